@@ -1,6 +1,7 @@
 """Chains of elementwise operators: one loop gives what the operators give one by one, in no more memory."""
 
 import asyncio
+import itertools
 import re
 
 import numpy as np
@@ -17,7 +18,7 @@ from flowmx.graph.passes import chains
 from flowmx.ops.compiled.chain import Chain, Link
 from flowmx.ops.kernels.llvm import chain as kernel
 from flowmx.ops.kernels.llvm import walks
-from flowmx.ops.registry.operators import Run, lookup
+from flowmx.ops.registry.operators import Run, kernel_for, lookup
 
 pytest.importorskip("llvmlite")
 
@@ -343,8 +344,7 @@ def test_broadcasting(case, lay, threads, calls):
         patch.setattr(walks, "WORTH_A_THREAD_NS", 0)
         patch.setattr(walks, "TASK", 64)
         kernel.compute(chain_of_two(), run_of(), [x, a, b], outputs)
-    # Channels-last, the channels of these two are neither beside each other nor one.
-    assert calls == ([] if lay is channels_last and case in ("rows", "crossing") else [threads])
+    assert calls == [threads]
     np.testing.assert_array_equal(outputs[0], x * 2 + a)
     np.testing.assert_array_equal(outputs[1], (x * 2 + a) * b)
 
@@ -385,13 +385,30 @@ def test_an_input_that_lies_otherwise_is_copied(calls):
     np.testing.assert_array_equal(outputs[1], (x.T * 2 + a) * b)
 
 
-def test_outputs_that_lie_unlike_each_other_take_the_plain_forward(calls):
-    x, a, b = values_of({"x": (300, 70), "a": (300, 70), "b": (300, 70)}).values()
-    outputs = [np.empty((300, 70), np.float32), np.empty((70, 300), np.float32).T]
-    kernel.compute(chain_of_two(), run_of(), [x, a, b], outputs)
-    assert not calls
-    np.testing.assert_array_equal(outputs[0], x * 2 + a)
-    np.testing.assert_array_equal(outputs[1], (x * 2 + a) * b)
+def test_the_bits_do_not_depend_on_where_arrays_lie(calls):
+    links = [Link(lookup("sigmoid").create(), (0,), "gate"), Link(lookup("elemwise_mul").create(), (1, 2), "times")]
+    chain, (x, a) = Chain.of(2, links, [2, 3]), values_of({"x": (6, 5, 20, 18), "a": (6, 5, 20, 18)}).values()
+    lays = [np.ascontiguousarray, channels_last]
+    found = []
+    for lay_x, lay_a, lay_gate, lay_times in itertools.product(lays, repeat=4):
+        outputs = [lay_gate(np.empty_like(x)), lay_times(np.empty_like(x))]
+        kernel.compute(chain, run_of(), [lay_x(x), lay_a(a)], outputs)
+        found.append([each.tobytes() for each in outputs])
+    assert found == found[:1] * 16
+    assert len(calls) == 16
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["sigmoid", "tanh", "softsign", "erf"])
+def test_the_bits_of_one_operator_do_not_depend_on_where_arrays_lie(name, dtype):
+    op, x = lookup(name).create(), mx.nd.array(values_of({"x": (6, 5, 20, 18)})["x"]).astype(dtype).asnumpy()
+    compute = kernel_for("cpu", name)
+    found = set()
+    for lay_x, lay_out in itertools.product([np.ascontiguousarray, channels_last], repeat=2):
+        out = lay_out(np.empty_like(x))
+        compute(op, run_of(), [lay_x(x)], [out])
+        found.add(out.tobytes())
+    assert len(found) == 1
 
 
 def test_the_plain_forward_may_write_over_any_input():

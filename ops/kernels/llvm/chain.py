@@ -10,18 +10,18 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
-
 from flowmx.ops.compiled.chain import Chain
 from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, parameter, placeholder, steps, uniforms
 from flowmx.ops.kernels.llvm.code import Real
-from flowmx.ops.kernels.llvm.elementwise import Fused, is_exact, real_of
+from flowmx.ops.kernels.llvm.elementwise import Fused, computed_alike, is_exact, real_of
 from flowmx.ops.kernels.llvm.walks import Axes, Walk, axes_of, streams
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, kernel, kernel_for
 
 _LEAST = 512
 """Elements times links below which it is not worth a compilation."""
+_MOST_CALLS = 8
+"""Layouts of arrays for which a chain stays prepared."""
 
 
 class _Of(Parameters):
@@ -130,34 +130,30 @@ def _weight(op: Operator, dtype: DType, count: int) -> int | None:
 @kernel("cpu", "_chain")
 def compute(chain: Chain, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """Run a chain as one loop, where it is big enough and its arrays can be walked; else link by link."""
-    if outputs[0].size * len(chain.links) >= _LEAST:
-        call = _call(chain, inputs, outputs)
-        if call is None:
-            inputs = [_lying_as(outputs[0], each) for each in inputs]
-            call = _call(chain, inputs, outputs)
-        if call is not None and call.run(inputs, outputs):
-            return
-    chain.forward(run, inputs, outputs)
+    if outputs[0].size * len(chain.links) < _LEAST or not (
+        _computed(chain, inputs, outputs)
+        or computed_alike(outputs[0], inputs, outputs, lambda *laid: _computed(chain, *laid))
+    ):
+        chain.forward(run, inputs, outputs)
 
 
-def _lying_as(out: Array, array: Array) -> Array:
-    """The array, or a copy that lies as the output does, where it has its shape."""
-    if array.shape != out.shape or array.strides == out.strides:
-        return array
-    made = np.empty_like(out)
-    np.copyto(made, array)
-    return made
+def _computed(chain: Chain, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
+    """Run the loop; False where there is none for these arrays, or it is not compiled (yet)."""
+    call = _call(chain, inputs, outputs)
+    return call is not None and call.run(inputs, outputs)
 
 
 def _call(chain: Chain, inputs: Sequence[Array], outputs: Sequence[Array]) -> _Call | None:
     """Prepare a chain for these arrays, or take what was prepared before; None where no loop fits."""
     arrays = [*inputs, *outputs]
     key = tuple([(array.shape, array.strides) for array in arrays])
-    known: tuple[Any, _Call | None] = chain.__dict__.get("_call", (None, None))
-    if known[0] != key:
-        known = (key, _prepare(chain, inputs, outputs))
-        object.__setattr__(chain, "_call", known)
-    return known[1]
+    known: dict[Any, _Call | None] | None = chain.__dict__.get("_calls")
+    if known is None or len(known) > _MOST_CALLS:
+        known = {}
+        object.__setattr__(chain, "_calls", known)
+    if key not in known:
+        known[key] = _prepare(chain, inputs, outputs)
+    return known[key]
 
 
 def _prepare(chain: Chain, inputs: Sequence[Array], outputs: Sequence[Array]) -> _Call | None:

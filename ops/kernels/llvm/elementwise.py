@@ -16,6 +16,8 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, kinds, placeholder, steps, uniforms
 from flowmx.ops.kernels.llvm import compiler, team
 from flowmx.ops.kernels.llvm.code import BFLOAT, DOUBLE, FLOAT, HALF, Code, Real
@@ -89,6 +91,11 @@ class Loop:
         """True where the formula is accurate in its type."""
         return is_exact(self.outputs, self.real)
 
+    @property
+    def is_one_step(self) -> bool:
+        """True where the formula is rounded once, as NumPy rounds it."""
+        return steps(self.outputs) <= 1
+
     def _write(self, features: frozenset[str]) -> str:
         code = Code(self.real, features)
         size, share = code.word(), code.word()
@@ -143,6 +150,43 @@ def in_memory_order(arrays: Sequence[Array]) -> bool:
         if stride != step:
             return False
         step *= first.shape[axis]
+    return True
+
+
+def lying_as(out: Array, array: Array) -> Array:
+    """The array, or a copy whose axes lie in the order of those of an output that it is broadcast to."""
+    missing = out.ndim - array.ndim
+    order = sorted(range(missing, out.ndim), key=lambda axis: -out.strides[axis])
+    made = np.empty([array.shape[axis - missing] for axis in order], array.dtype)
+    made = made.transpose(np.argsort([axis - missing for axis in order]))
+    if made.strides == array.strides:
+        return array
+    np.copyto(made, array)
+    return made
+
+
+def computed_alike(
+    out: Array,
+    inputs: Sequence[Array],
+    outputs: Sequence[Array],
+    compute: Callable[[Sequence[Array], Sequence[Array]], bool],
+) -> bool:
+    """Compute from and into copies that lie as one of the outputs does, where arrays lie in different orders.
+
+    Args:
+        out: that output, dense in some order of its axes.
+        inputs: those of a loop, which are broadcast to the output.
+        outputs: those of a loop.
+        compute: the loop, of inputs and outputs that lie alike; returns False where it did nothing.
+    """
+    if not in_memory_order([out]):
+        return False
+    laid = [each if each.strides == out.strides else np.empty_like(out) for each in outputs]
+    if not compute([lying_as(out, each) for each in inputs], laid):
+        return False
+    for made, each in zip(laid, outputs, strict=True):
+        if made is not each:
+            np.copyto(each, made)
     return True
 
 
@@ -212,12 +256,15 @@ class Fused:
         for array in inputs:
             if array.shape != shape or array.dtype != dtype:
                 return False
-        arrays = [*inputs, *outputs, *[inputs[position] for position in self.updates]]
-        if not in_memory_order(arrays):
-            return False
         loop = self.loop(op, dtype, len(inputs))
         if loop is None:
             return False
+        arrays = [*inputs, *outputs, *[inputs[position] for position in self.updates]]
+        if not in_memory_order(arrays):
+            if self.updates or loop.is_one_step:
+                return False  # the plain forward gives the same to the last bit
+            # The bits of a result do not depend on where it lies: the same values are computed again elsewhere.
+            return computed_alike(out, inputs, outputs, lambda *laid: self._fast(op, out, *laid))
         known: dict[Any, Any] = op.__dict__
         numbers = known.get("_numbers")
         if numbers is None or numbers[0] is not loop:
