@@ -1,9 +1,11 @@
 """The kernels by oneDNN against the plain forwards, on every row of the tables and however arrays lie in memory."""
 
+import ctypes
 import importlib
 import pkgutil
 import threading
 from collections import OrderedDict
+from functools import partial
 
 import numpy as np
 import pytest
@@ -316,3 +318,49 @@ def test_a_failed_call_says_which():
         onednn.check("primitive_create", 3)
     with pytest.raises(onednn.OneDNNError, match="primitive_create said: invalid arguments"):
         onednn.check("primitive_create", 2)
+
+
+@needs_onednn
+@pytest.mark.parametrize("tied", [False, True], ids=["called", "tied"])
+def test_threads_that_give_kernels_other_numbers_of_threads_share_no_scratch_memory(monkeypatch, tied):
+    """A primitive's scratch memory is for the number of threads at its making; more would write beyond its end."""
+    op = lookup("_backward_Convolution_data").create(
+        kernel=(3, 3), stride=(2, 2), dilate=(2, 2), pad=(2, 2), num_filter=54
+    )
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(shape).astype(np.float32) for shape in ((2, 54, 3, 2), (54, 6, 3, 3), (2, 6, 6, 4))]
+    run, expected = Run(devices.get(mx.cpu()), True), [np.zeros_like(inputs[2])]
+    op.forward(run, inputs, expected)
+    monkeypatch.setattr(work, "_plans", OrderedDict())
+    kernel, found, out = kernel_for("cpu", "_backward_Convolution_data"), [], np.empty_like(inputs[2])
+    scratch = []
+
+    def guarded(nbytes):
+        scratch.append(np.full(nbytes + 4096, 7, np.uint8))
+        return scratch[-1][:nbytes]
+
+    monkeypatch.setattr(work, "workspace", guarded)
+
+    def with_threads(count, plans_alone):
+        openmp.omp_set_num_threads(count)
+        kernel._chosen.clear()
+        compute = kernel.tie(op) if tied else partial(kernel, op)
+        for _ in range(20):
+            if plans_alone:
+                work._plans.clear()
+                kernel.work(op, inputs, [out])
+            else:
+                out.fill(7)
+                compute(run, inputs, [out])
+                found.append(out.copy())
+
+    openmp = ctypes.CDLL("libgomp.so.1")
+    for given in ((4, False), (1, True), (4, False), (2, True), (4, False), (2, False), (1, False)):
+        thread = threading.Thread(target=with_threads, args=given)
+        thread.start()
+        thread.join()
+    assert len(found) == 100
+    for each in found:
+        assert_close(expected, [each])
+    for each in scratch:
+        assert (each[-4096:] == 7).all(), "a kernel has written beyond its scratch memory"

@@ -84,6 +84,12 @@ def _with_dense_vectors(arrays: Sequence[Array]) -> list[Array]:
     return [np.ascontiguousarray(each) if each.ndim == 1 else each for each in arrays]
 
 
+def _threads() -> int:
+    """The number of threads that a primitive takes here; 0 without oneDNN."""
+    found = library()
+    return 0 if found is None else found.threads()
+
+
 class Kernel:
     """A forward by oneDNN, for :func:`flowmx.ops.registry.operators.kernel`; the plain one where oneDNN cannot."""
 
@@ -97,7 +103,10 @@ class Kernel:
         self._make = make
         self.packed_size = packed_size
         self._chosen: dict[Any, tuple[Operator, Compute]] = {}
-        """By operator and how its arrays lie; with the operator, so that no other one has its identity."""
+        """By operator, number of threads and how its arrays lie.
+
+        With the operator, so that no other one has its identity.
+        """
 
     def computed(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """The inputs, or the outputs, that must be float32: all of them."""
@@ -111,7 +120,7 @@ class Kernel:
 
     def __call__(self, op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute the operator."""
-        form = (id(op), *[(each.shape, each.strides, each.dtype) for each in (*inputs, *outputs)])
+        form = (id(op), _threads(), *[(each.shape, each.strides, each.dtype) for each in (*inputs, *outputs)])
         known = self._chosen.get(form)
         if known is None:
             if len(self._chosen) >= _KEPT:
@@ -151,6 +160,7 @@ class TiedKernel:
         self._arrays: list[weakref.ref[Any]] = []
         self._calls: list[Bound] = []
         self._memory: Array | None = None
+        self._threads = 0
         self._is_ready = False
 
     def use(self, memory: Array | None) -> None:
@@ -159,8 +169,13 @@ class TiedKernel:
 
     def __call__(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute the operator."""
-        arrays = [*inputs, *outputs]
-        if len(arrays) != len(self._arrays) or not all(map(is_, arrays, map(call, self._arrays))):
+        arrays, threads = [*inputs, *outputs], _threads()
+        if (
+            threads != self._threads
+            or len(arrays) != len(self._arrays)
+            or not all(map(is_, arrays, map(call, self._arrays)))
+        ):
+            self._threads = threads
             self._is_ready = self._look(inputs, outputs)
             self._arrays = [weakref.ref(each) for each in arrays]
         if not self._is_ready:

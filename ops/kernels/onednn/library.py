@@ -10,6 +10,7 @@ import ctypes
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -126,10 +127,18 @@ class Unsupported(OneDNNError):
 
 
 class Library:
-    """The loaded library with one engine and one stream; calls raise :class:`OneDNNError`."""
+    """The loaded library with one engine and one stream; calls raise :class:`OneDNNError`.
+
+    Attributes:
+        threads: returns the number of threads that a primitive takes which the calling thread makes or runs. OpenMP
+            keeps it for each thread. The scratch memory of a primitive is laid out for the number at its making, so
+            it must run with the same: where more run, they write beyond its end.
+    """
 
     def __init__(self, path: Path) -> None:
         self._dll = ctypes.CDLL(str(path))
+        # Called before each execution: with the interpreter's lock held, which takes less time than to give it back.
+        self.threads: Callable[[], int] = ctypes.PyDLL("libgomp.so.1").omp_get_max_threads
         # These two are called once for every execution: without a check in Python.
         self.execute: Any = self._dll.dnnl_primitive_execute
         self.execute.argtypes = [Handle, Handle, ctypes.c_int, ctypes.c_void_p]

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from flowmx.ops.kernels.onednn.layouts import Array, Desc, pointer
-from flowmx.ops.kernels.onednn.library import OneDNNError
+from flowmx.ops.kernels.onednn.library import OneDNNError, library
 from flowmx.ops.kernels.onednn.primitives import LINE, Call, Reorder, Room
 
 _KEPT_PLANS = 256
@@ -117,8 +117,14 @@ _plans: OrderedDict[Any, Any] = OrderedDict()
 
 
 def plan(kind: Callable[..., Plan], *key: Any) -> Plan | None:
-    """``kind(*key)``, made once and kept while others are asked for; None where oneDNN has no implementation of it."""
-    whole = (kind, *key)
+    """``kind(*key)``, made once and kept while others are asked for; None where oneDNN has no implementation of it.
+
+    It is to be run by threads alone that give primitives as many threads as the calling one does.
+    """
+    found = library()
+    if found is None:
+        return None
+    whole = (found.threads(), kind, *key)
     try:
         made = _plans[whole]
         _plans.move_to_end(whole)
