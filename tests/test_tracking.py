@@ -164,5 +164,6 @@ def test_wandb_keeps_the_metrics_of_a_run(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=r"a run goes on already, so \['project'\]"):
             tracking.WandB(project="other")
     assert wandb.run is None
+    wandb.teardown()  # its process writes the file out
     (written,) = tmp_path.rglob("*.wandb")
     assert all(name in written.read_bytes() for name in (b"train/accuracy", b"validation/accuracy", b"epoch"))

@@ -170,9 +170,11 @@ class MLflow(Tracker):
     def __init__(self, run_id: str | None = None, every: int | None = 50) -> None:
         super().__init__(every)
         self._mlflow = _imported("mlflow", "mlflow")
-        active = self._mlflow.active_run() if run_id is None else None
-        self._owned = self._mlflow.start_run() if run_id is None and active is None else None
-        self.run_id: str = run_id or (active or self._owned).info.run_id
+        active = self._mlflow.active_run()
+        self._owned = run_id is None and active is None
+        if run_id is None:
+            run_id = (active or self._mlflow.start_run()).info.run_id
+        self.run_id: str = run_id
         self._client = self._mlflow.MlflowClient()
 
     def write(self, values: dict[str, float], step: int) -> None:
@@ -182,9 +184,9 @@ class MLflow(Tracker):
 
     def close(self) -> None:
         """End the run, if it was begun here."""
-        if self._owned is not None:
+        if self._owned:
+            self._owned = False
             self._mlflow.end_run()
-            self._owned = None
 
 
 class WandB(Tracker):
