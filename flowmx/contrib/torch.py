@@ -52,8 +52,8 @@ def load_state_dict(
     """Give a network the values of a PyTorch model of the same layers; nothing changes where some do not match.
 
     Layers belong together by their paths where all are the same on both sides, else by their order: that in which they
-    were assigned to the models. Only layers with parameters count, so ReLU and Flatten may be written otherwise. A warning
-    names the pairs that were found by their order alone and could be others, since their shapes are the same.
+    were assigned to the models. Only layers with parameters count, so ReLU and Flatten may be written otherwise. A
+    warning names the pairs that were found by their order alone and could be others, since their shapes are the same.
 
     Args:
         net: the network; shapes need not be known yet.
