@@ -101,7 +101,8 @@ class Bar:
     def __init__(self, total: int | None, what: str = "", stream: TextIO | None = None, unit: str = "steps") -> None:
         self.total, self.what = total, what
         self.done, self.note = 0, ""
-        self._scale, self._unit = (1e6, "MB") if unit == "bytes" else (1, unit)
+        self._scale = 1e6 if unit == "bytes" else 1.0
+        self._unit = "MB" if unit == "bytes" else unit
         self._stream = sys.stderr if stream is None else stream
         self._line = Line(self._stream) if is_live(self._stream) else None
         self._started = self._drawn = time.monotonic()

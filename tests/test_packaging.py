@@ -1,4 +1,4 @@
-"""What flowmx is packaged by: the conda recipe and the Dockerfile say what pyproject.toml says."""
+"""Packaging: the conda recipe and the Dockerfile say what pyproject.toml says."""
 
 import re
 import tomllib

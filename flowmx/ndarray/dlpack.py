@@ -13,7 +13,7 @@ __all__ = ["capsule_of", "opened"]
 _BFLOAT16, _UINT16 = (4, 16), (1, 16)
 """DLPack's codes of dtypes, and their bits."""
 _PLACES = {b"dltensor": 20, b"dltensor_versioned": 52}
-"""Where in the structure of a capsule of each name the dtype stands: a byte of the code, one of the bits."""
+"""Offsets of the dtype in the structure of a capsule of each name: a byte of the code, one of the bits."""
 
 _name = ctypes.pythonapi.PyCapsule_GetName
 _name.restype, _name.argtypes = ctypes.c_char_p, [ctypes.py_object]
