@@ -15,7 +15,7 @@ CHECKED := $(wildcard tests examples benchmarks)
 # Tests start hundreds of interpreters: each would compile flowmx anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv train test lint types pytest format soak clients editor bench docs clean
+.PHONY: help venv train test lint types pytest format soak clients editor bench docs dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  \1\t/' | expand -t 12
@@ -55,9 +55,10 @@ types: $(VENV)/.dev ## run mypy --strict
 	@$(BIN)/python -m flowmx.tools.stubs
 	@rm -rf $(TYPING) && mkdir -p $(TYPING)/flowmx
 	@ln -s $(CURDIR)/flowmx/* $(CURDIR)/devices $(CURDIR)/ops $(CURDIR)/comm $(TYPING)/flowmx/
+	@ln -s $(CURDIR)/packaging/pytest/flowmx_pytest $(TYPING)/
 	@ln -s $(CHECKED:%=$(CURDIR)/%) $(TYPING)/
 	cd $(TYPING) && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache \
-		flowmx $(CHECKED) | sed -E 's#^flowmx/(devices|ops|comm)/#\1/#'
+		flowmx flowmx_pytest $(CHECKED) | sed -E 's#^flowmx/(devices|ops|comm)/#\1/#'
 
 pytest: $(VENV)/.dev ## run the tests alone, in as many processes as there are cores (TESTERS=0: in one)
 	$(BIN)/pytest -n $(TESTERS)
@@ -85,6 +86,21 @@ $(VENV)/.docs: pyproject.toml setup.py | $(BIN)/python
 docs: $(VENV)/.docs ## build the documentation site in build/site; warnings are errors
 	$(BIN)/python -m sphinx -b html -W --keep-going -q -d build/doctrees docs build/site
 	@echo "the site: build/site/index.html"
+
+$(VENV)/.dist: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet 'build>=1.2' 'twine>=6.1'
+	@touch $@
+
+# The wheel is made from the source distribution, so that both are whole. It is tried outside of the checkout.
+dist: $(VENV)/.dist ## build dist/*.tar.gz and dist/*.whl, check them, and try the wheel in a fresh environment
+	rm -rf dist build/lib build/bdist.* build/fresh
+	$(BIN)/python -m build --outdir dist . >build/dist.log 2>&1 || { tail -n 40 build/dist.log; exit 1; }
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python -m venv build/fresh
+	build/fresh/bin/python -m pip install --quiet dist/*.whl
+	build/fresh/bin/python -m pip check
+	cd build/fresh && bin/python -m flowmx info
+	@ls -l dist
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

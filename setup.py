@@ -9,7 +9,11 @@ from setuptools.command import build_py, sdist
 
 # Package -> folder. Three packages stand at the top of the repository, but are only ever installed under
 # flowmx: a top-level `comm` would shadow Jupyter's.
-ROOTS = {"flowmx": "flowmx", "flowmx.devices": "devices", "flowmx.ops": "ops", "flowmx.comm": "comm"}
+# flowmx_pytest is no part of flowmx, since pytest imports it in every run.
+ROOTS = {
+    "flowmx": "flowmx", "flowmx.devices": "devices", "flowmx.ops": "ops", "flowmx.comm": "comm",
+    "flowmx_pytest": "packaging/pytest/flowmx_pytest",
+}  # fmt: skip
 
 packages = [
     package

@@ -12,6 +12,7 @@ exclude_patterns = ["build"]
 html_theme = "furo"
 html_title = f"flowmx {release}"
 html_static_path = ["_static"]
+html_favicon = "_static/favicon.svg"
 html_css_files = ["flowmx.css"]
 html_show_sphinx = False
 html_copy_source = False

@@ -153,7 +153,7 @@ class ProgressBar:
 
     def __call__(self, param: Any) -> None:
         """Show the bar."""
-        done = min(1.0, param.nbatch / self.total) if self.total else 1.0
+        done = min(1.0, (param.nbatch + 1) / self.total) if self.total else 1.0  # batches count from 0
         live = is_live(sys.stderr)
         length = min(self.bar_len, shutil.get_terminal_size().columns - len("[] 100% ")) if live else self.bar_len
         filled = round(length * done)

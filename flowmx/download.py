@@ -294,6 +294,6 @@ def _progress(total: int | None, url: str, done: int) -> contextlib.AbstractCont
     """A bar of bytes on a terminal, and nothing elsewhere."""
     if not is_live(sys.stderr):
         return contextlib.nullcontext()
-    bar = Bar(total, url.split("/")[-1])
+    bar = Bar(total, url.split("/")[-1], unit="bytes")
     bar.step(done)
     return bar

@@ -90,16 +90,19 @@ class Bar:
         total: the number of steps; None where it is unknown.
         what: stands before the bar.
         stream: where it is written (default: the error output).
+        unit: what a step is, in the plural; ``"bytes"`` are shown as MB.
 
     Example:
-        >>> with Bar(len(items), "packing") as bar:
+        >>> with Bar(len(items), "packing", unit="images") as bar:
         ...     for item in items:
         ...         bar.step(note=f"{item.name}")
     """
 
-    def __init__(self, total: int | None, what: str = "", stream: TextIO | None = None) -> None:
+    def __init__(self, total: int | None, what: str = "", stream: TextIO | None = None, unit: str = "steps") -> None:
         self.total, self.what = total, what
         self.done, self.note = 0, ""
+        self._scale = 1e6 if unit == "bytes" else 1.0
+        self._unit = "MB" if unit == "bytes" else unit
         self._stream = sys.stderr if stream is None else stream
         self._line = Line(self._stream) if is_live(self._stream) else None
         self._started = self._drawn = time.monotonic()
@@ -118,12 +121,27 @@ class Bar:
         else:
             self._write(text)
 
-    def line(self) -> str:
-        """The bar as text, without colours."""
+    def line(self, width: int | None = None) -> str:
+        """The bar as text, without colours.
+
+        Args:
+            width: how many characters there is room for: the bar itself gives way to the numbers.
+        """
+        drawn = ""
+        for length in (20, 10, 0):
+            drawn = self._with_bar(length)
+            if width is None or len(drawn) <= width:
+                break
+        return drawn
+
+    def _with_bar(self, length: int) -> str:
         seconds = time.monotonic() - self._started
         rate = self.done / seconds if seconds else 0.0
-        parts = [self.what, self._amount(), f"{rate:.{0 if rate >= 10 else 1}f}/s" if self.done else ""]
-        if self.total and self.done and self.done < self.total:
+        shown = rate / self._scale
+        parts = [self.what, self._amount(length)]
+        if self.done:
+            parts.append(f"{shown:.{0 if shown >= 10 else 1}f} {self._unit}/s")
+        if self.total and 0 < self.done < self.total and rate:
             parts.append(f"{_clock((self.total - self.done) / rate)} left")
         return "  ".join(part for part in [*parts, self.note] if part)
 
@@ -141,18 +159,20 @@ class Bar:
     ) -> None:
         self.close()
 
-    def _amount(self) -> str:
+    def _amount(self, length: int) -> str:
         if not self.total:
-            return str(self.done)
-        part = min(1.0, self.done / self.total)
-        filled = "#" * int(20 * part)
-        bar = f"[{filled:20}] " if self._line is not None else ""
-        return f"{bar}{self.done}/{self.total}"
+            return self._number(self.done)
+        filled = "#" * int(length * min(1.0, self.done / self.total))
+        bar = f"[{filled:{length}}] " if self._line is not None and length else ""
+        return f"{bar}{self._number(self.done)}/{self._number(self.total)}"
+
+    def _number(self, count: int) -> str:
+        return str(count) if self._scale == 1 else f"{count / self._scale:.1f}"
 
     def _draw(self) -> None:
         self._drawn = time.monotonic()
         if self._line is not None:
-            self._line.draw(self.line())
+            self._line.draw(self.line(max(20, shutil.get_terminal_size().columns - 1)))
         else:
             self._write(self.line())
 

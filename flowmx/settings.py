@@ -35,6 +35,7 @@ _MXNET_NAMES = {"cuda_graphs": "MXNET_ENABLE_CUDA_GRAPHS"}
 EngineType = Literal["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"]
 PoolType = Literal["Naive", "Round", "Unpooled"]
 BlockingInLoop = Literal["warn", "error", "allow"]
+Tracebacks = Literal["folded", "full"]
 Policy = Literal["stop", "elastic"]
 Agreement = Literal["error", "warn"]
 Role = Literal["worker", "server", "scheduler"]
@@ -244,6 +245,9 @@ class Settings:
     )
     exit_timeout: float = _setting(5.0, "Seconds that leaving the interpreter waits for pending work.", low=0)
     exit_fails: bool = _setting(True, "End a program with status 1 where an operation failed and nobody waited for it.")
+    tracebacks: Tracebacks = _setting(
+        "folded", "Fold the frames of flowmx itself in the traceback that ends a program, or show it in full."
+    )
     unsaved_timeout: float = _setting(
         1800.0,
         "Seconds that a program goes on while its checkpoints or snapshots can not be written; then it fails.",

@@ -76,7 +76,7 @@ def test_log_validation_metrics(logged):
 
 
 def test_progress_bar_logs_where_there_is_no_terminal(logged):
-    run(mx.callback.ProgressBar(4, 8), [1, 4], None)
+    run(mx.callback.ProgressBar(4, 8), [0, 3], None)
     assert logged() == ["[==------] 25%", "[========] 100%"]
 
 
@@ -86,7 +86,7 @@ def test_progress_bar_is_drawn_in_place_on_a_terminal(logged, monkeypatch):
             return True
 
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    run(mx.callback.ProgressBar(2, 4), [1, 2], None)
+    run(mx.callback.ProgressBar(2, 4), [0, 1], None)
     assert terminal.getvalue() == "\r[==--] 50%\r[====] 100%\n"
     assert logged() == []
 

@@ -264,7 +264,7 @@ def test_a_bar_is_drawn_on_a_terminal(server, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal)
     server.add("/b", CONTENT)
     download(f"{server.url}/b", path=str(tmp_path / "b"))
-    assert "300000/300000" in terminal.getvalue()
+    assert "0.3/0.3" in terminal.getvalue()
 
 
 def test_test_utils_downloads_into_a_folder(server, tmp_path):

@@ -37,6 +37,7 @@ FLOORS: list[set[str]] = [
         "flowmx.tools",
         "flowmx.tools.script",
         "flowmx.tools.usage",
+        "flowmx.tracebacks",
     },
     {"flowmx.engine", "flowmx.comm", "flowmx.program"},
     {"flowmx.devices"},

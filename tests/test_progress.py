@@ -40,8 +40,8 @@ def test_a_line_now_and_then_where_there_is_no_terminal(clock):
             clock[0] += 0.5
             bar.step()
     lines = out.getvalue().splitlines()
-    assert lines[0] == "packing  20/100  2.0/s  0:40 left"
-    assert lines[-1] == "packing  100/100  2.0/s"
+    assert lines[0] == "packing  20/100  2.0 steps/s  0:40 left"
+    assert lines[-1] == "packing  100/100  2.0 steps/s"
     assert len(lines) == 6 and "\r" not in out.getvalue() and "\x1b" not in out.getvalue()
 
 
@@ -53,13 +53,13 @@ def test_a_live_line_on_a_terminal(clock, monkeypatch):
     with Bar(4, "epoch 1", out) as bar:
         for number in range(4):
             clock[0] += 1
-            bar.step(note="loss 0.123456789" if number < 2 else "loss 0.1")
+            bar.step(note="loss 0.123456" if number < 2 else "loss 0.1")
             if number == 1:
                 assert screen(out.getvalue()) == [
-                    "epoch 1  [##########          ] 2/4  1.0/s  0:02 left  loss 0.123456789"
+                    "epoch 1  [##########          ] 2/4  1.0 steps/s  0:02 left  loss 0.123456"
                 ]
                 bar.say("saved")
-    assert screen(out.getvalue()) == ["saved", "epoch 1  [####################] 4/4  1.0/s  loss 0.1", ""]
+    assert screen(out.getvalue()) == ["saved", "epoch 1  [####################] 4/4  1.0 steps/s  loss 0.1", ""]
     assert "\x1b[32m" in out.getvalue()
 
 
@@ -84,8 +84,31 @@ def test_an_unknown_total_and_no_step(clock, capsys):
         pass
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.splitlines() == ["reading  0", *["reading  3  0.0/s"] * 2, "nothing  0"]
+    assert captured.err.splitlines() == ["reading  0", *["reading  3  0.0 steps/s"] * 2, "nothing  0"]
 
 
 def test_hours():
     assert progress._clock(3 * 3600 + 62) == "3:01:02"
+
+
+def test_the_numbers_stay_on_eighty_columns(clock, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    out = Terminal()
+    with Bar(1000, "epoch 10/10", out, unit="batches") as bar:
+        clock[0] += 5
+        bar.step(500, "loss 0.1235  accuracy 0.9876")
+        assert screen(out.getvalue()) == [
+            "epoch 10/10  500/1000  100 batches/s  0:05 left  loss 0.1235  accuracy 0.9876"
+        ]
+        clock[0] += 5
+        bar.step(500, "loss 0.1")
+    assert screen(out.getvalue())[0] == "epoch 10/10  [####################] 1000/1000  100 batches/s  loss 0.1"
+
+
+def test_bytes_are_shown_as_megabytes(clock):
+    bar = Bar(3_000_000, "weights.params", io.StringIO(), unit="bytes")
+    clock[0] += 1
+    bar.step(1_500_000)
+    assert bar.line() == "weights.params  1.5/3.0  1.5 MB/s  0:01 left"

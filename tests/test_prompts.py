@@ -132,7 +132,7 @@ def test_a_saved_notebook_has_one_line_of_progress(tmp_path):
         tmp_path,
         """
         from flowmx.progress import Bar
-        bar = mx.callback.ProgressBar(7, length=10)
+        bar = mx.callback.ProgressBar(8, length=10)
         mod.fit(data, num_epoch=2, batch_end_callback=bar)
         with Bar(3, "packing") as progress:
             for _ in range(3):

@@ -191,3 +191,31 @@ def test_references_to_one_thing_do_not_fill_the_memory():
         nested = {str(i): nested for i in range(10)}
     with pytest.raises(TorchFormatError, match="more tensors than the file has room for"):
         loads(archive(pickle.dumps(nested)))
+
+
+class _Pair(mx.gluon.Block):
+    def __init__(self):
+        super().__init__()
+        self.key = nn.Dense(2, in_units=2)
+        self.value = nn.Dense(2, in_units=2)
+
+    def forward(self, x):
+        return self.value(self.key(x))
+
+
+def _state(*paths):
+    return {f"{path}.{name}": np.ones(shape) for path in paths for name, shape in (("weight", (2, 2)), ("bias", (2,)))}
+
+
+def test_layers_of_one_shape_that_only_their_order_tells_apart_are_named():
+    said = r"'v' as 'key', 'k' as 'value'\. If that is wrong, name them"
+    with pytest.warns(UserWarning, match=said):
+        load_state_dict(_Pair(), _state("v", "k"))
+    load_state_dict(_Pair(), _state("v", "k"), names={"v": "value", "k": "key"})
+    load_state_dict(_Pair(), _state("value", "key"))
+
+
+def test_numbered_layers_of_one_shape_are_taken_in_their_order():
+    net = nn.Sequential()
+    net.add(nn.Dense(2), nn.Dense(2))
+    load_state_dict(net, _state("layers.0", "layers.3"))

@@ -1,6 +1,7 @@
 """The code of the tutorials, and of the user's pages, runs, and prints what the pages say."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ PAGES = [
     ROOT / name
     for name in (
         "README.md", "docs/install.md", "docs/tour.md", "docs/checkpoints.md", "docs/profiler.md", "docs/doctor.md",
-        "docs/operations.md", "docs/onnx.md", "docs/simulation.md",
+        "docs/operations.md", "docs/index.md", "docs/onnx.md", "docs/simulation.md",
     )
 ]  # fmt: skip
 """Further pages with code; that of docs/migration.md and docs/serving.md runs in tests of theirs."""
@@ -62,6 +63,26 @@ def test_the_code_of_a_page_runs(page):
         {"README": "sklearn", "gluon": "sklearn", "data": "PIL", "onnx": "onnx"}.get(page.stem, "numpy")
     )
     tutorial.run(page, GIVEN.get(page.stem, ""), LEFT_OUT.get(page.stem, ()))
+
+
+COOKBOOK = ROOT / "docs" / "cookbook.md"
+RECIPES = re.split(r"^### ", COOKBOOK.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.partition("\n")[0])
+@pytest.mark.usefixtures("alone")
+def test_each_recipe_of_the_cookbook_runs_by_itself(recipe, tmp_path):
+    if "sklearn" in recipe:
+        pytest.importorskip("sklearn")
+    page = tmp_path / "recipe.md"
+    page.write_text(recipe, encoding="utf-8")
+    (block,) = tutorial.blocks(recipe)
+    assert block.printed is not None
+    tutorial.run(page)
+
+
+def test_the_cookbook_has_thirty_recipes():
+    assert len(RECIPES) == 30
 
 
 PAGE = """

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import logging
+import time
 from typing import Any
+
+from flowmx.profiler.tensorboard import EventFile, Scalar
 
 __all__ = ["LogMetricsCallback"]
 
 
 class LogMetricsCallback:
-    """A callback of `Module.fit` that writes metrics for TensorBoard, with the package mxboard.
+    """A callback of `Module.fit` that writes metrics for TensorBoard; ``mx.contrib.tracking`` has one that does more.
 
     Args:
         logging_dir: the folder of the event files.
@@ -19,17 +20,11 @@ class LogMetricsCallback:
 
     def __init__(self, logging_dir: str, prefix: str | None = None) -> None:
         self.prefix = prefix
-        self.summary_writer: Any = None
-        try:
-            writer = importlib.import_module("mxboard").SummaryWriter
-        except ImportError:
-            logging.error("LogMetricsCallback: nothing is written without the package mxboard: pip install mxboard")
-        else:
-            self.summary_writer = writer(logging_dir)
+        self.summary_writer = EventFile(logging_dir)
 
     def __call__(self, param: Any) -> None:
-        if param.eval_metric is None or self.summary_writer is None:
+        if param.eval_metric is None:
             return
-        for name, value in param.eval_metric.get_name_value():
-            shown = name if self.prefix is None else f"{self.prefix}-{name}"
-            self.summary_writer.add_scalar(shown, value, global_step=param.epoch)
+        prefix, now = "" if self.prefix is None else f"{self.prefix}-", time.time()
+        values = param.eval_metric.get_name_value()
+        self.summary_writer.write([Scalar(f"{prefix}{name}", param.epoch, float(value), now) for name, value in values])

@@ -12,8 +12,8 @@ from flowmx.symbol import contrib as sym
 from flowmx.symbol import contrib as symbol
 
 if TYPE_CHECKING:
-    from flowmx.contrib import text, torch
+    from flowmx.contrib import text, torch, tracking
 
-__all__ = ["amp", "nd", "ndarray", "onnx", "sym", "symbol", "text", "torch"]
+__all__ = ["amp", "nd", "ndarray", "onnx", "sym", "symbol", "text", "torch", "tracking"]
 
-__getattr__, __dir__ = later(__name__, {"text": "flowmx.contrib.text", "torch": "flowmx.contrib.torch"})
+__getattr__, __dir__ = later(__name__, {each: f"flowmx.contrib.{each}" for each in ("text", "torch", "tracking")})

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -51,7 +52,8 @@ def load_state_dict(
     """Give a network the values of a PyTorch model of the same layers; nothing changes where some do not match.
 
     Layers belong together by their paths where all are the same on both sides, else by their order: that in which they
-    were assigned to the models. Only layers with parameters count, so ReLU and Flatten may be written otherwise.
+    were assigned to the models. Only layers with parameters count, so ReLU and Flatten may be written otherwise. A
+    warning names the pairs that were found by their order alone and could be others, since their shapes are the same.
 
     Args:
         net: the network; shapes need not be known yet.
@@ -75,7 +77,8 @@ def load_state_dict(
     given = _modules(source if isinstance(source, Mapping) else nd.creation.load_named(source))
     layers = {layer.path: layer for layer in _layers(net, "")}
     problems, found = [], []
-    for path, layer in _pairs(given, layers, names):
+    pairs = list(_pairs(given, layers, names))
+    for path, layer in pairs:
         if layer is None:
             problems.append(f"{_told(path, given[path])}: no layer of the network is left for it")
         elif path is None:
@@ -91,6 +94,8 @@ def load_state_dict(
             + "\n  ".join(problems)
             + "\nWhere the layers come in another order, name them: names={'path in PyTorch': 'path in the network'}"
         )
+    if names is None and given.keys() != layers.keys():
+        _warn_of_doubt(given, [(path, layer.path) for path, layer in pairs if layer is not None])
     for parameter, value in found:
         array = value if isinstance(value, NDArray) else nd.array(value)
         parameter._load_init(array, ctx, cast_dtype=True)
@@ -131,6 +136,26 @@ def _pairs(
     else:
         paths, own_layers = list(given), list(layers.values())
         yield from zip_longest(paths, own_layers)
+
+
+def _warn_of_doubt(given: Mapping[str, Mapping[str, Any]], pairs: list[tuple[str, str]]) -> None:
+    """Name layers of the same shapes whose order says which is which, but for those that containers number."""
+    groups: dict[Any, list[tuple[str, str]]] = {}
+    for path, own in pairs:
+        shapes = tuple(sorted((name, tuple(value.shape)) for name, value in given[path].items()))
+        groups.setdefault(shapes, []).append((path, own))
+    doubtful = [
+        f"{path!r} as {own!r}"
+        for group in groups.values()
+        if any(len({re.sub(r"\d+", "", each) for each in side}) > 1 for side in zip(*group, strict=True))
+        for path, own in group
+    ]
+    if doubtful:
+        warnings.warn(
+            f"load_state_dict: layers of the same shapes were taken in their order: {', '.join(doubtful)}. If that is "
+            "wrong, name them: names={'path in PyTorch': 'path in the network'}",
+            stacklevel=3,
+        )
 
 
 def _renamed(block: Block, name: str) -> str:

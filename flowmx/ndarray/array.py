@@ -16,6 +16,7 @@ from flowmx.engine.scheduler import Operation
 from flowmx.errors import ArgumentError, ShapeError
 from flowmx.ndarray import core, indexing, recording, views, writing
 from flowmx.ndarray.core import BaseArray, Storage, allocate
+from flowmx.ndarray.dlpack import capsule_of
 from flowmx.ndarray.methods import Methods
 from flowmx.ndarray.operators import Arithmetic
 from flowmx.ndarray.recording import Leaf
@@ -165,6 +166,12 @@ class NDArray(Methods, Arithmetic):
         host = self.asnumpy()
         return host if dtype is None else host.astype(dtype)
 
+    def __jax_array__(self) -> Any:
+        """The content as an array of JAX (``jnp.asarray(x)``), which calls this; blocks until it is there."""
+        import jax.numpy
+
+        return jax.numpy.asarray(self.asnumpy())
+
     def __iter__(self) -> Iterator[NDArray]:
         if not self._shape:
             raise TypeError("a 0-d array can not be iterated over")
@@ -181,7 +188,7 @@ class NDArray(Methods, Arithmetic):
         """A DLPack capsule that shares this array's memory; blocks until the content is there."""
         engine.wait_variable(self._storage)
         self._storage.ensure()
-        return self._read().__dlpack__(**options)
+        return capsule_of(self._read(), **options)
 
     def to_dlpack_for_read(self) -> Any:
         """A DLPack capsule for reading (MXNet's name)."""

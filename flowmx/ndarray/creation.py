@@ -14,6 +14,7 @@ from flowmx.errors import ShapeError
 from flowmx.ndarray import functions
 from flowmx.ndarray.array import NDArray, array, dense_only, full, on_context
 from flowmx.ndarray.core import allocate, invoke
+from flowmx.ndarray.dlpack import opened
 from flowmx.ops.arrays.reshaping import split_at
 from flowmx.ops.registry.dtypes import as_dtype
 from flowmx.ops.registry.operators import lookup
@@ -291,19 +292,6 @@ def _is_of_numpy(data: np.ndarray[Any, Any]) -> bool:
     return data.flags.owndata
 
 
-class _Capsule:
-    """Adapter of a bare DLPack capsule to the object that ``numpy.from_dlpack`` takes."""
-
-    def __init__(self, capsule: Any) -> None:
-        self._capsule = capsule
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self._capsule
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)
-
-
 class _Shared:
     """Memory that NumPy got as read-only, to be seen as writable (the lender gave it to be written)."""
 
@@ -319,12 +307,12 @@ def from_dlpack(dlpack: Any) -> NDArray:
     """An array on the CPU that shares memory with a DLPack capsule, or an object that gives one.
 
     Raises:
-        BufferError: the memory is not the CPU's.
+        BufferError: the memory is not the CPU's, the dtype is none of flowmx's, or it is no capsule.
     """
-    data = np.from_dlpack(dlpack if hasattr(dlpack, "__dlpack__") else _Capsule(dlpack))
+    data = opened(dlpack)
     if not data.flags.c_contiguous:
         return array(data, devices.cpu(), data.dtype)
-    return _adopted(data if data.flags.writeable else np.asarray(_Shared(data)))
+    return _adopted(data if data.flags.writeable else np.asarray(_Shared(data)).view(data.dtype))
 
 
 def to_dlpack_for_read(data: NDArray) -> Any:

@@ -1,4 +1,4 @@
-"""The profile as scalars in a TensorBoard event file, written here without TensorFlow.
+"""TensorBoard's event files of scalars, written here without TensorFlow: the profile, and curves of a training.
 
 A file is a row of records as TFRecord frames them: the length, its masked CRC-32C, the bytes, theirs. The bytes are an
 ``Event`` message of protocol buffers, of which only what scalars need is written.
@@ -6,6 +6,7 @@ A file is a row of records as TFRecord frames them: the length, its masked CRC-3
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import struct
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from flowmx.profiler.records import Change, Record, Span
 from flowmx.profiler.tables import COLUMNS, KINDS, aggregated
 
-__all__ = ["Scalar", "crc32c", "scalars", "write_events"]
+__all__ = ["EventFile", "Scalar", "crc32c", "scalars", "write_events"]
 
 _POLYNOMIAL = 0x82F63B78
 
@@ -54,16 +55,44 @@ def scalars(records: Iterable[Record], spans: Iterable[Span], changes: Iterable[
     return found
 
 
+class EventFile:
+    """A new event file in a folder, which is made where there is none. TensorBoard may read while it is written.
+
+    Args:
+        folder: what ``tensorboard --logdir`` is given, or a folder in that.
+
+    Attributes:
+        path: of the file.
+    """
+
+    _numbers = itertools.count()
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        now = time.time()
+        name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}.{os.getpid()}.{next(self._numbers)}.flowmx"
+        self.path = Path(folder) / name
+        self._file = self.path.open("xb")
+        self._file.write(_framed(_double(1, now) + _text(3, "brain.Event:2")))
+
+    def write(self, values: Iterable[Scalar]) -> None:
+        """Append values, and hand them to the system."""
+        self._file.write(b"".join(_framed(_event(each)) for each in values))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
 def write_events(folder: str | os.PathLike[str], values: Iterable[Scalar]) -> Path:
     """Write an event file into a folder, made where there is none; returns its path."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    now = time.time()
-    path = Path(folder) / f"events.out.tfevents.{int(now)}.{socket.gethostname()}.{os.getpid()}.flowmx"
-    with path.open("wb") as file:
-        file.write(_framed(_double(1, now) + _text(3, "brain.Event:2")))
-        for each in values:
-            file.write(_framed(_event(each)))
-    return path
+    file = EventFile(folder)
+    try:
+        file.write(values)
+    finally:
+        file.close()
+    return file.path
 
 
 # -- protocol buffers --------------------------------------------------------------------------------------

@@ -6,10 +6,11 @@ import contextlib
 import importlib.util
 import runpy
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+
+from flowmx import tracebacks
 
 __all__ = ["Ended", "run", "run_module"]
 
@@ -78,7 +79,7 @@ def _ending(path: str) -> Iterator[None]:
     except SystemExit as ended:
         _exited(ended.code)
     except Exception as error:
-        traceback.print_exception(error.with_traceback(_from_script(error.__traceback__, path)))
+        tracebacks.show(type(error), error, _from_script(error.__traceback__, path))
         raise Ended(1) from None
 
 

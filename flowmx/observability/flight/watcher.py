@@ -22,7 +22,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any
 
-from flowmx import settings
+from flowmx import settings, tracebacks
 from flowmx.devices import blocks
 from flowmx.engine.runtime import engine
 from flowmx.errors import OutOfMemory
@@ -215,7 +215,7 @@ def _died(kind: type[BaseException], error: BaseException, trace: TracebackType 
         out_of_memory = issubclass(kind, OutOfMemory | MemoryError)
         if out_of_memory or engine.pending:
             _report(f"{'out of memory' if out_of_memory else 'the program failed'}: {kind.__name__}: {error}"[:500])
-    _hook(kind, error, trace)
+    (tracebacks.show if _hook is sys.__excepthook__ else _hook)(kind, error, trace)
 
 
 def _after_fork_in_parent() -> None:

@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     options = Options(given.model, given.shape, given.batch, given.hybridize, given.seconds)
     names = given.what or (["model", "memory"] if given.model else list(MEASURES))
     rows: list[Figure] = []
-    with Bar(len(names), "measuring") as bar:
+    with Bar(len(names), "measuring", unit="measurements") as bar:
         for name in names:
             bar.step(0, name)
             rows += MEASURES[name](options)

@@ -108,7 +108,10 @@ def pack_list(path: Path, options: Options, processes: int, say: Callable[[str],
     say(f"{path}: {len(items)} images")
     started = time.monotonic()
     file = path.with_suffix(".rec")
-    with MXIndexedRecordIO(path.with_suffix(".idx"), file, "w") as record, Bar(len(items), path.name) as bar:
+    with (
+        MXIndexedRecordIO(path.with_suffix(".idx"), file, "w") as record,
+        Bar(len(items), path.name, unit="images") as bar,
+    ):
         for item, made in zip(items, _records(items, options, processes), strict=True):
             if isinstance(made, str):
                 say(f"left out: {made}")

@@ -69,11 +69,20 @@ def _gather(n: NodeImport) -> Symbol:
 
 @imports("GatherElements")
 def _gather_elements(n: NodeImport) -> Symbol:
-    """Convert to ``pick`` where there is one element for each position of the other axes."""
-    axis = n.axis(0)
-    if n.dims(1) != (*n.dims()[:axis], 1, *n.dims()[axis + 1 :]):
-        raise Unsupported("it reads several elements along its axis, expected one")
-    return n.make("pick", n.symbol(0), n.symbol(1), axis=axis, keepdims=True, mode="wrap")
+    """Convert to ``pick`` where there is one element for each position of the other axes, else to ``gather_nd``."""
+    axis, index = n.axis(0), n.symbol(1)
+    if n.dims(1) == (*n.dims()[:axis], 1, *n.dims()[axis + 1 :]):
+        return n.make("pick", n.symbol(0), index, axis=axis, keepdims=True, mode="wrap")
+    rank = n.rank()
+    places = [index if each == axis else _places(n, index, each, rank) for each in range(rank)]
+    return n.make("gather_nd", n.symbol(0), n.make("stack", *places, axis=0))
+
+
+def _places(n: NodeImport, index: Symbol, axis: int, rank: int) -> Symbol:
+    """An array like ``index`` that holds where on an axis each of its elements stands."""
+    line = n.make("_contrib_arange_like", index, axis=axis)
+    line = n.make("Reshape", line, shape=tuple(-1 if each == axis else 1 for each in range(rank)))
+    return n.make("broadcast_like", line, index)
 
 
 @exports("gather_nd")

@@ -45,7 +45,7 @@ class Progress:
     def batch(self, param: BatchEndParam) -> None:
         """Count a batch, and update the bar."""
         if self._bar is None:
-            self._bar = Bar(self.batches, f"epoch {param.epoch + 1}/{self.epochs}")
+            self._bar = Bar(self.batches, f"epoch {param.epoch + 1}/{self.epochs}", unit="batches")
             self._started, self._samples = time.monotonic(), 0
         self._trained = dict(param.eval_metric.get_name_value())
         self._samples += self.batch_size

@@ -1,0 +1,86 @@
+"""DLPack capsules of bfloat16, which NumPy does not know: they pass through it as whole numbers of 16 bits."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+__all__ = ["capsule_of", "opened"]
+
+_BFLOAT16, _UINT16 = (4, 16), (1, 16)
+"""DLPack's codes of dtypes, and their bits."""
+_PLACES = {b"dltensor": 20, b"dltensor_versioned": 52}
+"""Offsets of the dtype in the structure of a capsule of each name: a byte of the code, one of the bits."""
+
+_name = ctypes.pythonapi.PyCapsule_GetName
+_name.restype, _name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+def capsule_of(data: np.ndarray[Any, Any], **options: Any) -> Any:
+    """A DLPack capsule of an array of any dtype.
+
+    Args:
+        data: the array.
+        options: what ``__dlpack__`` was given.
+    """
+    if data.dtype != ml_dtypes.bfloat16:
+        return data.__dlpack__(**options)
+    capsule = data.view(np.uint16).__dlpack__(**options)
+    _dtype_of(capsule)[:] = _BFLOAT16
+    return capsule
+
+
+def opened(given: Any) -> np.ndarray[Any, Any]:
+    """The NumPy array that shares memory with a DLPack capsule, or with an object that gives one.
+
+    Raises:
+        BufferError: the memory is not the CPU's, or the dtype is one that neither NumPy nor flowmx has.
+    """
+    device = (1, 0)
+    capsule = given
+    if hasattr(given, "__dlpack__"):
+        device = given.__dlpack_device__()
+        if device[0] != 1:
+            raise BufferError(f"from_dlpack: the memory is of DLPack's device {device}, expected the CPU's, (1, 0)")
+        try:
+            capsule = given.__dlpack__(max_version=(1, 0))
+        except TypeError:  # older than version 1 of the protocol
+            capsule = given.__dlpack__()
+    dtype = _dtype_of(capsule)
+    is_bfloat16 = tuple(dtype) == _BFLOAT16
+    if is_bfloat16:
+        dtype[:] = _UINT16
+    try:
+        data: np.ndarray[Any, Any] = np.from_dlpack(_Capsule(capsule, device))
+    except RuntimeError as error:
+        raise BufferError(f"from_dlpack: DLPack's dtype {tuple(dtype)} (code, bits) is none of NumPy's") from error
+    return data.view(ml_dtypes.bfloat16) if is_bfloat16 else data
+
+
+def _dtype_of(capsule: Any) -> Any:
+    """The code and the bits in a capsule, which can be changed."""
+    try:
+        name = _name(capsule)
+    except ValueError:
+        name = None
+    if name not in _PLACES:
+        raise BufferError(f"from_dlpack: {capsule!r} is no DLPack capsule, or one that somebody else has used")
+    return (ctypes.c_uint8 * 2).from_address(_pointer(capsule, name) + _PLACES[name])
+
+
+class _Capsule:
+    """Adapter of a bare DLPack capsule to the object that ``numpy.from_dlpack`` takes."""
+
+    def __init__(self, capsule: Any, device: tuple[int, int]) -> None:
+        self._capsule, self._device = capsule, device
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device

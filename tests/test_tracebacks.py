@@ -1,0 +1,109 @@
+"""Tracebacks: flowmx's own frames are folded where a program ends by an error, and on demand they are not."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import flowmx as mx
+from flowmx import settings, tracebacks
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAM = """
+import flowmx as mx
+
+class Net(mx.gluon.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        self.first = mx.gluon.nn.Dense(4, in_units=3)
+        self.second = mx.gluon.nn.Dense(2, in_units=7)
+
+    def hybrid_forward(self, F, x):
+        return self.second(self.first(x))
+
+net = Net()
+net.initialize()
+net(mx.nd.ones((2, 3)))
+"""
+
+
+def ended(path, *options, text=PROGRAM, **environment):
+    path.write_text(text)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    done = subprocess.run([sys.executable, *options, str(path)], capture_output=True, text=True, env=env)
+    assert done.returncode == 1
+    return done.stderr
+
+
+@pytest.mark.parametrize("options", [[], ["-m", "flowmx", "run"]])
+def test_a_program_that_fails_shows_its_own_lines(tmp_path, options):
+    shown = ended(tmp_path / "program.py", *options)
+    assert "net(mx.nd.ones((2, 3)))" in shown
+    assert "return self.second(self.first(x))" in shown
+    assert "/basic_layers.py" not in shown
+    after = shown.partition("net(mx.nd.ones((2, 3)))")[2]
+    assert after.count("frames of flowmx; FLOWMX_TRACEBACKS=full shows them]") == 2
+    *_, error, note = shown.splitlines()
+    assert error.startswith("flowmx.errors.ShapeError: FullyConnected: input weight has shape (2, 7), expected (2, 4)")
+    assert note == "flowmx: in block 'second' of Net: Dense(7 -> 2, linear), given float32[2, 4]"
+
+
+def test_all_frames_are_shown_on_demand(tmp_path):
+    shown = ended(tmp_path / "program.py", FLOWMX_TRACEBACKS="full")
+    assert "/basic_layers.py" in shown
+    assert "frames of flowmx;" not in shown
+
+
+def test_a_hook_that_somebody_else_has_set_is_called(tmp_path):
+    hook = "import sys\nsys.excepthook = lambda kind, *_: print('mine', kind.__name__, file=sys.stderr)\n"
+    shown = ended(tmp_path / "program.py", text=hook + PROGRAM)
+    assert shown.splitlines()[-1] == "mine ShapeError"
+
+
+def test_a_hybridized_network_names_the_line_of_the_layer(tmp_path):
+    path = tmp_path / "program.py"
+    shown = ended(path, text=PROGRAM.replace("net.initialize()", "net.initialize()\nnet.hybridize()"))
+    assert f"made at {path}:11 in hybrid_forward: return self.second(self.first(x))" in shown
+    assert "/cached_op/" not in shown
+
+
+def adds():
+    mx.nd.ones((2, 3)) + mx.nd.ones((4, 5))
+
+
+def raised(function):
+    with pytest.raises(Exception) as found:  # noqa: PT011
+        function()
+    return found.value
+
+
+def test_causes_and_groups_are_folded_too():
+    def chained():
+        try:
+            adds()
+        except mx.MXNetError as error:
+            raise ExceptionGroup("several", [error]) from error
+
+    text = tracebacks.folded(raised(chained))
+    assert "direct cause" in text
+    assert text.count("of flowmx; FLOWMX_TRACEBACKS") == 2
+    assert "/ndarray/" not in text
+
+
+def test_what_is_flowmxs_alone_is_left_whole():
+    error = raised(adds)
+    text = tracebacks.folded(error, error.__traceback__.tb_next.tb_next)
+    assert "/ndarray/" in text
+    assert "of flowmx;" not in text
+
+
+def test_a_setting_that_is_wrong_hides_nothing(monkeypatch):
+    error = raised(adds)
+
+    def refused():
+        raise settings.SettingError("FLOWMX_X")
+
+    monkeypatch.setattr(settings, "get", refused)
+    assert "/ndarray/" in tracebacks.folded(error)
