@@ -42,7 +42,7 @@ ROOT = Path(__file__).parent.parent.parent
 HANG = 2.0
 """Seconds of the processor's time that one input may take."""
 TIMES = 10
-"""How many times its own size an input may take, besides `SLACK`."""
+"""Limit of the memory that an input may take, in its own sizes and besides `SLACK`."""
 SLACK = 8 << 20
 """Bytes that any input may take: scanning bounds how many lists, maps and nodes there may be."""
 LEAK = 4 << 20
@@ -72,7 +72,7 @@ MOST = 1 << 18
 
 
 class Format(NamedTuple):
-    """What is fuzzed.
+    """Something that is fuzzed.
 
     Attributes:
         seeds: valid inputs.
@@ -237,7 +237,7 @@ FORMATS: dict[str, Callable[[], Format]] = {
     "symbol": _symbol,
     "records": _records,
 }
-"""How each is made: in the process that reads it."""
+"""Makers of the formats: the process that reads one makes it."""
 
 
 def _faulty(read: Callable[[bytes], object]) -> Callable[[], Format]:
