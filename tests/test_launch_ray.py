@@ -3,6 +3,7 @@
 import asyncio
 import os
 import select
+import signal
 import subprocess
 import sys
 from concurrent.futures import CancelledError
@@ -80,6 +81,51 @@ def test_nothing_is_left_after_cancelling(cluster, program):
     for handle in handles:
         assert select.select([handle], [], [], 10.0)[0], "a process outlived its job"
         os.close(handle)
+
+
+LOST = """
+import asyncio, os
+from flowmx.comm.node import Node
+
+async def main():
+    async with Node.from_settings() as node:
+        await node.barrier("init")
+        begun = {rank: node.view.at("worker", rank).id for rank in range(3)}
+        print("rank", node.rank, "waits", flush=True)
+        again = os.path.exists(os.environ["mark"])
+        while not again and not any(changed(node, rank, id) for rank, id in begun.items()):
+            await node.changed()
+        await node.barrier("end")
+
+def changed(node, rank, id):
+    member = node.view.at("worker", rank)
+    return member.state == "alive" and member.id != id
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("policy", ["stop", "elastic"])
+def test_a_lost_ray_node_is_named_and_its_processes_are_replaced(cluster, tmp_path, policy):
+    def heard(name, line):
+        waiting.update({name} if line.endswith("waits") else ())
+        if len(waiting) == 3 and not mark.exists():
+            mark.touch()
+            (raylet,) = extra.all_processes["raylet"]
+            os.kill(raylet.process.pid, signal.SIGKILL)
+
+    path, mark, waiting = tmp_path / "lost_on_ray.py", tmp_path / "mark", set()
+    path.write_text(LOST)
+    extra = cluster.add_node(num_cpus=2)
+    try:
+        result = launch([sys.executable, str(path)], heard, workers=3, policy=policy, env={"mark": str(mark)}).result(
+            150
+        )
+    finally:
+        cluster.remove_node(extra, allow_graceful=False)
+    told = [line for name, line in result.logs if "the Ray node" in line]
+    assert told or "the Ray node" in result.failure, result.logs
+    assert result.ok == (policy == "elastic"), result.logs
 
 
 def test_more_processes_than_cpus_run_too(cluster, program):

@@ -5,6 +5,7 @@ import os
 import pickle
 import struct
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -182,6 +183,22 @@ def test_says_where_a_file_is_damaged(tmp_path, change, message):
         assert file.read() == b"x" * 20
         with pytest.raises(mx.recordio.RecordFormatError, match=message):
             file.read()
+
+
+def test_a_damaged_length_takes_no_memory(tmp_path):
+    def longer(raw):
+        raw[28 + 4 : 28 + 8] = struct.pack("<I", (1 << 29) - 1)
+        return raw
+
+    with mx.recordio.MXRecordIO(damaged(tmp_path, longer), "r") as file:
+        file.read()
+        tracemalloc.start()
+        try:
+            with pytest.raises(mx.recordio.RecordFormatError, match="of which 536870911 bytes"):
+                file.read()
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        finally:
+            tracemalloc.stop()
 
 
 def test_refuses_what_can_not_be(tmp_path):

@@ -1,7 +1,9 @@
 """Repositories of models: versions, changes while a service runs, and who may make them."""
 
 import asyncio
+import gc
 import json
+import weakref
 
 import numpy as np
 import pytest
@@ -181,6 +183,26 @@ async def test_wrong_options_keep_the_service_from_being_ready_and_say_why(folde
         assert message in found["digits"]["reason"]
         assert await answer(client, "plain") == (5, "1")
         assert not await client.is_server_ready()
+
+
+async def test_an_unloaded_model_is_given_back_without_the_collector(folder):
+    repository = Repository(folder)
+    gc.disable()
+    try:
+        for _ in range(2):
+            await repository.load("plain")
+            call = Front(repository).begin("POST", "/v2/models/plain/infer", {"content-type": JSON})
+            body = {"inputs": [{"name": "data", "datatype": "FP32", "shape": [1, 2], "data": [1, 1]}]}
+            assert (await call.reply(json.dumps(body).encode())).status == 200
+            predictor = repository.models.find("plain")
+            kept = [weakref.ref(each) for each in (predictor, predictor._runner.model)]
+            del call, predictor
+            await repository.unload("plain")
+            async with asyncio.timeout(20):  # the thread that computed the batch may still be on its way out
+                while any(each() is not None for each in kept):
+                    await asyncio.sleep(0)
+    finally:
+        gc.enable()
 
 
 async def test_a_model_is_unloaded(folder):

@@ -64,6 +64,8 @@ class Source:
 
     def bytes_at(self, offset: int, size: int) -> bytes:
         """Read so many bytes at an offset, fewer only at the end of the file."""
+        if size > CHUNK:  # the system is asked for no more than is there: a damaged length costs no memory
+            size = min(size, max(self.size() - offset, 0))
         found = _read_at(self._descriptor, size, offset)
         if len(found) in (0, size):
             return found
