@@ -29,7 +29,8 @@ def rows(
         of: gives a row's group, which is the id of the group's item.
         name: gives a row's name, by which a failure tells it.
 
-    Fixtures are set up once for a group. All rows of a group run, whichever fail.
+    All rows of a group run, whichever fail. Fixtures are set up once for a group: one that notes what happens, as
+    ``calls`` does, would also hold what earlier rows did.
 
     Raises:
         ExceptionGroup: from the test, what the rows raised, each with a note that names the row.

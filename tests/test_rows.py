@@ -21,12 +21,16 @@ def test_a_group_is_an_item_and_each_row_is_run():
     assert seen == [(*row, "made once") for row in TABLE]
 
 
+def refuse(number):
+    if number != 30:
+        raise ValueError("few" if number < 10 else "many")
+
+
 def test_all_rows_that_fail_are_told_by_name():
     @rows("row", TABLE, of=lambda row: row[0], name=lambda row: f"of {row[1]}")
     def check(row):
         with pytest.raises(ValueError, match="few"):
-            if row[1] != 30:
-                raise ValueError("few" if row[1] < 10 else "many")
+            refuse(row[1])
 
     small, great = check.pytestmark[0].args[1]
     check(small)
