@@ -62,7 +62,10 @@ def rows(
         fixtures = [parameter for parameter in signature.parameters.values() if parameter.name not in taken]
         first = inspect.Parameter("rows_of_group", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         run.__signature__ = signature.replace(parameters=[first, *fixtures])  # type: ignore[attr-defined]
-        return pytest.mark.parametrize("rows_of_group", list(groups.values()), ids=list(groups))(run)
+        grouped: Callable[..., None] = pytest.mark.parametrize(
+            "rows_of_group", list(groups.values()), ids=list(groups)
+        )(run)
+        return grouped
 
     return decorate
 
