@@ -8,6 +8,7 @@ import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,6 +16,7 @@ import flowmx as mx
 from flowmx import devices
 from flowmx.devices.streams import StreamActor
 from flowmx.engine import BatchActor, LoopActor, ThreadActor
+from flowmx.engine.scheduler import READY
 from flowmx.engine.workers import Worker
 from flowmx.errors import EngineError
 
@@ -179,6 +181,28 @@ def test_an_operation_that_its_actor_does_not_take_fails_and_harms_nothing_else(
     engine.retire(actor)
     assert first.wait() == 3
     assert mx.engine.push(lambda: 5, writes=[variable]).wait() == 5
+
+
+@pytest.mark.parametrize(
+    ("plain", "urgent", "running", "called", "started"),
+    [
+        (5, 0, 0, 0, 3),  # as many as there are slots
+        (2, 0, 0, 0, 2),  # as there are operations
+        (5, 0, 1, 1, 1),  # those that run, or are about to, have theirs
+        (5, 0, 3, 0, 0),
+        (5, 1, 3, 0, 2),  # what is urgent has slots of its own
+        (0, 1, 3, 0, 1),
+        (5, 1, 5, 0, 0),
+        (5, -1, 3, 0, 0),  # what may wait has not
+        (5, 1, 9, 0, 0),  # never fewer than none, which a change of the slots may bring about
+    ],
+)
+def test_so_many_workers_are_started(plain, urgent, running, called, started):
+    actor = ThreadActor("counted", slots=3, urgent_slots=2)
+    for number, priority in enumerate([0] * plain + [urgent] * bool(urgent)):
+        actor.mailbox.put(Mock(priority=priority, serial=number, state=READY))
+    actor.running, actor._called = running, called
+    assert actor._wanted() == started
 
 
 def test_a_coroutine_that_fails_is_told_of_and_its_actor_starts_anew(monkeypatch, caplog):

@@ -8,6 +8,7 @@ import pytest
 import flowmx as mx
 from flowmx.ops.registry.operators import registered
 from tests import operator_page, surface
+from tests.rows import family, rows
 from tests.surface import ARGUMENTS, EXCLUDED, NAMES, OPERATORS
 
 WANTED = 0.97
@@ -60,7 +61,7 @@ MISDESCRIBED = {"_linspace", "IdentityAttachKLSparseReg"}
 LOOPS = {"_cond", "_foreach", "_while_loop"}
 
 
-@pytest.mark.parametrize("name", [name for name in ARGUMENTS if name in registered()])
+@rows("name", [name for name in ARGUMENTS if name in registered()], of=family)
 def test_the_arguments_come_in_mxnets_order(name):
     cls = registered()[name]
     if name in TWINS | MISDESCRIBED | LOOPS or cls.variadic:

@@ -1,14 +1,11 @@
 """The GPU's kernels, compiled for the host and run on the stand-in's arrays: what the plain forwards give."""
 
-import importlib
-import pkgutil
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import flowmx as mx
-import tests.op_cases
 from flowmx.graph.compiler import compile_graph, graph_of
 from flowmx.graph.graph import Options
 from flowmx.graph.infer import infer_shapes, infer_types
@@ -24,14 +21,10 @@ from flowmx.ops.registry.operators import Run, kernel_for, lookup
 from tests.cupy_stand_in import compiled
 from tests.cupy_stand_in.arrays import xp
 from tests.graph_runs import device, run_case
+from tests.op_cases import every_case
 
 pytestmark = pytest.mark.skipif(compiled.COMPILER is None, reason="there is no g++ to compile kernels with")
-
-CASES = [
-    case
-    for module in pkgutil.iter_modules(tests.op_cases.__path__)
-    for case in getattr(importlib.import_module(f"tests.op_cases.{module.name}"), "CASES", [])
-]
+CASES = every_case()
 
 
 launched: list[str] = []

@@ -14,7 +14,9 @@ import flowmx as mx
 from flowmx.errors import TypeInferenceError
 from flowmx.ops.registry.operators import lookup
 from tests.fixtures.record_dtypes import COMPARED, FILE, GIVEN, VALUES, call, inputs
+from tests.op_cases import tables
 from tests.op_cases.case import by_key
+from tests.rows import operator_of_key, rows
 
 # Integer dtypes whose results differ, and why.
 OTHERWISE = {
@@ -33,14 +35,14 @@ TOLERANCE = {"float16": 2e-2, "float32": 1e-4, "float64": 1e-6, "indices": 1e-4}
 
 def cases():
     for module, words in json.loads(FILE.read_text()).items():
-        table = by_key(importlib.import_module(f"tests.op_cases.{module}").CASES)
+        table = by_key(tables()[module])
         for name, text in words.items():
             case = table.get(name)
             random = case is not None and (
                 lookup(case.op).traits.uses_random is True or "rrelu" in case.params.values()
             )
             if not random:
-                yield pytest.param(module, name, case, text.split(), id=f"{module}-{name}")
+                yield module, name, case, text.split()
 
 
 def exactly(case, dtype):
@@ -64,7 +66,12 @@ def close(ours, theirs, tolerance, what):
     np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance * size, err_msg=what)
 
 
-@pytest.mark.parametrize(("module", "name", "case", "words"), list(cases()))
+@rows(
+    ("module", "name", "case", "words"),
+    cases(),
+    of=lambda row: operator_of_key(row[1]),
+    name=lambda row: row[1],
+)
 @pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")  # a NaN as an integer
 def test_dtypes(module, name, case, words, recorded):
     assert case is not None, f"{name} is not in the table any more: record the module again"

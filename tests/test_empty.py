@@ -10,11 +10,12 @@ import pytest
 import flowmx as mx
 from flowmx.errors import ShapeError
 from tests.op_cases.empty import CASES
+from tests.rows import label, operator, rows
 
 nd = mx.nd
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+@rows("case", CASES, of=operator, name=label)
 def test_forward_and_gradient(case):
     arrays = [nd.array(each) for each in case.given()]
     positions = case.differentiable()
@@ -34,7 +35,7 @@ def test_forward_and_gradient(case):
                 assert not gradient.any()  # nothing depends on it
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+@rows("case", CASES, of=operator, name=label)
 def test_bound(case):
     arrays = [nd.array(each) for each in case.given()]
     names = [f"x{index}" for index in range(len(arrays))]

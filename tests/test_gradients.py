@@ -1,21 +1,15 @@
 """Every operator's gradient against central differences, for all tables of tests/op_cases; second ones too."""
 
-import importlib
-import pkgutil
-
 import numpy as np
 import pytest
 
 import flowmx as mx
-import tests.op_cases
 from flowmx.errors import AutogradError
 from flowmx.test_utils import check_numeric_gradient
+from tests.op_cases import every_case
+from tests.rows import label, operator, rows
 
-CASES = [
-    case
-    for module in pkgutil.iter_modules(tests.op_cases.__path__)
-    for case in getattr(importlib.import_module(f"tests.op_cases.{module.name}"), "CASES", [])
-]
+CASES = every_case()
 
 
 SOME_OR_ALL = [
@@ -32,7 +26,7 @@ def split(case):
 
 
 @pytest.mark.parametrize("directions", SOME_OR_ALL)
-@pytest.mark.parametrize("case", [c for c in CASES if c.numeric and c.gradient], ids=lambda case: case.id)
+@rows("case", [c for c in CASES if c.numeric and c.gradient], of=operator, name=label)
 def test_gradient(case, directions):
     inputs, states = split(case)
     check_numeric_gradient(
@@ -42,7 +36,7 @@ def test_gradient(case, directions):
 
 
 @pytest.mark.parametrize("directions", SOME_OR_ALL)
-@pytest.mark.parametrize("case", [c for c in CASES if c.second], ids=lambda case: case.id)
+@rows("case", [c for c in CASES if c.second], of=operator, name=label)
 def test_second_gradient(case, directions):
     inputs, states = split(case)
 
@@ -63,9 +57,7 @@ def test_second_gradient(case, directions):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "case", [c for c in CASES if c.gradient and c.numeric and not c.second], ids=lambda case: case.id
-)
+@rows("case", [c for c in CASES if c.gradient and c.numeric and not c.second], of=operator, name=label)
 def test_second_gradient_or_an_error(case):
     rng = np.random.default_rng(0)
     arrays = case.arrays()

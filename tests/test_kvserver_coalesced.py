@@ -8,7 +8,7 @@ import pytest
 import flowmx as mx
 from flowmx.comm.errors import Refused, WireError
 from flowmx.errors import MXNetError
-from flowmx.kvstore.server import coalesced, wire
+from flowmx.kvstore.server import coalesced, store, wire
 from flowmx.kvstore.server import protocol as p
 from flowmx.kvstore.server.store import as_array
 from tests.test_kvserver_service import Job, arrays, use
@@ -296,6 +296,25 @@ def test_many_steps_travel_with_one_tensor():
     for ours, theirs in zip(sent.steps, found.steps, strict=True):
         assert ours._replace(merged=None) == theirs._replace(merged=None)
         np.testing.assert_array_equal(as_array(ours.merged), as_array(theirs.merged))
+
+
+def test_a_step_of_an_unknown_kind_is_refused():
+    sent = p.StepSent(1, p.Part("a", 0, 1), 1, p.PartStep("rest", 2))
+    header, tensors = wire.pack(sent)
+    assert wire.unpack(header, tensors) == sent
+    header["step"][0] = "nonsense"
+    with pytest.raises(WireError, match="no step is called 'nonsense'"):
+        wire.unpack(header, tensors)
+
+
+@pytest.mark.parametrize("states", [False, True])
+def test_a_step_carries_an_array_or_states(states):
+    merged = store.States(b"states") if states else np.arange(3, dtype=np.float32)
+    sent = p.StepSent(1, p.Part("a", 0, 1), 1, p.PartStep("load" if states else "update", 2, merged=merged))
+    found = wire.unpack(*wire.pack(sent)).step
+    assert type(found.merged) is type(merged)
+    assert found._replace(merged=None) == sent.step._replace(merged=None)
+    np.testing.assert_array_equal(np.frombuffer(found.merged, np.uint8), np.frombuffer(merged, np.uint8))
 
 
 DAMAGED = {

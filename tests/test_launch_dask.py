@@ -212,6 +212,17 @@ def test_what_can_not_be_launched(client):
         launch(client, "python train.py", machines=3)
 
 
+@pytest.mark.parametrize("given", [None, {"DATA": "/data"}])
+def test_what_is_given_for_the_environment_goes_along_and_nothing_else(given, monkeypatch):
+    monkeypatch.setenv("HERE", "stays")
+    plans = []
+    monkeypatch.setattr("flowmx.kvstore.launching.job.Job", lambda plan, *_, **__: plans.append(plan))
+    kv.launch("ray", ["python", "train.py"], env=given)
+    (plan,) = plans
+    assert tuple(plan.forward) == tuple(given or ())
+    assert dict(plan.environ) == {**os.environ, **(given or {})}
+
+
 def test_a_function_by_name():
     assert call.find("os.path:join") is os.path.join
     assert call.name_of(call.find) == "flowmx.kvstore.launching.call:find"

@@ -86,7 +86,14 @@ async def test_the_containers_of_a_manifest_are_the_nodes_of_a_job(tmp_path):
 @pytest.mark.parametrize("policy", ["stop", "elastic"])
 def test_the_manifest_is_what_kubernetes_takes(version, policy):
     plan = Plan(
-        ["python", "train.py"], 4, 2, policy, snapshot="/data/kept", forward=["DATA"], environ={"DATA": "/data"}
+        ["python", "train.py"],
+        4,
+        2,
+        policy,
+        restarts=7,
+        snapshot="/data/kept",
+        forward=["DATA"],
+        environ={"DATA": "/data"},
     )
     found = manifest(plan, Pods("image:1", "train", "ours", {"cpu": "4", "nvidia.com/gpu": "1"}))
     for each in found["items"]:
@@ -97,6 +104,7 @@ def test_the_manifest_is_what_kubernetes_takes(version, policy):
         "train-scheduler": 1, "train-server": 2, "train-worker": 4,
     }  # fmt: skip
     for spec in jobs.values():
+        assert spec["backoffLimit"] == (plan.restarts if policy == "elastic" else 0)
         pod = spec["template"]["spec"]
         assert pod["restartPolicy"] == ("OnFailure" if policy == "elastic" else "Never")
         assert {"name": "DATA", "value": "/data"} in pod["containers"][0]["env"]

@@ -1,9 +1,8 @@
 """Every function and class of MXNet 1.9.1's modules is here, or there is a reason."""
 
-import pytest
-
 from tests import modules
 from tests.modules import COMING, EXCLUDED, NAMES
+from tests.rows import rows
 
 
 def test_what_is_missing_has_a_reason():
@@ -15,7 +14,7 @@ def test_what_has_a_reason_is_missing():
     assert not [name for name in EXCLUDED if modules.find(name.replace(":", ".")) is not None]
 
 
-@pytest.mark.parametrize("name", sorted({*EXCLUDED, *COMING}))
+@rows("name", sorted({*EXCLUDED, *COMING}), of=lambda name: name.partition(".")[0])
 def test_what_has_a_reason_is_mxnets(name):
     owner, _, attribute = name.partition(":")
     if attribute:

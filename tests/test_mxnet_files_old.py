@@ -11,6 +11,7 @@ import flowmx as mx
 from flowmx.serialization import params
 from tests.fixtures import record_legacy as recorded
 from tests.fixtures import record_networks as networks
+from tests.rows import rows
 
 CASES = recorded.cases()
 DIGESTS = json.loads(recorded.FILE.read_text())
@@ -20,7 +21,7 @@ def test_a_case_for_each_that_was_recorded():
     assert sorted(CASES) == sorted(DIGESTS)
 
 
-@pytest.mark.parametrize("name", CASES)
+@rows("name", CASES, of=lambda name: name.partition("-")[0])
 def test_becomes_the_text_that_mxnet_makes_of_it(name):
     assert recorded.digest(mx.sym.load_json(CASES[name]).tojson()) == DIGESTS[name]
 

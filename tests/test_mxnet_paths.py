@@ -10,6 +10,7 @@ import pytest
 
 import flowmx
 from flowmx.compat.paths import PATHS
+from tests.rows import rows
 from tests.surface import excluded
 
 FILE = Path(__file__).parent / "fixtures" / "mxnet_paths.txt"
@@ -92,6 +93,11 @@ def is_there(path: str, name: str) -> bool:
     return hasattr(importlib.import_module(path), name) or any(excluded(each, name) for each in ("nd", "nd.contrib"))
 
 
+def package(path):
+    """The package of a path, below mxnet."""
+    return path.removeprefix("mxnet.").partition(".")[0]
+
+
 @pytest.fixture(scope="module", autouse=True)
 def mxnet():
     before = {name for name in sys.modules if name.partition(".")[0] == "mxnet"}
@@ -101,7 +107,7 @@ def mxnet():
         del sys.modules[name]
 
 
-@pytest.mark.parametrize("path", [path for path in RECORDED if path != "mxnet" and not is_left_out(path)])
+@rows("path", [path for path in RECORDED if path != "mxnet" and not is_left_out(path)], of=package)
 def test_a_path_is_flowmx_own_module_with_its_names(path):
     module = importlib.import_module(path)
     assert module is sys.modules[f"flowmx{path.removeprefix('mxnet')}"]
@@ -109,7 +115,7 @@ def test_a_path_is_flowmx_own_module_with_its_names(path):
     assert missing == {name for name in NAMES_LEFT_OUT if name.rpartition(".")[0] == path}
 
 
-@pytest.mark.parametrize("path", [path for path in RECORDED if path != "mxnet" and not is_left_out(path)])
+@rows("path", [path for path in RECORDED if path != "mxnet" and not is_left_out(path)], of=package)
 def test_an_import_of_all_names_brings_what_mxnets_brings(path):
     brought = {}
     exec(f"from {path} import *", brought)
@@ -120,7 +126,7 @@ def test_an_import_of_all_names_brings_what_mxnets_brings(path):
     }
 
 
-@pytest.mark.parametrize("path", PATHS_LEFT_OUT)
+@rows("path", PATHS_LEFT_OUT, of=package)
 def test_what_is_left_out_is_not_there(path):
     with pytest.raises(ModuleNotFoundError, match=path):
         importlib.import_module(path)
@@ -133,7 +139,7 @@ def test_the_package_has_mxnets_names_and_version(mxnet):
     assert set(dir(flowmx)) <= set(dir(mxnet))
 
 
-@pytest.mark.parametrize("path", PATHS)
+@rows("path", PATHS, of=package)
 def test_modules_that_the_table_names_can_be_imported(path):
     assert dir(importlib.import_module(f"flowmx.{path}"))
     for source in PATHS[path]:

@@ -1,8 +1,6 @@
 """The kernels by oneDNN against the plain forwards, on every row of the tables and however arrays lie in memory."""
 
 import ctypes
-import importlib
-import pkgutil
 import threading
 from collections import OrderedDict
 from functools import partial
@@ -11,24 +9,18 @@ import numpy as np
 import pytest
 
 import flowmx as mx
-import tests.op_cases
 from flowmx import devices
 from flowmx.ops.kernels.onednn import library as onednn
 from flowmx.ops.kernels.onednn import work
 from flowmx.ops.kernels.onednn.matmul import multiply
 from flowmx.ops.math.products import matmul
 from flowmx.ops.registry.operators import Run, kernel_for, lookup
+from tests.op_cases import every_case
+from tests.rows import label, operator, rows
 
 KERNELS = ["Convolution", "Deconvolution", "Pooling", "BatchNorm", "FullyConnected", "Concat", "LRN", "transpose"]
 
 needs_onednn = pytest.mark.skipif(onednn.library() is None, reason="the oneDNN library is not installed")
-
-
-def rows():
-    for module in pkgutil.iter_modules(tests.op_cases.__path__):
-        for case in getattr(importlib.import_module(f"tests.op_cases.{module.name}"), "CASES", []):
-            if lookup(case.op).name in KERNELS:
-                yield pytest.param(case, id=case.id)
 
 
 def in_order(array, order):
@@ -63,7 +55,7 @@ def shapes_of(op, inputs):
 
 @needs_onednn
 @pytest.mark.parametrize("order", ["C", "channels last"])
-@pytest.mark.parametrize("case", list(rows()))
+@rows("case", [case for case in every_case() if lookup(case.op).name in KERNELS], of=operator, name=label)
 def test_kernel_as_plain(case, order):
     cls = lookup(case.op)
     inputs = [each.astype(np.float32) for each in case.arrays()]

@@ -1,18 +1,16 @@
 """The documentation of every public operator: shapes and dtypes of its inputs and outputs, and that they are true."""
 
-import importlib
-import pkgutil
 import re
 
 import numpy as np
-import pytest
 
 import flowmx as mx
-import tests.op_cases
 from flowmx import nd
 from flowmx.ops.registry.documentation import documentation, inputs_of, outputs_of
 from flowmx.ops.registry.examples import EXAMPLES, example
 from flowmx.ops.registry.operators import lookup, registered
+from tests.op_cases import every_case
+from tests.rows import family, rows
 
 PUBLIC = {cls.name: cls for cls in registered().values() if not cls.traits.hidden}
 SHAPE = re.compile(r"shape|axes|\(|lists?\b|matrices|flat")
@@ -23,13 +21,12 @@ NO_OUTPUT = {"reset_arrays"}
 
 def cases():
     """The recorded cases of public operators with fixed inputs: operator, names, shapes, dtypes."""
-    for module in pkgutil.iter_modules(tests.op_cases.__path__):
-        for case in getattr(importlib.import_module(f"tests.op_cases.{module.name}"), "CASES", []):
-            cls = lookup(case.op)
-            if cls.name in PUBLIC and not cls.variadic and not cls.traits.open_ended:
-                op, given = cls.create(**case.params), case.given()
-                names = (*op.inputs(), *op.auxiliary)
-                yield op, {name: (array.shape, array.dtype) for name, array in zip(names, given, strict=True)}
+    for case in every_case():
+        cls = lookup(case.op)
+        if cls.name in PUBLIC and not cls.variadic and not cls.traits.open_ended:
+            op, given = cls.create(**case.params), case.given()
+            names = (*op.inputs(), *op.auxiliary)
+            yield op, {name: (array.shape, array.dtype) for name, array in zip(names, given, strict=True)}
 
 
 CASES = list(cases())
@@ -50,7 +47,7 @@ def fits(shape, text):
     return not found or any(len(shape) == count or (more and len(shape) > count) for count, more in found)
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC))
+@rows("name", sorted(PUBLIC), of=family)
 def test_every_input_and_output_has_a_shape_and_a_dtype(name):
     cls = PUBLIC[name]
     texts = inputs_of(cls) | ({} if name in NO_OUTPUT else {"Returns": outputs_of(cls)})
@@ -96,7 +93,7 @@ def test_the_documented_shape_of_an_output_is_that_of_the_input_named():
     assert not wrong
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@rows("name", EXAMPLES, of=family)
 def test_an_example_gives_what_it_says(name):
     code, value = example(name)
     space = {"mx": mx, "array": np.array, "float32": "float32", "int32": "int32", "int64": "int64", "nan": np.nan}

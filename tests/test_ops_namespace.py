@@ -1,23 +1,17 @@
 """Every operator and its gradient on CuPy's arrays (the stand-in's): what NumPy gives, by what CuPy has."""
 
-import importlib
-import pkgutil
-
 import numpy as np
 import pytest
 
-import tests.op_cases
 from flowmx.ops.optimizers.updates import Update
 from flowmx.ops.registry.operators import registered
 from tests.cupy_stand_in.arrays import waits, xp
 from tests.graph_runs import operator_of, run_case
+from tests.op_cases import every_case
 from tests.op_cases.case import Case, positive
+from tests.rows import label, operator, rows
 
-CASES = [
-    case
-    for module in pkgutil.iter_modules(tests.op_cases.__path__)
-    for case in getattr(importlib.import_module(f"tests.op_cases.{module.name}"), "CASES", [])
-]
+CASES = every_case()
 
 
 TABLED = {case.op for case in CASES}
@@ -96,7 +90,7 @@ def close(ours, theirs):
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * size)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+@rows("case", CASES, of=operator, name=label)
 def test_as_numpy(case):
     waiting = set()
 

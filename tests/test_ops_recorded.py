@@ -1,20 +1,20 @@
 """Outputs, gradients and updated states against those that MXNet 1.9.1 gave (tests/fixtures/record_ops.py)."""
 
-import importlib
-
 import numpy as np
 import pytest
 
 import flowmx as mx
 from tests.fixtures.record_ops import FOLDER, keys, read
+from tests.op_cases import tables
 from tests.op_cases.case import Case, by_key
+from tests.rows import operator_of_key, rows
 
 
 def recorded():
     for module in sorted(path.stem for path in FOLDER.glob("*.npz")):
-        table = by_key(importlib.import_module(f"tests.op_cases.{module}").CASES)
+        table = by_key(tables()[module])
         for key in keys(module):
-            yield pytest.param(module, key, table.get(key), id=f"{module}-{key}")
+            yield module, key, table.get(key)
 
 
 def close(ours, theirs, what):
@@ -23,7 +23,7 @@ def close(ours, theirs, what):
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * size, err_msg=what)
 
 
-@pytest.mark.parametrize(("module", "key", "case"), list(recorded()))
+@rows(("module", "key", "case"), recorded(), of=lambda row: operator_of_key(row[1]), name=lambda row: row[1])
 def test_as_mxnet(module, key, case):
     assert case is not None, f"{key} is not in the table any more: record the module again"
     found = read(module)[key]

@@ -4,18 +4,17 @@ The first tests go over every registered operator; the tables below them over th
 All of it holds for the function on arrays, when it is called, and for the symbol, when it is made or inferred.
 """
 
-import importlib
-import pkgutil
 from typing import Any
 
 import pytest
 
 import flowmx as mx
-import tests.op_cases
 from flowmx.errors import MXNetError, ParameterError, ShapeError, TypeInferenceError
 from flowmx.ops.registry import calling
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import lookup, registered
+from tests.op_cases import every_case
+from tests.rows import family, rows
 
 nd: Any = mx.nd
 sym: Any = mx.sym
@@ -28,9 +27,8 @@ PUBLIC = sorted({cls.name for cls in registered().values() if not cls.traits.hid
 def first_cases():
     """A good call of each operator that has one in the tables."""
     found = {}
-    for module in pkgutil.iter_modules(tests.op_cases.__path__):
-        for case in getattr(importlib.import_module(f"tests.op_cases.{module.name}"), "CASES", []):
-            found.setdefault(lookup(case.op).name, case)
+    for case in every_case():
+        found.setdefault(lookup(case.op).name, case)
     return found
 
 
@@ -59,13 +57,13 @@ def refused(function, inputs, params, error, *words):
 WITHOUT = [name for name in PUBLIC if not lookup(name).parameters and not lookup(name).traits.open_ended]
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in WITHOUT])
+@rows("name", [name for name in PUBLIC if name not in WITHOUT], of=family)
 def test_unknown_parameter(name):
     for function, inputs, params in both(name):
         refused(function, inputs, {**params, "nonsense": 3}, (ParameterError, TypeError), name, "'nonsense'")
 
 
-@pytest.mark.parametrize("name", [name for name in WITHOUT if name in CASES])
+@rows("name", [name for name in WITHOUT if name in CASES], of=family)
 def test_an_operator_without_parameters_ignores_keywords_as_in_mxnet(name):
     for function, inputs, params in both(name):
         calling._warned.clear()
@@ -73,7 +71,7 @@ def test_an_operator_without_parameters_ignores_keywords_as_in_mxnet(name):
             function(*inputs, **params, nonsense=3)
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLIC if name in CASES])
+@rows("name", [name for name in PUBLIC if name in CASES], of=family)
 def test_missing_parameter(name):
     cls = lookup(name)
     for parameter in cls.parameters.values():
@@ -99,7 +97,7 @@ def unfit(parameter):
             yield bound + step if parameter.kind in (int, float) else (int(bound + step),)
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLIC if name in CASES])
+@rows("name", [name for name in PUBLIC if name in CASES], of=family)
 def test_unfit_parameter(name):
     cls = lookup(name)
     for parameter in cls.parameters.values():
@@ -113,7 +111,7 @@ def test_unfit_parameter(name):
                 )
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLIC if name in CASES and lookup(name).arguments])
+@rows("name", [name for name in PUBLIC if name in CASES and lookup(name).arguments], of=family)
 def test_no_array(name):
     (function, arrays, params), (compose, variables, _) = both(name)
     if not arrays:
@@ -124,7 +122,7 @@ def test_no_array(name):
     refused(compose, ["x", *variables[1:]], params, TypeError, name, argument, "str 'x'", "expected a Symbol")
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLIC if name in CASES and not lookup(name).variadic])
+@rows("name", [name for name in PUBLIC if name in CASES and not lookup(name).variadic], of=family)
 def test_missing_and_surplus_arrays(name):
     function, arrays, params = next(iter(both(name)))
     if arrays:
@@ -251,7 +249,7 @@ SHAPES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "shapes", "params", "message"), SHAPES)
+@rows(("name", "shapes", "params", "message"), SHAPES, of=lambda row: row[0])
 def test_shapes(name, shapes, params, message):
     with pytest.raises(ShapeError, match=rf"^{name}: .*{message}"):
         getattr(nd.op, name)(*map(nd.zeros, shapes), **params)

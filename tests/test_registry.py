@@ -1,14 +1,10 @@
 """The registry as a whole: every operator is in a table of tests/op_cases, and documented."""
 
-import importlib
-import pkgutil
-
-import pytest
-
-import tests.op_cases
 from flowmx.ops.compiled.recomputed import AGAIN
 from flowmx.ops.optimizers.rules import RULES
 from flowmx.ops.registry.operators import Operator, lookup, registered
+from tests.op_cases import every_case
+from tests.rows import family, rows
 
 SGD = ("sgd_update", "sgd_mom_update")
 
@@ -78,28 +74,23 @@ ANY_ORDER: dict[str, str] = {
 }
 
 
-def cases():
-    for module in pkgutil.iter_modules(tests.op_cases.__path__):
-        yield from getattr(importlib.import_module(f"tests.op_cases.{module.name}"), "CASES", [])
-
-
 def operators():
     return sorted({cls.name: cls for cls in registered().values()}.items())
 
 
-CHECKED = {lookup(case.op).name for case in cases()}
-DIFFERENTIATED = {lookup(case.op).name for case in cases() if case.gradient}
+CHECKED = {lookup(case.op).name for case in every_case()}
+DIFFERENTIATED = {lookup(case.op).name for case in every_case() if case.gradient}
 RANDOM = {name for name, cls in operators() if cls.traits.uses_random}
 
 
-@pytest.mark.parametrize("name", [name for name, _ in operators()])
+@rows("name", [name for name, _ in operators()], of=family)
 def test_every_operator_is_in_a_table(name):
     if name.startswith("_backward_") or name in ELSEWHERE or name in RANDOM:
         return  # the gradients are checked with their operators, samplers in test_random.py
     assert name in CHECKED, f"add a row for {name} to a table in tests/op_cases, or say in ELSEWHERE why not"
 
 
-@pytest.mark.parametrize("name", sorted(CHECKED - RANDOM))
+@rows("name", sorted(CHECKED - RANDOM), of=family)
 def test_every_gradient_is_checked(name):
     cls = lookup(name)
     has_gradient = not cls.traits.no_gradient and cls.gradient is not Operator.gradient
@@ -132,13 +123,13 @@ def inherited_out_of_order(cls):
             yield fact
 
 
-@pytest.mark.parametrize(("name", "cls"), operators())
+@rows(("name", "cls"), operators(), of=lambda row: family(row[0]))
 def test_what_is_said_of_inputs_by_position_is_not_inherited_where_they_are_others(name, cls):
     if name not in ANY_ORDER:
         assert not list(inherited_out_of_order(cls)), f"{name} must say these itself: its base has other inputs"
 
 
-@pytest.mark.parametrize(("name", "cls"), operators())
+@rows(("name", "cls"), operators(), of=lambda row: family(row[0]))
 def test_every_operator_is_documented(name, cls):
     assert cls.__doc__
     assert cls.__doc__ != Operator.__doc__

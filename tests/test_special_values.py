@@ -4,10 +4,10 @@ The small ones are compared with MXNet's (tests/test_ops_recorded.py).
 """
 
 import numpy as np
-import pytest
 
 import flowmx as mx
 from tests.op_cases import more_nn, more_tensor
+from tests.rows import label, operator, rows
 
 TIMES = 20000
 CASES = [case for case in more_tensor.CASES + more_nn.CASES if case.note == "special"]
@@ -17,7 +17,7 @@ def compute(case, arrays):
     return mx.nd.op.op(case.op, *[mx.nd.array(each, dtype=each.dtype) for each in arrays], **case.params).asnumpy()
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+@rows("case", CASES, of=operator, name=label)
 def test_large_as_small(case):
     small = case.given()
     large = compute(case, [np.tile(each, (TIMES, *(1,) * (each.ndim - 1))) for each in small])

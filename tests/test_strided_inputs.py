@@ -1,23 +1,17 @@
 """Operators give the same of views with strides as of contiguous arrays: outputs, gradients, updated states."""
 
 import ctypes
-import importlib
-import pkgutil
 
 import numpy as np
 import pytest
 
 import flowmx as mx
-import tests.op_cases
 from flowmx.errors import AutogradError
 from flowmx.ops.kernels.onednn import kernel
+from tests.op_cases import every_case
 from tests.strided import strided
 
-CASES = [
-    case
-    for module in pkgutil.iter_modules(tests.op_cases.__path__)
-    for case in getattr(importlib.import_module(f"tests.op_cases.{module.name}"), "CASES", [])
-]
+CASES = every_case()
 
 
 def stepped(values, dtype):

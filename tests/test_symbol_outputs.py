@@ -3,28 +3,27 @@
 Recorded by tests/fixtures/record_symbols.py.
 """
 
-import importlib
 import json
-
-import pytest
 
 import flowmx as mx
 from tests.fixtures.record_symbols import FILE, describe
+from tests.op_cases import tables
 from tests.op_cases.case import by_key
+from tests.rows import rows
 
 # Counted outputs that differ, and why.
 COUNTED_OTHERWISE: dict[str, str] = {}
 
 
 def recorded():
-    for module, rows in json.loads(FILE.read_text()).items():
-        table = by_key(importlib.import_module(f"tests.op_cases.{module}").CASES)
-        for name, row in rows.items():
-            yield pytest.param(name, table.get(name), row, id=f"{module}-{name}")
+    for module, found in json.loads(FILE.read_text()).items():
+        table = by_key(tables()[module])
+        for name, expected in found.items():
+            yield module, name, table.get(name), expected
 
 
-@pytest.mark.parametrize(("name", "case", "expected"), list(recorded()))
-def test_as_mxnet(name, case, expected):
+@rows(("module", "name", "case", "expected"), recorded(), of=lambda row: row[0], name=lambda row: row[1])
+def test_as_mxnet(module, name, case, expected):
     assert case is not None, f"{name} is not in the table any more: record the module again"
     counted, names, shapes = describe(mx, case)
     assert names == expected[1]

@@ -1,8 +1,6 @@
 """Operators do what they say of themselves, and nobody keeps lists of their names."""
 
 import ast
-import importlib
-import pkgutil
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +8,12 @@ import numpy as np
 import pytest
 
 import flowmx as mx
-import tests.op_cases
 from flowmx import devices
 from flowmx.ops.registry.operators import Operator, Run, lookup, operator, registered
 from flowmx.ops.registry.traits import Passing, Precision
 from tests.graph_runs import operator_of
+from tests.op_cases import every_case
+from tests.rows import family, rows
 
 ROOT = Path(mx.__file__).parent
 PLACES = ("amp", "cached_op", "executor", "graph")
@@ -61,13 +60,8 @@ def test_operators_are_asked_and_not_listed(place):
 # -- traits, and what operators do ---------------------------------------------------------------------------
 
 
-def rows():
-    for module in pkgutil.iter_modules(tests.op_cases.__path__):
-        yield from getattr(importlib.import_module(f"tests.op_cases.{module.name}"), "CASES", [])
-
-
 CASES: dict[str, list[Any]] = {}
-for _case in rows():
+for _case in every_case():
     CASES.setdefault(lookup(_case.op).name, []).append(_case)
 NAMES = sorted(CASES)
 
@@ -115,7 +109,7 @@ def same_bytes(one, other):
     return one.dtype == other.dtype and one.tobytes() == other.tobytes()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@rows("name", NAMES, of=family)
 def test_what_is_passed_on(name):
     """The first output has the first input's bytes where the operator says so, and nowhere else always."""
     made = list(calls(name))
@@ -142,7 +136,7 @@ def changed(array):
         yield np.full_like(array, np.nan)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@rows("name", NAMES, of=family)
 def test_what_only_lends_its_shape(name):
     """An input whose elements change nothing is one of ``shapes_only``, and those are such."""
     read, alone = set(), set()
@@ -162,7 +156,7 @@ def test_what_only_lends_its_shape(name):
     assert not unread or name in READ_ELSEWHERE, "these only lend their shape: name them in shapes_only"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@rows("name", NAMES, of=family)
 def test_what_is_neutral_changes_nothing(name):
     for op, (first, *others), _ in calls(name):
         neutral = op.traits.neutral

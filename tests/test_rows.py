@@ -1,0 +1,59 @@
+"""Rows of tables that share a test: all of them run, and each that fails is told."""
+
+import pytest
+
+from tests.rows import rows
+
+TABLE = [("small", 1), ("small", 2), ("great", 30), ("great", 4), ("great", 50)]
+
+
+def test_a_group_is_an_item_and_each_row_is_run():
+    seen = []
+
+    @rows(("size", "number"), TABLE, of=lambda row: row[0])
+    def check(number, size, fixture):
+        seen.append((size, number, fixture))
+
+    (mark,) = check.pytestmark
+    assert mark.kwargs["ids"] == ["small", "great"]
+    for group in mark.args[1]:
+        check(group, fixture="made once")
+    assert seen == [(*row, "made once") for row in TABLE]
+
+
+def refuse(number):
+    if number != 30:
+        raise ValueError("few" if number < 10 else "many")
+
+
+def test_all_rows_that_fail_are_told_by_name():
+    @rows("row", TABLE, of=lambda row: row[0], name=lambda row: f"of {row[1]}")
+    def check(row):
+        with pytest.raises(ValueError, match="few"):
+            refuse(row[1])
+
+    small, great = check.pytestmark[0].args[1]
+    check(small)
+    with pytest.raises(BaseExceptionGroup, match="2 of 3 rows fail: row of 30, row of 50") as caught:
+        check(great)
+    missing, other = caught.value.exceptions
+    assert "DID NOT RAISE" in str(missing)
+    assert "many" in str(other)
+
+
+def test_a_test_whose_time_is_up_ends():
+    ran = []
+
+    @rows("row", TABLE, of=lambda row: "all")
+    def check(row):
+        ran.append(row)
+        pytest.fail("Timeout (>120.0s) from pytest-timeout.")
+
+    with pytest.raises(pytest.fail.Exception, match="Timeout"):
+        check(TABLE)
+    assert ran == TABLE[:1]
+
+
+def test_a_table_without_rows_is_refused():
+    with pytest.raises(AssertionError, match="the table has no rows"):
+        rows("row", [], of=str)
