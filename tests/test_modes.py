@@ -27,7 +27,7 @@ from tests.modes.run import fuzz, program, quiet
 from tests.modes.trial import Trial
 
 NAMES = list(MODES)
-SAMPLE, SOAK, PART = 144, 3000, 72
+SAMPLE, SOAK, PART = 300, 3000, 100
 
 
 @pytest.fixture(autouse=True)

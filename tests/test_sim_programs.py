@@ -14,14 +14,14 @@ from tests.programs import Flow, Serial, make
 from tests.test_serial_equivalence import check, explain
 
 pytestmark = pytest.mark.filterwarnings("ignore::flowmx.errors.CrossDeviceWarning")
-NORMAL, SOAK = 240, 12_000
+NORMAL, SOAK = 600, 12_000
 LITTLE = 1 << 22
 """Bytes that are enough for the largest programs, but no more: blocks go from stream to stream."""
 CONTEXTS = [mx.sim(0), mx.sim(1)]
 
 
 SHARE = {"Naive": 6, "Round": 2, "Unpooled": 2}
-"""So many sixths of the programs run with a type of pool: some six hundred in all."""
+"""So many sixths of the programs run with a type of pool: a thousand in all."""
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def test_a_random_program_gives_what_a_serial_run_gives(deferred, pool, count, m
     mx.settings.reload()
     try:
         with simulated("a10", 2, streams=3, memory=LITTLE) as machine:
-            for seed in range(SHARE[pool] * count // (6 if deferred else 12)):
+            for seed in range(SHARE[pool] * count // (6 if deferred else 24)):
                 check(make(seed, length=30), run(machine, seed, deferred))
             handed_over = sum(device.pool.handed_over for device in machine.devices.values())
             assert bool(handed_over) == (pool != "Unpooled")
