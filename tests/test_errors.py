@@ -212,6 +212,28 @@ def test_waitall_raises_the_first_of_many():
     assert str(caught.value) == "number 0"
 
 
+def test_waitall_raises_the_first_of_many_though_it_ends_last(kind):
+    if kind == "NaiveEngine":
+        pytest.skip("operations end in the order pushed")
+    others_ended = asyncio.Event()
+
+    async def last():
+        await others_ended.wait()
+        raise ValueError("number 0")
+
+    async def tell():
+        others_ended.set()
+
+    with mx.engine.using(cpu_worker_nthreads=2):
+        mx.engine.push(last)
+        for number in range(1, 200):
+            poisoned(ValueError(f"number {number}"))
+        mx.engine.push(tell)
+        with pytest.raises(ValueError, match="number") as caught:
+            mx.nd.waitall()
+    assert str(caught.value) == "number 0"
+
+
 class Odd(Exception):
     """An exception that can not be made from its text, pickled or copied."""
 

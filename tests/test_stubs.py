@@ -84,7 +84,7 @@ def build(source: Path, what: str, **environment: str) -> tuple[Path, str]:
 
 def test_distributions_contain_the_stubs(tmp_path):
     source = tmp_path / "source"  # as it is in the repository: without stubs
-    for name in ("flowmx", "comm", "devices", "ops"):
+    for name in ("flowmx", "comm", "devices", "ops", "packaging/pytest"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("*.pyi", "__pycache__"))
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)

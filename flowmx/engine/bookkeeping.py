@@ -192,6 +192,12 @@ class Books:
             return
         if len(self.failures) >= _MOST_FAILURES:
             self.failures = [each for each in self.failures if not each.seen]
+        if len(self.failures) >= _MOST_FAILURES:
+            # Several workers end operations in any order: those pushed first are kept.
+            last = max(self.failures, key=lambda each: each.serial)
+            if last.serial > failure.serial:
+                self.failures.remove(last)
+                last.listed = False
         if len(self.failures) < _MOST_FAILURES:
             failure.listed = True
             self.failures.append(failure)
