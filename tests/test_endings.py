@@ -612,6 +612,25 @@ def strike_at_each_moment(blow, step):
     assert struck > 700 / step
 
 
+def test_what_runs_at_its_push_is_not_ended_by_others_while_a_handler_in_its_middle_waits():
+    """A wait lets other threads have the lock; they must not take what is further down on this stack for an orphan."""
+    a, b = mx.nd.zeros((2,)), mx.nd.zeros((2,))
+    mx.nd.waitall()
+    actor = devices.get(mx.cpu()).compute
+    while not actor.is_idle():
+        time.sleep(0)
+
+    def work():  # a handler that comes while an operation runs at its push
+        mx.engine.push(int, reads=[a], writes=[b])
+        mx.engine.engine.waiting._block(mx.engine.push(lambda: 3, device=mx.cpu(1)))  # a worker does it
+        states.append(op.state)
+
+    states, op = [], Operation(work, (), (), (a._storage,), actor, "work", light=True)
+    mx.engine.engine.enqueue(op)
+    assert states == [State.RUNNING]
+    assert (a + b).asnumpy().tolist() == [0, 0]
+
+
 @pytest.mark.parametrize("pushes", [False, True])
 def test_what_two_interrupts_in_a_row_break_off_holds_nothing_up(pushes, monkeypatch):
     """The second one comes before what the first one broke off could be ended."""

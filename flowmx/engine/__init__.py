@@ -143,6 +143,8 @@ def push(
 
 
 def _is_coroutine_function(function: Callable[..., Any]) -> bool:
+    if type(function) is types.FunctionType and not function.__dict__:  # there is no mark that makes it one
+        return bool(function.__code__.co_flags & inspect.CO_COROUTINE)
     while isinstance(function, functools.partial):
         function = function.func
     if isinstance(function, (type, types.BuiltinFunctionType)):
@@ -171,7 +173,8 @@ class _InContext:
     def __init__(self, op: Operation) -> None:
         self.context = contextvars.copy_context()
         self.context.run(current.set, op)
-        self.context.run(_bulking.leave)
+        if _bulking.is_inside():
+            self.context.run(_bulking.leave)
 
     def __call__(self, op: Operation, proceed: Callable[[], Any]) -> Any:
         return _await_in(self.context, proceed) if op.is_coroutine else self.context.run(proceed)

@@ -11,7 +11,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from time import monotonic
-from types import FrameType
 from typing import Any
 
 from flowmx.engine.failure import Failure, failure_of
@@ -66,14 +65,17 @@ class Books:
     def _end_orphans(self) -> None:
         """End adopted operations that nobody runs: an interrupt broke one off, and the next one what was to end it.
 
-        Whoever runs an operation at its push holds the lock, so the call that pushes it is on this thread's stack.
+        The call that pushes one is on its thread's stack for as long as it runs. That need not be this thread: where a
+        signal handler in the middle of such a call waits, other threads have the lock meanwhile.
         """
+        frames = sys._current_frames()
         running = set()
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            if frame.f_code.co_name == "enqueue":
-                running.add(frame.f_locals.get("op"))
-            frame = frame.f_back
+        for thread in set(self.adopted.values()):
+            frame = frames.get(thread)
+            while frame is not None:
+                if frame.f_code.co_name == "enqueue":
+                    running.add(frame.f_locals.get("op"))
+                frame = frame.f_back
         for op in [op for op in list(self.adopted) if op not in running]:
             waiters: list[Callable[[], None]] = []
             self.finish(

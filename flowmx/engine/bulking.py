@@ -98,6 +98,11 @@ def bulk(engine: Engine, size: int) -> Iterator[None]:
         engine.leave_bulks()
 
 
+def is_inside() -> bool:
+    """True where pushes of this context may be gathered by a scope."""
+    return _scope.get() is not None
+
+
 def leave() -> None:
     """Push each operation by itself from here on in this context, whatever scope it was copied in."""
     _scope.set(None)

@@ -133,8 +133,11 @@ class Pushing:
         if scope is not None and not scope.closed:
             scope.add(op)
             return True
+        # The end of a scope may have been broken off by an interrupt, at any line of it.
         if bulks is not None:
-            self.leave_bulks()  # the end of a scope may have been broken off by an interrupt
+            self.leave_bulks()
+        else:
+            self._find_out()
         return False
 
     def _adopt(self, op: Operation) -> None:

@@ -73,7 +73,12 @@ class Runner:
                 if books.is_poisoned:
                     failure = carried(op)
                 if failure is None:
-                    op.result = op.function(*op.arguments) if not op.layers else layered(op)
+                    if not op.layers:
+                        op.result = op.function(*op.arguments)
+                    elif op.arguments or len(op.layers) > 1:
+                        op.result = layered(op)
+                    else:  # user code: one call less
+                        op.result = op.layers[0](op, op.function)
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                     interrupt, failure = error, Failure(interrupted(op), op)
