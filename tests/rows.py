@@ -29,8 +29,9 @@ def rows(
         of: gives a row's group, which is the id of the group's item.
         name: gives a row's name, by which a failure tells it.
 
-    All rows of a group run, whichever fail. Fixtures are set up once for a group: one that notes what happens, as
-    ``calls`` does, would also hold what earlier rows did.
+    All rows of a group run, whichever fail; one that skips fails too, since the others would go with it. Fixtures
+    are set up once for a group: one that notes what happens, as ``calls`` does, would also hold what earlier rows
+    did.
 
     Raises:
         ExceptionGroup: from the test, what the rows raised, each with a note that names the row.
@@ -48,7 +49,7 @@ def rows(
                 given = {names: row} if isinstance(names, str) else dict(zip(names, row, strict=True))
                 try:
                     test(**given, **fixtures)
-                except (Exception, pytest.fail.Exception) as error:
+                except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
                     if "pytest-timeout" in str(error):
                         raise
                     error.add_note(f"row {name(row)}")

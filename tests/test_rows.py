@@ -41,6 +41,20 @@ def test_all_rows_that_fail_are_told_by_name():
     assert "many" in str(other)
 
 
+def test_a_row_that_skips_fails_and_takes_no_others_with_it():
+    ran = []
+
+    @rows("row", TABLE, of=lambda row: "all", name=lambda row: f"of {row[1]}")
+    def check(row):
+        ran.append(row)
+        if row[1] == 2:
+            pytest.skip("no reason")
+
+    with pytest.raises(BaseExceptionGroup, match="1 of 5 rows fail: row of 2"):
+        check(TABLE)
+    assert ran == TABLE
+
+
 def test_a_test_whose_time_is_up_ends():
     ran = []
 
