@@ -162,22 +162,20 @@ def runs_user_code(op: Operation) -> None:
     what it pushes there might be gathered with what waits for it.
     """
     op.runs_user_code, op.bulkable = True, False
-    op.wrap(_InContext(op))
+    op.context = context = contextvars.copy_context()
+    context.run(current.set, op)
+    if _bulking.is_inside():
+        context.run(_bulking.leave)
+    op.layers = (*op.layers, _in_context) if op.layers else _IN_CONTEXT
 
 
-class _InContext:
+def _in_context(op: Operation, proceed: Callable[[], Any]) -> Any:
     """A layer in which user code finds the context of its push."""
+    assert op.context is not None
+    return _await_in(op.context, proceed) if op.is_coroutine else op.context.run(proceed)
 
-    __slots__ = ("context",)
 
-    def __init__(self, op: Operation) -> None:
-        self.context = contextvars.copy_context()
-        self.context.run(current.set, op)
-        if _bulking.is_inside():
-            self.context.run(_bulking.leave)
-
-    def __call__(self, op: Operation, proceed: Callable[[], Any]) -> Any:
-        return _await_in(self.context, proceed) if op.is_coroutine else self.context.run(proceed)
+_IN_CONTEXT = (_in_context,)
 
 
 async def _await_in(context: contextvars.Context, function: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
@@ -196,13 +194,15 @@ async def _ended(function: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[Any,
 
 
 def _tags(argument: str, items: Iterable[Variable | HasVariable]) -> tuple[Variable, ...]:
+    if type(items) is tuple and not items:  # the default
+        return ()
     tags = []
     for item in items:
         variable = item if isinstance(item, Variable) else getattr(item, "variable", None)
         if not isinstance(variable, Variable):
             raise TypeError(f"push: {argument} holds {item!r}, expected engine variables or arrays")
         tags.append(variable)
-    return tuple(dict.fromkeys(tags))
+    return tuple(dict.fromkeys(tags)) if len(tags) > 1 else tuple(tags)
 
 
 def delete_variable(variable: Variable | HasVariable, on_delete: Callable[[], object] | None = None) -> Handle:

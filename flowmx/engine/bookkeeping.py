@@ -145,7 +145,9 @@ class Books:
                     variable.failure = None
             op.actor.executed += 1
             if self.journal is not None:
-                self._note_end(op)
+                # Not the failure itself: it would hold on to what its frames hold.
+                failed = op.failure is not None
+                self.journal.append((op.serial, op.name, op.actor.name, op.origin, op.began, monotonic(), failed))
             self.scheduler.complete(op)
         if op.waiters is not None:
             waiters += op.waiters.values()
@@ -154,12 +156,6 @@ class Books:
             self._end_cancelled(waiters)
         if self._room_waiters:
             waiters += [wake for is_due, wake in list(self._room_waiters.values()) if is_due()]
-
-    def _note_end(self, op: Operation) -> None:
-        assert self.journal is not None
-        # Not the failure itself: it would hold on to what its frames hold.
-        failed = op.failure is not None
-        self.journal.append((op.serial, op.name, op.actor.name, op.origin, op.began, monotonic(), failed))
 
     def _end_cancelled(self, waiters: list[Callable[[], None]]) -> None:
         """Complete operations that were cancelled while they waited: their turn has come."""
@@ -256,7 +252,7 @@ def release(op: Operation) -> None:
     """Drop all references of an ended operation but its outcome (not locked: a finaliser may do anything)."""
     op.function = _nothing
     op.arguments = op.reads = op.writes = ()
-    op.layers = ()
+    op.layers, op.context = (), None
 
 
 def _nothing(*_: Any) -> None:

@@ -252,7 +252,7 @@ class Pushing:
         if op.state == DONE:
             release(op)
         else:
-            op.function, op.arguments, op.layers = _nothing, (), ()
+            op.function, op.arguments, op.layers, op.context = _nothing, (), (), None
         return True
 
 

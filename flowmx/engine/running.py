@@ -128,37 +128,32 @@ class Runner:
     ) -> Operation | None:
         """Complete an operation, and return the next one of the turn, if there is one to go on with."""
         waiters: list[Callable[[], None]] = []
+        books, actor = self.books, turn.actor
         try:
-            following = self._complete(turn, op, failure, waiters, until, light, goes_on)
+            with books.lock:
+                books.settle()
+                books.finish(op, failure, waiters)
+                actor.over(turn, op)  # after that: what is ready now is for this thread, and no other need be called
+                following = actor.next(turn, light) if goes_on and (until is None or until.state != DONE) else None
+                if following is None:
+                    actor.tend()  # there may be work that is not for this thread
             # Before waiters are notified, who may read the memory; outside the lock, since a finaliser may do anything.
             release(op)
             for waiter in waiters:
                 waiter()
         except BaseException:
-            again(self._complete_again, turn, op, failure, waiters)
+            again(self._end_again, turn, op, failure, waiters)
             raise
         return following
 
-    def _complete(
-        self, turn: Turn, op: Operation, failure: Failure | None, waiters: list[Callable[[], None]],
-        until: Operation | None = None, light: bool = False, goes_on: bool = False,
-    ) -> Operation | None:  # fmt: skip
-        actor = turn.actor
+    def _end_again(self, turn: Turn, op: Operation, failure: Failure | None, waiters: list[Callable[[], None]]) -> None:
+        if turn.op is not None and turn.op is not op:  # the next one, which it will not run
+            self.drop(turn)
         with self.books.lock:
             self.books.settle()
             self.books.finish(op, failure, waiters)
-            actor.over(turn, op)  # after that: what is ready now is for this thread, and no other need be called
-            following = actor.next(turn, light) if goes_on and (until is None or until.state != DONE) else None
-            if following is None:
-                actor.tend()  # there may be work that is not for this thread
-            return following
-
-    def _complete_again(
-        self, turn: Turn, op: Operation, failure: Failure | None, waiters: list[Callable[[], None]]
-    ) -> None:
-        if turn.op is not None and turn.op is not op:  # the next one, which it will not run
-            self.drop(turn)
-        self._complete(turn, op, failure, waiters)
+            turn.actor.over(turn, op)
+            turn.actor.tend()
         release(op)
         for waiter in waiters:
             waiter()

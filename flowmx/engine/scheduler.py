@@ -30,6 +30,7 @@ also where an object is made that the garbage collector tracks.)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextvars import Context
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -153,6 +154,7 @@ class Operation(KnownAttributes):
         runs_user_code: the function may do anything: use arrays, push, wait.
         settles: the function settles the failures of its variables itself, part by part.
         layers: what is done around the function, the innermost first.
+        context: the context variables that user code runs with.
         state, blockers, dependents, serial: the scheduler's.
         waits_inside: how many waits its function is in, on any thread; its slot is given up meanwhile.
         waiters: called when it is complete, by whom they belong to.
@@ -167,6 +169,7 @@ class Operation(KnownAttributes):
     runs_user_code = False
     settles = False
     layers: tuple[Layer, ...] = ()
+    context: Context | None = None
     state = WAITING
     blockers: dict[Any, None] | None = None
     dependents: dict[Operation, None] | None = None

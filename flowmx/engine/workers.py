@@ -170,7 +170,11 @@ class ThreadActor(Actor):
         """
         while True:
             op = self.mailbox.first()
-            if op is None or (light and not op.light) or not self._has_slot(turn, op):
+            if (
+                op is None
+                or (light and not op.light)
+                or ((self._stopped or self.running >= self.slots) and not self._has_slot(turn, op))
+            ):
                 turn.is_over()
                 return None
             if op.state == READY:  # else somebody came in between, and it has been taken
