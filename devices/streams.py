@@ -210,9 +210,9 @@ class Stream(ABC):
         while self._held and self._held[0][0].done():
             self._held.popleft()[0].finish()
 
-    def held_too_long(self) -> list[Token]:
-        """The tokens to wait for before the next launch, where much memory of the host is kept alive."""
-        return [self._held[0][0]] if len(self._held) > _MOST_HELD else []
+    def held_too_long(self) -> Token | None:
+        """The token to wait for before the next launch, where much memory of the host is kept alive."""
+        return self._held[0][0] if len(self._held) > _MOST_HELD else None
 
     def can_wait_for(self, token: Token) -> bool:
         """Tell whether the device can wait for a token, so that the host need not."""
@@ -393,17 +393,18 @@ class StreamActor(BatchActor):
         await super().run()
 
     async def begin(self, batch: Sequence[Operation]) -> None:
+        books = engine.books
         with engine.guard():
             for op in batch:
                 op.began = monotonic()
-                failure = carried(op) if engine.poisoned else None
+                failure = carried(op) if books.is_poisoned else None
                 if failure is None:
                     sources, before = _tokens_before(op)
                     stream = self.choose(op, before)
-                    awaited = stream.held_too_long()
-                    for token in before:
-                        if not stream.can_wait_for(token):
-                            awaited.append(token)
+                    awaited = [token for token in before if not stream.can_wait_for(token)] if before else []
+                    held = stream.held_too_long()
+                    if held is not None:
+                        awaited.append(held)
                     if awaited:
                         self._spawn(self._launch_after(awaited, op, stream, sources, before))
                         continue
@@ -438,7 +439,8 @@ class StreamActor(BatchActor):
             if token.failure is not None:
                 raise Inherited(token.failure)
         stream = launch.stream
-        launch.sources = [token for token in sources if not token.done()]
+        if sources:
+            launch.sources = [token for token in sources if not token.done()]
         outer, here.launch = here.launch, launch
         try:
             with stream:

@@ -70,15 +70,16 @@ class CudaStream(Stream):
     def __enter__(self) -> Stream:
         if not here.streams and not here.is_devices:
             _thread.before = self._cuda.runtime.getDevice(), self._cuda.get_current_stream()
-        super().__enter__()
+        here.streams.append(self)
         if _thread.stream is not self:
             self._make_current()
         return self
 
     def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
-        if here.streams:
-            outer = here.streams[-1]
+        streams = here.streams
+        streams.pop()
+        if streams:
+            outer = streams[-1]
             if isinstance(outer, CudaStream) and outer is not self:
                 outer._make_current()
         elif _thread.before is not None:
