@@ -7,6 +7,7 @@ The peers live in environments of their own, under the folder that PEERS names: 
 from __future__ import annotations
 
 import argparse
+import statistics
 
 from benchmarks import figure7, figure8, sim_scaling, turns
 from benchmarks import gpu as gpus
@@ -146,6 +147,23 @@ def gluon(rounds: int) -> None:
         )
 
 
+def small(rounds: int) -> None:
+    """Small imperative training steps, operator by operator, with their updates."""
+    ratios = []
+    for name in SMALL:
+        figures = turns.compare("small_steps", ["mxnet", "torch"], rounds, [name], min)
+        turns.report(
+            f"{name} (milliseconds an imperative step)", figures, {"step_ms": [("mxnet", 0.8), ("torch", 1.5)]}
+        )
+        if "torch" in figures:
+            ratios.append(figures["flowmx"]["step_ms"] / figures["torch"]["step_ms"])
+    if ratios:
+        print(f"\nmean of torch's time: {statistics.geometric_mean(ratios):.2f}, at most 1.2")
+
+
+SMALL = ("mlp", "gru", "transformer", "tiny", "rows", "policy", "branches", "seq2seq", "convnet", "embedding")
+
+
 def shapes(rounds: int) -> None:
     """Megabytes that a thousand random shapes through one hybridized network take, compared with the largest alone."""
     del rounds  # nothing is timed
@@ -262,7 +280,7 @@ BENCHMARKS = {
     function.__name__: function
     for function in (
         engine, lenet, lag, runahead, networks, operators, chain, memory, recompute, resident, planning, language,
-        transformer, hybrid, gluon, shapes, importing, kvstore, recordio, images, loader, profiling, serving,
+        transformer, hybrid, gluon, small, shapes, importing, kvstore, recordio, images, loader, profiling, serving,
         hostile, gpu,
     )
 }  # fmt: skip
