@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from flowmx import autograd
-from flowmx.ndarray import backward, core, indexing, recording, rules, views, writing
+from flowmx.ndarray import backward, core, indexing, recording, replay, rules, views, writing
 from flowmx.ndarray.backward import Walk
 from flowmx.ndarray.bulk import Bulk
 from flowmx.ndarray.recording import Leaf
@@ -162,6 +162,29 @@ def detaches_nothing(patch):
     patch.setattr(views, "detach", detach)
 
 
+def replays(patch, change):
+    def made(self, real=replay.Lesson.replay):
+        found = real(self)
+        return None if found is None else change(found)
+
+    patch.setattr(replay.Lesson, "replay", made)
+
+
+def without_sums(found):
+    def plain(program):
+        totals = [each._replace(forward=None) if isinstance(each, replay.Total) else each for each in program.steps]
+        return program._replace(steps=tuple(totals))
+
+    return found._replace(programs=tuple([plain(each) for each in found.programs]))
+
+
+def takes_tapes_of_the_same_operators_for_the_same(patch):
+    def key_of(nodes, *more, real=replay.key_of):
+        return None if real(nodes, *more) is None else tuple([id(node.rules) for node in nodes])
+
+    patch.setattr(replay, "key_of", key_of)
+
+
 WRONG = {
     "an assignment to a whole array is not recorded": lambda patch: forgets_assignments(patch, True),
     "an assignment to a part is not recorded": lambda patch: forgets_assignments(patch, False),
@@ -192,6 +215,12 @@ WRONG = {
     ),
     "views made outside are recorded": views_from_outside_are_recorded,
     "detach() detaches nothing": detaches_nothing,
+    "replays do not look for changes": lambda patch: replays(patch, lambda found: found._replace(checked=())),
+    "replays add nothing to buffers": lambda patch: replays(patch, without_sums),
+    "replays leave the last operation out": lambda patch: replays(
+        patch, lambda found: found._replace(programs=found.programs[:-1])
+    ),
+    "replays of other tapes": takes_tapes_of_the_same_operators_for_the_same,
     "variables are changed in place": lambda patch: patch.setattr(views, "refuse_write", nothing),
 }  # fmt: skip
 

@@ -13,6 +13,7 @@ from flowmx.engine.origin import warn_user
 from flowmx.engine.runtime import engine
 from flowmx.errors import AutogradError
 from flowmx.ndarray import functions as F
+from flowmx.ndarray import replay
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.bulk import Bulk, Cell, Value
 from flowmx.ndarray.core import BaseArray, comes_from, may_store, store
@@ -105,6 +106,8 @@ class Walk:
         self._left: Counter[Any] | None = None
         self._kept: set[Any] = set()
         self._orders: dict[Device, Variable] = {}
+        self._key: replay.Key | None = None
+        self._lesson: replay.Lesson | None = None
         self._origin = capture(3)
 
     # -- walking ---------------------------------------------------------------------------------------
@@ -126,11 +129,15 @@ class Walk:
                     )
                 if given is not None:
                     given._storage.shared = True
-                self._add(head._entry, self._ones(head) if given is None else given)
             self._heads, self._given = heads, head_grads
             self._nodes, self.leaves, self._dead = _order(heads)
             if not self.leaves:
                 raise AutogradError(f"{_freed(self._nodes[-1])}; pass retain_graph=True to that one")
+            if self._replays():
+                return
+            for head, given in zip(heads, head_grads, strict=True):
+                assert head._entry is not None
+                self._add(head._entry, self._ones(head) if given is None else given)
             try:
                 for at in range(len(self._nodes) - 1, -1, -1):
                     self._at = at
@@ -139,6 +146,31 @@ class Walk:
                 if self._released:
                     free(self._released)
             self._nodes, self._released = [], []
+
+    def _replays(self) -> bool:
+        """Push the pass as it was learned from tapes of this form, if it was; else it may be learned from this one."""
+        if not self._stores or self._by_calls or self._dead:
+            return False
+        nodes, leaves = self._nodes, list(self.leaves)
+        self._key = replay.key_of(nodes, leaves, self._heads, self._given, self._train)
+        if self._key is None:
+            return False
+        known, is_new = replay.forms.look_up(self._key)
+        tops = [*self._heads, *[each for each in self._given if each is not None]]
+        if known is not None and known.run(nodes, tops, leaves, self._train, self._origin):
+            replay.forms.replayed += 1
+            for leaf in leaves:
+                assert leaf.grad is not None
+                _overwrite(leaf, leaf.grad)
+            if not self._retain:
+                for node in nodes:
+                    node.release()
+                free(nodes)
+            self._nodes, self.leaves = [], {}
+            return True
+        if is_new:
+            self._lesson = replay.Lesson(nodes, leaves, tops, tops[0]._storage.device)
+        return False
 
     def _through(self, node: TapeNode) -> None:
         """Add to the gradients of a node's inputs what follows from those of its outputs."""
@@ -158,6 +190,8 @@ class Walk:
             for entry, gradient in zip(node.entries, found, strict=False):
                 if entry is not None and gradient is not None:
                     self._add(entry, gradient)
+        elif self._lesson is not None:
+            self._lesson.failed = True
         if self._left is not None:
             self._left.subtract(entry for entry in node.entries if entry is not None)
         if is_reached and not self._retain:
@@ -243,6 +277,8 @@ class Walk:
         for position in rule.checked:
             if arrays[position]._storage.version != node.versions[position]:
                 node.refuse_changed(position)
+        if self._lesson is not None:
+            self._lesson.checked += [(self._at, position) for position in rule.checked]
         every = [*arrays, *heads]
         return self._on(device).compute(rule, [every[position] for position in rule.sources])
 
@@ -278,11 +314,15 @@ class Walk:
 
     def _push(self) -> None:
         if self._bulk is not None:
+            if self._lesson is not None:
+                self._lesson.note(self._bulk)
             self._bulk.push()
             self._bulk = None
 
     def arrays(self, cells: Sequence[Cell | None]) -> list[Any]:
         """Gradients as arrays."""
+        if self._lesson is not None:
+            self._lesson.failed = True
         waiting = [each for each in cells if isinstance(each, Value) and each.handle is None]
         for each in waiting:
             self._on(each.device).show(each)
@@ -348,6 +388,10 @@ class Walk:
                 if leaf.grad is not None and leaf.request == "write":
                     _overwrite(leaf, leaf.grad)
                     cast("NDArray", leaf.grad)[...] = 0
+            if self._lesson is not None and self._key is not None:
+                self._lesson.failed |= bool(self.leaves)
+                replay.forms.keep(self._key, self._lesson.replay())
+                self._lesson = None
 
     def _look_ahead(self) -> None:
         """Count what is still to come for each entry, and what it looks at."""

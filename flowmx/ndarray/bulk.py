@@ -66,6 +66,10 @@ class Bulk:
         train: whether they run in training mode.
         origin: the user's line.
         order: what all bulks of a pass on this device write, so that they run one after the other.
+
+    Attributes:
+        light: whether all parts take microseconds.
+        nbytes: what they make.
     """
 
     def __init__(self, device: Device, train: bool, origin: Origin, order: Variable) -> None:
@@ -74,13 +78,17 @@ class Bulk:
         self._parts: list[Part | None] = []
         self._reads: dict[Storage, None] = {}
         self._writes: dict[Variable, None] = {order: None}
-        self._light = True
-        self._weight = self._nbytes = 0
+        self.light = True
+        self._weight = self.nbytes = 0
 
     @property
     def is_full(self) -> bool:
         """True if the bulk is large enough to be pushed."""
         return len(self._parts) >= MOST_PARTS or self._weight >= MOST_WEIGHT
+
+    def parts(self) -> list[Part]:
+        """Its parts so far."""
+        return [part for part in self._parts if part is not None]
 
     def compute(self, rule: Rule, cells: Sequence[Cell]) -> list[Cell | None]:
         """Add a rule; returns what will be the gradients, one for each input of its operator."""
@@ -99,9 +107,9 @@ class Bulk:
             found.append(cell)
         if values:
             self._add(_run_rule, cells, (rule, tuple(values)), tuple(values.values()))
-            self._light &= rule.light
+            self.light &= rule.light
             self._weight += rule.weight
-            self._nbytes += rule.nbytes
+            self.nbytes += rule.nbytes
         return found
 
     def store(self, value: Cell, target: BaseArray) -> None:
@@ -115,7 +123,7 @@ class Bulk:
         """Add that a total is added to a gradient buffer, by the rule of a sum."""
         self._add(_add_to, (target, value), rule, (target._storage,))
         self._writes[target._storage] = None
-        self._light &= rule.light
+        self.light &= rule.light
         self._weight += rule.weight
 
     def show(self, value: Value) -> BaseArray:
@@ -141,7 +149,7 @@ class Bulk:
         run = run_on(self.device, self._train)
         op = Operation(
             _compute, (), tuple(self._reads), tuple(self._writes), self.device.compute, "backward", self._origin,
-            self._nbytes, self._light,
+            self.nbytes, self.light,
         )  # fmt: skip
         op.arguments = (run, self._parts, op)
         op.bulkable, op.settles = False, True
@@ -198,10 +206,14 @@ def _fail(failure: Failure, targets: Sequence[Any], op: Operation) -> None:
 
 def _named(op: Operation, error: Exception) -> Operation:
     """The operation under the name of the operator that raised an error."""
-    name = getattr(error, _NAME, op.name)
-    named = Operation(_compute, (), (), (), op.actor, name, op.origin)
-    named.serial = op.serial
-    return named
+    return named(op, getattr(error, _NAME, op.name))
+
+
+def named(op: Operation, name: str) -> Operation:
+    """The operation under another name, as failures tell it."""
+    made = Operation(_compute, (), (), (), op.actor, name, op.origin)
+    made.serial = op.serial
+    return made
 
 
 _NAME = "_flowmx_operator"

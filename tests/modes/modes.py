@@ -11,6 +11,7 @@ from flowmx.devices import pool
 from flowmx.devices.sim import simulated
 from flowmx.engine.runtime import engine
 from tests.modes import runners
+from tests.replays import eager_replays
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Mode:
         settings: those of the engine.
         simulated: the arguments of a simulated machine; None where there is none.
         leaves_out: kinds of steps that there is no way to do.
+        replayed: carry it out twice, so that its backward passes are learned and then replayed.
         bulk: how many operations are gathered into one.
         like: the mode with the same kernels, whose results it has to the last bit. Where there is none, it is compared
             with the reference.
@@ -45,6 +47,7 @@ class Mode:
     settings: dict[str, object] = field(default_factory=dict)
     simulated: dict[str, object] | None = None
     leaves_out: tuple[str, ...] = ()
+    replayed: bool = False
     bulk: int = 0
     like: str = ""
     of_its_own: tuple[str, ...] = ()
@@ -101,6 +104,9 @@ class Mode:
             if self.simulated is not None:
                 stack.enter_context(simulated("gtx980", len(self.devices), **self.simulated))
             try:
+                if self.replayed:
+                    stack.enter_context(eager_replays())
+                    self.runner(network, self, grid, wrap).run()
                 return self.runner(network, self, grid, wrap).run()
             finally:
                 engine.failures.clear()
@@ -147,6 +153,7 @@ PACKED: dict[str, Any] = {"like": "static shape"}
 MODES = {
     "imperative": Mode(),
     "imperative, call by call": Mode(settings={"backward_bulks": False}, **CALLS),
+    "imperative, replayed": Mode(replayed=True, **CALLS),
     "imperative, bulked": Mode(bulk=15, **CALLS),
     "imperative, naive": Mode(settings={"engine_type": "NaiveEngine"}, **CALLS),
     "hybridized": Mode(hybridize={}),

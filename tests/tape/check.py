@@ -20,6 +20,7 @@ from flowmx import autograd, nd
 from flowmx.engine.runtime import engine
 from flowmx.errors import AutogradError, CrossDeviceWarning
 from flowmx.gluon import nn
+from tests.replays import eager_replays
 from tests.tape.generate import again, make
 from tests.tape.oracle import Invalid
 
@@ -159,7 +160,16 @@ def judge(program, world=None):
     world = world or again(program)
     if world.refusal is not None:
         program = program[: world.refusal[0] + 1]
-    outcome = run(program)
+    with eager_replays():
+        for _ in range(2):  # the first run's backward passes are learned, the second's are replayed
+            wrong, ending = judged(program, world, run(program))
+            if wrong is not None:
+                break
+    return wrong, ending
+
+
+def judged(program, world, outcome):
+    """Compare an outcome with what it must be: what is wrong, and the kind of error, as :func:`judge`."""
     for (what, expected), (_, found) in zip(world.seen, outcome.seen, strict=False):
         if not close(expected, found):
             if "was freed by" in world.excuses and not expected.any():

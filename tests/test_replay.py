@@ -1,0 +1,316 @@
+"""Backward passes of the same form are learned once, and replayed: the same gradients, errors and memory."""
+
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx import autograd, nd
+from flowmx.engine.runtime import engine
+from flowmx.errors import AutogradError
+from flowmx.gluon import nn
+from flowmx.ndarray import replay
+
+
+@pytest.fixture(autouse=True)
+def forms(monkeypatch):
+    made = replay.Forms()
+    monkeypatch.setattr(replay, "forms", made)
+    return made
+
+
+def variable(value, request="write"):
+    made = nd.array(value)
+    made.attach_grad(request)
+    return made
+
+
+def pass_over(make, *heads, **options):
+    with autograd.record():
+        y = make()
+    y.backward(*heads, **options)
+    return y
+
+
+def test_the_third_pass_is_a_replay(forms):
+    x = variable([1.0, 2.0, 3.0])
+    for expected in (0, 0, 1, 2):
+        pass_over(lambda: (x * x).tanh().sum())
+        np.testing.assert_allclose(x.grad.asnumpy(), 2 * x.asnumpy() * (1 - np.tanh(x.asnumpy() ** 2) ** 2), 1e-5)
+        assert forms.replayed == expected
+
+
+def trained(steps, optimizer):
+    """The parameters of a small network after some steps, to the bit."""
+    mx.random.seed(3)
+    np.random.seed(3)
+    net = nn.Sequential()
+    net.add(nn.Dense(16, activation="relu"), nn.BatchNorm(), nn.Dropout(0.3), nn.Dense(4))
+    net.initialize(mx.init.Xavier())
+    trainer = mx.gluon.Trainer(net.collect_params(), optimizer, {"learning_rate": 0.1})
+    lost = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+    x, y = nd.array(np.random.randn(8, 6)), nd.array(np.arange(8) % 4)
+    for _ in range(steps):
+        with autograd.record():
+            loss = lost(net(x), y)
+        loss.backward()
+        trainer.step(8)
+    return [each.data().asnumpy() for each in net.collect_params().values()]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_training_is_the_same_to_the_bit(optimizer, forms, monkeypatch):
+    found = trained(6, optimizer)
+    assert forms.replayed == 4
+    monkeypatch.setattr(forms, "look_up", lambda key: (None, False))
+    for one, other in zip(found, trained(6, optimizer), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_gradients_that_are_added(forms, count):
+    x, y = variable([2.0, 3.0], "add"), variable([1.0, 1.0])
+    for _ in range(4 * count):
+        pass_over(lambda: x * y)
+    assert forms.replayed == 4 * count - 2
+    assert x.grad.asnumpy().tolist() == [4.0 * count] * 2
+    assert y.grad.asnumpy().tolist() == [2.0, 3.0]
+
+
+def test_heads_with_gradients_and_without_are_different_forms(forms):
+    x = variable([2.0, 3.0])
+    for number in range(4):
+        pass_over(lambda: x * 3, nd.array([number, 1.0]))
+        assert x.grad.asnumpy().tolist() == [3.0 * number, 3.0]
+        pass_over(lambda: x * 3)
+        assert x.grad.asnumpy().tolist() == [3.0, 3.0]
+    assert forms.replayed == 4
+
+
+def test_a_total_that_is_the_head_gradient_itself_stays_its_owners(forms):
+    x, head = variable([2.0, 3.0]), nd.array([5.0, 7.0])
+    for _ in range(4):
+        pass_over(lambda: x + 1, head)
+        x.grad[:] = 0
+    assert head.asnumpy().tolist() == [5.0, 7.0]
+
+
+def test_tapes_that_differ_in_their_connections_alone(forms):
+    x = variable([2.0])
+    for _ in range(4):
+        with autograd.record():
+            a, b = x * 2, x * 3
+            y = a * a + b  # the same operators, in the same order
+        y.backward()
+        assert x.grad.asscalar() == 2 * 4 * 2 + 3
+        with autograd.record():
+            a, b = x * 2, x * 3
+            y = a * b + b
+        y.backward()
+        assert x.grad.asscalar() == 2 * 6 * 2 + 3
+    assert forms.replayed == 4
+
+
+def test_variables_that_change_their_places(forms):
+    x, y = variable([2.0]), variable([5.0])
+    for _ in range(4):
+        pass_over(lambda: x * x * y)
+        assert (x.grad.asscalar(), y.grad.asscalar()) == (20, 4)
+        pass_over(lambda: x * y * y)
+        assert (x.grad.asscalar(), y.grad.asscalar()) == (25, 20)
+
+
+def test_new_buffers_and_views_as_buffers(forms):
+    x = variable([2.0, 3.0])
+    for _ in range(3):
+        pass_over(lambda: x * x)
+    before = x.grad
+    x.attach_grad()
+    pass_over(lambda: x * x)
+    assert forms.replayed == 2
+    whole = nd.zeros((4,))
+    autograd.mark_variables([x], [whole[1:3]])
+    for _ in range(3):
+        pass_over(lambda: x * x)
+    assert whole.asnumpy().tolist() == [0, 4, 6, 0]
+    assert before.asnumpy().tolist() == [4, 6]
+
+
+def test_two_variables_with_one_buffer(forms):
+    x, y, buffer = nd.array([2.0]), nd.array([3.0]), nd.zeros((1,))
+    autograd.mark_variables([x, y], [buffer, buffer], "add")
+    for _ in range(4):
+        pass_over(lambda: x * y)
+    assert buffer.asscalar() == 20
+
+
+def test_a_tape_that_is_retained_and_one_that_is_freed(forms):
+    x = variable([2.0])
+    for _ in range(3):
+        pass_over(lambda: x * x)
+    with autograd.record():
+        y = x * x
+    y.backward(retain_graph=True)
+    y.backward()
+    assert forms.replayed == 3
+    with pytest.raises(AutogradError, match="freed"):
+        y.backward()
+
+
+def test_what_was_changed_is_refused_in_a_replay(forms):
+    x, factor = variable([2.0]), nd.array([3.0])
+    for _ in range(3):
+        pass_over(lambda: x * factor)
+    with autograd.record():
+        y = x * factor
+    factor[:] = 4
+    with pytest.raises(AutogradError, match="changed in place"):
+        y.backward()
+
+
+def test_the_tape_is_let_go_of(forms):
+    x = variable(np.ones(1000))
+    for _ in range(4):
+        with autograd.record():
+            kept = x * x
+            y = kept.sum()
+        y.backward()
+        watched = weakref.ref(kept._storage)
+        del kept, y
+        nd.waitall()
+        gc.collect()
+        assert watched() is None
+    assert forms.replayed == 2
+
+
+def test_other_devices_and_modes_are_other_passes(forms):
+    x, other = variable([2.0]), nd.array([2.0], ctx=mx.cpu(1))
+    other.attach_grad()
+    for _ in range(4):
+        pass_over(lambda: x * x)
+        pass_over(lambda: other * other)
+        assert (x.grad.asscalar(), other.grad.asscalar()) == (4, 4)
+    simulated = nd.array([2.0], ctx=mx.sim(0)) if hasattr(mx, "sim") else None
+    if simulated is not None:
+        simulated.attach_grad()
+        for _ in range(4):
+            pass_over(lambda: simulated * simulated)
+        nd.waitall()
+
+
+def failing(error):
+    """A step's function that raises."""
+
+    def forward(run, inputs, outputs):
+        raise error
+
+    return forward
+
+
+def test_an_error_reaches_what_follows_from_it_and_nothing_else(forms):
+    x, y = variable([2.0]), variable([3.0, 3.0])
+
+    def step():
+        with autograd.record():
+            heads = x.tanh(), y.sigmoid()
+        autograd.backward(list(heads))
+
+    for _ in range(2):
+        step()
+    (key,) = forms.known
+    found = forms.known[key]
+    (program,) = found.programs
+    leaf = [shape for shape, _ in found.forms].index(x.shape)
+    slot = next(each.slot for each in program.steps if isinstance(each, replay.Total) and each.leaf == leaf)
+    steps = tuple(
+        each._replace(forward=failing(ValueError("no")))
+        if isinstance(each, replay.Step) and slot in [made[0] for made in each.makes]
+        else each
+        for each in program.steps
+    )
+    forms.known[key] = found._replace(programs=(program._replace(steps=steps),))
+    step()
+    assert forms.replayed == 1
+    np.testing.assert_allclose(y.grad.asnumpy(), [0.0451767] * 2, 1e-4)
+    with pytest.raises(ValueError, match="no"):
+        x.grad.asnumpy()
+    forms.known[key] = found
+    step()  # a new total heals the buffer
+    np.testing.assert_allclose(x.grad.asnumpy(), 0.0706508, 1e-4)
+    assert forms.replayed == 2
+
+
+def test_a_failed_input_fails_the_gradients_that_follow_from_it(forms):
+    x, y, factor = variable([2.0]), variable([3.0]), nd.array([1.0])
+
+    def step():
+        with autograd.record():
+            heads = x * factor, y * 2
+        autograd.backward(list(heads))
+
+    for _ in range(3):
+        step()
+    gate = mx.engine.Variable("gate")
+    release = threading.Event()
+
+    def fails_late():
+        release.wait(10)
+        raise ValueError("late")
+
+    mx.engine.push(fails_late, reads=[gate], writes=[factor])
+    step()  # nothing has failed yet: it is replayed, and finds the failure when it runs
+    release.set()
+    assert forms.replayed == 2
+    assert y.grad.asscalar() == 2
+    with pytest.raises(ValueError, match="late"):
+        x.grad.asnumpy()
+
+
+def test_forms_that_do_not_come_again_cost_little(forms):
+    x = variable(np.ones(4))
+    for length in range(1, 40):
+
+        def chain(length=length):
+            y = x
+            for _ in range(length):
+                y = y * 1.5
+            return y
+
+        pass_over(chain)
+    assert not forms.known
+
+
+def test_replays_used_longest_ago_are_dropped(forms, monkeypatch):
+    monkeypatch.setattr(replay, "_MOST_STEPS", 30)
+    x = variable(np.ones(4))
+    for length in (1, 4, 8, 12):
+
+        def chain(length=length):
+            y = x
+            for _ in range(length):
+                y = y * 1.5
+            return y
+
+        for _ in range(3):
+            pass_over(chain)
+    assert 1 <= len(forms.known) < 4
+    assert forms.replayed == 4
+
+
+def test_gradients_by_calls_are_not_learned(forms):
+    class Twice(autograd.Function):
+        def forward(self, x):
+            return x * 2
+
+        def backward(self, head):
+            return head * 2
+
+    x = variable([1.0])
+    for _ in range(4):
+        pass_over(lambda: Twice()(x))
+        assert x.grad.asscalar() == 2
+    assert forms.replayed == 0
+    engine.wait_all()
