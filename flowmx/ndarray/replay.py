@@ -58,7 +58,7 @@ class Step(NamedTuple):
 
 
 class Total(NamedTuple):
-    """What becomes of a variable's total.
+    """The use of a variable's total.
 
     Attributes:
         forward: adds it to the buffer; None where it becomes the buffer's content.
@@ -359,7 +359,7 @@ def key_of(
 
 
 class Lesson:
-    """What is noted of a walk while its replay is learned.
+    """Notes of a walk while its replay is learned.
 
     Attributes:
         pushed: its bulks.
