@@ -139,7 +139,7 @@ class Setting(NamedTuple):
         return value
 
     def check(self, value: object) -> object:
-        """Return `value` if the setting takes it.
+        """Return `value` if the setting takes it, or what it stands for.
 
         Raises:
             SettingError: It is of another type, outside the range, or none of the choices.
@@ -148,6 +148,8 @@ class Setting(NamedTuple):
             return value
         if self.kind is float and type(value) is int:
             value = float(value)
+        if isinstance(value, str):
+            value = self.aliases.get(value, value)
         if type(value) is not self.kind or not self._within(value):
             raise self._error(value)
         return value

@@ -62,6 +62,11 @@ def test_vectors_are_read_from_a_file(vectors):
         found.update_token_vectors("a", mx.nd.ones(3))
 
 
+def test_other_things_than_a_vocabulary_are_refused(vectors):
+    with pytest.raises(AssertionError, match=r"vocabulary is Counter, expected a contrib\.text\.vocab\.Vocabulary"):
+        text.embedding.CustomEmbedding(vectors, vocabulary=Counter("abc"))
+
+
 def test_vectors_for_a_vocabulary(vectors):
     vocab = text.vocab.Vocabulary(WORDS)
     found = text.embedding.CustomEmbedding(vectors, init_unknown_vec=mx.nd.ones, vocabulary=vocab)

@@ -866,3 +866,31 @@ def test_draining_ends_when_nothing_is_left_or_its_time_is_over():
     may_go.set()
     assert engine.drain(60)
     assert engine.stats()["pending"] == 0
+
+
+def test_other_settings_wait_for_pending_operations_where_the_kind_changes_alone(monkeypatch):
+    waiting = mx.engine.engine.waiting
+    waits = []
+
+    def wait_all(throw=True, real=waiting.wait_all):
+        waits.append(throw)
+        gate.open()
+        real(throw)
+
+    with mx.engine.using(engine_type="ThreadedEngine"), Gate() as gate:
+        monkeypatch.setattr(waiting, "wait_all", wait_all)
+        with mx.engine.using(engine_type="ThreadedEnginePooled", engine_check=True):  # another name of the same kind
+            assert mx.engine.stats()["kind"] == "ThreadedEngine"
+        assert not waits and not gate.op.done()
+        with mx.engine.using(engine_type="ThreadedEnginePerDevice"):
+            assert waits == [False] and gate.op.done()
+
+
+def test_a_failure_before_the_kind_changes_is_raised_where_the_program_waits():
+    def fails():
+        raise OSError("no disk")
+
+    with mx.engine.using(engine_type="ThreadedEngine"):
+        mx.engine.push(fails)
+        with mx.engine.using(engine_type="NaiveEngine"), pytest.raises(OSError, match="no disk"):
+            mx.engine.waitall()

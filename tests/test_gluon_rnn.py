@@ -283,3 +283,19 @@ def test_a_derived_cell_hands_weights_on_by_position(base):
     expected, _ = plain(x, plain.begin_state(2))
     found, _ = derived(x, derived.begin_state(2))
     np.testing.assert_array_equal(found.asnumpy(), expected.asnumpy())
+
+
+SUMS_AND_PRODUCTS = {
+    rnn.RNNCell: ["plus0", "out"],
+    rnn.LSTMCell: ["plus0", "mul0", "mul1", "state", "activation0", "out"],
+    rnn.GRUCell: ["plus1", "plus0", "mul0", "plus2", "mul1", "mul20", "out"],
+}
+
+
+@pytest.mark.parametrize("cell", SUMS_AND_PRODUCTS)
+def test_sums_and_products_of_a_step_have_the_names_that_mxnet_gives_them(cell):
+    made = cell(3, prefix="c_", input_size=2)
+    output, _ = made(mx.sym.Variable("x"), made.begin_state(func=mx.sym.Variable))
+    names = output.get_internals().list_outputs()
+    wanted = [f"c_t0_{name}_output" for name in SUMS_AND_PRODUCTS[cell]]
+    assert [name for name in names if name in wanted] == wanted

@@ -1,5 +1,7 @@
 """The servers' state machine, single cases: what chance finds too rarely, and what a run of the model does not show."""
 
+import dataclasses
+
 import pytest
 
 from flowmx.kvstore.server import modes
@@ -199,3 +201,11 @@ def test_who_is_gone_gets_no_value_for_a_push_that_can_not_be_applied():
     effects = made.view(p.View(2, ("a",), frozenset({"w0"})))
     assert [answer.kind for answer in answers(effects).values()] == ["not_counted"]
     assert answers(compute(made, made.push("y", "w0", PART, 1, "g"))) == {"y": p.Acknowledged(1)}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in vars(p).values() if dataclasses.is_dataclass(kind)])
+def test_what_goes_between_servers_cannot_be_changed(kind):
+    made = object.__new__(kind)
+    for field in dataclasses.fields(kind):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(made, field.name, None)

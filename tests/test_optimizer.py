@@ -314,3 +314,10 @@ def test_a_schedule_that_is_not_defined_here_is_named():
     saved = update.get_states(dump_optimizer=True).replace(b"PolyScheduler", b"NolyScheduler")
     with pytest.raises(ValueError, match="schedule is a NolyScheduler, which is not defined here"):
         update.set_states(saved)
+
+
+def test_a_gradient_is_scaled_and_then_clipped_on_both_sides():
+    optimizer = mx.optimizer.SGLD(rescale_grad=2.0, clip_gradient=0.5)
+    grad = mx.nd.array([-1.0, -0.125, 0.0, 0.125, 1.0])
+    assert optimizer.scaled(grad).asnumpy().tolist() == [-0.5, -0.25, 0.0, 0.25, 0.5]
+    assert optimizer.scaled(grad, mx.nd.ones(5), wd=0.25).asnumpy().tolist() == [-0.5, 0.0, 0.25, 0.5, 0.5]

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 import flowmx as mx
+from flowmx.ops.registry.operators import lookup
+from flowmx.optimizer import grouped
 
 rng = np.random.default_rng(0)
 
@@ -114,3 +116,17 @@ def test_adagrad():
 def test_what_is_refused(call, error, message):
     with pytest.raises(error, match=message):
         call(mx.nd.ones(2))
+
+
+def test_the_kernel_of_an_update_is_looked_up_once_and_again_on_another_device(monkeypatch):
+    looked = []
+
+    def forward_of(op, device):
+        looked.append(device)
+        return f"kernel of {device}"
+
+    monkeypatch.setattr(grouped, "forward_of", forward_of)
+    op = lookup("sgd_update").create(lr=0.1)
+    found = [grouped._plain(op, device) for device in ("cpu", "cpu", "gpu", "gpu", "cpu")]
+    assert found == [f"kernel of {device}" for device in ("cpu", "cpu", "gpu", "gpu", "cpu")]
+    assert looked == ["cpu", "gpu", "cpu"]

@@ -33,6 +33,13 @@ def test_every_setting_is_documented():
         assert row.doc.endswith("."), row.name
 
 
+def test_names_that_stand_for_others_are_taken_from_programs_as_from_the_environment():
+    for each in dataclasses.fields(settings.Settings):
+        for alias, value in each.metadata["aliases"].items():
+            with settings.override(**{each.name: alias}):
+                assert getattr(settings.get(), each.name) == value
+
+
 @pytest.mark.parametrize(
     ("variable", "text", "value"),
     [

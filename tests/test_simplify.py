@@ -349,6 +349,14 @@ def test_a_large_value_is_not_kept_for_the_backward_pass(passes):
     assert kept <= {e.node.op.name for node in plan.backward for e in node.inputs if e.node.op is not None}
 
 
+def test_a_large_value_is_computed_once_in_the_forward_pass(passes):
+    x = x_and()
+    executor = assert_same_without(passes, s.sigmoid(x) * 0.5 + s.sigmoid(x) * 2, x=(200, 200))
+    for train in (True, False):  # without a backward pass, too, for which it would be kept anyway
+        forward = executor._mode(train).plan.forward
+        assert [node.op.name for node in forward].count("sigmoid") == 1
+
+
 def test_what_is_read_before_and_after_a_write_is_not_the_same(passes):
     mean = s.Variable("norm_moving_mean", shape=(4,))
     norm = s.BatchNorm(x_and(), moving_mean=mean, name="norm")

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Runner"]
 
-Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[list[Array]]"]
-
 
 class Runner:
     """Serves one model after the other.

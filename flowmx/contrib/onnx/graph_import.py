@@ -13,6 +13,7 @@ from flowmx import ndarray as nd
 from flowmx import symbol as sym
 from flowmx.contrib.onnx.known import Array, Known, fold
 from flowmx.contrib.onnx.lengths import Lengths, Varying, joined, trial
+from flowmx.contrib.onnx.names import Names
 from flowmx.contrib.onnx.node_import import NodeImport
 from flowmx.contrib.onnx.table import ONNXError, Unsupported, importers, need_onnx
 from flowmx.errors import MXNetError, ShapeError
@@ -42,7 +43,7 @@ class GraphImport:
         self.opset = max(versions, default=1)
         self.values: dict[str, Symbol | Known] = {"": Known.constant(np.zeros(0), "")}
         self._params: dict[str, Array] = {}
-        self._taken: set[str] = set()
+        self.fresh = Names().fresh
         self._variables: dict[str, Symbol] = {}
         self._shapes: dict[Entry, Lengths] = {}
         self._dtypes: dict[Entry, DType] = {}
@@ -55,15 +56,6 @@ class GraphImport:
             self.values[each.name] = self._variable(each.name, _lengths(each, input_shapes.get(each.name)), dtype)
 
     # -- values ----------------------------------------------------------------------------------------
-
-    def fresh(self, wanted: str) -> str:
-        """A name that nothing has yet."""
-        name, number = wanted, 0
-        while name in self._taken:
-            number += 1
-            name = f"{wanted}_{number}"
-        self._taken.add(name)
-        return name
 
     def _variable(self, wanted: str, dims: Lengths, dtype: Any) -> Symbol:
         variable = sym.Variable(self.fresh(wanted))

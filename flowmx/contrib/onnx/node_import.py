@@ -180,10 +180,6 @@ class NodeImport:
                 self.expect(name, _default(attribute))
         return self.make(cls.name, *self.symbols(), **parameters)
 
-    def shape_as(self, shape: Known, value: Symbol) -> Known:
-        """A known result that ``value`` computes."""
-        return Known(shape.trials, shape.name, lambda: value)
-
     def zeros(self, dims: Sequence[Length], dtype: str = "float32") -> Symbol:
         """Zeros in a shape that varies as the model's inputs do: made from what these have on such an axis.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.contrib.onnx.names import Names
 from flowmx.contrib.onnx.table import need_onnx
 
 
@@ -34,16 +35,7 @@ class Steps:
         self.steps: list[Step] = []
         self.constants: dict[str, np.ndarray[Any, Any]] = {}
         self._stored: dict[Any, str] = {}
-        self._taken: set[str] = set()
-
-    def fresh(self, wanted: str) -> str:
-        """A name that nothing has yet: the one wanted, or with a number behind it."""
-        name, number = wanted, 0
-        while name in self._taken:
-            number += 1
-            name = f"{wanted}_{number}"
-        self._taken.add(name)
-        return name
+        self.fresh = Names().fresh
 
     def constant(self, value: np.ndarray[Any, Any], wanted: str = "constant") -> str:
         """The name of a constant; equal ones are stored once."""

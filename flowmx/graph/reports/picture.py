@@ -7,9 +7,9 @@ alive at each step and the greatest of these sums, the lower bound. SVG is writt
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
-from xml.sax.saxutils import escape
 
 from flowmx.graph.node import Node
 from flowmx.graph.plan import Plan
@@ -116,10 +116,10 @@ def _svg_panel(panel: Panel, steps: Sequence[Node], forward: int) -> Iterator[st
     def rectangle(first: float, last: float, low: float, top: float, colour: str, title: str) -> str:
         return (
             f'<rect x="{_LEFT + first * wide:.2f}" y="{floor - top * high:.2f}" width="{(last - first) * wide:.2f}" '
-            f'height="{(top - low) * high:.2f}" fill="{colour}"><title>{escape(title)}</title></rect>'
+            f'height="{(top - low) * high:.2f}" fill="{colour}"><title>{escape(title, quote=False)}</title></rect>'
         )
 
-    yield f'<text x="{_LEFT}" y="18">{escape(_heading(panel))}</text>'
+    yield f'<text x="{_LEFT}" y="18">{escape(_heading(panel), quote=False)}</text>'
     yield from _legend()
     yield '<g stroke="white" stroke-width="0.4">'
     for bar in panel.bars:

@@ -32,8 +32,6 @@ class DType(IntEnum):
     F16 = 1
     BF16 = 2
     F32 = 3
-    S32 = 4
-    S8 = 5
     U8 = 6
 
 
@@ -43,20 +41,15 @@ class Prop(IntEnum):
     FORWARD_TRAINING = 64
     FORWARD_INFERENCE = 96
     BACKWARD = 128
-    BACKWARD_DATA = 160
 
 
 class Alg(IntEnum):
     """Algorithms."""
 
     CONVOLUTION_DIRECT = 0x1
-    CONVOLUTION_WINOGRAD = 0x2
-    CONVOLUTION_AUTO = 0x3
-    DECONVOLUTION_DIRECT = 0xA
     ELTWISE_RELU = 0x20
     ELTWISE_TANH = 0x21
     ELTWISE_LOGISTIC = 0x29
-    ELTWISE_RELU_FROM_OUTPUT = 0x100
     POOLING_MAX = 0x1FF
     POOLING_AVG_INCLUDE_PADDING = 0x2FF
     POOLING_AVG_EXCLUDE_PADDING = 0x3FF
@@ -99,7 +92,6 @@ class Arg(IntEnum):
     DIFF_BIAS = 169
     DIFF_SCALE = 255
     DIFF_SHIFT = 256
-    MULTIPLE_SRC = 1024
     ATTR_SCALES = 4096
     ATTR_POST_OP = 32768
 

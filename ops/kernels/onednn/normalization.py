@@ -32,7 +32,7 @@ from flowmx.ops.kernels.onednn.library import (
     Query,
 )
 from flowmx.ops.kernels.onednn.primitives import Call, Post, Primitive, attributes
-from flowmx.ops.kernels.onednn.work import Operand, Work, plan
+from flowmx.ops.kernels.onednn.work import Operand, Work, plan, with_copies
 from flowmx.ops.nn.normalization.batch_norm import BatchNorm
 from flowmx.ops.registry.operators import Run
 
@@ -75,12 +75,7 @@ class Forward(_Work):
         self._target = Operand(self.room, strided(*out), self.data, is_output=True)
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
-        data, out, *parameters = addresses
-        return [
-            *self._source.before(base, data),
-            self._run.at(base, self._source.at(base, data), self._target.at(base, out), *parameters),
-            *self._target.after(base, out),
-        ]
+        return with_copies(self._run, self._source, self._target, base, addresses)
 
 
 class Backward(_Work):

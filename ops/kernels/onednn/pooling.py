@@ -31,7 +31,7 @@ from flowmx.ops.kernels.onednn.layouts import (
 )
 from flowmx.ops.kernels.onednn.library import Alg, Arg, Handle, Prop, Query, Unsupported
 from flowmx.ops.kernels.onednn.primitives import Call, Primitive, attributes
-from flowmx.ops.kernels.onednn.work import Operand, Work, plan
+from flowmx.ops.kernels.onednn.work import Operand, Work, plan, with_copies
 from flowmx.ops.nn.pooling import Pooling, lowest
 from flowmx.ops.registry.dtypes import is_floating
 from flowmx.ops.registry.operators import Run, kernel
@@ -102,12 +102,7 @@ class Forward(_Work):
         self._target = Operand(self.room, strided(*out), self.out, is_output=True)
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
-        data, out, *note = addresses
-        return [
-            *self._source.before(base, data),
-            self._run.at(base, self._source.at(base, data), self._target.at(base, out), *note),
-            *self._target.after(base, out),
-        ]
+        return with_copies(self._run, self._source, self._target, base, addresses)
 
 
 class Backward(_Work):
@@ -130,12 +125,7 @@ class Backward(_Work):
         self._target = Operand(self.room, strided(*data), self.data, is_output=True)
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
-        head, data, *note = addresses
-        return [
-            *self._head.before(base, head),
-            self._run.at(base, self._head.at(base, head), self._target.at(base, data), *note),
-            *self._target.after(base, data),
-        ]
+        return with_copies(self._run, self._head, self._target, base, addresses)
 
 
 def _fill_empty(op: Pooling, data: Array, out: Array) -> None:

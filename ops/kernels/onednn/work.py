@@ -15,7 +15,7 @@ import numpy as np
 
 from flowmx.ops.kernels.onednn.layouts import Array, Desc, pointer
 from flowmx.ops.kernels.onednn.library import OneDNNError, library
-from flowmx.ops.kernels.onednn.primitives import LINE, Call, Reorder, Room
+from flowmx.ops.kernels.onednn.primitives import LINE, Call, Primitive, Reorder, Room
 
 _KEPT_PLANS = 256
 """Computations that are kept besides those of bound graphs: each has machine code and tables, about 100 KiB."""
@@ -94,11 +94,6 @@ class Operand:
             self._copy = Reorder(room, wanted, given) if is_output else Reorder(room, given, wanted, scale)
             self._offset = room.take(wanted.nbytes)
 
-    @property
-    def is_copied(self) -> bool:
-        """True where the primitive gets a copy of the array in another layout."""
-        return self._copy is not None
-
     def at(self, base: int, address: int) -> int:
         """The address for the primitive."""
         return address if self._copy is None else base + self._offset
@@ -110,6 +105,16 @@ class Operand:
     def after(self, base: int, address: int) -> list[Call]:
         """The calls that copy an output from where the primitive wrote it; none where it wrote the array itself."""
         return [] if self._copy is None else [self._copy.at(base, base + self._offset, address)]
+
+
+def with_copies(run: Primitive, source: Operand, target: Operand, base: int, addresses: Sequence[int]) -> list[Call]:
+    """A run on an input, an output and further arguments at these addresses, between the copies that it needs."""
+    given, wanted, *more = addresses
+    return [
+        *source.before(base, given),
+        run.at(base, source.at(base, given), target.at(base, wanted), *more),
+        *target.after(base, wanted),
+    ]
 
 
 Plan = TypeVar("Plan")
