@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from flowmx import settings
+from flowmx.comm.heap import give_back
 from flowmx.comm.members import POLICIES, Job
 from flowmx.comm.scheduler import Scheduler
 from flowmx.comm.security import Security
@@ -101,6 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     security = Security.from_settings(given.secret_file)
     if security is None:
         sys.stderr.write(_advice(argv))
+    give_back()
     config = settings.get()
     job = Job(
         given.workers, given.servers, given.timeout, given.policy, config.kvstore_busy, config.kvstore_deserted
