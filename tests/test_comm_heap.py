@@ -1,4 +1,4 @@
-"""What a service has freed goes back to the system."""
+"""The heap of a service: what was freed goes back to the system."""
 
 import os
 import subprocess

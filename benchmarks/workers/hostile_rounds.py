@@ -1,4 +1,7 @@
-"""A worker of a job: for each line of its input, a number of seconds, it has rounds for so long, and prints their times.
+"""A worker of a job: for each line of its input, which is a number of seconds, it has rounds for so long.
+
+It prints their times as JSON.
+
 
     FLOWMX_SCHEDULER=... python hostile_rounds.py
 
