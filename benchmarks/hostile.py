@@ -1,40 +1,66 @@
-"""A service under hostile load beside 16 honest clients, and under ten times the clients that never back off."""
+"""Hostile load beside honest clients: of a service, under ten times the clients that never back off too, and of a job.
+
+    SECONDS=60 PERIODS=3 python -m benchmarks hostile
+
+Attacks take `PERIODS` times `SECONDS`. Memory is looked at after each: it must be flat, so the last period counts.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
+import socket
 import statistics
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from benchmarks import turns
-from benchmarks.serving import Figures, Service, running
+from benchmarks.serving import Figures, running
 
 HONEST, HOSTILE, CLIENTS, MANY = 16, 200, 64, 640
 SECONDS = float(os.environ.get("SECONDS", "60"))
+PERIODS = int(os.environ.get("PERIODS", "3"))
+SETTLED = 5.0
+PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def attack(service: Service, seconds: float) -> subprocess.Popen[str]:
+def attack(address: str, path: str, seconds: float, clients: int = HOSTILE) -> subprocess.Popen[str]:
     """Begin an attack."""
-    script, address = str(turns.WORKERS / "hostile_load.py"), service.address.removeprefix("http://")
-    command = [sys.executable, script, address, "/ml/predict", str(seconds), str(HOSTILE)]
+    script = str(turns.WORKERS / "hostile_load.py")
+    command = [sys.executable, script, address.removeprefix("http://"), path, str(seconds), str(clients)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def said(attacks: Sequence[subprocess.Popen[str]], seconds: float) -> None:
+    """Wait for the end of attacks, and print what they did."""
+    for each in attacks:
+        print("hostile clients:", json.loads(each.communicate(timeout=seconds + 60)[0]))
+
+
+# -- a service -----------------------------------------------------------------------------------------
 
 
 def turn(seconds: float = SECONDS) -> Figures:
     """The figures of one service: undisturbed, attacked, and with many stubborn clients."""
     with running("flowmx_gated") as service:
+        service.load(HONEST, seconds / 2)  # warm: what is compiled and kept for reuse is there
+        service.lag()
         calm = service.load(HONEST, seconds)
         before = service.lag()
-        with attack(service, seconds) as hostile:
-            under = service.load(HONEST, seconds)
-            said, _ = hostile.communicate(timeout=seconds + 60)
-        during = service.lag()
+        for period in range(PERIODS):
+            with attack(service.address, "/ml/predict", seconds) as hostile:
+                under = service.load(HONEST, seconds)
+                said([hostile], seconds)
+            during = service.lag()
+            print(f"period {period}: {during['resident_mb']:.1f} MB, before {before['resident_mb']:.1f}")
         usual = service.load(CLIENTS, seconds, stubborn=True)
         crowd = service.load(MANY, seconds, stubborn=True)
         after = service.lag()
-    print("hostile clients:", json.loads(said))
     wrong = sum(n for kind, n in under["outcomes"].items() if kind not in ("200", "503"))
     return {
         "p99_ms": under["p99_ms"], "calm_p99_ms": calm["p99_ms"], "lag_p99_ms": during["p99_ms"], "wrong": float(wrong),
@@ -44,13 +70,119 @@ def turn(seconds: float = SECONDS) -> Figures:
     }  # fmt: skip
 
 
+# -- a job ---------------------------------------------------------------------------------------------
+
+
+class Job:
+    """A scheduler, a server and a worker, by TCP and with a secret.
+
+    Args:
+        folder: for the secret.
+        stack: ends the processes.
+    """
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        secret = folder / "secret"
+        secret.touch(0o600)
+        secret.write_text(secrets.token_hex(32))
+        self._stack = stack
+        self.addresses = {role: f"127.0.0.1:{_free_port()}" for role in ("scheduler", "server")}
+        self._environ = {
+            **os.environ, "FLOWMX_SCHEDULER": self.addresses["scheduler"], "FLOWMX_SECRET_FILE": str(secret),
+            "FLOWMX_NUM_WORKERS": "1", "FLOWMX_NUM_SERVERS": "1", "FLOWMX_KVSTORE_LOCAL": "0",
+        }  # fmt: skip
+        port = self.addresses["server"].rpartition(":")[2]
+        self.nodes = {"scheduler": self._start("-m", "flowmx", "scheduler")}
+        _line(self.nodes["scheduler"])
+        self.nodes["server"] = self._start("-m", "flowmx", "server", "--port", port)
+        self.worker = self._start(str(turns.WORKERS / "hostile_rounds.py"), FLOWMX_ROLE="worker")
+        assert _line(self.worker) == "ready"
+
+    def _start(self, *arguments: str, **environ: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, *arguments], env={**self._environ, **environ}, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self._stack.callback(_end, process)
+        return process
+
+    def rounds(self, seconds: float) -> Figures:
+        """The times of the worker's rounds."""
+        assert self.worker.stdin is not None
+        self.worker.stdin.write(f"{seconds}\n")
+        self.worker.stdin.flush()
+        found: Figures = json.loads(_line(self.worker))
+        return found
+
+    def resident(self) -> Figures:
+        """Megabytes that are resident, by role."""
+        pages = {role: Path(f"/proc/{each.pid}/statm").read_text().split()[1] for role, each in self.nodes.items()}
+        return {role: int(count) * PAGE / 1e6 for role, count in pages.items()}
+
+
+@contextmanager
+def job() -> Iterator[Job]:
+    """A job while the block runs."""
+    with tempfile.TemporaryDirectory(prefix="flowmx-") as folder, ExitStack() as stack:
+        yield Job(Path(folder), stack)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port: int = found.getsockname()[1]
+        return port
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"{process.args!r} ended with {process.wait()}")
+    return line.strip()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def job_turn(seconds: float = SECONDS) -> Figures:
+    """The figures of one job: undisturbed, and with its scheduler and its server attacked."""
+    with job() as running_job:
+        running_job.rounds(seconds / 2)
+        calm, before = running_job.rounds(seconds), running_job.resident()
+        for period in range(PERIODS):
+            addresses = running_job.addresses.values()
+            attacks = [attack(each, "/v1/push", seconds, HOSTILE // 2) for each in addresses]
+            under = running_job.rounds(seconds)
+            said(attacks, seconds)
+            running_job.rounds(SETTLED)  # what attackers left half sent is given up by then
+            during = running_job.resident()
+            print(f"period {period}: {during} MB, before {before}")
+    return {
+        "ms_a_round": under["ms_a_round"], "calm_ms_a_round": calm["ms_a_round"], "round_p99_ms": under["p99_ms"],
+        "calm_round_p99_ms": calm["p99_ms"], **{f"{role}_mb": each for role, each in during.items()},
+        **{f"calm_{role}_mb": each for role, each in before.items()},
+    }  # fmt: skip
+
+
+def _medians(taken: list[Figures]) -> dict[str, Figures]:
+    return {"flowmx": {name: statistics.median(each[name] for each in taken) for name in taken[0]}}
+
+
 def compare(rounds: int) -> None:
     """Measure, and print the medians beside the bars."""
-    taken = [turn() for _ in range(rounds)]
-    figures = {"flowmx": {name: statistics.median(each[name] for each in taken) for name in taken[0]}}
+    figures = _medians([turn() for _ in range(rounds)])
     bars: turns.Bars = {
         "p99_ms": [("calm_p99_ms", 3.0)], "resident_mb": [("calm_resident_mb", 1.1)],
         "crowd_ms_a_request": [("ms_a_request", 1 / 0.9)], "lag_p99_ms": [("twenty", 1.0)],
     }  # fmt: skip
     figures["twenty"] = {"lag_p99_ms": 20.0}
     turns.report(f"Hostile load beside {HONEST} clients; {CLIENTS} and {MANY} that never back off", figures, bars)
+    bars = {"ms_a_round": [("calm_ms_a_round", 2.0)]}
+    bars |= {f"{role}_mb": [(f"calm_{role}_mb", 1.1)] for role in ("scheduler", "server")}
+    turns.report(f"Hostile load of a job: {HOSTILE} clients", _medians([job_turn() for _ in range(rounds)]), bars)

@@ -228,6 +228,8 @@ class _Guarded(asyncio.Protocol):
         if place.begun is None and place.phase is Phase.WAITING:
             place.begun = asyncio.get_running_loop().time()
         inner.data_received(data)
+        if messages := getattr(inner, "_messages", None):
+            _forget_frames(getattr(messages[-1][0], "exc", None))
 
     def eof_received(self) -> bool | None:
         return self._inner.eof_received() if self._inner is not None else None
@@ -246,6 +248,17 @@ class _Guarded(asyncio.Protocol):
         if self._inner is not None:
             self._inner.connection_lost(error)
         self._place = self._inner = None
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Drop the traceback of an error that aiohttp's parser raised, and keeps until it is answered.
+
+    Its frames have all that came in, up to 256 KB, in a circle with the connection: both stayed until Python looked for
+    circles among old objects, which a quiet process does rarely.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 _NO_ROOM = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"

@@ -162,9 +162,10 @@ def _string(data: memoryview, at: int) -> tuple[int, int, int]:
     return kind, start + 1, start + 1 + length
 
 
-_TEXTS = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_QUOTE = ord('"')
 _STEPS = np.zeros(256, np.int8)
 _STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
+_BLOCK = 1 << 16
 
 
 def scan_json(data: Data, bounds: Bounds) -> None:
@@ -181,5 +182,17 @@ def scan_json(data: Data, bounds: Bounds) -> None:
     containers = raw.count(b"[") + raw.count(b"{")
     _check(bounds, 0, containers, containers + raw.count(b","))
     if containers > bounds.depth:
-        steps = _STEPS[np.frombuffer(_TEXTS.sub(b"", raw), np.uint8)]
-        _check(bounds, int(np.cumsum(steps, dtype=np.int32).max()), 0, 0)
+        _check_depth(raw, bounds)
+
+
+def _check_depth(raw: bytes, bounds: Bounds) -> None:
+    """Check how deep JSON nests: block by block, since what texts and escapes are made of may be all of it."""
+    # Pairs of backslashes from the left, so that one which is left escapes the quote that follows.
+    plain = np.frombuffer(raw.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
+    is_inside, depth = False, 0
+    for at in range(0, len(plain), _BLOCK):
+        block = plain[at : at + _BLOCK]
+        inside = np.logical_xor.accumulate(block == _QUOTE) ^ is_inside
+        depths = np.cumsum(np.where(inside, np.int8(0), _STEPS[block]), dtype=np.int32) + depth
+        _check(bounds, int(depths.max()), 0, 0)
+        is_inside, depth = bool(inside[-1]), int(depths[-1])

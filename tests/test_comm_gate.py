@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import gc
 import re
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -203,6 +205,30 @@ async def test_a_head_that_does_not_come_closes_the_connection(said, monkeypatch
 
 
 # -- the table for people ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "said", [b"\0\1\2" * 100_000, b"GET / HTTP/1.1\r\nX: " + b"a" * 300_000], ids=["garbage", "header"]
+)
+async def test_what_is_no_http_is_not_kept(said):
+    async with served() as service:
+        gc.collect()
+        gc.disable()  # a quiet process looks for circles rarely
+        tracemalloc.start()
+        try:
+            for _ in range(20):
+                reader, writer = await connect(service, said)
+                with contextlib.suppress(ConnectionError):
+                    await reader.read()
+                writer.close()
+            async with asyncio.timeout(10):
+                while len(service.gate.places):
+                    await asyncio.sleep(0.01)
+            del reader, writer
+            assert tracemalloc.get_traced_memory()[0] < 2 << 20
+        finally:
+            tracemalloc.stop()
+            gc.enable()
 
 
 def test_the_page_says_what_the_limits_are():

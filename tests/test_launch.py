@@ -1,7 +1,9 @@
 """Jobs on this machine, launched for real, with small programs as workers."""
 
+import contextlib
 import os
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -76,7 +78,7 @@ async def test_a_job_of_two_workers_and_a_server(tmp_path):
 
 
 STRANGER = """
-import asyncio
+import asyncio, contextlib
 from pathlib import Path
 from flowmx import settings
 from flowmx.comm.client import Peer
@@ -88,7 +90,10 @@ async def main():
         path = os.environ["FLOWMX_SECRET_FILE"]
         secret = Path(path).read_bytes()
         print(path, len(secret))
-        shown = [each.read_bytes() for each in Path("/proc").glob("[0-9]*/cmdline") if os.access(each, os.R_OK)]
+        shown = []
+        for each in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):  # of another user, or ended meanwhile
+                shown.append(each.read_bytes())
         print("shown" if any(secret in each for each in shown) else "hidden")
         async with Peer(settings.get().scheduler) as stranger:
             try:
@@ -266,7 +271,8 @@ signal.pause()
 
 
 def test_the_scheduler_is_a_command(tmp_path):
-    command = [sys.executable, "-m", "flowmx", "scheduler", "--workers", "1", "--snapshot", str(tmp_path / "job")]
+    command = [sys.executable, "-m", "flowmx", "scheduler", "--insecure", "--workers", "1"]
+    command += ["--snapshot", str(tmp_path / "job")]
     with subprocess.Popen(command, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline().startswith("flowmx scheduler at http://127.0.0.1:")
         process.send_signal(signal.SIGTERM)
@@ -275,6 +281,50 @@ def test_the_scheduler_is_a_command(tmp_path):
     assert (tmp_path / "job").exists()
     assert "this scheduler has no secret: it listens on the loopback address only" in said
     assert "export FLOWMX_SECRET_FILE=$PWD/flowmx.secret\n  python -m flowmx scheduler --workers 1" in said
+
+
+JOINING = """
+import flowmx as mx
+kv = mx.kv.create("dist_sync")
+kv.init(0, mx.nd.ones(2))
+print("joined", flush=True)
+"""
+
+
+def test_a_scheduler_by_hand_makes_a_secret_and_says_what_the_others_take(tmp_path):
+    """Users of this machine who have not been given the lines can neither join the job nor end it."""
+    command = [sys.executable, "-m", "flowmx", "scheduler", "--workers", "1", "--servers", "1"]
+    own = environ(FLOWMX_RUNTIME_FOLDER=str(tmp_path))
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with contextlib.ExitStack() as stack:
+        scheduler = stack.enter_context(subprocess.Popen(command, env=own, **pipes))
+        stack.callback(scheduler.kill)
+        address = scheduler.stdout.readline().removeprefix("flowmx scheduler at ").strip()
+        exported = next(line for line in scheduler.stderr if line.startswith("  export "))
+        variables = dict(each.split("=", 1) for each in shlex.split(exported)[1:])
+        secret = Path(variables["FLOWMX_SECRET_FILE"])
+        assert secret.stat().st_mode & 0o777 == 0o600 and secret.parent.stat().st_mode & 0o777 == 0o700
+        assert variables["FLOWMX_SCHEDULER"] == address
+
+        stranger = environ(FLOWMX_ROLE="worker", **{**variables, "FLOWMX_SECRET_FILE": ""})
+        worker = [sys.executable, "-c", JOINING]
+        refused = subprocess.run(worker, env=stranger, capture_output=True, text=True, timeout=60, check=False)
+        assert refused.returncode and "signed with its secret" in refused.stderr
+
+        server = subprocess.Popen([sys.executable, "-m", "flowmx", "server"], env=environ(**variables))
+        stack.callback(server.kill)
+        done = subprocess.run(
+            worker,
+            env=environ(FLOWMX_ROLE="worker", **variables),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (0, "joined\n"), done.stderr
+        assert (scheduler.wait(30), server.wait(30)) == (0, 0)
+        scheduler.stderr.read()
+    assert not secret.exists()
 
 
 def test_a_secret_that_every_user_may_read_is_none(tmp_path):

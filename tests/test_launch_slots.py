@@ -5,6 +5,7 @@ import json
 import os
 import sys
 
+import jsonschema
 import kubernetes_validate
 import pytest
 
@@ -109,6 +110,59 @@ def test_the_manifest_is_what_kubernetes_takes(version, policy):
         assert pod["restartPolicy"] == ("OnFailure" if policy == "elastic" else "Never")
         assert {"name": "DATA", "value": "/data"} in pod["containers"][0]["env"]
     assert jobs["train-worker"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+
+
+def closed(required, **properties):
+    return {"type": "object", "required": required, "additionalProperties": False, "properties": properties}
+
+
+NAME = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "maxLength": 63}
+JOBSET = closed(
+    ["apiVersion", "kind", "metadata", "spec"],
+    apiVersion={"const": "jobset.x-k8s.io/v1alpha2"},
+    kind={"const": "JobSet"},
+    metadata=closed(["name"], name=NAME, namespace=NAME, labels={"type": "object"}),
+    spec=closed(
+        ["replicatedJobs"],
+        network=closed(
+            [], enableDNSHostnames={"type": "boolean"}, subdomain=NAME, publishNotReadyAddresses={"type": "boolean"}
+        ),
+        successPolicy=closed(["operator"], operator={"enum": ["All", "Any"]}, targetReplicatedJobs={"type": "array"}),
+        failurePolicy=closed([], maxRestarts={"type": "integer", "minimum": 0}),
+        replicatedJobs={
+            "type": "array",
+            "minItems": 1,
+            "items": closed(
+                ["name", "template"],
+                name=NAME,
+                replicas={"type": "integer", "minimum": 0},
+                template=closed(["spec"], metadata={"type": "object"}, spec={"type": "object"}),
+            ),
+        },
+    ),
+)
+"""A JobSet, as its specification of v1alpha2 has it, of the fields that are used."""
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+@pytest.mark.parametrize("policy", ["stop", "elastic"])
+def test_a_jobset_is_what_its_controller_takes(version, policy):
+    plan = Plan(["python", "train.py"], 4, 2, policy, restarts=7)
+    keeper, found = manifest(plan, Pods("image:1", "train", "ours", jobset=True))["items"]
+    kubernetes_validate.validate(keeper, version, strict=True)
+    jsonschema.validate(found, JOBSET)
+    assert found["spec"]["network"]["subdomain"] == "train"
+    parts = {each["name"]: each["template"] for each in found["spec"]["replicatedJobs"]}
+    assert {name: each["spec"]["completions"] for name, each in parts.items()} == {
+        "scheduler": 1, "server": 2, "worker": 4,
+    }  # fmt: skip
+    for name, each in parts.items():
+        job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": f"train-{name}-0"}, **each}
+        job["metadata"] |= each["metadata"]
+        kubernetes_validate.validate(job, version, strict=True)
+        (container,) = each["spec"]["template"]["spec"]["containers"]
+        command = container["command"]
+        assert command[command.index("--scheduler") + 1] == "train-scheduler-0-0.train:9091"
 
 
 def test_no_two_manifests_have_one_secret_and_no_command_shows_it():

@@ -288,7 +288,7 @@ def test_under_stop_no_node_ends_with_0_where_the_scheduler_is_lost(tmp_path):
             stack.callback(process.kill)
             return process
 
-        scheduler = start([*flowmx, "scheduler"])
+        scheduler = start([*flowmx, "scheduler", "--insecure"])
         said = next(line for line in scheduler.stdout if line.startswith("flowmx scheduler at "))  # after its advice
         address = said.removeprefix("flowmx scheduler at ").strip()
         job = {"FLOWMX_SCHEDULER": address, "SCHEDULER_PROCESS": str(scheduler.pid)}

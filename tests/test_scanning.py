@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowmx import scanning
 from flowmx.scanning import Bounds, Excess, scan_json, scan_msgpack
 
 VALUES = st.recursive(
@@ -63,6 +64,30 @@ def test_json_is_counted_as_msgpack_is(value):
 
 def test_brackets_in_texts_do_not_nest():
     scan_json(json.dumps(["[" * 100, '"\\[['] * 40).encode(), Bounds(depth=1))
+
+
+@given(st.recursive(st.text('"\\\\[]{}a', max_size=9), lambda inner: st.lists(inner, max_size=4), max_leaves=20))
+def test_texts_and_escapes_anywhere_do_not_nest(value):
+    most = measure(value).depth
+    raw = json.dumps(value).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scanning, "_BLOCK", 3)
+        scan_json(raw, Bounds(most))
+        if most:
+            with pytest.raises(Excess, match=f"there are {most} containers inside|at most {most - 1} are allowed"):
+                scan_json(raw, Bounds(most - 1))
+
+
+@pytest.mark.parametrize("part", [b'"a":', b'"', b'\\"', b"\\\\", b"[],", b'[""],', b'"\\""'])
+def test_a_scan_of_json_takes_little_more_than_the_text(part):
+    raw = b"[" * 65 + part * ((4 << 20) // len(part))
+    tracemalloc.start()
+    try:
+        with pytest.raises(Excess):
+            scan_json(raw, Bounds())
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(raw) + (4 << 20)
+    finally:
+        tracemalloc.stop()
 
 
 def test_extensions_of_msgpack_in_msgpack_count_as_deeper():

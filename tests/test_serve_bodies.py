@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import tracemalloc
 
 import hypothesis.strategies as st
 import msgpack
@@ -63,6 +64,34 @@ def test_an_npy_of_anything_but_numbers_is_refused(descr):
 def test_a_msgpack_array_that_is_none_is_refused(body):
     with pytest.raises(InvalidInput):
         MSGPACK.read(body)
+
+
+# NumPy reads lists of fields, shapes and repeats into such texts: Python's parser, and as much memory as they ask for.
+@pytest.mark.parametrize(
+    "dtype",
+    [",loat32", "f4,f4", "(2,)f4", "3f4", "(" * 30, "f4," * 100_000, "9" * 5000 + "f4", "V8", "V999999999", "a4", "S4",
+     "M8[s]", "object", "O", "", " float32", "float32\0", "str", "complex64", "datetime64"],
+)  # fmt: skip
+def test_a_dtype_is_a_plain_name(dtype):
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInput, match="the dtype of an array is"):
+            MSGPACK.read(packed([2], dtype, b"12345678"))
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(dtype) + (1 << 20)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "<f4", ">f4", "f4", "f", "single", "bfloat16", "int32", "u2", "?", "bool"]
+)
+def test_plain_names_of_dtypes_are_read(dtype):
+    assert MSGPACK.read(packed([0, 3], dtype)).dtype == np.dtype(dtype).newbyteorder("<")
+
+
+@given(st.text('<>|=?,()[] 0189bfuiVSOMagx_"', max_size=12))
+def test_any_text_for_a_dtype_is_one_or_refused(dtype):
+    _read_or_refused(MSGPACK, packed([0, 3], dtype))
 
 
 @given(st.sampled_from([JSON, MSGPACK, NPY]), st.data())

@@ -1,6 +1,7 @@
 """flowmx.serialization.symbol_json against what MXNet 1.9.1 wrote, and against damaged graphs."""
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import flowmx as mx
 from flowmx.serialization.symbol_json import (
     GraphJSON,
     NodeEntry,
@@ -257,3 +259,28 @@ def test_mutated_values(text: str, data: st.DataObject) -> None:
     else:
         del parent[key]
     parse_damaged(json.dumps(graph))
+
+
+@pytest.mark.parametrize(
+    "text", ["[]," * 40_000, "(" * 16_000, "-" * 16_000 + "1", "1+" * 8000 + "1", "not " * 4000 + "1", "(1," * 9000]
+)
+def test_what_python_would_take_any_memory_to_parse_is_refused(text):
+    pooled = mx.sym.Pooling(mx.sym.Variable("data"), kernel=(2, 2), pool_type="max", name="p")
+    raw = pooled.tojson().replace("(2, 2)", text)
+    tracemalloc.start()
+    try:
+        with pytest.raises(
+            mx.MXNetError, match="node 'p' of the loaded symbol: Pooling: parameter kernel is"
+        ) as caught:
+            mx.sym.load_json(raw)
+        assert tracemalloc.get_traced_memory()[1] < 10 * len(raw) + (8 << 20)
+    finally:
+        tracemalloc.stop()
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("dtype", [",loat32", "f4,f4", "(2,)f4", "f4," * 100_000])
+def test_a_dtype_of_a_file_is_a_plain_name(dtype):
+    cast = mx.sym.Cast(mx.sym.Variable("data"), dtype="float32", name="c")
+    with pytest.raises(mx.MXNetError, match="node 'c' of the loaded symbol: Cast: parameter dtype is"):
+        mx.sym.load_json(cast.tojson().replace("float32", dtype))

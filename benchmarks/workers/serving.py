@@ -52,8 +52,10 @@ async def lag(request: web.Request) -> web.Response:
 def flowmx(application: web.Application) -> Any:
     """The service as flowmx has it; returns its gate."""
     import flowmx as mx
+    from flowmx.comm.heap import give_back
     from flowmx.serve.application import GATE
 
+    give_back()  # as the command does
     mx.random.seed(1)
     net = blocks.network(mx.gluon, blocks.CIFAR_RESNET_18)
     net.initialize(mx.init.Xavier())

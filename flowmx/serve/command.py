@@ -7,6 +7,7 @@ import logging
 import ssl
 from collections.abc import Sequence
 
+from flowmx.comm.heap import give_back
 from flowmx.comm.security import is_loopback
 from flowmx.engine import run as run_coroutine
 from flowmx.observability import dashboard
@@ -29,6 +30,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error("expected a model, or --repository FOLDER")
     if (options.tls_cert is None) != (options.tls_key is None):
         parser.error("expected both of --tls-cert and --tls-key, or neither")
+    give_back()
     access = Access.from_files(options.token_file, options.admin_token_file)
     tls = _tls(options)
     served = Repository(options.repository) if options.model is None else _predictor(options)

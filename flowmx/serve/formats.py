@@ -23,6 +23,7 @@ import numpy as np
 
 from flowmx.comm.limits import in_force
 from flowmx.comm.offload import LARGE
+from flowmx.ops.registry.dtypes import dtype_named
 from flowmx.scanning import Bounds, Excess, scan_json, scan_msgpack
 from flowmx.serve.errors import InvalidInput
 from flowmx.serve.inputs import Array
@@ -166,10 +167,10 @@ def _shaped(
 
 def _dtype(name: Any) -> np.dtype[Any]:
     try:
-        dtype = np.dtype(name if isinstance(name, str) else None)
-    except (TypeError, ValueError):
+        dtype = dtype_named(name) if isinstance(name, str) else np.dtype(object)
+    except TypeError:
         dtype = np.dtype(object)
-    if not isinstance(name, str) or dtype.kind not in _KINDS or dtype.fields or dtype.subdtype:
+    if dtype.kind not in _KINDS or dtype.fields or dtype.subdtype:
         raise InvalidInput(f"the dtype of an array is {str(name)[:80]!r}, expected the name of one, such as 'float32'")
     return dtype.newbyteorder("<")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,23 @@ def as_dtype(value: Any) -> DType:
     return dtype
 
 
+_PLAIN = re.compile(r"[<>|=]?(?:[?bBhHiIlLqQnNpPefdg]|[biuf][0-9]{1,2})|[a-z_]{3,16}[0-9]{0,3}")
+
+
+def dtype_named(text: str) -> DType:
+    """The dtype that NumPy has for a plain name or code, such as ``float32``, ``<f4`` or ``d``.
+
+    NumPy reads more into a text: lists of fields, shapes and repeats, by Python's own parser, with as much memory as
+    they ask for. Texts come from files and clients, so none of that is let through.
+
+    Raises:
+        TypeError: it is no plain name, or NumPy has no such dtype.
+    """
+    if not _PLAIN.fullmatch(text):
+        raise TypeError(f"{text[:80]!r} is no name of a dtype, expected one such as 'float32'")
+    return np.dtype(text)
+
+
 def _lookup(value: Any) -> DType:
     if value is None:
         return FLOAT32
@@ -58,15 +76,20 @@ def _lookup(value: Any) -> DType:
     if isinstance(value, int) and not isinstance(value, bool) and value in BY_FLAG:
         return BY_FLAG[value]
     try:
-        dtype: DType | None = np.dtype(value)
-    except TypeError:
+        dtype: DType | None = dtype_named(value) if isinstance(value, str) else np.dtype(value)
+    except (TypeError, ValueError):  # the latter of a dtype of fields that can not be
         dtype = None
     if dtype is not None and dtype.names == ("bfloat16",) and "bfloat16" in BY_NAME:  # as MXNet's scripts have it
         return BY_NAME["bfloat16"]
     if dtype is None or dtype not in NAMES:
         hint = "; bfloat16 needs the package ml_dtypes" if value == "bfloat16" else ""
-        raise TypeInferenceError(f"dtype is {value!r}, expected one of {', '.join(BY_NAME)}{hint}")
+        raise TypeInferenceError(f"dtype is {_short(value)}, expected one of {', '.join(BY_NAME)}{hint}")
     return dtype
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def name_of(dtype: DType) -> str:

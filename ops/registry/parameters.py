@@ -25,6 +25,10 @@ from flowmx.ops.registry.dtypes import DType, as_dtype, name_of
 Shape = tuple[int, ...]
 MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "MISSING"})()
 """In place of a default where there is none."""
+_LONGEST = 1 << 14
+"""Characters of a text that Python's parser is given: it takes 500 bytes for each."""
+_SHOWN = 200
+"""Characters of a wrong value that a message shows."""
 _parsing = threading.RLock()
 """Held around Python's parser, which until 3.13 may raise SystemError where two threads are in it."""
 
@@ -99,7 +103,7 @@ class Parameter(NamedTuple):
                 raise ValueError
         except (ValueError, TypeError, SyntaxError, KeyError, OverflowError):
             raise ParameterError(
-                f"{operator}: parameter {self.name} is {value!r}, expected {self.describe()}"
+                f"{operator}: parameter {self.name} is {_short(value)}, expected {self.describe()}"
             ) from None
         return converted
 
@@ -115,6 +119,11 @@ class Parameter(NamedTuple):
         if isinstance(value, np.dtype):
             return name_of(value)
         return str(value)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
 
 
 def _at_least(value: Any, low: float) -> bool:
@@ -156,10 +165,15 @@ def literal(text: str) -> Any:
     """The numbers, texts and tuples that a text of Python stands for.
 
     Raises:
-        ValueError, SyntaxError: it is no such text.
+        ValueError, SyntaxError: it is no such text, or a longer one than is read.
     """
-    with _parsing:
-        return ast.literal_eval(text)
+    if len(text) > _LONGEST:
+        raise ValueError(f"the text has {len(text)} characters, expected at most {_LONGEST}")
+    try:
+        with _parsing:
+            return ast.literal_eval(text)
+    except (MemoryError, RecursionError):
+        raise ValueError("the text nests too deeply") from None
 
 
 def _literal(value: Any) -> Any:

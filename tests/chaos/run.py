@@ -272,7 +272,8 @@ class _Run:
     def _command(self, name: str, role: str) -> tuple[str, list[str], int]:
         if role == "scheduler":
             file = ["--snapshot", str(self.folder / "scheduler.snapshot")] if self.plan.snapshot else []
-            return MODULES[role], ["--port", str(self.ports[0]), *file], -1
+            secret = [] if self.plan.secret else ["--insecure"]
+            return MODULES[role], ["--port", str(self.ports[0]), *secret, *file], -1
         if role == "server":
             return MODULES[role], ["--port", str(self.ports[1 + int(name.split()[1])])], -1
         writer, self.writers = self.writers, self.writers + 1

@@ -88,6 +88,8 @@ def _add_pods(found: argparse.ArgumentParser) -> None:
     pods.add_argument("--kubernetes", metavar="IMAGE", help="the image of all containers, with flowmx and the program")
     pods.add_argument("--name", default="flowmx", help="of the job (default: %(default)s)")
     pods.add_argument("--namespace", default="", help="of all objects")
+    jobset = "one JobSet in place of a Job for each role (the cluster has JobSet's controller)"
+    pods.add_argument("--jobset", action="store_true", help=jobset)
     limits = "of a worker: cpu=4, memory=8Gi, nvidia.com/gpu=1; may be given again"
     pods.add_argument("--resource", action="append", default=[], metavar="NAME=N", help=limits)
 
@@ -112,7 +114,7 @@ def _write_manifest(plan: Plan, given: argparse.Namespace) -> int:
     if wrong:
         raise ValueError(f"--resource is {wrong[0]!r}, expected NAME=N, such as cpu=4")
     resources = dict(each.split("=", 1) for each in given.resource)
-    pods = Pods(given.kubernetes, given.name, given.namespace, resources)
+    pods = Pods(given.kubernetes, given.name, given.namespace, resources, jobset=given.jobset)
     json.dump(manifest(plan, pods), sys.stdout, indent=2)
     sys.stdout.write("\n")
     return 0

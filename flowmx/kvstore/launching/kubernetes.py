@@ -29,6 +29,7 @@ class Pods:
         namespace: of all objects; empty leaves it to ``kubectl``.
         resources: of a worker, as Kubernetes names them: ``{"cpu": "4", "nvidia.com/gpu": "1"}``.
         seconds: that pods have to end in: SIGTERM, then SIGKILL.
+        jobset: one JobSet (https://jobset.sigs.k8s.io) in place of the Jobs and their Service.
 
     Raises:
         ValueError: a name is none of Kubernetes'.
@@ -39,6 +40,13 @@ class Pods:
     namespace: str = ""
     resources: Mapping[str, str] = field(default_factory=dict)
     seconds: int = 30
+    jobset: bool = False
+
+    @property
+    def scheduler(self) -> str:
+        """The scheduler's address: Jobs of a JobSet have a number of their own in the names of their pods."""
+        number = "0-0" if self.jobset else "0"
+        return f"{self.name}-scheduler-{number}.{self.name}:{SCHEDULER_PORT}"
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -59,7 +67,8 @@ def manifest(plan: Plan, pods: Pods, secret: str = "") -> dict[str, Any]:
     key = {_KEY: secret or secrets.token_hex(32)}
     jobs = [_job(plan, pods, role, counts[role]) for role in ROLES if counts[role]]
     keeper = {"apiVersion": "v1", "kind": "Secret", "metadata": _metadata(pods), "type": "Opaque", "stringData": key}
-    return {"apiVersion": "v1", "kind": "List", "items": [keeper, _service(pods), *jobs]}
+    items = [_jobset(pods, jobs)] if pods.jobset else [_service(pods), *jobs]
+    return {"apiVersion": "v1", "kind": "List", "items": [keeper, *items]}
 
 
 def _metadata(pods: Pods, role: str = "") -> dict[str, Any]:
@@ -81,6 +90,23 @@ def _service(pods: Pods) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(pods), "spec": spec}
 
 
+def _jobset(pods: Pods, jobs: list[dict[str, Any]]) -> dict[str, Any]:
+    """A JobSet of the Jobs: it makes the Service, ends all where one fails, and is done when they are."""
+    replicated = []
+    for each in jobs:
+        spec, labels = each["spec"], each["metadata"]["labels"]
+        del spec["template"]["spec"]["subdomain"]  # which the JobSet gives
+        role = labels["app.kubernetes.io/component"]
+        replicated.append({"name": role, "replicas": 1, "template": {"metadata": {"labels": labels}, "spec": spec}})
+    spec = {
+        "network": {"enableDNSHostnames": True, "subdomain": pods.name, "publishNotReadyAddresses": True},
+        "failurePolicy": {"maxRestarts": 0},  # the job's own policy says which containers start again
+        "successPolicy": {"operator": "All"},
+        "replicatedJobs": replicated,
+    }
+    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _metadata(pods), "spec": spec}
+
+
 def _job(plan: Plan, pods: Pods, role: str, count: int) -> dict[str, Any]:
     is_elastic = plan.policy == "elastic"
     metadata = _metadata(pods, role)
@@ -100,9 +126,8 @@ def _job(plan: Plan, pods: Pods, role: str, count: int) -> dict[str, Any]:
 
 
 def _container(plan: Plan, pods: Pods, role: str) -> dict[str, Any]:
-    scheduler = f"{pods.name}-scheduler-0.{pods.name}:{SCHEDULER_PORT}"
     options = {
-        "--role": role, "--scheduler": scheduler, "--workers": str(plan.workers), "--servers": str(plan.servers),
+        "--role": role, "--scheduler": pods.scheduler, "--workers": str(plan.workers), "--servers": str(plan.servers),
         "--server-port": str(SERVER_PORT), "--policy": plan.policy,
     }  # fmt: skip
     if plan.snapshot:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from flowmx import settings
 from flowmx.comm.client import Peer
+from flowmx.comm.heap import give_back
 from flowmx.comm.limits import Limits, in_force
 from flowmx.comm.node import Node
 from flowmx.comm.security import Security
@@ -158,6 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add_arguments(parser)
     given = parser.parse_args(argv)
+    give_back()
     try:
         status: int = run(serve(given.host, given.port, max(given.servers, 1), given.snapshot, given.snapshot_every))
     except Exception as error:
