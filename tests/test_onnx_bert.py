@@ -8,7 +8,7 @@ from onnx import TensorProto, helper, numpy_helper
 import flowmx as mx
 from tests.onnx_round import runtime
 
-WORDS, LENGTH, WIDTH, HEADS, LAYERS = 30, 64, 8, 2, 2
+WORDS, LENGTH, WIDTH, HEADS, LAYERS = 30, 128, 8, 2, 2
 
 
 class Graph:
@@ -116,3 +116,19 @@ def test_a_bert_is_read_and_computes_what_onnxruntime_does(opset, causal, tmp_pa
             given = [mx.nd.array(each, dtype="int64") for each in (words, mask)]
             for found, wanted in zip(net(*given), expected, strict=True):
                 np.testing.assert_allclose(found.asnumpy(), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("upper", [0, 1])
+@pytest.mark.parametrize("k", [-2, 0, 1, 9])
+@pytest.mark.parametrize("shape", [(3, 5), (2, 4, 3), (2, 2, 3, 3)], ids=str)
+def test_a_triangle_of_what_is_computed(shape, k, upper, tmp_path):
+    places = helper.make_tensor("k", TensorProto.INT64, [], [k])
+    nodes = [helper.make_node("Trilu", ["x", "k"], ["y"], upper=upper)]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in "xy"]
+    graph = helper.make_graph(nodes, "triangle", values[:1], values[1:], [places])
+    path = str(tmp_path / "triangle.onnx")
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8), path)
+    x = np.random.default_rng(0).normal(size=shape).astype("float32")
+    x.flat[:3] = np.inf, np.nan, -np.inf
+    found = mx.contrib.onnx.import_to_gluon(path, mx.cpu())(mx.nd.array(x)).asnumpy()
+    np.testing.assert_array_equal(found, (np.triu if upper else np.tril)(x, k))
