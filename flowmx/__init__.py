@@ -107,6 +107,8 @@ __getattr__, __dir__ = later(
 
 def load_ipython_extension(shell: Any) -> None:
     """Fold flowmx's frames in the tracebacks of a shell (``%load_ext flowmx``); importing flowmx there does so too."""
+    from flowmx import tracebacks
+
     tracebacks.fold_in_ipython(shell)
 
 

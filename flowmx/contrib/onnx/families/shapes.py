@@ -174,7 +174,9 @@ def _import_slice(n: NodeImport) -> Symbol:
         if length is not None:
             like = n.zeros([length if each == axis else 1 for each in range(n.rank())])
             data = n.make("slice_like", data, like, axes=(axis,))
-    done = [axis for at, axis in enumerate(axes) if steps[at] == 1 and _first_rows(n, starts, ends, at, axis) is not None]
+    done = [
+        axis for at, axis in enumerate(axes) if steps[at] == 1 and _first_rows(n, starts, ends, at, axis) is not None
+    ]
     if len(done) == count:
         return data
     whole: list[Any] = [None] * (max(axes) + 1)
