@@ -293,7 +293,7 @@ PAGE = Path(guard.__file__).parent / "page"
 
 
 def in_node(folder, body):
-    """What an expression over the page's pure modules gives."""
+    """The value of an expression over the page's pure modules."""
     for name in ("axes", "format", "state"):
         (folder / f"{name}.mjs").write_text((PAGE / f"{name}.js").read_text())
     (folder / "run.mjs").write_text(

@@ -366,7 +366,7 @@ def _range(n: NodeImport) -> Symbol:
 
 @imports("Trilu")
 def _trilu(n: NodeImport) -> Symbol:
-    """What is outside of the triangle is 0, also where it was infinite or no number."""
+    """A triangle; outside of it is 0, also where the input is infinite or no number."""
     x, k = n.symbol(0), int(n.scalar(1) or 0)
     lengths = n.make("Cast", x, dtype="float32")  # of which only the shape counts
     rows = n.make("expand_dims", n.make("_contrib_arange_like", lengths, axis=-2, start=k), axis=1)
