@@ -15,7 +15,7 @@ CHECKED := $(wildcard tests examples benchmarks)
 # Tests start hundreds of interpreters: each would compile flowmx anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv train test lint types pytest format soak clients editor bench docs dist clean
+.PHONY: help venv train test lint types pytest format soak clients editor web bench docs dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  \1\t/' | expand -t 12
@@ -72,6 +72,16 @@ $(VENV)/.editor: $(VENV)/.dev
 
 editor: $(VENV)/.editor ## check what editors say of programs that use flowmx: mypy and pyright, both strict
 	$(BIN)/pytest tests/test_editor.py
+
+# The programs are fetched once; touch pyproject.toml or remove build/web to have them anew.
+build/web/.installed: $(VENV)/.dev
+	mkdir -p build/web
+	npm install --silent --no-audit --no-fund --prefix build/web axe-core@4 jsdom@29
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/web/netron netron
+	@touch $@
+
+web: build/web/.installed docs ## run axe-core on the site and the dashboard, and Netron's readers on saved models (needs node)
+	$(BIN)/pytest tests/test_web.py
 
 clients: $(VENV)/.dev ## run packages that were written for MXNet, beside the real one (makes environments in build/)
 	$(BIN)/python -m tests.clients

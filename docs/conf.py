@@ -30,3 +30,15 @@ napoleon_use_rtype = False
 napoleon_custom_sections = [("Source", "notes_style")]
 python_use_unqualified_type_names = True
 default_role = "code"
+
+
+def _give_levels(app, page, template, context, doctree):
+    """Say of which level the captions of the contents are: Sphinx gives them a heading's role and no level."""
+    for part in ("body", "furo_navigation_tree"):
+        if isinstance(context.get(part), str):
+            context[part] = context[part].replace('role="heading">', 'role="heading" aria-level="2">')
+
+
+def setup(app):
+    """Connect what is done to pages; later than the theme, which makes the contents."""
+    app.connect("html-page-context", _give_levels, priority=900)

@@ -1,6 +1,6 @@
 """flowmx: the MXNet programming model on asyncio (``import flowmx as mx``)."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flowmx import _checkout  # noqa: F401  # before the first module of comm/, devices/ or ops/
 
@@ -103,6 +103,13 @@ __getattr__, __dir__ = later(
     },
     others={"np": "nd", "numpy": "nd", "optim": "optimizer"},
 )
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Fold flowmx's frames in the tracebacks of a shell (``%load_ext flowmx``); importing flowmx there does so too."""
+    from flowmx import tracebacks
+
+    tracebacks.fold_in_ipython(shell)
 
 
 def _follow(config: settings.Settings) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from flowmx import settings
 
-__all__ = ["folded", "show"]
+__all__ = ["fold_in_ipython", "folded", "show"]
 
 _PACKAGES = ("flowmx", "flowmx.comm", "flowmx.devices", "flowmx.ops")
 """The packages whose frames are folded; in a checkout each has a folder of its own."""
@@ -45,6 +46,71 @@ def show(kind: type[BaseException], error: BaseException, trace: TracebackType |
     """Print an exception on the error output (a ``sys.excepthook``)."""
     sys.stderr.write(folded(error, trace))
     sys.stderr.flush()
+
+
+def fold_in_ipython(shell: Any = None) -> None:
+    """Leave them out of the tracebacks of an IPython shell or kernel too, in whatever style it writes them.
+
+    Args:
+        shell: None: that which runs here, if one does.
+    """
+    if shell is None:
+        ipython = sys.modules.get("IPython")
+        shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
+    writer = getattr(shell, "InteractiveTB", None)
+    if writer is None or getattr(writer.structured_traceback, "folds", False):
+        return
+    write = writer.structured_traceback
+
+    def lines(kind: Any = None, error: Any = None, trace: Any = None, *args: Any, **options: Any) -> Any:
+        if error is None or not isinstance(error, BaseException) or not _is_wanted():
+            return write(kind, error, trace, *args, **options)
+        return _lines(lambda kept: write(kind, error, kept, *args, **options), error, trace)
+
+    lines.folds = True  # type: ignore[attr-defined]
+    writer.structured_traceback = lines
+
+
+def _lines(write: Callable[[Any], list[str]], error: BaseException, trace: TracebackType | None) -> list[str]:
+    """The lines that are written of a traceback, and how many frames were left out."""
+    chain, folders, count = _chain(error), _folders(), 0
+    whole = [each.__traceback__ for each in chain]
+    try:
+        for each in chain:
+            each.__traceback__, left_out = _without(each.__traceback__, folders)
+            count += left_out
+        lines = write(_without(trace, folders)[0])
+    finally:
+        for each, before in zip(chain, whole, strict=True):  # a debugger sees all
+            each.__traceback__ = before
+    return [*lines, f"[{count} frames of flowmx are left out; FLOWMX_TRACEBACKS=full shows them]"] if count else lines
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """An exception and those that led to it."""
+    found: list[BaseException] = []
+    left: list[BaseException | None] = [error]
+    while left:
+        each = left.pop()
+        if each is not None and not any(each is other for other in found):
+            found.append(each)
+            left += [each.__cause__, each.__context__]
+    return found
+
+
+def _without(trace: TracebackType | None, folders: tuple[str, ...]) -> tuple[TracebackType | None, int]:
+    """A traceback without frames of flowmx, and their number; one that has few others is left whole."""
+    entries: list[TracebackType] = []
+    while trace is not None:
+        entries.append(trace)
+        trace = trace.tb_next
+    kept = [each for each in entries if not os.path.realpath(each.tb_frame.f_code.co_filename).startswith(folders)]
+    if not kept:
+        return (entries[0] if entries else None), 0
+    made: TracebackType | None = None
+    for each in reversed(kept):
+        made = TracebackType(made, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return made, len(entries) - len(kept)
 
 
 def _is_wanted() -> bool:

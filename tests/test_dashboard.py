@@ -3,10 +3,12 @@
 import itertools
 import json
 import math
+import os
 import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,12 +16,13 @@ from hypothesis import strategies as st
 from flowmx.comm.security import InsecureAddress
 from flowmx.observability.dashboard import guard
 from flowmx.observability.dashboard.guard import COOKIE, Guard, check_address
+from flowmx.observability.dashboard.holders import added_up
 from flowmx.observability.dashboard.reading import Reading
 from flowmx.observability.dashboard.sampler import Sampler
 from flowmx.observability.dashboard.tables import quantile
 from flowmx.observability.dashboard.timeline import MOST, Ended, Lanes, busy, gathered, runs
 from flowmx.observability.dashboard.warnings import PRESENT, Warnings
-from flowmx.observability.doctor.rules import Finding
+from flowmx.observability.doctor.rules import FAILED, Finding
 from flowmx.observability.flight import curves
 from flowmx.observability.flight.curves import Curve
 
@@ -259,6 +262,109 @@ def test_a_warning_stays_for_a_while_when_it_is_over():
     assert present == {"NaN": True, "blocked event loop": False}
     warnings.add([], 1000.0)
     assert warnings.rows(1000.0) == []
+
+
+def test_failures_come_before_all_other_warnings():
+    warnings = Warnings()
+    failed, lost = Finding(55, FAILED, "p", "ValueError: x"), Finding(92, "lost peer", "p", "y")
+    warnings.add([lost, failed], 0.0)
+    assert [(row["kind"], row["serious"]) for row in warnings.rows(1.0)] == [(FAILED, True), ("lost peer", True)]
+    warnings.add([lost], 2 * PRESENT)
+    assert [row["kind"] for row in warnings.rows(2 * PRESENT)] == ["lost peer", FAILED]
+
+
+# -- memory by holder ------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.text(max_size=3), st.integers(1, 10**12)), max_size=20),
+    st.integers(0, 10**13), st.integers(1, 20),
+)  # fmt: skip
+def test_what_is_held_adds_up(parts, total, most):
+    rows = added_up(parts, total, most)
+    assert sum(nbytes for _, nbytes in rows) == max(total, sum(nbytes for _, nbytes in parts))
+    assert rows[:most] == parts[:most] or rows[: len(parts)] == parts
+    assert all(nbytes > 0 for _, nbytes in rows) and len(rows) <= most + 1
+
+
+# -- the page's own arithmetic, in node ------------------------------------------------------------------------
+
+PAGE = Path(guard.__file__).parent / "page"
+
+
+def in_node(folder, body):
+    """The value of an expression over the page's pure modules."""
+    for name in ("axes", "format", "state"):
+        (folder / f"{name}.mjs").write_text((PAGE / f"{name}.js").read_text())
+    (folder / "run.mjs").write_text(
+        "import * as axes from './axes.mjs'; import * as format from './format.mjs';\n"
+        f"import * as state from './state.mjs';\nconsole.log(JSON.stringify({body}));"
+    )
+    command = ["node", str(folder / "run.mjs")]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=True, env={**os.environ, "TZ": "UTC"}
+    )
+    return json.loads(done.stdout)
+
+
+needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+
+
+@needs_node
+def test_axes_begin_at_zero_or_above_and_no_label_comes_twice(tmp_path):
+    random = np.random.default_rng(0)
+    values = [
+        [0], [0, 0], [5], [1e-9], [0.99991, 0.99992], [1, 1 + 1e-12], [3e12, 3e12 + 7], [0, 1e-300], [1e300, 0],
+    ]  # fmt: skip
+    for _ in range(300):
+        scale, offset = 10.0 ** random.integers(-12, 12), 10.0 ** random.integers(-3, 9)
+        values.append((random.random(3) * scale + offset).tolist())
+    found = in_node(tmp_path, f"""{json.dumps(values)}.flatMap((values) => {{
+        const [low, high] = axes.ends(values);
+        const rows = [["value", 1], ["count", 1], ["bytes", 1024], ["percent", 1], ["seconds", 1]];
+        const marks = (name, base) => axes.marks(low, high, 4, format[name], base);
+        return rows.map(([name, base]) => ({{low, high, values, name, marks: marks(name, base)}}));
+    }})""")  # fmt: skip
+    for each in found:
+        texts, at = [text for _, text in each["marks"]], [tick for tick, _ in each["marks"]]
+        assert 0 <= each["low"] <= min(each["values"]) and each["high"] >= max(each["values"]), each
+        assert each["low"] < each["high"] and len(set(texts)) == len(texts) <= 10, each
+        assert all(tick >= 0 and each["low"] - 1e-6 * each["high"] <= tick for tick in at), each
+    narrow = [
+        text
+        for each in found
+        if each["values"] == [0.99991, 0.99992] and each["name"] == "value"
+        for _, text in each["marks"]
+    ]
+    assert "0.999915" in narrow
+    assert in_node(tmp_path, "[axes.ends([-5]), axes.ends([-2, 4])[0]]") == [[-6, 0], -2]
+
+
+@needs_node
+def test_labels_below_an_axis_neither_repeat_nor_overlap(tmp_path):
+    wide = "(text) => text.length * 6"
+    found = in_node(tmp_path, f"""[
+        axes.sides("now", "now", 300, {wide}), axes.sides("step 1", "step 900", 300, {wide}),
+        axes.sides("a long one", "another long one", 120, {wide}),
+    ]""")  # fmt: skip
+    assert found == [[["now", False]], [["step 1", True], ["step 900", False]], [["another long one", False]]]
+
+
+@needs_node
+def test_times_of_the_day_have_sixty_seconds(tmp_path):
+    found = in_node(
+        tmp_path, "[axes.clock(59.9996, 0), axes.clock(59.96, 1), axes.clock(3661.25, 1), axes.clock(7, 0)]"
+    )
+    assert found == ["00:01:00", "00:01:00.0", "01:01:01.3", "00:00:07"]
+
+
+@needs_node
+def test_the_page_shows_groups_that_add_up(tmp_path):
+    held = {"roles": [["weights", 4], ["other", 6]], "layers": [], "devices": {"gpu(0)": [["a", 1]]}}
+    assert in_node(tmp_path, f"state.heldBy({json.dumps(held)})") == [
+        {"title": "by role", "tone": "c0", "rows": held["roles"], "total": 10},
+        {"title": "on gpu(0)", "tone": "c6", "rows": [["a", 1]], "total": 1},
+    ]
 
 
 # -- curves ----------------------------------------------------------------------------------------------------

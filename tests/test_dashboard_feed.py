@@ -26,6 +26,7 @@ from flowmx.observability.dashboard.feed import Viewer
 from flowmx.observability.dashboard.sampler import Frame
 from flowmx.observability.dashboard.sampling import SamplingThread, sampling_thread
 from flowmx.observability.flight import curves
+from flowmx.observability.safety.steps import counted
 
 SECRET = "a secret of some letters"
 
@@ -244,11 +245,30 @@ async def test_a_training_is_seen_with_its_curves_and_its_memory(dashboard):
         await training
     assert now["curves"]["train accuracy"] >= 0 and now["curves"]["mine"] == "nan"
     assert rates["samples"] == pytest.approx(64 * rates["steps"], rel=1e-3)
-    assert dict(held["layers"])["seen"] == 4 * (400 * 300 + 300) == held["roles"]["weights"]
-    assert held["planned"] > 0 and now["memory"][0]["device"] == "cpu"
+    assert dict(held["layers"])["seen"] == 4 * (400 * 300 + 300) == dict(held["roles"])["weights"]
+    assert dict(held["roles"])["activations, by the plan"] > 0
+    assert now["memory"][0]["device"] == "cpu"
 
 
 # -- who may look ------------------------------------------------------------------------------------------------
+
+
+def test_samples_are_samples():
+    steps, samples = counted()
+    line = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=1)
+    module = mx.mod.Module(mx.sym.LinearRegressionOutput(line, name="out"), label_names=("out_label",))
+    batches = mx.io.NDArrayIter(mx.nd.ones((10, 3)), mx.nd.ones((10, 1)), 4, label_name="out_label")
+    mx.run(module.fit(batches, num_epoch=2, eval_metric="mse"))
+    assert counted() == (steps + 6, samples + 20)  # not the two that fill up each last batch
+    net = mx.gluon.nn.Dense(1)
+    net.initialize()
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd")
+    for size, seen in ((1, 20), (8, 28)):  # step(1) follows on a mean, and says nothing of samples
+        with mx.autograd.record():
+            loss = net(mx.nd.ones((8, 3))).mean()
+        loss.backward()
+        trainer.step(size)
+        assert counted()[1] == samples + seen
 
 
 async def test_foreign_names_are_refused(dashboard):

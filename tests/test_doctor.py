@@ -136,6 +136,27 @@ def test_a_failure_is_told_until_somebody_has_seen_it(ask):
     assert not observing.observe(0.0)["failures"]
 
 
+def test_a_failure_is_told_with_its_operation_its_line_and_how_often(ask):
+    def failing():
+        raise ValueError("broken")
+
+    for _ in range(5):
+        mx.engine.push(failing, name="mine")
+    mx.engine.push(lambda: {}["no"], name="other")
+    try:
+        while len(observing.observe(0.0)["failures"]) < 2 or observing.observe(0.0)["failures"][0]["times"] < 5:
+            pass
+        found = [each for each in diagnose([observing.observe(0.0)]) if each.kind == "an operation failed"]
+        assert [each.text for each in found] == [
+            "ValueError: broken (raised by operation 'mine' on cpu(0), 5 times)",
+            "KeyError: 'no' (raised by operation 'other' on cpu(0))",
+        ]
+        assert found[0].line.endswith('mx.engine.push(failing, name="mine")') and "test_doctor.py:" in found[0].line
+    finally:
+        with pytest.raises(ValueError, match="broken"):
+            mx.nd.waitall()
+
+
 class Slow:
     def __init__(self, seconds):
         self.seconds = seconds

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import types
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -48,7 +49,7 @@ def test_refusals(function, without_graphviz):
         function(perceptron(), shape={})
 
 
-def test_without_graphviz_a_drawing_is_text(without_graphviz, tmp_path):
+def test_without_graphviz_a_drawing_is_text_and_svg(without_graphviz, tmp_path, monkeypatch):
     dot = mx.viz.plot_network(perceptron(), title="my net", shape={"data": (4, 784)})
     lines = dot.source.splitlines()
     assert lines[0] == 'digraph "my net" {'
@@ -60,9 +61,39 @@ def test_without_graphviz_a_drawing_is_text(without_graphviz, tmp_path):
     assert "fc1_weight" not in dot.source
     path = dot.save(tmp_path / "net.gv")
     assert Path(path).read_text() == dot.source
-    for show in (dot.render, dot.view):
-        with pytest.raises(ImportError, match=r"pip install 'flowmx\[viz\]'"):
-            show()
+    for show, name in ((dot.render, "one.svg"), (dot.view, "two")):
+        path = Path(show(tmp_path / name))
+        assert path.suffix == ".svg" and path.read_text() == dot._repr_svg_()
+    monkeypatch.chdir(tmp_path)
+    assert dot.render(view=True, cleanup=True) == "my net.svg" and Path("my net.svg").exists()
+
+
+def test_without_graphviz_a_picture_has_a_box_for_each_node(without_graphviz):
+    hidden, shown = (mx.viz.plot_network(perceptron(), hide_weights=each)._repr_svg_() for each in (True, False))
+    boxes = [ElementTree.fromstring(each).findall(".//{*}rect") for each in (hidden, shown)]
+    nodes = json.loads(perceptron().tojson())["nodes"]
+    assert len(boxes[1]) == len(nodes) and len(boxes[0]) == sum(
+        not each["name"].endswith(("_weight", "_bias")) for each in nodes
+    )
+    assert "FullyConnected" in hidden and "fc1_weight" not in hidden and "fc1_weight" in shown
+
+
+def test_a_large_network_is_drawn_too(without_graphviz):
+    symbol = mx.sym.var("data")
+    for _ in range(300):
+        symbol = mx.sym.relu(symbol)
+    assert mx.viz.plot_network(symbol)._repr_svg_().count("<rect") == 301
+
+
+def test_with_graphvizs_package_but_not_its_program_it_is_drawn_here(monkeypatch, tmp_path):
+    package = types.ModuleType("graphviz")
+    package.Digraph = type("Digraph", (mx.viz.Dot,), {})
+    monkeypatch.setitem(sys.modules, "graphviz", package)
+    monkeypatch.setenv("PATH", "")
+    drawing = mx.viz.plot_network(perceptron())
+    assert isinstance(drawing, package.Digraph)
+    assert "<rect" in drawing._repr_svg_() == drawing._repr_mimebundle_()["image/svg+xml"]
+    assert Path(drawing.render(tmp_path / "net")).read_text() == drawing._repr_svg_()
 
 
 def test_names_are_quoted(without_graphviz):

@@ -33,14 +33,18 @@ class Failure:
         exception: the original exception object.
         seen: True once a wait has raised it.
         serial: the number of the operation that failed first, in the order pushed.
+        operation: the name of that operation.
+        actor: the name of what ran it.
+        origin: where it was enqueued.
         listed: True once it stands among those that ``waitall`` raises from.
         traceback: that of the exception, from the operation's own function on.
     """
 
-    __slots__ = ("exception", "listed", "seen", "serial", "traceback")
+    __slots__ = ("actor", "exception", "listed", "operation", "origin", "seen", "serial", "traceback")
 
     def __init__(self, exception: BaseException, op: Operation) -> None:
-        self.serial = op.serial
+        self.serial, self.operation, self.origin = op.serial, op.name, op.origin
+        self.actor = str(getattr(op.actor, "name", op.actor))
         self.seen = self.listed = False
         # The engine's own frame on top says nothing to the reader.
         top = _traceback_of(exception)

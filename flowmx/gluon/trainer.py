@@ -167,7 +167,8 @@ class Trainer:
                     param._mark_used(ctx)
         elif not self._on_kvstore(otherwise=None):
             self._update(fresh)
-        next_step(self, batch_size)
+        # step(1) is what follows on a mean loss: it does not say how many samples there were.
+        next_step(self, batch_size if batch_size > 1 else 0)
 
     def _warn_unscaled(self) -> None:
         """Warn where operators compute in float16 and the loss is not scaled."""

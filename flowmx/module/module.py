@@ -94,6 +94,7 @@ class Module(BaseModule):
         self._arg_params: dict[str, NDArray] = {}
         self._aux_params: dict[str, NDArray] = {}
         self._stale = False
+        self._padding = 0  # samples of the last batch that only fill it up
         """True while the parameters on the devices are newer than those here."""
         self._group: ExecutorGroup | None = None
         self._updates: Updating | None = None
@@ -388,6 +389,7 @@ class Module(BaseModule):
                 getattr(data_batch, "provide_label", None)
                 or _reshaped(group.label_shapes or [], getattr(data_batch, "label", None) or []),
             )
+        self._padding = getattr(data_batch, "pad", 0) or 0
         group.forward(data_batch, self.for_training if is_train is None else is_train)
 
     def backward(self, out_grads: Any = None) -> None:
@@ -407,7 +409,7 @@ class Module(BaseModule):
         self._stale = True
         group = self._executors("update")
         updates.update(group)
-        next_step(self, group.batch_size)
+        next_step(self, max(group.batch_size - self._padding, 0))
 
     def _arrays_by_role(self) -> dict[str, list[NDArray]]:
         """The arrays that training keeps, as ``weights``, ``gradients`` and ``optimizer`` (its states)."""

@@ -1,8 +1,8 @@
-"""Graphs in graphviz's language, for where its package is not installed."""
+"""Graphs in graphviz's language and as SVG, for where its package or its program is not installed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +10,21 @@ from flowmx.serialization.atomic import replace_file
 
 
 class Dot:
-    """A drawing in graphviz's language, where its package is not installed.
+    """A drawing in graphviz's language, and as SVG, where graphviz is not installed. Notebooks show it.
+
+    Args:
+        name: the graph's name.
+        format: of the files that graphviz would write.
+        picture: makes the SVG.
 
     Attributes:
         name: the graph's name.
         source: the text.
     """
 
-    def __init__(self, name: str, format: str = "pdf") -> None:
+    def __init__(self, name: str, format: str = "pdf", picture: Callable[[], str] | None = None) -> None:
         self.name = name
+        self._picture = picture or (lambda: '<svg xmlns="http://www.w3.org/2000/svg"/>')
         self.format = format
         self._lines: list[str] = []
 
@@ -41,18 +47,27 @@ class Dot:
         replace_file(path, [self.source.encode()])
         return path
 
-    def render(self, *args: Any, **kwargs: Any) -> str:
-        """Needs graphviz.
+    def render(self, filename: str | Path | None = None, *_: Any, **__: Any) -> str:
+        """Write the picture to a file, as SVG whatever the format: other formats take graphviz's program.
 
-        Raises:
-            ImportError: always; says what to install.
+        Args:
+            filename: its name, to which ``.svg`` is added where it has not that ending; default: the drawing's name.
+
+        Returns:
+            the path of the file.
         """
-        raise ImportError(
-            "this drawing is text only, since the package graphviz is not installed: pip install 'flowmx[viz]' (and "
-            "the program dot), and draw it again; or save() the text and run dot on it"
-        )
+        path = str(filename or self.name)
+        path = path if path.endswith(".svg") else f"{path}.svg"
+        replace_file(path, [self._repr_svg_().encode()])
+        return path
 
-    view = render
+    def view(self, *given: Any, **options: Any) -> str:
+        """As :meth:`render`: no viewer is opened."""
+        return self.render(*given, **options)
+
+    def _repr_svg_(self) -> str:
+        """The picture that notebooks show."""
+        return self._picture()
 
 
 def _quoted(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -65,7 +66,7 @@ def plot_network(
 
     Returns:
         a ``graphviz.Digraph`` where the package graphviz is installed (``pip install flowmx[viz]``), otherwise a
-        :class:`Dot`.
+        :class:`Dot`. Notebooks show both. Without the program ``dot`` flowmx draws, and ``render`` writes SVG.
 
     Raises:
         TypeError: ``symbol`` is no symbol.
@@ -76,7 +77,7 @@ def plot_network(
     dtypes = None if dtype is None else dtypes_of(symbol, dtype)
     nodes = symbol._nodes()
     _warn_of_same_names(nodes)
-    dot = _drawing(title, save_format)
+    dot = _drawing(title, save_format, lambda: _picture(symbol, hide_weights))
     for node in nodes:
         if not is_weight(node):
             attributes = {**_BOX, **(node_attrs or {}), "fillcolor": colour_of(node)}
@@ -91,12 +92,32 @@ def plot_network(
     return dot
 
 
-def _drawing(title: str, save_format: str) -> Any:
+def _drawing(title: str, save_format: str, picture: Callable[[], str]) -> Any:
     try:
         from graphviz import Digraph
     except ImportError:
-        return Dot(title, save_format)
-    return Digraph(name=title, format=save_format)
+        return Dot(title, save_format, picture)
+    if shutil.which("dot") is not None:
+        return Digraph(name=title, format=save_format)
+
+    class Drawn(Digraph):  # type: ignore[misc]
+        """A Digraph that draws itself: the package alone, without its program, does not."""
+
+        render, view = Dot.render, Dot.view
+        _repr_svg_ = Dot._repr_svg_
+
+        def _repr_mimebundle_(self, *_: Any, **__: Any) -> dict[str, str]:
+            return {"image/svg+xml": picture()}
+
+    made = Drawn(name=title, format=save_format)
+    made._picture = picture
+    return made
+
+
+def _picture(symbol: Symbol, hide_weights: bool) -> str:
+    from flowmx.visualization.svg import drawn  # which takes labels and colours from here
+
+    return drawn([node for node in symbol._nodes() if not (hide_weights and is_weight(node))])
 
 
 def colour_of(node: Node) -> str:

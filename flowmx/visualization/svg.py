@@ -33,8 +33,11 @@ class _Box(NamedTuple):
 def network(symbol: Symbol) -> str | None:
     """The drawing of a network as SVG, without its weights; None where it would be too large."""
     nodes = [node for node in symbol._nodes() if not is_weight(node)]
-    if not nodes or len(nodes) > MOST:
-        return None
+    return drawn(nodes) if 0 < len(nodes) <= MOST else None
+
+
+def drawn(nodes: Sequence[Node]) -> str:
+    """The drawing of some nodes of a network, in the order of a run, as SVG; at least one."""
     boxes = _placed(_layers(nodes))
     width = max(box.x for box in boxes.values()) + _WIDTH + 3 * _MARGIN
     height = max(box.y for box in boxes.values()) + _HEIGHT + _MARGIN

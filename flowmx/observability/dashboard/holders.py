@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 from weakref import ref
 
@@ -12,7 +13,7 @@ import numpy as np
 from flowmx import devices
 from flowmx.observability.safety import steps
 
-__all__ = ["Holders"]
+__all__ = ["Holders", "added_up"]
 
 _MOST = 12
 """Layers, and holders of a device, that are shown."""
@@ -48,11 +49,31 @@ class Holders:
         for name, arrays in named.items():
             layers[_PART.sub("", name)] += _bytes(arrays)
         planned = 0 if owner is None else owner._planned_bytes()
+        by_role = [(role, nbytes) for role, arrays in roles.items() if (nbytes := _bytes(arrays))]
+        if planned:
+            by_role.append(("activations, by the plan", planned))
         return {
-            "roles": {role: nbytes for role, arrays in roles.items() if (nbytes := _bytes(arrays))},
-            "planned": planned, "layers": layers.most_common(_MOST), "others": max(len(layers) - _MOST, 0),
+            "roles": added_up(by_role, sum(devices.memory_in_use().values())) if owner is not None else [],
+            "layers": added_up(layers.most_common()),
             "devices": _by_device(),
-        }  # fmt: skip
+        }
+
+
+def added_up(parts: Sequence[tuple[str, int]], total: int = 0, most: int = _MOST) -> list[tuple[str, int]]:
+    """Parts of a memory with what they lack of the whole, so that all rows together are the whole. Pure.
+
+    Args:
+        parts: names and bytes, the largest first where some are to be left out.
+        total: bytes of the whole. Where the parts are more (small arrays are in none of the devices' numbers) they are
+            the whole.
+        most: parts that are shown; the rest goes into the row "other".
+
+    Returns:
+        names and bytes; nothing where there is nothing.
+    """
+    shown = list(parts[:most])
+    rest = max(total, sum(nbytes for _, nbytes in parts)) - sum(nbytes for _, nbytes in shown)
+    return [*shown, ("other", rest)] if rest else shown
 
 
 def _bytes(arrays: Any) -> int:
@@ -60,6 +81,7 @@ def _bytes(arrays: Any) -> int:
 
 
 def _by_device() -> dict[str, list[tuple[str, int]]]:
-    """The largest holders of devices whose pools know them: accelerators."""
+    """The largest holders of devices whose pools know them, accelerators, and what others hold of each."""
     pools: dict[str, Any] = {repr(each): each.pool for each in devices.in_use() if hasattr(each, "pool")}
-    return {name: pool.holders()[:_MOST] for name, pool in pools.items()}
+    used = devices.memory_in_use()
+    return {name: added_up(pool.holders(), used.get(name, 0)) for name, pool in pools.items()}

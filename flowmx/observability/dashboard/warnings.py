@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flowmx.observability.doctor.rules import Finding
+from flowmx.observability.doctor.rules import FAILED, Finding
 
 __all__ = ["Warnings"]
 
@@ -36,13 +36,16 @@ class Warnings:
         self._found = dict(sorted(kept, key=lambda row: row[1][2])[-_MOST:])
 
     def rows(self, now: float) -> list[dict[str, Any]]:
-        """All of them: what is present first, the most serious before others."""
+        """All of them: what is present first, failures before all else, the most serious before others.
+
+        A failure is what happened; the rest is what may be the cause of something.
+        """
         rows = [
             {
                 "kind": each.kind, "node": each.node, "text": each.text, "line": each.line, "advice": each.advice,
-                "serious": each.weight >= _SERIOUS, "present": now - last < PRESENT,
+                "serious": each.weight >= _SERIOUS or each.kind == FAILED, "present": now - last < PRESENT,
                 "ago": round(now - last, 1), "seconds": round(last - first, 1), "weight": each.weight,
             }
             for each, first, last in self._found.values()
         ]  # fmt: skip
-        return sorted(rows, key=lambda row: (not row["present"], -row["weight"]))
+        return sorted(rows, key=lambda row: (not row["present"], row["kind"] != FAILED, -row["weight"]))

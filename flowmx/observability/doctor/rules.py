@@ -21,10 +21,16 @@ BLOCKED = 0.25
 STARVED = 0.5
 """Share of the time spent waiting for data from which a loader is too slow."""
 
+FAILED = "an operation failed"
+"""The kind of a finding about an exception."""
+_FAILURES = 3
+"""Most different failures of a process that are named."""
+
 _CODE = re.compile(r".*?:\d+ in \S+: (.*)")
 """The text of a line, behind its place."""
 
 _ALIKE = "let all nodes run the same versions"
+_UNSEEN = "nobody waited for it yet: await or read what it makes"
 _LOST = "see its log; launch with --policy elastic (FLOWMX_KVSTORE_POLICY) to go on without it until another joins"
 _STOP = "mx.safety.stop_at_nan() stops at the first; a smaller learning rate or clip_gradient may avoid it"
 
@@ -182,13 +188,29 @@ def _failures(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
     for snapshot in _answered(snapshots):
         failures = snapshot.get("failures", ())
         mismatches = [each for each in failures if "the nodes of the job differ" in each["text"]]
-        for each in (mismatches or failures)[:1]:
-            notes = [note.removeprefix("flowmx: ") for note in each["notes"]]
-            line = next((note.removeprefix("enqueued at ") for note in notes if note.startswith("enqueued at ")), "")
-            kind = "version mismatch" if mismatches else "an operation failed"
-            weight = 85 if kind == "version mismatch" else 55
-            advice = _ALIKE if kind == "version mismatch" else "nobody waited for it yet: await or read what it makes"
-            yield Finding(weight, kind, name_of(snapshot), f"{each['error']}: {each['text']}", line, advice)
+        for each in mismatches[:1] or failures[:_FAILURES]:
+            weight, kind, advice = (85, "version mismatch", _ALIKE) if mismatches else (55, FAILED, _UNSEEN)
+            yield Finding(weight, kind, name_of(snapshot), _told(each), _line_of(each), advice)
+
+
+def _told(failure: Any) -> str:
+    """The exception, the operation that raised it, and how often."""
+    text = f"{failure['error']}: {failure['text']}" if failure["text"] else failure["error"]
+    if "operation" not in failure:  # a report of an earlier version
+        return text
+    of = "".join([
+        f"raised by operation {failure['operation']!r} on {failure['actor']}",
+        f" in layer {failure['layer']!r}" if failure.get("layer") else "",
+        f", {failure['times']} times" if failure["times"] > 1 else "",
+    ])  # fmt: skip
+    return f"{text} ({of})"
+
+
+def _line_of(failure: Any) -> str:
+    if failure.get("line"):
+        return str(failure["line"])
+    notes = [note.removeprefix("flowmx: ") for note in failure["notes"]]
+    return next((note.removeprefix("enqueued at ") for note in notes if note.startswith("enqueued at ")), "")
 
 
 def _warnings(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from time import monotonic
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from flowmx import devices
 from flowmx.engine import LoopActor
 from flowmx.engine import describe as describe_place
+from flowmx.engine.failure import Failure
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import DONE, RUNNING, Operation, State, Variable
 from flowmx.observability.flight import curves, facts, messages, stacks
@@ -25,6 +26,8 @@ _MOST = 400
 """Most pending operations in a snapshot: all that run, and the oldest."""
 _LAST = 100
 """Most ended operations in a snapshot."""
+_FAILURES = 8
+"""Most failures in a snapshot; those that are alike are one."""
 _PATIENCE = 1.0
 """Seconds to wait for the engine's lock."""
 
@@ -89,7 +92,7 @@ def _engine(has_lock: bool) -> dict[str, Any]:
             {"name": names.get(ident, str(ident)), "stack": stacks.lines(stack)} for ident, stack in found.items()
             if ident != threading.get_ident()
         ],
-        "failures": [_failure(each) for each in engine.books.failures if not each.seen][:8],
+        "failures": _failures([each for each in engine.books.failures if not each.seen]),
         "last": [_ended(each) for each in list(engine.books.journal or ())[-_LAST:]],
     }  # fmt: skip
 
@@ -179,10 +182,29 @@ def _wait(who: str, op: Operation, seconds: float, lines: list[str]) -> dict[str
     return {"who": who, "for": op.serial, "seconds": round(seconds, 3), "stack": lines}
 
 
-def _failure(failure: Any) -> dict[str, Any]:
+def _failures(failures: Sequence[Failure]) -> list[dict[str, Any]]:
+    """Failures by exception, operation and line, each once with how often it came; the first ones."""
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for each in sorted(failures, key=lambda failure: failure.serial):
+        line = describe_place(each.origin) if each.origin else ""
+        key = (type(each.exception).__name__, each.operation, line)
+        if key in found:
+            found[key]["times"] += 1
+        else:
+            found[key] = {**_failure(each), "line": line, "times": 1}
+    return list(found.values())[:_FAILURES]
+
+
+def _failure(failure: Failure) -> dict[str, Any]:
     error = failure.exception
-    notes = list(getattr(error, "__notes__", ()))
-    return {"error": type(error).__name__, "text": str(error)[:2000], "notes": notes[:8]}
+    try:
+        text = str(error)
+    except Exception as unprintable:  # it is user code
+        text = f"(its text can not be had: {type(unprintable).__name__})"
+    return {
+        "error": type(error).__name__, "text": text[:2000], "notes": list(getattr(error, "__notes__", ()))[:8],
+        "operation": failure.operation, "actor": failure.actor, "layer": failure.origin[2] if failure.origin else None,
+    }  # fmt: skip
 
 
 def _ended(each: Any) -> dict[str, Any]:

@@ -227,6 +227,7 @@ engine.openers.append(start)
 blocks.told.append(_out_of_memory)
 engine.followers.append(_follow)
 sys.excepthook = _died
+tracebacks.fold_in_ipython()
 atexit.register(lambda: _watcher.stop())
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(

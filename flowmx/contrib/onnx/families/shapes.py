@@ -168,13 +168,35 @@ def _import_slice(n: NodeImport) -> Symbol:
     if min(axes) < 0:
         axes = [axis % n.rank() for axis in axes]
     steps = n.ints(4) or [1] * count
+    data = n.symbol(0)
+    for at, axis in enumerate(axes):
+        length = _first_rows(n, starts, ends, at, axis) if steps[at] == 1 else None
+        if length is not None:
+            like = n.zeros([length if each == axis else 1 for each in range(n.rank())])
+            data = n.make("slice_like", data, like, axes=(axis,))
+    done = [
+        axis for at, axis in enumerate(axes) if steps[at] == 1 and _first_rows(n, starts, ends, at, axis) is not None
+    ]
+    if len(done) == count:
+        return data
     whole: list[Any] = [None] * (max(axes) + 1)
     begin, end, step = list(whole), list(whole), list(whole)
     for at, axis in enumerate(axes):
+        if axis in done:
+            continue
         step[axis] = None if steps[at] == 1 else steps[at]
         begin[axis] = _edge(n, starts, at, axis, start=True, forward=steps[at] > 0)
         end[axis] = _edge(n, ends, at, axis, start=False, forward=steps[at] > 0)
-    return n.make("slice", n.symbol(0), begin=tuple(begin), end=tuple(end), step=tuple(step) if any(step) else None)
+    return n.make("slice", data, begin=tuple(begin), end=tuple(end), step=tuple(step) if any(step) else None)
+
+
+def _first_rows(n: NodeImport, starts: Known, ends: Known, at: int, axis: int) -> Varying | None:
+    """The length that varies of a slice from 0 on, of an axis that has more; None where it is another slice."""
+    first, second = (int(each[at]) for each in ends.trials)
+    have = n.dims()[axis]
+    if first == second or not isinstance(have, int) or min(first, second) < 0 or max(first, second) > have:
+        return None
+    return Varying(first, second) if all(int(each[at]) == 0 for each in starts.trials) else None
 
 
 def _edge(n: NodeImport, known: Known, at: int, axis: int, *, start: bool, forward: bool) -> int | None:
@@ -342,13 +364,27 @@ def _range(n: NodeImport) -> Symbol:
     return n.make("_contrib_arange_like", n.zeros([Varying(int(first), int(second))], dtype.name), axis=0)
 
 
+@imports("Trilu")
+def _trilu(n: NodeImport) -> Symbol:
+    """A triangle; outside of it is 0, also where the input is infinite or no number."""
+    x, k = n.symbol(0), int(n.scalar(1) or 0)
+    lengths = n.make("Cast", x, dtype="float32")  # of which only the shape counts
+    rows = n.make("expand_dims", n.make("_contrib_arange_like", lengths, axis=-2, start=k), axis=1)
+    columns = n.make("expand_dims", n.make("_contrib_arange_like", lengths, axis=-1), axis=0)
+    keeps = "broadcast_greater_equal" if n.attr("upper", 1) else "broadcast_lesser_equal"
+    inside = n.make(keeps, columns, rows)
+    for _ in range(n.rank() - 2):
+        inside = n.make("expand_dims", inside, axis=0)
+    return n.make("where", n.make("broadcast_like", inside, lengths), x, n.make("zeros_like", x))
+
+
 def _dims(shape: Known) -> Lengths:
     """The lengths that a known vector holds."""
     first, second = (tuple(map(int, each)) for each in shape.trials)
     return joined(first, second)
 
 
-@imports("Constant", "EyeLike", "NonZero", "Trilu", "Einsum", "BitShift",
+@imports("Constant", "EyeLike", "NonZero", "Einsum", "BitShift",
          "ScatterElements", "Compress", "Unique")  # fmt: skip
 def _folded(n: NodeImport) -> Symbol:
     raise Unsupported("its inputs are computed, expected constants")

@@ -1,5 +1,6 @@
 // Line charts on a canvas, with axes and what is under the pointer; and sparklines.
 
+import { ends, marks, sides } from "./axes.js";
 import { colour } from "./theme.js";
 
 const PAD = { right: 8, top: 8, bottom: 18 };
@@ -18,20 +19,6 @@ export function prepared(canvas) {
 }
 
 const numbers = (list) => list.filter((each) => typeof each === "number" && Number.isFinite(each));
-
-// Round values that divide a range, at most about so many; of bytes in their own units, which base 1024 makes.
-export function ticks(low, high, most, base = 1) {
-  if (base > 1) {
-    const unit = base ** Math.max(0, Math.floor(Math.log(Math.max(high, 1)) / Math.log(base)));
-    return ticks(low / unit, high / unit, most).map((each) => each * unit);
-  }
-  const rough = (high - low) / Math.max(most, 1) || 1;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough);
-  const found = [];
-  for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-9; at += step) found.push(Math.abs(at) < step * 1e-9 ? 0 : at);
-  return found;
-}
 
 export class Chart {
   // format: of values; place: of the horizontal axis; base: 1024 for bytes.
@@ -79,16 +66,14 @@ export class Chart {
 
   area(context, xs, ys, width, height) {
     const [x0, x1] = [Math.min(...xs), Math.max(...xs)];
-    let [y0, y1] = [Math.min(...ys), Math.max(...ys)];
-    if (y0 === y1) [y0, y1] = y0 > 0 ? [0, y1 * 1.2] : [y0 - 1, y1 + 1];
-    else y1 += (y1 - y0) * 0.05;
+    const [y0, y1] = ends(ys);
     context.font = FONT;
-    const marks = ticks(y0, y1, 4, this.base).map((tick) => [tick, this.format(tick)]);
-    const left = Math.max(30, ...marks.map(([, text]) => context.measureText(text).width + 10));
+    const found = marks(y0, y1, 4, this.format, this.base);
+    const left = Math.max(30, ...found.map(([, text]) => context.measureText(text).width + 10));
     const w = width - left - PAD.right;
     const h = height - PAD.top - PAD.bottom;
     return {
-      x0, x1, y0, y1, left, marks,
+      x0, x1, y0, y1, left, marks: found,
       x: (value) => left + ((value - x0) / (x1 - x0 || 1)) * w,
       y: (value) => PAD.top + (1 - (value - y0) / (y1 - y0)) * h,
     };
@@ -109,10 +94,11 @@ export class Chart {
       context.fillText(text, area.left - 6, y);
     }
     context.textBaseline = "alphabetic";
-    context.textAlign = "left";
-    context.fillText(this.place(area.x0, area), area.left, height - 4);
-    context.textAlign = "right";
-    context.fillText(this.place(area.x1, area), width - PAD.right, height - 4);
+    const room = width - PAD.right - area.left;
+    for (const [text, isLeft] of sides(this.place(area.x0, area), this.place(area.x1, area), room, (each) => context.measureText(each).width)) {
+      context.textAlign = isLeft ? "left" : "right";
+      context.fillText(text, isLeft ? area.left : width - PAD.right, height - 4);
+    }
   }
 
   line(context, area, line) {

@@ -13,12 +13,13 @@ export function count(value) {
   return shown.toFixed(digits) + unit;
 }
 
-// A value of a curve: to four digits, whatever its size.
-export function value(number) {
+// A value of a curve: to four digits, whatever its size; to more where its neighbours are only a step away.
+export function value(number, step = 0) {
   if (!is(number)) return typeof number === "string" ? number : NONE;
   const size = Math.abs(number);
-  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return number.toExponential(2);
-  return String(Number(number.toPrecision(4)));
+  const digits = step > 0 && size > 0 ? Math.min(Math.max(4, Math.ceil(Math.log10(size / step)) + 2), 16) : 4;
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return number.toExponential(Math.max(2, Math.min(digits - 1, digits > 4 ? 15 : 2)));
+  return String(Number(number.toPrecision(digits)));
 }
 
 export function bytes(value) {

@@ -2,7 +2,7 @@
 
 import { Chart, sparkline } from "./chart.js";
 import * as format from "./format.js";
-import { last, named } from "./state.js";
+import { heldBy, last, named } from "./state.js";
 import { fill, set } from "./table.js";
 
 const $ = (id) => document.getElementById(id);
@@ -52,6 +52,7 @@ function warnings(state) {
   const found = state.now.warnings ?? [];
   const present = found.filter((each) => each.present);
   $("warnings-empty").hidden = found.length > 0;
+  $("warnings").dataset.serious = String(present.some((each) => each.serious));
   set($("warnings-note"), present.length ? `${present.length} now` : found.length ? "none now" : "");
   const list = $("findings");
   while (list.children.length > found.length) list.lastElementChild.remove();
@@ -103,6 +104,7 @@ function training(state) {
   }
   for (const [what, lines] of groups) chart($("curves"), `curve ${what}`, what, format.value, (step) => `step ${format.count(step)}`).show(lines);
   dropCurves((key) => !key.startsWith("curve ") || groups.has(key.slice(6)));
+  $("training").dataset.empty = String(!groups.size && !state.now.steps);
   const { steps, samples } = state.now;
   if (steps) rate(state);
   $("training-empty").hidden = groups.size > 0 || steps > 0;
@@ -156,18 +158,17 @@ function memory(state) {
   ], ["", "number", "number", "number"]);
   const lines = named(state, "memory.").slice(0, 8).map((name, index) => line(state, `memory.${name}`, name, `c${index}`));
   if (lines.length) chart($("memory-chart"), "memory", "arrays", format.bytes, ago, 1024).show(lines, [0]);
-  holders(state.now.holders ?? { roles: {}, layers: [], devices: {} });
+  holders(state.now.holders ?? { roles: [], layers: [], devices: {} });
 }
 
 function holders(held) {
-  const rows = Object.entries(held.roles).map(([name, nbytes]) => [name, nbytes, "c0"]);
-  if (held.planned) rows.push(["activations, by the plan", held.planned, "c3"]);
-  for (const [layer, nbytes] of held.layers) rows.push([`layer ${layer}`, nbytes, "c2"]);
-  for (const [device, found] of Object.entries(held.devices)) for (const [who, nbytes] of found) rows.push([`${device}: ${who}`, nbytes, "c6"]);
-  const most = Math.max(1, ...rows.map((row) => row[1]));
-  $("holders-empty").hidden = rows.length > 0;
-  fill(body("holders"), rows.map(([name, nbytes, tone]) => [name, { share: nbytes / most, text: format.bytes(nbytes), tone }]));
-  set($("holders-note"), held.others ? `and ${held.others} more layers` : "");
+  const groups = heldBy(held);
+  $("holders-empty").hidden = groups.length > 0;
+  fill(body("holders"), groups.flatMap(({ title, tone, total, rows }) => [
+    [title, format.bytes(total)],
+    ...rows.map(([name, nbytes]) => [name, { share: nbytes / total, text: format.bytes(nbytes), tone }]),
+  ]));
+  for (const row of body("holders").rows) row.className = row.cells[1].firstElementChild ? "" : "sum";
 }
 
 // -- peers and services -----------------------------------------------------------------------------

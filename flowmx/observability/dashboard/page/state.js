@@ -47,3 +47,11 @@ export function last(state, name) {
 export function named(state, prefix) {
   return Object.keys(state.series).filter((name) => name.startsWith(prefix)).map((name) => name.slice(prefix.length)).sort();
 }
+
+// Who holds the memory, in groups whose rows add up to their total: [{title, tone, total, rows: [[name, bytes], ...]}].
+export function heldBy(held) {
+  const groups = [["by role", "c0", held.roles], ["by layer", "c2", held.layers], ...Object.entries(held.devices).map(([device, rows]) => [`on ${device}`, "c6", rows])];
+  return groups
+    .filter(([, , rows]) => rows.length)
+    .map(([title, tone, rows]) => ({ title, tone, rows, total: rows.reduce((sum, [, nbytes]) => sum + nbytes, 0) }));
+}

@@ -17,7 +17,7 @@ function made(row, name) {
 
 function write(cell, what) {
   if (what === null || typeof what !== "object") {
-    set(cell, what ?? "–");
+    set(cell, what ?? "–"); // also where it was a meter
   } else if ("share" in what) {
     meter(cell, what);
   } else {
@@ -31,6 +31,7 @@ function write(cell, what) {
 
 function meter(cell, { text, share, tone }) {
   if (!cell.firstElementChild) {
+    cell.textContent = ""; // it may have been text
     const box = cell.appendChild(document.createElement("div"));
     box.className = "meter";
     box.append(document.createElement("i"), document.createElement("span"));

@@ -1,12 +1,13 @@
 // The rolling timeline: a lane for each actor, a bar for each operation; names under the pointer or by arrow keys.
 
+import { clock } from "./axes.js";
 import { prepared } from "./chart.js";
 import { seconds } from "./format.js";
 import { colour, toneOf } from "./theme.js";
 
 const AXIS = 20;
 const HEIGHT = 112; // of few lanes together
-const LANE = [24, 56]; // of one
+const LANE = [32, 56]; // of one
 const DELAY = 0.9; // seconds by which the right edge is behind, so that bars come whole
 
 const ACTOR = 0, ROW = 1, NAME = 2, BEGAN = 3, ENDED = 4, ABOUT = 5, FAILED = 6, COUNT = 7;
@@ -80,14 +81,16 @@ export class Timeline {
     context.font = "11px system-ui, sans-serif";
     context.textBaseline = "alphabetic";
     const step = [0.1, 0.2, 0.5, 1, 2, 5, 10].find((each) => each * this.scale > 72) ?? 10;
-    for (let at = Math.ceil(this.left / step) * step; at <= this.right; at += step) {
+    // Marks are at round times of the day.
+    for (let time = Math.ceil((this.left + this.zero) / step) * step; time <= this.right + this.zero; time += step) {
+      const at = time - this.zero;
       const x = Math.round(this.x(at)) + 0.5;
       context.beginPath();
       context.moveTo(x, 0);
       context.lineTo(x, height - AXIS + 4);
       context.stroke();
       context.textAlign = "center";
-      if (x > this.gutter + 26 && x < width - 26) context.fillText(this.time(at, step < 1 ? 1 : 0), x, height - 5);
+      if (x > this.gutter + 26 && x < width - 26) context.fillText(clock(time, step < 1 ? 1 : 0), x, height - 5);
     }
     this.lanes.forEach((_, index) => {
       context.beginPath();
@@ -97,12 +100,14 @@ export class Timeline {
     });
   }
 
-  // The process' clock as the time of day.
-  time(at, digits) {
-    const day = new Date((at + this.epoch) * 1000);
-    const two = (number) => String(number).padStart(2, "0");
-    const rest = (day.getSeconds() + day.getMilliseconds() / 1000).toFixed(digits).padStart(digits ? digits + 3 : 2, "0");
-    return `${two(day.getHours())}:${two(day.getMinutes())}:${rest}`;
+  // What the process' clock is behind the time of day.
+  get zero() {
+    return this.epoch ?? 0;
+  }
+
+  // Pixels above a bar: where lanes have no margin of their own, their names stand there.
+  get head() {
+    return this.gutter ? 3 : 13;
   }
 
   labels(context) {
@@ -138,7 +143,7 @@ export class Timeline {
     context.globalAlpha = bar[ENDED] === null ? 0.45 : bar[COUNT] > 1 ? 0.8 : 1;
     context.fillStyle = colour(tone);
     context.beginPath();
-    context.roundRect(begin, row * this.lane + 3, Math.max(long - (long > 4 ? 0.8 : 0), 1), this.lane - 6, Math.min(3, long / 2));
+    context.roundRect(begin, row * this.lane + this.head, Math.max(long - (long > 4 ? 0.8 : 0), 1), this.lane - this.head - 3, Math.min(3, long / 2));
     context.fill();
     context.globalAlpha = 1;
     if (this.chosen === bar) {
@@ -149,7 +154,7 @@ export class Timeline {
     }
     if (long > 34) {
       context.fillStyle = colour("panel");
-      context.fillText(clipped(context, bar[NAME], long - 8), begin + 5, row * this.lane + this.lane / 2 + 0.5);
+      context.fillText(clipped(context, bar[NAME], long - 8), begin + 5, row * this.lane + (this.head + this.lane - 3) / 2 + 0.5);
     }
   }
 
