@@ -30,7 +30,7 @@ const shape = (value) => value?.type?.shape?.dimensions?.map(Number) ?? [];
 console.log(JSON.stringify({
   format: model.format,
   nodes: graph.nodes.map((node) => [node.type.name, node.name]),
-  inputs: graph.inputs.flatMap((each) => each.value.map((value) => value.name)),
-  outputs: graph.outputs.flatMap((each) => each.value.map((value) => value.name)),
+  inputs: graph.inputs.map((each) => each.name),
+  outputs: graph.outputs.map((each) => each.name),
   parameters: Object.fromEntries(graph.nodes.flatMap((node) => node.inputs.flatMap((each) => each.value.filter((value) => value.initializer).map((value) => [value.name, shape(value)])))),
 }));
