@@ -15,7 +15,7 @@ CHECKED := $(wildcard tests examples benchmarks)
 # Tests start hundreds of interpreters: each would compile flowmx anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv train test lint types pytest format soak clients editor web bench docs dist clean
+.PHONY: help venv train test lint types pytest format soak clients editor notebooks web bench docs dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  \1\t/' | expand -t 12
@@ -72,6 +72,9 @@ $(VENV)/.editor: $(VENV)/.dev
 
 editor: $(VENV)/.editor ## check what editors say of programs that use flowmx: mypy and pyright, both strict
 	$(BIN)/pytest tests/test_editor.py
+
+notebooks: $(VENV)/.dev ## run the notebooks in examples/notebooks from top to bottom
+	$(BIN)/pytest -m soak tests/test_example_notebooks.py
 
 # The programs are fetched once; touch pyproject.toml or remove build/web to have them anew.
 build/web/.installed: $(VENV)/.dev

@@ -22,6 +22,7 @@ def test_there_are_six():
     assert len(NOTEBOOKS) == 6
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=[each.stem for each in NOTEBOOKS])
 def test_a_notebook_runs(path, tmp_path):
     pytest.importorskip("nbclient")

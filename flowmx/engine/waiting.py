@@ -15,6 +15,7 @@ import contextlib
 import sys
 import threading
 import warnings
+from asyncio import _get_running_loop as _running_loop  # bound: it is asked at each await
 from collections.abc import Callable, Generator, Iterator
 from contextvars import ContextVar
 from time import monotonic
@@ -159,7 +160,7 @@ class Waiting:
 
     def must_yield(self) -> bool:
         """True at every 64th await that needs no wait: it yields to the loop all the same."""
-        if asyncio._get_running_loop() is None:
+        if _running_loop() is None:
             raise EngineError(_NO_LOOP)
         self._awaits += 1
         return self._awaits % _YIELD_EVERY == 0
