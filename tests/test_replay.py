@@ -61,9 +61,11 @@ def trained(steps, optimizer):
     return [each.data().asnumpy() for each in net.collect_params().values()]
 
 
+@pytest.mark.parametrize("kind", ["ThreadedEnginePerDevice", "ThreadedEngine", "NaiveEngine"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_training_is_the_same_to_the_bit(optimizer, forms, monkeypatch):
-    found = trained(6, optimizer)
+def test_training_is_the_same_to_the_bit(optimizer, kind, forms, monkeypatch):
+    with mx.engine.using(engine_type=kind):
+        found = trained(6, optimizer)
     assert forms.replayed == 4
     monkeypatch.setattr(forms, "look_up", lambda key: (None, False))
     for one, other in zip(found, trained(6, optimizer), strict=True):
@@ -96,6 +98,37 @@ def test_a_total_that_is_the_head_gradient_itself_stays_its_owners(forms):
         pass_over(lambda: x + 1, head)
         x.grad[:] = 0
     assert head.asnumpy().tolist() == [5.0, 7.0]
+
+
+def test_batches_without_rows_and_values_that_are_no_numbers(forms):
+    weight = variable([[1.0, 2.0], [3.0, 4.0]])
+    for rows, value in ((0, 1.0), (2, np.nan), (2, np.inf)):
+        found = []
+        for _ in range(4):
+            pass_over(lambda rows=rows, value=value: (nd.dot(nd.full((rows, 2), value), weight) ** 2).sum())
+            found.append(weight.grad.asnumpy())
+        for each in found[1:]:
+            np.testing.assert_array_equal(each, found[0])
+        assert rows or not found[0].any()
+    assert forms.replayed == 2 + 2 + 4  # NaN and infinity are of one form
+
+
+def test_threads_that_replay_one_form_at_a_time_have_their_own_gradients(forms):
+    def train(scale, found):
+        x = variable([scale] * 3)
+        for _ in range(100):
+            pass_over(lambda: (x * x).exp().sum())
+        found[scale] = x.grad.asnumpy()
+
+    found = {}
+    threads = [threading.Thread(target=train, args=(0.1 * each, found)) for each in range(1, 5)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(found) == 4 and forms.replayed > 300
+    for scale, grad in found.items():
+        np.testing.assert_allclose(grad, 2 * scale * np.exp(scale**2), 1e-5)
 
 
 def test_tapes_that_differ_in_their_connections_alone(forms):
@@ -193,12 +226,6 @@ def test_other_devices_and_modes_are_other_passes(forms):
         pass_over(lambda: x * x)
         pass_over(lambda: other * other)
         assert (x.grad.asscalar(), other.grad.asscalar()) == (4, 4)
-    simulated = nd.array([2.0], ctx=mx.sim(0)) if hasattr(mx, "sim") else None
-    if simulated is not None:
-        simulated.attach_grad()
-        for _ in range(4):
-            pass_over(lambda: simulated * simulated)
-        nd.waitall()
 
 
 def failing(error):

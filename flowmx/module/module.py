@@ -94,8 +94,9 @@ class Module(BaseModule):
         self._arg_params: dict[str, NDArray] = {}
         self._aux_params: dict[str, NDArray] = {}
         self._stale = False
-        self._padding = 0  # samples of the last batch that only fill it up
         """True while the parameters on the devices are newer than those here."""
+        self._padding = 0
+        """Samples of the last batch that only fill it up."""
         self._group: ExecutorGroup | None = None
         self._updates: Updating | None = None
         self._compression_params = compression_params

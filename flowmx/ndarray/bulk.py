@@ -106,7 +106,7 @@ class Bulk:
                 cell.owned = False  # several go on with it
             found.append(cell)
         if values:
-            self._add(_run_rule, cells, (rule, tuple(values)), tuple(values.values()))
+            self._add(run_rule, cells, (rule, tuple(values)), tuple(values.values()))
             self.light &= rule.light
             self._weight += rule.weight
             self.nbytes += rule.nbytes
@@ -114,14 +114,14 @@ class Bulk:
 
     def store(self, value: Cell, target: BaseArray) -> None:
         """Add that a total becomes the content of a gradient buffer of its shape and dtype."""
-        self._add(_store, (value,), target, (target._storage,))
+        self._add(store_total, (value,), target, (target._storage,))
         self._writes[target._storage] = None
         if target._view is not None:
             self._reads[target._storage] = None
 
     def add_to(self, value: Cell, target: BaseArray, rule: Rule) -> None:
         """Add that a total is added to a gradient buffer, by the rule of a sum."""
-        self._add(_add_to, (target, value), rule, (target._storage,))
+        self._add(add_total, (target, value), rule, (target._storage,))
         self._writes[target._storage] = None
         self.light &= rule.light
         self._weight += rule.weight
@@ -222,7 +222,8 @@ _NAME = "_flowmx_operator"
 # -- parts -------------------------------------------------------------------------------------------------
 
 
-def _run_rule(run: Run, cells: Sequence[Cell], more: tuple[Rule, Sequence[int]], targets: Sequence[Value]) -> None:
+def run_rule(run: Run, cells: Sequence[Cell], more: tuple[Rule, Sequence[int]], targets: Sequence[Value]) -> None:
+    """Compute a rule's steps on what the cells hold, and give the values their results."""
     rule, results = more
     values = [cell._read() for cell in cells]
     new = run.device.allocate
@@ -242,7 +243,7 @@ def _run_rule(run: Run, cells: Sequence[Cell], more: tuple[Rule, Sequence[int]],
         value.array = values[at]
 
 
-def _store(run: Run, cells: Sequence[Cell], target: BaseArray, targets: Sequence[Storage]) -> None:
+def store_total(run: Run, cells: Sequence[Cell], target: BaseArray, targets: Sequence[Storage]) -> None:
     """The target gets the value's memory, or its content where somebody else uses the memory of one of them."""
     value, storage = cells[0], targets[0]
     if isinstance(value, Value) and value.owned and target._view is None:
@@ -254,7 +255,8 @@ def _store(run: Run, cells: Sequence[Cell], target: BaseArray, targets: Sequence
     run.device.copy(value._read(), target._written())
 
 
-def _add_to(run: Run, cells: Sequence[Cell], rule: Rule, targets: Sequence[Storage]) -> None:
+def add_total(run: Run, cells: Sequence[Cell], rule: Rule, targets: Sequence[Storage]) -> None:
+    """Add the total to the target by the rule of a sum."""
     target, value = cells
     step = rule.steps[0]
     assert step.forward is not None

@@ -439,7 +439,7 @@ class Lesson:
             return self._slots[key]
 
         for function, cells, more, targets in bulk.parts:
-            if function is bulks._run_rule:
+            if function is bulks.run_rule:
                 rule, results = more
                 local = [slot_of(cell) for cell in cells]
                 for name, forward, reads, makes in rule.steps:
@@ -448,11 +448,11 @@ class Lesson:
                     local += [each[0] for each in made]
                 for value, result in zip(targets, results, strict=True):
                     self._slots[id(value)] = local[result]
-            elif function is bulks._store:
+            elif function is bulks.store_total:
                 cell = cells[0]
                 owned = type(cell) is Value and cell.owned
                 steps.append(Total(None, slot_of(cell), self._leaves[id(more)], owned))
-            elif function is bulks._add_to:
+            elif function is bulks.add_total:
                 steps.append(Total(more.steps[0].forward, slot_of(cells[1]), self._leaves[id(cells[0])], False))
             else:
                 raise LookupError(function)
