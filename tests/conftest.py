@@ -88,8 +88,10 @@ def quick_collections():
 
 @pytest.fixture(autouse=True)
 def failures_of_its_own():
-    """Forget failures that a test has not read, so that they do not surface in another test's `waitall`."""
+    """End what a test has pushed, and forget failures that it has not read: neither is to surface in another test."""
     yield
+    if engine.pending:
+        engine.drain(5)
     if engine.failures:
         with engine.lock:
             engine.books.take_unseen()
