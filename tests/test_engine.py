@@ -15,7 +15,7 @@ import pytest
 import uvloop
 
 import flowmx as mx
-from flowmx.engine import BlockingInCoroutineWarning
+from flowmx.engine import BlockingInCoroutineWarning, loops
 from flowmx.engine.workers import ThreadActor
 from flowmx.errors import EngineError, OperationCancelled, UndeclaredWriteError
 
@@ -822,6 +822,27 @@ def test_every_loop_will_do_in_debug_mode_too(factory, debug):
         runner.run(_use())
         runner.run(_use())
     mx.run(_use())
+
+
+def test_eager_tasks_await_arrays():
+    def without(loop, coroutine, *, name=None, context=None):
+        return asyncio.Task(coroutine, loop=loop, name=name, context=context)
+
+    async def main():
+        factory = getattr(asyncio, "eager_task_factory", loops.without_eager_start(without))  # from Python 3.12 on
+        asyncio.get_running_loop().set_task_factory(factory)
+        await _use()
+
+    mx.run(main())
+    assert asyncio.run(_through(loops.without_eager_start(without), eager_start=True)) == 7
+
+
+async def _through(factory, **given):
+    return await factory(asyncio.get_running_loop(), _await_seven(), name="seven", **given)
+
+
+async def _await_seven():
+    return await mx.engine.push(seven)
 
 
 def test_loops_in_several_threads_share_the_engine():

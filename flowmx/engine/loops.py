@@ -36,8 +36,30 @@ def new_event_loop(use_uvloop: bool = True) -> asyncio.AbstractEventLoop:
             pass
         else:
             loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-            return loop
+            return _lenient(loop)
     return asyncio.new_event_loop()
+
+
+def _lenient(loop: Any) -> asyncio.AbstractEventLoop:
+    """A loop of uvloop's on which ``asyncio.eager_task_factory`` works in Python 3.13.0 to 3.13.2.
+
+    uvloop passes ``eager_start`` to task factories, which asyncio's own take from 3.13.3 on.
+    """
+    if (3, 13) <= sys.version_info < (3, 13, 3):
+        set_factory = loop.set_task_factory
+        loop.set_task_factory = lambda factory: set_factory(factory and without_eager_start(factory))
+    made: asyncio.AbstractEventLoop = loop
+    return made
+
+
+def without_eager_start(factory: Callable[..., Any]) -> Callable[..., Any]:
+    """A task factory that takes ``eager_start`` and leaves it out of what it passes on."""
+
+    @functools.wraps(factory)
+    def made(*args: Any, eager_start: bool | None = None, **given: Any) -> Any:
+        return factory(*args, **given)
+
+    return made
 
 
 # -- plain code --------------------------------------------------------------------------------------------
