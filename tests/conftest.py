@@ -41,6 +41,19 @@ def calls(monkeypatch):
     return seen
 
 
+@pytest.fixture(scope="module")
+def one_thread_a_kernel():
+    """Kernels of one thread, here and in processes that are started, for tests of other things than kernels.
+
+    The tests run in as many processes as there are cores. In each of them, threads of a kernel would mostly wait for
+    others of it that the system does not let run.
+    """
+    with pytest.MonkeyPatch.context() as patch, mx.engine.using(cpu_kernel_nthreads=1):
+        for name in ("FLOWMX_CPU_KERNEL_NTHREADS", "OMP_NUM_THREADS"):
+            patch.setenv(name, "1")
+        yield
+
+
 @pytest.fixture(autouse=True, scope="session")
 def warm_python():
     """Let Python processes start in milliseconds, where the system can: see tests/warm.py."""
