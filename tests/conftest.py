@@ -19,6 +19,10 @@ settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
+# What tests make lives long, so that the collector's runs, a tenth of all the time, find little. Processes that tests
+# start have Python's own threshold.
+gc.set_threshold(10_000, *gc.get_threshold()[1:])
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
