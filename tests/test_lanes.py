@@ -11,7 +11,7 @@ LONG, SHORT, WAITS, WAITS_TOO = "test_long.py", "test_short.py", "test_waits.py"
 
 
 class Process:
-    """What the scheduler sees of a process."""
+    """The scheduler's view of a process."""
 
     def __init__(self):
         self.gateway = SimpleNamespace(id="gw")
