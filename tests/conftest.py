@@ -19,6 +19,10 @@ settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
+# What tests make lives long, so that the collector's runs, a tenth of all the time, find little. Processes that tests
+# start have Python's own threshold.
+gc.set_threshold(10_000, *gc.get_threshold()[1:])
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
@@ -39,6 +43,19 @@ def calls(monkeypatch):
 
     monkeypatch.setattr(team, "run", run)
     return seen
+
+
+@pytest.fixture(scope="module")
+def one_thread_a_kernel():
+    """Kernels of one thread, here and in processes that are started, for tests of other things than kernels.
+
+    The tests run in as many processes as there are cores. In each of them, threads of a kernel would mostly wait for
+    others of it that the system does not let run.
+    """
+    with pytest.MonkeyPatch.context() as patch, mx.engine.using(cpu_kernel_nthreads=1):
+        for name in ("FLOWMX_CPU_KERNEL_NTHREADS", "OMP_NUM_THREADS"):
+            patch.setenv(name, "1")
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

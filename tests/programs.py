@@ -215,8 +215,12 @@ def make(seed: int, length: int = 45) -> Program:
 
 def start(program: Program, device: int, index: int) -> np.ndarray[Any, Any]:
     """The initial content of a slot."""
-    rng = np.random.default_rng([program.seed, device, index])
-    return rng.integers(-8, 9, program.shape).astype(np.float32)
+    return _drawn(program.seed, device, index, program.shape).copy()
+
+
+@functools.lru_cache(64)  # a program and the serial one that it is compared with begin with the same
+def _drawn(seed: int, device: int, index: int, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    return np.random.default_rng([seed, device, index]).integers(-8, 9, shape).astype(np.float32)
 
 
 def draw(generator: np.random.Generator, target: Any) -> None:

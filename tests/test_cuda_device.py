@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from flowmx.devices import Context, blocks, cuda
 from flowmx.devices.cuda import copies, driver, library, staging
 from flowmx.devices.cuda import memory as lease_memory
 from flowmx.devices.cuda.stream import CudaStream
+from flowmx.devices.streams import HOST
 from flowmx.engine.runtime import engine
 from flowmx.errors import DeviceError, OutOfMemory
 from tests.cupy_stand_in.standing import standing
@@ -71,6 +73,38 @@ def test_a_random_program_gives_what_a_serial_run_gives(pool, count):
         for seed in range(count):
             program = make(seed, length=30)
             check(program, run(gpus, program, seed if seed % 4 else None))
+
+
+class Gone(Exception):
+    """The error of a driver."""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_stream_waits_for_an_event_of_its_kind_and_the_thread_for_what_has_none(fails):
+    def wait_event(event):
+        did.append(("event", event))
+        if fails:
+            raise Gone
+
+    def lose(error, stream, op):
+        did.append(("lost", type(error), stream, op))
+
+    did, other, stream = [], object(), object.__new__(CudaStream)
+    stream.raw = SimpleNamespace(wait_event=wait_event)
+    stream.device = SimpleNamespace(errors=Gone)
+    earlier = object.__new__(CudaStream)
+    earlier.device = SimpleNamespace(lose=lose)
+
+    def wait(at, event=None):
+        did.clear()
+        stream._wait(SimpleNamespace(stream=at, event=event, finish=lambda: did.append("finished")))
+        return did
+
+    assert wait(other) == ["finished"]
+    assert wait(HOST) == []
+    assert wait(earlier) == [], "its work is done"
+    lost = [("lost", Gone, earlier, None)] if fails else []
+    assert wait(earlier, "event") == [("event", "event"), *lost]
 
 
 # -- devices that forget -------------------------------------------------------------------------------------

@@ -201,8 +201,14 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
     return []
 
 
-def test_imports_run_down_the_floors():
-    assert violations(import_graph(read_modules())) == []
+@pytest.fixture(scope="module")
+def imports():
+    """The imports of all modules."""
+    return import_graph(read_modules())
+
+
+def test_imports_run_down_the_floors(imports):
+    assert violations(imports) == []
 
 
 def test_the_page_has_these_floors():
@@ -214,8 +220,8 @@ def test_the_page_has_these_floors():
     assert table in (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"), f"the floors are:\n{table}"
 
 
-def test_there_are_no_import_circles():
-    found = circle(import_graph(read_modules()))
+def test_there_are_no_import_circles(imports):
+    found = circle(imports)
     assert not found, "import circle, each imported by the next: " + " <- ".join(found)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 import flowmx as mx
 from benchmarks.turns import python_of
+from tests import peers
 from tests.fixtures import record_gluon
 from tests.fixtures.record_gluon import FOLDER, NETWORKS, flat
 
@@ -128,7 +128,7 @@ def test_mxnet_imports_what_is_exported_here(network, tmp_path):
     assert MXNET is not None
     subprocess.run(
         [MXNET, "-c", IMPORT, str(tmp_path / network), network], check=True, capture_output=True, timeout=100,
-        cwd=Path(__file__).parent.parent, env={**os.environ, "MXNET_SUBGRAPH_BACKEND": "NONE"},
+        cwd=Path(__file__).parent.parent, env=peers.environment(),
     )  # fmt: skip
     found = mx.nd.load(str(tmp_path / f"{network}-mxnet.params"))
     for ours, theirs in zip(expected, found, strict=True):

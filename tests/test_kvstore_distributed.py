@@ -13,6 +13,8 @@ from flowmx.engine.runtime import engine
 from flowmx.errors import KVStoreError, ShapeError, TypeInferenceError
 from tests.jobs import job
 
+pytestmark = pytest.mark.usefixtures("one_thread_a_kernel")
+
 WORKERS = 2
 
 

@@ -1,6 +1,7 @@
 """The workers' side of distributed stores, piece by piece: what is sent when, to whom, and again."""
 
 import asyncio
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from flowmx.kvstore.worker.keys import KeyState
 from flowmx.kvstore.worker.outbox import MOST, Exchange, Item, Outbox
 from flowmx.kvstore.worker.sender import UPLOADS, Sender
 from flowmx.kvstore.worker.servers import Servers, primary
+from flowmx.kvstore.worker.session import Session
 from flowmx.kvstore.worker.store import _mode
 from flowmx.optimizer import states as states_file
 from flowmx.settings import SettingError
@@ -98,6 +100,60 @@ def test_everything_that_is_put_is_taken_once_whatever_it_is(puts):
         assert len(bundle) == 1 or sum(each.nbytes for each in bundle) <= 100
         taken += [exchange for each in bundle for exchange in each.exchanges]
     assert sorted(map(id, taken)) == sorted(map(id, exchanges))
+
+
+# -- what workers do together ----------------------------------------------------------------------------
+
+
+class Together(Session):
+    """A session whose barriers and calls are noted; the barriers of the worker's job end at once."""
+
+    def __init__(self, rank, past=()):
+        self.did = []
+        self.servers, self._turn = 2, 0
+        self.node = SimpleNamespace(
+            id="me", rank=rank, incarnation=5, barrier=self._barrier, is_past=lambda name: name in past,
+            view=SimpleNamespace(find=lambda node: None),
+        )  # fmt: skip
+        self._servers = SimpleNamespace(call=self._call)
+
+    async def _barrier(self, name, meet=False):
+        self.did.append((name, meet))
+        return 7
+
+    async def _call(self, home, operation, header):
+        self.did.append((operation, home, header["order"]))
+
+    async def _administer(self, operation, header, entries, tensors):
+        self.did.append((operation, header.get("exists"), tensors))
+        return {}
+
+
+async def test_behind_a_barrier_keys_are_looked_up_again_before_anyone_goes_on():
+    session = Together(1)
+
+    async def then():
+        session.did.append("then")
+
+    await session.barrier([], then)
+    rest, meeting, again, *after = session.did
+    assert rest[0] == "rest"
+    assert meeting == ("kvstore", True)
+    assert again == ("init", True, {}), "keys exist already, and keep their values"
+    assert after == ["then", ("kvstore 7", True)]
+
+
+@pytest.mark.parametrize(
+    ("rank", "past", "first"),
+    [(0, (), [[4, 5, 1]] * 2), (1, (), []), (0, ("optimizer 4",), [])],
+    ids=["the first", "another", "the first, started again"],
+)
+async def test_an_optimizer_is_given_by_one_and_by_all_to_servers_that_lost_it(rank, past, first):
+    session = Together(rank, past)
+    await session.configure_together({"name": "sgd"}, 4)
+    at = session.did.index(("optimizer 4", False))
+    assert [order for _, _, order in session.did[:at]] == first
+    assert session.did[at + 1 :] == [("set_optimizer", home, [4, 0, 0]) for home in range(2)], "below any other's turn"
 
 
 # -- exchanges -------------------------------------------------------------------------------------------

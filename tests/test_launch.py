@@ -51,6 +51,16 @@ async def launch(command, heard=None, **options):
     return await launcher.run(), Run(launcher, lines)
 
 
+async def test_lines_go_to_standard_output_unless_somebody_takes_them(tmp_path, capsys):
+    plan = Plan(program(tmp_path, "print('hello from', rank)"), environ=environ(), servers=0, grace=5.0)
+    assert await Launcher(plan).run() == 0
+    assert "[worker 0] hello from 0\n" in capsys.readouterr().out
+    lines = []
+    assert await Launcher(plan, lambda name, line: lines.append((name, line))).run() == 0
+    assert ("worker 0", "hello from 0") in lines
+    assert capsys.readouterr().out == ""
+
+
 NODE = """
 import asyncio
 from flowmx.comm.node import Node

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.turns import python_of
+from tests import peers
 from tests.migration.records import prepare
 
 FOLDER = Path(__file__).parent / "migration"
@@ -41,8 +41,7 @@ def source(script):
 def output_of(command, text, script, folder):
     (folder / "script.py").write_text(text)
     arguments, expected = SCRIPTS[script]
-    environment = {**os.environ, "PYTHONPATH": str(FOLDER.parent.parent), "MXNET_SUBGRAPH_BACKEND": "NONE"}
-    environment["OMP_NUM_THREADS"] = "1"  # two small networks on a busy machine wait for each other's threads
+    environment = peers.environment(PYTHONPATH=str(FOLDER.parent.parent))
     done = subprocess.run(
         [*command, "script.py", *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=110
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 import flowmx as mx
 from benchmarks.turns import python_of
+from tests import peers
 from tests.fixtures import record_continuing as recorded
 
 MXNET = python_of("mxnet")
@@ -53,7 +53,7 @@ def test_mxnet_goes_on_along_our_losses(tmp_path):
         ours.append(recorded.CONTINUE[kind](mx, name, prefix))
     done = subprocess.run(
         [str(MXNET), "-c", PEER, str(tmp_path)], check=True, capture_output=True, timeout=110,
-        env={**os.environ, "PYTHONPATH": ".", "MXNET_SUBGRAPH_BACKEND": "NONE"},
+        env=peers.environment(PYTHONPATH="."),
     )  # fmt: skip
     theirs = json.loads(done.stdout.splitlines()[-1])
     np.testing.assert_allclose(theirs, ours, atol=1e-4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 import flowmx as mx
 from benchmarks.turns import python_of
 from flowmx.serialization import params
+from tests import peers
 from tests.fixtures import record_networks as recorded
 
 MXNET = python_of("mxnet")
@@ -98,7 +98,7 @@ def both_ways(networks, folder):
     for name in networks:
         recorded.save(mx, name, folder / f"ours-{name}")
     command = [str(MXNET), "-c", PEER, str(folder), *networks]
-    environment = {**os.environ, "PYTHONPATH": ".", "MXNET_SUBGRAPH_BACKEND": "NONE"}
+    environment = peers.environment(PYTHONPATH=".")
     subprocess.run(command, check=True, capture_output=True, timeout=110, env=environment)
     found = np.load(folder / "found.npz")
     for name in networks:

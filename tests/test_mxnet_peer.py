@@ -5,7 +5,6 @@ The interpreter is looked for as the benchmarks do, under the folder that PEERS 
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 import flowmx as mx
 from benchmarks.turns import python_of
+from tests import peers
 from tests.fixtures import record_mxnet
 
 MXNET = python_of("mxnet")
@@ -61,8 +61,9 @@ def test_a_checkpoint_of_ours_predicts_the_same_in_mxnet_and_comes_back(name, tm
     mx.model.save_checkpoint(prefix, 1, symbol, arguments, auxiliary)
     np.save(f"{prefix}-data.npy", data)
     assert MXNET is not None
-    environment = {**os.environ, "MXNET_SUBGRAPH_BACKEND": "NONE"}
-    subprocess.run([MXNET, "-c", PREDICT, prefix], check=True, env=environment, capture_output=True, timeout=100)
+    subprocess.run(
+        [MXNET, "-c", PREDICT, prefix], check=True, env=peers.environment(), capture_output=True, timeout=100
+    )
     ours = predict(symbol, arguments, auxiliary, data)
     np.testing.assert_allclose(ours, np.load(f"{prefix}-mxnet.npy"), atol=1e-5, rtol=1e-5)
     back = mx.model.load_checkpoint(f"{prefix}-back", 1)

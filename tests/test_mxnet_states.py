@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import flowmx as mx
 from benchmarks.turns import python_of
 from flowmx.optimizer import pickled
+from tests import peers
 from tests.fixtures import record_training as recorded
 
 MXNET = python_of("mxnet")
@@ -85,7 +86,7 @@ def test_mxnet_goes_on_from_our_states(tmp_path):
         given |= {f"{case}/{index}": array for index, array in weights_after(case, recorded.SAVED_AT).items()}
     np.savez(tmp_path / "given.npz", **given)
     command = [str(MXNET), "-c", GO_ON, str(tmp_path / "given.npz"), str(tmp_path / "found.npz")]
-    subprocess.run(command, check=True, capture_output=True, timeout=100, env={**os.environ, "PYTHONPATH": "."})
+    subprocess.run(command, check=True, capture_output=True, timeout=100, env=peers.environment(PYTHONPATH="."))
     found = dict(np.load(tmp_path / "found.npz"))
     for case in recorded.OPTIMIZERS:
         wanted = weights_after(case, recorded.STEPS)

@@ -61,64 +61,84 @@ def text(shown):
     return "".join(kinds.get(it["output_type"], lambda it: it["data"]["text/plain"])(it) for it in shown).strip()
 
 
-def test_a_notebook(tmp_path):
-    shown = outputs(
-        tmp_path,
-        "mod.fit(data, num_epoch=4, optimizer_params={'learning_rate': 0.5})",
-        "mod.score(data, 'acc')",
-        "def train():\n    data.reset()\n    mod.fit(data, num_epoch=1)\n    return 'trained'\ntrain()",
-        """
-        neighbour = asyncio.create_task(asyncio.sleep(0))
+STATEMENTS = [
+    "mod.fit(data, num_epoch=4, optimizer_params={'learning_rate': 0.5})",
+    "mod.score(data, 'acc')",
+    "def train():\n    data.reset()\n    mod.fit(data, num_epoch=1)\n    return 'trained'\ntrain()",
+    """
+    neighbour = asyncio.create_task(asyncio.sleep(0))
+    data.reset()
+    await mod.fit(data, num_epoch=2)
+    predicted = await mod.predict(data)
+    print(neighbour.done(), predicted.shape, mod.predict(data).shape)
+    """,
+    """
+    print(len(list(mod.iter_predict(data))), len([each async for each in mod.iter_predict(data)]))
+    store = mx.kv.create()
+    store.barrier()
+    await store.barrier()
+    """,
+    """
+    async def main():
         data.reset()
-        await mod.fit(data, num_epoch=2)
-        predicted = await mod.predict(data)
-        print(neighbour.done(), predicted.shape, mod.predict(data).shape)
-        """,
-        """
-        print(len(list(mod.iter_predict(data))), len([each async for each in mod.iter_predict(data)]))
-        store = mx.kv.create()
-        store.barrier()
-        await store.barrier()
-        """,
-        """
-        async def main():
-            data.reset()
-            await mod.fit(data, num_epoch=1)
-            return "ended"
-        mx.run(main())
-        """,
-        "async def other():\n    return mx.run(main())\nawait other()",
-        """
-        net = mx.gluon.nn.Dense(2)
-        net.initialize()
-        trainer = mx.gluon.Trainer(net.collect_params(), "sgd")
-        loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
-        estimator = mx.gluon.contrib.estimator.Estimator(net, loss, trainer=trainer, context=mx.cpu())
-        estimator.logger.disabled = True
-        loader = mx.gluon.data.DataLoader(mx.gluon.data.ArrayDataset(rows, labels), 8)
-        estimator.fit(loader, loader, epochs=1)
-        await estimator.fit(loader, epochs=1)
-        estimator.evaluate(loader)
-        estimator.val_metrics[0].num_inst
-        """,
-        """
-        def fail(param):
-            raise KeyError("a callback's")
-        data.reset()
-        mod.fit(data, num_epoch=1, batch_end_callback=fail)
-        """,
-        """
-        import os, signal, threading
-        def interrupt(param):
-            if param.epoch == param.nbatch == 0:
-                os.kill(os.getpid(), signal.SIGINT)
-        data.reset()
-        try:
-            mod.fit(data, num_epoch=10**9, batch_end_callback=interrupt)
-        except KeyboardInterrupt:
-            print("interrupted")
-        """,
-    )
+        await mod.fit(data, num_epoch=1)
+        return "ended"
+    mx.run(main())
+    """,
+    "async def other():\n    return mx.run(main())\nawait other()",
+    """
+    net = mx.gluon.nn.Dense(2)
+    net.initialize()
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd")
+    loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+    estimator = mx.gluon.contrib.estimator.Estimator(net, loss, trainer=trainer, context=mx.cpu())
+    estimator.logger.disabled = True
+    loader = mx.gluon.data.DataLoader(mx.gluon.data.ArrayDataset(rows, labels), 8)
+    estimator.fit(loader, loader, epochs=1)
+    await estimator.fit(loader, epochs=1)
+    estimator.evaluate(loader)
+    estimator.val_metrics[0].num_inst
+    """,
+    """
+    def fail(param):
+        raise KeyError("a callback's")
+    data.reset()
+    mod.fit(data, num_epoch=1, batch_end_callback=fail)
+    """,
+    """
+    import os, signal, threading
+    def interrupt(param):
+        if param.epoch == param.nbatch == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+    data.reset()
+    try:
+        mod.fit(data, num_epoch=10**9, batch_end_callback=interrupt)
+    except KeyboardInterrupt:
+        print("interrupted")
+    """,
+]
+PROGRESS = """
+from flowmx.progress import Bar
+data.reset()
+bar = mx.callback.ProgressBar(8, length=10)
+mod.fit(data, num_epoch=2, batch_end_callback=bar)
+with Bar(3, "packing") as progress:
+    for _ in range(3):
+        progress.step()
+"""
+WRONG = "def mine():\n    return mx.nd.dot(mx.nd.ones((2, 3)), mx.nd.ones((2, 3)))\nmine()"
+FOLDED = [WRONG, "%load_ext flowmx", WRONG, "int('a')"]
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory):
+    """The outputs of the three lists of cells, one after the other in one kernel."""
+    shown = outputs(tmp_path_factory.mktemp("notebook"), *STATEMENTS, PROGRESS, *FOLDED)
+    return shown[: len(STATEMENTS)], shown[len(STATEMENTS)], shown[len(STATEMENTS) + 1 :]
+
+
+def test_a_notebook(notebook):
+    shown, _, _ = notebook
     found = [text(each) for each in shown]
     assert found[0] == ""
     assert float(re.fullmatch(r"\[\('accuracy', ([\d.]+)\)\]", found[1])[1]) > 0.9
@@ -127,22 +147,12 @@ def test_a_notebook(tmp_path):
     assert found[7:] == ["64", '"a callback\'s"', "interrupted"]
 
 
-def test_a_saved_notebook_has_one_line_of_progress(tmp_path):
-    shown = outputs(
-        tmp_path,
-        """
-        from flowmx.progress import Bar
-        bar = mx.callback.ProgressBar(8, length=10)
-        mod.fit(data, num_epoch=2, batch_end_callback=bar)
-        with Bar(3, "packing") as progress:
-            for _ in range(3):
-                progress.step()
-        """,
-    )
-    lines = [it["data"]["text/plain"] for it in shown[0] if it["output_type"] == "display_data"]
+def test_a_saved_notebook_has_one_line_of_progress(notebook):
+    _, shown, _ = notebook
+    lines = [it["data"]["text/plain"] for it in shown if it["output_type"] == "display_data"]
     assert lines[:2] == ["[==========] 100%"] * 2
     assert lines[2].startswith("packing  [####################] 3/3")
-    assert len(lines) == len(shown[0]) == 3
+    assert len(lines) == len(shown) == 3
 
 
 def test_the_prompt_of_asyncio():
@@ -240,9 +250,8 @@ def test_a_callback_of_a_loop_is_never_blocked():
     mx.run(main())
 
 
-def test_a_notebooks_traceback_folds_flowmxs_frames(tmp_path):
-    wrong = "def mine():\n    return mx.nd.dot(mx.nd.ones((2, 3)), mx.nd.ones((2, 3)))\nmine()"
-    shown = outputs(tmp_path, wrong, "%load_ext flowmx", wrong, "int('a')")
+def test_a_notebooks_traceback_folds_flowmxs_frames(notebook):
+    _, _, shown = notebook
     for cell in (shown[0], shown[2]):
         (error,) = cell
         told = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(error["traceback"]))

@@ -31,11 +31,11 @@ def forgotten_errors():
     engine.failures.clear()
 
 
-def run(machine, seed, deferred):
-    machine.restart(seed if deferred else None)
-    kind = "NaiveEngine" if seed % 3 == 0 else "ThreadedEnginePerDevice"
+def run(machine, program, deferred):
+    machine.restart(program.seed if deferred else None)
+    kind = "NaiveEngine" if program.seed % 3 == 0 else "ThreadedEnginePerDevice"
     with mx.engine.using(engine_type=kind):
-        found = Flow(make(seed, length=30), CONTEXTS).run()
+        found = Flow(program, CONTEXTS).run()
         engine.wait_all(throw=False)
     return found
 
@@ -49,7 +49,8 @@ def test_a_random_program_gives_what_a_serial_run_gives(deferred, pool, count, m
     try:
         with simulated("a10", 2, streams=3, memory=LITTLE) as machine:
             for seed in range(SHARE[pool] * count // (6 if deferred else 24)):
-                check(make(seed, length=30), run(machine, seed, deferred))
+                program = make(seed, length=30)
+                check(program, run(machine, program, deferred))
             handed_over = sum(device.pool.handed_over for device in machine.devices.values())
             assert bool(handed_over) == (pool != "Unpooled")
     finally:

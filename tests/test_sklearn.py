@@ -26,7 +26,9 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from flowmx.sklearn import NetworkClassifier, NetworkRegressor
 
-QUICK: Any = {"hidden_layer_sizes": (32,), "max_iter": 25, "learning_rate": 0.01}
+pytestmark = pytest.mark.usefixtures("one_thread_a_kernel")
+
+QUICK: Any = {"hidden_layer_sizes": (16,), "max_iter": 8, "learning_rate": 0.05}
 
 
 @parametrize_with_checks([NetworkClassifier(**QUICK), NetworkRegressor(**QUICK)])  # no failure is expected

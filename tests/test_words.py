@@ -15,16 +15,22 @@ FOLDERS = ["flowmx", "devices", "ops", "comm", "tests", "examples", "benchmarks"
 
 def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Line and text of each docstring: of modules, classes and functions, and below assignments (attributes)."""
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if not isinstance(body, list):
-            continue
+    for node in blocks(tree):
+        body: list[ast.stmt] = getattr(node, "body", [])
         first = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         for before, each in zip([None, *body], body, strict=False):
             is_documentation = first if before is None else isinstance(before, ast.Assign | ast.AnnAssign)
             match each:
                 case ast.Expr(ast.Constant(str(text))) if is_documentation:
                     yield each.lineno, text
+
+
+def blocks(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes that have statements, which no expression has: far fewer than all."""
+    yield tree
+    for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for each in getattr(tree, name, ()):
+            yield from blocks(each)
 
 
 def questions(source: str) -> list[tuple[int, str]]:

@@ -109,6 +109,8 @@ def _place(lives: Sequence[Life], order: Sequence[int]) -> Packing:
                 gap = start - top
                 if gap >= size and (offset is None or gap < tightest):
                     offset, tightest = top, gap
+                    if gap == size:
+                        break
                 if stop > top:
                     top = stop
         offsets[at] = top if offset is None else offset

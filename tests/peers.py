@@ -1,0 +1,11 @@
+"""MXNet itself, in an environment of its own beside this one, to compare with."""
+
+import os
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a process that runs MXNet.
+
+    Graphs stay as they are written; and no threads wait for each other in a loop, on cores that compute other tests.
+    """
+    return {**os.environ, "MXNET_SUBGRAPH_BACKEND": "NONE", "OMP_NUM_THREADS": "1", **more}
