@@ -138,8 +138,12 @@ class Doorman(asyncio.BufferedProtocol):
         if out.is_closing():
             return
         out.write(refusal)
-        if out.can_write_eof():
-            out.write_eof()
+        try:
+            if out.can_write_eof():
+                out.write_eof()
+        except OSError:  # it has gone meanwhile
+            out.abort()
+            return
         out.resume_reading()
         self._timer = asyncio.get_running_loop().call_later(LINGER, out.abort)
 

@@ -11,13 +11,12 @@ __all__ = ["Asked", "Head", "asked", "look"]
 MOST = 64 << 10
 """Bytes of a head."""
 LONGEST = 8 << 10
-"""Bytes of one of its lines, about as many as aiohttp takes."""
-HEADERS = 128
+"""Bytes of a line without an end."""
 _END = b"\r\n\r\n"
 _METHOD = re.compile(rb"[A-Z-]{1,20}(?: |\Z)")
 _HEAD = re.compile(
-    rb"[A-Z-]{1,20} [^ \r\n]+ HTTP/1\.[01]\r\n"
-    rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*\r\n){0," + str(HEADERS).encode() + rb"}\r\n"
+    rb"[A-Z-]{1,20} [^ \r\n]{1,8190} HTTP/1\.[01]\r\n"
+    rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}:[^\r\n\0]{0,8190}\r\n){0,128}\r\n"
 )
 _LINE = re.compile(rb"([A-Z-]+) (?:https?://[^/ ]*)?(/[^ ?#]*)", re.IGNORECASE)
 _AUTHORIZATION = re.compile(rb"\r\nauthorization:[ \t]*([^\r\n]*?)[ \t]*\r\n", re.IGNORECASE)

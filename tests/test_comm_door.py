@@ -46,10 +46,11 @@ def test_a_head_is_whole_when_its_last_byte_is_there():
     [
         b"\x16\x03\x01\x02\x00\x01", b"get / HTTP/1.1\r\n\r\n", b"\0", b"GET / HTTP/2\r\n\r\n", b"GET / HTTP/1.1\n\n",
         b"GET / HTTP/1.1\r\nX" + b"a" * 9000, b"GET /" + b"a" * 9000, b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 12_000,
+        HEAD.replace(b"*/*", b"a" * 9000), HEAD.replace(b"v1", b"v" * 9000), HEAD.replace(b"*/*", b"\0"),
         HEAD.replace(b"\r\n\r\n", b"\r\n" + b"x: y\r\n" * 129 + b"\r\n"), HEAD.replace(b"Accept", b" Accept"),
         HEAD.replace(b"12", b"-1"), HEAD.replace(b"12", b"1" * 30), HEAD.replace(b"12", b""),
         HEAD.replace(b"12", b"12\r\nContent-length: 12"), HEAD.replace(b"12", b"12\r\nTransfer-Encoding: chunked"),
-        HEAD.replace(b"Content-Length: 12", b"Transfer-Encoding: gzip"), HEAD.replace(b"*/*", b"\0"),
+        HEAD.replace(b"Content-Length: 12", b"Transfer-Encoding: gzip"),
     ],
 )  # fmt: skip
 def test_what_becomes_no_head_is_known_at_once(said):
