@@ -102,6 +102,8 @@ class Listener:
         self._listen()
 
     async def _connect(self, connection: socket.socket) -> None:
+        if connection.family != getattr(socket, "AF_UNIX", None):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio knows TCP by its number alone
         try:
             await self._loop.connect_accepted_socket(
                 self._make, connection, ssl=self._tls, ssl_handshake_timeout=self._handshake

@@ -185,6 +185,26 @@ async def crowd():
     return most[0]
 
 
+async def undelayed():
+    made = asyncio.get_running_loop().create_future()
+
+    class Noting(asyncio.Protocol):
+        def connection_made(self, transport):
+            made.set_result(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            transport.abort()
+
+    listener = Listener(await listen("127.0.0.1", 0), Noting)
+    with socket.create_connection(listener.sockets[0].getsockname()):
+        assert await made
+    await listener.close()
+
+
+@LOOPS
+def test_small_answers_wait_for_no_others(loop):
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(asyncio.wait_for(undelayed(), 30))
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the files of /proc")
 @LOOPS
 def test_a_crowd_takes_no_more_files_than_it_has_places(loop):
