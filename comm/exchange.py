@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,7 +13,7 @@ from aiohttp import hdrs, web
 
 from flowmx.comm import errors, local
 from flowmx.comm.admission import Admitted
-from flowmx.comm.errors import CommError, Failed, MediaTypeError, Refused, Unauthorized, WireError
+from flowmx.comm.errors import CommError, Failed, MediaTypeError, Refused, Unauthorized, Unknown, WireError
 from flowmx.comm.frames import Message, Parser, Tensor, destinations, encode, pack
 from flowmx.comm.gate import Phase
 from flowmx.comm.headers import Spec, check_common
@@ -216,6 +217,8 @@ class Exchange:
         return [pack({**message.header, **shared})], []
 
     async def _refuse(self, error: CommError) -> web.StreamResponse:
+        if isinstance(error, WireError | Unauthorized | Unknown):
+            await asyncio.sleep(self._service.gate.wait_of(self._request.transport))
         parts = encode(Message(errors.to_header(error), []))
         response = await self._send(error.status, parts, [])
         if not self._request.content.is_eof():

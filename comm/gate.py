@@ -12,13 +12,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import Any, cast
+from typing import Any, Protocol
 
 from flowmx.comm.limits import Limits
+from flowmx.comm.rates import Turns
 
 __all__ = ["Gate", "Phase", "Place", "Places"]
 
 LOOK = 1.0  # seconds between two looks for connections whose time is over
+LONGEST_WAIT = 5.0
+"""Seconds that a refusal waits for its turn at most."""
+WASTE = 256 << 10
+"""Bytes of memory for what is thrown away."""
 
 
 class Phase(IntEnum):
@@ -127,6 +132,12 @@ class Places:
         ]
 
 
+class Doorkeeper(Protocol):
+    """A connection's protocol until a request of it is let in."""
+
+    def close(self) -> None: ...
+
+
 class Gate:
     """Lets connections in to a service.
 
@@ -136,16 +147,16 @@ class Gate:
 
     def __init__(self, limits: Limits) -> None:
         self.places = Places(limits.open_connections, limits.strangers, limits.head)
+        self.turns = Turns(limits.refusals, LONGEST_WAIT)
+        self.waste = memoryview(bytearray(WASTE))
         self._by_transport: dict[Any, Place] = {}
+        self._at_door: set[Doorkeeper] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def protocol(self, make: Callable[[], asyncio.Protocol | None]) -> asyncio.Protocol:
-        """The protocol of a new connection.
-
-        Args:
-            make: of one that is let in; None where no more are.
-        """
-        return _Guarded(self, make)
+    def wait_of(self, transport: Any) -> float:
+        """Seconds after which a refusal is to be sent: those of strangers are sent at a bounded rate."""
+        place = self._by_transport.get(transport)
+        return 0.0 if place is None or place.is_proven else self.turns.take(asyncio.get_running_loop().time())
 
     @contextmanager
     def request(self, transport: Any) -> Iterator[Callable[[Phase], None]]:
@@ -170,16 +181,31 @@ class Gate:
         if place is not None and not place.is_proven:
             self.places.prove(place)
 
-    def enter(self, transport: Any) -> Place | None:
-        """The place of a new connection, if there is one."""
+    def enter(self, keeper: Doorkeeper, transport: Any) -> Place | None:
+        """The place of a new connection, if there is one.
+
+        Args:
+            keeper: has it, until a request of it is let in.
+            transport: its transport.
+        """
         loop = asyncio.get_running_loop()
         place = Place(_address(transport), loop.time(), transport.abort)
         if not self.places.take(place):
             return None
         self._by_transport[transport] = place
+        self._at_door.add(keeper)
         if self._timer is None:
             self._timer = loop.call_later(LOOK, self._look, loop)
         return place
+
+    def pass_on(self, keeper: Doorkeeper) -> None:
+        """Note that a connection is no longer at the door."""
+        self._at_door.discard(keeper)
+
+    def close(self) -> None:
+        """Close the connections of which no request was let in."""
+        for each in list(self._at_door):
+            each.close()
 
     def leave(self, transport: Any, place: Place) -> None:
         """Note that a connection is closed."""
@@ -195,70 +221,3 @@ class Gate:
 def _address(transport: Any) -> str:
     peer = transport.get_extra_info("peername")
     return str(peer[0]) if isinstance(peer, tuple) and peer else ""
-
-
-class _Guarded(asyncio.Protocol):
-    """The protocol of a connection that has to be let in first; one that is not is told so, and closed."""
-
-    __slots__ = ("_gate", "_inner", "_make", "_place", "_transport")
-
-    def __init__(self, gate: Gate, make: Callable[[], asyncio.Protocol | None]) -> None:
-        self._gate = gate
-        self._make = make
-        self._inner: asyncio.Protocol | None = None
-        self._place: Place | None = None
-        self._transport: Any = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # not of a type of asyncio's where the loop is uvloop's
-        inner = self._make()
-        self._place = self._gate.enter(transport) if inner is not None else None
-        if inner is None or self._place is None:
-            out = cast("asyncio.Transport", transport)
-            out.write(_NO_ROOM)
-            out.close()
-            return
-        self._inner = inner
-        inner.connection_made(transport)
-
-    def data_received(self, data: bytes) -> None:
-        place, inner = self._place, self._inner
-        if place is None or inner is None:
-            return
-        if place.begun is None and place.phase is Phase.WAITING:
-            place.begun = asyncio.get_running_loop().time()
-        inner.data_received(data)
-        if messages := getattr(inner, "_messages", None):
-            _forget_frames(getattr(messages[-1][0], "exc", None))
-
-    def eof_received(self) -> bool | None:
-        return self._inner.eof_received() if self._inner is not None else None
-
-    def pause_writing(self) -> None:
-        if self._inner is not None:
-            self._inner.pause_writing()
-
-    def resume_writing(self) -> None:
-        if self._inner is not None:
-            self._inner.resume_writing()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if self._place is not None:
-            self._gate.leave(self._transport, self._place)
-        if self._inner is not None:
-            self._inner.connection_lost(error)
-        self._place = self._inner = None
-
-
-def _forget_frames(error: BaseException | None) -> None:
-    """Drop the traceback of an error that aiohttp's parser raised, and keeps until it is answered.
-
-    Its frames have all that came in, up to 256 KB, in a circle with the connection: both stayed until Python looked for
-    circles among old objects, which a quiet process does rarely.
-    """
-    while error is not None:
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__
-
-
-_NO_ROOM = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"

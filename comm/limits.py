@@ -40,8 +40,8 @@ class Limits:
         strangers: most of them that have not proven yet whose they are (by a request that was let in); where one more
             comes, one that waits is closed in its favour.
         head: seconds in which a stranger must send the head of a request, and anyone the rest of one that was begun.
-        refusals: refusals of requests for want of room in a second; more of them wait, so that those who come again at
-            once do not take the processor from the rest.
+        refusals: refusals of strangers, and of requests for want of room, in a second; more of them wait, so that those
+            who come again at once do not take the processor from the rest.
         connections: most connections that a client opens to one service.
         idle: seconds that a sender or a receiver may pause in the middle of a message.
         rate: bytes a second that a transfer must reach, on average, once it took longer than `idle`.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import math
 import random
 import signal
 import socket
@@ -37,6 +39,8 @@ log = logging.getLogger("flowmx.comm")
 T = TypeVar("T")
 
 UNREACHED = (PeerGone, TimeoutError, Busy)  # what trying again may help against
+REFUSED = 3.0
+"""Seconds after which a scheduler that is not started again is known to have ended."""
 LONGEST = 400  # characters of a node's description of its activity
 
 
@@ -48,6 +52,7 @@ class Timing:
         heartbeat: seconds between signs of life.
         timeout: seconds of silence after which a node is gone; the scheduler has the same.
         reconnect: seconds that the scheduler is looked for.
+        refused: seconds of them in which its machine may say that nothing listens there.
 
     Raises:
         ValueError: the timeout is no longer than two heartbeats.
@@ -56,6 +61,7 @@ class Timing:
     heartbeat: float = 1.0
     timeout: float = 10.0
     reconnect: float = 30.0
+    refused: float = math.inf
 
     def __post_init__(self) -> None:
         if not self.timeout > 2 * self.heartbeat > 0:
@@ -68,7 +74,22 @@ class Timing:
     def from_settings(cls) -> Timing:
         """The timing that the settings say."""
         config = settings.get()
-        return cls(config.kvstore_heartbeat, config.kvstore_timeout, config.kvstore_reconnect)
+        reconnect = config.kvstore_reconnect
+        refused = math.inf if config.kvstore_scheduler_returns else REFUSED
+        return cls(config.kvstore_heartbeat, config.kvstore_timeout, reconnect, refused)
+
+    def patience(self, problem: BaseException) -> float:
+        """Seconds that a scheduler is looked for that can not be reached for a reason."""
+        return min(self.refused, self.reconnect) if _is_refused(problem) else self.reconnect
+
+
+def _is_refused(problem: BaseException | None) -> bool:
+    """Tell whether the machine of a peer has said that nothing listens there."""
+    while problem is not None:
+        if getattr(problem, "errno", None) == errno.ECONNREFUSED:
+            return True
+        problem = problem.__cause__ or problem.__context__
+    return False
 
 
 class Connection(Protocol):
@@ -522,9 +543,8 @@ class Node:
     def _hopeless(self, problem: Exception) -> Exception:
         if isinstance(problem, Refused):
             return problem
-        return SchedulerGone(
-            f"the scheduler at {self._scheduler} could not be reached for {self.timing.reconnect:g} s: {problem}"
-        )
+        seconds = self.timing.patience(problem)
+        return SchedulerGone(f"the scheduler at {self._scheduler} could not be reached for {seconds:g} s: {problem}")
 
     def _joined(self, answer: Mapping[str, Any]) -> None:
         if self.rank < 0:
@@ -574,9 +594,9 @@ class Node:
         if not self._outage:
             log.warning(
                 "the scheduler at %s does not answer %s, which looks for it for %g s: %s",
-                self._scheduler, self.name, self.timing.reconnect, error,
+                self._scheduler, self.name, self.timing.patience(error), error,
             )  # fmt: skip
-        if self._outage.failed(self._clock.now(), self.timing.timeout) > self.timing.reconnect:
+        if self._outage.failed(self._clock.now(), self.timing.timeout) > self.timing.patience(error):
             self._out(self._hopeless(error))
         await self._clock.sleep(self.timing.heartbeat / 4)
 

@@ -185,14 +185,31 @@ class Security:
         Raises:
             Unauthorized: it has none, a wrong one, or was here before.
         """
-        found = _REQUEST.fullmatch(headers.get(REQUEST, ""))
+        proof, sent = self.check_signature(method, path, headers.get(REQUEST, ""))
+        self._window.admit(proof.nonce, sent, self._clock())
+        return proof
+
+    def check_signature(self, method: str, path: str, signed: str) -> tuple[Proof, float]:
+        """Check the signature of a request, and not that it is new.
+
+        Args:
+            method: such as POST.
+            path: as it was signed.
+            signed: the value of its header `REQUEST`.
+
+        Returns:
+            what it proves, and the time at which it was sent.
+
+        Raises:
+            Unauthorized: it has none, or a wrong one.
+        """
+        found = _REQUEST.fullmatch(signed)
         if found is None:
             raise Unauthorized(f"this service takes requests that are signed with its secret: {REQUEST}: {SCHEME} ...")
         node, sent, nonce, digest, signature = found.groups()
         if not hmac.compare_digest(signature, self._sign("request", method, path, node, sent, nonce, digest)):
             raise Unauthorized("the signature is not that of this request with the service's secret")
-        self._window.admit(nonce, int(sent) / 1000, self._clock())
-        return Proof(node, nonce, digest)
+        return Proof(node, nonce, digest), int(sent) / 1000
 
     def sign_answer(self, nonce: str, status: int, digest: str) -> str:
         """The value of an answer's header `ANSWER`."""

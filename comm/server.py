@@ -8,23 +8,25 @@ import secrets
 from collections.abc import Mapping
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 from aiohttp import web
 
 from flowmx.comm import local
 from flowmx.comm.admission import Admission
-from flowmx.comm.errors import Refused, Unauthorized, Unknown
+from flowmx.comm.door import Doorman, answer
+from flowmx.comm.errors import CommError, Refused, Unauthorized, Unknown, to_header
 from flowmx.comm.exchange import Caller, Exchange, Handler, Operation, Place
-from flowmx.comm.frames import Message
+from flowmx.comm.frames import Message, encode
 from flowmx.comm.gate import Gate
 from flowmx.comm.headers import take
+from flowmx.comm.heads import asked
 from flowmx.comm.limits import Limits, in_force
-from flowmx.comm.listening import close, http_log
+from flowmx.comm.listening import Listener, listen
+from flowmx.comm.logs import http_log
 from flowmx.comm.metrics import CONTENT_TYPE as METRICS_TYPE
 from flowmx.comm.metrics import Metrics
 from flowmx.comm.security import Security, check_address, host_of, is_loopback
-from flowmx.comm.transfer import READ_AHEAD
+from flowmx.comm.transfer import CONTENT_TYPE, READ_AHEAD
 
 __all__ = ["Caller", "Service"]
 
@@ -73,9 +75,9 @@ class Service:
         self._application.on_startup.append(self._start_local)
         self._application.on_cleanup.append(self._stop_local)
         self._runner: web.AppRunner | None = None
-        self._listener: asyncio.Server | None = None
+        self._listener: Listener | None = None
         self._local_runner: web.AppRunner | None = None
-        self._local_listener: asyncio.Server | None = None
+        self._local_listener: Listener | None = None
         self._socket = ""
         self._is_stopping = False
         self._measure()
@@ -140,8 +142,12 @@ class Service:
         self._runner = await _run(self._application, self.limits.keep_alive)
         tls = self.security.tls if self.security is not None else None
         try:
-            self._listener = await asyncio.get_running_loop().create_server(
-                partial(self._protocol, self._runner), host, port, **_secured(tls, self.limits)
+            self._listener = Listener(
+                await listen(host, port),
+                partial(self._protocol, self._runner),
+                tls=tls.server() if tls else None,
+                handshake=self.limits.head,
+                most=self.limits.strangers,
             )
         except BaseException:
             await self.stop()
@@ -153,7 +159,7 @@ class Service:
     async def stop(self) -> None:
         """Stop: take no further requests, cancel those that are under way, and free everything."""
         self._is_stopping = True
-        await _end(self._listener, self._runner)
+        await self._end(self._listener, self._runner)
         self._runner = self._listener = None
 
     def _make_application(self) -> web.Application:
@@ -230,30 +236,48 @@ class Service:
             return
         self._is_stopping = False
         self._local_runner = await _run(self._make_application(), self.limits.keep_alive)
-        self._local_listener = await asyncio.get_running_loop().create_unix_server(
-            partial(self._protocol, self._local_runner), sock=sock
-        )
+        self._local_listener = Listener([sock], partial(self._protocol, self._local_runner))
         self._socket = name
 
     async def _stop_local(self, application: web.Application) -> None:
         self._is_stopping = True
-        await _end(self._local_listener, self._local_runner)
+        await self._end(self._local_listener, self._local_runner)
         self._local_runner = self._local_listener = None
         self._socket = ""
         self.mappings.clear()
 
-    def _protocol(self, runner: web.AppRunner) -> asyncio.Protocol:
+    async def _end(self, listener: Listener | None, runner: web.AppRunner | None) -> None:
+        """Take no more connections, and close all."""
+        if listener is not None:
+            await listener.close()
+        self.gate.close()
+        if runner is not None:
+            await runner.cleanup()
+
+    def _protocol(self, runner: web.AppRunner) -> asyncio.BaseProtocol:
         """The protocol of a new connection; none is let in while the service stops."""
 
         def make() -> asyncio.Protocol | None:
             return None if self._is_stopping or runner.server is None else runner.server()
 
-        return self.gate.protocol(make)
+        return Doorman(self.gate, make, self._vet)
+
+    def _vet(self, head: bytes) -> bytes | None:
+        """The refusal of a stranger's request that is not signed, by its head alone."""
+        found = asked(head)
+        if self.security is None or not self.security.signs or found is None or found.method != "POST":
+            return None
+        try:
+            self.security.check_signature(found.method, found.path, found.authorization)
+        except Unauthorized as error:
+            name = found.path.rpartition("/")[2]
+            self._requests.add(name if name in self._operations else "unknown", error.kind)
+            return _refusal(error)
+        return None
 
 
-def _secured(tls: Any, limits: Limits) -> dict[str, Any]:
-    """The options of a listener that encrypts."""
-    return {"ssl": tls.server(), "ssl_handshake_timeout": limits.head} if tls else {}
+def _refusal(error: CommError) -> bytes:
+    return answer("401 Unauthorized", b"".join(encode(Message(to_header(error), []))), Content_Type=CONTENT_TYPE)
 
 
 def _mappings(limits: Limits) -> local.Mappings:
@@ -274,11 +298,3 @@ async def _run(application: web.Application, keep_alive: float) -> web.AppRunner
     )
     await runner.setup()
     return runner
-
-
-async def _end(listener: asyncio.Server | None, runner: web.AppRunner | None) -> None:
-    """Take no more connections, and close all."""
-    if listener is not None:
-        await close(listener)
-    if runner is not None:
-        await runner.cleanup()

@@ -300,6 +300,11 @@ class Settings:
         high=1,
     )
     kvstore_reconnect: float = _setting(30.0, "Seconds that nodes go on without the scheduler, looking for it.", low=0)
+    kvstore_scheduler_returns: bool = _setting(
+        True,
+        "Look for a scheduler that has ended, as it may be started again; where not, nodes end a few seconds after it. "
+        "Launchers say so of jobs that stop where a node is lost.",
+    )
     kvstore_local: bool = _setting(True, "Let nodes of one machine talk by unix sockets and shared memory.")
     enable_gpu_p2p: bool = _setting(True, "Let GPUs copy to each other directly where they can.")
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import sys
+from pathlib import Path
 
 import jsonschema
 import kubernetes_validate
@@ -112,36 +113,8 @@ def test_the_manifest_is_what_kubernetes_takes(version, policy):
     assert jobs["train-worker"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
 
 
-def closed(required, **properties):
-    return {"type": "object", "required": required, "additionalProperties": False, "properties": properties}
-
-
-NAME = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "maxLength": 63}
-JOBSET = closed(
-    ["apiVersion", "kind", "metadata", "spec"],
-    apiVersion={"const": "jobset.x-k8s.io/v1alpha2"},
-    kind={"const": "JobSet"},
-    metadata=closed(["name"], name=NAME, namespace=NAME, labels={"type": "object"}),
-    spec=closed(
-        ["replicatedJobs"],
-        network=closed(
-            [], enableDNSHostnames={"type": "boolean"}, subdomain=NAME, publishNotReadyAddresses={"type": "boolean"}
-        ),
-        successPolicy=closed(["operator"], operator={"enum": ["All", "Any"]}, targetReplicatedJobs={"type": "array"}),
-        failurePolicy=closed([], maxRestarts={"type": "integer", "minimum": 0}),
-        replicatedJobs={
-            "type": "array",
-            "minItems": 1,
-            "items": closed(
-                ["name", "template"],
-                name=NAME,
-                replicas={"type": "integer", "minimum": 0},
-                template=closed(["spec"], metadata={"type": "object"}, spec={"type": "object"}),
-            ),
-        },
-    ),
-)
-"""A JobSet, as its specification of v1alpha2 has it, of the fields that are used."""
+JOBSET = json.loads((Path(__file__).parent / "fixtures" / "jobset-v1alpha2.json").read_text())
+"""The schema of JobSets, from their CustomResourceDefinition."""
 
 
 @pytest.mark.parametrize("version", KUBERNETES)
@@ -151,6 +124,8 @@ def test_a_jobset_is_what_its_controller_takes(version, policy):
     keeper, found = manifest(plan, Pods("image:1", "train", "ours", jobset=True))["items"]
     kubernetes_validate.validate(keeper, version, strict=True)
     jsonschema.validate(found, JOBSET)
+    with pytest.raises(jsonschema.ValidationError, match="operater"):  # the schema knows what it does not know
+        jsonschema.validate({**found, "spec": {**found["spec"], "successPolicy": {"operater": "All"}}}, JOBSET)
     assert found["spec"]["network"]["subdomain"] == "train"
     parts = {each["name"]: each["template"] for each in found["spec"]["replicatedJobs"]}
     assert {name: each["spec"]["completions"] for name, each in parts.items()} == {

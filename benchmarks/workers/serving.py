@@ -65,6 +65,13 @@ def flowmx(application: web.Application) -> Any:
     return below[GATE]
 
 
+def guarded(gate: Any, server: Any) -> Any:
+    """The factory of the protocols of connections that pass the gate."""
+    from flowmx.comm.door import Doorman
+
+    return lambda: Doorman(gate, server, None)
+
+
 def pytorch(application: web.Application, batching: bool) -> None:
     """The service as one writes it with PyTorch, in the faster of its memory layouts."""
     import torch
@@ -152,7 +159,7 @@ async def main(system: str) -> None:
     runner = web.AppRunner(application, handler_cancellation=True, access_log=None)
     await runner.setup()
     server: Any = runner.server
-    make = (lambda: gate.protocol(server)) if gate is not None and system == "flowmx_gated" else server
+    make = guarded(gate, server) if gate is not None and system == "flowmx_gated" else server
     listener = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0, backlog=1024)
     lags.clear()  # what came before was no service yet
     print(json.dumps({"port": listener.sockets[0].getsockname()[1]}), flush=True)

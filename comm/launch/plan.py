@@ -99,6 +99,8 @@ class Plan:
             "FLOWMX_KVSTORE_POLICY": self.policy,
             "FLOWMX_NODE_HOST": address,
         }
+        if self.policy == "stop":
+            found["FLOWMX_KVSTORE_SCHEDULER_RETURNS"] = "0"
         return found | ({"FLOWMX_RANK": rank} if rank else {}) | ({"FLOWMX_SCHEDULER": scheduler} if scheduler else {})
 
     def _is_forwarded(self, name: str) -> bool:

@@ -12,11 +12,13 @@ from typing import Any
 
 from aiohttp import web
 
+from flowmx.comm.door import Doorman
 from flowmx.comm.gate import Gate, Phase
-from flowmx.comm.listening import close, http_log
+from flowmx.comm.listening import Listener, listen
+from flowmx.comm.logs import http_log
 from flowmx.serve.access import Access
 from flowmx.serve.front import MAX_TEXT, Front, Pending, Served
-from flowmx.serve.replies import Reply
+from flowmx.serve.replies import Refusal, Reply
 
 __all__ = ["app", "run"]
 
@@ -76,7 +78,10 @@ async def _answer(request: web.Request) -> web.Response:
         found = front.begin(*asked)
         reply = found if isinstance(found, Reply) else await _predict(request, found, note)
         answered(reply.status)
-        if seconds := front.wait_of(reply, asyncio.get_running_loop().time()):
+        seconds = front.wait_of(reply, asyncio.get_running_loop().time())
+        if not seconds and reply.status >= 400:
+            seconds = gate.wait_of(request.transport)
+        if seconds:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(closing.wait(), seconds)
         response = web.Response(
@@ -95,6 +100,8 @@ async def _predict(request: web.Request, call: Pending, note: Callable[[Phase], 
         receiving.add(task)
         try:
             body = await call.receive(request.content.iter_any(), entry)
+        except web.RequestPayloadError as error:
+            return Refusal(400, f"the body is not what its HTTP headers say: {error}").reply
         finally:
             receiving.discard(task)
         note(Phase.WORKING)
@@ -130,15 +137,17 @@ async def run(
         return None if closing.is_set() or runner.server is None else runner.server()
 
     try:
-        listener = await asyncio.get_running_loop().create_server(
-            lambda: gate.protocol(make), host, port, backlog=1024, ssl=tls
-        )
+        listener = Listener(
+            await listen(host, port), lambda: Doorman(gate, make, None), tls=tls, handshake=front.limits.head,
+            most=front.limits.strangers,
+        )  # fmt: skip
         if started is not None:
             started(f"{'http' if tls is None else 'https'}://{host}:{listener.sockets[0].getsockname()[1]}")
         await _signalled()
         _log.info("draining: what was asked is answered, and nothing more is taken")
         closing.set()
-        await close(listener)
+        await listener.close()
+        gate.close()
         await _left(runner)
         for each in application[RECEIVING]:
             each.cancel()  # half a request

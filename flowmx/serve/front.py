@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 from collections.abc import AsyncIterable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import numpy as np
 from flowmx.comm.admission import Admitted, Budget
 from flowmx.comm.errors import Busy, CommError
 from flowmx.comm.limits import Limits, in_force
+from flowmx.comm.logs import requests_log
 from flowmx.comm.metrics import CONTENT_TYPE
 from flowmx.comm.offload import LARGE, offload
 from flowmx.comm.rates import Turns
@@ -40,7 +40,6 @@ from flowmx.serve.tracing import tracing
 
 __all__ = ["Front", "Pending", "Served"]
 
-_log = logging.getLogger("flowmx.serve")
 MAX_TEXT = 1 << 20
 """Bytes of a JSON body: reading it holds the interpreter, ten milliseconds for a megabyte."""
 
@@ -381,7 +380,7 @@ class Call(NamedTuple):
         except Unavailable as error:
             return await self._again(body, error)
         except Exception as error:
-            _log.exception("a prediction of %s failed", predictor.name)
+            requests_log.exception("a prediction of %s failed", predictor.name)
             return Refusal(500, f"the model failed: {type(error).__name__}").reply
 
     async def _again(self, body: bytes, error: Unavailable) -> Reply:

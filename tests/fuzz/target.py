@@ -24,7 +24,7 @@ from flowmx.comm.client import Peer
 from flowmx.comm.exchange import Exchange
 from flowmx.comm.frames import Message, Tensor
 from flowmx.comm.limits import Limits
-from flowmx.comm.listening import http_log
+from flowmx.comm.logs import http_log
 from flowmx.comm.members import Job, Members
 from flowmx.comm.replay import Window
 from flowmx.comm.scheduler import Scheduler
@@ -36,7 +36,7 @@ from flowmx.kvstore.server.service import OPERATIONS, KVServer
 from flowmx.kvstore.server.store import Store
 
 SECRET = "the secret of those who are fuzzed"
-LIMITS = Limits(header=32 << 10, tensors=64, tensor=256 << 10, total=1 << 20, idle=0.3, peers=512)
+LIMITS = Limits(header=32 << 10, tensors=64, tensor=256 << 10, total=1 << 20, idle=0.3, peers=512, refusals=1e9)
 WORKERS = ("worker0", "worker1")
 SERVERS = ("server0", "server1")
 SIGNED = {"signed": True, "open": False}

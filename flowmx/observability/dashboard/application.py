@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from importlib import resources
 
@@ -87,6 +88,7 @@ async def _judged(
         redirect.set_cookie(COOKIE, guard.cookie, httponly=True, samesite="Strict")
         return redirect
     if verdict.status != 200:
+        await asyncio.sleep(gate.wait_of(request.transport))
         return web.Response(status=verdict.status, text=verdict.text + "\n", headers=_HEADERS)
     if request.method != "GET":
         allowed = {"Allow": "GET"}

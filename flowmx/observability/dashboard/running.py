@@ -13,8 +13,10 @@ from types import TracebackType
 
 from aiohttp import web
 
+from flowmx.comm.door import Doorman
 from flowmx.comm.limits import in_force
-from flowmx.comm.listening import close, http_log
+from flowmx.comm.listening import Listener
+from flowmx.comm.logs import http_log
 from flowmx.observability.dashboard.application import GATE, application
 from flowmx.observability.dashboard.guard import check_address
 
@@ -36,6 +38,7 @@ class Dashboard:
         self._site = application(secret)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.socket = socket.create_server((host, port), family=family)
+        self.socket.setblocking(False)
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.socket.getsockname()[1]}/"
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: asyncio.Event | None = None
@@ -66,12 +69,13 @@ class Dashboard:
             return runner.server() if runner.server is not None else None
 
         gate = self._site[GATE]
-        listener = await self._loop.create_server(lambda: gate.protocol(make), sock=self.socket)
+        listener = Listener([self.socket], lambda: Doorman(gate, make, None))
         try:
             self._started.set_result(None)
             await self._end.wait()
         finally:
-            await close(listener)
+            await listener.close()
+            gate.close()
             await runner.cleanup()
 
     def stop(self) -> None:
