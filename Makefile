@@ -97,7 +97,8 @@ $(VENV)/.docs: pyproject.toml setup.py | $(BIN)/python
 	@touch $@
 
 docs: $(VENV)/.docs ## build the documentation site in build/site; warnings are errors
-	$(BIN)/python -m sphinx -b html -W --keep-going -q -d build/doctrees docs build/site
+	$(BIN)/python -m docs.reference build/pages
+	$(BIN)/python -m sphinx -b html -W --keep-going -q -d build/doctrees build/pages build/site
 	@echo "the site: build/site/index.html"
 
 $(VENV)/.dist: $(VENV)/.dev
