@@ -15,7 +15,7 @@ CHECKED := $(wildcard tests examples benchmarks)
 # Tests start hundreds of interpreters: each would compile flowmx anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv train test lint types pytest format soak clients editor notebooks web bench docs dist clean
+.PHONY: help venv train test lint types pytest format soak clients editor notebooks web bench docs site dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  \1\t/' | expand -t 12
@@ -100,6 +100,11 @@ docs: $(VENV)/.docs ## build the documentation site in build/site; warnings are 
 	$(BIN)/python -m docs.reference build/pages
 	$(BIN)/python -m sphinx -b html -W --keep-going -q -d build/doctrees build/pages build/site
 	@echo "the site: build/site/index.html"
+
+# The folder is kept from release to release: a host serves it as it is.
+site: docs ## put the built site beside those of other versions, in build/versions
+	$(BIN)/python -m docs.versions build/site build/versions
+	@echo "the sites: build/versions/index.html"
 
 $(VENV)/.dist: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet 'build>=1.2' 'twine>=6.1'

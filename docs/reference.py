@@ -31,6 +31,7 @@ from flowmx.ops.registry.documentation import inputs_of, outputs_of
 from flowmx.ops.registry.examples import example
 from flowmx.ops.registry.operators import Operator, registered
 from flowmx.ops.registry.parameters import Parameter
+from flowmx.suggestions import STANDS_FOR
 from tests.op_cases import every_case
 from tests.op_cases.case import Case
 from tests.operator_page import call_of, families, sentence
@@ -330,7 +331,9 @@ def parameter_row(parameter: Parameter) -> tuple[str, ...]:
 def operator_page(cls: type[Operator], group: str) -> str:
     """The page of an operator, in reStructuredText."""
     title = cls.name
-    words = dict.fromkeys([cls.name, *cls.aliases, *(each.rpartition(".")[2] for each in paths(cls))])
+    layers = {each.lower() for each in mx.gluon.nn.__all__}  # which have pages of their own
+    also = [word for word, meant in STANDS_FOR.items() if meant in (cls.name, *cls.aliases) and word not in layers]
+    words = dict.fromkeys([cls.name, *cls.aliases, *(each.rpartition(".")[2] for each in paths(cls)), *also])
     signature = call_of(cls).removeprefix(cls.name).replace("=?", "")
     called = [each for each in paths(cls) if found_at(each) is not None] or [cls.name]
     lines = [":orphan:", "", ".. index::", *(f"   ! single: {each}" for each in words), "", title, "=" * len(title), ""]
