@@ -205,7 +205,7 @@ def as_numbers(array):
 
 
 def test_sequences_are_read_as_what_is_in_them(tmp_path):
-    """What exporters write for torch.split, torch.chunk and lists of arrays."""
+    """As exporters write torch.split, torch.chunk and lists of arrays."""
     nodes = [
         helper.make_node("SplitToSequence", ["x", "sizes"], ["parts"], axis=1),
         helper.make_node("SequenceAt", ["parts", "first"], ["a"]),
@@ -232,7 +232,7 @@ def test_sequences_are_read_as_what_is_in_them(tmp_path):
 
 @pytest.mark.parametrize("rank", [2, 3])
 def test_a_branch_that_is_known_is_read(rank, tmp_path):
-    """What exporters write for torch.squeeze: a branch for each rank."""
+    """As exporters write torch.squeeze: a branch for each rank."""
     value = helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * rank)
     then = helper.make_graph([helper.make_node("Relu", ["x"], ["t"])], "then", [], [
         helper.make_tensor_value_info("t", TensorProto.FLOAT, None)])  # fmt: skip

@@ -81,7 +81,7 @@ class GraphImport:
         return self.constant(value)
 
     def constant(self, value: Known) -> Symbol:
-        """What is known as a symbol; what does not vary becomes a parameter, the same one each time."""
+        """A known value as a symbol; what does not vary becomes a parameter, the same one each time."""
         if not value.fixed:
             if value.make is None:
                 raise Unsupported(f"{value.name!r} varies with the inputs' shapes: give input_shapes")

@@ -385,6 +385,6 @@ def _dims(shape: Known) -> Lengths:
 
 
 @imports("Constant", "NonZero", "BitShift", "Compress", "Unique", "BlackmanWindow", "HammingWindow", "HannWindow",
-         "MelWeightMatrix", "DFT", "STFT", "MaxUnpool", "NonMaxSuppression")  # fmt: skip
+         "MelWeightMatrix", "DFT", "MaxUnpool", "NonMaxSuppression")  # fmt: skip
 def _folded(n: NodeImport) -> Symbol:
     raise Unsupported("its inputs are computed, expected constants")
