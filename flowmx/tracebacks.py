@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,6 +17,10 @@ __all__ = ["fold_in_ipython", "folded", "show"]
 
 _PACKAGES = ("flowmx", "flowmx.comm", "flowmx.devices", "flowmx.ops")
 """The packages whose frames are folded; in a checkout each has a folder of its own."""
+
+
+_LIBRARY = f"{os.path.realpath(sysconfig.get_path('stdlib'))}{os.sep}"
+"""The standard library, whose frames are folded with those of flowmx that called it."""
 
 
 class _Stack(traceback.StackSummary):
@@ -138,7 +143,11 @@ def _fold_all(told: traceback.TracebackException, folders: tuple[str, ...], seen
 
 def _folded(frames: Iterable[traceback.FrameSummary], folders: tuple[str, ...]) -> traceback.StackSummary:
     frames = list(frames)
-    own = [os.path.realpath(each.filename).startswith(folders) for each in frames]
+    own: list[bool] = []
+    for each in frames:
+        path = os.path.realpath(each.filename)
+        is_between = bool(own) and own[-1] and (path.startswith(_LIBRARY) or each.filename.startswith("uvloop"))
+        own.append(path.startswith(folders) or (is_between and "site-packages" not in path))
     if all(own):
         return traceback.StackSummary.from_list(frames)
     found: list[traceback.FrameSummary] = []
