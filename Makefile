@@ -15,7 +15,7 @@ CHECKED := $(wildcard tests examples benchmarks)
 # Tests start hundreds of interpreters: each would compile flowmx anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv train test lint types pytest format soak clients editor notebooks web bench docs site dist clean
+.PHONY: help venv train test lint types pytest format soak clients editor notebooks web bench docs site dist journeys clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  \1\t/' | expand -t 12
@@ -120,6 +120,11 @@ dist: $(VENV)/.dist ## build dist/*.tar.gz and dist/*.whl, check them, and try t
 	build/fresh/bin/python -m pip check
 	cd build/fresh && bin/python -m flowmx info
 	@ls -l dist
+
+# As a user would: the wheel in an environment of its own, and folders outside of the checkout.
+journeys: dist ## go through the first hours of a newcomer with the built wheel
+	build/fresh/bin/python -m pip install --quiet "$$(ls dist/*.whl)[image,onnx]" pandas nbclient ipykernel onnxruntime
+	$(BIN)/python -m tests.journeys build/fresh/bin/python
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -113,7 +113,7 @@ def test_a_search_finds_what_has_the_name_first():
         "random_uniform": "reference/operators/_random_uniform", "linear": "reference/operators/FullyConnected",
         "gemm2": "reference/operators/_linalg_gemm2", "Conv2D": "reference/classes/flowmx.gluon.nn.Conv2D",
         "Trainer": "reference/classes/flowmx.gluon.Trainer", "NDArray": "reference/classes/flowmx.ndarray.NDArray",
-        "Adam": "reference/classes/flowmx.optimizer.Adam", "doctor": "doctor",
+        "Adam": "reference/classes/flowmx.optimizer.Adam",
     }  # fmt: skip
     found = node("search.mjs", WEB, SITE, *wanted)
     assert {query: pages[0][0] for query, pages in found.items()} == wanted
