@@ -242,10 +242,12 @@ def test_a_callback_of_a_loop_is_never_blocked():
 
 def test_a_notebooks_traceback_folds_flowmxs_frames(tmp_path):
     wrong = "def mine():\n    return mx.nd.dot(mx.nd.ones((2, 3)), mx.nd.ones((2, 3)))\nmine()"
-    shown = outputs(tmp_path, wrong, "%load_ext flowmx", wrong, "int('a')")
+    looked = "%%engine\nprint(mx.nd.dot(mx.nd.ones((99, 99)), mx.nd.ones((99, 99))).shape)"
+    shown = outputs(tmp_path, wrong, "%load_ext flowmx", wrong, "int('a')", looked)
     for cell in (shown[0], shown[2]):
         (error,) = cell
         told = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(error["traceback"]))
         assert error["ename"] == "ShapeError" and "mine()" in told and "return mx.nd.dot(" in told
         assert not re.search(r"(flowmx|ops|engine)/\w+\.py", told) and "frames of flowmx are left out" in told
     assert shown[1] == [] and "flowmx" not in "".join(shown[3][0]["traceback"])
+    assert re.search(r"\(99, 99\)\n +began +took .*ms  cpu\(0\) +dot +print\(mx\.nd\.dot\(", text(shown[4]), re.DOTALL)

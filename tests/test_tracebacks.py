@@ -51,7 +51,7 @@ def test_a_program_that_fails_shows_its_own_lines(tmp_path, options):
 
 
 def test_frames_between_flowmxs_own_are_folded_with_them(tmp_path):
-    """What flowmx called of asyncio says a newcomer nothing; what the program itself called stays."""
+    """Frames of asyncio that flowmx called say a newcomer nothing; those that the program itself called stay."""
     text = """
 import asyncio
 import flowmx as mx

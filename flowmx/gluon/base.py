@@ -29,7 +29,7 @@ A = TypeVar("A", bound="nd.NDArray | Symbol")
 
 
 _OWN = {"_children", "_forward_hooks", "_forward_pre_hooks", "_params", "_prefix", "_reg_params", "_scope"}
-"""What ``Block.__init__`` makes."""
+"""The attributes that ``Block.__init__`` makes."""
 
 
 class Block:

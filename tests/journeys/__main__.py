@@ -26,7 +26,7 @@ CONTEXT = 12
 
 
 LAST = re.compile(r"flowmx: |sample |while |  made at |[A-Za-z_][\w.]*(: |$)")
-"""How the last line of a report begins: an error, or one of its notes."""
+"""The beginning of a report's last line: an error, or one of its notes."""
 
 
 class Stuck(Exception):
@@ -355,7 +355,7 @@ def command_line(user: Newcomer) -> None:
 
 
 def judged(user: Newcomer, name: str, wrong: Wrong) -> str:
-    """What is wrong with the report of a wrong program; empty where nothing is."""
+    """The faults in the report of a wrong program; empty where nothing is."""
     folder = user.folder / name
     folder.mkdir()
     own = Newcomer(Path(user.python), folder)
