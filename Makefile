@@ -56,7 +56,7 @@ types: $(VENV)/.dev ## run mypy --strict
 	@rm -rf $(TYPING) && mkdir -p $(TYPING)/flowmx
 	@ln -s $(CURDIR)/flowmx/* $(CURDIR)/devices $(CURDIR)/ops $(CURDIR)/comm $(TYPING)/flowmx/
 	@ln -s $(CURDIR)/packaging/pytest/flowmx_pytest $(TYPING)/
-	@ln -s $(CHECKED:%=$(CURDIR)/%) $(TYPING)/
+	@ln -s $(CHECKED:%=$(CURDIR)/%) $(CURDIR)/docs $(TYPING)/
 	cd $(TYPING) && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache \
 		flowmx flowmx_pytest $(CHECKED) | sed -E 's#^flowmx/(devices|ops|comm)/#\1/#'
 

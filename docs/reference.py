@@ -60,7 +60,7 @@ def paths(cls: type[Operator]) -> list[str]:
             if name.startswith(prefix):
                 found.append(f"{space}.{name.removeprefix(prefix)}")
         found.append(name)
-    return sorted(dict.fromkeys(found), key=lambda each: (each.startswith("_"), "." in each))
+    return sorted(dict.fromkeys(found), key=lambda each: (each.startswith("_"), "." not in each))
 
 
 def names_in(function: Any, known: Iterable[str]) -> set[str]:
@@ -78,7 +78,7 @@ def names_in(function: Any, known: Iterable[str]) -> set[str]:
 
 
 def gradient_of(cls: type[Operator]) -> str:
-    """How gradients flow through an operator."""
+    """The way of gradients through an operator, as a sentence."""
     if cls.traits.no_gradient:
         return "None flows through it."
     if cls.traits.is_loss:
@@ -87,7 +87,7 @@ def gradient_of(cls: type[Operator]) -> str:
         return "It has none: recording it is an error once its gradient is asked for."
     if (used := gradient_made_of(cls)) is None:
         return "It has one."
-    parts = ", ".join(f"``{each.name}``" if each.traits.hidden else link(each) for each in used if each is not cls)
+    parts = ", ".join(f"``{each.name}``" if each.traits.hidden or each is cls else link(each) for each in used)
     return f"Written with {parts}." if parts else "The gradients that arrive, passed on."
 
 
@@ -125,7 +125,7 @@ class Noting(Builder):
 
 
 def raised_by(cls: type[Operator]) -> Iterator[str]:
-    """What an operator's own checks raise, by the docstrings of its methods."""
+    """The errors of an operator's own checks, by the docstrings of its methods."""
     for method in ("__post_init__", "infer_shape", "infer_type", "forward", "gradient"):
         for base in cls.__mro__:
             if base is Operator:
@@ -161,7 +161,7 @@ def read_from_onnx() -> dict[str, set[str]]:
 
 
 def onnx_of(cls: type[Operator]) -> str:
-    """Which of ONNX's operators an operator is written as, and read from."""
+    """The operators of ONNX that an operator is written as, and read from."""
     written, read = sorted(written_in_onnx().get(cls.name, ())), sorted(read_from_onnx().get(cls.name, ()))
     if not written and not read:
         return "It is not written." if cls.name not in exporters() else "It is written as constants."

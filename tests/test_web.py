@@ -13,6 +13,7 @@ import pytest
 import flowmx as mx
 from docs.versions import put
 from flowmx.observability.dashboard import application
+from flowmx.observability.dashboard.application import _of_job
 from flowmx.ops.registry.operators import registered
 
 ROOT = Path(__file__).parent.parent
@@ -88,12 +89,15 @@ def test_netron_opens_onnx(saved):
 @pytest.mark.parametrize(
     "page",
     [
-        "dashboard", "index.html", "operators.html", "search.html", "reference/nn.html", "api/gluon.html",
+        "dashboard", "job", "index.html", "operators.html", "search.html", "reference/nn.html", "api/gluon.html",
         "reference/operators/Convolution.html", "reference/classes/flowmx.gluon.nn.Conv2D.html",
     ],
 )  # fmt: skip
-def test_axe_finds_nothing_serious(page):
+def test_axe_finds_nothing_serious(page, tmp_path):
     path = DASHBOARD if page == "dashboard" else SITE / page
+    if page == "job":
+        path = tmp_path / "index.html"
+        path.write_bytes(_of_job(DASHBOARD.read_bytes()))
     if not path.is_file():
         pytest.skip("the site is not built: make docs")
     (found,) = node("axe.mjs", WEB, path).values()
