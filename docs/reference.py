@@ -60,7 +60,11 @@ def paths(cls: type[Operator]) -> list[str]:
             if name.startswith(prefix):
                 found.append(f"{space}.{name.removeprefix(prefix)}")
         found.append(name)
-    return sorted(dict.fromkeys(found), key=lambda each: (each.startswith("_"), "." not in each))
+    # Those of mx.nd.random take their arguments in an order of their own.
+    last = ("random.", "sample.")
+    return sorted(
+        dict.fromkeys(found), key=lambda each: (each.startswith("_"), "." not in each or each.startswith(last))
+    )
 
 
 def names_in(function: Any, known: Iterable[str]) -> set[str]:

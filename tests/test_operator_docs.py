@@ -116,10 +116,10 @@ def test_the_page_of_an_operator_has_all_that_the_registry_knows():
         "* - ``A``",
         "* - ``alpha``",
         ">>> mx.nd.linalg.gemm2(",
-        "Written as ``MatMul``",
-        ":doc:`_linalg_gemm2",
+        "Written with ``_linalg_gemm2``",
+        "``MatMul``",
     ):
-        assert part in page.replace("``Transpose``, ", ""), part
+        assert part in page, part
 
 
 def test_a_function_shows_its_inputs_and_a_method_leaves_out_its_own_array():
