@@ -60,11 +60,12 @@ def paths(cls: type[Operator]) -> list[str]:
             if name.startswith(prefix):
                 found.append(f"{space}.{name.removeprefix(prefix)}")
         found.append(name)
-    # Those of mx.nd.random take their arguments in an order of their own.
-    last = ("random.", "sample.")
-    return sorted(
-        dict.fromkeys(found), key=lambda each: (each.startswith("_"), "." not in each or each.startswith(last))
-    )
+
+    def place(name: str) -> tuple[bool, bool, bool]:
+        is_random = name.startswith(("random.", "sample."))  # which take their arguments in an order of their own
+        return name.startswith("_"), is_random, "." not in name
+
+    return sorted(dict.fromkeys(found), key=place)
 
 
 def names_in(function: Any, known: Iterable[str]) -> set[str]:
