@@ -354,8 +354,8 @@ def operator_page(cls: type[Operator], group: str) -> str:
     lines += table(("", "shape, dtype, meaning"), [*rows, ("returns", plain(f"{outputs_of(cls)}."))], "20 80")
     if cls.parameters:
         lines += section("Parameters")
-        rows = [parameter_row(each) for each in cls.parameters.values()]
-        lines += table(("parameter", "value", "default", "meaning"), rows, "18 32 20 30")
+        described = [parameter_row(each) for each in cls.parameters.values()]
+        lines += table(("parameter", "value", "default", "meaning"), described, "18 32 20 30")
     lines += section("What raises")
     lines += ["``ParameterError``: a parameter is unknown, missing or out of its range.", ""]
     lines += ["``ShapeError``, ``TypeInferenceError``: shapes or dtypes of the inputs do not fit it or each other.", ""]

@@ -73,6 +73,17 @@ class NodeImport:
             raise Unsupported(f"its input {self._inputs[at]!r} is an array, expected a sequence")
         return value
 
+    def item(self, at: int) -> Symbol | Known:
+        """An input that must be an array, as it stands in a sequence.
+
+        Raises:
+            Unsupported: it is a sequence itself.
+        """
+        value = self.value(at)
+        if isinstance(value, Values):
+            raise Unsupported(f"its input {self._inputs[at]!r} is a sequence, expected an array")
+        return value
+
     def branch(self, name: str) -> list[Symbol | Known | Values]:
         """The outputs of a graph that is an attribute; it sees the values around it."""
         return self._graph.inline(self._attributes[name].g)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -81,14 +81,14 @@ class Member:
                 self._why = str(error) or type(error).__name__
             await asyncio.sleep(AGAIN)
 
-    async def feed(self) -> AsyncIterator[bytes]:
+    async def feed(self) -> AsyncGenerator[bytes]:
         """The frames of its feed for one viewer; ends where it does not answer."""
         with contextlib.suppress(aiohttp.ClientError, OSError, ValueError):
             async with aiohttp.ClientSession() as session:
                 async for text in self.frames(session):
                     yield text
 
-    async def frames(self, session: aiohttp.ClientSession) -> AsyncIterator[bytes]:
+    async def frames(self, session: aiohttp.ClientSession) -> AsyncGenerator[bytes]:
         """The frames of its feed, as they come: first all, then what is new.
 
         Raises:
@@ -158,7 +158,7 @@ class Job:
         """
         self._members = {**self._members, name: Member(name, address)}
 
-    async def rows(self) -> AsyncIterator[bytes]:
+    async def rows(self) -> AsyncGenerator[bytes]:
         """The rows of all processes, twice a second; they are followed meanwhile."""
         async with self._followed():
             while True:

@@ -132,11 +132,11 @@ def _einsum(n: NodeImport) -> Symbol:
     lengths = {each: length for side, symbol in zip(letters, symbols, strict=True)
                for each, length in zip(side, n.dims(symbol), strict=True)}  # fmt: skip
     sides = []
-    for side, symbol, order in (
+    for side, symbol, placed in (
         (left, symbols[0], both + own[0] + summed),
         (right, symbols[1], both + summed + own[1]),
     ):
-        axes = tuple(side.index(each) for each in order)
+        axes = tuple(side.index(each) for each in placed)
         sides.append(n.make("transpose", symbol, axes=axes) if len(axes) > 1 else symbol)
 
     def merged(symbol: Symbol, *groups: Sequence[str]) -> Symbol:

@@ -12,13 +12,13 @@ from flowmx.symbol import Symbol
 
 @imports("SequenceConstruct", "SequenceEmpty")
 def _construct(n: NodeImport) -> list[Values]:
-    return [Values(n.value(at) for at in range(len(n)))]
+    return [Values(n.item(at) for at in range(len(n)))]
 
 
 @imports("SequenceInsert")
 def _insert(n: NodeImport) -> list[Values]:
     values = list(n.sequence(0))
-    values.insert(_place(n, 2, len(values)) if n.has(2) else len(values), n.value(1))  # type: ignore[arg-type]
+    values.insert(_place(n, 2, len(values)) if n.has(2) else len(values), n.item(1))
     return [Values(values)]
 
 
