@@ -96,9 +96,10 @@ $(VENV)/.docs: pyproject.toml setup.py | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	@touch $@
 
+# All pages anew each time (-E): of pages that Sphinx leaves as they were, its search forgets the entries of the index.
 docs: $(VENV)/.docs ## build the documentation site in build/site; warnings are errors
 	$(BIN)/python -m docs.reference build/pages
-	$(BIN)/python -m sphinx -b html -W --keep-going -q -d build/doctrees build/pages build/site
+	$(BIN)/python -m sphinx -b html -E -W --keep-going -q -d build/doctrees build/pages build/site
 	@echo "the site: build/site/index.html"
 
 # The folder is kept from release to release: a host serves it as it is.
