@@ -15,7 +15,7 @@ CHECKED := $(wildcard tests examples benchmarks)
 # Tests start hundreds of interpreters: each would compile flowmx anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv train test lint types pytest format soak clients editor notebooks web bench docs dist clean
+.PHONY: help venv train test lint types pytest format soak clients editor notebooks web bench docs site dist journeys clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  \1\t/' | expand -t 12
@@ -56,7 +56,7 @@ types: $(VENV)/.dev ## run mypy --strict
 	@rm -rf $(TYPING) && mkdir -p $(TYPING)/flowmx
 	@ln -s $(CURDIR)/flowmx/* $(CURDIR)/devices $(CURDIR)/ops $(CURDIR)/comm $(TYPING)/flowmx/
 	@ln -s $(CURDIR)/packaging/pytest/flowmx_pytest $(TYPING)/
-	@ln -s $(CHECKED:%=$(CURDIR)/%) $(TYPING)/
+	@ln -s $(CHECKED:%=$(CURDIR)/%) $(CURDIR)/docs $(TYPING)/
 	cd $(TYPING) && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache \
 		flowmx flowmx_pytest $(CHECKED) | sed -E 's#^flowmx/(devices|ops|comm)/#\1/#'
 
@@ -96,9 +96,16 @@ $(VENV)/.docs: pyproject.toml setup.py | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	@touch $@
 
+# All pages anew each time (-E): of pages that Sphinx leaves as they were, its search forgets the entries of the index.
 docs: $(VENV)/.docs ## build the documentation site in build/site; warnings are errors
-	$(BIN)/python -m sphinx -b html -W --keep-going -q -d build/doctrees docs build/site
+	$(BIN)/python -m docs.reference build/pages
+	$(BIN)/python -m sphinx -b html -E -W --keep-going -q -d build/doctrees build/pages build/site
 	@echo "the site: build/site/index.html"
+
+# The folder is kept from release to release: a host serves it as it is.
+site: docs ## put the built site beside those of other versions, in build/versions
+	$(BIN)/python -m docs.versions build/site build/versions
+	@echo "the sites: build/versions/index.html"
 
 $(VENV)/.dist: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet 'build>=1.2' 'twine>=6.1'
@@ -114,6 +121,11 @@ dist: $(VENV)/.dist ## build dist/*.tar.gz and dist/*.whl, check them, and try t
 	build/fresh/bin/python -m pip check
 	cd build/fresh && bin/python -m flowmx info
 	@ls -l dist
+
+# As a user would: the wheel in an environment of its own, and folders outside of the checkout.
+journeys: dist ## go through the first hours of a newcomer with the built wheel
+	build/fresh/bin/python -m pip install --quiet "$$(ls dist/*.whl)[image,onnx]" pandas nbclient ipykernel onnxruntime
+	$(BIN)/python -m tests.journeys build/fresh/bin/python
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

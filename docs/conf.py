@@ -8,12 +8,20 @@ copyright = author
 release = version = version_of("flowmx")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
-exclude_patterns = ["build"]
+exclude_patterns = ["build", "_templates"]
 html_theme = "furo"
 html_title = f"flowmx {release}"
 html_static_path = ["_static"]
 html_favicon = "_static/favicon.svg"
 html_css_files = ["flowmx.css"]
+html_js_files = [("versions.js", {"type": "module"})]
+templates_path = ["_templates"]
+html_sidebars = {
+    "**": [
+        f"sidebar/{part}.html"
+        for part in ("brand", "versions", "search", "scroll-start", "navigation", "scroll-end", "variant-selector")
+    ]
+}
 html_show_sphinx = False
 html_copy_source = False
 

@@ -106,10 +106,12 @@ __getattr__, __dir__ = later(
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Fold flowmx's frames in the tracebacks of a shell (``%load_ext flowmx``); importing flowmx there does so too."""
+    """Give a shell the magic ``%%engine``, and fold flowmx's frames in its tracebacks, as importing flowmx does too."""
     from flowmx import tracebacks
+    from flowmx.observability.flight import cell
 
     tracebacks.fold_in_ipython(shell)
+    cell.add_to(shell)
 
 
 def _follow(config: settings.Settings) -> None:

@@ -41,11 +41,12 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "flowmx.observability.doctor.command",
             "say what running processes do, what waits for what, who is to blame",
         ),
+        "dashboard": ("flowmx.tools.commands.dashboard", "show the dashboards of several processes on one page"),
         "plan": ("flowmx.tools.plan.command", "tell what a training script would take on GPUs that are not here"),
         "bench": ("flowmx.tools.commands.bench", "measure this machine: operators, models, memory"),
     },
     "jobs on several machines": {
-        "launch": ("flowmx.kvstore.launching.command", "run a distributed job: here, over ssh, or on a Dask cluster"),
+        "launch": ("flowmx.tools.commands.launch", "run a distributed job: here, over ssh, or on a Dask cluster"),
         "node": ("flowmx.kvstore.launching.slot_main", "be the node of a job that Slurm, Kubernetes or MPI started"),
         "call": ("flowmx.kvstore.launching.call", "call a function of a module: call module:function"),
         "scheduler": ("flowmx.comm.launch.scheduler", "be the scheduler of a distributed job"),

@@ -68,7 +68,10 @@ class Monitor:
     ) -> None:  # fmt: skip
         self.interval = interval
         self.stat_func = stat_func or rms
-        self.re_prog = re.compile(pattern)
+        try:
+            self.re_prog = re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"Monitor: pattern is {pattern!r}, expected a regular expression: {error}") from None
         self.sort = sort
         self.monitor_all = monitor_all
         self.activated = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,6 +17,10 @@ __all__ = ["fold_in_ipython", "folded", "show"]
 
 _PACKAGES = ("flowmx", "flowmx.comm", "flowmx.devices", "flowmx.ops")
 """The packages whose frames are folded; in a checkout each has a folder of its own."""
+
+
+_LIBRARY = f"{os.path.realpath(sysconfig.get_path('stdlib'))}{os.sep}"
+"""The standard library, whose frames are folded with those of flowmx beside them."""
 
 
 class _Stack(traceback.StackSummary):
@@ -136,9 +141,19 @@ def _fold_all(told: traceback.TracebackException, folders: tuple[str, ...], seen
             _fold_all(each, folders, seen)
 
 
+def _is_library(filename: str) -> bool:
+    path = os.path.realpath(filename)
+    return (path.startswith(_LIBRARY) and "site-packages" not in path) or filename.startswith("uvloop")
+
+
 def _folded(frames: Iterable[traceback.FrameSummary], folders: tuple[str, ...]) -> traceback.StackSummary:
     frames = list(frames)
     own = [os.path.realpath(each.filename).startswith(folders) for each in frames]
+    library = [_is_library(each.filename) for each in frames]
+    for order in (range(1, len(frames)), range(len(frames) - 2, -1, -1)):  # after a frame of flowmx, and before one
+        step = order.step
+        for at in order:
+            own[at] = own[at] or (library[at] and own[at - step])
     if all(own):
         return traceback.StackSummary.from_list(frames)
     found: list[traceback.FrameSummary] = []

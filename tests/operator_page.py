@@ -87,7 +87,7 @@ def families() -> dict[str, list[type[Operator]]]:
     for cls in registered().values():
         if not cls.traits.hidden:
             module = sys.modules[cls.__module__]
-            found[re.split(r"[:.\n]|, each", module.__doc__ or module.__name__)[0]][cls] = None
+            found[re.split(r"[:\n]|\.(?=\s|$)|, each", module.__doc__ or module.__name__)[0]][cls] = None
     return {title: list(classes) for title, classes in sorted(found.items())}
 
 

@@ -137,6 +137,17 @@ def test_a_program_that_dies_with_nothing_pending_says_why_and_no_more(tmp_path)
     assert done.stderr.splitlines()[-1] == "ValueError: planted" and "doctor" not in done.stderr and not reports
 
 
+def test_a_program_that_dies_while_operations_only_need_their_moment_says_why_and_no_more(tmp_path):
+    source = """
+        import flowmx as mx
+        for _ in range(20):
+            mx.engine.push(lambda: sum(range(100_000)), device=mx.cpu())
+        raise ValueError("planted")
+    """
+    done, reports = program(source, tmp_path)
+    assert done.stderr.splitlines()[-1] == "ValueError: planted" and "doctor" not in done.stderr and not reports
+
+
 def test_off_means_off(tmp_path):
     source = """
         import threading

@@ -5,6 +5,7 @@ import re
 import numpy as np
 
 import flowmx as mx
+from docs.reference import CALLS, operator_page, smallest
 from flowmx import nd
 from flowmx.ops.registry.documentation import documentation, inputs_of, outputs_of
 from flowmx.ops.registry.examples import EXAMPLES, example
@@ -101,6 +102,24 @@ def test_an_example_gives_what_it_says(name):
     assert (made.shape, made.dtype) == (said.shape, said.dtype)
     np.testing.assert_allclose(made, said, rtol=1e-6, atol=1e-6)
     assert f"\nExample:\n    >>> {code}\n    {value}" in documentation(PUBLIC[name])
+
+
+def test_every_operator_has_an_example_on_its_page():
+    assert PUBLIC.keys() - EXAMPLES.keys() - CALLS.keys() - smallest().keys() == {"Custom"}
+
+
+def test_the_page_of_an_operator_has_all_that_the_registry_knows():
+    page = operator_page(lookup("_linalg_gemm2"), "linalg")
+    assert page.startswith(":orphan:\n\n.. index::\n   ! single: _linalg_gemm2\n")
+    assert ".. py:function:: mx.nd.linalg.gemm2(A, B, transpose_a=False" in page
+    for part in (
+        "* - ``A``",
+        "* - ``alpha``",
+        ">>> mx.nd.linalg.gemm2(",
+        "Written with ``_linalg_gemm2``",
+        "``MatMul``",
+    ):
+        assert part in page, part
 
 
 def test_a_function_shows_its_inputs_and_a_method_leaves_out_its_own_array():

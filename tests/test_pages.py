@@ -15,7 +15,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 PAGES = {path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
 PAGES["../README.md"] = (DOCS.parent / "README.md").read_text(encoding="utf-8")
 COMMANDS = {name: module for group in cli.COMMANDS.values() for name, (module, _) in group.items()}
-SOURCES = ("flowmx", "devices", "ops", "comm", "tests", "benchmarks", "examples")
+SOURCES = ("flowmx", "devices", "ops", "comm", "tests", "benchmarks", "examples", "docs")
 SETTINGS = {row.variable for row in TABLE.values()}
 ABSENT = {
     "mx.np",

@@ -50,6 +50,23 @@ def test_a_program_that_fails_shows_its_own_lines(tmp_path, options):
     assert note == "flowmx: in block 'second' of Net: Dense(7 -> 2, linear), given float32[2, 4]"
 
 
+def test_frames_between_flowmxs_own_are_folded_with_them(tmp_path):
+    """Frames of asyncio that flowmx called say a newcomer nothing; those that the program itself called stay."""
+    text = """
+import asyncio
+import flowmx as mx
+
+async def main():
+    raise ValueError("planted")
+
+asyncio.run(main()) if __name__ == "other" else mx.run(main())
+"""
+    shown = ended(tmp_path / "program.py", text=text)
+    assert "asyncio" not in shown.partition("mx.run(main())")[2] and "uvloop" not in shown
+    own = ended(tmp_path / "program.py", text=text.replace('"other"', '"__main__"'))
+    assert "runners.py" in own
+
+
 def test_all_frames_are_shown_on_demand(tmp_path):
     shown = ended(tmp_path / "program.py", FLOWMX_TRACEBACKS="full")
     assert "/basic_layers.py" in shown

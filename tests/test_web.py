@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 import flowmx as mx
+from docs.versions import put
 from flowmx.observability.dashboard import application
+from flowmx.observability.dashboard.application import _of_job
+from flowmx.ops.registry.operators import registered
 
 ROOT = Path(__file__).parent.parent
 WEB = ROOT / "build" / "web"
@@ -83,11 +86,79 @@ def test_netron_opens_onnx(saved):
 
 
 @needs_axe
-@pytest.mark.parametrize("page", ["dashboard", "index.html", "operators.html"])
-def test_axe_finds_nothing_serious(page):
+@pytest.mark.parametrize(
+    "page",
+    [
+        "dashboard", "job", "index.html", "operators.html", "search.html", "reference/nn.html", "api/gluon.html",
+        "reference/operators/Convolution.html", "reference/classes/flowmx.gluon.nn.Conv2D.html",
+    ],
+)  # fmt: skip
+def test_axe_finds_nothing_serious(page, tmp_path):
     path = DASHBOARD if page == "dashboard" else SITE / page
+    if page == "job":
+        path = tmp_path / "index.html"
+        path.write_bytes(_of_job(DASHBOARD.read_bytes()))
     if not path.is_file():
         pytest.skip("the site is not built: make docs")
     (found,) = node("axe.mjs", WEB, path).values()
     assert found["passes"] > 10
     assert [each for each in found["violations"] if each["impact"] in ("serious", "critical")] == []
+
+
+needs_site = pytest.mark.skipif(not (SITE / "searchindex.js").is_file(), reason="the site is not built: make docs")
+
+
+@needs_axe
+@needs_site
+def test_a_search_finds_what_has_the_name_first():
+    wanted = {
+        "Convolution": "reference/operators/Convolution", "convolution": "reference/operators/Convolution",
+        "FullyConnected": "reference/operators/FullyConnected", "softmax": "reference/operators/softmax",
+        "random_uniform": "reference/operators/_random_uniform", "linear": "reference/operators/FullyConnected",
+        "gemm2": "reference/operators/_linalg_gemm2", "Conv2D": "reference/classes/flowmx.gluon.nn.Conv2D",
+        "Trainer": "reference/classes/flowmx.gluon.Trainer", "NDArray": "reference/classes/flowmx.ndarray.NDArray",
+        "Adam": "reference/classes/flowmx.optimizer.Adam",
+    }  # fmt: skip
+    found = node("search.mjs", WEB, SITE, *wanted)
+    assert {query: pages[0][0] for query, pages in found.items()} == wanted
+
+
+@needs_axe
+@needs_site
+def test_every_operator_and_class_has_a_page():
+    operators = {cls.name for cls in registered().values() if not cls.traits.hidden}
+    assert {page.stem.rstrip("-") for page in (SITE / "reference" / "operators").glob("*.html")} == operators
+    classes = {page.stem for page in (SITE / "reference" / "classes").glob("*.html")}
+    assert {"flowmx.gluon.nn.Dense", "flowmx.module.Module", "flowmx.symbol.Symbol", "flowmx.io.NDArrayIter"} <= classes
+    page = (SITE / "reference" / "operators" / "Convolution.html").read_text(encoding="utf-8")
+    for part in ("Inputs and outputs", "Parameters", "num_filter", "What raises", "Example", "Gradient", "Conv</span>"):
+        assert part in page, part
+
+
+@needs_axe
+def test_a_site_offers_the_versions_beside_it(tmp_path):
+    """The choice leads to the same page of another version, and an old version says that there is a newer one."""
+    for version in ("0.9.0", "1.10.0", "1.9.0", "1.10.0rc1"):
+        (tmp_path / "built").mkdir(exist_ok=True)
+        (tmp_path / "built" / "index.html").write_text(
+            f'<html data-content_root="./"><form class="versions" data-version="{version}" data-page="index" hidden>'
+            "<label>Version <select></select></label></form><article></article></html>"
+        )
+        versions = put(tmp_path / "built", tmp_path / "sites")
+    assert versions == ["1.10.0", "1.10.0rc1", "1.9.0", "0.9.0"]
+    assert 'url=1.10.0/"' in (tmp_path / "sites" / "index.html").read_text()
+    script = ROOT / "docs" / "_static" / "versions.js"
+    new, old = (node("versions.mjs", WEB, tmp_path / "sites", script, each) for each in ("1.10.0", "1.9.0"))
+    assert new == {"hidden": False, "offered": versions, "chosen": "1.10.0", "note": None}
+    assert old["chosen"] == "1.9.0" and "The newest version is 1.10.0." in old["note"]
+
+
+@needs_axe
+def test_the_page_of_a_job_shows_its_processes(tmp_path):
+    found = node("members.mjs", WEB, DASHBOARD.parent)
+    assert found["cells"] == [
+        ["worker 0", "live", "12.0", "3", "96", "1.00 MiB", "2.00 ms", "none"],
+        ["server 0", "silent", "–", "–", "–", "–", "–", "2"],
+    ]
+    assert found["note"] == "1 of 2 processes answer"
+    assert found["chosen"] == ["worker 0", "server 0"] and found["pressed"] == ["false", "true"]

@@ -570,6 +570,59 @@ WRONG = {
         "'my_op'",
         "mx.operator.register",
     ),
+    "array_of_texts": Wrong(
+        """
+        nd.array(["a", "b"])  #!
+        """,
+        ValueError,
+        "list ['a', 'b']",
+        "float32",
+    ),
+    "array_of_uneven_rows": Wrong(
+        """
+        nd.array([[1, 2], [3]])  #!
+        """,
+        ValueError,
+        "[[1, 2], [3]]",
+        "different lengths",
+    ),
+    "product_with_a_number": Wrong(
+        """
+        nd.ones((2, 3)) @ 3  #!
+        """,
+        TypeError,
+        "@ int",
+        "an NDArray on the right",
+    ),
+    "layer_before_super": Wrong(
+        """
+        class Net(nn.Block):
+            def __init__(self):
+                self.fc = nn.Dense(2)  #!
+                super().__init__()
+
+        Net()
+        """,
+        AttributeError,
+        "Net",
+        "super().__init__()",
+    ),
+    "array_for_a_symbol": Wrong(
+        """
+        mx.sym.relu(nd.ones((2,)))  #!
+        """,
+        TypeError,
+        "NDArray of shape (2,)",
+        "expected a Symbol",
+    ),
+    "pattern_of_a_monitor": Wrong(
+        """
+        mx.mon.Monitor(1, pattern="(")  #!
+        """,
+        ValueError,
+        "'('",
+        "a regular expression",
+    ),
     "error_in_an_operation": Wrong(
         """
         x = nd.array([0, 9])

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from flowmx import program
+from flowmx import program, tracebacks
 from flowmx.engine.bookkeeping import Books
 from flowmx.engine.hosting import Hosting
 from flowmx.engine.pushing import Pushing
@@ -84,10 +84,10 @@ class Ending:
         ]  # fmt: skip
         if unseen:
             first = unseen[0]
-            _log.error(
-                "exit: %d operations failed and nobody waited for them; the first:", len(unseen),
-                exc_info=(type(first.exception), first.exception, first.traceback),
-            )  # fmt: skip
+            what = "an operation failed and nobody waited for it:"
+            if len(unseen) > 1:
+                what = f"{len(unseen)} operations failed and nobody waited for them; the first:"
+            _log.error("exit: %s\n%s", what, tracebacks.folded(first.exception, first.traceback).rstrip())
             if self._fails and not hasattr(sys, "ps1"):
                 program.fail()
 

@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowmx import ndarray as nd
 from flowmx.engine import layer_scope, origin
@@ -26,6 +26,10 @@ __all__ = ["Block"]
 B = TypeVar("B", bound="Block")
 A = TypeVar("A", bound="nd.NDArray | Symbol")
 """The kind that a layer is given, and returns: arrays or symbols."""
+
+
+_OWN = {"_children", "_forward_hooks", "_forward_pre_hooks", "_params", "_prefix", "_reg_params", "_scope"}
+"""The attributes that ``Block.__init__`` makes."""
 
 
 class Block:
@@ -70,6 +74,15 @@ class Block:
     def _shown(self) -> Iterator[tuple[str, Block]]:
         """The children that its text shows, with their names."""
         return ((key, value) for key, value in self.__dict__.items() if isinstance(value, Block))
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Say of what is missing why: a subclass that has not called ``super().__init__()`` lacks all."""
+            kind = type(self).__name__
+            if name in _OWN and name not in self.__dict__:
+                raise AttributeError(f"{kind}: call super().__init__() in its __init__, before layers are assigned")
+            raise AttributeError(f"{kind!r} object has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Register children and parameters.

@@ -107,7 +107,8 @@ def _csv_file(path: Path, width: int, kind: np.dtype[Any]) -> np.ndarray[Any, An
     try:
         found = np.loadtxt(path, kind, delimiter=",", ndmin=2, encoding="utf-8")
     except ValueError as error:
-        raise DataError(f"CSVIter: {str(path)!r}: {error}") from error
+        why = str(error).partition("; use `usecols`")[0]  # NumPy's advice, which is of no use here
+        raise DataError(f"CSVIter: {str(path)!r}: {why}") from error
     if found.shape[1] != width and found.size:
         raise DataError(
             f"CSVIter: {str(path)!r} has {found.shape[1]} numbers a line, expected {width}, as the given shape has"

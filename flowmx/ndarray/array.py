@@ -436,16 +436,26 @@ def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> N
         source_array = source_array.asnumpy()
     elif dtype is None:
         kind = as_dtype(None)
-        source_array = np.asarray(source_array)
     else:
         kind = as_dtype(dtype)
-    data = np.array(source_array, dtype=kind, order="C")
+    try:
+        data = np.array(np.asarray(source_array) if dtype is None else source_array, dtype=kind, order="C")
+    except (ValueError, TypeError) as error:
+        raise _no_numbers(source_array, kind, error) from None
     device = on_context(ctx)
     if not device.is_asynchronous:
         return cast("NDArray", allocate(device, data.shape, kind, data))
     made = cast("NDArray", allocate(device, data.shape, kind))
     copy_into(allocate(devices.get(devices.cpu()), data.shape, kind, data), made)
     return made
+
+
+def _no_numbers(source: Any, kind: DType, error: Exception) -> Exception:
+    """The error of a source that is no array of numbers: says what was given."""
+    shown = " ".join(repr(source).split())
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    why = "its rows have different lengths" if "inhomogeneous" in str(error) else str(error)
+    return type(error)(f"array: {type(source).__name__} {shown} is no array of {kind.name}: {why}")
 
 
 def copy_into(source: BaseArray, target: BaseArray, priority: int = 0) -> None:

@@ -125,6 +125,8 @@ class Arithmetic(BaseArray):
         return self._call("logical_not")
 
     def __matmul__(self, other: NDArray) -> NDArray:
+        if not isinstance(other, BaseArray):
+            raise TypeError(f"{type(self).__name__} @ {type(other).__name__}: expected an NDArray on the right side")
         return self._call("dot" if len(self._shape) <= 2 else "batch_dot", other)
 
     def _call(self, name: str, *others: BaseArray, **parameters: Any) -> NDArray:

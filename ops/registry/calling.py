@@ -210,5 +210,7 @@ def dress_method(function: Any, cls: type[Operator], name: str, module: str, own
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    if hasattr(value, "shape") and hasattr(value, "dtype"):  # its elements would be waited for
+        return f"{type(value).__name__} of shape {tuple(value.shape)}"
+    text = " ".join(repr(value).split())
     return f"{type(value).__name__} {text if len(text) < 40 else text[:37] + '...'}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
-from flowmx.contrib.onnx.known import Array, Known, fold
+from flowmx.contrib.onnx.known import Array, Known, Values, fold
 from flowmx.contrib.onnx.lengths import Lengths, Varying, joined, trial
 from flowmx.contrib.onnx.names import Names
 from flowmx.contrib.onnx.node_import import NodeImport
@@ -41,7 +41,7 @@ class GraphImport:
         self._graph = model.graph
         versions = [each.version for each in model.opset_import if each.domain in ("", "ai.onnx")]
         self.opset = max(versions, default=1)
-        self.values: dict[str, Symbol | Known] = {"": Known.constant(np.zeros(0), "")}
+        self.values: dict[str, Symbol | Known | Values] = {"": Known.constant(np.zeros(0), "")}
         self._params: dict[str, Array] = {}
         self.fresh = Names().fresh
         self._variables: dict[str, Symbol] = {}
@@ -76,9 +76,15 @@ class GraphImport:
         value = self.values[name]
         if isinstance(value, Symbol):
             return value
+        if isinstance(value, Values):
+            raise Unsupported(f"{name!r} is a sequence, expected an array")
+        return self.constant(value)
+
+    def constant(self, value: Known) -> Symbol:
+        """A known value as a symbol; what does not vary becomes a parameter, the same one each time."""
         if not value.fixed:
             if value.make is None:
-                raise Unsupported(f"{name!r} varies with the inputs' shapes: give input_shapes")
+                raise Unsupported(f"{value.name!r} varies with the inputs' shapes: give input_shapes")
             return value.make()
         if value.name not in self._variables:
             self._variables[value.name] = self.parameter(value.name, value.trials[0])
@@ -158,24 +164,40 @@ class GraphImport:
         Raises:
             ONNXError: some can not be converted; names them all, those of unknown operators before any is tried.
         """
-        table = importers()
-        refused = [
-            f"{_title(node)}: there is no converter for this operator"
-            for node in self._graph.node
-            if node.domain not in ("", "ai.onnx") or node.op_type not in table
-        ]
+        refused = list(self._unknown_nodes(self._graph))
         if not refused:
             for node in self._graph.node:
                 try:
                     self._convert(node)
-                except Unsupported as error:
-                    refused.append(f"{_title(node)}: {error}")
                 except MXNetError as error:
+                    refused.append(f"{_title(node)}: {error}")
+                except Unsupported as error:
                     refused.append(f"{_title(node)}: {error}")
                 if refused:  # what follows would be refused for the same reason
                     break
         if refused:
             raise ONNXError("these nodes of the file can not be read:\n  " + "\n  ".join(refused))
+
+    def inline(self, graph: Any) -> list[Symbol | Known | Values]:
+        """Convert the nodes of a graph inside this one; returns its outputs.
+
+        Raises:
+            Unsupported: a node can not be converted.
+        """
+        if refused := list(self._unknown_nodes(graph)):
+            raise Unsupported("of its branch " + ", ".join(refused))
+        to_array = need_onnx().numpy_helper.to_array
+        self.values.update({each.name: Known.constant(to_array(each), each.name) for each in graph.initializer})
+        for node in graph.node:
+            self._convert(node)
+        return [self.values[each.name] for each in graph.output]
+
+    @staticmethod
+    def _unknown_nodes(graph: Any) -> Iterator[str]:
+        table = importers()
+        for node in graph.node:
+            if node.domain not in ("", "ai.onnx") or node.op_type not in table:
+                yield f"{_title(node)}: there is no converter for this operator"
 
     def _convert(self, node: Any) -> None:
         inputs = [self.values[name] for name in node.input]

@@ -53,9 +53,19 @@ class Known:
         return first is second or (first.shape == second.shape and bool(np.array_equal(first, second)))
 
 
+class Values(tuple["Symbol | Known", ...]):
+    """A sequence of arrays."""
+
+    __slots__ = ()
+
+
 def fold(node: Any, inputs: Sequence[Known | None], opset: int, make: Callable[[int], Symbol]) -> list[Known] | None:
     """Evaluate a node on known inputs; None where the result is not constant, or ONNX's reference fails."""
-    if node.op_type in RANDOM or any(attribute.HasField("g") for attribute in node.attribute):
+    if (
+        node.op_type in RANDOM
+        or "Sequence" in node.op_type
+        or any(attribute.HasField("g") for attribute in node.attribute)
+    ):
         return None
     if node.op_type == "Identity" and inputs[0] is not None:
         return [inputs[0]]

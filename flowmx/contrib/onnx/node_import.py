@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowmx.contrib.onnx.codes import reshape_codes
-from flowmx.contrib.onnx.known import Array, Known
+from flowmx.contrib.onnx.known import Array, Known, Values
 from flowmx.contrib.onnx.lengths import Length, Lengths, Varying
 from flowmx.contrib.onnx.table import Unsupported, counterparts, definition, need_onnx
 from flowmx.errors import ShapeError
@@ -58,9 +58,39 @@ class NodeImport:
         """True where an input is given."""
         return at < len(self._inputs) and self._inputs[at] != ""
 
-    def value(self, at: int) -> Symbol | Known:
+    def value(self, at: int) -> Symbol | Known | Values:
         """An input."""
         return self._graph.values[self._inputs[at]]
+
+    def sequence(self, at: int) -> Values:
+        """An input that must be a sequence.
+
+        Raises:
+            Unsupported: it is an array.
+        """
+        value = self.value(at)
+        if not isinstance(value, Values):
+            raise Unsupported(f"its input {self._inputs[at]!r} is an array, expected a sequence")
+        return value
+
+    def item(self, at: int) -> Symbol | Known:
+        """An input that must be an array, as it stands in a sequence.
+
+        Raises:
+            Unsupported: it is a sequence itself.
+        """
+        value = self.value(at)
+        if isinstance(value, Values):
+            raise Unsupported(f"its input {self._inputs[at]!r} is a sequence, expected an array")
+        return value
+
+    def branch(self, name: str) -> list[Symbol | Known | Values]:
+        """The outputs of a graph that is an attribute; it sees the values around it."""
+        return self._graph.inline(self._attributes[name].g)
+
+    def as_symbol(self, value: Symbol | Known) -> Symbol:
+        """A value as a symbol."""
+        return value if isinstance(value, Symbol) else self._graph.constant(value)
 
     def is_known(self, at: int) -> bool:
         """True where an input is a constant, independent of the model's inputs."""

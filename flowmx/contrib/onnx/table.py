@@ -17,13 +17,13 @@ from flowmx.errors import MXNetError
 from flowmx.ops.registry.operators import Operator, lookup, registered
 
 if TYPE_CHECKING:
-    from flowmx.contrib.onnx.known import Known
+    from flowmx.contrib.onnx.known import Known, Values
     from flowmx.contrib.onnx.node_export import NodeExport
     from flowmx.contrib.onnx.node_import import NodeImport
     from flowmx.symbol import Symbol
 
     Exporter = Callable[[NodeExport], str | Sequence[str]]
-    Importer = Callable[[NodeImport], Symbol | Known | Sequence[Symbol]]
+    Importer = Callable[[NodeImport], Symbol | Known | Sequence[Symbol | Known | Values]]
 
 C = TypeVar("C")
 NEWEST = 21

@@ -8,12 +8,14 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from flowmx import settings
+from flowmx.comm.launch.child import Output
 from flowmx.comm.launch.hosts import Site
-from flowmx.comm.launch.job import Launcher, Plan
+from flowmx.comm.launch.job import Launcher, Plan, print_line
 from flowmx.comm.launch.ssh import SSH, Named, Ssh, named, read_hostfile
 from flowmx.comm.members import POLICIES
 from flowmx.tools import usage
@@ -65,7 +67,7 @@ def _add_job(found: argparse.ArgumentParser) -> None:
     found.add_argument(
         "--snapshot-every", type=float, default=60.0, help="seconds between snapshots (default: %(default)s)"
     )
-    dashboard = "have each process serve its dashboard on this port of 127.0.0.1, or a free one; it says where"
+    dashboard = "serve a page of all processes on this port of 127.0.0.1, or a free one; each has its own besides"
     found.add_argument("--dashboard", type=usage.port, nargs="?", const=0, metavar="PORT", help=dashboard)
 
 
@@ -94,8 +96,17 @@ def _add_pods(found: argparse.ArgumentParser) -> None:
     pods.add_argument("--resource", action="append", default=[], metavar="NAME=N", help=limits)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Launch a job; return its exit status."""
+Watch = Callable[[int], AbstractContextManager[Output]]
+"""Serves a page of the job's processes on a port; what it gives is told each line of each process."""
+
+
+def main(argv: Sequence[str] | None = None, watch: Watch | None = None) -> int:
+    """Launch a job; return its exit status.
+
+    Args:
+        argv: the arguments.
+        watch: serves the job's page, where one is asked for.
+    """
     found = parser()
     given = found.parse_args(argv)
     command = given.command[1:] if given.command[:1] == ["--"] else given.command
@@ -104,7 +115,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     plan = _plan(given, command)
     if given.kubernetes:
         return _write_manifest(plan, given)
-    return asyncio.run(_run(plan, given))
+    if given.dashboard is None or watch is None:
+        return asyncio.run(_run(plan, given, print_line))
+    with watch(given.dashboard) as heard:
+
+        def output(name: str, line: str) -> None:
+            heard(name, line)
+            print_line(name, line)
+
+        return asyncio.run(_run(plan, given, output))
 
 
 def _write_manifest(plan: Plan, given: argparse.Namespace) -> int:
@@ -136,12 +155,12 @@ def _plan(given: argparse.Namespace, command: Sequence[str]) -> Plan:
 
 
 def _environment(dashboard: int | None) -> dict[str, str]:
-    """The environment of the job's processes: this one's, and the setting that serves a dashboard."""
-    return {**os.environ} | ({} if dashboard is None else {"FLOWMX_DASHBOARD": str(dashboard)})
+    """The environment of the job's processes: this one's, and the setting that serves a dashboard on a free port."""
+    return {**os.environ} | ({} if dashboard is None else {"FLOWMX_DASHBOARD": "0"})
 
 
-async def _run(plan: Plan, given: argparse.Namespace) -> int:
-    return await Launcher(plan, site=_site(plan, given)).run()
+async def _run(plan: Plan, given: argparse.Namespace, output: Output) -> int:
+    return await Launcher(plan, output, _site(plan, given)).run()
 
 
 def _site(plan: Plan, given: argparse.Namespace) -> Site | None:

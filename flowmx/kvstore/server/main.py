@@ -20,6 +20,7 @@ from flowmx.comm.security import Security
 from flowmx.comm.server import Service
 from flowmx.comm.verdict import TERMINATED
 from flowmx.engine.loops import run
+from flowmx.engine.runtime import engine
 from flowmx.kvstore.report import of_server
 from flowmx.kvstore.server.callers import identity as server_identity
 from flowmx.kvstore.server.service import KVServer
@@ -54,6 +55,8 @@ async def serve(host: str, port: int, servers: int, snapshot: Path | None = None
     Raises:
         NodeGone: the job failed; the message names who is gone.
     """
+    if settings.get().dashboard is not None:
+        engine.configure(settings.get())  # whoever follows it serves the dashboard; a server may push nothing for long
     security = Security.from_settings()
     service = Service("kvserver", security=security, limits=in_force("job", LIMITS))
     node = Node.from_settings("server", drain=True)

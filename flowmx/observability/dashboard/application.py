@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from importlib import resources
 
 from aiohttp import web
 
 from flowmx.comm.gate import Gate, Phase
 from flowmx.comm.limits import in_force
-from flowmx.observability.dashboard.feed import Viewer, stream
+from flowmx.observability.dashboard.feed import Viewer, send, stream
 from flowmx.observability.dashboard.guard import COOKIE, Guard
+from flowmx.observability.dashboard.job import Job
 from flowmx.observability.dashboard.sampling import sampling_thread
 
 __all__ = ["application"]
@@ -34,8 +36,8 @@ VIEWERS = web.AppKey("flowmx_dashboard_viewers", dict[Viewer, None])
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def application(secret: str | None = None) -> web.Application:
-    """The dashboard of this process, to be mounted in an aiohttp application.
+def application(secret: str | None = None, job: Job | None = None) -> web.Application:
+    """The dashboard of this process, or of a job, to be mounted in an aiohttp application.
 
     It is served by that application's loop, and so does not answer while that is blocked;
     :func:`flowmx.observability.dashboard.start` has a loop of its own.
@@ -43,6 +45,7 @@ def application(secret: str | None = None) -> web.Application:
     Args:
         secret: what viewers must know (``?token=SECRET`` once, or ``Authorization: Bearer SECRET``), at least 16
             letters; None: only this machine may look.
+        job: the processes to show in place of this one.
 
     Raises:
         ValueError: the secret is too short.
@@ -57,8 +60,11 @@ def application(secret: str | None = None) -> web.Application:
         suffix = name[name.rfind(".") :]
         if suffix in _TYPES:
             made.router.add_get(f"/{name}", _answer(part.read_bytes(), _TYPES[suffix]), allow_head=False)
-    made.router.add_get("/", _answer((_PAGE / "index.html").read_bytes(), "text/html"), allow_head=False)
-    made.router.add_get("/events", _events, allow_head=False)
+    page = (_PAGE / "index.html").read_bytes()
+    made.router.add_get("/", _answer(page if job is None else _of_job(page), "text/html"), allow_head=False)
+    made.router.add_get("/events", _events if job is None else _events_of(job), allow_head=False)
+    if job is not None:
+        made.router.add_get("/members", _members_of(job), allow_head=False)
     made.on_shutdown.append(_close)
     return made
 
@@ -116,6 +122,34 @@ async def _events(request: web.Request) -> web.StreamResponse:
             await stream(response, viewer)
         finally:
             viewers.pop(viewer, None)
+    return response
+
+
+def _of_job(page: bytes) -> bytes:
+    """The page with the panel of the job's processes."""
+    return page.replace(b"<body>", b"<body data-job>").replace(b'id="job" hidden', b'id="job"')
+
+
+def _events_of(job: Job) -> Handler:
+    async def events(request: web.Request) -> web.StreamResponse:
+        return await _passed_on(request, job.find(request.query.get("member", "")).feed())
+
+    return events
+
+
+def _members_of(job: Job) -> Handler:
+    async def members(request: web.Request) -> web.StreamResponse:
+        return await _passed_on(request, job.rows())
+
+    return members
+
+
+async def _passed_on(request: web.Request, texts: AsyncGenerator[bytes]) -> web.StreamResponse:
+    """Send texts as events, until there are no more or the viewer goes."""
+    response = web.StreamResponse(headers={**_HEADERS, "Content-Type": "text/event-stream"})
+    async with contextlib.aclosing(texts):
+        await response.prepare(request)
+        await send(response, texts)
     return response
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from types import TracebackType
 
 from aiohttp import web
 
 from flowmx.observability.dashboard.sampling import SamplingThread
 
-__all__ = ["Viewer", "stream"]
+__all__ = ["Viewer", "send", "stream"]
 
 _PATIENCE = 30.0
 """Seconds for which a viewer may take nothing before it is left."""
@@ -66,8 +67,23 @@ async def stream(response: web.StreamResponse, viewer: Viewer) -> None:
         response: prepared.
         viewer: has joined.
     """
-    try:
+
+    async def frames() -> AsyncGenerator[bytes]:
         while (text := await viewer.next()) is not None:
+            yield text
+
+    await send(response, frames())
+
+
+async def send(response: web.StreamResponse, texts: AsyncGenerator[bytes]) -> None:
+    """Write texts as events until there are no more, or the viewer goes away or takes nothing any more.
+
+    Args:
+        response: prepared.
+        texts: without line ends.
+    """
+    try:
+        async for text in texts:
             await asyncio.wait_for(response.write(b"data: " + text + b"\n\n"), _PATIENCE)
     except (ConnectionError, TimeoutError):
         pass

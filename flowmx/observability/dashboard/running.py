@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
 from types import TracebackType
 
@@ -19,6 +20,7 @@ from flowmx.comm.listening import Listener
 from flowmx.comm.logs import http_log
 from flowmx.observability.dashboard.application import GATE, application
 from flowmx.observability.dashboard.guard import check_address
+from flowmx.observability.dashboard.job import Job, announcement
 
 __all__ = ["Dashboard", "start", "start_by_setting"]
 
@@ -34,8 +36,8 @@ class Dashboard:
         socket: that it listens on.
     """
 
-    def __init__(self, host: str, port: int, secret: str | None) -> None:
-        self._site = application(secret)
+    def __init__(self, host: str, port: int, secret: str | None, job: Job | None = None) -> None:
+        self._site = application(secret, job)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.socket = socket.create_server((host, port), family=family)
         self.socket.setblocking(False)
@@ -113,8 +115,10 @@ _serving: set[Dashboard] = set()
 """Running dashboards, so that one whose handle nobody keeps is not collected."""
 
 
-def start(host: str = "127.0.0.1", port: int = 0, secret: str | None = None) -> Dashboard:
-    """Serve the dashboard of this process, and return at once.
+def start(
+    host: str = "127.0.0.1", port: int = 0, secret: str | None = None, *, job: Job | Mapping[str, str] | None = None
+) -> Dashboard:
+    """Serve the dashboard of this process, or of several, and return at once.
 
     Nothing can be changed through it. While no browser has it open it costs nothing.
 
@@ -122,6 +126,7 @@ def start(host: str = "127.0.0.1", port: int = 0, secret: str | None = None) -> 
         host: an address of this machine. One that others reach takes a secret.
         port: 0 takes a free one.
         secret: what viewers must know, at least 16 letters: they open ``url + "?token=" + secret``.
+        job: the processes to show in place of this one: by name, the address of each one's own dashboard.
 
     Returns:
         the handle: ``url`` says where it is, ``stop()`` ends it; it is a context manager too.
@@ -129,14 +134,14 @@ def start(host: str = "127.0.0.1", port: int = 0, secret: str | None = None) -> 
     Raises:
         InsecureAddress: other machines reach the address, and there is no secret.
         OSError: the address is taken, or not of this machine.
-        ValueError: the secret is too short.
+        ValueError: the secret is too short, or an address is none.
 
     Example:
         >>> print(mx.dashboard.start(port=8080).url)
         http://127.0.0.1:8080/
     """
     check_address(host, secret)
-    return Dashboard(host, port, secret)
+    return Dashboard(host, port, secret, Job(job) if isinstance(job, Mapping) else job)
 
 
 _by_setting: list[Dashboard] = []
@@ -156,7 +161,7 @@ def start_by_setting(port: int) -> None:
         made = start()
         _log.info("port %d is not to be had (%s): another is taken", port, error)
     _by_setting.append(made)
-    sys.stderr.write(f"flowmx: the dashboard of process {os.getpid()} is at {made.url}\n")
+    sys.stderr.write(announcement(os.getpid(), made.url))
 
 
 def _after_fork() -> None:

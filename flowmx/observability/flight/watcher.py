@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from types import TracebackType
 from typing import Any
 
@@ -37,6 +37,8 @@ _JOURNAL = 4096
 """Operations that are kept."""
 _TICK = 1.0
 """Seconds between looks."""
+_MOMENT = 0.3
+"""Seconds without the end of an operation after which a program that dies counts as one that hangs."""
 _REQUEST = 4096
 """Most bytes of a question."""
 
@@ -213,9 +215,22 @@ def _died(kind: type[BaseException], error: BaseException, trace: TracebackType 
     """The program dies of an exception: before the traceback, leave a report of what is pending or took the memory."""
     if engine.books.journal is not None and not issubclass(kind, KeyboardInterrupt | SystemExit):
         out_of_memory = issubclass(kind, OutOfMemory | MemoryError)
-        if out_of_memory or engine.pending:
+        if out_of_memory or _hangs():
             _report(f"{'out of memory' if out_of_memory else 'the program failed'}: {kind.__name__}: {error}"[:500])
     (tracebacks.show if _hook is sys.__excepthook__ else _hook)(kind, error, trace)
+
+
+def _hangs() -> bool:
+    """Tell whether operations are pending and none ends soon; what only needs its moment is nothing to report."""
+    end = monotonic() + _MOMENT
+    completed = engine.scheduler.completed
+    while engine.pending:
+        if engine.scheduler.completed != completed:  # some have ended
+            completed, end = engine.scheduler.completed, monotonic() + _MOMENT
+        if monotonic() > end:
+            return True
+        sleep(0.001)
+    return False
 
 
 def _after_fork_in_parent() -> None:

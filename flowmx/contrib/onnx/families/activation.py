@@ -139,3 +139,36 @@ def _flat_softmax(n: NodeExport, over_channels: bool) -> str:
         return n.add("Softmax", n.inputs[0], axis=1)
     flat = n.add("Softmax", n.add("Flatten", n.inputs[0], axis=1), axis=1)
     return n.add("Reshape", flat, n.add("Shape", n.inputs[0]))
+
+
+@imports("Celu")
+def _celu(n: NodeImport) -> Symbol:
+    alpha, x = n.attr("alpha", 1.0), n.symbol(0)
+    below = n.make("expm1", n.make("_div_scalar", n.make("_minimum_scalar", x, scalar=0), scalar=alpha))
+    return n.make("elemwise_add", n.make("relu", x), n.make("_mul_scalar", below, scalar=alpha))
+
+
+@imports("ThresholdedRelu")
+def _thresholded_relu(n: NodeImport) -> Symbol:
+    above = n.make("_greater_scalar", n.symbol(0), scalar=n.attr("alpha", 1.0))
+    return n.make("elemwise_mul", n.symbol(0), above)
+
+
+@imports("Shrink")
+def _shrink(n: NodeImport) -> Symbol:
+    """Move what is farther from 0 than ``lambd`` towards it by ``bias``; the rest is 0."""
+    x, far, bias = n.symbol(0), n.attr("lambd", 0.5), n.attr("bias", 0.0)
+    above = n.make("elemwise_mul", n.make("_minus_scalar", x, scalar=bias), n.make("_greater_scalar", x, scalar=far))
+    below = n.make("elemwise_mul", n.make("_plus_scalar", x, scalar=bias), n.make("_lesser_scalar", x, scalar=-far))
+    return n.make("elemwise_add", above, below)
+
+
+@imports("Hardmax")
+def _hardmax(n: NodeImport) -> Symbol:
+    """One where the first of the largest is along an axis."""
+    axis = n.axis(-1)
+    length = n.fixed(n.dims()[axis], "the length of its axis")
+    hot = n.make("one_hot", n.make("argmax", n.symbol(0), axis=axis), depth=length, dtype=n.dtype().name)
+    order = list(range(n.rank() - 1))
+    order.insert(axis, n.rank() - 1)
+    return n.make("transpose", hot, axes=tuple(order))

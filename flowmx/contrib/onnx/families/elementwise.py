@@ -72,8 +72,12 @@ def _towards_zero(n: NodeExport) -> str:
 
 @imports("Round")
 def _round(n: NodeImport) -> Symbol:
-    """Halves to the even number: what is rounded up from a half to an odd one is one too much."""
-    raised = n.make("_plus_scalar", n.symbol(0), scalar=0.5)
+    return to_even(n, n.symbol(0))
+
+
+def to_even(n: NodeImport, symbol: Symbol) -> Symbol:
+    """Round, halves to the even number: what is rounded up from a half to an odd one is one too much."""
+    raised = n.make("_plus_scalar", symbol, scalar=0.5)
     up = n.make("floor", raised)
     odd = n.make("elemwise_mul", n.make("_equal", raised, up), n.make("_mod_scalar", up, scalar=2))
     return n.make("elemwise_sub", up, odd)
@@ -159,3 +163,20 @@ def _quadratic(n: NodeExport) -> str:
 @exports("amp_multicast")
 def _multicast(n: NodeExport) -> list[str]:
     return [n.add("Cast", each, to=tensor_type(n.out_dtype(at))) for at, each in enumerate(n.inputs)]
+
+
+@imports("IsInf")
+def _is_infinite(n: NodeImport) -> Symbol:
+    if not n.attr("detect_negative", 1) and not n.attr("detect_positive", 1):
+        return n.make("zeros_like", n.symbol(0))
+    if not n.attr("detect_negative", 1):
+        return n.make("_equal_scalar", n.symbol(0), scalar=math.inf)
+    if not n.attr("detect_positive", 1):
+        return n.make("_equal_scalar", n.symbol(0), scalar=-math.inf)
+    return n.make("_equal_scalar", n.make("abs", n.symbol(0)), scalar=math.inf)
+
+
+@imports("Bernoulli")
+def _bernoulli(n: NodeImport) -> Symbol:
+    n.expect("dtype", None, 1)
+    return n.make("broadcast_lesser", n.make("_random_uniform_like", n.symbol(0)), n.symbol(0))

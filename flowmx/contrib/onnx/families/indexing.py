@@ -7,7 +7,7 @@ import numpy as np
 from flowmx.contrib.onnx.lengths import Length
 from flowmx.contrib.onnx.node_export import NodeExport
 from flowmx.contrib.onnx.node_import import NodeImport
-from flowmx.contrib.onnx.table import Unsupported, exports, imports
+from flowmx.contrib.onnx.table import Unsupported, exports, imports, need_onnx
 from flowmx.ops.registry.dtypes import name_of
 from flowmx.symbol import Symbol
 
@@ -121,11 +121,36 @@ def _scatter_nd(n: NodeExport) -> str:
 @imports("ScatterND")
 def _import_scatter_nd(n: NodeImport) -> Symbol:
     n.expect("reduction", "none")
-    if not n.is_known(0) or n.array(0).any():
-        raise Unsupported("it writes over an array that is not 0, expected zeros")
     rank = n.rank(1)
-    index = n.make("transpose", n.symbol(1), axes=(rank - 1, *range(rank - 1)))
-    return n.make("scatter_nd", n.symbol(2), index, shape=n.array(0).shape)
+    return _written_over(n, n.make("transpose", n.symbol(1), axes=(rank - 1, *range(rank - 1))))
+
+
+@imports("ScatterElements", "Scatter")
+def _scatter_elements(n: NodeImport) -> Symbol:
+    n.expect("reduction", "none")
+    axis, rank, index = n.axis(0), n.rank(), n.symbol(1)
+    length = n.fixed(n.dims()[axis], "the length of its axis")
+    inside = n.make("_mod_scalar", index, scalar=length)  # negative ones count from the end
+    places = [inside if each == axis else _places(n, index, each, rank) for each in range(rank)]
+    return _written_over(n, n.make("stack", *[n.make("Cast", each, dtype="int64") for each in places], axis=0))
+
+
+def _written_over(n: NodeImport, places: Symbol) -> Symbol:
+    """The first input with the third one's elements at some places."""
+    shape = tuple(n.fixed(length, "the shape of what it writes to") for length in n.dims())
+    made = n.make("scatter_nd", n.symbol(2), places, shape=shape)
+    if n.is_known(0) and not n.array(0).any():
+        return made
+    there = n.make("scatter_nd", n.make("ones_like", n.symbol(2)), places, shape=shape)
+    return n.make("where", there, made, n.symbol(0))
+
+
+@imports("EyeLike")
+def _eye_like(n: NodeImport) -> Symbol:
+    rows, columns = (n.fixed(length, "the shape of its input") for length in n.dims())
+    number = n.attr("dtype")
+    dtype = n.dtype() if number is None else np.dtype(need_onnx().helper.tensor_dtype_to_np_dtype(number))
+    return n.parameter(np.eye(rows, columns, n.attr("k", 0), dtype), "eye")
 
 
 @exports("one_hot")

@@ -128,17 +128,22 @@ def weight_and_bias(n: NodeImport) -> list[Symbol]:
 
 @imports("Conv")
 def _conv(n: NodeImport) -> Symbol:
-    weights = n.dims(1)
+    return convolved(n, n.symbol(0), *weight_and_bias(n))
+
+
+def convolved(n: NodeImport, x: Symbol, weight: Symbol, *bias: Symbol) -> Symbol:
+    """A convolution with the attributes of a node."""
+    weights = n.dims(weight)
     kernel = [n.fixed(length, "the size of its weight") for length in weights[2:]]
     count = len(kernel)
     stride, dilate = list(n.attr("strides", [1] * count)), list(n.attr("dilations", [1] * count))
-    pads, x = spatial_pads(n, kernel, stride, dilate), n.symbol(0)
+    pads = spatial_pads(n, kernel, stride, dilate)
     if any(before != after for before, after in pads):
         x, pads = padded(n, x, pads), [(0, 0)] * count
     return n.make(
-        "Convolution", x, *weight_and_bias(n), kernel=tuple(kernel), stride=tuple(stride), dilate=tuple(dilate),
+        "Convolution", x, weight, *bias, kernel=tuple(kernel), stride=tuple(stride), dilate=tuple(dilate),
         pad=tuple(before for before, _ in pads), num_filter=weights[0], num_group=n.attr("group", 1),
-        no_bias=not n.has(2),
+        no_bias=not bias,
     )  # fmt: skip
 
 

@@ -106,3 +106,11 @@ def _import_dropout(n: NodeImport) -> Symbol:
     if n.has(2) and n.array(2):
         raise Unsupported("its training_mode is true, expected false")
     return n.make("Dropout", n.symbol(0), p=n.number(1, n.attr("ratio", 0.5)))
+
+
+@imports("MeanVarianceNormalization")
+def _mean_variance(n: NodeImport) -> Symbol:
+    axes, x = tuple(n.attr("axes", [0, 2, 3])), n.symbol(0)
+    centred = n.make("broadcast_sub", x, n.make("mean", x, axis=axes, keepdims=True))
+    deviation = n.make("sqrt", n.make("mean", n.make("square", centred), axis=axes, keepdims=True))
+    return n.make("broadcast_div", centred, n.make("_plus_scalar", deviation, scalar=1e-9))

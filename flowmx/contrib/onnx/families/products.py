@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from flowmx.contrib.onnx.lengths import Lengths
 from flowmx.contrib.onnx.node_export import NodeExport
@@ -81,27 +82,75 @@ def _matmul(n: NodeImport) -> Symbol:
         weight = n.array(1)
         return n.make("FullyConnected", n.symbol(0), n.parameter(weight.T.copy(), "weight"),
                       num_hidden=weight.shape[1], no_bias=True, flatten=False)  # fmt: skip
+    return product(n, n.symbol(0), n.symbol(1))
+
+
+def product(n: NodeImport, left: Symbol, right: Symbol) -> Symbol:
+    """The product of matrices, in batches where there are more axes."""
+    ranks = n.rank(left), n.rank(right)
     if max(ranks) <= 2 or (ranks[1] <= 2 and ranks[0] >= 1):
-        return n.make("dot", n.symbol(0), n.symbol(1))
-    if ranks == (3, 3) and n.dims(0)[0] == n.dims(1)[0]:
-        return n.make("batch_dot", n.symbol(0), n.symbol(1))
-    return _batched(n)
-
-
-def _batched(n: NodeImport) -> Symbol:
-    """Products of matrices, one side of which may be the same for all."""
-    left, right = n.symbol(0), n.symbol(1)
-    heads = n.dims(0)[:-2], n.dims(1)[:-2]
+        return n.make("dot", left, right)
+    heads = n.dims(left)[:-2], n.dims(right)[:-2]
+    if ranks == (3, 3) and heads[0] == heads[1]:
+        return n.make("batch_dot", left, right)
     if len(heads[0]) < len(heads[1]):
         if heads[0]:
             raise Unsupported(f"it multiplies matrices of {heads[0]} and {heads[1]}, expected as many axes")
         # (A·B)ᵀ = Bᵀ·Aᵀ, where A is one matrix
-        swapped = n.make("SwapAxis", right, dim1=-2 % n.rank(1), dim2=-1 % n.rank(1))
+        swapped = n.make("SwapAxis", right, dim1=ranks[1] - 2, dim2=ranks[1] - 1)
         made = n.make("dot", swapped, left, transpose_b=True)
-        return n.make("SwapAxis", made, dim1=n.rank(1) - 2, dim2=n.rank(1) - 1)
+        return n.make("SwapAxis", made, dim1=ranks[1] - 2, dim2=ranks[1] - 1)
     if heads[0] != heads[1]:
         raise Unsupported(f"it multiplies matrices of {heads[0]} and {heads[1]}, expected the same")
     return n.make("_linalg_gemm2", left, right)
+
+
+@imports("Einsum")
+def _einsum(n: NodeImport) -> Symbol:
+    """Sums over one or two arrays: each with its axes in order (kept by both, own, summed over), then a product."""
+    terms, _, wanted = n.attr("equation").replace(" ", "").partition("->")
+    letters = terms.split(",")
+    if not 1 <= len(letters) <= 2 or "." in terms or any(len(set(each)) < len(each) for each in letters):
+        raise Unsupported(f"its equation is {n.attr('equation')!r}, expected one or two terms of different letters")
+    if "->" not in n.attr("equation"):
+        wanted = "".join(sorted(each for each in set(terms) - {","} if terms.count(each) == 1))
+    symbols = n.symbols()
+    for at, each in enumerate(letters):  # what only one has, and the result has not
+        alone = [
+            axis for axis, letter in enumerate(each) if letter not in wanted + "".join(letters[:at] + letters[at + 1 :])
+        ]
+        if alone:
+            symbols[at] = n.make("sum", symbols[at], axis=tuple(alone))
+            letters[at] = "".join(letter for axis, letter in enumerate(each) if axis not in alone)
+    if len(letters) == 1:
+        order = tuple(letters[0].index(each) for each in wanted)
+        return n.make("transpose", symbols[0], axes=order) if len(order) > 1 else symbols[0]
+    left, right = letters
+    both = [each for each in wanted if each in left and each in right]
+    summed = [each for each in left if each in right and each not in both]
+    own = [[each for each in side if each not in both and each not in summed] for side in letters]
+    lengths = {each: length for side, symbol in zip(letters, symbols, strict=True)
+               for each, length in zip(side, n.dims(symbol), strict=True)}  # fmt: skip
+    sides = []
+    for side, symbol, placed in (
+        (left, symbols[0], both + own[0] + summed),
+        (right, symbols[1], both + summed + own[1]),
+    ):
+        axes = tuple(side.index(each) for each in placed)
+        sides.append(n.make("transpose", symbol, axes=axes) if len(axes) > 1 else symbol)
+
+    def merged(symbol: Symbol, *groups: Sequence[str]) -> Symbol:
+        sizes = [math.prod(n.fixed(lengths[each], "a length of its inputs") for each in group) for group in groups]
+        return n.make("Reshape", symbol, shape=tuple(sizes))
+
+    made = n.make("batch_dot", merged(sides[0], both, own[0], summed), merged(sides[1], both, summed, own[1]))
+    have = both + own[0] + own[1]
+    if have:
+        made = n.make("Reshape", made, shape=tuple(n.fixed(lengths[each], "a length of its inputs") for each in have))
+    else:
+        return n.make("Reshape", made, shape=(1,))
+    order = tuple(have.index(each) for each in wanted)
+    return n.make("transpose", made, axes=order) if len(order) > 1 else made
 
 
 @imports("Det")

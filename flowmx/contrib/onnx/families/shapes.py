@@ -384,7 +384,7 @@ def _dims(shape: Known) -> Lengths:
     return joined(first, second)
 
 
-@imports("Constant", "EyeLike", "NonZero", "Einsum", "BitShift",
-         "ScatterElements", "Compress", "Unique")  # fmt: skip
+@imports("Constant", "NonZero", "BitShift", "Compress", "Unique", "BlackmanWindow", "HammingWindow", "HannWindow",
+         "MelWeightMatrix", "DFT", "MaxUnpool", "NonMaxSuppression")  # fmt: skip
 def _folded(n: NodeImport) -> Symbol:
     raise Unsupported("its inputs are computed, expected constants")

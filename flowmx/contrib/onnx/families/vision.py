@@ -37,6 +37,25 @@ def _import_roi_align(n: NodeImport) -> Symbol:
                   sample_ratio=n.attr("sampling_ratio", 0) or -1, aligned=aligned)  # fmt: skip
 
 
+@imports("GridSample")
+def _grid_sample(n: NodeImport) -> Symbol:
+    """Positions from -1 to 1 are the outer pixels' centres here; without ``align_corners`` they are their edges."""
+    n.expect("mode", "bilinear", "linear")
+    n.expect("padding_mode", "zeros", "border")
+    if n.rank() != 4:
+        raise Unsupported(f"its input has {n.rank()} axes, expected 4")
+    grid = n.make("transpose", n.symbol(1), axes=(0, 3, 1, 2))
+    if not n.attr("align_corners", 0):
+        sizes = [n.fixed(length, "the size of its input") for length in n.dims()[:1:-1]]
+        if 1 in sizes:
+            raise Unsupported("its input is one pixel wide or high, expected more")
+        scale = np.array([size / (size - 1) for size in sizes], n.dtype()).reshape(1, 2, 1, 1)
+        grid = n.make("broadcast_mul", grid, n.parameter(scale, "scale"))
+    if n.attr("padding_mode", "zeros") == "border":
+        grid = n.make("clip", grid, a_min=-1, a_max=1)
+    return n.make("BilinearSampler", n.symbol(0), grid)
+
+
 @exports("_image_to_tensor")
 def _to_tensor(n: NodeExport) -> str:
     """Bytes with the channels last as numbers from 0 to 1 with the channels first."""

@@ -5,7 +5,8 @@ const GONE = 6000;
 const HIDDEN = 30000; // after which a page that nobody sees asks for nothing more
 
 // Calls told(frame) for each frame, and stands(how, seconds) as the connection is: waiting, live, late or gone.
-export function follow(told, stands) {
+// Returns a function that follows another feed in place of this one.
+export function follow(told, stands, address) {
   let heard = performance.now();
   let source = null;
   let opened = 0;
@@ -13,7 +14,7 @@ export function follow(told, stands) {
   function open() {
     opened = performance.now();
     source?.close();
-    source = new EventSource("events");
+    source = new EventSource(address);
     source.onmessage = (event) => {
       heard = performance.now();
       told(JSON.parse(event.data));
@@ -42,4 +43,10 @@ export function follow(told, stands) {
     if (silent > GONE && now - opened > GONE) open();
   }, 500);
   open();
+  return (other) => {
+    address = other;
+    heard = performance.now();
+    stands("waiting", 0);
+    open();
+  };
 }

@@ -2,6 +2,7 @@
 
 import { follow } from "./feed.js";
 import { seconds } from "./format.js";
+import { members } from "./members.js";
 import { show } from "./panels.js";
 import { applied, empty } from "./state.js";
 import { set } from "./table.js";
@@ -65,11 +66,24 @@ install($("theme"), () => {
 });
 new ResizeObserver(draw).observe($("content"));
 
-follow((frame) => {
+function told(frame) {
   begun = true;
   applied(state, frame);
   draw();
-}, stands);
+}
+
+if ("job" in document.body.dataset) {
+  let turn = null;
+  members($("members"), $("job-note"), (name) => {
+    const address = `events?member=${encodeURIComponent(name)}`;
+    begun = false;
+    Object.assign(state, empty());
+    if (turn) turn(address);
+    else turn = follow(told, stands, address);
+  });
+} else {
+  follow(told, stands, "events");
+}
 
 let drawn = 0;
 function roll(now) {

@@ -1,6 +1,6 @@
 // Tables that keep their cells: only what differs is written, so that nothing flickers and selections stay.
 
-// A cell is text, or {text, share, tone} for a meter, or {text, state} for a badge.
+// A cell is text, or {text, share, tone} for a meter, or {text, state} for a badge, or {button} for one that the caller puts there.
 export function fill(body, rows, classes = []) {
   while (body.rows.length > rows.length) body.deleteRow(-1);
   rows.forEach((cells, index) => {
@@ -18,6 +18,8 @@ function made(row, name) {
 function write(cell, what) {
   if (what === null || typeof what !== "object") {
     set(cell, what ?? "–"); // also where it was a meter
+  } else if ("button" in what) {
+    return;
   } else if ("share" in what) {
     meter(cell, what);
   } else {
