@@ -16,7 +16,8 @@ from flowmx.ops.arrays.linear import Inferred, shape_of
 from flowmx.ops.nn.common import computing_dtype
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, operator, option
 from flowmx.ops.registry.traits import Precision
-from flowmx.ops.vision.boxes import Format, overlap
+from flowmx.ops.vision.boxes import Format, area, overlap
+from flowmx.ops.vision.suppression import Boxes, Rule, left_of
 
 _VARIANCES = (0.1, 0.1, 0.2, 0.2)
 _LEAST_OVERLAP = 1e-6
@@ -262,7 +263,7 @@ class MultiBoxDetection(_WithoutGradient, precision=Precision.FLOAT32):
             offsets = locations[example].reshape(-1, 4) * xp.asarray(self.variances, dtype)
             boxes = decoded(xp, center, sides, offsets)
             rows = self._rows(xp, probability, xp.clip(boxes, 0, 1) if self.clip else boxes)
-            out[example, : len(rows)] = self._suppressed(xp, rows) if 0 < self.nms_threshold <= 1 else rows
+            out[example, : len(rows)] = self._suppressed(run, rows) if 0 < self.nms_threshold <= 1 else rows
 
     def _rows(self, xp: Any, probability: Array, boxes: Array) -> Array:
         """Class, probability and box of the anchors that see something."""
@@ -272,18 +273,18 @@ class MultiBoxDetection(_WithoutGradient, precision=Precision.FLOAT32):
         (found,) = xp.nonzero(best >= max(self.threshold, -1))
         return xp.concatenate([kinds[found, None], best[found, None], boxes[found]], axis=1)
 
-    def _suppressed(self, xp: Any, rows: Array) -> Array:
+    def _suppressed(self, run: Run, rows: Array) -> Array:
         """The rows by falling probability, with class -1 where a better one overlaps; those not looked at stay last."""
-        count = min(self.nms_topk, len(rows)) if self.nms_topk > 0 else len(rows)
+        xp, count = run.xp, min(self.nms_topk, len(rows)) if self.nms_topk > 0 else len(rows)
         made = rows[xp.argsort(-rows[:, 1], kind="stable")]
         made[count:] = rows[count:]
+        kinds = None if self.force_suppress else made[None, :count, 0]
+        places = made[None, :count, 2:]
+        boxes = Boxes(
+            places[..., :2], places[..., 2:], area(xp, places, "corner"), kinds, xp.full(1, count, xp.int64)
+        )
+        made[:count, 0][~left_of(run, boxes, Rule(self.nms_threshold, reached=True))[0]] = -1
         made[count:, 0] = -1
-        for place in range(count):
-            rest = made[place + 1 : count]
-            if made[place, 0] >= 0 and len(rest):
-                common = overlap(xp, made[place : place + 1, 2:], rest[:, 2:], "corner")[0]
-                same = (rest[:, 0] == made[place, 0]) | self.force_suppress
-                rest[(common >= self.nms_threshold) & same, 0] = -1
         return made
 
 

@@ -19,6 +19,7 @@ from flowmx.ops.kernels.llvm import (
     reductions,
     resizing,
     softmax,
+    suppression,
 )
 
-__all__ = ["casts", "chain", "formulas", "gather", "normalization", "optimizers", "reductions", "resizing", "softmax"]
+__all__ = ["casts", "chain", "formulas", "gather", "normalization", "optimizers", "reductions", "resizing", "softmax", "suppression"]
