@@ -280,9 +280,7 @@ class MultiBoxDetection(_WithoutGradient, precision=Precision.FLOAT32):
         made[count:] = rows[count:]
         kinds = None if self.force_suppress else made[None, :count, 0]
         places = made[None, :count, 2:]
-        boxes = Boxes(
-            places[..., :2], places[..., 2:], area(xp, places, "corner"), kinds, xp.full(1, count, xp.int64)
-        )
+        boxes = Boxes(places[..., :2], places[..., 2:], area(xp, places, "corner"), kinds, xp.full(1, count, xp.int64))
         made[:count, 0][~left_of(run, boxes, Rule(self.nms_threshold, reached=True))[0]] = -1
         made[count:, 0] = -1
         return made

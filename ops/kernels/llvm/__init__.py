@@ -17,9 +17,22 @@ from flowmx.ops.kernels.llvm import (
     normalization,
     optimizers,
     reductions,
+    region_averages,
     resizing,
     softmax,
     suppression,
 )
 
-__all__ = ["casts", "chain", "formulas", "gather", "normalization", "optimizers", "reductions", "resizing", "softmax", "suppression"]
+__all__ = [
+    "casts",
+    "chain",
+    "formulas",
+    "gather",
+    "normalization",
+    "optimizers",
+    "reductions",
+    "region_averages",
+    "resizing",
+    "softmax",
+    "suppression",
+]

@@ -350,6 +350,31 @@ class Code:
             name = f"llvm.masked.store.v{self.lanes}{self._kept[1]}.p0"
             self.call(name, "void", value, place, Value("i32", str(size)), mask)
 
+    def gather(self, address: Value, start: Value, step: Value, mask: Value | None = None) -> Value:
+        """A vector of elements so far apart; lanes outside the mask are 0."""
+        kept, places = f"<{self.lanes} x {self._kept[0]}>", self._places(address, start, step)
+        given = (places, Value("i32", str(self.real.nbytes)), self._or_all(mask), Value(kept, "zeroinitializer"))
+        return self._widened(
+            self.call(f"llvm.masked.gather.v{self.lanes}{self._kept[1]}.v{self.lanes}p0", kept, *given)
+        )
+
+    def scatter(self, value: Value, address: Value, start: Value, step: Value, mask: Value | None = None) -> None:
+        """Store a vector's elements so far apart."""
+        given = (self._narrowed(value), self._places(address, start, step), Value("i32", str(self.real.nbytes)))
+        name = f"llvm.masked.scatter.v{self.lanes}{self._kept[1]}.v{self.lanes}p0"
+        self.call(name, "void", *given, self._or_all(mask))
+
+    def _places(self, address: Value, start: Value, step: Value) -> Value:
+        """The addresses of elements so far apart, a lane each."""
+        wide = f"<{self.lanes} x {INDEX}>"
+        numbers = ", ".join(f"{INDEX} {lane}" for lane in range(self.lanes))
+        apart = self.put(wide, f"mul <{self.lanes} x {INDEX}> <{numbers}>, {self.spread(step).name}")
+        at = self.put(wide, f"add {apart}, {self.spread(start).name}")
+        return self.put(f"<{self.lanes} x ptr>", f"getelementptr {self._kept[0]}, {address}, {at}")
+
+    def _or_all(self, mask: Value | None) -> Value:
+        return self._every(self.mask, "i1 true") if mask is None else mask
+
     @property
     def _kept(self) -> tuple[str, str]:
         """The element type in memory: LLVM's name, and the suffix of functions."""
