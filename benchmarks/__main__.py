@@ -231,6 +231,13 @@ def detection(rounds: int) -> None:
     turns.report("Detection (milliseconds)", figures, {name: [("mxnet", 1.0)] for name in figures["flowmx"]})
 
 
+def attention(rounds: int) -> None:
+    """Attention by length, hybridized, beside PyTorch's scaled_dot_product_attention."""
+    figures = turns.compare("attention", ["torch"], min(rounds, 3), pick=min)
+    bars = {name: [("torch", 1.1)] for name in figures["flowmx"] if name.startswith("step")}
+    turns.report("Attention, 8 heads of 64 (milliseconds)", figures, bars)
+
+
 def importing(rounds: int) -> None:
     """The time that the import takes, in a fresh process."""
     turns.report("Import (seconds)", turns.compare("importing", ["mxnet", "torch"], rounds))
@@ -286,7 +293,7 @@ BENCHMARKS = {
     function.__name__: function
     for function in (
         engine, lenet, lag, runahead, networks, operators, chain, memory, recompute, resident, planning, language,
-        transformer, hybrid, gluon, small, shapes, detection, importing, kvstore, recordio, images, loader, profiling,
+        transformer, hybrid, gluon, small, shapes, detection, attention, importing, kvstore, recordio, images, loader, profiling,
         serving, hostile, gpu,
     )
 }  # fmt: skip

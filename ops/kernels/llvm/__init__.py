@@ -10,6 +10,7 @@ when this is imported. Nothing here is compiled, and llvmlite is not imported, b
 from __future__ import annotations
 
 from flowmx.ops.kernels.llvm import (
+    attention,
     casts,
     chain,
     formulas,
@@ -24,6 +25,7 @@ from flowmx.ops.kernels.llvm import (
 )
 
 __all__ = [
+    "attention",
     "casts",
     "chain",
     "formulas",
