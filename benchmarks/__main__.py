@@ -293,8 +293,8 @@ BENCHMARKS = {
     function.__name__: function
     for function in (
         engine, lenet, lag, runahead, networks, operators, chain, memory, recompute, resident, planning, language,
-        transformer, hybrid, gluon, small, shapes, detection, attention, importing, kvstore, recordio, images, loader, profiling,
-        serving, hostile, gpu,
+        transformer, hybrid, gluon, small, shapes, detection, attention, importing, kvstore, recordio, images, loader,
+        profiling, serving, hostile, gpu,
     )
 }  # fmt: skip
 PICTURES = {

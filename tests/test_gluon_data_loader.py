@@ -608,7 +608,7 @@ forked = pytest.mark.skipif(not template.available, reason="each worker is an in
 
 
 class Surroundings(Squares):
-    """What a worker process has of its own."""
+    """Samples that tell what a worker process has of its own."""
 
     def __getitem__(self, index):
         print(f"sample {index}", flush=True)

@@ -52,11 +52,11 @@ class Where(Operator, precision=Precision.WIDEST):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         (condition, x, y), out = inputs, outputs[0]
         chosen = condition != 0
-        if condition.ndim < x.ndim:
+        if condition.ndim < x.ndim and run.xp is np:  # whole rows are copied several times as fast
             out[chosen], out[~chosen] = x[chosen], y[~chosen]
-        else:
-            run.xp.copyto(out, y)
-            run.xp.copyto(out, x, where=chosen)
+            return
+        run.xp.copyto(out, y)
+        run.xp.copyto(out, x, where=chosen.reshape((*chosen.shape, *(1,) * (x.ndim - chosen.ndim))))
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         zero = F.zeros_like(heads[0])

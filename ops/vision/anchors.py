@@ -281,7 +281,7 @@ class MultiBoxDetection(_WithoutGradient, precision=Precision.FLOAT32):
         xp.copyto(out[:, : len(place)], rows, where=(place < counts[:, None])[..., None], casting="unsafe")
 
     def _order(self, xp: Any, best: Array, found: Array, counts: Array) -> tuple[Array, Array]:
-        """How many boxes of each example suppression looks at, and the anchors as they come in the output.
+        """The number of boxes of each example that suppression looks at, and the anchors in the order of the output.
 
         These are by falling probability, and then, in MXNet's way, the anchors found but for the first so many.
         """

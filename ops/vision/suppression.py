@@ -16,7 +16,7 @@ _ROWS = 256
 
 @dataclass(frozen=True)
 class Rule:
-    """What drops a box.
+    """The rule by which a box is dropped.
 
     Attributes:
         threshold: the intersection over union above which a box is dropped.

@@ -77,11 +77,12 @@ class _Head(NamedTuple):
 def _heads(op: Any, inputs: Sequence[Array]) -> Iterator[_Head]:
     views = op.views(inputs)
     for place in np.ndindex(views[0].shape[:2]):
-        yield _Head(*(np.ascontiguousarray(view[place]) for view in views), place)
+        queries, keys, values = (np.ascontiguousarray(view[place]) for view in views)
+        yield _Head(queries, keys, values, (place[0], place[1]))
 
 
 def _bias(op: Any, inputs: Sequence[Array], head: _Head, part: slice) -> list[Array]:
-    """What is added to some rows of a head's products, if anything."""
+    """Numbers to add to some rows of a head's products, if any."""
     if not op.biased:
         return []
     bias = inputs[-1]

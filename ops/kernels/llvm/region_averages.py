@@ -24,7 +24,7 @@ _REALS = {np.dtype(np.float32): FLOAT, np.dtype(np.float64): DOUBLE}
 _SHARED = 1 << 14
 """Numbers to read or write from which several threads pay."""
 _COPIED = 3
-"""How often each pixel is looked at, from which a copy of the data pays."""
+"""The number of looks at each pixel from which a copy of the data pays."""
 _SIDE_BY_SIDE = 4
 """Vectors of channels that are summed at a time."""
 
@@ -34,7 +34,7 @@ _pack = struct.Struct(f"{2 + len(_WORDS) + 2 + 2 + 2 * len(_AXIS) + 2}q").pack
 
 
 class _Cells:
-    """What both functions have in common: the words, and the loops over cells and their pixels."""
+    """The words and the loops over cells and their pixels that both functions have."""
 
     def __init__(self, real: Real, packed: bool, features: frozenset[str]) -> None:
         self.code = code = Code(real, features)
@@ -92,7 +92,7 @@ class _Cells:
             self.code.scatter(value, self.data, at, self["channel"], mask)
 
     def cell_of(self, region: Value, index: Value, place: Value) -> tuple[Value, Value]:
-        """Where a cell of a channel is among those of all regions, and how far it is to the next channel's."""
+        """The place of a cell of a channel among those of all regions, and the distance to the next channel's."""
         size = self.code.times(self["rows"], self["columns"])
         channel = self.code.plus(self.code.times(region, self["channels"]), index)
         return self.code.plus(self.code.times(channel, size), place), size
@@ -171,7 +171,7 @@ def _program(write: Any, real: Real, packed: bool) -> Program:
 
 
 def _looked_at(spans: tuple[Spans, Spans]) -> int:
-    """How many pixels all cells look at, those that share some counted for each."""
+    """The number of pixels that all cells look at, those that share some counted for each."""
     rows, columns = (int((each.behind - each.first).sum()) for each in spans)
     return rows * columns // max(1, len(spans[0].first))
 

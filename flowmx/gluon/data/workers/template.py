@@ -63,7 +63,7 @@ _AT_START = (
 
 _NEWS = struct.Struct("<Bq")
 _BEGUN, _ENDED = range(2)
-"""What the template says of a worker: its process id, or its exit code."""
+"""Kinds of news of a worker from the template: its process id, or its exit code."""
 _FILES = 6
 
 
