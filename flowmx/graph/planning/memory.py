@@ -20,7 +20,7 @@ _GOOD = 1.005
 """Packings within this factor of the lower bound are not improved further."""
 _TRIES = 24
 _PAIRS = 4
-"""Pairs of values that an order looks at for each byte that it may save: small arenas of many values stay as they are."""
+"""Pairs of values that an order may look at for each byte to save: a small arena is not worth a long search."""
 
 
 class Life(NamedTuple):

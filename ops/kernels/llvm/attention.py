@@ -138,7 +138,7 @@ def backward(op: BackwardFusedAttention, run: Run, inputs: Sequence[Array], outp
         of_out, out = (np.ascontiguousarray(each[head.place]) for each in (heads, outs))
         along = np.einsum("ij,ij->i", of_out, out)
         of_row = np.ascontiguousarray(stats[head.place][:, 0])
-        of_queries = np.empty_like(head.queries)
+        of_queries, keys = np.empty_like(head.queries), np.ascontiguousarray(head.keys.T)
         of_keys, of_values = np.zeros_like(head.keys), np.zeros_like(head.values)
         more_keys, more_values = np.empty_like(head.keys), np.empty_like(head.values)
         for part in _parts(len(head.queries), len(head.keys)):
@@ -149,7 +149,9 @@ def backward(op: BackwardFusedAttention, run: Run, inputs: Sequence[Array], outp
             bias = [np.ascontiguousarray(each.T) for each in _bias(op, inputs, head, part)]
             given = [weights, of_scores, *bias, of_row[part], along[part]]
             rows.run(_Scaled(op.scale), (*shape, 1), given, [weights, of_scores])
-            matmul(run, of_scores.T, head.keys, of_queries[part])
+            turned = _memory(run, "queries", len(keys), shape[1])
+            matmul(run, keys, of_scores, turned)
+            of_queries[part] = turned.T
             matmul(run, of_scores, head.queries[part], more_keys)
             matmul(run, weights, of_out[part], more_values)
             of_keys += more_keys
