@@ -225,6 +225,19 @@ def chain(rounds: int) -> None:
     turns.report("Chains of ten elementwise operators (milliseconds, 1e7 elements)", figures, bars)
 
 
+def detection(rounds: int) -> None:
+    """Operators of detection: non-maximum suppression, predictions of boxes, averages over regions."""
+    figures = turns.compare("detection", ["mxnet"], min(rounds, 3), pick=min)
+    turns.report("Detection (milliseconds)", figures, {name: [("mxnet", 1.0)] for name in figures["flowmx"]})
+
+
+def attention(rounds: int) -> None:
+    """Attention by length, hybridized, beside PyTorch's scaled_dot_product_attention."""
+    figures = turns.compare("attention", ["torch"], min(rounds, 3), pick=min)
+    bars = {name: [("torch", 1.1)] for name in figures["flowmx"] if name.startswith("step")}
+    turns.report("Attention, 8 heads of 64 (milliseconds)", figures, bars)
+
+
 def importing(rounds: int) -> None:
     """The time that the import takes, in a fresh process."""
     turns.report("Import (seconds)", turns.compare("importing", ["mxnet", "torch"], rounds))
@@ -280,8 +293,8 @@ BENCHMARKS = {
     function.__name__: function
     for function in (
         engine, lenet, lag, runahead, networks, operators, chain, memory, recompute, resident, planning, language,
-        transformer, hybrid, gluon, small, shapes, importing, kvstore, recordio, images, loader, profiling, serving,
-        hostile, gpu,
+        transformer, hybrid, gluon, small, shapes, detection, attention, importing, kvstore, recordio, images, loader,
+        profiling, serving, hostile, gpu,
     )
 }  # fmt: skip
 PICTURES = {

@@ -384,7 +384,7 @@ def take(monkeypatch):
 
         for name in ("_fused_attention", "_backward_fused_attention"):
             monkeypatch.setitem(operators._kernels, ("cpu", name), note)
-        monkeypatch.setattr(kernels, "computes_attention", lambda device_type, dtype, size: True)
+        monkeypatch.setattr(kernels, "computes_attention", lambda device_type, dtype, size, pairs: True)
         return called
 
     return take

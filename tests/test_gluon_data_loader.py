@@ -21,6 +21,7 @@ import pytest
 import flowmx as mx
 from flowmx.gluon import data
 from flowmx.gluon.data.vision import transforms
+from flowmx.gluon.data.workers import template
 
 WORKERS = [{}, {"num_workers": 2, "thread_pool": True}, {"num_workers": 1}]
 IDS = ["none", "threads", "processes"]
@@ -599,6 +600,72 @@ def test_an_interrupt_ends_all():
     assert errors.count("KeyboardInterrupt") == 1 and "DataLoader" not in errors.rpartition("KeyboardInterrupt")[2], (
         errors
     )
+
+
+# -- the process that forks workers ------------------------------------------------------------------------
+
+forked = pytest.mark.skipif(not template.available, reason="each worker is an interpreter of its own here")
+
+
+class Surroundings(Squares):
+    """Samples that tell what a worker process has of its own."""
+
+    def __getitem__(self, index):
+        print(f"sample {index}", flush=True)
+        return [index, os.getppid(), os.environ.get("FLOWMX_TEST_MARK", ""), str(Path.cwd()), random.random()]
+
+
+def parents(loader):
+    """The processes that forked a loader's workers."""
+    return {int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]) for pid in loader._pool.pids}
+
+
+def use(dataset, workers):
+    return next(iter(data.DataLoader(dataset, len(dataset), num_workers=workers, batchify_fn=list)))
+
+
+@forked
+def test_loaders_share_the_process_that_forks_their_workers():
+    one, other = (data.DataLoader(Squares(), 4, num_workers=2) for _ in range(2))
+    assert len(parents(one) | parents(other)) == 1
+    assert os.getpid() not in parents(one)
+    assert len(set(one._pool.pids) | set(other._pool.pids)) == 4
+
+
+@forked
+def test_a_worker_has_the_variables_folder_and_output_of_now(monkeypatch, tmp_path, capfd):
+    (first,) = use(Surroundings(1), 1)
+    monkeypatch.setenv("FLOWMX_TEST_MARK", "new")
+    monkeypatch.chdir(tmp_path)
+    capfd.readouterr()
+    (second,) = use(Surroundings(1), 1)
+    assert first[1] == second[1], "another process forked it"
+    assert second[2:4] == ["new", str(tmp_path)]
+    assert capfd.readouterr().out == "sample 0\n"
+
+
+@forked
+def test_variables_that_libraries_heed_as_they_load_take_another_process(monkeypatch):
+    one = data.DataLoader(Squares(), 4, num_workers=1)
+    (before,) = parents(one)
+    monkeypatch.setenv("MALLOC_TEST_MARK", "1")
+    other = data.DataLoader(Squares(), 4, num_workers=1)
+    assert parents(other) != {before}
+    (pid,) = one._pool.pids
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(data.DataLoaderWorkerError, match="SIGKILL"):
+        list(one)
+    assert numbers(one) == numbers(other)
+
+
+@forked
+def test_where_the_process_that_forks_is_killed_another_takes_over():
+    loader = data.DataLoader(Squares(), 4, num_workers=1)
+    process = template._template.process
+    assert parents(loader) == {process.pid}
+    process.kill()
+    process.wait()
+    assert numbers(data.DataLoader(Squares(), 4, num_workers=1)) == numbers(loader)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")

@@ -62,6 +62,8 @@ def decode(raw: bytes | bytearray | memoryview | Image, flag: int = 1) -> Image:
     """
     if flag not in (-1, 0, 1):
         raise DataError(f"imdecode: flag is {flag}, expected 1 (three channels), 0 (one) or -1 (as the file has)")
+    if type(raw) is bytes and flag >= 0 and raw.startswith(_JPEG) and _EXIF not in raw:  # most images, in few steps
+        return _decode_jpeg(raw, flag)
     view: Any = memoryview(raw)  # type: ignore[arg-type]  # an array is a buffer too
     view = view.cast("B")
     if not view.nbytes:
@@ -76,11 +78,11 @@ def decode(raw: bytes | bytearray | memoryview | Image, flag: int = 1) -> Image:
 def _decode_jpeg(view: Any, flag: int) -> Image:
     turbo = _turbo()
     if turbo is None:
-        return _decode_any(view, flag)
+        return _decode_any(memoryview(view), flag)
     try:
         image: Image = turbo.decode_jpeg(view, _CHANNELS[flag])
     except ValueError:  # four colours, or damaged: Pillow knows the first, and says more of the second
-        return _decode_any(view, flag)
+        return _decode_any(memoryview(view), flag)
     return image
 
 
@@ -178,6 +180,7 @@ _TURNS: dict[int, Any] = {
 }
 """Functions that turn an (H, W, C) image upright, by the value of Exif's orientation tag (2 to 8)."""
 _ORIENTATION = 0x0112
+_EXIF = b"Exif\0\0"
 
 
 def _orientation(view: Any) -> int:
@@ -185,7 +188,7 @@ def _orientation(view: Any) -> int:
     at = 2
     while at + 4 <= len(view) and view[at] == 0xFF and view[at + 1] != 0xDA:
         length = view[at + 2] << 8 | view[at + 3]
-        if view[at + 1] == 0xE1 and view[at + 4 : at + 10] == b"Exif\0\0":
+        if view[at + 1] == 0xE1 and view[at + 4 : at + 10] == _EXIF:
             return _tag(view[at + 10 : at + 2 + length])
         at += 2 + length
     return 1

@@ -9,7 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +214,10 @@ class ImageRecordIter(BatchIter):
     def _instance(self, row: int, u: Any, data: Any, label: Any) -> int:
         """Read, decode, augment and normalize an image into its place; returns its number."""
         header, raw = unpack(self._records.read(row))
-        label[:] = self._label_of(header)
+        if header.flag or self._labels is not None or len(label) > 1:
+            label[:] = self._label_of(header)
+        else:
+            label[0] = header.label
         image = self._augmented(raw, u)
         given = self._normalizing
         mirrored = given.mirror or (given.rand_mirror and u[RANDOM] < 0.5)
@@ -251,13 +254,24 @@ class ImageRecordIter(BatchIter):
         return np.array(values[:channels], np.float32)
 
     def _scaling(self, u: Any) -> normalize.Scaling | None:
+        given = self._normalizing
+        if not given.max_random_contrast and not given.max_random_illumination:
+            return self._usual_scaling
+        return self._scaling_by((2 * u[0] - 1) * given.max_random_contrast, (2 * u[1] - 1))
+
+    @cached_property
+    def _usual_scaling(self) -> normalize.Scaling | None:
+        """The scaling of images where nothing of it is random."""
+        return self._scaling_by(0.0, 0.0)
+
+    def _scaling_by(self, contrast: float, illumination: float) -> normalize.Scaling | None:
         if self._dtype == np.uint8:
             return None
         given = self._normalizing
-        contrast = np.float32(((2 * u[0] - 1) * given.max_random_contrast + 1) * given.scale)
-        illumination = np.float32((2 * u[1] - 1) * given.max_random_illumination * given.scale)
+        factor = np.float32((contrast + 1) * given.scale)
+        shift = np.float32(illumination * given.max_random_illumination * given.scale)
         std = self._channel_values("std")
-        return normalize.Scaling(self._mean, contrast / std, illumination / std)
+        return normalize.Scaling(self._mean, factor / std, shift / std)
 
     def _mean_image(self) -> Any:
         """The mean of all images, from its file; made and written now where there is none, as MXNet does."""

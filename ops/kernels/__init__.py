@@ -38,8 +38,17 @@ def weight_of_link(device_type: str, op: Operator, dtype: DType, count: int) -> 
     return None if ask is None else ask(op, dtype, count)
 
 
-def computes_attention(device_type: str, dtype: DType, size: int) -> bool:
-    """Tell whether a device has a fused attention kernel for vectors of this dtype and length."""
-    from flowmx.ops.kernels import cuda
+def computes_attention(device_type: str, dtype: DType, size: int, pairs: int) -> bool:
+    """Tell whether a device has a fused attention kernel that pays.
 
+    Args:
+        device_type: the device's.
+        dtype: that of queries, keys and values.
+        size: the length of these vectors.
+        pairs: how many pairs of a query and a key a head has.
+    """
+    from flowmx.ops.kernels import cuda, llvm
+
+    if device_type == "cpu":
+        return llvm.attention.takes(dtype, pairs)
     return device_type == "gpu" and cuda.attention.takes(dtype, size)

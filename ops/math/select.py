@@ -50,10 +50,13 @@ class Where(Operator, precision=Precision.WIDEST):
         return [condition, known, known], [known]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        condition, x, y = inputs
-        if condition.ndim == 1:
-            condition = condition.reshape(-1, *((1,) * (x.ndim - 1)))
-        outputs[0][...] = run.xp.where(condition != 0, x, y)
+        (condition, x, y), out = inputs, outputs[0]
+        chosen = condition != 0
+        if condition.ndim < x.ndim and run.xp is np:  # whole rows are copied several times as fast
+            out[chosen], out[~chosen] = x[chosen], y[~chosen]
+            return
+        run.xp.copyto(out, y)
+        run.xp.copyto(out, x, where=chosen.reshape((*chosen.shape, *(1,) * (x.ndim - chosen.ndim))))
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         zero = F.zeros_like(heads[0])

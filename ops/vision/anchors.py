@@ -16,7 +16,8 @@ from flowmx.ops.arrays.linear import Inferred, shape_of
 from flowmx.ops.nn.common import computing_dtype
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, operator, option
 from flowmx.ops.registry.traits import Precision
-from flowmx.ops.vision.boxes import Format, overlap
+from flowmx.ops.vision.boxes import Format, area, overlap
+from flowmx.ops.vision.suppression import Boxes, Rule, left_of
 
 _VARIANCES = (0.1, 0.1, 0.2, 0.2)
 _LEAST_OVERLAP = 1e-6
@@ -255,36 +256,54 @@ class MultiBoxDetection(_WithoutGradient, precision=Precision.FLOAT32):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, out = run.xp, outputs[0]
         dtype = computing_dtype(out.dtype)
-        probabilities, locations, anchors = (each.astype(dtype, copy=False) for each in inputs)
-        center, sides = _centers(xp, anchors[0])
+        probability, offsets, anchors = (each.astype(dtype, copy=False) for each in inputs)
         out.fill(-1)
-        for example, probability in enumerate(probabilities):
-            offsets = locations[example].reshape(-1, 4) * xp.asarray(self.variances, dtype)
-            boxes = decoded(xp, center, sides, offsets)
-            rows = self._rows(xp, probability, xp.clip(boxes, 0, 1) if self.clip else boxes)
-            out[example, : len(rows)] = self._suppressed(xp, rows) if 0 < self.nms_threshold <= 1 else rows
+        if probability.shape[1] < 2 or not out.size:
+            return
+        kinds, best = _best(xp, probability[:, 1:])
+        found = best >= max(self.threshold, -1)
+        counts = found.sum(axis=1)
+        looked, order = self._order(xp, best, found, counts)
+        order = order[:, : int(counts.max())]
+        offsets = offsets.reshape(*best.shape, 4)
+        offsets = xp.take_along_axis(offsets, order[..., None], axis=1) * xp.asarray(self.variances, dtype)
+        boxes = decoded(xp, *_centers(xp, anchors[0][order]), offsets)
+        boxes = xp.clip(boxes, 0, 1) if self.clip else boxes
+        kinds, best = (xp.take_along_axis(each, order, axis=1) for each in (kinds, best))
+        place = xp.arange(order.shape[1])
+        if 0 < self.nms_threshold <= 1:
+            places = boxes[:, : int(looked.max())]
+            of_kind = None if self.force_suppress else kinds[:, : places.shape[1]]
+            given = Boxes(places[..., :2], places[..., 2:], area(xp, places, "corner"), of_kind, looked)
+            kinds[:, : places.shape[1]][~left_of(run, given, Rule(self.nms_threshold, reached=True))] = -1
+            kinds[place >= looked[:, None]] = -1
+        rows = xp.concatenate([kinds[..., None], best[..., None], boxes], axis=2)
+        xp.copyto(out[:, : len(place)], rows, where=(place < counts[:, None])[..., None], casting="unsafe")
 
-    def _rows(self, xp: Any, probability: Array, boxes: Array) -> Array:
-        """Class, probability and box of the anchors that see something."""
-        if len(probability) < 2:
-            return xp.zeros((0, 6), boxes.dtype)
-        kinds, best = probability[1:].argmax(axis=0), probability[1:].max(axis=0)
-        (found,) = xp.nonzero(best >= max(self.threshold, -1))
-        return xp.concatenate([kinds[found, None], best[found, None], boxes[found]], axis=1)
+    def _order(self, xp: Any, best: Array, found: Array, counts: Array) -> tuple[Array, Array]:
+        """The number of boxes of each example that suppression looks at, and the anchors in the order of the output.
 
-    def _suppressed(self, xp: Any, rows: Array) -> Array:
-        """The rows by falling probability, with class -1 where a better one overlaps; those not looked at stay last."""
-        count = min(self.nms_topk, len(rows)) if self.nms_topk > 0 else len(rows)
-        made = rows[xp.argsort(-rows[:, 1], kind="stable")]
-        made[count:] = rows[count:]
-        made[count:, 0] = -1
-        for place in range(count):
-            rest = made[place + 1 : count]
-            if made[place, 0] >= 0 and len(rest):
-                common = overlap(xp, made[place : place + 1, 2:], rest[:, 2:], "corner")[0]
-                same = (rest[:, 0] == made[place, 0]) | self.force_suppress
-                rest[(common >= self.nms_threshold) & same, 0] = -1
-        return made
+        These are by falling probability, and then, in MXNet's way, the anchors found but for the first so many.
+        """
+        suppresses = 0 < self.nms_threshold <= 1
+        looked = xp.minimum(counts, self.nms_topk) if suppresses and self.nms_topk > 0 else counts
+        by_score = xp.argsort(xp.where(found, -best, xp.inf), axis=1, kind="stable") if suppresses else None
+        if by_score is not None and not (looked < counts).any():
+            return looked, by_score
+        as_found = xp.argsort(~found, axis=1, kind="stable")
+        if by_score is None:
+            return counts, as_found
+        return looked, xp.where(xp.arange(best.shape[1]) < looked[:, None], by_score, as_found)
+
+
+def _best(xp: Any, probability: Array) -> tuple[Array, Array]:
+    """The first class of the highest probability, and that, of classes along the second of three axes."""
+    best = probability.max(axis=1)
+    kinds = xp.zeros_like(best)
+    for kind in range(probability.shape[1] - 1, 0, -1):
+        xp.copyto(kinds, kind, where=probability[:, kind] == best)
+    kinds[probability[:, 0] == best] = 0
+    return kinds, best
 
 
 @operator("_contrib_box_encode")

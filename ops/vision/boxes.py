@@ -17,6 +17,7 @@ from flowmx.ops.nn.common import computing_dtype, expect_rank
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, operator, option, required
 from flowmx.ops.registry.traits import Precision
+from flowmx.ops.vision.suppression import Boxes, Rule, left_of
 
 Format = Literal["corner", "center"]
 _FORMAT = "The coordinates of boxes: corners, or centre and size."
@@ -37,7 +38,8 @@ def _corners(xp: Any, boxes: Array, form: Format) -> tuple[Array, Array]:
     return first - second / 2, first + second / 2
 
 
-def _area(xp: Any, boxes: Array, form: Format) -> Array:
+def area(xp: Any, boxes: Array, form: Format) -> Array:
+    """The areas (...) of boxes (..., 4); 0 where a side is below 0."""
     sides = boxes[..., 2:4] - boxes[..., :2] if form == "corner" else boxes[..., 2:4]
     return xp.where((sides < 0).any(axis=-1), 0, sides.prod(axis=-1))
 
@@ -48,7 +50,7 @@ def overlap(xp: Any, one: Array, other: Array, form: Format) -> Array:
     other_low, other_high = _corners(xp, other, form)
     sides = xp.minimum(high[:, None], other_high) - xp.maximum(low[:, None], other_low)
     common = xp.maximum(sides, 0).prod(axis=-1)
-    union = _area(xp, one, form)[:, None] + _area(xp, other, form) - common
+    union = area(xp, one, form)[:, None] + area(xp, other, form) - common
     return xp.where(common > 0, common / xp.where(common > 0, union, 1), 0)
 
 
@@ -143,41 +145,33 @@ class BoxNMS(Operator, precision=Precision.WIDEST):
             made[...] = data
             places[...] = xp.arange(places.shape[1])
             return
+        boxes, order = self._by_score(xp, data.astype(computing_dtype(data.dtype), copy=False))
+        left = left_of(run, boxes, Rule(self.overlap_thresh))
         made[...] = places[...] = -1
-        for boxes, into, source in zip(data, made, places, strict=True):
-            left = self._left(xp, boxes.astype(computing_dtype(boxes.dtype), copy=False))
-            into[: len(left)], source[: len(left)] = boxes[left], left
+        # The boxes that are left move up to the front.
+        example, from_ = xp.nonzero(left)
+        to = (xp.cumsum(left, axis=1) - 1)[example, from_]
+        source = order[example, from_]
+        made[example, to], places[example, to] = data[example, source], source
         self._reformat(xp, made[..., self.coord_start : self.coord_start + 4])
 
-    def _left(self, xp: Any, boxes: Array) -> Array:
-        """Positions of the boxes that are left, by falling score."""
-        scores = boxes[:, self.score_index]
+    def _by_score(self, xp: Any, data: Array) -> tuple[Boxes, Array]:
+        """The boxes of each example that count, by falling score, and where each of them is."""
+        scores = data[..., self.score_index]
         valid = scores > self.valid_thresh
         if self.id_index >= 0:
-            valid &= boxes[:, self.id_index] != self.background_id
-        (candidates,) = xp.nonzero(valid)
-        order = candidates[xp.argsort(-scores[candidates], kind="stable")]
-        order = order[: self.topk] if self.topk > 0 else order
-        dropped = self._overlapping(xp, boxes[order])
-        # A box is left if none that is left drops it. Each turn settles at least one more box, usually all.
-        left = xp.ones(len(order), bool)
-        while True:
-            now = ~dropped[left].any(axis=0)
-            if bool((now == left).all()):
-                return order[left]
-            left = now
-
-    def _overlapping(self, xp: Any, boxes: Array) -> Array:
-        """The matrix (n, n), bool, of which box suppresses which of those behind it."""
-        places = boxes[:, self.coord_start : self.coord_start + 4]
-        found = xp.zeros((len(boxes), len(boxes)), bool)
-        for start in range(0, len(boxes), _ROWS):
-            part = slice(start, start + _ROWS)
-            found[part] = overlap(xp, places[part], places, self.in_format) > self.overlap_thresh
-            if self.id_index >= 0 and not self.force_suppress:
-                classes = boxes[:, self.id_index].astype(xp.int64)
-                found[part] &= classes[part, None] == classes
-        return xp.triu(found, 1)
+            valid &= data[..., self.id_index] != self.background_id
+        order = xp.argsort(xp.where(valid, -scores, xp.inf), axis=1, kind="stable")
+        counts = valid.sum(axis=1)
+        if self.topk > 0:
+            order, counts = order[:, : self.topk], xp.minimum(counts, self.topk)
+        order = order[:, : int(counts.max())]
+        places = xp.take_along_axis(data[..., self.coord_start : self.coord_start + 4], order[..., None], axis=1)
+        kinds = None
+        if self.id_index >= 0 and not self.force_suppress:
+            kinds = xp.take_along_axis(data[..., self.id_index], order, axis=1).astype(xp.int64)
+        low, high = _corners(xp, places, self.in_format)
+        return Boxes(low, high, area(xp, places, self.in_format), kinds, counts), order
 
     def _reformat(self, xp: Any, boxes: Array) -> None:
         """Bring boxes into the output's format, in place; those with a negative first number stay, as in MXNet."""

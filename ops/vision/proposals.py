@@ -14,6 +14,7 @@ from flowmx.ops.arrays.linear import Inferred
 from flowmx.ops.nn.common import computing_dtype, expect_rank, expect_shape
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option
 from flowmx.ops.registry.traits import Precision
+from flowmx.ops.vision.suppression import Boxes, Rule, left_of
 
 _REFUSED = -1.0
 """The score of boxes that are too small or lie beyond the picture; they come last."""
@@ -80,7 +81,7 @@ class MultiProposal(Operator, no_gradient=True, precision=Precision.WIDEST):
             found, its_scores = self.boxes(xp, anchors, scores[image], boxes[image], info[image])
             order = xp.argsort(-its_scores, kind="stable")
             order = order[: self.rpn_pre_nms_top_n] if self.rpn_pre_nms_top_n > 0 else order
-            left = xp.resize(order[self.kept(xp, found[order])], most)
+            left = xp.resize(order[self.kept(run, found[order])], most)
             rows = slice(image * most, (image + 1) * most)
             outputs[0][rows, 0], outputs[0][rows, 1:] = image, found[left]
             if self.output_score:
@@ -123,18 +124,13 @@ class MultiProposal(Operator, no_gradient=True, precision=Precision.WIDEST):
         found = found + xp.where(small[..., None], wider, 0)
         return found.reshape(-1, 4), xp.where(small, _REFUSED, scores).reshape(-1)
 
-    def kept(self, xp: Any, boxes: Array) -> Array:
+    def kept(self, run: Run, places: Array) -> Array:
         """The positions of the boxes that no better one drops, of boxes by falling score."""
-        made: list[int] = []
-        left = xp.arange(len(boxes))
-        areas = (boxes[:, 2:] - boxes[:, :2] + 1).prod(axis=1)
-        while left.size and len(made) < self.rpn_post_nms_top_n:
-            best, left = left[0], left[1:]
-            made.append(int(best))
-            sides = xp.minimum(boxes[best, 2:], boxes[left, 2:]) - xp.maximum(boxes[best, :2], boxes[left, :2]) + 1
-            common = xp.maximum(sides, 0).prod(axis=1)
-            left = left[~(common / (areas[best] + areas[left] - common) > self.threshold)]
-        return xp.asarray(made, int)
+        xp, low, high = run.xp, places[None, :, :2], places[None, :, 2:]
+        boxes = Boxes(low, high, (high - low + 1).prod(axis=-1), None, xp.full(1, len(places), xp.int64))
+        rule = Rule(self.threshold, margin=1, most=self.rpn_post_nms_top_n)
+        kept: Array = xp.nonzero(left_of(run, boxes, rule)[0])[0]
+        return kept
 
 
 def _moved(xp: Any, anchors: Array, offsets: Array) -> Array:

@@ -7,7 +7,9 @@ the gradient for the data takes the same weights the other way round.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from flowmx.errors import DataError, ShapeError
 from flowmx.ops.arrays.linear import Inferred, shape_of
@@ -19,22 +21,58 @@ from flowmx.ops.vision.regions import Regions, rounded, zeros_of_rois
 _PART = 1 << 22
 """Numbers to hold at a time between the two axes."""
 
+_SAMPLES = 16
+"""Samples of a cell to look at in one step."""
+
 
 def greatest(counts: Array) -> int:
     """The greatest of some counts; 0 of none."""
     return int(counts.max()) if counts.size else 0
 
 
+class Spans(NamedTuple):
+    """Which lines of the data are in each cell along one axis, and how much of each.
+
+    Attributes:
+        first: (regions, cells), int64.
+        behind: the line behind the last one (regions, cells), int64; not beyond the data.
+        weight: of each line from the first on (regions, cells, lines).
+    """
+
+    first: Array
+    behind: Array
+    weight: Array
+
+
 class _Averages(Regions, heavy=True, precision=Precision.WIDEST):
     """Base of the operators, and of their gradients for the data."""
 
+    def spans(self, xp: Any, rois: Array, size: Shape) -> tuple[Spans, Spans]:
+        """For both axes the lines of each cell."""
+        raise NotImplementedError
+
     def weights(self, xp: Any, rois: Array, size: Shape) -> list[Array]:
         """For both axes how much of each line is in each cell (regions, cells, lines)."""
-        raise NotImplementedError
+        made = []
+        for (first, behind, weight), length in zip(self.spans(xp, rois, size), size, strict=True):
+            lines, total = xp.arange(length), xp.zeros((*first.shape, length), weight.dtype)
+            for place in range(weight.shape[2]):
+                at = first + place
+                total += xp.where((lines == at[..., None]) & (at < behind)[..., None], weight[..., place, None], 0)
+            made.append(total)
+        return made
 
     def cells(self) -> Iterator[tuple[Any, Any, Any]]:
         """Cells that share their channels: the channels, and which rows and columns of the grid."""
         yield slice(None), slice(None), slice(None)
+
+    def channel_steps(self) -> tuple[int, Array]:
+        """The data's channels from one of the output to the next, and the first one of each cell, in rows."""
+        cells = np.zeros(self.grid, np.int64)
+        step = 1
+        for channels, rows, columns in self.cells():
+            cells[rows, columns], step = channels.start or 0, channels.step or 1
+        return step, cells
 
     def axes(self, size: Shape) -> tuple[tuple[int, int, int, int], ...]:
         """For both axes: cells, lines, and where a region's two ends are among its four places."""
@@ -105,6 +143,52 @@ class _BackwardAverages(_Averages, hidden=True):
 # -- interpolated samples ----------------------------------------------------------------------------------
 
 
+def _spans_of_samples(xp: Any, start: Array, step: Array, samples: Array, counts: Shape, size: Shape) -> list[Spans]:
+    """For both axes the lines of each cell, of which each has some samples; both are computed at once.
+
+    Args:
+        xp: the array namespace.
+        start: of each region (2, regions).
+        step: the size of a cell of each region (2, regions).
+        samples: the number of samples in a cell of each region (2, regions).
+        counts: cells along each axis.
+        size: lines of the data along each axis.
+    """
+    dtype, most = step.dtype, greatest(samples)
+    cells, length = xp.arange(max(counts), dtype=dtype)[:, None], xp.asarray(size)[:, None, None]
+    start, step, samples = (each[..., None, None] for each in (start, step, samples))
+    last, end = length[..., None] - 1, length[..., None]
+
+    def at(number: int) -> tuple[Array, Array, Array]:
+        """The line above each of some samples (2, regions, cells, samples), how far below they lie, which count."""
+        sample = xp.arange(number, max(1, min(number + _SAMPLES, most)))
+        place = start + (cells + ((sample + 0.5) / samples).astype(dtype)) * step
+        used = (sample < samples) & (place >= -1) & (place <= end)
+        place = xp.where(used, xp.clip(place, 0, last), 0).astype(dtype, copy=False)
+        line = xp.floor(place)
+        return line.astype(xp.int64), place - line, used
+
+    blocks, once = range(0, most, _SAMPLES), at(0)
+    shape = (2, start.shape[1], max(counts))
+    first, behind = xp.broadcast_to(length, shape), xp.zeros(shape, xp.int64)
+    for block in blocks:
+        line, _, used = at(block) if block else once
+        first = xp.minimum(first, xp.where(used, line, end).min(axis=3))
+        behind = xp.maximum(behind, xp.where(used, line + 2, 0).max(axis=3))
+    behind = xp.maximum(first, behind)
+    room = max(1, greatest(behind - first))
+    weight = xp.zeros(first.size * room, dtype)
+    rows = xp.arange(0, weight.size, room).reshape(shape)
+    for block in blocks:
+        line, below, used = at(block) if block else once
+        places, below = (rows[..., None] + (line - first[..., None]))[used], below[used]
+        upper, lower = (xp.bincount(places + on, part, weight.size) for on, part in ((0, 1 - below), (1, below)))
+        weight += (upper + lower).astype(dtype)
+    weight = weight.reshape(*shape, room) / samples.astype(dtype)
+    both = zip(first, xp.minimum(behind, length), weight, counts, strict=True)
+    return [Spans(*(xp.ascontiguousarray(each[:, :count]) for each in axis)) for *axis, count in both]
+
+
 @operator("_contrib_ROIAlign")
 class ROIAlign(_Averages):
     """The averages of a grid of cells over each region, of samples interpolated bilinearly.
@@ -130,33 +214,23 @@ class ROIAlign(_Averages):
             )
         return channels // cells
 
-    def weights(self, xp: Any, rois: Array, size: Shape) -> list[Array]:
-        """For both axes how much of each line is in each cell (regions, cells, lines).
+    def spans(self, xp: Any, rois: Array, size: Shape) -> tuple[Spans, Spans]:
+        """For both axes the lines of each cell.
 
         Raises:
             ValueError: with ``aligned`` a region has no area.
         """
         dtype = computing_dtype(rois.dtype)
         places = rois[:, 1:].astype(dtype) * dtype.type(self.spatial_scale) - dtype.type(0.5 if self.aligned else 0)
-        made = []
-        for count, length, low, high in self.axes(size):
-            start, extent = places[:, low], places[:, high] - places[:, low]
-            if not self.aligned:
-                extent = xp.maximum(extent, 1)
-            elif extent.size and extent.min() <= 0:
-                raise DataError(f"{self.name}: a region has length {extent.min()}; with aligned it must be above 0")
-            step = extent / dtype.type(count)
-            samples = xp.full(len(rois), self.sample_ratio) if self.sample_ratio > 0 else xp.ceil(step).astype(int)
-            total = xp.zeros((len(rois), count, length), dtype)
-            cells, lines = xp.arange(count, dtype=dtype)[:, None], xp.arange(length, dtype=dtype)
-            for sample in range(self.sample_ratio if self.sample_ratio > 0 else greatest(samples)):
-                part = ((sample + 0.5) / samples).astype(dtype)
-                at = start[:, None, None] + (cells + part[:, None, None]) * step[:, None, None]
-                used = (sample < samples)[:, None, None] & (at >= -1) & (at <= length)
-                near = xp.maximum(0, 1 - xp.abs(xp.clip(at, 0, length - 1) - lines))
-                total += xp.where(used, near, 0)
-            made.append(total / samples[:, None, None].astype(dtype))
-        return made
+        start, extent = places[:, 1::-1].T, (places[:, 2:] - places[:, :2])[:, ::-1].T
+        if not self.aligned:
+            extent = xp.maximum(extent, 1)
+        elif extent.size and extent.min() <= 0:
+            raise DataError(f"{self.name}: a region has length {extent.min()}; with aligned it must be above 0")
+        step = extent / xp.asarray(self.grid, dtype)[:, None]
+        samples = xp.full(step.shape, self.sample_ratio) if self.sample_ratio > 0 else xp.ceil(step).astype(int)
+        rows, columns = _spans_of_samples(xp, start, step, samples, self.grid, size)
+        return rows, columns
 
     def cells(self) -> Iterator[tuple[Any, Any, Any]]:
         if not self.position_sensitive:
@@ -195,7 +269,7 @@ class PSROIPooling(_Averages):
     def channels(self, channels: int) -> int:
         return with_groups(self, channels, self.output_dim, self.group_size or self.pooled_size)
 
-    def weights(self, xp: Any, rois: Array, size: Shape) -> list[Array]:
+    def spans(self, xp: Any, rois: Array, size: Shape) -> tuple[Spans, Spans]:
         dtype = computing_dtype(rois.dtype)
         places, scale = rounded(xp, rois[:, 1:].astype(dtype)), dtype.type(self.spatial_scale)
         made = []
@@ -204,10 +278,12 @@ class PSROIPooling(_Averages):
             extent = xp.maximum((places[:, high] + 1)[:, None] * scale - start, dtype.type(0.1))
             step, cells = extent / dtype.type(count), xp.arange(count, dtype=dtype)
             first, behind = xp.floor(cells * step + start), xp.ceil((cells + 1) * step + start)
-            first, behind = (xp.clip(each, 0, length)[..., None] for each in (first, behind))
-            lines = xp.arange(length, dtype=dtype)
-            made.append(((lines >= first) & (lines < behind)) / xp.maximum(behind - first, 1))
-        return made
+            first, behind = (xp.clip(each, 0, length).astype(xp.int64) for each in (first, behind))
+            behind = xp.maximum(first, behind)
+            room = max(1, greatest(behind - first))
+            each = (1 / xp.maximum(behind - first, 1)).astype(dtype)
+            made.append(Spans(first, behind, xp.repeat(each[..., None], room, axis=2)))
+        return made[0], made[1]
 
     def cells(self) -> Iterator[tuple[Any, Any, Any]]:
         groups = self.group_size or self.pooled_size

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from flowmx.data.codecs import Image
+from flowmx.ops.kernels.llvm.code import DATA
 from flowmx.ops.kernels.llvm.program import Program
 
 _pack = struct.Struct("9q9d").pack
 _LANES = 16
 
 
-class Scaling(NamedTuple):
+@dataclass(frozen=True)
+class Scaling:
     """``(value - mean) * factor + shift``, a float32 each for every channel; the mean may be an image (c, h, w)."""
 
     mean: Any
     factor: Any
     shift: Any
+
+    @cached_property
+    def numbers(self) -> list[float]:
+        """All of them, channel by channel."""
+        return [*self.mean.tolist(), *self.factor.tolist(), *self.shift.tolist()]
 
 
 def into(out: Any, image: Image, mirrored: bool, scaling: Scaling | None) -> None:
@@ -57,10 +66,10 @@ def _fused(out: Any, image: Image, mirrored: bool, scaling: Scaling) -> bool:
     compiled = _program.get()
     if compiled is None:
         return False
-    source, target = image.__array_interface__["data"][0], out.__array_interface__["data"][0]
-    numbers = [*map(float, scaling.mean), *map(float, scaling.factor), *map(float, scaling.shift)]
     compiled.call(
-        _pack(0, 1, source, image.strides[0], target, height, width, height * width, int(mirrored), *numbers)
+        _pack(
+            0, 1, id(image), image.strides[0], id(out), height, width, height * width, int(mirrored), *scaling.numbers
+        )
     )  # fmt: skip
     return True
 
@@ -71,7 +80,10 @@ def _text(features: frozenset[str]) -> str:
     lines = [f"define void @kernel(ptr noalias %data) nounwind{wide} {{", "entry:"]
     for at, name in enumerate(("source", "stride", "target", "height", "width", "plane", "mirrored"), 2):
         lines += [f"%p{at} = getelementptr i64, ptr %data, i64 {at}", f"%{name} = load i64, ptr %p{at}"]
-    lines += ["%from = inttoptr i64 %source to ptr", "%to = inttoptr i64 %target to ptr"]
+    for name, given in (("from", "source"), ("to", "target")):
+        lines += [f"%{given}_head = inttoptr i64 %{given} to ptr"]
+        lines += [f"%{given}_data = getelementptr i8, ptr %{given}_head, i64 {DATA}"]
+        lines += [f"%{name} = load ptr, ptr %{given}_data"]
     lines += [line for at in range(9) for line in _constant(at)]
     lines += [
         "%flips = icmp ne i64 %mirrored, 0", f"%last = sub i64 %width, {_LANES}", "br label %row",

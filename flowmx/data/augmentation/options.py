@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, TypeVar, get_type_hints
 
 from flowmx.errors import ParameterError
@@ -107,14 +108,14 @@ class Augmenting:
             if low > high:
                 raise ParameterError(f"ImageRecordIter: min_{name} is {low}, more than max_{name}, which is {high}")
 
-    @property
+    @cached_property
     def aspect_ratios(self) -> tuple[float, float]:
         """The least and the most of width divided by height."""
         if self.min_aspect_ratio is not None:
             return self.min_aspect_ratio, self.max_aspect_ratio
         return 1 - self.max_aspect_ratio, 1 + self.max_aspect_ratio
 
-    @property
+    @cached_property
     def is_affine(self) -> bool:
         """True where images are rotated, sheared or scaled."""
         return bool(
@@ -128,7 +129,7 @@ class Augmenting:
             or self.min_img_size != 0
         )
 
-    @property
+    @cached_property
     def changes_colors(self) -> bool:
         """True where colours are changed at random."""
         shares = (self.brightness, self.contrast, self.saturation, self.pca_noise)

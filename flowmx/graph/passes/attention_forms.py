@@ -202,13 +202,14 @@ class Search:
         context = self._graph.context(end)
         dtypes = {self._rewriter.dtypes[entry] for entry in found.inputs}
         sizes = {shape[4] for shape in found.shapes}
+        lengths = [shape[1 if found.layout == "NTC" else 0] for shape in found.shapes]
         return (
             context is not None
             and len(dtypes) == len(sizes) == 1
             and found.scale > 0
             and not any(0 in shape for shape in found.shapes)
             and not any(entry.node in self._changing for entry in found.inputs)
-            and kernels.computes_attention(context.kernels, dtypes.pop(), sizes.pop())
+            and kernels.computes_attention(context.kernels, dtypes.pop(), sizes.pop(), lengths[0] * lengths[-1])
         )
 
     def _fits(self, bias: Entry, scores: Entry) -> bool:

@@ -19,6 +19,8 @@ _CAREFUL = 4000
 _GOOD = 1.005
 """Packings within this factor of the lower bound are not improved further."""
 _TRIES = 24
+_PAIRS = 4
+"""Pairs of values that an order may look at for each byte to save: a small arena is not worth a long search."""
 
 
 class Life(NamedTuple):
@@ -66,10 +68,11 @@ def pack(lives: Sequence[Life]) -> Packing:
     ]
     if len(rounded) > _CAREFUL:
         return best
+    enough = max(bound * _GOOD, bound + len(rounded) ** 2 / _PAIRS)
     for order in orders:
-        if best.size <= bound * _GOOD:
+        if best.size <= enough:
             return best
-        best = min(best, _improved(rounded, sorted(range(len(rounded)), key=order), bound), key=lambda p: p.size)
+        best = min(best, _improved(rounded, sorted(range(len(rounded)), key=order), enough), key=lambda p: p.size)
     return best
 
 
@@ -82,11 +85,11 @@ def apart(lives: Sequence[Life]) -> Packing:
     return Packing(offsets, size)
 
 
-def _improved(lives: Sequence[Life], order: list[int], bound: int) -> Packing:
-    """Place in this order; then again and again with what ended up on top placed first."""
+def _improved(lives: Sequence[Life], order: list[int], enough: float) -> Packing:
+    """Place in this order; then again and again with what ended up on top placed first, until it takes so few bytes."""
     best = found = _place(lives, order)
     for _ in range(_TRIES if len(lives) <= _CAREFUL // 4 else 4):
-        if best.size <= bound * _GOOD:
+        if best.size <= enough:
             break
         highest = max(order, key=lambda at: found.offsets[at] + lives[at].size)
         if order[0] == highest:

@@ -10,6 +10,7 @@ when this is imported. Nothing here is compiled, and llvmlite is not imported, b
 from __future__ import annotations
 
 from flowmx.ops.kernels.llvm import (
+    attention,
     casts,
     chain,
     formulas,
@@ -17,8 +18,23 @@ from flowmx.ops.kernels.llvm import (
     normalization,
     optimizers,
     reductions,
+    region_averages,
     resizing,
     softmax,
+    suppression,
 )
 
-__all__ = ["casts", "chain", "formulas", "gather", "normalization", "optimizers", "reductions", "resizing", "softmax"]
+__all__ = [
+    "attention",
+    "casts",
+    "chain",
+    "formulas",
+    "gather",
+    "normalization",
+    "optimizers",
+    "reductions",
+    "region_averages",
+    "resizing",
+    "softmax",
+    "suppression",
+]

@@ -227,14 +227,16 @@ class Code:
         self._body.append(f"{done}:")
 
     @contextmanager
-    def loop(self, start: Value, stop: Value, step: int = 1) -> Iterator[Value]:
-        """Repeat for start, start + step, ... below stop: yields the index."""
+    def loop(self, start: Value, stop: Value, step: int = 1, unless: Value | None = None) -> Iterator[Value]:
+        """Repeat for start, start + step, ... below stop, or until a variable is true: yields the index."""
         head, inside, done = self._label(), self._label(), self._label()
         variable = self.local(start)
         self.do(f"br label %{head}")
         self._body.append(f"{head}:")
         index = self.get(variable)
         more = self.put("i1", f"icmp slt {index}, {stop.name}")
+        if unless is not None:
+            more = self.both(more, self.inverse(self.get(unless)))
         self.do(f"br i1 {more.name}, label %{inside}, label %{done}")
         self._body.append(f"{inside}:")
         yield index
@@ -255,6 +257,16 @@ class Code:
     def strips(self, start: Value, stop: Value, body: Callable[[Value, Value | None], None]) -> None:
         """Go from start to stop in vectors: ``body(index, mask)``, the mask None but for what is left at the end."""
         self.unrolled(start, stop, lambda index, mask, slot: body(index, mask), 1)
+
+    def until(self, done: Value, start: Value, stop: Value, body: Callable[[Value, Value | None], None]) -> None:
+        """Do the same as :meth:`strips`, until a variable is true, which the body sets."""
+        length = self.put(INDEX, f"sub nsw {stop}, {start.name}")
+        whole = self.plus(start, self.put(INDEX, f"and {length}, {-self.lanes}"))
+        with self.loop(start, whole, self.lanes, unless=done) as index:
+            body(index, None)
+        rest = self.put("i1", f"icmp slt {whole}, {stop.name}")
+        with self.when(self.both(rest, self.inverse(self.get(done)))):
+            body(whole, self.first_lanes(self.minus(stop, whole)))
 
     def unrolled(self, start: Value, stop: Value, body: Callable[[Value, Value | None, int], None], slots: int) -> None:
         """Do the same as :meth:`strips`, several vectors a round: ``body(index, mask, slot)``, a slot for each."""
@@ -337,6 +349,31 @@ class Code:
         else:
             name = f"llvm.masked.store.v{self.lanes}{self._kept[1]}.p0"
             self.call(name, "void", value, place, Value("i32", str(size)), mask)
+
+    def gather(self, address: Value, start: Value, step: Value, mask: Value | None = None) -> Value:
+        """A vector of elements so far apart; lanes outside the mask are 0."""
+        kept, places = f"<{self.lanes} x {self._kept[0]}>", self._places(address, start, step)
+        given = (places, Value("i32", str(self.real.nbytes)), self._or_all(mask), Value(kept, "zeroinitializer"))
+        return self._widened(
+            self.call(f"llvm.masked.gather.v{self.lanes}{self._kept[1]}.v{self.lanes}p0", kept, *given)
+        )
+
+    def scatter(self, value: Value, address: Value, start: Value, step: Value, mask: Value | None = None) -> None:
+        """Store a vector's elements so far apart."""
+        given = (self._narrowed(value), self._places(address, start, step), Value("i32", str(self.real.nbytes)))
+        name = f"llvm.masked.scatter.v{self.lanes}{self._kept[1]}.v{self.lanes}p0"
+        self.call(name, "void", *given, self._or_all(mask))
+
+    def _places(self, address: Value, start: Value, step: Value) -> Value:
+        """The addresses of elements so far apart, a lane each."""
+        wide = f"<{self.lanes} x {INDEX}>"
+        numbers = ", ".join(f"{INDEX} {lane}" for lane in range(self.lanes))
+        apart = self.put(wide, f"mul <{self.lanes} x {INDEX}> <{numbers}>, {self.spread(step).name}")
+        at = self.put(wide, f"add {apart}, {self.spread(start).name}")
+        return self.put(f"<{self.lanes} x ptr>", f"getelementptr {self._kept[0]}, {address}, {at}")
+
+    def _or_all(self, mask: Value | None) -> Value:
+        return self._every(self.mask, "i1 true") if mask is None else mask
 
     @property
     def _kept(self) -> tuple[str, str]:
@@ -436,6 +473,22 @@ class Code:
     def choose(self, condition: Value, yes: Value, no: Value) -> Value:
         """Select, lane by lane, one of two vectors."""
         return self.put(yes.type, f"select {condition}, {yes}, {no}")
+
+    def compare(self, name: str, a: Value, b: Value) -> Value:
+        """Compare numbers, as LLVM's fcmp names it: ``olt`` for <, ``oeq`` for =, all false for NaN."""
+        return self.put(self.mask if a.is_vector else "i1", f"fcmp {name} {a}, {b.name}")
+
+    def both(self, a: Value, b: Value) -> Value:
+        """True where two conditions are."""
+        return self.put(a.type, f"and {a}, {b.name}")
+
+    def inverse(self, condition: Value) -> Value:
+        """Negate one condition."""
+        return self.put("i1", f"xor {condition}, true")
+
+    def any(self, mask: Value) -> Value:
+        """True where a condition is in some lane."""
+        return self.call(f"llvm.vector.reduce.or.v{self.lanes}i1", "i1", mask)
 
     def binary(self, name: str, a: Value, b: Value) -> Value:
         """One of fadd, fsub, fmul and fdiv, rounded as it stands."""

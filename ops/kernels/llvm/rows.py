@@ -178,6 +178,10 @@ class Rows:
         team.run(compiled, words, team.count() if size > _TWO_TASKS and tasks > 1 else 1)
         return True
 
+    def is_ready(self) -> bool:
+        """Tell whether rows along the last axis are computed, which compiles that function if it can."""
+        return self._programs[0].get() is not None
+
     # -- text ------------------------------------------------------------------------------------------
 
     def _begin(self, features: frozenset[str]) -> tuple[Code, list[Value], dict[Expr, Value], dict[str, list[Value]]]:

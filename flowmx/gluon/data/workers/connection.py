@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from flowmx.gluon.data.workers import failures, messages, process
+from flowmx.gluon.data.workers import failures, messages, process, template
 from flowmx.gluon.data.workers.blocks import Seen
 from flowmx.gluon.data.workers.package import Package
 
@@ -40,15 +40,14 @@ class Worker:
         here, there = socket.socketpair()
         with there:
             self.connection = here
-            passed = (there.fileno(), package.descriptor)
-            # A process group of its own: Ctrl-C is for the loader's process.
-            self.process = subprocess.Popen(
-                [sys.executable, *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-                 *process.command(passed[0], package)],
-                stdin=subprocess.DEVNULL, pass_fds=passed, process_group=0, env={**os.environ, **_ENVIRONMENT},
-            )  # fmt: skip
-        self.name = f"{name} (pid {self.process.pid})"
+            self.process = _started(there.fileno(), package)
+        self._called = name
         self.blocks = Seen()
+
+    @property
+    def name(self) -> str:
+        """Its name in error messages."""
+        return f"{self._called} (pid {self.process.pid})"
 
     def end(self, wait: float = 5.0) -> int | None:
         """End the process, where it has not ended by itself; returns its exit code."""
@@ -66,7 +65,23 @@ class Worker:
     def leave(self) -> None:
         """Close the copy of its socket in the child of a fork."""
         self.connection.close()
-        self.process.returncode = 0  # it is not this process's child
+        if isinstance(self.process, template.Forked):
+            self.process.leave()
+        else:
+            self.process.returncode = 0  # it is not this process's child
+
+
+def _started(connection: int, package: Package) -> subprocess.Popen[bytes] | template.Forked:
+    """A new worker: forked by the template, or else an interpreter of its own."""
+    environment = {**os.environ, **_ENVIRONMENT}
+    if template.available:
+        return template.fork(connection, package.descriptor, process.start_of(package), environment)
+    # A process group of its own: Ctrl-C is for the loader's process.
+    return subprocess.Popen(
+        [sys.executable, *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+         *process.command(connection, package)],
+        stdin=subprocess.DEVNULL, pass_fds=(connection, package.descriptor), process_group=0, env=environment,
+    )  # fmt: skip
 
 
 class WorkerThread(threading.Thread):

@@ -29,12 +29,14 @@ process.main(given)
 """The source given to ``python -c``: it sets ``sys.path`` before anything is imported."""
 
 
+def start_of(given: package.Package) -> dict[str, Any]:
+    """The start-up data of a worker, but for its descriptors."""
+    return {"path": sys.path, "argv": sys.argv, "size": given.size, "main": given.main}
+
+
 def command(connection: int, given: package.Package) -> list[str]:
     """The arguments of the interpreter of a worker that has these descriptors."""
-    start = {
-        "path": sys.path, "argv": sys.argv, "connection": connection, "package": given.descriptor, "size": given.size,
-        "main": given.main,
-    }  # fmt: skip
+    start = {**start_of(given), "connection": connection, "package": given.descriptor}
     return ["-c", BOOT, json.dumps(start)]
 
 

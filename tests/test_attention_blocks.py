@@ -1,0 +1,113 @@
+"""Attention on a CPU some queries at a time: as the plain forward, and in memory that follows the length."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx import devices
+from flowmx.ops.kernels.llvm import attention
+from flowmx.ops.registry.operators import Run, kernel_for, lookup
+
+pytest.importorskip("llvmlite")
+
+# parts, layout, shapes, the bias's shape
+FORMS = [
+    ((1, 1, 1), "NTC", [(2, 300, 2, 1, 8), (2, 70, 2, 1, 8), (2, 70, 2, 1, 12)], None),
+    ((1, 1, 1), "NTC", [(2, 300, 3, 1, 8)] * 3, (1, 1, 300, 300)),
+    ((1, 1, 1), "NTC", [(2, 260, 3, 1, 8)] * 3, (2, 3, 260, 260)),
+    ((1, 1, 1), "NTC", [(2, 40, 3, 1, 8)] * 3, (2, 1, 40, 40)),
+    ((3,), "TNC", [(270, 2, 2, 3, 16)], None),
+    ((1, 2), "TNC", [(270, 2, 2, 1, 16), (33, 2, 2, 2, 16)], (1, 2, 270, 33)),
+]
+
+
+def computed(op, inputs, fast):
+    spec = op.spec(tuple(each.shape for each in inputs), tuple(each.dtype for each in inputs))
+    made = [np.full(shape, np.nan, dtype) for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)]
+    run = Run(devices.get(mx.cpu()), True)
+    kernel = kernel_for("cpu", op.name)
+    assert kernel is not None
+    if fast:
+        kernel(op, run, inputs, made)
+    else:
+        op.forward(run, inputs, made)
+    return made
+
+
+@pytest.mark.parametrize(("parts", "layout", "shapes", "bias"), FORMS, ids=str)
+def test_as_the_plain_forward(parts, layout, shapes, bias, monkeypatch):
+    monkeypatch.setattr(attention, "_BLOCK", 1)  # 256 queries at a time
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(shape).astype("float32") for shape in shapes]
+    if bias is not None:
+        inputs.append(np.where(rng.uniform(size=bias) < 0.3, -1e9, rng.standard_normal(bias)).astype("float32"))
+    params = {"parts": parts, "layout": layout, "scale": 0.3, "biased": bias is not None}
+    op = lookup("_fused_attention").create(**params, differentiable=True)
+    made, expected = (computed(op, inputs, fast) for fast in (True, False))
+    head = rng.standard_normal(expected[0].shape).astype("float32")
+    back, given = lookup("_backward_fused_attention").create(**params), [head, *expected, *inputs]
+    made += computed(back, given, True)
+    expected += computed(back, given, False)
+    for one, other in zip(made, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
+
+
+class Attention(mx.gluon.HybridBlock):
+    def hybrid_forward(self, F, q, k, v):
+        return F.batch_dot(F.softmax(F.batch_dot(q * 0.25, k, transpose_b=True)), v)
+
+
+def step(net, length, rng):
+    """Outputs and gradients of a training step."""
+    arrays = [mx.nd.array(rng.standard_normal((2, length, 16)), dtype="float32") for _ in range(3)]
+    for each in arrays:
+        each.attach_grad()
+    with mx.autograd.record():
+        out = net(*arrays)
+    out.backward(mx.nd.array(rng.standard_normal(out.shape), dtype="float32"))
+    return [out.asnumpy(), *(each.grad.asnumpy() for each in arrays)]
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """The lengths that the kernel was called for."""
+    found = []
+    parts = attention._parts
+    monkeypatch.setattr(attention, "_parts", lambda queries, keys: found.append(queries) or parts(queries, keys))
+    return found
+
+
+def test_a_long_network_is_computed_so_and_a_short_one_is_not(taken):
+    imperative, hybrid = Attention(), Attention()
+    hybrid.hybridize()
+    for length in (512, 128):
+        made, expected = (step(net, length, np.random.default_rng(1)) for net in (hybrid, imperative))
+        for one, other in zip(made, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
+    assert taken == [512] * 4  # both heads, forward and backward
+
+
+def planned(length):
+    """Megabytes that a training step of attention keeps for its internal values."""
+    q, k, v = (mx.sym.var(name) for name in "qkv")
+    out = mx.sym.batch_dot(mx.sym.softmax(mx.sym.batch_dot(q, k, transpose_b=True)), v)
+    bound = out.simple_bind(mx.cpu(), **dict.fromkeys("qkv", (2, length, 16)))
+    found = re.search(r"Total ([0-9.e+-]+) Mi?B allocated", bound.debug_str())
+    assert found is not None
+    return float(found.group(1))
+
+
+def test_memory_follows_the_length(monkeypatch):
+    assert planned(4096) < 2.2 * planned(2048)
+    shapes: list[tuple[int, ...]] = []
+    memory = attention._memory
+    monkeypatch.setattr(
+        attention, "_memory", lambda run, slot, *shape: shapes.append(shape) or memory(run, slot, *shape)
+    )
+    net = Attention()
+    net.hybridize()
+    step(net, 3000, np.random.default_rng(0))
+    assert max(math.prod(shape) for shape in shapes) == 256 * 3000
