@@ -24,8 +24,8 @@ from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import DONE, Operation, Variable
 from flowmx.ndarray import bulk as bulks
 from flowmx.ndarray.bulk import Bulk, Part, Value
-from flowmx.ndarray.core import BaseArray, run_on
-from flowmx.ndarray.recording import Leaf, TapeNode
+from flowmx.ndarray.core import BaseArray, Storage, run_on
+from flowmx.ndarray.recording import Further, Leaf, TapeNode
 from flowmx.ndarray.references import HELD, TAKEN
 from flowmx.ops.registry.operators import Run
 
@@ -140,7 +140,7 @@ class Replay(NamedTuple):
         written = {grad._storage for grad in grads}
         if len(written) < len(grads) or any(storage.device is not device for storage in written):
             return False
-        held: list[Any] = [*[node.arrays for node in nodes], tops]
+        held: list[Any] = [*[node.kept for node in nodes], [_kept(top) for top in tops]]
         arrays = []
         for program in self.programs:
             found = []
@@ -149,14 +149,14 @@ class Replay(NamedTuple):
                 if of is None:
                     return False
                 array = of[place]
-                storage = array._storage
+                storage = _storage(array)
                 if storage.device is not device or storage in written:
                     return False
                 found.append(array)
             arrays.append(found)
         for at, place in self.checked:
             checked = nodes[at]
-            if held[at][place]._storage.version != checked.versions[place]:
+            if _storage(held[at][place]).version != checked.version(place):
                 checked.refuse_changed(place)
         order = Variable("order of a backward pass")
         slots: list[Any] = [None] * self.slots
@@ -164,7 +164,7 @@ class Replay(NamedTuple):
         for program, found in zip(self.programs, arrays, strict=True):
             targets = [grads[leaf]._storage for leaf in program.leaves]
             op = Operation(
-                _compute, (), tuple(dict.fromkeys([each._storage for each in found])), (order, *targets),
+                _compute, (), tuple(dict.fromkeys([_storage(each) for each in found])), (order, *targets),
                 device.compute, "backward", origin, program.nbytes, program.light,
             )  # fmt: skip
             op.arguments = (run_on(device, train), program, slots, failed, found, grads, op)
@@ -178,17 +178,27 @@ class Replay(NamedTuple):
 # -- running -----------------------------------------------------------------------------------------------
 
 
+def _kept(array: BaseArray) -> Any:
+    """An array as the nodes of a tape keep it."""
+    return array._storage if array._view is None else array
+
+
+def _storage(kept: Any) -> Storage:
+    return kept if type(kept) is Storage else kept._storage
+
+
 def _compute(
-    run: Run, program: Program, slots: list[Any], failed: dict[int, Failure], arrays: Sequence[BaseArray],
+    run: Run, program: Program, slots: list[Any], failed: dict[int, Failure], arrays: Sequence[Any],
     grads: Sequence[BaseArray], op: Operation,
 ) -> None:  # fmt: skip
     """The operation: compute step by step."""
     for (slot, _, _), array in zip(program.sources, arrays, strict=True):
-        slots[slot] = array._read()
+        slots[slot] = array.array if type(array) is Storage else array._read()
     if engine.poisoned:
         for (slot, _, _), array in zip(program.sources, arrays, strict=True):
-            if array._storage.failure is not None:
-                failed[slot] = array._storage.failure
+            failure = _storage(array).failure
+            if failure is not None:
+                failed[slot] = failure
         if failed or op.writes[0].failure is not None:
             _compute_carefully(run, program.steps, slots, failed, grads, op)
             return
@@ -340,17 +350,17 @@ def key_of(
         add(leaf.request)
     for at, node in enumerate(nodes):
         rules = node.rules
-        if rules is None or node.arrays is None:
+        if rules is None or node.kept is None:
             return None
         places[node] = at
         add(id(rules))
         for entry in node.entries:
             if entry is None:
                 add(None)
+            elif type(entry) is Further:
+                add((places[entry.node], entry.index))
             else:
-                add(places[entry.node])
-                if entry.index:
-                    add((entry.index,))
+                add(places[entry])
     for head, grad in zip(heads, given, strict=True):
         entry = head._entry
         assert entry is not None

@@ -68,6 +68,10 @@ __all__ = [
 
 Array = Any
 """A NumPy or CuPy array."""
+Form = tuple[Shape, DType]
+"""The shape and dtype of an array."""
+Bound = Callable[["Run", Sequence[Array], Sequence[Array]], None]
+"""A forward that is bound to an operator and the forms of its arrays."""
 ShapeOrNone = Shape | None
 """A shape as far as it is known: None when not at all, -1 for an unknown dimension."""
 
@@ -141,9 +145,11 @@ class Spec:
         weight: about how much there is to do, in bytes moved.
         single: whether there is one output.
         rules: the gradient as it was learned (the tape's).
+        is_plain: whether the operator makes its outputs from its inputs, and does nothing else.
+        ready: what a call runs, once it was bound (the dispatcher's).
     """
 
-    __slots__ = ("dtypes", "light", "nbytes", "no_gradient", "rules", "shapes", "single", "weight")
+    __slots__ = ("dtypes", "is_plain", "light", "nbytes", "no_gradient", "ready", "rules", "shapes", "single", "weight")
 
     def __init__(self, shapes: list[Shape], dtypes: list[DType], light: bool, weight: int = 0) -> None:
         self.shapes = shapes
@@ -154,6 +160,8 @@ class Spec:
         self.single = len(shapes) == 1
         self.no_gradient = False
         self.rules: dict[Any, Any] = {}
+        self.is_plain = False
+        self.ready: Any = None
 
 
 class Operator:
@@ -442,6 +450,8 @@ class Operator:
         moved = sum(_size(s) * d.itemsize for s, d in zip(shapes, dtypes, strict=True))
         made = Spec(final_shapes, final_dtypes, light=False)
         made.no_gradient = self.traits.no_gradient
+        traits = self.traits
+        made.is_plain = not (traits.uses_random or traits.detached or self.auxiliary or self.updates)
         made.light = moved + made.nbytes <= LIGHT_BYTES and self._is_quick(shapes, final_shapes)
         made.weight = moved + made.nbytes
         if self.traits.heavy and type(self).cost is not Operator.cost:
@@ -514,7 +524,8 @@ def kernel(device_type: str, name: str) -> Callable[[Callable[..., None]], Calla
     :class:`Laid` so, how many bytes it needs besides them; ``tie(operator)`` gives a forward ``function(run, inputs,
     outputs)`` for one step of a bound graph, whose method ``use(memory)`` receives those bytes;
     ``packed_size(operator, data_shape)`` gives the number of elements of a packed copy of a layer's weight in its
-    layout, or None.
+    layout, or None; ``bind(operator, inputs, outputs)`` gives, for arrays of these :data:`Form`, a :data:`Bound`
+    forward with less to decide, or None.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:

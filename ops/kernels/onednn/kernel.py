@@ -19,7 +19,8 @@ from flowmx.ops.kernels.onednn.primitives import Bound
 from flowmx.ops.kernels.onednn.work import Work, first_line
 from flowmx.ops.math.conversion import as_type, cast
 from flowmx.ops.registry.dtypes import is_floating
-from flowmx.ops.registry.operators import PLANNED, Laid, Operator, Run, Shape, kernel_for
+from flowmx.ops.registry.operators import PLANNED, Form, Laid, Operator, Run, Shape, kernel_for
+from flowmx.ops.registry.operators import Bound as BoundForward
 
 Make = Callable[[Any, Sequence[Geometry], Sequence[Geometry]], Work | None]
 """From an operator and how its inputs and outputs lie, what computes it; None where oneDNN cannot."""
@@ -127,6 +128,23 @@ class Kernel:
                 self._chosen.clear()
             known = self._chosen[form] = op, self._choose(op, inputs, outputs)
         known[1](op, run, inputs, outputs)
+
+    def bind(self, op: Operator, given: Sequence[Form], made: Sequence[Form]) -> BoundForward:
+        """The kernel for arrays of these shapes and dtypes."""
+        chosen: dict[int, Compute] = {}
+
+        def bound(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+            for each in (*inputs, *outputs):
+                if not each.flags.c_contiguous:
+                    self(op, run, inputs, outputs)
+                    return
+            threads = _threads()
+            compute = chosen.get(threads)
+            if compute is None:
+                compute = chosen[threads] = self._choose(op, inputs, outputs)
+            compute(op, run, inputs, outputs)
+
+        return bound
 
     def _choose(self, op: Operator, inputs: Sequence[Array], outputs: Sequence[Array]) -> Compute:
         """Choose the function that computes the operator on arrays of these layouts."""
