@@ -259,8 +259,12 @@ def forward_of_call(op: Operator, spec: Spec, device: Device, given: Sequence[Fo
             ufunc(inputs[0], number, out=outputs[0])
 
         return call_ufunc if number is None else call_with_number
-    bind = getattr(kernel_for(device.kernels, op.name), "bind", None)
-    bound = None if bind is None else bind(op, given, tuple(zip(spec.shapes, spec.dtypes, strict=True)))
+    fast, made = kernel_for(device.kernels, op.name), tuple(zip(spec.shapes, spec.dtypes, strict=True))
+    if fast is None:
+        bound = op.bound(device.xp, given, made)
+    else:
+        bind = getattr(fast, "bind", None)
+        bound = None if bind is None else bind(op, given, made)
     return forward_of(op, device) if bound is None else device.timed(op, bound)
 
 
@@ -607,7 +611,7 @@ def record(
                 past = past.read(each)  # type: ignore[union-attr]
             is_part |= past is not None
         entries.append(past)
-    if not is_part:
+    if not is_part or not visible:
         return
     outputs[0]._past = node = TapeNode(name, gradient, tuple(entries), inputs, outputs, visible, origin, rules)
     if visible > 1:

@@ -81,6 +81,15 @@ def _by_work(work: Work) -> Compute:
     return compute
 
 
+def _by_dense_work(work: Work) -> Compute:
+    """As :func:`_by_work`, for arrays that are known to lie in C order."""
+
+    def compute(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        work(*map(pointer, inputs), *map(pointer, outputs))
+
+    return compute
+
+
 def _with_dense_vectors(arrays: Sequence[Array]) -> list[Array]:
     return [np.ascontiguousarray(each) if each.ndim == 1 else each for each in arrays]
 
@@ -129,8 +138,9 @@ class Kernel:
             known = self._chosen[form] = op, self._choose(op, inputs, outputs)
         known[1](op, run, inputs, outputs)
 
-    def bind(self, op: Operator, given: Sequence[Form], made: Sequence[Form]) -> BoundForward:
+    def bind(self, op: Operator, given: Sequence[Form], made: Sequence[Form]) -> BoundForward | None:
         """The kernel for arrays of these shapes and dtypes."""
+        simply = op.bound(np, given, made) or op.forward
         chosen: dict[int, Compute] = {}
 
         def bound(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -141,16 +151,22 @@ class Kernel:
             threads = _threads()
             compute = chosen.get(threads)
             if compute is None:
-                compute = chosen[threads] = self._choose(op, inputs, outputs)
+                compute = self._choose(op, inputs, outputs, True)
+                compute = chosen[threads] = by_forward if compute is _forward else compute
             compute(op, run, inputs, outputs)
+
+        def by_forward(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+            simply(run, inputs, outputs)
 
         return bound
 
-    def _choose(self, op: Operator, inputs: Sequence[Array], outputs: Sequence[Array]) -> Compute:
-        """Choose the function that computes the operator on arrays of these layouts."""
+    def _choose(
+        self, op: Operator, inputs: Sequence[Array], outputs: Sequence[Array], dense: bool = False
+    ) -> Compute:  # fmt: skip
+        """Choose the function that computes the operator on arrays of these layouts, which may all be C order."""
         work = self.work(op, _with_dense_vectors(inputs), outputs)
         if work is not None:
-            return _by_work(work)
+            return _by_dense_work(work) if dense else _by_work(work)
         if getattr(op, "packed", False):
             raise OneDNNError(f"oneDNN: {op.name} cannot read the weight that was packed for it")
         plain = all(each.flags.c_contiguous and not _is_half(each) for each in (*inputs, *outputs))
