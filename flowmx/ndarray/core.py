@@ -415,7 +415,7 @@ class Elementwise:
             )
         if mode.recording and (x._past is not None or y is not None):
             op = self.op
-            gradient = None if spec.no_gradient else op.gradient
+            gradient = spec.gradient
             record(op.name, gradient, operands, (out,), 1, origin or capture(3), spec.rules)
         return out
 
@@ -530,7 +530,7 @@ def invoke(
     engine.enqueue(work)
     visible = op.visible_outputs() if not spec.single else 1
     if mode.recording:
-        gradient = None if spec.no_gradient else op.gradient
+        gradient = spec.gradient
         if not given:
             record(op.name, gradient, inputs, outputs, visible, origin, spec.rules)
         else:
@@ -569,7 +569,7 @@ def _call(
             Operation(_compute, arguments, reads, writes, device.compute, op.name, origin, spec.nbytes, spec.light)
         )
     if mode.recording:
-        gradient = None if spec.no_gradient else op.gradient
+        gradient = spec.gradient
         record(op.name, gradient, inputs, outputs, visible, origin or capture(depth), spec.rules)
     return outputs[0] if visible == 1 else outputs[:visible]
 

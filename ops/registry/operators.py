@@ -141,7 +141,7 @@ class Spec:
         dtypes: likewise.
         nbytes: of the outputs.
         light: whether it takes microseconds.
-        no_gradient: the trait, where recording finds it at once.
+        gradient: the operator's function, where recording finds it at once; None where no gradient flows.
         weight: about how much there is to do, in bytes moved.
         single: whether there is one output.
         rules: the gradient as it was learned (the tape's).
@@ -149,7 +149,7 @@ class Spec:
         ready: what a call runs, once it was bound (the dispatcher's).
     """
 
-    __slots__ = ("dtypes", "is_plain", "light", "nbytes", "no_gradient", "ready", "rules", "shapes", "single", "weight")
+    __slots__ = ("dtypes", "gradient", "is_plain", "light", "nbytes", "ready", "rules", "shapes", "single", "weight")
 
     def __init__(self, shapes: list[Shape], dtypes: list[DType], light: bool, weight: int = 0) -> None:
         self.shapes = shapes
@@ -158,7 +158,7 @@ class Spec:
         self.light = light
         self.weight = weight
         self.single = len(shapes) == 1
-        self.no_gradient = False
+        self.gradient: Callable[..., Any] | None = None
         self.rules: dict[Any, Any] = {}
         self.is_plain = False
         self.ready: Any = None
@@ -453,8 +453,8 @@ class Operator:
         final_dtypes = [FLOAT32 if dtype is None else dtype for dtype in out_dtypes]
         moved = sum(_size(s) * d.itemsize for s, d in zip(shapes, dtypes, strict=True))
         made = Spec(final_shapes, final_dtypes, light=False)
-        made.no_gradient = self.traits.no_gradient
         traits = self.traits
+        made.gradient = None if traits.no_gradient else self.gradient
         made.is_plain = not (traits.uses_random or traits.detached or self.auxiliary or self.updates)
         made.light = moved + made.nbytes <= LIGHT_BYTES and self._is_quick(shapes, final_shapes)
         made.weight = moved + made.nbytes
