@@ -128,7 +128,7 @@ class Pushing:
             *arguments: of the function.
         """
         books = self.books
-        if self._is_special or self._each_watch or self._is_at_work or books.is_poisoned or actor.engine is None:
+        if self._is_special or self._each_watch or actor.engine is None:
             return False
         scheduler = books.scheduler
         with books.lock:
@@ -137,7 +137,7 @@ class Pushing:
                 return False
             for variable in reads:
                 writer = variable.writer
-                if writer is not None and writer.state != DONE:
+                if variable.failure is not None or (writer is not None and writer.state != DONE):
                     return False
             if self._is_at_work:
                 return False

@@ -14,7 +14,7 @@ from flowmx.engine import Origin, Variable, describe
 from flowmx.errors import AutogradError
 
 if TYPE_CHECKING:
-    from flowmx.ndarray.core import BaseArray
+    from flowmx.ndarray.core import BaseArray, Storage
     from flowmx.ops.registry.operators import Operator, Spec
 
 
@@ -223,7 +223,7 @@ ENTRIES = frozenset({TapeNode, Leaf, Further})
 
 
 def _handle(kept: Any) -> BaseArray:
-    return cast("BaseArray", kept.whole() if isinstance(kept, Variable) else kept)
+    return cast("Storage", kept).whole() if isinstance(kept, Variable) else cast("BaseArray", kept)
 
 
 class Saved(Sequence["BaseArray"]):

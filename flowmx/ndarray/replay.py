@@ -15,6 +15,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from flowmx.devices import Device
@@ -48,6 +49,7 @@ class Step(NamedTuple):
         makes: the slots that it fills, with their shapes and dtypes.
         drops: the slots that nobody reads any more.
         name: the operator's.
+        take: gets the content of ``reads`` from all slots.
     """
 
     forward: Callable[..., Any] | None
@@ -55,6 +57,7 @@ class Step(NamedTuple):
     makes: tuple[tuple[int, Any, Any], ...]
     drops: tuple[int, ...]
     name: str
+    take: Callable[[list[Any]], Sequence[Any]]
 
 
 class Total(NamedTuple):
@@ -178,6 +181,11 @@ class Replay(NamedTuple):
 # -- running -----------------------------------------------------------------------------------------------
 
 
+def _taking(slots: tuple[int, ...]) -> Callable[[list[Any]], Sequence[Any]]:
+    """A function in C that gets these slots."""
+    return itemgetter(*slots) if len(slots) > 1 else itemgetter(slice(slots[0], slots[0] + 1) if slots else slice(0))
+
+
 def _kept(array: BaseArray) -> Any:
     """An array as the nodes of a tape keep it."""
     return array._storage if array._view is None else array
@@ -209,18 +217,18 @@ def _compute(
                 _store(run, step, slots, grads[step.leaf])
                 grads[step.leaf]._storage.failure = None
                 continue
-            forward, reads, makes, drops, _ = step  # type: ignore[misc]
+            forward, reads, makes, drops, _, take = step  # type: ignore[misc]
             if forward is None:
                 slots[makes[0][0]] = slots[reads[0]].reshape(makes[0][1])
             elif len(makes) == 1:
                 slot, shape, dtype = makes[0]
                 slots[slot] = made = new(shape, dtype)
-                forward(run, [slots[each] for each in reads], [made])
+                forward(run, take(slots), [made])
                 del made
             else:
                 for slot, shape, dtype in makes:
                     slots[slot] = new(shape, dtype)
-                forward(run, [slots[each] for each in reads], [slots[each[0]] for each in makes])
+                forward(run, take(slots), [slots[each[0]] for each in makes])
             for slot in drops:
                 slots[slot] = None
         except Exception as error:
@@ -454,7 +462,8 @@ class Lesson:
                 local = [slot_of(cell) for cell in cells]
                 for name, forward, reads, makes in rule.steps:
                     made = tuple([(self._new(), *form) for form in makes])
-                    steps.append(Step(forward, tuple([local[each] for each in reads]), made, (), name))
+                    taken = tuple([local[each] for each in reads])
+                    steps.append(Step(forward, taken, made, (), name, _taking(taken)))
                     local += [each[0] for each in made]
                 for value, result in zip(targets, results, strict=True):
                     self._slots[id(value)] = local[result]
