@@ -32,7 +32,7 @@ from flowmx.ops.registry.operators import Run
 
 Key = tuple[Any, ...]
 
-_MOST_NODES = 20_000
+_MOST_NODES = 1 << 17
 """Nodes of a tape up to which it is looked up: the key of a larger one would cost more memory than it is worth."""
 _MOST_STEPS = 200_000
 """Computations of all replays that are kept; those used longest ago go first."""
