@@ -80,7 +80,8 @@ def _bound(is_mean: bool, op: Any, given: Sequence[Form], made: Sequence[Form]) 
         return None
     axes = op.axes(len(shape))
     kept = tuple([1 if axis in axes else length for axis, length in enumerate(shape)])
-    add, divide, number = np.add.reduce, np.divide, count // math.prod(kept)
+    add: Any = np.add.reduce  # whose stubs know no tuple of axes
+    divide, number = np.divide, count // math.prod(kept)
 
     def bound(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         out = outputs[0]
