@@ -11,6 +11,7 @@ import pytest
 import flowmx as mx
 from flowmx import devices
 from flowmx.ops.kernels.onednn import library as onednn
+from flowmx.ops.kernels.onednn import matmul as products
 from flowmx.ops.kernels.onednn import work
 from flowmx.ops.kernels.onednn.matmul import multiply
 from flowmx.ops.math.products import matmul
@@ -200,7 +201,13 @@ def test_batch_norm_in_place(shape, plain, train, order):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.fixture
+def from_few_multiplications(monkeypatch):
+    monkeypatch.setattr(products, "SMALL", 1 << 18)
+
+
 @needs_onednn
+@pytest.mark.usefixtures("from_few_multiplications")
 @pytest.mark.parametrize(("m", "n", "k"), [(64, 96, 64), (1, 600, 500), (600, 1, 500), (33, 65, 129)])
 @pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
@@ -273,6 +280,7 @@ def test_products_of_parts_of_arrays():
 
 
 @needs_onednn
+@pytest.mark.usefixtures("from_few_multiplications")
 def test_threads_share_a_primitive():
     rng = np.random.default_rng(0)
     data = [rng.standard_normal((64, 64)).astype(np.float32) for _ in range(4)]

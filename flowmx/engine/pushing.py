@@ -18,7 +18,7 @@ from flowmx.engine.checking import checked
 from flowmx.engine.failure import Failure
 from flowmx.engine.hosting import Hosting, NoThread
 from flowmx.engine.running import Runner, again
-from flowmx.engine.scheduler import DONE, RUNNING, Operation
+from flowmx.engine.scheduler import DONE, RUNNING, Operation, Variable
 from flowmx.engine.waiting import Waiting
 from flowmx.engine.workers import InlineActor, ThreadActor
 from flowmx.errors import OperationCancelled
@@ -54,7 +54,7 @@ class Pushing:
         self._inline = InlineActor("naive")
         self._pool = ThreadActor("pool")
         self._route: Actor | None = None
-        self._checking = False
+        self._checking = self._is_at_work = False
         # Whether there is more to a push than to hand it over. The environment is read at the first push, not at the
         # import, which a bad setting must not break.
         self._is_special = self._is_configured = False
@@ -88,7 +88,7 @@ class Pushing:
         for watch in self._each_watch:
             watch(op)
         books = self.books
-        if op.light and not self._is_special and op.actor.engine is not None:
+        if op.light and not self._is_special and op.actor.engine is not None and not self._is_at_work:
             try:
                 with books.lock:
                     if op.actor.is_idle() and books.scheduler.enter(op):
@@ -114,6 +114,45 @@ class Pushing:
         except BaseException:
             again(self.runner.break_off, op)
             raise
+
+    def at_once(self, actor: Actor, reads: tuple[Variable, ...], function: Callable[..., Any], *arguments: Any) -> bool:
+        """Run light work that reads variables and makes what nobody else has seen yet: no operation stands for it.
+
+        Where anything is to be waited for or to be told, where it fails, or where something was pushed in between, this
+        returns False: the same work is then to be pushed as an operation, and what it has made does not count.
+
+        Args:
+            actor: where it belongs.
+            reads: what it reads.
+            function: what does it; it may be called again.
+            *arguments: of the function.
+        """
+        books = self.books
+        if self._is_special or self._each_watch or actor.engine is None:
+            return False
+        scheduler = books.scheduler
+        with books.lock:
+            serial = scheduler.serial
+            if scheduler.inside is not None or scheduler.step is not None or not actor.is_idle():
+                return False
+            for variable in reads:
+                writer = variable.writer
+                if variable.failure is not None or (writer is not None and writer.state != DONE):
+                    return False
+            if self._is_at_work:
+                return False
+            self._is_at_work = True
+            try:
+                self.runner.inline(function, *arguments)
+            except Exception:
+                return False
+            finally:
+                self._is_at_work = False
+            if scheduler.serial != serial:
+                return False
+            scheduler.serial = serial + 1
+            actor.executed += 1
+            return True
 
     def _enqueue_specially(self, op: Operation) -> bool:
         """Do what other engine kinds, the checking mode and bulks change; True when that was all of the push."""

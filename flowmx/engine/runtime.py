@@ -85,6 +85,7 @@ class Engine:
         self.openers = hosting.openers
         self.retire = hosting.retire
         self.enqueue = pushing.enqueue
+        self.at_once = pushing.at_once
         self.cancel = pushing.cancel
         self.use_watch = pushing.use_watch
         self.watches = pushing.watches

@@ -49,16 +49,19 @@ def _order(heads: Sequence[NDArray]) -> _Order:
     upwards: Sequence[TapeEntry | None] = [head._entry for head in heads]
     while True:
         for entry in upwards:
-            if entry is not None and entry.node not in entered:
-                if type(entry.node) is TapeNode:
-                    stack.append(entry.node)
+            if entry is None:
+                continue
+            origin_ = entry if type(entry) is TapeNode else entry.node
+            if origin_ not in entered:
+                if type(origin_) is TapeNode:
+                    stack.append(origin_)
                 else:
-                    entered.add(entry.node)
-                    leaves[cast("Leaf", entry.node)] = None
+                    entered.add(origin_)
+                    leaves[cast("Leaf", origin_)] = None
         while stack and stack[-1] in entered:
             node = stack.pop()
             done[node] = None
-            if node.gradient is None or (dead and node.arrays is not None and _is_dead(node, dead)):
+            if node.gradient is None or (dead and node.kept is not None and _is_dead(node, dead)):
                 dead.add(node)
         if not stack:
             break
@@ -175,10 +178,13 @@ class Walk:
     def _through(self, node: TapeNode) -> None:
         """Add to the gradients of a node's inputs what follows from those of its outputs."""
         sums = self._sums
-        grads = [sums.pop(TapeEntry(node, index), None) for index in range(node.visible)]
+        if node.visible == 1:
+            grads = [sums.pop(node, None)]
+        else:
+            grads = [sums.pop(node.output(index), None) for index in range(node.visible)]
         is_reached = grads[0] is not None or any(each is not None for each in grads)
         if is_reached and node not in self._dead:
-            if node.arrays is None:
+            if node.kept is None:
                 self._stop_at(node)
                 return
             found = self._by_rule(node, grads)
@@ -275,7 +281,7 @@ class Walk:
         if rule is None:
             return None
         for position in rule.checked:
-            if arrays[position]._storage.version != node.versions[position]:
+            if arrays[position]._storage.version != node.version(position):
                 node.refuse_changed(position)
         if self._lesson is not None:
             self._lesson.checked += [(self._at, position) for position in rule.checked]
@@ -356,12 +362,12 @@ class Walk:
 
     def _tied(self, gradient: NDArray) -> NDArray:
         """A recorded gradient as the function of all variables that it is, also of those in which it is constant."""
-        reached = TapeNode("gradient", None, [TapeEntry(leaf, 0) for leaf in self.leaves], (), (), 1, self._origin)
+        reached = TapeNode("gradient", None, list(self.leaves), (), (), 1, self._origin)
         made = cast("NDArray", gradient._plain())
         rules = _rules_of_tied.setdefault((gradient._shape, gradient._dtype), {})
-        entries = [gradient._entry, TapeEntry(reached, 0)]
+        entries = [gradient._entry, reached]
         node = TapeNode("gradient", _through_tied, entries, [gradient, gradient], [made], 1, self._origin, rules)
-        made._past = TapeEntry(node, 0)
+        made._past = node
         return made
 
     # -- totals ----------------------------------------------------------------------------------------
@@ -551,6 +557,6 @@ def _outputs(node: TapeNode, outputs: Saved) -> Sequence[Any]:
     if not state.get().recording:
         return outputs
     entries: list[TapeEntry | None] = [
-        TapeEntry(node, index) if index < node.visible else None for index in range(len(outputs))
+        node.output(index) if index < node.visible else None for index in range(len(outputs))
     ]
     return _History(outputs, entries)

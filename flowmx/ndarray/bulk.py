@@ -30,6 +30,9 @@ MOST_PARTS = 32
 MOST_WEIGHT = 1 << 23
 """Bytes to move after which it is pushed: big gradients are handed over while others are computed."""
 
+_LIGHT_WEIGHT = 1 << 21
+"""Bytes to move up to which a bulk of light parts is light."""
+
 
 class Value:
     """A gradient on its way between the parts of bulks.
@@ -68,7 +71,6 @@ class Bulk:
         order: what all bulks of a pass on this device write, so that they run one after the other.
 
     Attributes:
-        light: whether all parts take microseconds.
         nbytes: what they make.
     """
 
@@ -78,8 +80,13 @@ class Bulk:
         self._parts: list[Part | None] = []
         self._reads: dict[Storage, None] = {}
         self._writes: dict[Variable, None] = {order: None}
-        self.light = True
+        self._is_light = True
         self._weight = self.nbytes = 0
+
+    @property
+    def light(self) -> bool:
+        """True if it takes little enough to run at its push."""
+        return self._is_light and self._weight <= _LIGHT_WEIGHT
 
     @property
     def is_full(self) -> bool:
@@ -107,7 +114,7 @@ class Bulk:
             found.append(cell)
         if values:
             self._add(run_rule, cells, (rule, tuple(values)), tuple(values.values()))
-            self.light &= rule.light
+            self._is_light &= rule.light
             self._weight += rule.weight
             self.nbytes += rule.nbytes
         return found
@@ -123,7 +130,7 @@ class Bulk:
         """Add that a total is added to a gradient buffer, by the rule of a sum."""
         self._add(add_total, (target, value), rule, (target._storage,))
         self._writes[target._storage] = None
-        self.light &= rule.light
+        self._is_light &= rule.light
         self._weight += rule.weight
 
     def show(self, value: Value) -> BaseArray:

@@ -26,11 +26,11 @@ from flowmx.engine.origin import is_called_by_user, warn_user
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import DONE, Operation, Variable
 from flowmx.errors import AutogradError, CrossDeviceWarning, DeviceError, ShapeError, TypeInferenceError
-from flowmx.ndarray.recording import Leaf, TapeEntry, TapeNode, state
+from flowmx.ndarray.recording import ENTRIES, Further, Leaf, State, TapeEntry, TapeNode, state
 from flowmx.ndarray.references import HELD
 from flowmx.ops.control import custom
 from flowmx.ops.registry.dtypes import DType, name_of
-from flowmx.ops.registry.operators import LIGHT_BYTES, Operator, Run, Shape, Spec, kernel_for, lookup
+from flowmx.ops.registry.operators import LIGHT_BYTES, Form, Operator, Run, Shape, Spec, kernel_for, lookup
 
 if TYPE_CHECKING:
     from flowmx.ndarray.views import History
@@ -63,6 +63,12 @@ class Storage(Variable):
         if self.array is None:
             self.array = self.device.allocate(self.shape, self.dtype)
         return self.array
+
+    def whole(self) -> BaseArray:
+        """A handle on all of it, without history."""
+        made = _new(BaseArray.public)
+        made._storage, made._shape, made._dtype = self, self.shape, self.dtype
+        return made
 
     def fingerprint(self) -> object:
         array = self.array
@@ -103,7 +109,7 @@ class BaseArray(KnownAttributes):
     def _entry(self) -> TapeEntry | None:
         """The content's origin on the tape."""
         past = self._past
-        return past if past is None or isinstance(past, TapeEntry) else past.read(self)
+        return past if past is None or type(past) in ENTRIES else past.read(self)  # type: ignore[union-attr,return-value]
 
     def _plain(self) -> BaseArray:
         """Another handle on the same memory, without history."""
@@ -181,7 +187,17 @@ def allocate(device: Device, shape: Shape, dtype: DType, array: Any = None) -> B
 
 def _compute(forward: Callable[..., Any], run: Run, inputs: Sequence[BaseArray], outputs: Sequence[BaseArray]) -> Any:
     """Run the forward of an imperative operation; returns its result, which may have to be awaited."""
-    return forward(run, [each._read() for each in inputs], [each._written() for each in outputs])
+    given: list[Any] = []
+    made: list[Any] = []
+    for each in inputs:
+        given.append(each._storage.array if each._view is None else each._read())
+    for each in outputs:
+        storage = each._storage
+        array = storage.array
+        if array is None:
+            array = storage.array = storage.device.allocate(storage.shape, storage.dtype)
+        made.append(array if each._view is None else each._read())
+    return forward(run, given, made)
 
 
 def _compute_into_copy(
@@ -227,26 +243,43 @@ def forward_of(op: Operator, device: Device) -> Callable[..., None]:
     return device.timed(op, call)
 
 
-def _forward(op: Operator, device: Device) -> Callable[..., None]:
-    """:func:`forward_of`, remembered with the operator."""
-    known: tuple[Device, Callable[..., None]] | None = op.__dict__.get("_forward")
-    if known is None or known[0] is not device:
-        known = (device, forward_of(op, device))
-        object.__setattr__(op, "_forward", known)
-    return known[1]
-
-
-def forward_of_call(op: Operator, spec: Spec, device: Device, dtype: DType | None) -> Callable[..., Any]:
-    """The computation of an operator on arrays of known shapes and dtypes, the first input's as given."""
+def forward_of_call(op: Operator, spec: Spec, device: Device, given: Sequence[Form]) -> Callable[..., Any]:
+    """The computation of an operator on arrays of known shapes and dtypes, with as little to decide as there can be."""
     if not spec.nbytes and not op.writes_more():
         return _nothing
-    direct = None if dtype is None or spec.nbytes >= _SHARED_BYTES else op.as_ufunc(device.xp, dtype)
-    if direct is None:
-        return _forward(op, device)
-    ufunc, number = direct
-    if number is not None:
-        return lambda run, inputs, outputs: ufunc(inputs[0], number, out=outputs[0])
-    return lambda run, inputs, outputs: ufunc(*inputs, out=outputs[0])
+    direct = op.as_ufunc(device.xp, given[0][1]) if given and spec.nbytes < _SHARED_BYTES else None
+    if direct is not None:
+        ufunc, number = direct
+
+        # What a ufunc returns is no promise to wait for.
+        def call_ufunc(run: Run, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+            ufunc(*inputs, out=outputs[0])
+
+        def call_with_number(run: Run, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+            ufunc(inputs[0], number, out=outputs[0])
+
+        return call_ufunc if number is None else call_with_number
+    fast, made = kernel_for(device.kernels, op.name), tuple(zip(spec.shapes, spec.dtypes, strict=True))
+    if fast is None:
+        bound = op.bound(device.xp, given, made)
+    else:
+        bind = getattr(fast, "bind", None)
+        bound = None if bind is None else bind(op, given, made)
+    return forward_of(op, device) if bound is None else device.timed(op, bound)
+
+
+_Ready = tuple[Device, Callable[..., Any], Run, Run]
+"""A computation that is bound on a device, and the contexts for it in predictions and in training."""
+
+
+def _ready(op: Operator, spec: Spec, device: Device, inputs: Sequence[BaseArray]) -> _Ready:
+    """What calls of one form run, remembered with what was inferred of them."""
+    known: _Ready | None = spec.ready
+    if known is None or known[0] is not device:
+        given = tuple([(each._shape, each._dtype) for each in inputs])
+        forward = forward_of_call(op, spec, device, given)
+        known = spec.ready = device, forward, run_on(device, False), run_on(device, True)
+    return known
 
 
 def _nothing(run: Run, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -368,23 +401,22 @@ class Elementwise:
             target, nbytes = storage, 0
         else:
             return invoke(self.op, operands, out, depth=3)
-        origin = capture(3)
-        engine.enqueue(
-            Operation(
-                _compute_ufunc,
-                (ufunc, operands, number, out),
-                reads,
-                (target,),
-                device.compute,
-                self.op.name,
-                origin,
-                nbytes,
-                spec.light,
+        origin: Origin | None = None
+        if nbytes and spec.light and engine.at_once(
+            device.compute, reads, _compute_ufunc, ufunc, operands, number, out
+        ):  # fmt: skip
+            target.version = 1
+        else:
+            origin = capture(3)
+            arguments = (ufunc, operands, number, out)
+            name = self.op.name
+            engine.enqueue(
+                Operation(_compute_ufunc, arguments, reads, (target,), device.compute, name, origin, nbytes, spec.light)
             )
-        )
         if mode.recording and (x._past is not None or y is not None):
             op = self.op
-            record(op.name, None if spec.no_gradient else op.gradient, operands, (out,), 1, origin, spec.rules)
+            gradient = spec.gradient
+            record(op.name, gradient, operands, (out,), 1, origin or capture(3), spec.rules)
         return out
 
     def _learn(self, operands: tuple[BaseArray, ...], device: Device, key: Any) -> tuple[Any, ...] | None:
@@ -425,7 +457,24 @@ def invoke(
         ShapeError, TypeInferenceError, DeviceError: the inputs do not fit.
         AutogradError: ``out`` is a variable, while recording.
     """
-    if casting is not None and out is None and not state.get().backward:
+    mode = state.get()
+    if out is None and device is None and casting is None and mode.notes is None:
+        shapes: list[Shape] = []
+        dtypes: list[DType] = []
+        memory: list[Storage] = []
+        for each in inputs:
+            shapes.append(each._shape)
+            dtypes.append(each._dtype)
+            memory.append(each._storage)
+        form = tuple(shapes), tuple(dtypes)
+        spec = op._specs.get(form) or op.spec(*form)
+        if spec.is_plain and memory:
+            device = memory[0].device
+            for other in memory:
+                if other.device is not device:
+                    return _invoke_together(op, inputs, out, depth + 2)
+            return _call(op, spec, inputs, tuple(memory), device, mode, depth + 1)
+    if casting is not None and out is None and not mode.backward:
         targets = casting.targets(op, tuple([each._dtype for each in inputs]))
         if targets is not None:
             inputs = _cast(inputs, targets)
@@ -437,7 +486,6 @@ def invoke(
     elif device is None:
         device = devices.get(devices.current_context())
     spec = op.spec(tuple([each._shape for each in inputs]), tuple([each._dtype for each in inputs]))
-    mode = state.get()
     if mode.notes is not None:
         noted = mode.notes.note(op, inputs, spec, device, out)
         return noted[0] if op.visible_outputs() == 1 else noted[: op.visible_outputs()]
@@ -466,10 +514,9 @@ def invoke(
     if op.auxiliary or op.updates:
         writes += tuple([inputs[position]._storage for position in op.moved_inputs(mode.training)])
     origin = capture(depth)
-    forward = _forward(op, device) if spec.nbytes or op.writes_more() else _nothing
     work = Operation(
         compute,
-        (forward, run_on(device, mode.training), inputs, outputs),
+        (_ready(op, spec, device, inputs)[1], run_on(device, mode.training), inputs, outputs),
         reads,
         writes,
         device.compute,
@@ -483,7 +530,7 @@ def invoke(
     engine.enqueue(work)
     visible = op.visible_outputs() if not spec.single else 1
     if mode.recording:
-        gradient = None if spec.no_gradient else op.gradient
+        gradient = spec.gradient
         if not given:
             record(op.name, gradient, inputs, outputs, visible, origin, spec.rules)
         else:
@@ -493,6 +540,38 @@ def invoke(
     if visible == 1:
         return outputs[0]
     return outputs[:visible]
+
+
+def _call(
+    op: Operator, spec: Spec, inputs: Sequence[BaseArray], reads: tuple[Storage, ...], device: Device, mode: State,
+    depth: int,
+) -> Any:  # fmt: skip
+    """:func:`invoke` for an operator that makes its outputs from its inputs and does nothing else."""
+    ready: _Ready | None = spec.ready
+    if ready is None or ready[0] is not device:
+        ready = _ready(op, spec, device, inputs)
+    if spec.single:
+        outputs = [allocate(device, spec.shapes[0], spec.dtypes[0])]
+        writes: tuple[Variable, ...] = (outputs[0]._storage,)
+        visible = 1
+    else:
+        outputs = [allocate(device, s, t) for s, t in zip(spec.shapes, spec.dtypes, strict=True)]
+        writes = tuple([each._storage for each in outputs])
+        visible = op.visible_outputs()
+    arguments = (ready[1], ready[3 if mode.training else 2], inputs, outputs)
+    origin: Origin | None = None
+    if spec.light and engine.at_once(device.compute, reads, _compute, *arguments):
+        for each in outputs:
+            each._storage.version = 1
+    else:
+        origin = capture(depth)
+        engine.enqueue(
+            Operation(_compute, arguments, reads, writes, device.compute, op.name, origin, spec.nbytes, spec.light)
+        )
+    if mode.recording:
+        gradient = spec.gradient
+        record(op.name, gradient, inputs, outputs, visible, origin or capture(depth), spec.rules)
+    return outputs[0] if visible == 1 else outputs[:visible]
 
 
 def _invoke_together(op: Operator, inputs: Sequence[BaseArray], out: Any, depth: int) -> Any:
@@ -523,23 +602,21 @@ def record(
         origin: the user's line.
         rules: where the gradient is kept once it was learned, for all calls of one form; None: it is called each time.
     """
-    entries = [
-        past if (past := each._past) is None or isinstance(past, TapeEntry) else past.read(each) for each in inputs
-    ]  # as by _entry, without the call
-    for entry in entries:
-        if entry is not None:
-            break
-    else:
+    entries: list[Any] = []
+    is_part = False
+    for each in inputs:
+        past = each._past
+        if past is not None:
+            if type(past) not in ENTRIES:
+                past = past.read(each)  # type: ignore[union-attr]
+            is_part |= past is not None
+        entries.append(past)
+    if not is_part or not visible:
         return
-    node = TapeNode(name, gradient, entries, inputs, outputs, visible, origin, rules)
-    if visible == 1:
-        outputs[0]._past = _new_entry(TapeEntry, (node, 0))
-        return
-    for index, each in enumerate(outputs[:visible]):
-        each._past = _new_entry(TapeEntry, (node, index))
-
-
-_new_entry: Callable[..., TapeEntry] = tuple.__new__
+    outputs[0]._past = node = TapeNode(name, gradient, tuple(entries), inputs, outputs, visible, origin, rules)
+    if visible > 1:
+        for index, output in enumerate(outputs[1:visible], 1):
+            output._past = Further(node, index)
 
 
 def record_written(
@@ -561,7 +638,7 @@ def record_written(
     if any(entry is not None for entry in entries):
         node = TapeNode(name, gradient, entries, inputs, outputs, visible, origin, rules)
     for index, each in enumerate(outputs[:visible]):
-        entry = None if node is None else TapeEntry(node, index)
+        entry = None if node is None else node.output(index)
         if index < len(targets):
             comes_from(each, entry, origin)
         else:
@@ -576,10 +653,10 @@ def comes_from(array: BaseArray, entry: TapeEntry | None, origin: Origin | None 
     past = array._past
     if past is None:
         array._past = entry
-    elif isinstance(past, TapeEntry):
-        array._past = past if type(past.node) is Leaf else entry
+    elif type(past) in ENTRIES:
+        array._past = past if type(past) is Leaf else entry
     else:
-        past.write(array, entry, origin)
+        past.write(array, entry, origin)  # type: ignore[union-attr]
 
 
 def _given_outputs(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from flowmx.engine import Origin, describe
+from flowmx.engine import Origin, Variable, describe
 from flowmx.errors import AutogradError
 
 if TYPE_CHECKING:
-    from flowmx.ndarray.core import BaseArray
+    from flowmx.ndarray.core import BaseArray, Storage
     from flowmx.ops.registry.operators import Operator, Spec
 
 
@@ -71,23 +71,28 @@ class Scope:
 
 
 class Leaf:
-    """A marked variable, with its gradient buffer."""
+    """A marked variable, with its gradient buffer; it is also its own :data:`TapeEntry`."""
 
     __slots__ = ("__weakref__", "grad", "request")
+    index = 0
 
     def __init__(self, grad: BaseArray | None, request: str) -> None:
         self.grad = grad
         self.request = request
 
+    @property
+    def node(self) -> Leaf:
+        """Itself."""
+        return self
 
-class TapeEntry(NamedTuple):
-    """One output of a tape node, or a leaf (index 0)."""
 
-    node: TapeNode | Leaf
+class Further(NamedTuple):
+    """An output of a tape node other than the first, which the node itself stands for."""
+
+    node: TapeNode
     index: int  # type: ignore[assignment]  # the field's usual name; nobody looks for tuple.index on it
 
 
-_new_handle: Any = object.__new__
 _era = 0
 """The number of backward passes that have freed nodes."""
 
@@ -102,12 +107,16 @@ def free(nodes: Sequence[TapeNode]) -> None:
 
 
 class TapeNode:
-    """One recorded operator call.
+    """One recorded operator call, and the :data:`TapeEntry` of its first output.
+
+    A tape is long, and what the garbage collector tracks costs it a look now and then: a node is three such objects,
+    and in no cycle.
 
     Attributes:
         gradient: called with (F, inputs, outputs, heads), as :meth:`~flowmx.ops.registry.operators.Operator.gradient`.
             None where no gradient flows: the node then only tells which variables the outputs came from.
-        arrays: the inputs, then the outputs (without history), and ``versions``, what they were at. None once freed.
+        kept: the inputs, then the outputs, each as its storage, or as a handle where it is a view; then the versions
+            that they were at. None once freed.
         entries: where each input came from.
         visible: how many outputs the user sees.
         origin: the user's line.
@@ -115,7 +124,8 @@ class TapeNode:
         era: how many backward passes had freed nodes when it was made, or, once it is freed itself, when it was.
     """
 
-    __slots__ = ("arrays", "entries", "era", "gradient", "name", "origin", "rules", "versions", "visible")
+    __slots__ = ("_arrays", "entries", "era", "gradient", "kept", "name", "origin", "rules", "visible")
+    index = 0
 
     def __init__(
         self,
@@ -135,24 +145,45 @@ class TapeNode:
         self.origin = origin
         self.rules = rules
         self.era = _era
-        self.arrays: list[BaseArray] | None = []
-        self.versions: list[int] = []
+        self._arrays: list[BaseArray] | None = None
+        self.kept: tuple[Any, ...] | None = ()
         if gradient is None:
             return
-        keep, note = self.arrays.append, self.versions.append
-        for array in (*inputs, *outputs):  # each as by _plain(), without the call
-            plain = _new_handle(type(array))
-            plain._storage = storage = array._storage
-            plain._shape, plain._dtype = array._shape, array._dtype
-            if array._view is not None:
-                plain._view = array._view
+        kept: list[Any] = []
+        versions: list[Any] = []
+        for array in (*inputs, *outputs):
+            storage = array._storage
             storage.shared = True
-            keep(plain)
-            note(storage.version)
+            kept.append(storage if array._view is None else array._plain())
+            versions.append(storage.version)
+        self.kept = (*kept, *versions)
+
+    @property
+    def node(self) -> TapeNode:
+        """Itself."""
+        return self
+
+    def output(self, index: int) -> TapeEntry:
+        """The entry of an output."""
+        return Further(self, index) if index else self
+
+    @property
+    def arrays(self) -> list[BaseArray] | None:
+        """The inputs, then the outputs (without history); None once freed. They are the same objects each time."""
+        if self.kept is None or self._arrays is not None:
+            return self._arrays
+        self._arrays = [_handle(each) for each in self.kept[: len(self.kept) // 2]]
+        return self._arrays
+
+    def version(self, position: int) -> int:
+        """The version that an array was at."""
+        assert self.kept is not None
+        found: int = self.kept[len(self.kept) // 2 + position]
+        return found
 
     def release(self) -> None:
         """Forget the arrays, in a backward pass that did not ask to retain them."""
-        self.arrays = None
+        self.kept = self._arrays = None
 
     def saved(self, checked: Collection[int] | None) -> tuple[Saved, Saved]:
         """The inputs and the outputs, for a gradient to look at.
@@ -163,24 +194,36 @@ class TapeNode:
         Raises:
             AutogradError: one of them was changed.
         """
-        assert self.arrays is not None
+        arrays = self.arrays
+        assert arrays is not None
         for position in checked or ():
-            if self.arrays[position]._storage.version != self.versions[position]:
+            if arrays[position]._storage.version != self.version(position):
                 self.refuse_changed(position)
         count, checks = len(self.entries), checked is None
-        return Saved(self, 0, count, checks), Saved(self, count, len(self.arrays) - count, checks)
+        return Saved(self, 0, count, checks), Saved(self, count, len(arrays) - count, checks)
 
     def refuse_changed(self, position: int) -> None:
         """Raise AutogradError for an array that was changed since it was recorded."""
-        assert self.arrays is not None
+        arrays = self.arrays
+        assert arrays is not None
         count = len(self.entries)
         kind = f"input {position}" if position < count else f"output {position - count}"
         place = f", called at {describe(self.origin)}" if self.origin is not None else ""
         raise AutogradError(
-            f"backward: the {kind} of {self.name!r} (shape {self.arrays[position].shape}{place}) was changed in place "
+            f"backward: the {kind} of {self.name!r} (shape {arrays[position].shape}{place}) was changed in place "
             "after it was recorded, so the gradient would be wrong; change a copy (x.copy()), or call backward "
             "before the change"
         )
+
+
+TapeEntry = TapeNode | Leaf | Further
+"""One output of a tape node, or a variable."""
+ENTRIES = frozenset({TapeNode, Leaf, Further})
+"""The types of entries."""
+
+
+def _handle(kept: Any) -> BaseArray:
+    return cast("Storage", kept).whole() if isinstance(kept, Variable) else cast("BaseArray", kept)
 
 
 class Saved(Sequence["BaseArray"]):
@@ -189,8 +232,9 @@ class Saved(Sequence["BaseArray"]):
     __slots__ = ("_arrays", "_checks", "_count", "_first", "_node")
 
     def __init__(self, node: TapeNode, first: int, count: int, checks: bool) -> None:
-        assert node.arrays is not None
-        self._node, self._arrays = node, node.arrays
+        arrays = node.arrays
+        assert arrays is not None
+        self._node, self._arrays = node, arrays
         self._first, self._count, self._checks = first, count, checks
 
     def __len__(self) -> int:
@@ -201,7 +245,7 @@ class Saved(Sequence["BaseArray"]):
             return [self[i] for i in range(*index.indices(self._count))]
         position = self._first + range(self._count)[index]
         array = self._arrays[position]
-        if self._checks and array._storage.version != self._node.versions[position]:
+        if self._checks and array._storage.version != self._node.version(position):
             self._node.refuse_changed(position)
         return array
 

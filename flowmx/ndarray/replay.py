@@ -15,6 +15,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from flowmx.devices import Device
@@ -24,14 +25,14 @@ from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import DONE, Operation, Variable
 from flowmx.ndarray import bulk as bulks
 from flowmx.ndarray.bulk import Bulk, Part, Value
-from flowmx.ndarray.core import BaseArray, run_on
-from flowmx.ndarray.recording import Leaf, TapeNode
+from flowmx.ndarray.core import BaseArray, Storage, run_on
+from flowmx.ndarray.recording import Further, Leaf, TapeNode
 from flowmx.ndarray.references import HELD, TAKEN
 from flowmx.ops.registry.operators import Run
 
 Key = tuple[Any, ...]
 
-_MOST_NODES = 20_000
+_MOST_NODES = 1 << 17
 """Nodes of a tape up to which it is looked up: the key of a larger one would cost more memory than it is worth."""
 _MOST_STEPS = 200_000
 """Computations of all replays that are kept; those used longest ago go first."""
@@ -48,6 +49,7 @@ class Step(NamedTuple):
         makes: the slots that it fills, with their shapes and dtypes.
         drops: the slots that nobody reads any more.
         name: the operator's.
+        take: gets the content of ``reads`` from all slots.
     """
 
     forward: Callable[..., Any] | None
@@ -55,6 +57,7 @@ class Step(NamedTuple):
     makes: tuple[tuple[int, Any, Any], ...]
     drops: tuple[int, ...]
     name: str
+    take: Callable[[list[Any]], Sequence[Any]]
 
 
 class Total(NamedTuple):
@@ -140,7 +143,7 @@ class Replay(NamedTuple):
         written = {grad._storage for grad in grads}
         if len(written) < len(grads) or any(storage.device is not device for storage in written):
             return False
-        held: list[Any] = [*[node.arrays for node in nodes], tops]
+        held: list[Any] = [*[node.kept for node in nodes], [_kept(top) for top in tops]]
         arrays = []
         for program in self.programs:
             found = []
@@ -149,14 +152,14 @@ class Replay(NamedTuple):
                 if of is None:
                     return False
                 array = of[place]
-                storage = array._storage
+                storage = _storage(array)
                 if storage.device is not device or storage in written:
                     return False
                 found.append(array)
             arrays.append(found)
         for at, place in self.checked:
             checked = nodes[at]
-            if held[at][place]._storage.version != checked.versions[place]:
+            if _storage(held[at][place]).version != checked.version(place):
                 checked.refuse_changed(place)
         order = Variable("order of a backward pass")
         slots: list[Any] = [None] * self.slots
@@ -164,7 +167,7 @@ class Replay(NamedTuple):
         for program, found in zip(self.programs, arrays, strict=True):
             targets = [grads[leaf]._storage for leaf in program.leaves]
             op = Operation(
-                _compute, (), tuple(dict.fromkeys([each._storage for each in found])), (order, *targets),
+                _compute, (), tuple(dict.fromkeys([_storage(each) for each in found])), (order, *targets),
                 device.compute, "backward", origin, program.nbytes, program.light,
             )  # fmt: skip
             op.arguments = (run_on(device, train), program, slots, failed, found, grads, op)
@@ -178,17 +181,32 @@ class Replay(NamedTuple):
 # -- running -----------------------------------------------------------------------------------------------
 
 
+def _taking(slots: tuple[int, ...]) -> Callable[[list[Any]], Sequence[Any]]:
+    """A function in C that gets these slots."""
+    return itemgetter(*slots) if len(slots) > 1 else itemgetter(slice(slots[0], slots[0] + 1) if slots else slice(0))
+
+
+def _kept(array: BaseArray) -> Any:
+    """An array as the nodes of a tape keep it."""
+    return array._storage if array._view is None else array
+
+
+def _storage(kept: Any) -> Storage:
+    return kept if type(kept) is Storage else kept._storage
+
+
 def _compute(
-    run: Run, program: Program, slots: list[Any], failed: dict[int, Failure], arrays: Sequence[BaseArray],
+    run: Run, program: Program, slots: list[Any], failed: dict[int, Failure], arrays: Sequence[Any],
     grads: Sequence[BaseArray], op: Operation,
 ) -> None:  # fmt: skip
     """The operation: compute step by step."""
     for (slot, _, _), array in zip(program.sources, arrays, strict=True):
-        slots[slot] = array._read()
+        slots[slot] = array.array if type(array) is Storage else array._read()
     if engine.poisoned:
         for (slot, _, _), array in zip(program.sources, arrays, strict=True):
-            if array._storage.failure is not None:
-                failed[slot] = array._storage.failure
+            failure = _storage(array).failure
+            if failure is not None:
+                failed[slot] = failure
         if failed or op.writes[0].failure is not None:
             _compute_carefully(run, program.steps, slots, failed, grads, op)
             return
@@ -199,18 +217,18 @@ def _compute(
                 _store(run, step, slots, grads[step.leaf])
                 grads[step.leaf]._storage.failure = None
                 continue
-            forward, reads, makes, drops, _ = step  # type: ignore[misc]
+            forward, reads, makes, drops, _, take = step  # type: ignore[misc]
             if forward is None:
                 slots[makes[0][0]] = slots[reads[0]].reshape(makes[0][1])
             elif len(makes) == 1:
                 slot, shape, dtype = makes[0]
                 slots[slot] = made = new(shape, dtype)
-                forward(run, [slots[each] for each in reads], [made])
+                forward(run, take(slots), [made])
                 del made
             else:
                 for slot, shape, dtype in makes:
                     slots[slot] = new(shape, dtype)
-                forward(run, [slots[each] for each in reads], [slots[each[0]] for each in makes])
+                forward(run, take(slots), [slots[each[0]] for each in makes])
             for slot in drops:
                 slots[slot] = None
         except Exception as error:
@@ -340,17 +358,17 @@ def key_of(
         add(leaf.request)
     for at, node in enumerate(nodes):
         rules = node.rules
-        if rules is None or node.arrays is None:
+        if rules is None or node.kept is None:
             return None
         places[node] = at
         add(id(rules))
         for entry in node.entries:
             if entry is None:
                 add(None)
+            elif type(entry) is Further:
+                add((places[entry.node], entry.index))
             else:
-                add(places[entry.node])
-                if entry.index:
-                    add((entry.index,))
+                add(places[entry])
     for head, grad in zip(heads, given, strict=True):
         entry = head._entry
         assert entry is not None
@@ -444,7 +462,8 @@ class Lesson:
                 local = [slot_of(cell) for cell in cells]
                 for name, forward, reads, makes in rule.steps:
                     made = tuple([(self._new(), *form) for form in makes])
-                    steps.append(Step(forward, tuple([local[each] for each in reads]), made, (), name))
+                    taken = tuple([local[each] for each in reads])
+                    steps.append(Step(forward, taken, made, (), name, _taking(taken)))
                     local += [each[0] for each in made]
                 for value, result in zip(targets, results, strict=True):
                     self._slots[id(value)] = local[result]

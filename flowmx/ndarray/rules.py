@@ -16,11 +16,7 @@ from flowmx.devices import Device
 from flowmx.ndarray import functions as F
 from flowmx.ndarray.core import BaseArray, allocate, forward_of_call
 from flowmx.ndarray.recording import Notes, State, state
-from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Operator, Shape, Spec
-
-Form = tuple[Shape, DType]
-
+from flowmx.ops.registry.operators import Form, Operator, Spec
 
 _KEPT = 4096
 """Rules of functions that are kept."""
@@ -102,7 +98,7 @@ class _Noted(Notes):
             raise Unlearnable
         reads = tuple([self.position(each) for each in inputs])
         makes = tuple(zip(spec.shapes, spec.dtypes, strict=True))
-        forward = forward_of_call(op, spec, self._device, inputs[0]._dtype if inputs else None)
+        forward = forward_of_call(op, spec, self._device, [(each._shape, each._dtype) for each in inputs])
         self.steps.append(RuleStep(op.name, forward, reads, makes))
         self.light &= spec.light
         self.weight += spec.weight

@@ -48,7 +48,7 @@ def make_view(array: BaseArray, offset: int, shape: Shape, strides: tuple[int, .
 
 def _history_of_views(array: BaseArray) -> History:
     past = array._past
-    if isinstance(past, TapeEntry) and isinstance(past.node, Leaf):
+    if isinstance(past, Leaf):
         # The variable keeps its own place on the tape; its views read from there.
         return History(_of_whole(array, past), of_variable=True)
     return share(array)
@@ -57,7 +57,7 @@ def _history_of_views(array: BaseArray) -> History:
 def variable_of(array: BaseArray) -> Leaf | None:
     """The variable of autograd that an array is, if it is one."""
     past = array._past
-    return past.node if isinstance(past, TapeEntry) and isinstance(past.node, Leaf) else None
+    return past if isinstance(past, Leaf) else None
 
 
 def reshaped(array: BaseArray, shape: Shape) -> BaseArray:
@@ -126,7 +126,7 @@ def mark(array: BaseArray, leaf: Leaf | None) -> None:
         storage.variables.discard(own)
     if leaf is not None:
         storage.variables.add(leaf)
-    array._past = None if leaf is None else TapeEntry(leaf, 0)
+    array._past = leaf
     if isinstance(before, History):
         before.share_memory_of(array)
         if leaf is None:
@@ -202,12 +202,12 @@ class History:
             return entry
         place = array._view, array._shape
         known = self._parts.get(place)
-        if known is None or cast("TapeNode", known.node).arrays is None:
+        if known is None or cast("TapeNode", known).kept is None:
             part = _part_of(array)
             node = TapeNode(
                 "view", part.gradient_of_read, [entry], [_whole(array)], [array], 1, None, part.rules("read", array)
             )
-            known = self._parts[place] = TapeEntry(node, 0)
+            known = self._parts[place] = node
         return known
 
     def write(self, array: BaseArray, entry: TapeEntry | None, origin: Origin | None) -> None:
@@ -225,7 +225,7 @@ class History:
                 "write", part.gradient_of_write, [before, entry], [whole, array], [whole], 1, origin,
                 part.rules("write", array),
             )  # fmt: skip
-            self.entry = TapeEntry(node, 0)
+            self.entry = node
         if array._storage.histories is not None and not (self.is_detached and entry is None):
             for other in list(array._storage.histories):
                 concerned = other.entry is not None or entry is not None
@@ -245,10 +245,9 @@ def _of_whole(array: BaseArray, entry: TapeEntry) -> TapeEntry:
     if array._view is None:
         return entry
     part = _part_of(array)
-    node = TapeNode(
+    return TapeNode(
         "view", part.gradient_of_embedding, [entry], [array], [_whole(array)], 1, None, part.rules("embedding", array)
     )
-    return TapeEntry(node, 0)
 
 
 def _part_of(array: BaseArray) -> Part:

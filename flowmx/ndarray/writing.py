@@ -10,7 +10,7 @@ from flowmx.devices import Device
 from flowmx.engine import capture
 from flowmx.ndarray import rules, views
 from flowmx.ndarray.core import BaseArray, comes_from, invoke, record_written
-from flowmx.ndarray.recording import TapeEntry, TapeNode
+from flowmx.ndarray.recording import TapeNode
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Operator, Shape, Spec, lookup
 
@@ -93,7 +93,7 @@ def record_assignment(array: BaseArray, value: Any, target: BaseArray) -> None:
         node = TapeNode(
             "assignment", _gradient_of_assignment, [entry], [value], [target], 1, origin, _rules_of(value, target)
         )
-        entry = TapeEntry(node, 0)
+        entry = node
     if target._view == array._view and target._shape == array._shape:
         comes_from(array, entry, origin)
     elif entry is not None or array._past is not None:

@@ -11,6 +11,8 @@ from flowmx.ops.arrays.linear import Inferred, shape_of
 from flowmx.ops.arrays.reshaping import axis_of, divided
 from flowmx.ops.registry.operators import (
     Array,
+    Bound,
+    Form,
     Operator,
     Run,
     Shape,
@@ -192,6 +194,21 @@ class _Split(Operator):
     def total(self, lengths: Sequence[int]) -> int:
         """The length of the axis that is split, by those of the parts (-1: unknown)."""
         return -1 if -1 in lengths else sum(lengths)
+
+    def bound(self, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
+        if self.squeeze_axis:
+            return None
+        shape = given[0][0]
+        axis = self.axis % len(shape)
+        before, bounds = (slice(None),) * axis, self.bounds(shape[axis])
+        places = [(*before, slice(start, max(start, stop))) for start, stop in itertools.pairwise(bounds)]
+
+        def take(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+            x = inputs[0]
+            for out, place in zip(outputs, places, strict=True):
+                out[...] = x[place]
+
+        return take
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         x = inputs[0]

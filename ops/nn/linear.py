@@ -23,9 +23,11 @@ from flowmx.ops.nn.common import (
     scratch,
     unchecked,
 )
-from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import (
     Array,
+    Bound,
+    Form,
     Operator,
     Run,
     Shape,
@@ -56,6 +58,11 @@ def multiply(run: Run, a: Array, b: Array, out: Array) -> None:
         wide = scratch(run, "product", out.shape, dtype)
         matmul(run, as_type(run, a, dtype), as_type(run, b, dtype), wide)
         cast(run, wide, out)
+
+
+def _is_plain(given: Sequence[Form]) -> bool:
+    """Tell whether arrays are computed with as they are."""
+    return all(dtype in (FLOAT32, np.float64) for _, dtype in given)
 
 
 @operator("FullyConnected")
@@ -100,6 +107,19 @@ class FullyConnected(Linear, precision=Precision.LOW):
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
         return 2 * product(outputs[0]) * inputs[1][1], sum(map(product, (*inputs, *outputs)))
 
+    def bound(self, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
+        if not _is_plain(given) or len(given[0][0]) != 2:
+            return None
+        product, add = xp.matmul, None if self.no_bias else xp.add
+
+        def connect(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+            out = outputs[0]
+            product(inputs[0], inputs[1].T, out=out)
+            if add is not None:
+                add(out, inputs[2], out=out)
+
+        return connect
+
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         out = outputs[0]
         multiply(run, as_matrix(inputs[0], self.flatten), inputs[1].T, as_matrix(out, self.flatten))
@@ -112,6 +132,16 @@ class FullyConnectedData(LinearData, FullyConnected):
     """dX = H W."""
 
     infer_back = Operator.infer_back
+
+    def bound(self, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
+        if not _is_plain(given) or len(given[0][0]) != 2 or len(made[0][0]) != 2:
+            return None
+        product = xp.matmul
+
+        def multiply_by_weight(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+            product(inputs[0], inputs[1], out=outputs[0])
+
+        return multiply_by_weight
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         head, weight = inputs[:2]
@@ -129,6 +159,16 @@ class FullyConnectedWeight(LinearWeight, FullyConnected):
         units = -1 if data is None else product(data[1:]) if self.flatten else data[-1]
         return shapes, [(self.num_hidden, units)]
 
+    def bound(self, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
+        if not _is_plain(given) or len(given[0][0]) != 2 or len(given[1][0]) != 2:
+            return None
+        product = xp.matmul
+
+        def multiply_by_data(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+            product(inputs[0].T, inputs[1], out=outputs[0])
+
+        return multiply_by_data
+
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         multiply(run, as_matrix(inputs[0], self.flatten).T, as_matrix(inputs[1], self.flatten), outputs[0])
 
@@ -142,6 +182,16 @@ class BackwardBias(Operator, hidden=True):
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         return shapes, [None if shapes[0] is None else (shapes[0][self.axis],)]
+
+    def bound(self, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
+        if xp is not np or not _is_plain(given) or len(given[0][0]) != 2 or self.axis not in (-1, 1):
+            return None
+        total = np.add.reduce
+
+        def add_up(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+            total(inputs[0], 0, None, outputs[0])
+
+        return add_up
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         head, out = inputs[0], outputs[0]

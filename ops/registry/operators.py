@@ -68,14 +68,18 @@ __all__ = [
 
 Array = Any
 """A NumPy or CuPy array."""
+Form = tuple[Shape, DType]
+"""The shape and dtype of an array."""
+Bound = Callable[["Run", Sequence[Array], Sequence[Array]], None]
+"""A forward that is bound to an operator and the forms of its arrays."""
 ShapeOrNone = Shape | None
 """A shape as far as it is known: None when not at all, -1 for an unknown dimension."""
 
 _INTERN_LIMIT = 4096
 _SPEC_LIMIT = 512
-LIGHT_BYTES = 1 << 16
-"""Bytes that an operation may touch and still run at its push."""
-_LIGHT_FLOPS = 1 << 16
+LIGHT_BYTES = 1 << 18
+"""Bytes that an operation may touch and still run at its push: to hand it to a worker costs some 30 µs."""
+_LIGHT_FLOPS = 1 << 21
 _FLOPS_A_BYTE = 16
 """Floating-point operations that take about as long as a byte that is moved."""
 PLANNED = 1 << 10
@@ -137,13 +141,15 @@ class Spec:
         dtypes: likewise.
         nbytes: of the outputs.
         light: whether it takes microseconds.
-        no_gradient: the trait, where recording finds it at once.
+        gradient: the operator's function, where recording finds it at once; None where no gradient flows.
         weight: about how much there is to do, in bytes moved.
         single: whether there is one output.
         rules: the gradient as it was learned (the tape's).
+        is_plain: whether the operator makes its outputs from its inputs, and does nothing else.
+        ready: what a call runs, once it was bound (the dispatcher's).
     """
 
-    __slots__ = ("dtypes", "light", "nbytes", "no_gradient", "rules", "shapes", "single", "weight")
+    __slots__ = ("dtypes", "gradient", "is_plain", "light", "nbytes", "ready", "rules", "shapes", "single", "weight")
 
     def __init__(self, shapes: list[Shape], dtypes: list[DType], light: bool, weight: int = 0) -> None:
         self.shapes = shapes
@@ -152,8 +158,10 @@ class Spec:
         self.light = light
         self.weight = weight
         self.single = len(shapes) == 1
-        self.no_gradient = False
+        self.gradient: Callable[..., Any] | None = None
         self.rules: dict[Any, Any] = {}
+        self.is_plain = False
+        self.ready: Any = None
 
 
 class Operator:
@@ -408,6 +416,10 @@ class Operator:
         """
         return None
 
+    def bound(self, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
+        """The forward for arrays of these shapes and dtypes, with less to decide; None where there is none."""
+        return None
+
     # -- inference, cached -----------------------------------------------------------------------------
 
     def spec(self, shapes: tuple[Shape, ...], dtypes: tuple[DType, ...]) -> Spec:
@@ -441,7 +453,9 @@ class Operator:
         final_dtypes = [FLOAT32 if dtype is None else dtype for dtype in out_dtypes]
         moved = sum(_size(s) * d.itemsize for s, d in zip(shapes, dtypes, strict=True))
         made = Spec(final_shapes, final_dtypes, light=False)
-        made.no_gradient = self.traits.no_gradient
+        traits = self.traits
+        made.gradient = None if traits.no_gradient else self.gradient
+        made.is_plain = not (traits.uses_random or traits.detached or self.auxiliary or self.updates)
         made.light = moved + made.nbytes <= LIGHT_BYTES and self._is_quick(shapes, final_shapes)
         made.weight = moved + made.nbytes
         if self.traits.heavy and type(self).cost is not Operator.cost:
@@ -514,7 +528,8 @@ def kernel(device_type: str, name: str) -> Callable[[Callable[..., None]], Calla
     :class:`Laid` so, how many bytes it needs besides them; ``tie(operator)`` gives a forward ``function(run, inputs,
     outputs)`` for one step of a bound graph, whose method ``use(memory)`` receives those bytes;
     ``packed_size(operator, data_shape)`` gives the number of elements of a packed copy of a layer's weight in its
-    layout, or None.
+    layout, or None; ``bind(operator, inputs, outputs)`` gives, for arrays of these :data:`Form`, a :data:`Bound`
+    forward with less to decide, or None.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:

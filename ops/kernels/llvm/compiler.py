@@ -60,7 +60,7 @@ class _Host(NamedTuple):
 @lru_cache(maxsize=1)
 def _host() -> _Host | None:
     """The compiler set up, or None where llvmlite is missing or does not know this machine."""
-    if not _knows_arrays():
+    if not knows_arrays():
         return None
     try:
         import llvmlite
@@ -88,7 +88,7 @@ def _host() -> _Host | None:
     return _Host(machine, engine, able, repr(identity))
 
 
-def _knows_arrays() -> bool:
+def knows_arrays() -> bool:
     """Tell whether an array's data pointer is at the offset at which compiled functions read it."""
     if sys.implementation.name != "cpython":
         return False

@@ -11,6 +11,7 @@ long as all of them lie alike and densely. Everything else takes the operator's 
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
@@ -25,7 +26,7 @@ from flowmx.ops.kernels.llvm.functions import expanded
 from flowmx.ops.kernels.llvm.lowering import lower
 from flowmx.ops.kernels.llvm.program import Program
 from flowmx.ops.registry.dtypes import NAMES
-from flowmx.ops.registry.operators import Array, Operator, Run, kernel, lookup
+from flowmx.ops.registry.operators import Array, Bound, Form, Operator, Run, kernel, lookup
 
 Formula = Callable[..., Any]
 
@@ -51,6 +52,8 @@ _FLOAT_ONLY = {"scale", "exponent", "mantissa"}
 _BYTES_A_NS = 64
 _STEPS_A_NS = 140
 WORTH_A_THREAD_NS = 16_000
+LEAST = 64
+"""Elements from which a loop is faster than a plain forward of several steps, each a call of NumPy."""
 _LEAST_HALVES = 1024
 """Elements of 16 bits below which the plain forward is as fast: it is slow with them."""
 TASK = 1 << 14
@@ -82,8 +85,8 @@ class Loop:
         self.real = real
         self.uniforms = uniforms(outputs)
         self.program = Program(self._write)
-        words = f"4q{len(self.uniforms)}d{inputs + len(outputs)}q"
-        self._pack = struct.Struct(words).pack
+        self._pack = struct.Struct(f"4q{len(self.uniforms)}d").pack
+        self._pack_places = struct.Struct(f"{inputs + len(outputs)}q").pack
         self._pace = pace(outputs, inputs + len(outputs), real)
 
     @property
@@ -127,9 +130,17 @@ class Loop:
         share = size
         if threads > 1:
             share = max(TASK, size // (8 * threads) // 1024 * 1024)
-        words = self._pack(0, -(-size // share), size, share, *numbers, *map(id, arrays))
+        words = self._pack(0, -(-size // share), size, share, *numbers) + self._pack_places(*map(id, arrays))
         team.run(compiled, words, threads)
         return True
+
+    def bind(self, size: int, numbers: Sequence[float]) -> Callable[..., None] | None:
+        """A call over so many elements by one thread, of flat arrays; None where it is not compiled (yet), or more."""
+        compiled = self.program.compiled or self.program.get()
+        if compiled is None or size * self._pace > WORTH_A_THREAD_NS:
+            return None
+        head, pack = self._pack(0, 1, size, size, *numbers), self._pack_places
+        return lambda *arrays: team.run(compiled, head + pack(*map(id, arrays)), 1)
 
 
 def in_memory_order(arrays: Sequence[Array]) -> bool:
@@ -201,7 +212,7 @@ class Fused:
     """
 
     def __init__(
-        self, name: str, formula: Formula, variant: Callable[[Any], Hashable] | None = None, least: int = 8192
+        self, name: str, formula: Formula, variant: Callable[[Any], Hashable] | None = None, least: int = LEAST
     ) -> None:
         self.name = name
         self._statement = formula
@@ -243,6 +254,29 @@ class Fused:
         if out.size < self._least(out) or not self._fast(op, out, inputs, outputs):
             op.forward(run, inputs, outputs)
 
+    def bind(self, op: Operator, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
+        """The kernel for arrays of these shapes and dtypes."""
+        (shape, dtype), size = made[0], math.prod(made[0][0])
+        least = self.least if dtype.itemsize > 2 else min(self.least, _LEAST_HALVES)
+        if size < least or any(form != (shape, dtype) for form in given):
+            return op.forward
+        loop = None if self.updates else self.loop(op, dtype, len(given))
+        call = None if loop is None else loop.bind(size, loop.values(op))
+        if call is None:
+            return None
+
+        def bound(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+            for each in inputs:
+                if not each.flags.c_contiguous:
+                    break
+            else:
+                if outputs[0].flags.c_contiguous:
+                    call(*inputs, *outputs)
+                    return
+            self(op, run, inputs, outputs)
+
+        return bound
+
     def compute(self, xp: Any, parameters: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
         """Compute with parameters of any owner; False, and nothing is done, where a plain forward must do it."""
         out = outputs[0]
@@ -273,7 +307,7 @@ class Fused:
         return loop.run(out.size, numbers[1], arrays)
 
 
-def fused(name: str, formula: Formula, variant: Callable[[Any], Hashable] | None = None, least: int = 8192) -> Fused:
+def fused(name: str, formula: Formula, variant: Callable[[Any], Hashable] | None = None, least: int = LEAST) -> Fused:
     """Register a :class:`Fused` kernel for the CPU."""
     made = FUSED[name] = Fused(name, formula, variant, least)
     kernel("cpu", name)(made)

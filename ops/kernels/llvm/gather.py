@@ -16,8 +16,10 @@ from flowmx.ops.kernels.llvm.program import Program
 from flowmx.ops.kernels.llvm.softmax import suits
 from flowmx.ops.registry.operators import Array, Run, kernel
 
-_LEAST = 1 << 14
-"""Elements of the output below which the plain forward is as fast."""
+_LEAST = 64
+"""Elements from which a loop is faster than the plain forward, which is several calls of NumPy."""
+_TASK = 1 << 14
+"""Elements of a task, at least."""
 _SHARED = 1 << 16
 """Elements from which several threads pay."""
 _AHEAD = 4
@@ -133,7 +135,7 @@ _one_hot_program = Program(_one_hot)
 
 def _shares(rows: int, length: int) -> tuple[int, int, int]:
     """Rows of a task, tasks, threads."""
-    share = max(1, -(-rows // 64), _LEAST // max(1, length))
+    share = max(1, -(-rows // 64), _TASK // max(1, length))
     tasks = -(-rows // share)
     return share, tasks, team.count() if tasks > 1 and rows * length >= _SHARED else 1
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from flowmx.ops.formulas.expressions import Expr, Parameters, sqrt
 from flowmx.ops.kernels.llvm.rows import Kind, Row, Rows
-from flowmx.ops.kernels.llvm.softmax import LEAST, around, suits
+from flowmx.ops.kernels.llvm.softmax import LEAST, OfRows, around, suits
 from flowmx.ops.registry.operators import Array, Run, kernel
 
 
@@ -36,12 +36,7 @@ _forward = Rows(Kind(full=1, columns=2, outputs=1, results=2), layer_norm)
 _backward = Rows(Kind(full=2, columns=1, singles=2, outputs=1, totals=2), backward_layer_norm)
 
 
-@kernel("cpu", "LayerNorm")
-def _layer_norm_kernel(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    out = outputs[0]
-    fast = out.size >= LEAST and suits(*inputs, *outputs)
-    if not (fast and _forward.run(op, around(out.shape, op.axis), inputs, outputs)):
-        op.forward(run, inputs, outputs)
+kernel("cpu", "LayerNorm")(OfRows(_forward, 3, lambda op, shape: (op, around(shape, op.axis))))
 
 
 @kernel("cpu", "_backward_LayerNorm")

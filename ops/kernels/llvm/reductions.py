@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from flowmx.ops.formulas.expressions import Expr, Parameters, absolute
 from flowmx.ops.kernels.llvm.rows import Kind, Row, Rows
 from flowmx.ops.kernels.llvm.softmax import suits
-from flowmx.ops.registry.operators import Array, Run, kernel
+from flowmx.ops.registry.operators import Array, Bound, Form, Run, kernel
 
 _LEAST = 1 << 15
 """Elements below which the plain forward is as fast."""
@@ -69,6 +70,33 @@ def _mean(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) 
         op.forward(run, inputs, outputs)
     else:
         np.divide(sums.reshape(out.shape), x.size // max(1, out.size), out=out, casting="unsafe")
+
+
+def _bound(is_mean: bool, op: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
+    """A sum of few elements, or their mean, by NumPy."""
+    shape, dtype = given[0]
+    count = math.prod(shape)
+    if dtype not in (np.float32, np.float64) or not 0 < count < _LEAST or dtype != made[0][1]:
+        return None
+    axes = op.axes(len(shape))
+    kept = tuple([1 if axis in axes else length for axis, length in enumerate(shape)])
+    add: Any = np.add.reduce  # whose stubs know no tuple of axes
+    divide, number = np.divide, count // math.prod(kept)
+
+    def bound(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        out = outputs[0]
+        if not out.flags.c_contiguous:
+            op.forward(run, inputs, outputs)
+            return
+        add(inputs[0], axes, None, out.reshape(kept), True)
+        if is_mean:
+            divide(out, number, out=out)
+
+    return bound
+
+
+_sum.bind = partial(_bound, False)  # type: ignore[attr-defined]
+_mean.bind = partial(_bound, True)  # type: ignore[attr-defined]
 
 
 @kernel("cpu", "norm")

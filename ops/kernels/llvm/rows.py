@@ -26,6 +26,7 @@ import numpy as np
 from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, kinds, parameter, placeholder, uniforms
 from flowmx.ops.kernels.llvm import functions, team
 from flowmx.ops.kernels.llvm.code import FLOAT, Code, Value
+from flowmx.ops.kernels.llvm.compiler import Compiled
 from flowmx.ops.kernels.llvm.lowering import lower
 from flowmx.ops.kernels.llvm.program import Program
 from flowmx.ops.registry.operators import Array
@@ -36,6 +37,11 @@ _TASK = 1 << 14
 """Elements of a task, about."""
 _TWO_TASKS = 1 << 15
 _SLOTS = 4
+_KEPT = 256
+"""Forms of calls that a formula remembers."""
+_Known = tuple[Compiled, bytes, tuple[int, int, int] | None, bool]
+"""A call on arrays of one shape: the function, its words but for the arrays, the shape of what tasks add up by
+themselves, whether several threads take part."""
 
 
 class Kind(NamedTuple):
@@ -132,8 +138,9 @@ class Rows:
         every += [expr for each in row.passes for _, expr in each.stores]
         self._uniforms = uniforms([*every, *finals])
         count = len(self._inputs) + kind.outputs + kind.results + kind.totals + bool(kind.totals)
-        self._pack = struct.Struct(f"2q6q{len(self._uniforms)}d{count}q").pack
-        self._numbers: tuple[Any, ...] = (None, None, ())
+        self._pack = struct.Struct(f"2q6q{len(self._uniforms)}d").pack
+        self._pack_places = struct.Struct(f"{count}q").pack
+        self._known: dict[Any, _Known] = {}
         self._programs = (Program(self._along), Program(self._side_by_side))
 
     def run(
@@ -149,18 +156,29 @@ class Rows:
             outputs: likewise; totals need an inner of 1.
             parts: how many parts each row has; arrays are then of shape (parts, outer, length), and inner is 1.
         """
+        known = self._known.get((op, shape, parts))
+        if known is None:
+            known = self._learn(op, shape, parts)
+            if known is None:
+                return False
+        compiled, head, shares, is_shared = known
+        places = [*map(id, inputs), *map(id, outputs)]
+        if shares is not None:
+            kept = np.empty(shares, np.float32)
+            places.append(id(kept))
+        words = head + self._pack_places(*places)  # new bytes for each call, which counts in them
+        team.run(compiled, words, team.count() if is_shared else 1)
+        return True
+
+    def _learn(self, op: Any, shape: tuple[int, int, int], parts: int) -> _Known | None:
+        """Remember what calls of an operator on arrays of a shape need; None where it is not compiled (yet)."""
         outer, length, inner = shape
         program = self._programs[inner != 1]
         compiled = program.compiled or program.get()
         if compiled is None:
-            return False
-        known, known_length, numbers = self._numbers
-        if known != op or known_length != length * parts:
-            values = {"length": length * parts}
-            numbers = tuple(
-                [evaluate(each, lambda n: values[n] if n in values else getattr(op, n)) for each in self._uniforms]
-            )
-            self._numbers = (op, length * parts, numbers)
+            return None
+        values = {"length": length * parts}
+        numbers = [evaluate(each, lambda n: values[n] if n in values else getattr(op, n)) for each in self._uniforms]
         size = parts * outer * length * inner
         # Tasks do not depend on the number of threads, nor do sums over them; each has its part of every total.
         most = 16 if self.kind.totals else 64
@@ -171,12 +189,12 @@ class Rows:
             units = outer * -(-inner // FLOAT.lanes)
             share = max(1, -(-units // most), _TASK // (length * FLOAT.lanes))
         tasks = -(-units // share)
-        arrays = [*inputs, *outputs]
-        if self.kind.totals:
-            arrays.append(np.empty((tasks, self.kind.totals, length), np.float32))
-        words = self._pack(0, tasks, units, share, length, inner, parts, 0, *numbers, *map(id, arrays))
-        team.run(compiled, words, team.count() if size > _TWO_TASKS and tasks > 1 else 1)
-        return True
+        head = self._pack(0, tasks, units, share, length, inner, parts, 0, *numbers)
+        shares = (tasks, self.kind.totals, length) if self.kind.totals else None
+        if len(self._known) >= _KEPT:
+            self._known.clear()
+        made = self._known[op, shape, parts] = compiled, head, shares, size > _TWO_TASKS and tasks > 1
+        return made
 
     def is_ready(self) -> bool:
         """Tell whether rows along the last axis are computed, which compiles that function if it can."""

@@ -10,10 +10,10 @@ import numpy as np
 
 from flowmx.ops.formulas.expressions import Expr, Parameters
 from flowmx.ops.kernels.llvm.rows import Kind, Row, Rows
-from flowmx.ops.registry.operators import Array, Run, kernel
+from flowmx.ops.registry.operators import Array, Bound, Form, Run, Shape, kernel
 
-LEAST = 4096
-"""Elements below which the plain forward is as fast."""
+LEAST = 1
+"""Elements from which loops are faster: the plain forwards are several calls of NumPy, each of which costs as much."""
 _FLOAT32 = np.dtype(np.float32)
 
 
@@ -84,15 +84,52 @@ def suits(*arrays: Array) -> bool:
     return all(array.dtype == _FLOAT32 and array.flags.c_contiguous for array in arrays)
 
 
+class OfRows:
+    """The kernel of an operator by rows.
+
+    Args:
+        rows: the formula.
+        count: the number of inputs with which it is one.
+        place: called with the operator and its output's shape; returns the parameters, and the shape as
+            :meth:`Rows.run` takes it.
+    """
+
+    def __init__(self, rows: Rows, count: int, place: Callable[[Any, Shape], tuple[Any, tuple[int, int, int]]]) -> None:
+        self._rows, self._count, self._place = rows, count, place
+
+    def __call__(self, op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Compute the operator."""
+        out = outputs[0]
+        fast = out.size >= LEAST and len(inputs) == self._count and suits(*inputs, *outputs)
+        if not (fast and self._rows.run(*self._place(op, out.shape), inputs, outputs)):
+            op.forward(run, inputs, outputs)
+
+    def bind(self, op: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
+        """The kernel for arrays of these shapes and dtypes."""
+        shape = made[0][0]
+        if any(dtype != _FLOAT32 for _, dtype in (*given, *made)) or len(given) != self._count or 0 in shape:
+            return None
+        compute, (parameters, place) = self._rows.run, self._place(op, shape)
+
+        def bound(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+            for each in (*inputs, *outputs):
+                if not each.flags.c_contiguous:
+                    break
+            else:
+                if compute(parameters, place, inputs, outputs):
+                    return
+            op.forward(run, inputs, outputs)
+
+        return bound
+
+
 def _register(name: str, of: Of) -> None:
     rows = Rows(Kind(full=of.full), of.formula)
 
-    @kernel("cpu", name)
-    def run(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        out = outputs[0]
-        fast = out.size >= LEAST and len(inputs) == of.full and suits(*inputs, out)
-        if not (fast and rows.run(Scaled(of.scaling(op)), around(out.shape, op.axis), inputs, outputs)):
-            op.forward(run, inputs, outputs)
+    def of_rows(op: Any, shape: Shape) -> tuple[Any, tuple[int, int, int]]:
+        return Scaled(of.scaling(op)), around(shape, op.axis)
+
+    kernel("cpu", name)(OfRows(rows, of.full, of_rows))
 
 
 for _name, _of in FORMULAS.items():

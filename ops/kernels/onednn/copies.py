@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
+
+import numpy as np
 
 from flowmx.ops.kernels.onednn.layouts import Array, Geometry, geometry, pointer, strided, suits
 from flowmx.ops.kernels.onednn.primitives import Call, Reorder
 from flowmx.ops.kernels.onednn.work import Work, plan
-from flowmx.ops.registry.operators import Run, kernel
+from flowmx.ops.registry.operators import Bound, Form, Run, kernel
 
 _SMALL = 1 << 14
 """Elements below which NumPy's copy is faster."""
@@ -44,6 +47,21 @@ def _concat(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]
         stop = start + each.shape[op.dim]
         copy(each, out[(*before, slice(start, stop))])
         start = stop
+
+
+def _join(op: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
+    """A concatenation of few elements, by NumPy."""
+    if prod(made[0][0]) >= _SMALL or len({dtype for _, dtype in (*given, *made)}) > 1:
+        return None
+    join, axis = np.concatenate, op.dim % len(made[0][0])
+
+    def bound(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        join(inputs, axis, outputs[0])
+
+    return bound
+
+
+_concat.bind = _join  # type: ignore[attr-defined]
 
 
 @kernel("cpu", "_backward_Concat")

@@ -19,7 +19,8 @@ from flowmx.ops.kernels.onednn.primitives import Bound
 from flowmx.ops.kernels.onednn.work import Work, first_line
 from flowmx.ops.math.conversion import as_type, cast
 from flowmx.ops.registry.dtypes import is_floating
-from flowmx.ops.registry.operators import PLANNED, Laid, Operator, Run, Shape, kernel_for
+from flowmx.ops.registry.operators import PLANNED, Form, Laid, Operator, Run, Shape, kernel_for
+from flowmx.ops.registry.operators import Bound as BoundForward
 
 Make = Callable[[Any, Sequence[Geometry], Sequence[Geometry]], Work | None]
 """From an operator and how its inputs and outputs lie, what computes it; None where oneDNN cannot."""
@@ -80,6 +81,15 @@ def _by_work(work: Work) -> Compute:
     return compute
 
 
+def _by_dense_work(work: Work) -> Compute:
+    """As :func:`_by_work`, for arrays that are known to lie in C order."""
+
+    def compute(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        work(*map(pointer, inputs), *map(pointer, outputs))
+
+    return compute
+
+
 def _with_dense_vectors(arrays: Sequence[Array]) -> list[Array]:
     return [np.ascontiguousarray(each) if each.ndim == 1 else each for each in arrays]
 
@@ -128,11 +138,35 @@ class Kernel:
             known = self._chosen[form] = op, self._choose(op, inputs, outputs)
         known[1](op, run, inputs, outputs)
 
-    def _choose(self, op: Operator, inputs: Sequence[Array], outputs: Sequence[Array]) -> Compute:
-        """Choose the function that computes the operator on arrays of these layouts."""
+    def bind(self, op: Operator, given: Sequence[Form], made: Sequence[Form]) -> BoundForward | None:
+        """The kernel for arrays of these shapes and dtypes."""
+        simply = op.bound(np, given, made) or op.forward
+        chosen: dict[int, Compute] = {}
+
+        def bound(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+            for each in (*inputs, *outputs):
+                if not each.flags.c_contiguous:
+                    self(op, run, inputs, outputs)
+                    return
+            threads = _threads()
+            compute = chosen.get(threads)
+            if compute is None:
+                compute = self._choose(op, inputs, outputs, True)
+                compute = chosen[threads] = by_forward if compute is _forward else compute
+            compute(op, run, inputs, outputs)
+
+        def by_forward(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+            simply(run, inputs, outputs)
+
+        return bound
+
+    def _choose(
+        self, op: Operator, inputs: Sequence[Array], outputs: Sequence[Array], dense: bool = False
+    ) -> Compute:  # fmt: skip
+        """Choose the function that computes the operator on arrays of these layouts, which may all be C order."""
         work = self.work(op, _with_dense_vectors(inputs), outputs)
         if work is not None:
-            return _by_work(work)
+            return _by_dense_work(work) if dense else _by_work(work)
         if getattr(op, "packed", False):
             raise OneDNNError(f"oneDNN: {op.name} cannot read the weight that was packed for it")
         plain = all(each.flags.c_contiguous and not _is_half(each) for each in (*inputs, *outputs))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from flowmx.ops.kernels.llvm.code import DATA
+from flowmx.ops.kernels.llvm.compiler import knows_arrays
 from flowmx.ops.kernels.onednn.library import ANY_LAYOUT, Dims, DType, Handle, Library, Unsupported, library
 
 Array = Any
@@ -107,9 +110,17 @@ def dense_vectors(vectors: Sequence[Geometry]) -> bool:
     return all(strides == (1,) or shape == (1,) for shape, strides in vectors)
 
 
-def pointer(array: Array) -> int:
-    """The address of the first element."""
+def _pointer(array: Array) -> int:
     return array.ctypes.data  # type: ignore[no-any-return]
+
+
+def _pointer_of_head(array: Array) -> int:
+    return _at(id(array) + DATA).value or 0
+
+
+_at = ctypes.c_void_p.from_address
+pointer: Callable[[Array], int] = _pointer_of_head if knows_arrays() else _pointer
+"""The address of the first element: from where an array object keeps it, since to ask it costs as much as a product."""
 
 
 def suits(*arrays: Array) -> bool:

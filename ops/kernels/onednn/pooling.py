@@ -34,7 +34,7 @@ from flowmx.ops.kernels.onednn.primitives import Call, Primitive, attributes
 from flowmx.ops.kernels.onednn.work import Operand, Work, plan, with_copies
 from flowmx.ops.nn.pooling import Pooling, lowest
 from flowmx.ops.registry.dtypes import is_floating
-from flowmx.ops.registry.operators import Run, kernel
+from flowmx.ops.registry.operators import Form, Operator, Run, kernel
 
 
 def _windows(op: Pooling, size: Shape, out: Shape) -> tuple[Shape, Shape, Shape, Shape]:
@@ -182,6 +182,9 @@ class _Noting(Kernel):
 
     def computed(self, arrays: Sequence[Any]) -> Sequence[Any]:
         return [each for each in arrays if is_floating(each.dtype)]
+
+    def bind(self, op: Operator, given: Sequence[Form], made: Sequence[Form]) -> None:
+        """Nothing is bound: more is done than oneDNN does."""
 
     def __call__(self, op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         super().__call__(op, run, inputs, outputs)

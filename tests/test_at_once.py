@@ -1,0 +1,109 @@
+"""Small operators that are run where they are called, and what the tape keeps of them."""
+
+import gc
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx.engine import pushing
+from flowmx.ndarray import core
+from tests.interruptions import strike
+
+FILES = {pushing.__file__, core.__file__}
+CALLS = {
+    "a ufunc": lambda x: x * 2,
+    "a loop": lambda x: mx.nd.softmax(x * 0) * 8,
+    "several outputs": lambda x: mx.nd.split(x * 2, num_outputs=1, axis=0),
+}
+
+
+@pytest.fixture
+def pushed(monkeypatch):
+    """The names of the operations that are made."""
+    names, enqueue = [], core.engine.enqueue
+    monkeypatch.setattr(core.engine, "enqueue", lambda op: (names.append(op.name), enqueue(op)))
+    return names
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_no_operation_stands_for_it(call, pushed):
+    x = mx.nd.ones((2, 4))
+    call(x).wait_to_read()
+    pushed.clear()
+    before = mx.engine.stats()["pushed"]
+    assert call(x).shape == (2, 4)
+    assert not pushed and mx.engine.stats()["pushed"] > before
+
+
+def test_what_waits_is_pushed(pushed):
+    x, y = mx.nd.ones((600, 600)), mx.nd.ones((4,))
+    mx.nd.waitall()
+    mx.engine.push(lambda: None, writes=[y])
+    pushed.clear()
+    z = y * 2
+    assert (mx.nd.dot(x, x)[0, 0].asscalar(), z.asnumpy().tolist()) == (600, [2] * 4)
+    assert pushed
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("waits", [False, True])
+def test_code_in_between_comes_before_it_or_after_it(call, waits):
+    moment, came = 0, True
+    while came:
+        x, made = mx.nd.ones((2, 4)), []
+        call(x).wait_to_read()
+
+        def blow(x=x):
+            x[:] = 3
+            other = x * 5
+            if waits:
+                assert (other.asnumpy() == 15).all()
+
+        came = strike(lambda x=x, made=made: made.append(call(x).asnumpy()), moment, FILES, blow)
+        if came:
+            assert (x.asnumpy() == 3).all()
+        assert len(np.unique(made[0])) == 1 and made[0][0, 0] in (2, 6)
+        moment += 1
+    assert moment > 20
+
+
+def test_an_interrupt_leaves_nothing_behind():
+    def blow():
+        raise KeyboardInterrupt
+
+    moment, came = 0, True
+    while came:
+        x = mx.nd.ones((4,))
+        try:
+            came = strike(lambda x=x: x * 2, moment, FILES, blow)
+        except KeyboardInterrupt:
+            pass
+        assert ((x * 3).asnumpy() == 3).all()
+        moment += 1
+    assert moment > 10
+    mx.nd.waitall()
+
+
+def test_the_tape_keeps_three_objects_for_a_call_and_is_freed_by_itself():
+    def record():
+        with mx.autograd.record():
+            y = x
+            for _ in range(500):
+                y = y * 0.9 + x
+        return y
+
+    x = mx.nd.ones((4,))
+    x.attach_grad()
+    record().backward()
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(gc.get_objects())
+        y = record()
+        gc.collect()  # stops looking at tuples of numbers
+        assert len(gc.get_objects()) - before < 4.1 * 1000  # the array's memory, and three of the tape
+        del y
+        assert len(gc.get_objects()) - before < 100
+    finally:
+        gc.enable()
