@@ -65,7 +65,7 @@ class Lanes(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
     def _next_file(self) -> str:
         """The longest file, of those that wait if no process runs one, else of the others."""
         is_waiting = any(self._waits(file) for work in self.assigned_work.values() for file in work)
-        files = sorted(self.workqueue, key=lambda file: -seconds(file, len(self.workqueue[file])))
+        files: list[str] = sorted(self.workqueue, key=lambda file: -seconds(file, len(self.workqueue[file])))
         return next((file for file in files if self._waits(file) != is_waiting), files[0])
 
     def _waits(self, file: str) -> bool:

@@ -20,8 +20,6 @@ from flowmx.tools import usage
 from tests.test_comm_security import certificates
 from tests.test_serve import answers, network
 
-pytestmark = pytest.mark.usefixtures("one_thread_a_kernel")
-
 
 @pytest.fixture
 def folder(tmp_path):
