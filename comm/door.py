@@ -24,7 +24,7 @@ FIRST = 16 << 10
 """Bytes that are taken from a stranger at a time."""
 LINGER = 2.0
 """Seconds for which a refused sender is read from, so that it gets to see why."""
-WASTE = 4 << 20
+WASTE = 256 << 10
 """Bytes that are read and thrown away then; a sender of more waits for its end."""
 
 Make = Callable[[], asyncio.Protocol | None]

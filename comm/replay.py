@@ -13,6 +13,10 @@ SLACK = 0.2
 """Seconds by which well-kept clocks differ, and less than a service takes to start anew."""
 
 
+SPAN = 1.0
+"""Seconds whose nonces are kept together."""
+
+
 class Window:
     """The window of accepted nonces: requests that are too old, from the future, or repeated are refused.
 
@@ -26,10 +30,10 @@ class Window:
         self.skew = skew
         self.most = most
         self.start = start
-        self._seen: set[str] = set()
-        self._order: deque[tuple[float, str]] = deque()
+        self._seen: set[bytes] = set()
+        self._order: deque[tuple[float, list[bytes]]] = deque()  # those of a second, and when it began
 
-    def admit(self, nonce: str, sent: float, now: float) -> None:
+    def admit(self, nonce: bytes, sent: float, now: float) -> None:
         """Take note of a request.
 
         Args:
@@ -58,9 +62,12 @@ class Window:
                 f"there were {self.most} requests within {2 * self.skew:g} s, which is as many as are remembered"
             )
         self._seen.add(nonce)
-        self._order.append((now, nonce))
+        if not self._order or now >= self._order[-1][0] + SPAN:
+            self._order.append((now, []))
+        self._order[-1][1].append(nonce)
 
     def _forget(self, now: float) -> None:
-        # A nonce seen at t was signed at most `skew` ahead of t, and is too old `skew` after that.
-        while self._order and self._order[0][0] < now - 2 * self.skew:
-            self._seen.discard(self._order.popleft()[1])
+        # A nonce seen at t was signed at most `skew` ahead of t, and is too old `skew` after that. Those of a second
+        # are forgotten together.
+        while self._order and self._order[0][0] + SPAN <= now - 2 * self.skew:
+            self._seen.difference_update(self._order.popleft()[1])

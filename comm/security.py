@@ -186,7 +186,7 @@ class Security:
             Unauthorized: it has none, a wrong one, or was here before.
         """
         proof, sent = self.check_signature(method, path, headers.get(REQUEST, ""))
-        self._window.admit(proof.nonce, sent, self._clock())
+        self._window.admit(bytes.fromhex(proof.nonce), sent, self._clock())
         return proof
 
     def check_signature(self, method: str, path: str, signed: str) -> tuple[Proof, float]:
