@@ -16,3 +16,5 @@ def compare(rounds: int) -> None:
         images.write(Path(folder), COUNT)
         figures = turns.compare("loader", ["mxnet", "torch"], rounds, [folder], min)
     turns.report("DataLoader (milliseconds for 1000 samples)", figures)
+    figures = turns.compare("loader_start", ["mxnet"], rounds, pick=min)
+    turns.report("DataLoader, first epoch of 10 batches, 4 workers (seconds)", figures)
