@@ -27,17 +27,18 @@ from flowmx.ops.registry.dtypes import BY_NAME, DType, as_dtype
 from flowmx.ops.registry.operators import Operator, lookup
 from flowmx.semantics import default_float, semantics
 
-__all__ = ["arrays_of", "call", "call_waiting", "face", "given_dtype", "ufunc_call", "wrap"]
+__all__ = ["Calls", "arrays_of", "both_modes", "call", "call_waiting", "face", "given_dtype", "ufunc_call", "wrap"]
 
 FLOATS = frozenset(np.dtype(each) for each in (np.float16, np.float32, np.float64))
 """The dtypes for which operators of the registry stand in for NumPy's functions."""
 _COMPLEX = {np.dtype(np.complex64), np.dtype(np.complex128)}
+_DTYPES = frozenset((*BY_NAME.values(), *_COMPLEX))
 _KEPT = 4096
 _ARRAY = object()
 _known: dict[Any, tuple[Operator, Callable[[Any], Any] | None]] = {}
-_quick: dict[Any, Elementwise] = {}
 
 
+@cache
 def array_class() -> type[Any]:
     """The class of the arrays of ``mx.np``."""
     from flowmx.numpy.multiarray import ndarray
@@ -69,8 +70,10 @@ def given_dtype(value: Any) -> DType | None:
     Raises:
         TypeInferenceError: there is no such dtype.
     """
-    if value is None:
-        return None
+    if value is None or (value.__class__ is str and value in BY_NAME):
+        return None if value is None else BY_NAME[value]
+    if isinstance(value, np.dtype) and value in _DTYPES:
+        return value
     if value is float:
         return default_float()
     if value is complex:
@@ -165,13 +168,16 @@ class _Sorter:
         return value
 
 
-def call(function: str, args: Sequence[Any], kwargs: dict[str, Any], depth: int = 3) -> Any:
+def call(
+    function: str, args: Sequence[Any], kwargs: dict[str, Any], depth: int = 3, made_of: list[Any] | None = None
+) -> Any:
     """Enqueue a function of NumPy's on arrays; returns an array, or as many as it returns.
 
     Raises:
         ValueError, TypeError: NumPy does not take such arguments.
     """
-    out, kwargs = kwargs.pop("out", None), kwargs
+    kwargs = dict(kwargs)
+    out = kwargs.pop("out", None)
     where = kwargs.pop("where", None) if table.ufunc(function) is not None else None
     if kwargs.pop("order", None) not in (None, "C", "K", "A"):
         raise NotImplementedError(f"{function}: arrays are kept in C order alone, so order must be 'C'")
@@ -210,6 +216,8 @@ def call(function: str, args: Sequence[Any], kwargs: dict[str, Any], depth: int 
         if len(_known) >= _KEPT:
             _known.clear()
         _known[key] = found
+    if made_of is not None:
+        made_of.append(found)
     op, pack = found
     for each in arrays:
         if each._storage.device.context != context:
@@ -417,17 +425,93 @@ def refusal(name: str, function: Any = None) -> Callable[..., NoReturn]:
 # -- elementwise functions, the quick way -----------------------------------------------------------------------
 
 
-def ufunc_call(function: str, swapped: bool = False) -> Elementwise:
-    """An elementwise function of arrays alone, ready to be called again and again, in the task's mode."""
-    key = (function, swapped, semantics.get().dtype)
-    made = _quick.get(key)
-    if made is None:
-        found = table.ufunc(function)
-        assert found is not None
-        text = encode([Slot(index) for index in range(found.nin)], {})
-        op = NumPyCall.create(num_args=found.nin, function=function, form=text, wide=key[2])
-        made = _quick[key] = Elementwise(op)
-    return made
+@cache
+def ufunc_call(function: str, wide: bool) -> Elementwise:
+    """An elementwise function of arrays alone, ready to be called again and again, in a mode of default dtypes."""
+    found = table.ufunc(function)
+    assert found is not None
+    text = encode([Slot(index) for index in range(found.nin)], {})
+    return Elementwise(NumPyCall.create(num_args=found.nin, function=function, form=text, wide=wide))
+
+
+def both_modes(function: str) -> tuple[Elementwise, Elementwise]:
+    """An elementwise function in both modes of default dtypes, MXNet's and NumPy's."""
+    return ufunc_call(function, False), ufunc_call(function, True)
+
+
+def registered_or_call(function: str) -> Elementwise:
+    """An elementwise function of floating arrays of one dtype: the registry's operator where there is one."""
+    operator = table.REGISTERED.get(function)
+    return ufunc_call(function, False) if operator is None else registered(operator)
+
+
+def waiting(name: str) -> Callable[[Any, dict[str, Any]], Any]:
+    """A function whose results depend on what arrays hold, of its arguments."""
+    return lambda args, kwargs: call_waiting(name, args, kwargs)
+
+
+class Calls:
+    """The operators that calls of one function come to, by everything about their arguments but the arrays."""
+
+    def __init__(self, function: str) -> None:
+        self._function = function
+        self._known: dict[Any, Any] = {}
+        # Arguments of these are looked at before each call.
+        self._is_plain = function not in table.SHAPED and function not in (*_INDEXED, "where")
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Enqueue a call, with arguments as the user wrote them."""
+        cls = array_class()
+        arrays: list[Any] = []
+        key: list[Any] = [semantics.get().dtype]
+        for value in args:
+            kind = value.__class__
+            if kind is cls:
+                arrays.append(value)
+                key.append(_ARRAY)
+            elif kind is int or kind is str or value is None:
+                key.append(value)
+            elif not _keyed(value, cls, arrays, key):
+                return call(self._function, args, kwargs, 4)
+        for name, value in kwargs.items():
+            if value is not None and name in ("out", "where", "order", "ctx", "device"):
+                return call(self._function, args, kwargs, 4)
+            key.append(name)
+            kind = value.__class__
+            if kind is int or kind is str or value is None:
+                key.append(value)
+            elif kind is bool:
+                key.append((bool, value))
+            elif not _keyed(value, cls, arrays, key):
+                return call(self._function, args, kwargs, 4)
+        whole = tuple(key)
+        known = self._known.get(whole)
+        if known is None:
+            if not arrays or not self._is_plain:
+                return call(self._function, args, kwargs, 4)
+            made: list[Any] = []
+            result = call(self._function, args, kwargs, 4, made)
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            self._known[whole] = made[0]
+            return result
+        op, pack = known
+        made = invoke(op, arrays, None, None, 4)
+        return made if pack is None else pack(made if made.__class__ is list else [made])
+
+
+def _keyed(value: Any, cls: type[Any], arrays: list[Any], key: list[Any]) -> bool:
+    """Note a tuple of ints, or a list or tuple of arrays; False where an argument is something else."""
+    if not isinstance(value, (tuple, list)) or not value:
+        return False
+    if all(each.__class__ is cls for each in value):
+        arrays += value
+        key.append((value.__class__, len(value)))
+        return True
+    if value.__class__ is tuple and all(each.__class__ is int for each in value):
+        key.append(value)
+        return True
+    return False
 
 
 @cache

@@ -32,7 +32,7 @@ def _context(ctx: Any, device: Any) -> devices.Context | None:
 
 
 def _refuse_order(order: str | None) -> None:
-    if order not in (None, "C", "K", "A"):
+    if order not in (None, "C"):
         raise NotImplementedError("arrays are kept in C order alone, so order must be 'C'")
 
 
@@ -118,10 +118,9 @@ def _filled(value: Any, shape: Any, dtype: Any, context: devices.Context | None,
     if out is not None:
         out[...] = value
         return out
-    lengths = as_shape(shape)
     if kind.kind == "c":
-        return wrap(np.full(lengths, value, kind), context)
-    return face(classic_full(lengths, value, context, kind))
+        return wrap(np.full(as_shape(shape), value, kind), context)
+    return face(classic_full(shape, value, context, kind))
 
 
 def zeros(shape: Any, dtype: Any = None, order: str = "C", ctx: Any = None, *, device: Any = None) -> Any:

@@ -13,6 +13,8 @@ import numpy as np
 from flowmx.ndarray.core import BaseArray
 from flowmx.numpy import calls, gradients, table
 from flowmx.numpy.operator import stand_in
+from flowmx.ops.registry.dtypes import FLOAT32
+from flowmx.semantics import semantics
 
 __all__ = ["call_of", "host_of", "waiting_of"]
 
@@ -48,25 +50,25 @@ def call_of(name: str) -> Callable[..., Any]:
     served = table.RENAMED.get(name, name)
     original = _numpy(name) if name not in table.RENAMED else _numpy(served)
     names = calls.names_of(served)
-    operator = table.REGISTERED.get(served)
-    quick = None if operator is None else calls.registered(operator)
     count = getattr(original, "nin", 0)
-    floats = calls.FLOATS
-    is_ufunc = isinstance(original, np.ufunc) and original.signature is None and original.nout == 1
-    call, ufunc_call, cls = calls.call, calls.ufunc_call, calls.array_class()
+    calls_of = calls.Calls(served)
+    if not isinstance(original, np.ufunc) or original.signature is not None or original.nout != 1:
 
-    def function(*args: Any, **kwargs: Any) -> Any:
-        if kwargs:
-            args = _placed(names, args, kwargs)
-        elif is_ufunc and len(args) == count:
-            x = args[0]
-            if x.__class__ is cls:
-                y = args[-1]
-                if y is x or (y.__class__ is cls and y._storage.device is x._storage.device):
-                    if quick is not None and x._dtype in floats and y._dtype is x._dtype:
-                        return quick(*args)
-                    return ufunc_call(served)(*args)
-        return call(served, args, kwargs)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return calls_of(_placed(names, args, kwargs) if kwargs else args, kwargs)
+
+    else:
+        floats, others = calls.registered_or_call(served), calls.both_modes(served)
+        cls, known = calls.array_class(), calls.FLOATS
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            # The usual call, arrays alone, without sorting its arguments.
+            if kwargs or len(args) != count or args[0].__class__ is not cls or args[-1].__class__ is not cls:
+                return calls.call(served, _placed(names, args, kwargs) if kwargs else args, kwargs)
+            dtype = args[0]._dtype
+            if dtype is args[-1]._dtype and (dtype is FLOAT32 or dtype in known):
+                return floats(*args)
+            return others[semantics.get().dtype](*args)
 
     has = gradients.has_gradient(served)
     return _dress(function, original, name, "" if has else "It has no gradient: backward passes refuse it.")

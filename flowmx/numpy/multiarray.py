@@ -18,39 +18,46 @@ from flowmx.ndarray.array import NDArray, on_context
 from flowmx.ndarray.core import BaseArray, Elementwise
 from flowmx.ndarray.operators import _Numbers
 from flowmx.numpy import calls, table
-from flowmx.numpy.calls import call, given_dtype, ufunc_call
+from flowmx.numpy.calls import both_modes, call, given_dtype, registered_or_call
+from flowmx.numpy.shaping import argsort as _argsort
+from flowmx.numpy.shaping import reshape as _reshape
+from flowmx.numpy.shaping import sort as _sort
+from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.operators import lookup
+from flowmx.semantics import semantics
 
 __all__ = ["as_ndarray", "ndarray"]
 
-_FLOATS = frozenset(np.dtype(each) for each in (np.float16, np.float32, np.float64))
-_NUMBERS = (int, float)
 _PLAIN = (int, np.integer, slice, type(None), type(Ellipsis))
 
 
 def _binary(function: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
     """The method of an arithmetic operator: the registered one where that does the same, else NumPy's function."""
-    registered = table.REGISTERED.get(function)
-    both = None if registered is None else Elementwise(lookup(registered).create())
+    floats = registered_or_call(function)
+    others = both_modes(function)
     with_number = table.REGISTERED_WITH_NUMBER.get(function)
     numbers = None if with_number is None else _Numbers(with_number[swapped])
     known: dict[Any, Elementwise] = {} if numbers is None else numbers.known
 
+    forward = _binary(function) if swapped else None
+    float32, general = FLOAT32, calls.FLOATS
+
     def method(self: BaseArray, other: Any) -> Any:
         dtype = self._dtype
         if isinstance(other, BaseArray):
-            if other._storage.device is self._storage.device:
-                if both is not None and dtype is other._dtype and dtype in _FLOATS:
-                    return both(other, self) if swapped else both(self, other)
-                quick = ufunc_call(function)
-                return quick(other, self) if swapped else quick(self, other)
-        elif numbers is not None and other.__class__ in _NUMBERS and dtype in _FLOATS:
-            return (known.get(other) or numbers.make(other))(self)
+            if dtype is other._dtype and (dtype is float32 or dtype in general):
+                return floats(self, other)
+            return calls.face(others[semantics.get().dtype](self, other))
+        if numbers is not None and (other.__class__ is float or other.__class__ is int):
+            if dtype is float32 or dtype in general:
+                return (known.get(other) or numbers.make(other))(self)
         elif not isinstance(other, _OPERANDS):
             return NotImplemented
         return call(function, (other, self) if swapped else (self, other), {})
 
-    return method
+    if forward is None:
+        return method
+    return lambda self, other: forward(other, self) if isinstance(other, BaseArray) else method(self, other)
 
 
 _OPERANDS = (int, float, complex, np.generic, np.ndarray, list, tuple, BaseArray)
@@ -60,11 +67,12 @@ def _in_place(function: str) -> Callable[[Any, Any], Any]:
     """The method of an operator that changes its left side."""
     registered = table.REGISTERED.get(function)
     both = None if registered is None else Elementwise(lookup(registered).create())
+    float32, general = FLOAT32, calls.FLOATS
 
     def method(self: BaseArray, other: Any) -> Any:
-        if both is not None and isinstance(other, BaseArray) and self._dtype in _FLOATS:
-            alike = other._dtype is self._dtype and other._shape == self._shape
-            if alike and other._storage.device is self._storage.device:
+        if both is not None and isinstance(other, BaseArray):
+            dtype = self._dtype
+            if dtype is other._dtype and (dtype is float32 or dtype in general) and other._shape == self._shape:
                 return both(self, other, self)
         elif not isinstance(other, _OPERANDS):
             return NotImplemented
@@ -136,6 +144,11 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
     # -- what it is ------------------------------------------------------------------------------------
 
     @property
+    def dtype(self) -> Any:
+        """The element type, as NumPy's dtype object."""
+        return self._dtype
+
+    @property
     def T(self) -> Any:  # noqa: N802
         """The array with its axes reversed."""
         return call("transpose", (self,), {})
@@ -196,7 +209,11 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
         return text if self.context.device_type == "cpu" or not self._shape else f"{text} @{self.context}"
 
     def __format__(self, spec: str) -> str:
-        return format(self.item(), spec) if not self._shape else format(str(self), spec)
+        if not self._shape:
+            return format(self.item(), spec)
+        if spec:
+            raise TypeError(f"format: {spec!r} is for an array without axes, this one has shape {self._shape}")
+        return str(self)
 
     # -- reading ---------------------------------------------------------------------------------------
 
@@ -317,6 +334,8 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
 
     def copy(self, order: str = "C") -> Any:
         """A copy on the same device."""
+        if order not in ("C", "K", None):
+            raise NotImplementedError("copy: arrays are kept in C order alone, so order must be 'C'")
         return self._call("_copy")
 
     def copyto(self, other: Any) -> Any:
@@ -362,15 +381,13 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
             if not mask:
                 return
             parts = (Ellipsis,)
-        indexing.put(self, tuple([_index(self, each) for each in parts]), value)
+        indexing.put(self, _indices(self, parts), value)
 
     def reshape(self, *shape: Any, order: str = "C", **kwargs: Any) -> Any:
         """The same content with another shape; shares memory where that is possible. -1 stands for one length."""
-        from flowmx.numpy.shaping import reshape
-
-        if "newshape" in kwargs or "shape" in kwargs:
+        if kwargs:
             shape = (kwargs.pop("newshape", None) or kwargs.pop("shape"),)
-        return reshape(self, shape[0] if len(shape) == 1 else shape, order=order)
+        return _reshape(self, shape[0] if len(shape) == 1 else shape, order=order)
 
     def flatten(self, order: str = "C", **_: Any) -> Any:
         """A copy with one axis."""
@@ -387,15 +404,11 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
 
     def sort(self, axis: Any = -1, *_: Any, **options: Any) -> Any:
         """A sorted copy, as in MXNet (NumPy's method sorts in place)."""
-        from flowmx.numpy.shaping import sort
-
-        return sort(self, axis, **options)
+        return _sort(self, axis, **options)
 
     def argsort(self, axis: Any = -1, *_: Any, **options: Any) -> Any:
         """The positions that sort the array."""
-        from flowmx.numpy.shaping import argsort
-
-        return argsort(self, axis, **options)
+        return _argsort(self, axis, **options)
 
     def clip(self, min: Any = None, max: Any = None, out: Any = None) -> Any:
         """The elements, those below ``min`` made that, and those above ``max`` that."""
@@ -447,13 +460,32 @@ def _whole_mask(parts: tuple[Any, ...]) -> bool | None:
     return None
 
 
-def _index(array: BaseArray, part: Any) -> Any:
-    """An index as :mod:`flowmx.ndarray.indexing` takes it."""
-    if isinstance(part, BaseArray) and part._shape == () and part._dtype.kind in "iu":
-        return part
-    if isinstance(part, (np.bool_, bool)):
-        return np.asarray(part)
-    return part
+def _indices(array: BaseArray, parts: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A key as :mod:`flowmx.ndarray.indexing` takes it.
+
+    Raises:
+        IndexError: a mask has another shape than the axes that it stands for.
+    """
+    kept = [np.asarray(each) if isinstance(each, (list, bool, np.bool_)) else each for each in parts]
+    widths = [0 if each is None else len(each.shape) if _is_mask(each) else 1 for each in kept if each is not Ellipsis]
+    axis = 0
+    for each in kept:
+        if each is Ellipsis:
+            axis += len(array._shape) - sum(widths)
+        elif _is_mask(each):
+            covered = array._shape[axis : axis + len(each.shape)]
+            if tuple(each.shape) != covered:
+                raise IndexError(
+                    f"the mask has shape {tuple(each.shape)}, but the axes that it stands for are {covered}"
+                )
+            axis += len(each.shape)
+        elif each is not None:
+            axis += 1
+    return tuple(kept)
+
+
+def _is_mask(part: Any) -> bool:
+    return isinstance(part, (BaseArray, np.ndarray)) and np.dtype(part.dtype).kind == "b"
 
 
 def _gathered(array: BaseArray, parts: tuple[Any, ...]) -> Any:
@@ -461,7 +493,7 @@ def _gathered(array: BaseArray, parts: tuple[Any, ...]) -> Any:
     if mask is not None:
         positions = np.zeros(int(mask), np.int64)
         return indexing._gather(call("expand_dims", (array, 0), {}), (positions,))
-    return indexing._gather(array, tuple([_index(array, each) for each in parts]))
+    return indexing._gather(array, _indices(array, parts))
 
 
 def _unpickled() -> Any:
@@ -470,10 +502,10 @@ def _unpickled() -> Any:
 
 def _method(name: str) -> Callable[..., Any]:
     """The method of a function of ``mx.np``, whose first argument is the array."""
-    waiting = name in table.WAITING
+    run = calls.waiting(name) if name in table.WAITING else calls.Calls(table.RENAMED.get(name, name))
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return calls.call_waiting(name, (self, *args), kwargs) if waiting else call(name, (self, *args), kwargs)
+        return run((self, *args), kwargs)
 
     method.__name__ = name
     method.__qualname__ = f"ndarray.{name}"

@@ -38,6 +38,8 @@ _FLOAT, _COMPLEX = np.dtype(np.float64), np.dtype(np.complex128)
 _NARROW = {_FLOAT: np.dtype(np.float32), _COMPLEX: np.dtype(np.complex64)}
 """The dtypes that NumPy makes of whole numbers, and those of MXNet."""
 _SPECS = 512
+_INTO = frozenset(["concatenate", "dot", "stack"])
+"""Functions besides ufuncs that write into ``out`` without a copy, where that has the dtype of what they are given."""
 _WITH_CONSTANTS = frozenset(["append", "choose", "concatenate", "insert", "pad", "stack", "where"])
 """Functions whose arguments may be numbers in place of arrays."""
 
@@ -144,9 +146,12 @@ class NumPyCall(_Calling, hidden=True):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         args, kwargs = self.call.fill(inputs)
         function = function_of(run.xp, self.function)
-        if len(outputs) == 1 and table.ufunc(self.function) is not None and "dtype" not in kwargs:
-            function(*args, out=outputs[0], **kwargs)
-            return
+        if len(outputs) == 1 and "dtype" not in kwargs:
+            out = outputs[0]
+            alike = self.function in _INTO and all(each.dtype == out.dtype for each in inputs)
+            if alike or table.ufunc(self.function) is not None:
+                function(*args, out=out, **kwargs)
+                return
         for result, out in zip(results_of(function(*args, **kwargs)), outputs, strict=True):
             if result.shape != out.shape:  # it would be broadcast
                 raise ShapeError(f"{self.function}: the result has shape {result.shape}, expected {out.shape}")

@@ -110,6 +110,10 @@ class NumPyRandom(_Calling, hidden=True, uses_random=True):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         args, kwargs = self.call.fill(inputs)
+        if self.function == "multinomial":  # in float32 a sum of 1 may be more
+            chances = np.asarray(args[1], np.float64)
+            total = chances.sum(axis=-1, keepdims=True)
+            args[1] = np.where(np.abs(total - 1) < 1e-4, chances / np.where(total == 0, 1, total), chances)
         outputs[0][...] = getattr(run.random, self.function)(*args, **kwargs)
 
     def gradient(self, F: Any, inputs: Any, outputs: Any, heads: Any) -> Any:

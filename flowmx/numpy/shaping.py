@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from flowmx.ndarray import views
 from flowmx.ndarray.core import BaseArray
 from flowmx.numpy import calls, table
+from flowmx.ops.registry.operators import Shape
 
 __all__ = sorted(table.WRITTEN["shaping"])
 
@@ -24,8 +26,7 @@ def reshape(a: Any, /, shape: Any = None, order: str = "C", *, newshape: Any = N
     if not isinstance(a, BaseArray):
         a = calls.from_host(a)
     given = newshape if shape is None else shape
-    # NumPy's own rules for -1, and its errors.
-    wanted = np.broadcast_to(np.zeros((), bool), a._shape).reshape(_lengths(given)).shape
+    wanted = _resolved(a._shape, _lengths(given))
     if copy:
         a = a._call("_copy")  # type: ignore[attr-defined]
     elif copy is False and not views.is_contiguous(a):
@@ -33,7 +34,15 @@ def reshape(a: Any, /, shape: Any = None, order: str = "C", *, newshape: Any = N
     return calls.face(views.reshaped(a, wanted))
 
 
+@lru_cache(4096)
+def _resolved(shape: Shape, wanted: int | Shape) -> Shape:
+    """A new shape with -1 resolved, by NumPy's own rules and with its errors."""
+    return np.broadcast_to(np.zeros((), bool), shape).reshape(wanted).shape
+
+
 def _lengths(shape: Any) -> Any:
+    if shape.__class__ is int:
+        return shape
     return int(shape) if isinstance(shape, (int, np.integer)) else tuple(int(each) for each in shape)
 
 
