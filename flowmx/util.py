@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from flowmx import settings
 from flowmx.context import gpu_memory_info
@@ -166,7 +166,7 @@ def use_np_default_dtype(func: T) -> T:
     return _within(func, dtype=True)
 
 
-def _within(func: Any, **change: bool) -> Any:
+def _within(func: T, **change: bool) -> T:
     """A function in a scope; of a class, each of its own functions and properties.
 
     Raises:
@@ -178,7 +178,7 @@ def _within(func: Any, **change: bool) -> Any:
                 setattr(func, name, _within(value, **change))
             elif isinstance(value, property):
                 parts = [each and _within(each, **change) for each in (value.fget, value.fset, value.fdel)]
-                setattr(func, name, property(*parts, doc=value.__doc__))
+                setattr(func, name, property(parts[0], parts[1], parts[2], value.__doc__))
         return func
     if not callable(func):
         raise TypeError(f"use_np: {type(func).__name__} was given, expected a function or a class")
@@ -189,11 +189,11 @@ def _within(func: Any, **change: bool) -> Any:
             with _scope(**change):
                 return await func(*args, **kwargs)
 
-        return run_async
+        return cast("T", run_async)
 
     @functools.wraps(func)
     def run(*args: Any, **kwargs: Any) -> Any:
         with _scope(**change):
             return func(*args, **kwargs)
 
-    return run
+    return cast("T", run)

@@ -280,7 +280,7 @@ def test_shapes_without_axes_or_elements():
     x = np.array(3.0)
     assert x.shape == () and float(x + 1) == 4 and f"{x:.1f}" == "3.0" and (x * np.ones(2)).shape == (2,)
     assert np.concatenate([np.zeros((0, 2)), np.ones((1, 2))]).shape == (1, 2)
-    assert np.ones((2, 0)).reshape(0, -1 if False else 5).shape == (0, 5)
+    assert np.ones((2, 0)).reshape(0, 5).shape == (0, 5)
     for array in (np.zeros(0), np.zeros(2)):
         with pytest.raises(ValueError, match="ambiguous"):
             bool(array)

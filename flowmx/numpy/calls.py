@@ -80,7 +80,7 @@ def given_dtype(value: Any) -> DType | None:
         return np.dtype(np.complex128 if semantics.get().dtype else np.complex64)
     if value in ("complex64", "complex128") or value.__class__ is np.dtype or isinstance(value, type):
         try:
-            made = np.dtype(value)
+            made: DType = np.dtype(value)
         except TypeError:
             return as_dtype(value)
         if made in _COMPLEX:
@@ -178,6 +178,11 @@ def call(
     """
     kwargs = dict(kwargs)
     out = kwargs.pop("out", None)
+    ufunc = table.ufunc(function)
+    if ufunc is not None and len(args) > ufunc.nin:
+        args, out = args[: ufunc.nin], args[ufunc.nin]
+    if function == "nan_to_num" and kwargs.pop("copy", True) is False:
+        out = args[0]
     where = kwargs.pop("where", None) if table.ufunc(function) is not None else None
     if kwargs.pop("order", None) not in (None, "C", "K", "A"):
         raise NotImplementedError(f"{function}: arrays are kept in C order alone, so order must be 'C'")
@@ -276,8 +281,10 @@ def _with_array(function: str, args: Sequence[Any], kwargs: dict[str, Any]) -> l
     whole = table.ufunc(function) is not None
     for index, each in enumerate(made):
         if isinstance(each, (int, float, complex, np.generic, np.ndarray, list, tuple)):
-            nested = index == 0 and not whole and isinstance(each, (list, tuple)) and function in _OF_LISTS
-            made[index] = type(each)([from_host(one) for one in each]) if nested else from_host(each)
+            if index == 0 and isinstance(each, (list, tuple)) and function in _OF_LISTS:
+                made[index] = [from_host(one) for one in each]
+            else:
+                made[index] = from_host(each)
             if not whole:
                 break
     if not made:

@@ -250,7 +250,7 @@ def linspace(
     axis: int = 0, ctx: Any = None, *, device: Any = None,
 ) -> Any:  # fmt: skip
     """Numbers at equal distances, ``stop`` among them where ``endpoint`` is true."""
-    kwargs = {"num": num, "endpoint": endpoint, "axis": axis}
+    kwargs: dict[str, Any] = {"num": num, "endpoint": endpoint, "axis": axis}
     kind = given_dtype(dtype)
     if kind is not None and kind.kind in "iuc":
         kwargs["dtype"] = kind

@@ -35,6 +35,8 @@ def encode(args: Sequence[Any], kwargs: dict[str, Any]) -> str:
 def _encoded(value: Any) -> Any:
     if isinstance(value, Slot):
         return {"array": value.number}
+    if isinstance(value, np.generic):
+        value = value.item()
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, np.dtype):

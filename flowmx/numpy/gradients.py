@@ -144,20 +144,26 @@ MOVING = table.names("""
     rot90 split squeeze stack swapaxes take take_along_axis tile transpose tril triu unstack vsplit vstack where
     fft.fftshift fft.ifftshift
 """)
+_POSITIONS = {"choose": 0, "take": 1, "take_along_axis": 1, "where": 0}
+"""The argument that says which elements are meant; all others are moved."""
 _PADS = ("constant", "edge", "wrap", "reflect", "symmetric")
 
 
 def _moved(op: Any, F: Any, arrays: Sequence[Any], heads: Sequence[Any], inputs: Any) -> list[Any]:
     if op.function == "pad" and op.call.kwargs.get("mode", [*op.call.args, "constant", "constant"][2]) not in _PADS:
         calls.refusal("pad with this mode")(F, inputs, (), heads)
+    place = _POSITIONS.get(op.function)
+    chosen = (
+        {each.number for each in op.call.args[place : place + 1] if isinstance(each, Slot)} if place is not None else ()
+    )
     positions: list[Any] = []
     given: list[Any] = []
     for index, each in enumerate(arrays):
-        if each._dtype.kind in "iub":
+        if index in chosen:
             given.append(len(heads) + len(positions))
             positions.append(inputs[index])
         else:
-            given.append(each._shape)
+            given.append(tuple(map(int, each._shape)))
     found: list[Any] = [None] * len(arrays)
     for index, each in enumerate(given):
         if not isinstance(each, int) and inputs.wanted(index):

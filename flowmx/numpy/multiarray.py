@@ -389,7 +389,9 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
             shape = (kwargs.pop("newshape", None) or kwargs.pop("shape"),)
         return _reshape(self, shape[0] if len(shape) == 1 else shape, order=order)
 
-    def flatten(self, order: str = "C", **_: Any) -> Any:
+    def flatten(  # type: ignore[override]
+        self, order: str = "C", **_: Any
+    ) -> Any:
         """A copy with one axis."""
         return self.reshape(-1, order=order).copy()
 
@@ -414,11 +416,11 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
         """The elements, those below ``min`` made that, and those above ``max`` that."""
         return call("clip", (self, min, max), {"out": out})
 
-    def squeeze(self, axis: Any = None, **_: Any) -> Any:
+    def squeeze(self, axis: Any = None, **_: Any) -> Any:  # type: ignore[override]
         """The array without axes of length 1 (all, or those given)."""
         return call("squeeze", (self,), {"axis": axis})
 
-    def expand_dims(self, axis: Any, **_: Any) -> Any:
+    def expand_dims(self, axis: Any, **_: Any) -> Any:  # type: ignore[override]
         """A new axis of length 1."""
         return call("expand_dims", (self, axis), {})
 
@@ -455,7 +457,7 @@ def _whole_mask(parts: tuple[Any, ...]) -> bool | None:
     (part,) = parts
     if isinstance(part, (bool, np.bool_)):
         return bool(part)
-    if isinstance(part, (BaseArray, np.ndarray)) and part.shape == () and np.dtype(part.dtype).kind == "b":
+    if _is_mask(part) and part.shape == ():
         return bool(part)
     return None
 
@@ -485,7 +487,9 @@ def _indices(array: BaseArray, parts: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _is_mask(part: Any) -> bool:
-    return isinstance(part, (BaseArray, np.ndarray)) and np.dtype(part.dtype).kind == "b"
+    if isinstance(part, BaseArray):
+        return part._dtype.kind == "b"
+    return isinstance(part, np.ndarray) and part.dtype.kind == "b"
 
 
 def _gathered(array: BaseArray, parts: tuple[Any, ...]) -> Any:

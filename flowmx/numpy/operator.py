@@ -116,7 +116,7 @@ class NumPyCall(_Calling, hidden=True):
             return known
         results = [np.asarray(each) for each in results_of(self.learn(shapes, dtypes))]
         made = Spec([each.shape for each in results], [self.settled(each.dtype, dtypes) for each in results], False)
-        made.no_gradient = self.traits.no_gradient or all(each.kind not in "fcV" for each in made.dtypes)
+        made.no_gradient = self.traits.no_gradient or all(each.kind == "b" for each in made.dtypes)
         moved = sum(math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
         made.weight = moved + made.nbytes
         made.light = made.weight <= LIGHT_BYTES and not self.function.startswith("linalg.")

@@ -54,22 +54,34 @@ def _scaled(g: Any, r: Any, scale: Any) -> tuple[Any]:
     return (g * r / scale,)
 
 
+def _of_exponent(g: Any, r: Any, mean: Any, sigma: Any) -> tuple[Any, Any]:
+    return g * r, g * r * (calls.call("log", (r,), {}) - mean) / sigma
+
+
+def _of_power(g: Any, r: Any, a: Any) -> tuple[Any]:
+    return (-g * r * calls.call("log", (r,), {}) / a,)
+
+
+def _of_pareto(g: Any, r: Any, a: Any) -> tuple[Any]:
+    return (-g * (r + 1) * calls.call("log1p", (r,), {}) / a,)
+
+
 TABLE: dict[str, Row] = {
     "uniform": Row({"low": 0.0, "high": 1.0}, "uniform", _between),
     "normal": Row({"loc": 0.0, "scale": 1.0}, "normal", _moved_and_scaled),
     "gumbel": Row({"loc": 0.0, "scale": 1.0}, "gumbel", _moved_and_scaled),
     "logistic": Row({"loc": 0.0, "scale": 1.0}, "logistic", _moved_and_scaled),
     "laplace": Row({"loc": 0.0, "scale": 1.0}, "laplace", _moved_and_scaled),
-    "lognormal": Row({"mean": 0.0, "sigma": 1.0}, "lognormal"),
+    "lognormal": Row({"mean": 0.0, "sigma": 1.0}, "lognormal", _of_exponent),
     "exponential": Row({"scale": 1.0}, "exponential", _scaled),
     "rayleigh": Row({"scale": 1.0}, "rayleigh", _scaled),
     "gamma": Row({"shape": None, "scale": 1.0}, "gamma"),
     "beta": Row({"a": None, "b": None}, "beta"),
     "chisquare": Row({"df": None}, "chisquare"),
     "f": Row({"dfnum": None, "dfden": None}, "f"),
-    "pareto": Row({"a": None}, "pareto"),
-    "power": Row({"a": None}, "power"),
-    "weibull": Row({"a": None}, "weibull"),
+    "pareto": Row({"a": None}, "pareto", _of_pareto),
+    "power": Row({"a": None}, "power", _of_power),
+    "weibull": Row({"a": None}, "weibull", _of_power),
     "poisson": Row({"lam": 1.0}, "poisson", whole=True),
     "binomial": Row({"n": None, "p": None}, "binomial", whole=True),
     "geometric": Row({"p": None}, "geometric", whole=True),
@@ -94,14 +106,14 @@ class NumPyRandom(_Calling, hidden=True, uses_random=True):
         square = self.function == "multivariate_normal"
         stands = [
             np.broadcast_to(
-                np.eye(*shape[-2:]) if square and len(shape) > 1 else _STANDING.get(self.function, 1.0), shape
+                np.eye(shape[-2], shape[-1]) if square and len(shape) > 1 else _STANDING.get(self.function, 1.0), shape
             )
             for shape in shapes
         ]
         args, kwargs = self.call.fill([each.astype(t) for each, t in zip(stands, dtypes, strict=True)])
         found = np.asarray(getattr(np.random.default_rng(0), self.function)(*args, **kwargs))
         made = Spec([found.shape], [self.dtype], light=False)
-        made.no_gradient = _METHODS.get(self.function, TABLE["beta"]).gradient is None
+        made.no_gradient = self.dtype.kind != "f"
         self._specs[key] = made
         return made
 
@@ -121,7 +133,8 @@ class NumPyRandom(_Calling, hidden=True, uses_random=True):
         from flowmx.numpy import gradients
 
         rule = _METHODS[self.function].gradient
-        assert rule is not None
+        if rule is None:
+            calls.refusal(f"random.{self.function}")(F, inputs, outputs, heads)
         arrays = [calls.face(inputs[index]) for index in range(self.num_args)]
         args, _ = self.call.fill(arrays)
         found: list[Any] = [None] * self.num_args

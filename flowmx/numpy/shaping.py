@@ -28,7 +28,7 @@ def reshape(a: Any, /, shape: Any = None, order: str = "C", *, newshape: Any = N
     given = newshape if shape is None else shape
     wanted = _resolved(a._shape, _lengths(given))
     if copy:
-        a = a._call("_copy")  # type: ignore[attr-defined]
+        a = a._call("_copy")
     elif copy is False and not views.is_contiguous(a):
         raise ValueError("reshape: this array's memory does not lie together, so it must be copied")
     return calls.face(views.reshaped(a, wanted))

@@ -101,7 +101,7 @@ def reshape(a: BaseArray, newshape: Any, reverse: bool = False, order: str = "C"
     """
     if order != "C":
         raise NotImplementedError("reshape: arrays are kept in C order alone, so order must be 'C'")
-    codes = [newshape] if isinstance(newshape, (int, _numpy.integer)) else list(newshape)
+    codes: list[int] = [int(newshape)] if isinstance(newshape, (int, _numpy.integer)) else list(newshape)
     shape = list(a.shape)
     if reverse:
         return _reshape(a, tuple(_lengths(_backwards(codes), shape[::-1], codes, True)[::-1]))

@@ -10,7 +10,10 @@ from flowmx.numpy import random as _random
 
 __all__ = ["bernoulli", "normal_n", "seed", "uniform_n"]
 
-seed = _classic.seed
+
+def seed(seed: int, ctx: Any = "all") -> None:
+    """Seed the generators of all devices, or of one."""
+    _classic.seed(seed, ctx)
 
 
 def bernoulli(
