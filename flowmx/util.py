@@ -177,7 +177,7 @@ def _within(func: T, **change: bool) -> T:
             if isinstance(value, FunctionType):
                 setattr(func, name, _within(value, **change))
             elif isinstance(value, property):
-                parts = [each and _within(each, **change) for each in (value.fget, value.fset, value.fdel)]
+                parts: list[Any] = [each and _within(each, **change) for each in (value.fget, value.fset, value.fdel)]
                 setattr(func, name, property(parts[0], parts[1], parts[2], value.__doc__))
         return func
     if not callable(func):

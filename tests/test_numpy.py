@@ -11,7 +11,7 @@ import flowmx as mx
 from flowmx import autograd, gluon, np, npx
 from flowmx.errors import AutogradError
 from flowmx.numpy import gradients, table
-from flowmx.numpy.multiarray import ndarray
+from flowmx.numpy.arrays import ndarray
 
 A = onp.array([[0.3, 0.7, 0.2], [0.9, 0.4, 0.6]])
 B = onp.array([[1.5, 0.5, 2.0], [0.8, 1.2, 3.0]])

@@ -268,7 +268,7 @@ class NDArray(Methods, Arithmetic):
 
     def as_np_ndarray(self) -> Any:
         """The same memory as an array of ``mx.np``."""
-        return importlib.import_module("flowmx.numpy.multiarray").as_ndarray(self)  # a higher floor, imported late
+        return importlib.import_module("flowmx.numpy.arrays").as_ndarray(self)  # a higher floor, imported late
 
     def as_nd_ndarray(self) -> NDArray:
         """This array (kept for MXNet's scripts)."""

@@ -11,11 +11,10 @@ import numpy as _numpy
 from flowmx import ndarray as _classic
 from flowmx import symbol as _classic_symbol
 from flowmx.numpy import table as _table
+from flowmx.numpy.arrays import ndarray  # noqa: F401
 from flowmx.numpy.functions import call_of, finder, host_of, waiting_of
-from flowmx.numpy.multiarray import ndarray
 from flowmx.numpy.symbols import NoSymbols as _NoSymbols
 
-__all__ = ["ndarray"]
 __array_api_version__ = "2024.12"
 
 _MODULES = ("fft", "linalg", "random")
@@ -49,9 +48,17 @@ def __getattr__(name: str) -> Any:
     return found
 
 
+__all__ = sorted(
+    {
+        "ndarray",
+        *(each for names in _table.WRITTEN.values() for each in names),
+        *(each for names, _ in _KINDS.values() for each in names),
+    }
+)
+
+
 def __dir__() -> list[str]:
-    written = (each for names in _table.WRITTEN.values() for each in names)
-    return sorted({"ndarray", *written, *(each for names, _ in _KINDS.values() for each in names)})
+    return __all__
 
 
 # Blocks find it as F.np, too.

@@ -41,7 +41,7 @@ _known: dict[Any, tuple[Operator, Callable[[Any], Any] | None]] = {}
 @cache
 def array_class() -> type[Any]:
     """The class of the arrays of ``mx.np``."""
-    from flowmx.numpy.multiarray import ndarray
+    from flowmx.numpy.arrays import ndarray
 
     return ndarray
 
@@ -213,8 +213,8 @@ def call(
         sorter.key.append(name)
         form_kwargs[name] = sorter.sort(value)
     wide = semantics.get().dtype
-    key = (function, wide, *sorter.key)
     arrays = sorter.arrays
+    key = (function, wide, *sorter.key, *(each._shape for each in arrays if function in _COUNTED))
     found = _known.get(key)
     if found is None:
         found = _learned(function, form_args, form_kwargs, arrays, wide)
@@ -236,6 +236,8 @@ def call(
     return into(function, made, out, where)
 
 
+_COUNTED = ("gradient", "unstack")
+"""Functions that have as many results as the shapes of what they are given say."""
 _INDEXED = ("take", "take_along_axis")
 """Functions that take positions, which are floating numbers where MXNet's are."""
 
@@ -464,7 +466,7 @@ class Calls:
         self._function = function
         self._known: dict[Any, Any] = {}
         # Arguments of these are looked at before each call.
-        self._is_plain = function not in table.SHAPED and function not in (*_INDEXED, "where")
+        self._is_plain = function not in table.SHAPED and function not in (*_INDEXED, *_COUNTED, "where")
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Enqueue a call, with arguments as the user wrote them."""

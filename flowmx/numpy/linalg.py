@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from numpy.linalg import LinAlgError
+from numpy.linalg import LinAlgError  # noqa: F401
 
 from flowmx.numpy import table as _table
 from flowmx.numpy.functions import call_of, finder, waiting_of
-
-__all__ = ["LinAlgError"]
 
 _KINDS = {
     "calls": (_table.LINALG, lambda name: call_of(f"linalg.{name}")),
@@ -23,5 +21,8 @@ def __getattr__(name: str) -> Any:
     return found
 
 
+__all__ = sorted({"LinAlgError", *(each for names, _ in _KINDS.values() for each in names)})
+
+
 def __dir__() -> list[str]:
-    return sorted({"LinAlgError", *(each for names, _ in _KINDS.values() for each in names)})
+    return __all__

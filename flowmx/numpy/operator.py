@@ -127,7 +127,7 @@ class NumPyCall(_Calling, hidden=True):
 
     def settled(self, dtype: DType, given: Sequence[DType]) -> DType:
         """The dtype of a result, by MXNet's rule: float64 comes from float64 alone, or where it was asked for."""
-        if self.wide or dtype not in _NARROW or self.call.kwargs.get("dtype") is not None:
+        if self.wide or dtype not in _NARROW or self.function == "astype" or self.call.kwargs.get("dtype") is not None:
             return dtype
         if _FLOAT in given or _COMPLEX in given:
             return dtype

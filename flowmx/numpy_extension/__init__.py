@@ -182,8 +182,11 @@ def __getattr__(name: str) -> Any:
     return found
 
 
+__all__ += [*TABLE, "image"]
+
+
 def __dir__() -> list[str]:
-    return sorted({*__all__, *TABLE, "image"})
+    return sorted(__all__)
 
 
 _classic_symbol.npx = _NoSymbols("npx")  # type: ignore[attr-defined]

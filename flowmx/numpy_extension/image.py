@@ -10,6 +10,8 @@ from flowmx.numpy import calls as _calls
 
 def __getattr__(name: str) -> Any:
     found = getattr(_classic, name)
+    if not callable(found) or name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def function(*args: Any, **kwargs: Any) -> Any:
         return _calls.dressed(found(*args, **kwargs))

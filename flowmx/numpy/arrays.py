@@ -118,7 +118,7 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
     __imod__, __ipow__ = _in_place("remainder"), _in_place("power")
     __iand__, __ior__, __ixor__ = _in_place("bitwise_and"), _in_place("bitwise_or"), _in_place("bitwise_xor")
     __ilshift__, __irshift__ = _in_place("left_shift"), _in_place("right_shift")
-    __eq__, __ne__ = _binary("equal"), _binary("not_equal")  # type: ignore[assignment]
+    __eq__, __ne__ = _binary("equal"), _binary("not_equal")
     __lt__, __le__ = _binary("less"), _binary("less_equal")
     __gt__, __ge__ = _binary("greater"), _binary("greater_equal")
     __hash__ = object.__hash__
@@ -294,7 +294,7 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
         host = self.asnumpy()
         return host if dtype is None else host.astype(dtype)
 
-    def __dlpack__(
+    def __dlpack__(  # type: ignore[override]
         self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None
     ) -> Any:
         given = {"max_version": max_version, "dl_device": dl_device, "copy": copy}
@@ -318,7 +318,7 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
         """The same memory as an array of ``mx.nd``."""
         return cast("NDArray", _with_face(self, NDArray))
 
-    def astype(
+    def astype(  # type: ignore[override]
         self, dtype: Any, order: str = "K", casting: str = "unsafe", subok: bool = True, copy: bool = True
     ) -> Any:
         """The content as another element type."""
