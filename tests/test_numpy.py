@@ -329,6 +329,7 @@ def test_awaiting_pickles_and_dlpack():
 
 def test_the_standards_namespace():
     space = np.ones(2).__array_namespace__("2024.12")
+    assert space.all(np.ones(2)).item()
     assert space.arange(3).dtype == onp.int64 and space.asarray([1.0]).dtype == onp.float32
     assert space.__array_namespace_info__().default_dtypes()["real floating"] == onp.float32
     with pytest.raises(ValueError, match="not known"):
