@@ -281,6 +281,8 @@ def test_shapes_without_axes_or_elements():
     assert x.shape == () and float(x + 1) == 4 and f"{x:.1f}" == "3.0" and (x * np.ones(2)).shape == (2,)
     assert np.concatenate([np.zeros((0, 2)), np.ones((1, 2))]).shape == (1, 2)
     assert np.ones((2, 0)).reshape(0, 5).shape == (0, 5)
+    for x in (np.zeros((2, 0)), mx.nd.zeros((2, 0))):
+        assert (x[1] + 1).shape == (0,)
     for array in (np.zeros(0), np.zeros(2)):
         with pytest.raises(ValueError, match="ambiguous"):
             bool(array)
