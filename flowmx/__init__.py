@@ -71,8 +71,10 @@ from flowmx.util import (
 )
 
 if TYPE_CHECKING:
-    from flowmx import amp, contrib, image, onnx, recordio, rnn, serve, sklearn, test_utils
+    from flowmx import amp, contrib, image, numpy, numpy_extension, onnx, recordio, rnn, serve, sklearn, test_utils
     from flowmx import image as img
+    from flowmx import numpy as np
+    from flowmx import numpy_extension as npx
     from flowmx.observability import dashboard
     from flowmx.tools import plan
 
@@ -83,14 +85,27 @@ __all__ = [
     "context", "contrib", "cpu", "cpu_pinned", "current_context", "dashboard", "engine", "executor", "flight",
     "gluon", "gpu", "gpu_memory_info", "image", "img", "init", "initializer", "install_as_mxnet", "io",
     "is_np_array", "is_np_shape", "kv", "kvstore", "log", "lr_scheduler", "metric", "mod", "model", "module", "mon",
-    "monitor", "name", "nd", "ndarray", "np_array", "np_shape", "num_gpus", "onnx", "operator", "optimizer", "plan",
+    "monitor", "name", "nd", "ndarray", "np", "np_array", "np_shape", "npx", "num_gpus",
+    "numpy", "numpy_extension", "onnx", "operator", "optimizer", "plan",
     "profiler", "random", "recordio", "registry", "rnd", "rnn", "run", "runtime", "safety", "serve", "set_np_shape",
     "sim", "sklearn", "sym", "symbol", "test_utils", "use_np", "use_np_array", "use_np_shape", "util", "visualization",
     "viz",
 ]  # fmt: skip
 
 _LATER = {
-    *("amp", "contrib", "image", "onnx", "recordio", "rnn", "serve", "sklearn", "test_utils"),
+    *(
+        "amp",
+        "contrib",
+        "image",
+        "numpy",
+        "numpy_extension",
+        "onnx",
+        "recordio",
+        "rnn",
+        "serve",
+        "sklearn",
+        "test_utils",
+    ),
     *(path for path in PATHS if "." not in path),
 }
 __getattr__, __dir__ = later(
@@ -98,10 +113,12 @@ __getattr__, __dir__ = later(
     {
         "dashboard": "flowmx.observability.dashboard",
         "img": "flowmx.image",
+        "np": "flowmx.numpy",
+        "npx": "flowmx.numpy_extension",
         "plan": "flowmx.tools.plan",
         **{each: f"flowmx.{each}" for each in _LATER},
     },
-    others={"np": "nd", "numpy": "nd", "optim": "optimizer"},
+    others={"optim": "optimizer"},
 )
 
 

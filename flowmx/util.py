@@ -1,21 +1,25 @@
-"""``mx.util``: variables of the environment, what GPUs there are, and MXNet's NumPy semantics, which are off here."""
+"""``mx.util``: variables of the environment, what GPUs there are, and NumPy's semantics."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from types import FunctionType
+from typing import Any, TypeVar, cast
 
 from flowmx import settings
 from flowmx.context import gpu_memory_info
 from flowmx.devices import num_gpus
+from flowmx.semantics import OFF, Semantics, semantics
 
 __all__ = [
-    "get_gpu_count", "get_gpu_memory", "getenv", "is_np_array", "is_np_shape", "makedirs", "np_array", "np_shape",
-    "reset_np", "set_module", "set_np", "set_np_shape", "setenv", "use_np", "use_np_array", "use_np_shape",
+    "get_gpu_count", "get_gpu_memory", "getenv", "is_np_array", "is_np_default_dtype", "is_np_shape", "makedirs",
+    "np_array", "np_default_dtype", "np_shape", "reset_np", "set_module", "set_np", "set_np_shape", "setenv",
+    "use_np", "use_np_array", "use_np_default_dtype", "use_np_shape",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -68,99 +72,128 @@ def set_module(module: str) -> Callable[[T], T]:
     return decorate
 
 
-# -- mx.np ----------------------------------------------------------------------------------------------------
+# -- NumPy's semantics ----------------------------------------------------------------------------------------
 
 
 def is_np_array() -> bool:
-    """Return False: Gluon's blocks never make arrays of ``mx.np``."""
-    return False
+    """Tell whether Gluon makes arrays of ``mx.np`` in this task."""
+    return semantics.get().array
 
 
 def is_np_shape() -> bool:
-    """Return False: 0 in the shape of a symbol always means that the length is unknown."""
-    return False
+    """Tell whether NumPy's shapes are on in this task; arrays without axes or elements are there in any case."""
+    return semantics.get().shape
+
+
+def is_np_default_dtype() -> bool:
+    """Tell whether what is given no dtype follows NumPy in this task: float64, and int64 of whole numbers."""
+    return semantics.get().dtype
 
 
 def set_np(shape: bool = True, array: bool = True, dtype: bool = False) -> None:
-    """Change to NumPy's semantics.
+    """Change this task (or thread) to NumPy's semantics.
+
+    Args:
+        shape: NumPy's shapes.
+        array: let Gluon make arrays of ``mx.np``.
+        dtype: let what is given no dtype follow NumPy, where it is float32 otherwise.
 
     Raises:
-        NotImplementedError: always, unless all is off.
+        ValueError: arrays without shapes.
     """
-    if shape or array or dtype:
-        raise _no_numpy("set_np")
+    if array and not shape:
+        raise ValueError("set_np: NumPy's arrays need NumPy's shapes, so shape must be true where array is")
+    semantics.set(Semantics(bool(shape), bool(array), bool(dtype)))
 
 
 def reset_np() -> None:
-    """Change back to the usual semantics, which are always on."""
+    """Change this task back to MXNet's classic semantics."""
+    semantics.set(OFF)
 
 
 def set_np_shape(active: bool) -> bool:
-    """Change to NumPy's shapes; returns what was before, False.
-
-    Raises:
-        NotImplementedError: always, unless ``active`` is false.
-    """
-    if active:
-        raise _no_numpy("set_np_shape")
-    return False
+    """Turn NumPy's shapes on or off in this task; returns what was before."""
+    before = semantics.get()
+    semantics.set(before._replace(shape=bool(active)))
+    return before.shape
 
 
-@contextmanager
-def np_shape(active: bool = True) -> Iterator[None]:
-    """A ``with`` block with NumPy's shapes, or without.
+def _scope(**change: bool) -> AbstractContextManager[None]:
+    @contextmanager
+    def scope() -> Iterator[None]:
+        before = semantics.get()
+        semantics.set(before._replace(**change))
+        try:
+            yield
+        finally:
+            semantics.set(before)
 
-    Raises:
-        NotImplementedError: always, unless ``active`` is false.
-    """
-    if active:
-        raise _no_numpy("np_shape")
-    yield
+    return scope()
 
 
-@contextmanager
-def np_array(active: bool = True) -> Iterator[None]:
-    """A ``with`` block with arrays of ``mx.np``, or without.
+def np_shape(active: bool = True) -> AbstractContextManager[None]:
+    """A ``with`` block with NumPy's shapes, or without."""
+    return _scope(shape=bool(active))
 
-    Raises:
-        NotImplementedError: always, unless ``active`` is false.
-    """
-    if active:
-        raise _no_numpy("np_array")
-    yield
+
+def np_array(active: bool = True) -> AbstractContextManager[None]:
+    """A ``with`` block in which Gluon makes arrays of ``mx.np``, or not."""
+    return _scope(array=bool(active))
+
+
+def np_default_dtype(active: bool = True) -> AbstractContextManager[None]:
+    """A ``with`` block in which what is given no dtype follows NumPy, or is float32."""
+    return _scope(dtype=bool(active))
 
 
 def use_np(func: T) -> T:
-    """Decorate a function or class that needs NumPy's semantics: it is refused when it is called, not before."""
-    return _refused(func, "use_np")
+    """Decorate a function, or a class (all its methods and properties), to run with NumPy's shapes and arrays."""
+    return _within(func, shape=True, array=True)
 
 
 def use_np_shape(func: T) -> T:
-    """Decorate a function or class that needs NumPy's shapes: it is refused when it is called, not before."""
-    return _refused(func, "use_np_shape")
+    """Decorate a function, or a class, to run with NumPy's shapes."""
+    return _within(func, shape=True)
 
 
 def use_np_array(func: T) -> T:
-    """Decorate a function or class that needs arrays of ``mx.np``: it is refused when it is called, not before."""
-    return _refused(func, "use_np_array")
+    """Decorate a function, or a class, to run with arrays of ``mx.np``."""
+    return _within(func, array=True)
 
 
-def _refused(func: T, what: str) -> T:
-    """Replace a function (or the constructor of a class) by one that raises NotImplementedError."""
-    named: Any = func.__init__ if isinstance(func, type) else func  # type: ignore[misc]
+def use_np_default_dtype(func: T) -> T:
+    """Decorate a function, or a class, to run with NumPy's dtypes for what is given none."""
+    return _within(func, dtype=True)
 
-    @functools.wraps(named)
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise _no_numpy(f"{what} on {func.__qualname__}")  # type: ignore[attr-defined]
 
+def _within(func: T, **change: bool) -> T:
+    """A function in a scope; of a class, each of its own functions and properties.
+
+    Raises:
+        TypeError: it is neither.
+    """
     if isinstance(func, type):
-        func.__init__ = refuse  # type: ignore[misc]
+        for name, value in list(vars(func).items()):
+            if isinstance(value, FunctionType):
+                setattr(func, name, _within(value, **change))
+            elif isinstance(value, property):
+                parts: list[Any] = [each and _within(each, **change) for each in (value.fget, value.fset, value.fdel)]
+                setattr(func, name, property(parts[0], parts[1], parts[2], value.__doc__))
         return func
-    return refuse  # type: ignore[return-value]
+    if not callable(func):
+        raise TypeError(f"use_np: {type(func).__name__} was given, expected a function or a class")
+    if inspect.iscoroutinefunction(func):
 
+        @functools.wraps(func)
+        async def run_async(*args: Any, **kwargs: Any) -> Any:
+            with _scope(**change):
+                return await func(*args, **kwargs)
 
-def _no_numpy(what: str) -> NotImplementedError:
-    return NotImplementedError(
-        f"{what}: there is no mx.np here, and arrays keep MXNet's classic semantics: write the code with mx.nd (an "
-        "mx.nd.NDArray may be a scalar or empty without this)"
-    )
+        return cast("T", run_async)
+
+    @functools.wraps(func)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _scope(**change):
+            return func(*args, **kwargs)
+
+    return cast("T", run)

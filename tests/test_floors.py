@@ -55,11 +55,12 @@ FLOORS: list[set[str]] = [
         "flowmx.recordio",
         "flowmx.observability.safety",
         "flowmx.runtime",
+        "flowmx.semantics",
         "flowmx.serialization",
         "flowmx.symbol",
         "flowmx.util",
     },
-    {"flowmx.autograd", "flowmx.executor", "flowmx.operator"},
+    {"flowmx.autograd", "flowmx.executor", "flowmx.numpy", "flowmx.numpy_extension", "flowmx.operator"},
     {"flowmx.cached_op"},
     {
         "flowmx.callback",

@@ -96,7 +96,8 @@ class CachedOp:
         mode = recording.state.get()
         wanted = tuple([i for i, each in enumerate(args) if each._entry is not None]) if mode.recording else ()
         compiled = self._compile(device, mode.training, wanted, args)
-        outputs = [cast("NDArray", allocate(device, *result)) for result in compiled.described]
+        face = args[0].__class__  # results of mx.np.ndarray are such
+        outputs = [cast("NDArray", allocate(device, *result, None, face)) for result in compiled.described]
         call = _Call(compiled) if wanted else None
         self._push(compiled, call, args, outputs, mode.training)
         if call is not None:

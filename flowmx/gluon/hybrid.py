@@ -16,6 +16,7 @@ from flowmx import symbol as sym
 from flowmx.cached_op import CachedOp
 from flowmx.cached_op.observed import OpHook, observed
 from flowmx.devices import Context, current_context
+from flowmx.engine.origin import warn_user
 from flowmx.errors import ArgumentKindError
 from flowmx.gluon.base import A, Block
 from flowmx.gluon.parameter import DeferredInitializationError, Parameter, _is_known
@@ -217,7 +218,7 @@ class HybridBlock(Block):
         raise NotImplementedError(f"{type(self).__name__} must define hybrid_forward()")
 
     def _compute(self, context: Context, args: tuple[Any, ...]) -> Any:
-        if self._active:
+        if self._active and (args[0].__class__ is NDArray or self._composes(args)):
             return self._call_cached_op(context, args)
         if context is not current_context():
             with context:
@@ -228,6 +229,23 @@ class HybridBlock(Block):
             self._finish(self._params.values(), self._trace(args), args)
             params = {key: param.data(context) for key, param in self._reg_params.items()}
         return self.hybrid_forward(nd, *args, **params)
+
+    def _composes(self, args: tuple[Any, ...]) -> bool:
+        """Tell whether symbols compute what the block does with these arrays.
+
+        Not where a user's own code gets arrays of ``mx.np``: symbols would follow ``mx.nd``. It is then run as written.
+        """
+        given = flatten(args, NDArray, "inputs", optional=True)[0]
+        if all(each.__class__ is NDArray for each in given):
+            return True
+        foreign = next((each for each in _blocks(self) if not _is_own(each)), None)
+        if foreign is not None:
+            warn_user(
+                f"hybridize: {type(foreign).__name__} computes with arrays of mx.np, which have no symbols yet, "
+                f"so {type(self).__name__} runs operator by operator",
+                _warned_of_np,
+            )
+        return foreign is None
 
     def _compose(self, args: Sequence[Any]) -> Any:
         params = {key: param.var() for key, param in self._reg_params.items()}
@@ -434,3 +452,21 @@ class Layer(HybridBlock):
     if TYPE_CHECKING:
 
         def __call__(self, x: A, /, *args: Any) -> A: ...
+
+
+_warned_of_np: set[tuple[str, int]] = set()
+
+
+def _blocks(block: Any) -> Iterator[Any]:
+    """A block, and all that are in it."""
+    yield block
+    for child in block._children.values():
+        yield from _blocks(child)
+
+
+def _is_own(block: Any) -> bool:
+    """Tell whether a block computes by flowmx's own code alone."""
+    cls = type(block)
+    methods = (getattr(cls, "hybrid_forward", None), getattr(cls, "forward", None))
+    own = all(each is None or each.__module__.startswith("flowmx.") for each in methods)
+    return own and not callable(getattr(block, "_function", None))  # HybridLambda's

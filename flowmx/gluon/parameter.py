@@ -23,6 +23,7 @@ from flowmx.ndarray.array import check_request, dense_only, untouched
 from flowmx.ndarray.host import plain
 from flowmx.ops.registry.dtypes import as_dtype, name_of
 from flowmx.ops.registry.operators import Shape
+from flowmx.semantics import dress
 from flowmx.symbol import Symbol
 
 __all__ = ["Constant", "DeferredInitializationError", "Parameter"]
@@ -319,7 +320,7 @@ class Parameter:
 
     def _place(self, data: NDArray, contexts: Sequence[Context], owned: bool = False) -> None:
         """Put a value on devices; an ``owned`` one, which nothing else references, may be used without a copy."""
-        self._arrays = {ctx: data if owned and ctx is data.context else data.copyto(ctx) for ctx in contexts}
+        self._arrays = {ctx: dress(data if owned and ctx is data.context else data.copyto(ctx)) for ctx in contexts}
         self._attach()
 
     def _attach(self) -> None:
@@ -330,7 +331,7 @@ class Parameter:
             self._grads = None
             self._arrays = {ctx: array.detach() for ctx, array in self._arrays.items()}
             return
-        self._grads = {ctx: nd.zeros(array.shape, ctx, array.dtype) for ctx, array in self._arrays.items()}
+        self._grads = {ctx: dress(nd.zeros(array.shape, ctx, array.dtype)) for ctx, array in self._arrays.items()}
         autograd.mark_variables(list(self._arrays.values()), list(self._grads.values()), self._grad_req)
 
     def _load_init(self, data: NDArray, ctx: Contexts, cast_dtype: bool = False, dtype_source: str = "current") -> None:

@@ -7,6 +7,7 @@ from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from flowmx.ndarray.array import NDArray
+from flowmx.ops.registry.dtypes import name_of
 
 if TYPE_CHECKING:
     from flowmx.gluon.base import Block
@@ -36,7 +37,7 @@ def add_place(error: Exception) -> None:
 
 def _described(value: Any) -> str:
     if isinstance(value, NDArray):
-        return f"{value.dtype.__name__}{list(value.shape)}"
+        return f"{name_of(value._dtype)}{list(value.shape)}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_described, value))}]"
     return type(value).__name__

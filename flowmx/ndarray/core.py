@@ -114,7 +114,7 @@ class BaseArray(KnownAttributes):
     def _plain(self) -> BaseArray:
         """Another handle on the same memory, without history."""
         self._storage.shared = True
-        other = _new(BaseArray.public)
+        other = _new(self.__class__)
         other._storage, other._shape, other._dtype = self._storage, self._shape, self._dtype
         if self._view is not None:
             other._view = self._view
@@ -176,9 +176,11 @@ _SHARED_BYTES = 1 << 18
 """Bytes of a result from which a kernel on several cores beats a ufunc on one."""
 
 
-def allocate(device: Device, shape: Shape, dtype: DType, array: Any = None) -> BaseArray:
-    """A new array handle; ``array`` is its memory where that exists already."""
-    made = _new(BaseArray.public)
+def allocate(
+    device: Device, shape: Shape, dtype: DType, array: Any = None, face: type[BaseArray] | None = None
+) -> BaseArray:
+    """A new array handle; ``array`` is its memory where that exists already, ``face`` its class if not the usual."""
+    made = _new(face or BaseArray.public)
     made._storage = Storage(device, shape, dtype, array)
     made._shape = shape
     made._dtype = dtype
@@ -392,7 +394,7 @@ class Elementwise:
         shape, dtype = spec.shapes[0], spec.dtypes[0]
         if out is None:
             target = Storage(device, shape, dtype)
-            out = _new(BaseArray.public)
+            out = _new(x.__class__)
             out._storage = target
             out._shape = shape
             out._dtype = dtype
@@ -501,7 +503,8 @@ def invoke(
     reads = tuple([each._storage for each in inputs])
     compute: Callable[..., None] = _compute
     if out is None:
-        outputs = [allocate(device, s, t) for s, t in zip(spec.shapes, spec.dtypes, strict=True)]
+        face = inputs[0].__class__ if inputs else None  # results of mx.np.ndarray are such
+        outputs = [allocate(device, s, t, None, face) for s, t in zip(spec.shapes, spec.dtypes, strict=True)]
         nbytes = spec.nbytes
         writes: tuple[Variable, ...] = tuple([each._storage for each in outputs])
     else:

@@ -182,6 +182,8 @@ def _view(array: BaseArray, full: tuple[Any, ...]) -> tuple[int, Shape, tuple[in
         else:
             offset += _index(part, length, axis, array._shape) * stride
         axis += 1
+    if 0 in shape:  # no element, and maybe no memory where it would begin
+        offset = array._view[0] if array._view is not None else 0
     return offset, tuple(shape), tuple(strides)
 
 

@@ -19,6 +19,7 @@ from flowmx.gluon.data.seeds import Seed
 from flowmx.gluon.data.workers import ProcessPool, ThreadPool, WorkerPool
 from flowmx.gluon.data.workers import package as packages
 from flowmx.ndarray import NDArray
+from flowmx.semantics import dress
 
 __all__ = ["DataLoader"]
 
@@ -241,7 +242,7 @@ class DataLoader:
 
     def _given(self, batch: Any) -> Any:
         """A batch as the loop gets it."""
-        return batch if self._pinned is None else _moved(batch, self._pinned)
+        return dress(batch if self._pinned is None else _moved(batch, self._pinned))
 
 
 def _size(batch_size: int | None) -> int:

@@ -1,0 +1,542 @@
+"""Calls of ``mx.np``'s functions: arguments as the user wrote them become an operator and arrays.
+
+:func:`call` enqueues; :func:`call_waiting` is for functions whose results depend on what the arrays hold. What calls of
+one form come to is remembered, so that a loop pays for it once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NoReturn
+
+import numpy as np
+
+from flowmx import devices
+from flowmx.engine import capture
+from flowmx.engine.runtime import engine
+from flowmx.errors import AutogradError, ShapeError
+from flowmx.ndarray import core
+from flowmx.ndarray.core import BaseArray, Elementwise, invoke
+from flowmx.ndarray.recording import state
+from flowmx.numpy import table
+from flowmx.numpy.forms import Slot, encode
+from flowmx.numpy.operator import NumPyCall, function_of
+from flowmx.ops.registry.dtypes import BY_NAME, DType, as_dtype
+from flowmx.ops.registry.operators import Operator, lookup
+from flowmx.semantics import default_float, semantics
+
+__all__ = ["Calls", "arrays_of", "both_modes", "call", "call_waiting", "face", "given_dtype", "ufunc_call", "wrap"]
+
+FLOATS = frozenset(np.dtype(each) for each in (np.float16, np.float32, np.float64))
+"""The dtypes for which operators of the registry stand in for NumPy's functions."""
+_COMPLEX = {np.dtype(np.complex64), np.dtype(np.complex128)}
+_DTYPES = frozenset((*BY_NAME.values(), *_COMPLEX))
+_KEPT = 4096
+_ARRAY = object()
+_known: dict[Any, tuple[Operator, Callable[[Any], Any] | None]] = {}
+
+
+@cache
+def array_class() -> type[Any]:
+    """The class of the arrays of ``mx.np``."""
+    from flowmx.numpy.arrays import ndarray
+
+    return ndarray
+
+
+def face(found: Any) -> Any:
+    """Results of the engine as arrays of ``mx.np``, which they are already where the first input was one."""
+    cls = array_class()
+    for each in found if isinstance(found, (list, tuple)) else (found,):
+        if each.__class__ is not cls:
+            each.__class__ = cls
+    return found
+
+
+def dressed(found: Any) -> Any:
+    """New arrays of ``mx.nd`` as arrays of ``mx.np``, wherever lists, tuples and dicts hold them."""
+    if isinstance(found, BaseArray):
+        return face(found)
+    if isinstance(found, (list, tuple)):
+        return type(found)([dressed(each) for each in found])
+    return {key: dressed(each) for key, each in found.items()} if isinstance(found, dict) else found
+
+
+def given_dtype(value: Any) -> DType | None:
+    """A dtype as a caller gives it: by name, type or number; None stays None. Complex ones are dtypes too.
+
+    Raises:
+        TypeInferenceError: there is no such dtype.
+    """
+    if value is None or (value.__class__ is str and value in BY_NAME):
+        return None if value is None else BY_NAME[value]
+    if isinstance(value, np.dtype) and value in _DTYPES:
+        return value
+    if value is float:
+        return default_float()
+    if value is complex:
+        return np.dtype(np.complex128 if semantics.get().dtype else np.complex64)
+    if value in ("complex64", "complex128") or value.__class__ is np.dtype or isinstance(value, type):
+        try:
+            made: DType = np.dtype(value)
+        except TypeError:
+            return as_dtype(value)
+        if made in _COMPLEX:
+            return made
+    return as_dtype(value)
+
+
+def wrap(content: Any, context: devices.Context | None = None) -> Any:
+    """An array of ``mx.np`` that holds an array of the host's, which nobody else uses."""
+    from flowmx.ndarray.array import copy_into, on_context
+
+    device = on_context(context)
+    content = np.ascontiguousarray(content).reshape(np.shape(content))
+    made = core.allocate(device, content.shape, content.dtype, None, array_class())
+    if not device.is_asynchronous:
+        made._storage.array = content
+        return made
+    copy_into(core.allocate(devices.get(devices.cpu()), content.shape, content.dtype, content), made)
+    return made
+
+
+def from_host(value: Any, context: devices.Context | None = None) -> Any:
+    """An array of numbers, lists of them, or a NumPy array, in the dtype that they have by ``mx.np``'s rules.
+
+    Raises:
+        TypeError: they are no numbers.
+    """
+    made = np.array(value)
+    if not isinstance(value, (np.ndarray, np.generic)):
+        if made.dtype == np.float64:
+            made = made.astype(default_float())
+        elif made.dtype == np.complex128:
+            made = made.astype(given_dtype(complex))
+    if made.dtype not in BY_NAME.values() and made.dtype not in _COMPLEX:
+        raise TypeError(
+            f"expected numbers, or lists of them all of one length, got {type(value).__name__} {value!r}"[:300]
+        )
+    return wrap(made, context)
+
+
+def arrays_of(value: Any) -> list[BaseArray]:
+    """All arrays of ours in an argument, or in lists of them."""
+    if isinstance(value, BaseArray):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [found for each in value for found in arrays_of(each)]
+    if isinstance(value, dict):
+        return [found for each in value.values() for found in arrays_of(each)]
+    return []
+
+
+class _Sorter:
+    """The arrays of a call, what is left of its arguments, and a key of that."""
+
+    def __init__(self, context: devices.Context) -> None:
+        self._context = context
+        self.arrays: list[BaseArray] = []
+        self.key: list[Any] = []
+
+    def sort(self, value: Any) -> Any:
+        """Note an argument; returns what stands for it in the form."""
+        kind = value.__class__
+        if isinstance(value, np.ndarray):
+            value = wrap(np.array(value), self._context)
+        if isinstance(value, BaseArray):
+            self.arrays.append(value)
+            self.key.append(_ARRAY)
+            return Slot(len(self.arrays) - 1)
+        if isinstance(value, np.generic):
+            value = value.item()
+            kind = value.__class__
+        if kind is float or kind is complex:
+            self.key.append((kind, repr(value)))  # 0.0 and -0.0 are equal as keys, and NaN is not
+            return value
+        if isinstance(value, (list, tuple)):
+            self.key += (kind, len(value))
+            kept = [self.sort(each) for each in value]
+            return kept if isinstance(value, list) else tuple(kept)
+        if isinstance(value, (type, np.dtype)):
+            value = given_dtype(value)
+        elif isinstance(value, slice):
+            self.key.append((slice, value.start, value.stop, value.step))
+            return value
+        self.key.append((kind, value))
+        return value
+
+
+def call(
+    function: str, args: Sequence[Any], kwargs: dict[str, Any], depth: int = 3, made_of: list[Any] | None = None
+) -> Any:
+    """Enqueue a function of NumPy's on arrays; returns an array, or as many as it returns.
+
+    Raises:
+        ValueError, TypeError: NumPy does not take such arguments.
+    """
+    kwargs = dict(kwargs)
+    out = kwargs.pop("out", None)
+    ufunc = table.ufunc(function)
+    if ufunc is not None and len(args) > ufunc.nin:
+        args, out = args[: ufunc.nin], args[ufunc.nin]
+    if function == "nan_to_num" and kwargs.pop("copy", True) is False:
+        out = args[0]
+    where = kwargs.pop("where", None) if table.ufunc(function) is not None else None
+    if kwargs.pop("order", None) not in (None, "C", "K", "A"):
+        raise NotImplementedError(f"{function}: arrays are kept in C order alone, so order must be 'C'")
+    kwargs.pop("ctx", None)
+    if "dtype" in kwargs:
+        dtype = given_dtype(kwargs.pop("dtype"))
+        if dtype is not None:
+            kwargs["dtype"] = dtype
+    if "where" in kwargs or where is not None:
+        where, kwargs = _mask(where), {name: _mask(v) if name == "where" else v for name, v in kwargs.items()}
+    if function in table.SHAPED:
+        args = [*args[:1], *(_listed(each) for each in args[1:])]
+        kwargs = {name: _listed(value) for name, value in kwargs.items()}
+    elif function == "where" and len(args) == 3:
+        args = [_mask(args[0]), *args[1:]]
+    elif function in _INDEXED and len(args) > 1 and isinstance(args[1], BaseArray) and args[1]._dtype.kind == "f":
+        args = [args[0], args[1].astype("int64"), *args[2:]]  # type: ignore[attr-defined]
+    context = _context_of(args, kwargs)
+    if context is None:
+        args = _with_array(function, args, kwargs)
+        context = _context_of(args, kwargs) or devices.current_context()
+    elif table.ufunc(function) is not None:
+        args = [from_host(each, context) if isinstance(each, (list, tuple)) else each for each in args]
+    sorter = _Sorter(context)
+    form_args = [sorter.sort(each) for each in args]
+    form_kwargs = {}
+    for name, value in kwargs.items():
+        sorter.key.append(name)
+        form_kwargs[name] = sorter.sort(value)
+    wide = semantics.get().dtype
+    arrays = sorter.arrays
+    key = (function, wide, *sorter.key, *(each._shape for each in arrays if function in _COUNTED))
+    found = _known.get(key)
+    if found is None:
+        found = _learned(function, form_args, form_kwargs, arrays, wide)
+        if len(_known) >= _KEPT:
+            _known.clear()
+        _known[key] = found
+    if made_of is not None:
+        made_of.append(found)
+    op, pack = found
+    for each in arrays:
+        if each._storage.device.context != context:
+            arrays = [bring(function, one, context) for one in arrays]
+            break
+    made = face(invoke(op, arrays, None, None, depth + 1))
+    if pack is not None:
+        made = pack(made if isinstance(made, list) else [made])
+    if out is None and where is None:
+        return made
+    return into(function, made, out, where)
+
+
+_COUNTED = ("gradient", "unstack")
+"""Functions that have as many results as the shapes of what they are given say."""
+_INDEXED = ("take", "take_along_axis")
+"""Functions that take positions, which are floating numbers where MXNet's are."""
+
+
+def _mask(where: Any) -> Any:
+    """A mask of truth values, where it was given as numbers."""
+    if isinstance(where, (list, np.ndarray)):
+        return wrap(np.asarray(where, bool))
+    return where.astype("bool") if isinstance(where, BaseArray) and where._dtype.kind != "b" else where  # type: ignore[attr-defined]
+
+
+def _listed(value: Any) -> Any:
+    """The content of an array of whole numbers or truth values, which is waited for; anything else as it is."""
+    if isinstance(value, BaseArray) and value._dtype.kind in "biu":
+        return value.tolist()  # type: ignore[attr-defined]
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biu":
+        return value.tolist()
+    return value
+
+
+def bring(function: str, array: BaseArray, context: devices.Context) -> BaseArray:
+    """An argument on the device of the first one: itself, or a copy between CPU devices.
+
+    Raises:
+        DeviceError: one of the two is no CPU.
+    """
+    from flowmx.ndarray.host import bring as brought
+
+    return brought(function, "an argument", array, context)
+
+
+def _context_of(args: Sequence[Any], kwargs: dict[str, Any]) -> devices.Context | None:
+    for each in args:
+        if isinstance(each, BaseArray):
+            return each.context
+    found = arrays_of(list(args)) or arrays_of(kwargs)
+    return found[0].context if found else None
+
+
+def _with_array(function: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments of a call without arrays, with the first made one (all, for an elementwise function)."""
+    made = list(args)
+    whole = table.ufunc(function) is not None
+    for index, each in enumerate(made):
+        if isinstance(each, (int, float, complex, np.generic, np.ndarray, list, tuple)):
+            if index == 0 and isinstance(each, (list, tuple)) and function in _OF_LISTS:
+                made[index] = [from_host(one) for one in each]
+            else:
+                made[index] = from_host(each)
+            if not whole:
+                break
+    if not made:
+        for name, each in kwargs.items():
+            if isinstance(each, (int, float, list, np.ndarray)):
+                kwargs[name] = from_host(each)
+                break
+    return made
+
+
+_OF_LISTS = table.names("""
+    broadcast_arrays column_stack concatenate dstack hstack lexsort linalg.multi_dot stack vstack meshgrid
+""")
+
+
+def _learned(
+    function: str, args: list[Any], kwargs: dict[str, Any], arrays: Sequence[BaseArray], wide: bool
+) -> tuple[Operator, Callable[[Any], Any] | None]:
+    """The operator of a call, and what packs its results; None where it has one."""
+    text = encode(args, kwargs)
+    parameters = {"num_args": len(arrays), "function": function, "form": text, "wide": wide}
+    op = NumPyCall.create(**parameters)
+    found = op.learn([each._shape for each in arrays], [each._dtype for each in arrays])  # type: ignore[attr-defined]
+    if not isinstance(found, (list, tuple)):
+        if not isinstance(found, (np.ndarray, np.generic, int, float, complex)):
+            raise TypeError(f"{function}: the result is {found!r}, expected an array")
+        return op, None
+    op = NumPyCall.create(**parameters, num_outputs=len(found))
+    if not hasattr(found, "_fields"):
+        return op, list if isinstance(found, list) else tuple
+    kind: Any = type(found)
+    return op, lambda results: kind(*results)
+
+
+def into(function: str, made: Any, out: Any, where: Any) -> Any:
+    """Put a result into the array given as ``out``, only where a mask is true.
+
+    Raises:
+        ShapeError: ``out`` has another shape.
+        TypeError: its dtype does not hold the result.
+    """
+    if isinstance(out, tuple) and len(out) == 1:
+        out = out[0]
+    if isinstance(made, (tuple, list)):
+        targets = out if out is not None else (None,) * len(made)
+        return type(made)([into(function, *pair, where) for pair in zip(made, targets, strict=True)])
+    if where is not None and where is not True:
+        made = call("where", (where, made, made if out is None else out), {}, 4)
+    if out is None:
+        return made
+    if not isinstance(out, BaseArray):
+        raise TypeError(f"{function}: out is {type(out).__name__}, expected an array of mx.np")
+    if out._shape != made._shape:
+        raise ShapeError(f"{function}: out has shape {out._shape}, expected {made._shape}")
+    if not np.can_cast(made._dtype, out._dtype, "same_kind"):
+        raise TypeError(f"{function}: out has dtype {out._dtype}, which does not hold {made._dtype}")
+    array_class().__setitem__(out, Ellipsis, made)
+    return out
+
+
+# -- functions whose results depend on what arrays hold --------------------------------------------------------
+
+
+def call_waiting(function: Callable[..., Any] | str, args: Any, kwargs: dict[str, Any], refuse: bool = True) -> Any:
+    """Run a function of NumPy's as an operation of the engine, and wait for it; its results are arrays of ours.
+
+    Args:
+        function: the function, or its name in the device's array namespace.
+        args: its arguments.
+        kwargs: those by keyword.
+        refuse: whether the tape is told, so that backward passes refuse to go through it.
+    """
+    name = function if isinstance(function, str) else getattr(function, "__name__", "function")
+    out = kwargs.pop("out", None)
+    arrays = arrays_of(list(args)) + arrays_of(kwargs)
+    if not arrays:
+        args, kwargs = [_host_default(each) for each in args], dict(kwargs)
+    context = arrays[0].context if arrays else devices.current_context()
+    arrays = [bring(name, each, context) for each in arrays]
+    device = devices.get(context)
+    called = function_of(device.xp, function) if isinstance(function, str) else function
+    found: list[Any] = []
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, BaseArray):
+            return value._read()
+        if isinstance(value, (list, tuple)):
+            return type(value)([filled(each) for each in value])
+        return given_dtype(value) if isinstance(value, type) and issubclass(value, np.generic) else value
+
+    def run() -> None:
+        with np.errstate(all="ignore"):
+            found.append(called(*filled(list(args)), **{key: filled(value) for key, value in kwargs.items()}))
+
+    done = core.allocate(device, (), np.dtype(bool))
+    reads = tuple([each._storage for each in arrays])
+    core.push_on(device, run, (), reads, (done._storage,), name, depth=3)
+    engine.wait_variable(done._storage)
+    given = {each._dtype for each in arrays}
+    made = _packed(found[0], device, given)
+    if refuse and state.get().recording:
+        entries = [each for each in arrays if each._entry is not None]
+        results = [each for each in arrays_of(made) if each._dtype.kind in "fc"]
+        if entries and results:
+            core.record(name, refusal(name, function), entries, results, len(results), capture(3))
+    return made if out is None else into(name, made, out, None)
+
+
+def _host_default(value: Any) -> Any:
+    if isinstance(value, list) or (isinstance(value, tuple) and value and isinstance(value[0], float)):
+        content = np.asarray(value)
+        return content.astype(default_float()) if content.dtype == np.float64 else content
+    return value
+
+
+def _packed(value: Any, device: devices.Device, given: set[DType]) -> Any:
+    if isinstance(value, (list, tuple)):
+        parts = [_packed(each, device, given) for each in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, np.generic):
+        value = np.asarray(value)
+    if not isinstance(value, device.xp.ndarray) and not isinstance(value, np.ndarray):
+        return value
+    narrow = {np.dtype(np.float64): np.float32, np.dtype(np.complex128): np.complex64}
+    wide = np.dtype(np.float64) in given or np.dtype(np.complex128) in given or semantics.get().dtype
+    dtype = value.dtype if wide else np.dtype(narrow.get(value.dtype, value.dtype))
+    if isinstance(value, np.ndarray) and device.xp is not np:
+        return wrap(value.astype(dtype), device.context)
+    content = device.xp.array(value, dtype=dtype, order="C")
+    return core.allocate(device, content.shape, dtype, content, array_class())
+
+
+def refusal(name: str, function: Any = None) -> Callable[..., NoReturn]:
+    """A gradient that says that there is none."""
+
+    def gradient(F: Any, inputs: Any, outputs: Any, heads: Any) -> NoReturn:
+        raise AutogradError(
+            f"backward: mx.np.{name} has no gradient here; detach() its argument where none is meant, or write it with "
+            "functions that have one (docs/numpy.md lists them)"
+        )
+
+    return gradient
+
+
+# -- elementwise functions, the quick way -----------------------------------------------------------------------
+
+
+@cache
+def ufunc_call(function: str, wide: bool) -> Elementwise:
+    """An elementwise function of arrays alone, ready to be called again and again, in a mode of default dtypes."""
+    found = table.ufunc(function)
+    assert found is not None
+    text = encode([Slot(index) for index in range(found.nin)], {})
+    return Elementwise(NumPyCall.create(num_args=found.nin, function=function, form=text, wide=wide))
+
+
+def both_modes(function: str) -> tuple[Elementwise, Elementwise]:
+    """An elementwise function in both modes of default dtypes, MXNet's and NumPy's."""
+    return ufunc_call(function, False), ufunc_call(function, True)
+
+
+def registered_or_call(function: str) -> Elementwise:
+    """An elementwise function of floating arrays of one dtype: the registry's operator where there is one."""
+    operator = table.REGISTERED.get(function)
+    return ufunc_call(function, False) if operator is None else registered(operator)
+
+
+def waiting(name: str) -> Callable[[Any, dict[str, Any]], Any]:
+    """A function whose results depend on what arrays hold, of its arguments."""
+    return lambda args, kwargs: call_waiting(name, args, kwargs)
+
+
+class Calls:
+    """The operators that calls of one function come to, by everything about their arguments but the arrays."""
+
+    def __init__(self, function: str) -> None:
+        self._function = function
+        self._known: dict[Any, Any] = {}
+        # Arguments of these are looked at before each call.
+        self._is_plain = function not in table.SHAPED and function not in (*_INDEXED, *_COUNTED, "where")
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Enqueue a call, with arguments as the user wrote them."""
+        cls = array_class()
+        arrays: list[Any] = []
+        key: list[Any] = [semantics.get().dtype]
+        for value in args:
+            kind = value.__class__
+            if kind is cls:
+                arrays.append(value)
+                key.append(_ARRAY)
+            elif kind is int or kind is str or value is None:
+                key.append(value)
+            elif not _keyed(value, cls, arrays, key):
+                return call(self._function, args, kwargs, 4)
+        for name, value in kwargs.items():
+            if value is not None and name in ("out", "where", "order", "ctx", "device"):
+                return call(self._function, args, kwargs, 4)
+            key.append(name)
+            kind = value.__class__
+            if kind is int or kind is str or value is None:
+                key.append(value)
+            elif kind is bool:
+                key.append((bool, value))
+            elif not _keyed(value, cls, arrays, key):
+                return call(self._function, args, kwargs, 4)
+        whole = tuple(key)
+        known = self._known.get(whole)
+        if known is None:
+            if not arrays or not self._is_plain:
+                return call(self._function, args, kwargs, 4)
+            made: list[Any] = []
+            result = call(self._function, args, kwargs, 4, made)
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            self._known[whole] = made[0]
+            return result
+        op, pack = known
+        made = invoke(op, arrays, None, None, 4)
+        return made if pack is None else pack(made if made.__class__ is list else [made])
+
+
+def _keyed(value: Any, cls: type[Any], arrays: list[Any], key: list[Any]) -> bool:
+    """Note a tuple of ints, or a list or tuple of arrays; False where an argument is something else."""
+    if not isinstance(value, (tuple, list)) or not value:
+        return False
+    if all(each.__class__ is cls for each in value):
+        arrays += value
+        key.append((value.__class__, len(value)))
+        return True
+    if value.__class__ is tuple and all(each.__class__ is int for each in value):
+        key.append(value)
+        return True
+    return False
+
+
+@cache
+def registered(name: str) -> Elementwise:
+    """An elementwise operator of the registry, ready to be called again and again."""
+    return Elementwise(lookup(name).create())
+
+
+@cache
+def names_of(name: str) -> tuple[str, ...]:
+    """The names of a NumPy function's positional arguments, by which arrays may be given."""
+    function: Any = function_of(np, name)
+    if isinstance(function, np.ufunc):
+        return ("x",) if function.nin == 1 else tuple(f"x{index + 1}" for index in range(function.nin))
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    return tuple(each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD))

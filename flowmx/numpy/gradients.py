@@ -1,0 +1,634 @@
+"""The gradients of ``mx.np``'s functions, in terms of its functions.
+
+Three tables: :data:`ELEMENTWISE` has a derivative for each argument; :data:`RULES` has functions that give the gradient
+of each argument; :data:`MOVING` names those that only move elements, which one operator serves. What is broadcast, or
+converted to another dtype, is undone here for all of them. They hold for real numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flowmx.errors import AutogradError
+from flowmx.numpy import calls, table
+from flowmx.numpy.forms import Slot
+
+__all__ = ["ELEMENTWISE", "MOVING", "RULES", "has_gradient", "headed", "of", "of_places"]
+
+Rule = Callable[..., Any]
+
+
+def _functions(F: Any) -> Any:
+    """The functions that a gradient is written in."""
+    import flowmx.numpy
+
+    return flowmx.numpy
+
+
+def has_gradient(function: str) -> bool:
+    """Tell whether backward passes go through a function (or find that no gradient can flow)."""
+    function = table.RENAMED.get(function, function)
+    return function in ELEMENTWISE or function in RULES or function in MOVING or function in table.WITHOUT_GRADIENT
+
+
+def of(op: Any, F: Any, inputs: Any, outputs: Any, heads: Sequence[Any]) -> list[Any]:
+    """The gradients of a call's arrays, as :meth:`flowmx.ops.registry.operators.Operator.gradient`.
+
+    Raises:
+        AutogradError: the function has none.
+    """
+    np = _functions(F)
+    function = table.RENAMED.get(op.function, op.function)
+    count = op.num_args
+    arrays = [_faced(inputs.unchecked(index)) for index in range(count)]
+    if any(each._dtype.kind == "c" for each in arrays):
+        raise AutogradError(f"backward: mx.np.{op.function} has no gradient of complex numbers here")
+    heads = [headed(each) for each in heads]
+    if function in MOVING:
+        found = _moved(op, F, arrays, heads, inputs)
+    else:
+        read = _Read(inputs, arrays)
+        args, kwargs = op.call.fill(read)
+        results = [_faced(each) for each in outputs] if len(heads) > 1 else _faced(outputs[0])
+        head = heads if len(heads) > 1 else heads[0]
+        found = [None] * count
+        if function in ELEMENTWISE:
+            for place, rule in enumerate(ELEMENTWISE[function][: len(op.call.args)]):
+                slot = op.call.args[place]
+                if isinstance(slot, Slot) and inputs.wanted(slot.number):
+                    found[slot.number] = rule(np, head, results, *args)
+        elif function in RULES:
+            _sort_out(_places(op), RULES[function](np, head, results, *args, **kwargs), found)
+            lost = [at for at, each in enumerate(found) if each is None and arrays[at]._dtype.kind == "f"]
+            if any(inputs.wanted(at) for at in lost):
+                calls.refusal(f"{op.function}, for this argument,")(F, inputs, outputs, heads)
+        else:
+            calls.refusal(op.function)(F, inputs, outputs, heads)
+    return [
+        None if each is None or not inputs.wanted(index) else matched(np, each, arrays[index])
+        for index, each in enumerate(found)
+    ]
+
+
+def headed(head: Any) -> Any:
+    """A gradient as an array of ``mx.np``, by a handle of its own, since it may be the user's."""
+    made = head._plain()
+    made._past = head._past
+    return calls.face(made)
+
+
+class _Read(Sequence[Any]):
+    """The inputs as arrays of ``mx.np``."""
+
+    def __init__(self, inputs: Any, arrays: Sequence[Any]) -> None:
+        self._inputs, self._arrays = inputs, arrays
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        return _faced(self._inputs[index])
+
+    def __iter__(self) -> Any:
+        return (self[index] for index in range(len(self)))
+
+
+def _faced(array: Any) -> Any:
+    return calls.face(array)
+
+
+def _places(op: Any) -> list[Any]:
+    """The arguments of a call in NumPy's order, those given by name too."""
+    places = list(op.call.args)
+    for name, value in op.call.kwargs.items():
+        if isinstance(value, Slot):
+            at = calls.names_of(op.function).index(name)
+            places += [None] * (at + 1 - len(places))
+            places[at] = value
+    return places
+
+
+def _sort_out(places: Any, gradients: Any, found: list[Any]) -> None:
+    """Put gradients where the slots of the arguments say."""
+    for place, gradient in zip(places, gradients, strict=False):
+        if isinstance(place, Slot):
+            found[place.number] = gradient
+        elif isinstance(place, (list, tuple)) and gradient is not None:
+            _sort_out(place, gradient, found)
+
+
+def matched(np: Any, gradient: Any, like: Any) -> Any:
+    """A gradient in the shape and dtype of the array that it is of: summed where that was broadcast."""
+    shape, wanted = gradient._shape, like._shape
+    if shape != wanted:
+        extra = len(shape) - len(wanted)
+        axes = (*range(extra), *(extra + at for at, n in enumerate(wanted) if n == 1 and shape[extra + at] != 1))
+        if axes:
+            gradient = np.sum(gradient, axis=axes, keepdims=True)
+        gradient = (
+            np.reshape(gradient, wanted) if gradient.size == math.prod(wanted) else np.broadcast_to(gradient, wanted)
+        )
+    return gradient if gradient._dtype == like._dtype else gradient.astype(like._dtype)
+
+
+# -- functions that move elements ------------------------------------------------------------------------------
+
+MOVING = table.names("""
+    append array_split atleast_1d atleast_2d atleast_3d broadcast_arrays broadcast_to choose column_stack
+    concatenate copy delete diag diagflat diagonal dsplit dstack expand_dims flip fliplr flipud hsplit hstack insert
+    linalg.diagonal linalg.matrix_transpose matrix_transpose meshgrid moveaxis pad ravel repeat resize roll rollaxis
+    rot90 split squeeze stack swapaxes take take_along_axis tile transpose tril triu unstack vsplit vstack where
+    fft.fftshift fft.ifftshift
+""")
+_POSITIONS = {"choose": 0, "take": 1, "take_along_axis": 1, "where": 0}
+"""The argument that says which elements are meant; all others are moved."""
+_PADS = ("constant", "edge", "wrap", "reflect", "symmetric")
+
+
+def _moved(op: Any, F: Any, arrays: Sequence[Any], heads: Sequence[Any], inputs: Any) -> list[Any]:
+    if op.function == "pad" and op.call.kwargs.get("mode", [*op.call.args, "constant", "constant"][2]) not in _PADS:
+        calls.refusal("pad with this mode")(F, inputs, (), heads)
+    place = _POSITIONS.get(op.function)
+    chosen = (
+        {each.number for each in op.call.args[place : place + 1] if isinstance(each, Slot)} if place is not None else ()
+    )
+    positions: list[Any] = []
+    given: list[Any] = []
+    for index, each in enumerate(arrays):
+        if index in chosen:
+            given.append(len(heads) + len(positions))
+            positions.append(inputs[index])
+        else:
+            given.append(tuple(map(int, each._shape)))
+    found: list[Any] = [None] * len(arrays)
+    for index, each in enumerate(given):
+        if not isinstance(each, int) and inputs.wanted(index):
+            found[index] = F.op(
+                "_np_places", *heads, *positions, function=op.function, form=op.form, shapes=repr(tuple(given)),
+                place=index, num_heads=len(heads),
+            )  # fmt: skip
+    return [None if each is None else calls.face(each) for each in found]
+
+
+def of_places(op: Any, F: Any, inputs: Any, heads: Sequence[Any]) -> list[Any]:
+    """The gradient of :class:`flowmx.numpy.operator.NumPyPlaces`: the function itself, of the head and zeros.
+
+    Raises:
+        AutogradError: the call has more than one array of numbers, or more than one result.
+    """
+    numbers = [index for index, each in enumerate(op.given) if not isinstance(each, int)]
+    if op.num_heads > 1 or len(numbers) > 1:
+        raise AutogradError(f"backward: mx.np.{op.function} has no gradient of second order for several arrays here")
+    arrays = [heads[0] if not isinstance(each, int) else inputs[each] for each in op.given]
+    made = F.op("_np_call", *arrays, function=op.function, form=op.form)
+    return [made, *([None] * (len(inputs) - 1))]
+
+
+# -- elementwise functions -------------------------------------------------------------------------------------
+
+_LN2, _LN10 = math.log(2), math.log(10)
+
+
+ELEMENTWISE: dict[str, tuple[Rule, ...]] = {
+    "absolute": (lambda np, g, r, x: g * np.sign(x),),
+    "fabs": (lambda np, g, r, x: g * np.sign(x),),
+    "add": (lambda np, g, r, x, y: g, lambda np, g, r, x, y: g),
+    "subtract": (lambda np, g, r, x, y: g, lambda np, g, r, x, y: -g),
+    "multiply": (lambda np, g, r, x, y: g * y, lambda np, g, r, x, y: g * x),
+    "true_divide": (lambda np, g, r, x, y: g / y, lambda np, g, r, x, y: -g * r / y),
+    "power": (
+        lambda np, g, r, x, y: g * y * np.power(x, y - 1),
+        lambda np, g, r, x, y: g * r * np.log(np.where(_positive(x), x, 1.0) if _is_array(x) else x),
+    ),
+    "float_power": (lambda np, g, r, x, y: g * y * np.power(x, y - 1), lambda np, g, r, x, y: g * r * np.log(x)),
+    "remainder": (lambda np, g, r, x, y: g, lambda np, g, r, x, y: -g * np.floor_divide(x, y)),
+    "fmod": (lambda np, g, r, x, y: g, lambda np, g, r, x, y: -g * np.trunc(x / y)),
+    "maximum": (lambda np, g, r, x, y: g * (x >= y), lambda np, g, r, x, y: g * (x < y)),
+    "minimum": (lambda np, g, r, x, y: g * (x <= y), lambda np, g, r, x, y: g * (x > y)),
+    "fmax": (lambda np, g, r, x, y: g * (r == x), lambda np, g, r, x, y: g * (r != x)),
+    "fmin": (lambda np, g, r, x, y: g * (r == x), lambda np, g, r, x, y: g * (r != x)),
+    "hypot": (lambda np, g, r, x, y: g * x / r, lambda np, g, r, x, y: g * y / r),
+    "arctan2": (
+        lambda np, g, r, x, y: g * y / (x * x + y * y),
+        lambda np, g, r, x, y: -g * x / (x * x + y * y),
+    ),
+    "copysign": (lambda np, g, r, x, y: g * np.sign(x) * np.sign(r), lambda np, g, r, x, y: g * 0),
+    "ldexp": (lambda np, g, r, x, y: g * np.exp2(y), lambda np, g, r, x, y: g * r * _LN2),
+    "logaddexp": (lambda np, g, r, x, y: g * np.exp(x - r), lambda np, g, r, x, y: g * np.exp(y - r)),
+    "logaddexp2": (lambda np, g, r, x, y: g * np.exp2(x - r), lambda np, g, r, x, y: g * np.exp2(y - r)),
+    "negative": (lambda np, g, r, x: -g,),
+    "positive": (lambda np, g, r, x: g,),
+    "conjugate": (lambda np, g, r, x: g,),
+    "real": (lambda np, g, r, x: g,),
+    "exp": (lambda np, g, r, x: g * r,),
+    "exp2": (lambda np, g, r, x: g * r * _LN2,),
+    "expm1": (lambda np, g, r, x: g * (r + 1),),
+    "log": (lambda np, g, r, x: g / x,),
+    "log2": (lambda np, g, r, x: g / (x * _LN2),),
+    "log10": (lambda np, g, r, x: g / (x * _LN10),),
+    "log1p": (lambda np, g, r, x: g / (x + 1),),
+    "sqrt": (lambda np, g, r, x: g * 0.5 / r,),
+    "cbrt": (lambda np, g, r, x: g / (3 * r * r),),
+    "square": (lambda np, g, r, x: g * 2 * x,),
+    "reciprocal": (lambda np, g, r, x: -g * r * r,),
+    "sin": (lambda np, g, r, x: g * np.cos(x),),
+    "cos": (lambda np, g, r, x: -g * np.sin(x),),
+    "tan": (lambda np, g, r, x: g * (r * r + 1),),
+    "arcsin": (lambda np, g, r, x: g / np.sqrt(1 - x * x),),
+    "arccos": (lambda np, g, r, x: -g / np.sqrt(1 - x * x),),
+    "arctan": (lambda np, g, r, x: g / (x * x + 1),),
+    "sinh": (lambda np, g, r, x: g * np.cosh(x),),
+    "cosh": (lambda np, g, r, x: g * np.sinh(x),),
+    "tanh": (lambda np, g, r, x: g * (1 - r * r),),
+    "arcsinh": (lambda np, g, r, x: g / np.sqrt(x * x + 1),),
+    "arccosh": (lambda np, g, r, x: g / np.sqrt(x * x - 1),),
+    "arctanh": (lambda np, g, r, x: g / (1 - x * x),),
+    "deg2rad": (lambda np, g, r, x: g * (math.pi / 180),),
+    "rad2deg": (lambda np, g, r, x: g * (180 / math.pi),),
+    "sinc": (lambda np, g, r, x: g * np.where(x == 0, 0.0, (np.cos(x * math.pi) - r) / np.where(x == 0, 1.0, x)),),
+    "nan_to_num": (lambda np, g, r, x, *others: g * (r == x),),
+}
+"""For each function the derivative for each argument, of (functions, gradient of the result, result, *arguments)."""
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "_dtype")
+
+
+def _positive(x: Any) -> Any:
+    return x > 0
+
+
+# -- the others ------------------------------------------------------------------------------------------------
+
+RULES: dict[str, Rule] = {}
+"""For each function one of (functions, gradient of the result, result, *arguments, **keywords)."""
+
+
+def _rule(*names: str) -> Callable[[Rule], Rule]:
+    def register(rule: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, rule))
+        return rule
+
+    return register
+
+
+def _axes(axis: Any, ndim: int) -> tuple[int, ...]:
+    if axis is None:
+        return tuple(range(ndim))
+    return tuple(sorted(each % ndim for each in (axis if isinstance(axis, (tuple, list)) else (axis,)))) if ndim else ()
+
+
+def _kept(np: Any, value: Any, x: Any, axis: Any) -> Any:
+    """A reduction's result, or its gradient, with the axes of length 1 that it lost."""
+    axes = _axes(axis, x.ndim)
+    return np.reshape(value, tuple(1 if at in axes else n for at, n in enumerate(x.shape)))
+
+
+def _spread(np: Any, g: Any, x: Any, axis: Any) -> Any:
+    return np.broadcast_to(_kept(np, g, x, axis), x.shape)
+
+
+def _count(x: Any, axis: Any) -> int:
+    return math.prod(x.shape[at] for at in _axes(axis, x.ndim))
+
+
+def _masked(np: Any, gradient: Any, where: Any) -> Any:
+    return gradient if where is None or where is True else np.where(where, gradient, 0.0)
+
+
+@_rule("sum")
+def _sum(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, where: Any = None, **others: Any) -> Any:
+    return (_masked(np, _spread(np, g, x, axis), where),)
+
+
+@_rule("nansum")
+def _nansum(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
+    return (_spread(np, g, x, axis) * (x == x),)
+
+
+@_rule("mean")
+def _mean(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, where: Any = None, **others: Any) -> Any:
+    if where is not None:
+        calls.refusal("mean with where=")(None, (), (), ())
+    return (_spread(np, g / max(1, _count(x, axis)), x, axis),)
+
+
+@_rule("prod")
+def _prod(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, where: Any = None, **others: Any) -> Any:
+    return (_masked(np, _spread(np, g * r, x, axis) / x, where),)
+
+
+@_rule("nanprod")
+def _nanprod(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
+    return (np.where(x == x, _spread(np, g * r, x, axis) / x, 0.0),)
+
+
+@_rule("max", "min", "nanmax", "nanmin")
+def _extreme(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
+    return (_spread(np, g, x, axis) * (x == _kept(np, r, x, axis)),)
+
+
+@_rule("ptp")
+def _ptp(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
+    high, low = (np.asarray(f(x, axis=axis, keepdims=True)) for f in (np.max, np.min))
+    return (_kept(np, g, x, axis) * ((x == high).astype(x.dtype) - (x == low).astype(x.dtype)),)
+
+
+@_rule("var")
+def _var(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, ddof: Any = 0, **others: Any) -> Any:
+    centred = x - np.mean(x, axis=axis, keepdims=True)
+    return (_kept(np, g, x, axis) * centred * (2 / (_count(x, axis) - others.get("correction", ddof))),)
+
+
+@_rule("std")
+def _std(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, ddof: Any = 0, **others: Any) -> Any:
+    centred = x - np.mean(x, axis=axis, keepdims=True)
+    scale = 1 / (_count(x, axis) - others.get("correction", ddof))
+    return (_kept(np, g / r, x, axis) * centred * scale,)
+
+
+@_rule("cumsum")
+def _cumsum(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
+    along = 0 if axis is None else axis
+    return (np.reshape(np.flip(np.cumsum(np.flip(g, along), along), along), x.shape),)
+
+
+@_rule("average")
+def _average(np: Any, g: Any, r: Any, x: Any, axis: Any = None, weights: Any = None, *_: Any, **others: Any) -> Any:
+    if others.get("returned"):
+        g, r = g[0], r[0]
+    if weights is None:
+        return _mean(np, g, r, x, axis)
+    if weights.shape != x.shape:
+        weights_whole = np.reshape(weights, tuple(n if at == axis % x.ndim else 1 for at, n in enumerate(x.shape)))
+    else:
+        weights_whole = weights
+    total = np.sum(np.broadcast_to(weights_whole, x.shape), axis=axis, keepdims=True)
+    head = _kept(np, g, x, axis)
+    of_weights = head * (x - _kept(np, r, x, axis)) / total
+    if weights.shape != x.shape:
+        others_axes = tuple(at for at in range(x.ndim) if at != axis % x.ndim)
+        of_weights = np.sum(of_weights, axis=others_axes)
+    return head * weights_whole / total, None, of_weights
+
+
+@_rule("sort")
+def _sort(np: Any, g: Any, r: Any, x: Any, axis: Any = -1, *_: Any, **others: Any) -> Any:
+    if axis is None:
+        return (np.reshape(np.take(g, np.argsort(np.argsort(np.ravel(x), kind="stable"))), x.shape),)
+    order = np.argsort(np.argsort(x, axis=axis, kind="stable"), axis=axis)
+    return (np.take_along_axis(g, order, axis=axis),)
+
+
+@_rule("clip")
+def _clip(np: Any, g: Any, r: Any, x: Any, low: Any = None, high: Any = None, **others: Any) -> Any:
+    low, high = (others.get(a, others.get(b, c)) for a, b, c in (("a_min", "min", low), ("a_max", "max", high)))
+    inside = x == x
+    inside = inside if low is None else inside & (x >= low)
+    return (g * (inside if high is None else inside & (x <= high)),)
+
+
+@_rule("trace", "linalg.trace")
+def _trace(np: Any, g: Any, r: Any, x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, **others: Any) -> Any:
+    axis1, axis2 = axis1 % x.ndim, axis2 % x.ndim
+    unit = np.eye(x.shape[axis1], x.shape[axis2], offset, dtype=x.dtype)
+    return (np.moveaxis(np.reshape(g, (*g.shape, 1, 1)) * unit, (-2, -1), (axis1, axis2)),)
+
+
+@_rule("diff")
+def _diff(np: Any, g: Any, r: Any, x: Any, n: int = 1, axis: int = -1, **others: Any) -> Any:
+    if others:
+        calls.refusal("diff with prepend= or append=")(None, (), (), ())
+    axis %= x.ndim
+    for _ in range(n):
+        g = -np.diff(np.pad(g, tuple((1, 1) if at == axis else (0, 0) for at in range(x.ndim))), axis=axis)
+    return (g,)
+
+
+@_rule("ediff1d")
+def _ediff1d(np: Any, g: Any, r: Any, x: Any, to_end: Any = None, to_begin: Any = None) -> Any:
+    def length(of: Any) -> int:
+        return 0 if of is None else math.prod(of.shape) if _is_array(of) else len(of) if hasattr(of, "__len__") else 1
+
+    first, count = length(to_begin), max(0, x.size - 1)
+    inner = g[first : first + count]
+    made = -np.diff(np.pad(inner, (1, 1)))
+    ends = [None if of is None else g[:first] if of is to_begin else g[first + count :] for of in (to_end, to_begin)]
+    return np.reshape(made[: x.size], x.shape), *[
+        np.reshape(e, of.shape) if _is_array(of) else None for e, of in zip(ends, (to_end, to_begin), strict=True)
+    ]
+
+
+@_rule("interp")
+def _interp(np: Any, g: Any, r: Any, *args: Any, **kwargs: Any) -> Any:
+    calls.refusal("interp")(None, (), (), ())
+
+
+# -- products --------------------------------------------------------------------------------------------------
+
+
+@_rule("matmul", "linalg.matmul")
+def _matmul(np: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
+    a = np.expand_dims(x, 0) if x.ndim == 1 else x
+    b = np.expand_dims(y, 1) if y.ndim == 1 else y
+    if x.ndim == 1:
+        g = np.expand_dims(g, -1 if y.ndim == 1 else -2)
+    if y.ndim == 1:
+        g = np.expand_dims(g, -1)
+    of_x, of_y = np.matmul(g, np.swapaxes(b, -1, -2)), np.matmul(np.swapaxes(a, -1, -2), g)
+    if x.ndim == 1:
+        of_x = np.reshape(np.sum(of_x, axis=tuple(range(of_x.ndim - 2))), x.shape)
+    if y.ndim == 1:
+        of_y = np.reshape(np.sum(of_y, axis=tuple(range(of_y.ndim - 2))), y.shape)
+    return of_x, of_y
+
+
+@_rule("dot")
+def _dot(np: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
+    if not _is_array(y):
+        return (g * y,)
+    if not _is_array(x):
+        return None, g * x
+    if x.ndim == 0 or y.ndim == 0:
+        return g * y, g * x
+    return _tensordot(np, g, r, x, y, ((x.ndim - 1,), (max(0, y.ndim - 2),)))
+
+
+@_rule("inner")
+def _inner(np: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
+    if x.ndim == 0 or y.ndim == 0:
+        return g * y, g * x
+    return _tensordot(np, g, r, x, y, ((x.ndim - 1,), (y.ndim - 1,)))
+
+
+@_rule("vdot")
+def _vdot(np: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
+    return np.reshape(g * np.ravel(y), x.shape), np.reshape(g * np.ravel(x), y.shape)
+
+
+@_rule("outer", "linalg.outer")
+def _outer(np: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
+    return (
+        np.reshape(np.matmul(g, np.ravel(y)), x.shape),
+        np.reshape(np.matmul(np.transpose(g), np.ravel(x)), y.shape),
+    )
+
+
+@_rule("tensordot", "linalg.tensordot")
+def _tensordot(np: Any, g: Any, r: Any, x: Any, y: Any, axes: Any = 2) -> Any:
+    if isinstance(axes, int):
+        left, right = tuple(range(x.ndim - axes, x.ndim)), tuple(range(axes))
+    else:
+        first, second = axes
+        left = tuple(at % x.ndim for at in ((first,) if isinstance(first, int) else first))
+        right = tuple(at % y.ndim for at in ((second,) if isinstance(second, int) else second))
+    free_x = [at for at in range(x.ndim) if at not in left]
+    free_y = [at for at in range(y.ndim) if at not in right]
+    count = len(free_x)
+    of_x = np.tensordot(g, y, (tuple(range(count, g.ndim)), tuple(free_y)))
+    # Its axes are the free ones of x, then those that were summed, in the order of y's.
+    places = [*free_x, *(left[right.index(at)] for at in sorted(right))]
+    of_x = np.transpose(of_x, tuple(places.index(at) for at in range(x.ndim)))
+    of_y = np.tensordot(x, g, (tuple(free_x), tuple(range(count))))
+    places = [*(right[left.index(at)] for at in sorted(left)), *free_y]
+    return of_x, np.transpose(of_y, tuple(places.index(at) for at in range(y.ndim)))
+
+
+@_rule("vecdot", "linalg.vecdot")
+def _vecdot(np: Any, g: Any, r: Any, x: Any, y: Any, axis: int = -1) -> Any:
+    g = np.expand_dims(g, axis)
+    return g * y, g * x
+
+
+@_rule("kron")
+def _kron(np: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
+    ndim = max(x.ndim, y.ndim)
+    a, b = ((1,) * (ndim - each.ndim) + each.shape for each in (x, y))
+    pairs = np.reshape(g, tuple(n for pair in zip(a, b, strict=True) for n in pair))
+    odd, even = tuple(range(1, 2 * ndim, 2)), tuple(range(0, 2 * ndim, 2))
+    whole_x = np.reshape(x, tuple(n for one in a for n in (one, 1)))
+    whole_y = np.reshape(y, tuple(n for one in b for n in (1, one)))
+    return np.reshape(np.sum(pairs * whole_y, axis=odd), x.shape), np.reshape(
+        np.sum(pairs * whole_x, axis=even), y.shape
+    )
+
+
+@_rule("cross", "linalg.cross")
+def _cross(np: Any, g: Any, r: Any, x: Any, y: Any, **axes: Any) -> Any:
+    if axes or x.shape[-1] != 3 or y.shape[-1] != 3:
+        calls.refusal("cross of vectors of two numbers, or along another axis")(None, (), (), ())
+    return np.cross(y, g), np.cross(g, x)
+
+
+@_rule("einsum")
+def _einsum(np: Any, g: Any, r: Any, subscripts: Any, *operands: Any, **others: Any) -> Any:
+    if not isinstance(subscripts, str) or "." in subscripts:
+        calls.refusal("einsum with an ellipsis, or without subscripts as text,")(None, (), (), ())
+    text = subscripts.replace(" ", "")
+    left, arrow, result = text.partition("->")
+    names = left.split(",")
+    if not arrow:
+        result = "".join(sorted(one for one in set(left) - {","} if left.count(one) == 1))
+    found: list[Any] = []
+    for index, name in enumerate(names):
+        others_names = [one for at, one in enumerate(names) if at != index]
+        rest = [one for at, one in enumerate(operands) if at != index]
+        sizes = dict(zip(name, operands[index].shape, strict=True))
+        lost = "".join(one for one in dict.fromkeys(name) if one not in result + "".join(others_names))
+        if len(set(name)) != len(name):  # a diagonal: of the letters one each, then spread over it again
+            calls.refusal("einsum with a letter twice in one operand")(None, (), (), ())
+        terms, arrays = [result, *others_names], [g, *rest]
+        if lost:
+            terms.append(lost)
+            arrays.append(np.ones(tuple(sizes[one] for one in lost), dtype=g.dtype))
+        found.append(np.einsum(f"{','.join(terms)}->{name}", *arrays))
+    return None, *found
+
+
+# -- linear algebra --------------------------------------------------------------------------------------------
+
+
+def _t(np: Any, x: Any) -> Any:
+    return np.swapaxes(x, -1, -2)
+
+
+def _scalar(np: Any, g: Any) -> Any:
+    """A number for each matrix, with two axes for the matrix."""
+    return np.reshape(g, (*g.shape, 1, 1))
+
+
+@_rule("linalg.inv")
+def _inv(np: Any, g: Any, r: Any, x: Any) -> Any:
+    back = _t(np, r)
+    return (-np.matmul(np.matmul(back, g), back),)
+
+
+@_rule("linalg.det")
+def _det(np: Any, g: Any, r: Any, x: Any) -> Any:
+    return (_scalar(np, g * r) * _t(np, np.linalg.inv(x)),)
+
+
+@_rule("linalg.slogdet")
+def _slogdet(np: Any, g: Any, r: Any, x: Any) -> Any:
+    return (_scalar(np, g[1]) * _t(np, np.linalg.inv(x)),)
+
+
+@_rule("linalg.solve")
+def _solve(np: Any, g: Any, r: Any, a: Any, b: Any) -> Any:
+    of_b = np.linalg.solve(_t(np, a), g)
+    if b.ndim == 1:
+        return -np.expand_dims(of_b, -1) * np.expand_dims(r, -2), of_b
+    return -np.matmul(of_b, _t(np, r)), of_b
+
+
+@_rule("linalg.cholesky")
+def _cholesky(np: Any, g: Any, r: Any, x: Any, **others: Any) -> Any:
+    if others.get("upper"):
+        calls.refusal("linalg.cholesky with upper=True")(None, (), (), ())
+    half = np.tril(np.matmul(_t(np, r), g))
+    half = half - 0.5 * half * np.eye(x.shape[-1], dtype=x.dtype)
+    back = np.linalg.inv(r)
+    made = np.matmul(np.matmul(_t(np, back), half), back)
+    return (0.5 * (made + _t(np, made)),)
+
+
+@_rule("linalg.eigh")
+def _eigh(np: Any, g: Any, r: Any, x: Any, *_: Any, **others: Any) -> Any:
+    (of_w, of_v), (w, v) = g, r
+    unit = np.eye(x.shape[-1], dtype=x.dtype)
+    gaps = np.expand_dims(w, -2) - np.expand_dims(w, -1) + unit
+    inner = np.matmul(_t(np, v), of_v) * ((1 - unit) / gaps) + np.expand_dims(of_w, -2) * unit
+    made = np.matmul(np.matmul(v, inner), _t(np, v))
+    return (0.5 * (made + _t(np, made)),)
+
+
+@_rule("linalg.eigvalsh")
+def _eigvalsh(np: Any, g: Any, r: Any, x: Any, *_: Any, **others: Any) -> Any:
+    v = np.linalg.eigh(x)[1]
+    return (np.matmul(v * np.expand_dims(g, -2), _t(np, v)),)
+
+
+@_rule("linalg.norm", "linalg.vector_norm", "linalg.matrix_norm")
+def _norm(np: Any, g: Any, r: Any, x: Any, ord: Any = None, axis: Any = None, *_: Any, **others: Any) -> Any:
+    along = (axis,) if isinstance(axis, int) else axis
+    is_vector = x.ndim == 1 if along is None else len(along) == 1
+    head, result = _kept(np, g, x, axis), _kept(np, r, x, axis)
+    if ord in (None, "fro") or (ord == 2 and is_vector):
+        return (head * x / np.where(result == 0, 1.0, result),)
+    if is_vector and ord == 1:
+        return (head * np.sign(x),)
+    if is_vector and ord in (math.inf, -math.inf):
+        return (head * np.sign(x) * (np.abs(x) == result),)
+    if is_vector and isinstance(ord, (int, float)) and ord != 0:
+        return (head * np.sign(x) * np.power(np.abs(x) / result, ord - 1),)
+    return calls.refusal(f"linalg.norm with ord={ord!r} of matrices")(None, (), (), ())
+
+
+def known() -> list[str]:
+    """The functions that backward passes go through, for the documentation."""
+    return sorted({*ELEMENTWISE, *RULES, *MOVING})

@@ -1,0 +1,237 @@
+"""The operators behind ``mx.np``: a function of NumPy's, run as an operation of the engine.
+
+:class:`NumPyCall` is any function of arrays whose results' shapes and dtypes follow from those of its arguments. They
+are learned by calling the function once on stand-ins without memory of their own, and remembered. The function is that
+of the device's own array namespace. :class:`NumPyPlaces` is the gradient of all functions that only move elements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache, reduce
+from typing import Any, ClassVar
+
+import numpy as np
+
+from flowmx.errors import ShapeError
+from flowmx.numpy import table
+from flowmx.numpy.forms import Form
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import (
+    LIGHT_BYTES,
+    Array,
+    Operator,
+    Run,
+    Shape,
+    Spec,
+    family,
+    operator,
+    option,
+    required,
+)
+from flowmx.ops.registry.parameters import literal
+
+__all__ = ["NumPyCall", "NumPyPlaces", "results_of"]
+
+_FLOAT, _COMPLEX = np.dtype(np.float64), np.dtype(np.complex128)
+_NARROW = {_FLOAT: np.dtype(np.float32), _COMPLEX: np.dtype(np.complex64)}
+"""The dtypes that NumPy makes of whole numbers, and those of MXNet."""
+_SPECS = 512
+_INTO = frozenset(["concatenate", "dot", "stack"])
+"""Functions besides ufuncs that write into ``out`` without a copy, where that has the dtype of what they are given."""
+_WITH_CONSTANTS = frozenset(["append", "choose", "concatenate", "insert", "pad", "stack", "where"])
+"""Functions whose arguments may be numbers in place of arrays."""
+
+
+@lru_cache(4096)
+def function_of(xp: Any, name: str) -> Callable[..., Any]:
+    """A function of an array namespace, by its name with dots."""
+    found: Callable[..., Any] = reduce(getattr, name.split("."), xp)
+    return found
+
+
+def results_of(found: Any) -> list[Any]:
+    """The results of a function as a list, also where it is one."""
+    return list(found) if isinstance(found, (list, tuple)) else [found]
+
+
+def stand_in(shape: Shape, dtype: DType, square: bool = False) -> np.ndarray[Any, Any]:
+    """An array of a shape that takes up next to no memory: ones, zeros for ints, or unit matrices."""
+    if square and len(shape) >= 2:
+        return np.broadcast_to(np.eye(*shape[-2:], dtype=dtype), shape)
+    one = np.zeros((), dtype) if dtype.kind in "iu" else np.ones((), dtype)
+    return np.broadcast_to(one, shape)
+
+
+@family
+class _Calling(Operator):
+    """Operators with a function and the form of its call."""
+
+    variadic = "num_args"
+    num_args: int = required("Number of arrays.", low=0)
+    function: str = required("NumPy's function.")
+    form: str = required("The arguments, as text.")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "call", Form(self.form))
+
+    call: ClassVar[Any] = None
+
+
+@operator("_np_call")
+class NumPyCall(_Calling, hidden=True):
+    """Call a function of NumPy's on arrays."""
+
+    num_outputs: int = option(1, "Number of results.")
+    wide: bool = option(False, "Let whole numbers become float64 where they become floating, as in NumPy.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.function in table.WITHOUT_GRADIENT:
+            self.with_traits(no_gradient=True)
+
+    def outputs(self) -> tuple[str, ...]:
+        return tuple(f"output{index}" for index in range(self.num_outputs))
+
+    def learn(self, shapes: Sequence[Shape], dtypes: Sequence[DType]) -> Any:
+        """The function's results for arrays like these, on stand-ins."""
+        ufunc = table.ufunc(self.function)
+        with np.errstate(all="ignore"):
+            if ufunc is not None and ufunc.signature is None and not self.call.kwargs:
+                args, _ = self.call.fill([np.ones((), dtype) for dtype in dtypes])
+                shape = np.broadcast_shapes(*shapes)
+                found = ufunc(*args)
+                made = [np.broadcast_to(each, shape) for each in results_of(found)]
+                return tuple(made) if isinstance(found, tuple) else made[0]
+            square = self.function.startswith("linalg.")
+            stand_ins = [stand_in(shape, dtype, square) for shape, dtype in zip(shapes, dtypes, strict=True)]
+            args, kwargs = self.call.fill(stand_ins)
+            return function_of(np, self.function)(*args, **kwargs)
+
+    def spec(self, shapes: tuple[Shape, ...], dtypes: tuple[DType, ...]) -> Spec:
+        key = (shapes, dtypes)
+        known = self._specs.get(key)
+        if known is not None:
+            return known
+        results = [np.asarray(each) for each in results_of(self.learn(shapes, dtypes))]
+        made = Spec([each.shape for each in results], [self.settled(each.dtype, dtypes) for each in results], False)
+        made.no_gradient = self.traits.no_gradient or all(each.kind == "b" for each in made.dtypes)
+        moved = sum(math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
+        made.weight = moved + made.nbytes
+        made.light = made.weight <= LIGHT_BYTES and not self.function.startswith("linalg.")
+        if len(self._specs) >= _SPECS:
+            self._specs.clear()
+        self._specs[key] = made
+        return made
+
+    def settled(self, dtype: DType, given: Sequence[DType]) -> DType:
+        """The dtype of a result, by MXNet's rule: float64 comes from float64 alone, or where it was asked for."""
+        if self.wide or dtype not in _NARROW or self.function == "astype" or self.call.kwargs.get("dtype") is not None:
+            return dtype
+        if _FLOAT in given or _COMPLEX in given:
+            return dtype
+        return _NARROW[dtype]
+
+    def infer_shape(self, shapes: list[Any]) -> Any:
+        if any(shape is None or -1 in shape for shape in shapes):
+            return shapes, [None] * self.num_outputs
+        spec = self.spec(tuple(shapes), (np.dtype(np.float32),) * len(shapes))
+        return shapes, list(spec.shapes)
+
+    def infer_type(self, dtypes: list[DType | None]) -> Any:
+        known = next((dtype for dtype in dtypes if dtype is not None), None)
+        return dtypes, [known] * self.num_outputs
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        args, kwargs = self.call.fill(inputs)
+        function = function_of(run.xp, self.function)
+        if len(outputs) == 1 and "dtype" not in kwargs:
+            out = outputs[0]
+            alike = self.function in _INTO and all(each.dtype == out.dtype for each in inputs)
+            if alike or table.ufunc(self.function) is not None:
+                function(*args, out=out, **kwargs)
+                return
+        for result, out in zip(results_of(function(*args, **kwargs)), outputs, strict=True):
+            if result.shape != out.shape:  # it would be broadcast
+                raise ShapeError(f"{self.function}: the result has shape {result.shape}, expected {out.shape}")
+            out[...] = result
+
+    def as_ufunc(self, xp: Any, dtype: DType) -> tuple[Callable[..., Any], Any] | None:
+        if self.num_outputs != 1 or self.call.kwargs or table.ufunc(self.function) is None:
+            return None
+        function, args = function_of(xp, self.function), self.call.args
+        if getattr(function, "signature", None) is not None:
+            return None
+        if self.call.flat:
+            return (function, None) if [each.number for each in args] == list(range(len(args))) else None
+        if self.num_args != 1 or len(args) != 2:
+            return None
+        if isinstance(args[1], (bool, int, float, complex)):
+            return function, args[1]
+        number = args[0]
+        return (lambda x, _, out: function(number, x, out=out)), number
+
+    def gradient(self, F: Any, inputs: Any, outputs: Any, heads: Any) -> Any:
+        from flowmx.numpy import gradients
+
+        return gradients.of(self, F, inputs, outputs, heads)
+
+
+@operator("_np_places")
+class NumPyPlaces(_Calling, hidden=True):
+    """Add each element of a gradient to where the element of the result came from.
+
+    The function only moves elements: called on the numbers of an input's elements, it tells where each went. The inputs
+    are the gradient of the result, and the arrays of the call that are positions or masks.
+    """
+
+    shapes: str = required("The shapes of the call's arrays as text, with the number of an input for positions.")
+    place: int = required("The array whose gradient it is.")
+    num_heads: int = option(1, "Number of results of the call.")
+
+    given: ClassVar[Any] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "given", literal(self.shapes))
+
+    def infer_shape(self, shapes: list[Any]) -> Any:
+        return shapes, [self.given[self.place]]
+
+    def infer_type(self, dtypes: list[DType | None]) -> Any:
+        return dtypes, [dtypes[0]]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, out = run.xp, outputs[0]
+        whence = self._moved(xp, inputs, xp.arange(1, out.size + 1))
+        if self.function in _WITH_CONSTANTS:  # numbers that stand among the arguments come from no array
+            whence = whence - self._moved(xp, inputs, xp.zeros(out.size, np.int64))
+        whence = whence.astype(np.int64, copy=False)
+        weights = xp.concatenate([each.ravel() for each in inputs[: self.num_heads]])
+        if weights.dtype.kind == "c":
+            found = _added(xp, whence, weights.real, out.size) + 1j * _added(xp, whence, weights.imag, out.size)
+        else:
+            found = _added(xp, whence, weights, out.size)
+        out[...] = found[1:].reshape(out.shape)
+
+    def _moved(self, xp: Any, inputs: Sequence[Array], numbers: Array) -> Array:
+        """The results of the call, one after the other, with numbers for the elements of the array."""
+        arrays = []
+        for index, each in enumerate(self.given):
+            if isinstance(each, int):
+                arrays.append(inputs[each])
+            else:
+                arrays.append(numbers.reshape(each) if index == self.place else xp.zeros(each, np.int64))
+        args, kwargs = self.call.fill(arrays)
+        results = results_of(function_of(xp, self.function)(*args, **kwargs))
+        return xp.concatenate([each.ravel() for each in results])
+
+    def gradient(self, F: Any, inputs: Any, outputs: Any, heads: Any) -> Any:
+        from flowmx.numpy import gradients
+
+        return gradients.of_places(self, F, inputs, heads)
+
+
+def _added(xp: Any, whence: Array, weights: Array, size: int) -> Array:
+    return xp.bincount(whence, weights=weights.astype(np.float64), minlength=size + 1)

@@ -1,0 +1,193 @@
+"""``mx.npx``: neural-network functions on arrays of ``mx.np``, files, and NumPy's semantics.
+
+The functions are the registry's operators; :data:`TABLE` says which.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys as _sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as _numpy
+
+from flowmx import ndarray as _classic
+from flowmx import symbol as _classic_symbol
+from flowmx.context import gpu_memory_info
+from flowmx.devices import Context, cpu, cpu_pinned, current_context, gpu, num_gpus
+from flowmx.engine import waitall
+from flowmx.ndarray.core import BaseArray
+from flowmx.numpy import calls as _calls
+from flowmx.numpy.shaping import reshape as _reshape
+from flowmx.numpy.symbols import NoSymbols as _NoSymbols
+from flowmx.ops.registry.operators import lookup as _lookup
+from flowmx.util import (
+    is_np_array,
+    is_np_default_dtype,
+    is_np_shape,
+    np_array,
+    np_default_dtype,
+    np_shape,
+    reset_np,
+    set_np,
+    use_np,
+    use_np_array,
+    use_np_default_dtype,
+    use_np_shape,
+)
+
+__all__ = [
+    "Context", "cpu", "cpu_pinned", "current_context", "gpu", "gpu_memory_info", "is_np_array", "is_np_default_dtype",
+    "is_np_shape", "load", "nonzero", "np_array", "np_default_dtype", "np_shape", "num_gpus", "random", "reset_np",
+    "reshape", "save", "set_np", "use_np", "use_np_array", "use_np_default_dtype", "use_np_shape", "waitall",
+]  # fmt: skip
+
+TABLE = {
+    "activation": "Activation", "arange_like": "_contrib_arange_like", "batch_dot": "batch_dot",
+    "batch_flatten": "Flatten", "batch_norm": "BatchNorm", "cast": "Cast", "convolution": "Convolution",
+    "ctc_loss": "CTCLoss", "deconvolution": "Deconvolution", "dropout": "Dropout", "embedding": "Embedding",
+    "erf": "erf", "erfinv": "erfinv", "fully_connected": "FullyConnected", "gamma": "gamma", "gammaln": "gammaln",
+    "gather_nd": "gather_nd", "group_norm": "GroupNorm", "layer_norm": "LayerNorm", "leaky_relu": "LeakyReLU",
+    "log_softmax": "log_softmax", "multibox_detection": "_contrib_MultiBoxDetection",
+    "multibox_prior": "_contrib_MultiBoxPrior", "multibox_target": "_contrib_MultiBoxTarget", "one_hot": "one_hot",
+    "pick": "pick", "pooling": "Pooling", "relu": "relu", "reshape_like": "reshape_like", "rnn": "RNN",
+    "roi_pooling": "ROIPooling", "sequence_mask": "SequenceMask", "shape_array": "shape_array", "sigmoid": "sigmoid",
+    "slice": "slice", "smooth_l1": "smooth_l1", "softmax": "softmax", "topk": "topk",
+}  # fmt: skip
+"""From a function to the operator of the registry that it is."""
+
+
+def _function(name: str) -> Callable[..., Any]:
+    operator = TABLE[name]
+    called = getattr(_classic.op, operator, None)
+    run = called if called is not None else _hidden(operator)
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return _calls.dressed(run(*args, **kwargs))
+
+    function.__name__ = function.__qualname__ = name
+    function.__module__ = __name__
+    function.__doc__ = f"The operator ``{operator}`` on arrays of ``mx.np``.\n\n{_lookup(operator).__doc__ or ''}"
+    if hasattr(run, "__signature__"):
+        function.__signature__ = run.__signature__  # type: ignore[attr-defined]
+    return function
+
+
+def _hidden(operator: str) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return _classic.op.op(operator, *args, **kwargs)
+
+    return run
+
+
+def nonzero(a: BaseArray) -> Any:
+    """The positions of the elements that are not zero: a row for each, a column for each axis."""
+    return _calls.call_waiting("argwhere", (a,), {})
+
+
+def reshape(a: BaseArray, newshape: Any, reverse: bool = False, order: str = "C") -> Any:
+    """The same content with another shape, by the codes of ``npx``.
+
+    Args:
+        a: the array.
+        newshape: lengths, or codes: -1 infers one length, -2 keeps an axis, -3 leaves out one of length 1, -4 keeps all
+            axes that remain, -5 merges two axes, -6 splits one into the two lengths that follow.
+        reverse: match the codes from the right.
+        order: only ``"C"``.
+
+    Raises:
+        ValueError: the codes do not fit the array's shape.
+    """
+    if order != "C":
+        raise NotImplementedError("reshape: arrays are kept in C order alone, so order must be 'C'")
+    codes: list[int] = [int(newshape)] if isinstance(newshape, (int, _numpy.integer)) else list(newshape)
+    shape = list(a.shape)
+    if reverse:
+        return _reshape(a, tuple(_lengths(_backwards(codes), shape[::-1], codes, True)[::-1]))
+    return _reshape(a, tuple(_lengths(codes, shape, codes)))
+
+
+def _backwards(codes: Sequence[int]) -> list[int]:
+    """The codes from right to left, a split still before its two lengths."""
+    found: list[int] = []
+    at = 0
+    while at < len(codes):
+        width = 3 if codes[at] == -6 else 1
+        group = list(codes[at : at + width])
+        found = [group[0], *group[:0:-1], *found]
+        at += width
+    return found
+
+
+def _lengths(codes: Sequence[int], shape: Sequence[int], given: Sequence[int], turned: bool = False) -> list[int]:
+    made: list[int] = []
+    axis, at = 0, 0
+    try:
+        while at < len(codes):
+            code = codes[at]
+            if code == -2:
+                made.append(shape[axis])
+                axis += 1
+            elif code == -3:
+                if shape[axis] != 1:
+                    raise ValueError(f"reshape: -3 leaves out an axis of length 1, not one of {shape[axis]}")
+                axis += 1
+            elif code == -4:
+                made += shape[axis:]
+                axis = len(shape)
+            elif code == -5:
+                made.append(shape[axis] * shape[axis + 1])
+                axis += 2
+            elif code == -6:
+                one, other = codes[at + 1 : at + 3]
+                one = shape[axis] // other if one == -1 else one
+                other = shape[axis] // one if other == -1 else other
+                made += (one, other)
+                axis, at = axis + 1, at + 2
+            else:
+                made.append(code)
+                axis += 1
+            at += 1
+    except IndexError:
+        raise ValueError(f"reshape: {tuple(given)} asks for more axes than the array's {len(shape)}") from None
+    return made
+
+
+def save(file: Any, arr: Any) -> None:
+    """Write an array, or a list or dict of them, to a file of MXNet's format.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    _classic.save(file, arr)
+
+
+def load(file: Any) -> Any:
+    """Read what :func:`save` wrote: a list or dict of arrays of ``mx.np``."""
+    return _calls.dressed(_classic.load(file))
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("random", "image"):
+        found: Any = importlib.import_module(f"flowmx.numpy_extension.{name}")
+    elif name in TABLE:
+        found = _function(name)
+    else:
+        from flowmx.suggestions import did_you_mean
+
+        known = [*TABLE, *__all__]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{did_you_mean(name, known)}")
+    globals()[name] = found
+    return found
+
+
+__all__ += [*TABLE, "image"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+_classic_symbol.npx = _NoSymbols("npx")  # type: ignore[attr-defined]
+_classic.npx = _sys.modules[__name__]  # type: ignore[attr-defined]  # blocks find it as F.npx, too

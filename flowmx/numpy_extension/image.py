@@ -1,0 +1,26 @@
+"""``mx.npx.image``: the functions of ``mx.nd.image`` on arrays of ``mx.np``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flowmx.ndarray import image as _classic
+from flowmx.numpy import calls as _calls
+
+
+def __getattr__(name: str) -> Any:
+    found = getattr(_classic, name)
+    if not callable(found) or name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return _calls.dressed(found(*args, **kwargs))
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = found.__doc__
+    globals()[name] = function
+    return function
+
+
+def __dir__() -> list[str]:
+    return dir(_classic)

@@ -1,0 +1,52 @@
+"""``mx.npx.random``: the random functions that NumPy does not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flowmx import random as _classic
+from flowmx.numpy import calls
+from flowmx.numpy import random as _random
+
+__all__ = ["bernoulli", "normal_n", "seed", "uniform_n"]
+
+
+def seed(seed: int, ctx: Any = "all") -> None:
+    """Seed the generators of all devices, or of one."""
+    _classic.seed(seed, ctx)
+
+
+def bernoulli(
+    prob: Any = None, logit: Any = None, size: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None
+) -> Any:
+    """Ones with the probability ``prob``, or with the log-odds ``logit``, else zeros.
+
+    Raises:
+        ValueError: both of them were given, or neither.
+    """
+    if (prob is None) == (logit is None):
+        raise ValueError("bernoulli: exactly one of prob and logit must be given")
+    if prob is None:
+        prob = 1 / (1 + calls.call("exp", (calls.call("negative", (logit,), {}),), {}))
+    shape = size if size is not None else getattr(prob, "shape", None)
+    drawn = _random.rand(ctx=ctx) if shape is None else _random.uniform(0.0, 1.0, shape, None, ctx)  # type: ignore[attr-defined]
+    made = (drawn < prob).astype(dtype or "float32")
+    return made if out is None else calls.into("bernoulli", made, out, None)
+
+
+def uniform_n(low: Any = 0.0, high: Any = 1.0, batch_shape: Any = None, dtype: Any = None, ctx: Any = None) -> Any:
+    """Uniform numbers: for each element of the parameters as many as ``batch_shape`` says, its axes first."""
+    return _batch("uniform", low, high, batch_shape, dtype, ctx)
+
+
+def normal_n(loc: Any = 0.0, scale: Any = 1.0, batch_shape: Any = None, dtype: Any = None, ctx: Any = None) -> Any:
+    """Normal numbers: for each element of the parameters as many as ``batch_shape`` says, its axes first."""
+    return _batch("normal", loc, scale, batch_shape, dtype, ctx)
+
+
+def _batch(name: str, one: Any, other: Any, batch_shape: Any, dtype: Any, ctx: Any) -> Any:
+    import numpy as np
+
+    own = np.broadcast_shapes(*(getattr(each, "shape", ()) for each in (one, other)))
+    batch = () if batch_shape is None else (batch_shape,) if isinstance(batch_shape, int) else tuple(batch_shape)
+    return getattr(_random, name)(one, other, (*batch, *own) or None, dtype, ctx)

@@ -1,0 +1,461 @@
+"""``mx.np``: NumPy's results, gradients, indices and protocols on the engine; ``mx.npx`` and NumPy's semantics."""
+
+import asyncio
+import pickle
+import warnings
+
+import numpy as onp
+import pytest
+
+import flowmx as mx
+from flowmx import autograd, gluon, np, npx
+from flowmx.errors import AutogradError
+from flowmx.numpy import gradients, table
+from flowmx.numpy.arrays import ndarray
+
+A = onp.array([[0.3, 0.7, 0.2], [0.9, 0.4, 0.6]])
+B = onp.array([[1.5, 0.5, 2.0], [0.8, 1.2, 3.0]])
+S = onp.array([[4.0, 1.0, 0.5], [1.0, 3.0, 0.2], [0.5, 0.2, 2.0]])
+
+ROWS = [
+    *((name, (A,), {}) for name in sorted(table.names("""
+        absolute arccos arcsin arcsinh arctan arctanh cbrt cos cosh deg2rad exp exp2 expm1 fabs log log10 log1p
+        log2 negative positive rad2deg reciprocal sin sinc sinh sqrt square tan tanh nan_to_num sum mean prod
+        max min ptp var std cumsum nansum nanprod nanmax ravel transpose flip fliplr flipud rot90 squeeze
+        atleast_3d tril triu diag diff sort ediff1d copy diagonal trace average linalg.norm
+    """))),
+    ("arccosh", (B + 1,), {}),
+    *((name, (A, B), {}) for name in sorted(table.names("""
+        add subtract multiply divide power maximum minimum fmax fmin hypot arctan2 copysign logaddexp logaddexp2
+        remainder fmod vdot inner outer kron cross append float_power
+    """))),
+    ("add", (A, B[0]), {}), ("multiply", (A[:, :1], B), {}), ("power", (A, 2), {}), ("power", (2.0, A), {}),
+    ("sum", (A,), {"axis": 1}), ("sum", (A,), {"axis": (0, 1), "keepdims": True}), ("mean", (A,), {"axis": 0}),
+    ("var", (A,), {"axis": 0, "ddof": 1}), ("std", (A,), {"axis": 1}), ("max", (A,), {"axis": 1}),
+    ("average", (A,), {"axis": 1, "weights": B}), ("cumsum", (A,), {"axis": 1}), ("clip", (A, 0.25, 0.65), {}),
+    ("dot", (A, B.T), {}), ("matmul", (A, B.T), {}), ("matmul", (A, B[0]), {}), ("matmul", (A[0], B.T), {}),
+    ("tensordot", (A, B.T), {"axes": 1}), ("tensordot", (A, B, ((0, 1), (0, 1))), {}),
+    ("einsum", ("ij,kj->ik", A, B), {}), ("einsum", ("ij->j", A), {}), ("vecdot", (A, B), {}),
+    ("concatenate", ([A, B],), {"axis": 1}), ("stack", ([A, B],), {}), ("vstack", ([A, B],), {}),
+    ("hstack", ([A, B],), {}), ("dstack", ([A, B],), {}), ("column_stack", ([A, B],), {}),
+    ("split", (A, 3), {"axis": 1}), ("array_split", (A, 2), {"axis": 1}), ("hsplit", (A, 3), {}), ("unstack", (A,), {}),
+    ("where", (A > 0.5, A, B), {}), ("where", (A > 0.5, A, 5.0), {}), ("take", (A, onp.array([2, 0, 0])), {"axis": 1}),
+    ("take_along_axis", (A, onp.array([[1, 1], [0, 2]])), {"axis": 1}), ("tile", (A, (2, 1)), {}),
+    ("repeat", (A, 2), {"axis": 1}), ("repeat", (A, onp.array([1, 0, 2])), {"axis": 1}), ("roll", (A, 1), {"axis": 1}),
+    ("expand_dims", (A, 1), {}), ("broadcast_to", (A[:, :1], (2, 3)), {}), ("moveaxis", (A, 0, 1), {}),
+    ("swapaxes", (A, 0, 1), {}), ("pad", (A, ((1, 0), (0, 2))), {"constant_values": 7}),
+    ("pad", (A, 1), {"mode": "edge"}), ("insert", (A, 1, 3.0), {"axis": 1}), ("delete", (A, 1), {"axis": 1}),
+    ("meshgrid", (A[0], B[0]), {}), ("diff", (A,), {"n": 2, "axis": 1}), ("resize", (A, (3, 3)), {}),
+    ("linalg.inv", (S,), {}), ("linalg.det", (S,), {}), ("linalg.slogdet", (S,), {}), ("linalg.cholesky", (S,), {}),
+    ("linalg.solve", (S, B.T), {}), ("linalg.solve", (S, B[0]), {}), ("linalg.eigvalsh", (S,), {}),
+    ("linalg.norm", (A,), {"axis": 1, "ord": 3}), ("linalg.norm", (A,), {"axis": 1, "ord": onp.inf}),
+]  # fmt: skip
+"""Calls with a gradient: the function, its arguments, those by keyword."""
+
+PLAIN = [
+    ("median", (A,), {}), ("percentile", (A, 30), {"axis": 1}), ("argsort", (A,), {}), ("argmax", (A,), {"axis": 1}),
+    ("searchsorted", (onp.sort(A[0]), 0.5), {}), ("unique", (onp.array([3, 1, 3]),), {}), ("nonzero", (A > 0.5,), {}),
+    ("histogram", (A, 3), {}), ("bincount", (onp.array([0, 2, 2]),), {}), ("floor_divide", (A, 0.2), {}),
+    ("logical_and", (A > 0.3, B > 1), {}), ("isnan", (A,), {}), ("bitwise_xor", (onp.array([5, 3]), 6), {}),
+    ("left_shift", (onp.array([1, 2]), 3), {}), ("linalg.svd", (A,), {}), ("linalg.qr", (A,), {}),
+    ("linalg.pinv", (A,), {}), ("linalg.matrix_rank", (S,), {}), ("linalg.eig", (S,), {}),
+    ("fft.fft", (A,), {}), ("fft.irfft", (A + 0j,), {}), ("interp", (A, onp.arange(3.0), B[0]), {}), ("cov", (A,), {}),
+    ("triu_indices_from", (S,), {}), ("allclose", (A, A), {}), ("array_equal", (A, B), {}), ("polyval", (A[0], B), {}),
+    ("result_type", (A, onp.int8(1).dtype), {}), ("divmod", (A, 0.2), {}), ("argwhere", (A > 0.5,), {}),
+]  # fmt: skip
+
+
+def _ours(value, made):
+    """An argument with arrays of ours, which are added to a list."""
+    if isinstance(value, onp.ndarray):
+        value = np.array(value)
+        made.append(value)
+    elif isinstance(value, list):
+        value = [_ours(each, made) for each in value]
+    return value
+
+
+def _function(space, name):
+    for part in name.split("."):
+        space = getattr(space, part)
+    return space
+
+
+def _flat(found):
+    return [each for one in found for each in _flat(one)] if isinstance(found, (list, tuple)) else [found]
+
+
+def _total(found):
+    """A number that all elements of results go into, each with a weight of its own."""
+    total = 0.0
+    for each in _flat(found):
+        weights = onp.cos(onp.arange(each.size, dtype=onp.float64)).reshape(each.shape)
+        total = total + (each * (np.array(weights) if isinstance(each, ndarray) else weights)).sum()
+    return total
+
+
+def _close(found, expected):
+    for one, other in zip(_flat(found), _flat(expected), strict=True):
+        one = one.asnumpy() if isinstance(one, ndarray) else one
+        if isinstance(other, onp.dtype):
+            assert one == other
+            continue
+        assert onp.shape(one) == onp.shape(other)
+        onp.testing.assert_allclose(onp.asarray(one), onp.asarray(other), rtol=1e-6, atol=1e-9)
+
+
+def _slope(name, args, kwargs, at, index):
+    """The derivative of :func:`_total` by one element of the array number ``at``, by differences."""
+    totals = []
+    for step in (1e-6, -1e-6):
+        count = iter(range(1 << 10))
+
+        def moved(value, step=step, count=count):
+            if isinstance(value, list):
+                return [moved(each) for each in value]
+            if not isinstance(value, onp.ndarray):
+                return value
+            value = value.copy()
+            if next(count) == at:
+                value.flat[index] += step
+            return value
+
+        totals.append(_total(_function(onp, name)(*list(map(moved, args)), **{k: moved(v) for k, v in kwargs.items()})))
+    return (totals[0] - totals[1]) / 2e-6
+
+
+def _check_gradient(name, args, kwargs):
+    arrays = []
+    ours = [_ours(each, arrays) for each in args]
+    named = {key: _ours(value, arrays) for key, value in kwargs.items()}
+    floats = [each for each in arrays if each.dtype == onp.float64]
+    for each in floats:
+        each.attach_grad()
+    with autograd.record():
+        found = _function(np, name)(*ours, **named)
+        total = _total(found)
+    _close(found, _function(onp, name)(*args, **kwargs))
+    total.backward()
+    symmetric = name in ("linalg.cholesky", "linalg.eigvalsh")
+    for at, each in enumerate(arrays):
+        if each.dtype != onp.float64:
+            continue
+        grad = each.grad.asnumpy()
+        if symmetric:
+            grad = onp.tril(grad + grad.T - onp.diag(onp.diag(grad)))  # NumPy reads the lower triangle alone
+        slopes = [_slope(name, args, kwargs, at, index) for index in range(each.size)]
+        onp.testing.assert_allclose(grad.ravel(), slopes, rtol=1e-4, atol=1e-5)
+
+
+def test_functions_and_gradients_are_numpys():
+    """Each row is called as NumPy's function, and its gradient compared with differences."""
+    failures = []
+    for row in ROWS:
+        try:
+            _check_gradient(*row)
+        except Exception as error:
+            failures.append(f"{row[0]}{row[2]}: {type(error).__name__}: {str(error)[:300]}")
+    assert not failures, "\n".join(failures)
+
+
+def test_functions_without_gradient():
+    for name, args, kwargs in PLAIN:
+        ours = [_ours(each, []) for each in args]
+        _close(_function(np, name)(*ours, **kwargs), _function(onp, name)(*args, **kwargs))
+
+
+def test_every_name_of_the_table_is_there():
+    for module, space in ((np, onp), (np.linalg, onp.linalg), (np.fft, onp.fft)):
+        for name in dir(module):
+            found = getattr(module, name)
+            if callable(found) and not isinstance(found, type) and hasattr(space, name):
+                assert found.__doc__, name
+    assert not {*gradients.ELEMENTWISE} - {*table.CALLS, *table.RENAMED.values()}
+    with pytest.raises(AttributeError, match="did you mean"):
+        np.concatenatee  # noqa: B018
+
+
+def test_a_function_without_gradient_is_refused_by_the_backward_pass():
+    x = np.array([1.0, 2.0, 3.0])
+    x.attach_grad()
+    for call in (np.median, lambda x: np.unique(x).sum(), lambda x: np.convolve(x, x)):
+        with autograd.record():
+            y = call(x)
+        with pytest.raises(AutogradError, match="has no gradient"):
+            y.backward()
+
+
+def test_second_derivatives():
+    x = np.array([0.5, 1.5])
+    x.attach_grad()
+    with autograd.record():
+        y = np.power(x, 3).reshape(2, 1) * np.flip(x)
+        (first,) = autograd.grad([np.sum(y)], [x], create_graph=True, retain_graph=True)
+        total = first.sum()
+    total.backward()
+    # d/dx of sum over i, j of x_i^3 x_j, twice
+    a, b = 0.5, 1.5
+    second = onp.array([6 * a * (a + b) + 6 * a**2 + 3 * b**2, 6 * b * (a + b) + 6 * b**2 + 3 * a**2])
+    expected = second + onp.array([3 * a**2, 3 * b**2])
+    onp.testing.assert_allclose(x.grad.asnumpy(), expected, rtol=1e-4)
+
+
+def test_dtypes():
+    whole, small = np.array([1, 2], dtype="int32"), np.ones(2, dtype="float16")
+    for found, expected in (
+        (np.array([1, 2]), "float32"), (np.array(onp.array([1, 2])), "int64"), (np.zeros(2), "float32"),
+        (np.arange(3), "float32"), (np.arange(3, dtype="int32"), "int32"), (np.asarray([1, 2]), "int64"),
+        (np.full(2, True), "bool"), (whole + 1, "int32"), (whole + 1.5, "float32"), (whole / whole, "float32"),
+        (np.sqrt(whole), "float32"), (np.mean(whole), "float32"), (np.sum(whole), "int64"), (small + 1.0, "float16"),
+        (small + np.ones(2), "float32"), (small > 0, "bool"), (np.ones(2) + np.ones(2, dtype="float64"), "float64"),
+        (np.array(1.0, dtype="complex64") * 2, "complex64"), (np.array([True], dtype="bool") + 1, "int64"),
+        (np.ones(2) * onp.float64(2), "float32"), (np.random.normal(size=2), "float32"),
+    ):  # fmt: skip
+        assert onp.dtype(found.dtype) == expected, (found, expected)
+    with mx.util.np_default_dtype():
+        assert [each.dtype for each in (np.array([1]), np.zeros(1), np.arange(3), whole / 2)] == [
+            onp.int64, onp.float64, onp.int64, onp.float64,
+        ]  # fmt: skip
+
+
+KEYS = [
+    0, -1, (1, 2), (0, slice(None)), (slice(None), 1), (slice(None, None, -1), slice(None, None, 2)), (..., 0), None,
+    (0, None, slice(1, 3)), ([0, 1, 1],), ([1, 0], [2, 0]), (slice(None), [2, 0]), A > 0.4, (A[:, 0] > 0.5, 1), (),
+    onp.array([[0, 1], [1, 0]]), True, False, (slice(2, 2),), (onp.array(1), slice(None)),
+]  # fmt: skip
+
+
+def test_indices_read_and_write_as_numpys():
+    for key in KEYS:
+        ours = tuple(np.array(k) if isinstance(k, onp.ndarray) else k for k in key) if isinstance(key, tuple) else key
+        ours = np.array(key) if isinstance(key, onp.ndarray) else ours
+        x, host = np.array(A), A.copy()
+        _close(x[ours], host[key])
+        x[ours] = 5
+        host[key] = 5
+        _close(x, host)
+        value = onp.arange(host[key].size).reshape(host[key].shape) * 0.5
+        x[ours], host[key] = np.array(value), value
+        _close(x, host)
+    with pytest.raises(IndexError):
+        np.array(A)[5]
+    with pytest.raises(ValueError, match="shape"):
+        np.array(A)[0] = [1, 2]
+
+
+def test_views_share_memory_and_the_tape_follows_them():
+    x = np.array(A)
+    part = x[1]
+    part += 1
+    assert x[1].asnumpy().tolist() == (A[1] + 1).tolist()
+    assert np.shares_memory(x, part) and not np.shares_memory(x, x.copy())
+    v = np.array([1.0, 2.0])
+    v.attach_grad()
+    with autograd.record():
+        y = np.zeros(3)
+        y[1:] = v * v
+        z = (y * 2).sum()
+    z.backward()
+    assert v.grad.asnumpy().tolist() == [4, 8]
+    assert isinstance(v.grad, ndarray)
+
+
+def test_out_and_where():
+    x, out = np.array([1.0, -4.0, 9.0]), np.zeros(3)
+    assert np.sqrt(x, out=out, where=x > 0) is out
+    assert out.asnumpy().tolist() == [1, 0, 3]
+    assert np.add(x, np.ones((2, 1)), out=np.zeros((2, 3))).shape == (2, 3)
+    assert np.sum(x, where=np.array([True, False, True])).item() == 10
+    with pytest.raises(ValueError, match="out has shape"):
+        np.exp(x, out=np.zeros(2))
+    with pytest.raises(TypeError, match="does not hold"):
+        np.exp(x, out=np.zeros(3, dtype="int32"))
+    whole = np.array([1, 2], dtype="int32")
+    with pytest.raises(TypeError, match="does not hold"):
+        whole += 0.5
+
+
+def test_shapes_without_axes_or_elements():
+    assert np.sum(np.zeros((0, 3)), axis=0).asnumpy().tolist() == [0, 0, 0]
+    x = np.array(3.0)
+    assert x.shape == () and float(x + 1) == 4 and f"{x:.1f}" == "3.0" and (x * np.ones(2)).shape == (2,)
+    assert np.concatenate([np.zeros((0, 2)), np.ones((1, 2))]).shape == (1, 2)
+    assert np.ones((2, 0)).reshape(0, 5).shape == (0, 5)
+    for x in (np.zeros((2, 0)), mx.nd.zeros((2, 0))):
+        assert (x[1] + 1).shape == (0,)
+    for array in (np.zeros(0), np.zeros(2)):
+        with pytest.raises(ValueError, match="ambiguous"):
+            bool(array)
+
+
+def test_nd_and_np_share_memory_and_history():
+    x = mx.nd.array([1, 2])
+    x.attach_grad()
+    with autograd.record():
+        y = (x * 2).as_np_ndarray()
+        z = np.sum(y * y).as_nd_ndarray()
+    z.backward()
+    assert x.grad.asnumpy().tolist() == [8, 16]
+    assert type(z) is mx.nd.NDArray and isinstance(y, ndarray)
+    same = x.as_np_ndarray()
+    same[0] = 7
+    assert x.asnumpy().tolist() == [7, 2]
+    assert same.grad is x.grad
+
+
+def test_numpys_functions_run_on_the_engine():
+    x = np.array(A)
+    x.attach_grad()
+    with autograd.record():
+        y = onp.exp(x) + onp.linalg.norm(x) + onp.concatenate([x, x])[:2]
+        total = onp.sum(y)
+    assert isinstance(total, ndarray)
+    total.backward()
+    assert x.grad.asnumpy().any()
+    assert isinstance(A + x, ndarray) and isinstance(onp.add.reduce(x), ndarray)
+    assert onp.asarray(x).dtype == onp.float64
+
+
+def test_awaiting_pickles_and_dlpack():
+    async def wait():
+        return (await (np.ones(3) * 2)).tolist()
+
+    assert asyncio.run(wait()) == [2, 2, 2]
+    x = np.array(A)
+    again = pickle.loads(pickle.dumps(x))
+    assert isinstance(again, ndarray) and again.tolist() == A.tolist()
+    shared = np.from_dlpack(onp.from_dlpack(x))
+    shared[0, 0] = 9
+    assert x[0, 0].item() == 9 and isinstance(shared, ndarray)
+
+
+def test_the_standards_namespace():
+    space = np.ones(2).__array_namespace__("2024.12")
+    assert space.all(np.ones(2)).item()
+    assert space.arange(3).dtype == onp.int64 and space.asarray([1.0]).dtype == onp.float32
+    assert space.__array_namespace_info__().default_dtypes()["real floating"] == onp.float32
+    with pytest.raises(ValueError, match="not known"):
+        np.ones(2).__array_namespace__("1999.01")
+
+
+def test_random_numbers():
+    mx.random.seed(5)
+    first = np.random.normal(size=(2, 3)).asnumpy()
+    mx.random.seed(5)
+    assert (np.random.normal(size=(2, 3)).asnumpy() == first).all()
+    assert np.random.randint(5, size=100).asnumpy().max() == 4
+    assert np.random.choice(np.array([7.0, 8.0]), size=(3,), p=np.array([0.0, 1.0])).tolist() == [8, 8, 8]
+    assert np.random.multinomial(6, [0.5, 0.5]).sum().item() == 6
+    assert np.random.uniform(np.zeros((2, 1)), np.ones(3)).shape == (2, 3)
+    assert set(npx.random.bernoulli(np.full((50,), 0.5)).tolist()) <= {0.0, 1.0}
+    order = np.arange(6)
+    np.random.shuffle(order)
+    assert sorted(order.tolist()) == list(range(6))
+    scale = np.array([2.0])
+    scale.attach_grad()
+    with autograd.record():
+        drawn = np.random.normal(1.0, scale)
+    drawn.backward()
+    onp.testing.assert_allclose(scale.grad.asnumpy() * 2 + 1, drawn.asnumpy(), rtol=1e-5)
+
+
+# -- mx.npx ---------------------------------------------------------------------------------------------------
+
+
+def test_semantics_are_of_the_scope():
+    assert not npx.is_np_array()
+
+    @npx.use_np
+    def inside():
+        return npx.is_np_array(), npx.is_np_shape()
+
+    @npx.use_np
+    class Block:
+        def __init__(self):
+            self.made = npx.is_np_array()
+
+        @property
+        def asked(self):
+            return npx.is_np_array()
+
+    @npx.use_np
+    async def later():
+        return npx.is_np_array()
+
+    assert inside() == (True, True) and Block().made and Block().asked and asyncio.run(later())
+    assert not npx.is_np_array()
+    npx.set_np()
+    assert npx.is_np_array() and not npx.is_np_default_dtype()
+    npx.reset_np()
+    assert not npx.is_np_array()
+    with pytest.raises(ValueError, match="shape"):
+        npx.set_np(shape=False)
+
+
+def test_npx_functions(tmp_path):
+    x = np.array([[1.0, 2.0], [3.0, -1.0]])
+    _close(npx.softmax(x), (mx.nd.softmax(x)).asnumpy())
+    assert npx.relu(x).tolist() == [[1, 2], [3, 0]] and isinstance(npx.relu(x), ndarray)
+    assert npx.nonzero(x > 1).tolist() == [[0, 1], [1, 0]]
+    z = np.zeros((2, 3, 4))
+    for codes, shape in (((-2, -5), (2, 12)), ((-4,), (2, 3, 4)), ((-6, 1, 2, -4), (1, 2, 3, 4)), ((-1, 4), (6, 4))):
+        assert npx.reshape(z, codes).shape == shape
+    assert npx.reshape(z, (-5, -2), reverse=True).shape == (6, 4)
+    npx.save(str(tmp_path / "a"), {"x": x})
+    loaded = npx.load(str(tmp_path / "a"))["x"]
+    assert isinstance(loaded, ndarray) and loaded.tolist() == x.tolist()
+
+
+def test_gluon_trains_with_arrays_of_np():
+    with mx.util.np_array():
+        mx.random.seed(1)
+        x = np.random.normal(size=(64, 3))
+        y = np.dot(x, np.array([1.0, -2.0, 0.5]))
+        for hybrid in (False, True):
+            net = gluon.nn.HybridSequential()
+            net.add(gluon.nn.Dense(8, activation="tanh"), gluon.nn.Dense(1))
+            net.initialize(mx.init.Xavier())
+            if hybrid:
+                net.hybridize()
+            trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.05})
+            loss = gluon.loss.L2Loss()
+            losses = []
+            for _ in range(20):
+                for data, label in gluon.data.DataLoader(gluon.data.ArrayDataset(x, y), 16):
+                    with autograd.record():
+                        batch = loss(net(data), label)
+                    batch.backward()
+                    trainer.step(16)
+                losses.append(batch.mean().item())
+            assert losses[-1] < losses[0] / 5
+            assert all(isinstance(each, ndarray) for each in (data, batch, net[0].weight.data(), net[0].weight.grad()))
+
+
+class _UserBlock(gluon.HybridBlock):
+    def hybrid_forward(self, F, x):
+        return F.np.exp(x) + F.npx.relu(x) + (x > x)
+
+
+def test_a_block_of_the_users_is_run_as_written():
+    block = _UserBlock()
+    assert block(np.zeros(2)).tolist() == [1, 1]
+    block.hybridize()
+    with pytest.warns(UserWarning, match="operator by operator"):
+        assert block(np.zeros(2)).tolist() == [1, 1]
+    with pytest.raises(NotImplementedError, match="no symbols of"):
+        block(mx.sym.var("x"))
+
+
+def test_elementwise_operators_take_the_quick_way(monkeypatch):
+    """Arithmetic of arrays of one dtype, and of a number, sorts no arguments."""
+    x = np.ones(3)
+    np.exp(x), x + x, x * 2, x > x, np.maximum(x, x)
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("the general way was taken")
+
+    monkeypatch.setattr("flowmx.numpy.calls._Sorter.sort", refuse)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = [np.exp(x), x + x, x * 2, x > x, np.maximum(x, x)]
+    assert all(isinstance(each, ndarray) for each in found)
