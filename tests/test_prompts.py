@@ -259,4 +259,6 @@ def test_a_notebooks_traceback_folds_flowmxs_frames(notebook):
         assert error["ename"] == "ShapeError" and "mine()" in told and "return mx.nd.dot(" in told
         assert not re.search(r"(flowmx|ops|engine)/\w+\.py", told) and "frames of flowmx are left out" in told
     assert shown[1] == [] and "flowmx" not in "".join(shown[3][0]["traceback"])
-    assert re.search(r"\(300, 300\)\n +began +took .*ms  cpu\(0\) +dot +print\(mx\.nd\.dot\(", text(shown[4]), re.DOTALL)
+    assert re.search(
+        r"\(300, 300\)\n +began +took .*ms  cpu\(0\) +dot +print\(mx\.nd\.dot\(", text(shown[4]), re.DOTALL
+    )

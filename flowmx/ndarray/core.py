@@ -553,12 +553,13 @@ def _call(
     ready: _Ready | None = spec.ready
     if ready is None or ready[0] is not device:
         ready = _ready(op, spec, device, inputs)
+    face = inputs[0].__class__  # results of mx.np.ndarray are such
     if spec.single:
-        outputs = [allocate(device, spec.shapes[0], spec.dtypes[0])]
+        outputs = [allocate(device, spec.shapes[0], spec.dtypes[0], None, face)]
         writes: tuple[Variable, ...] = (outputs[0]._storage,)
         visible = 1
     else:
-        outputs = [allocate(device, s, t) for s, t in zip(spec.shapes, spec.dtypes, strict=True)]
+        outputs = [allocate(device, s, t, None, face) for s, t in zip(spec.shapes, spec.dtypes, strict=True)]
         writes = tuple([each._storage for each in outputs])
         visible = op.visible_outputs()
     arguments = (ready[1], ready[3 if mode.training else 2], inputs, outputs)

@@ -116,7 +116,9 @@ class NumPyCall(_Calling, hidden=True):
             return known
         results = [np.asarray(each) for each in results_of(self.learn(shapes, dtypes))]
         made = Spec([each.shape for each in results], [self.settled(each.dtype, dtypes) for each in results], False)
-        made.no_gradient = self.traits.no_gradient or all(each.kind == "b" for each in made.dtypes)
+        has_none = self.traits.no_gradient or all(each.kind == "b" for each in made.dtypes)
+        made.gradient = None if has_none else self.gradient
+        made.is_plain = True
         moved = sum(math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
         made.weight = moved + made.nbytes
         made.light = made.weight <= LIGHT_BYTES and not self.function.startswith("linalg.")

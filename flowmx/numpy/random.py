@@ -113,7 +113,7 @@ class NumPyRandom(_Calling, hidden=True, uses_random=True):
         args, kwargs = self.call.fill([each.astype(t) for each, t in zip(stands, dtypes, strict=True)])
         found = np.asarray(getattr(np.random.default_rng(0), self.function)(*args, **kwargs))
         made = Spec([found.shape], [self.dtype], light=False)
-        made.no_gradient = self.dtype.kind != "f"
+        made.gradient = self.gradient if self.dtype.kind == "f" else None
         self._specs[key] = made
         return made
 
