@@ -18,7 +18,7 @@ NAMES: dict[str, list[str]] = {key: text.split() for key, text in json.loads(FIL
 
 _REASONS: dict[str, str] = {
     "mx.np and mx.npx, NumPy's functions under NumPy's semantics: another interface of the size of mx.nd": """
-        .np .npx .np_symbol .numpy .numpy_extension .numpy_dispatch_protocol .numpy_op_fallback .numpy_op_signature
+        .np_symbol .numpy_dispatch_protocol .numpy_op_fallback .numpy_op_signature
         util.np_ufunc_legal_option util.wrap_np_binary_func util.wrap_np_unary_func
     """,
     "the ways into MXNet's shared library; here is none": """

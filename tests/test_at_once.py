@@ -18,6 +18,12 @@ CALLS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def unwatched(monkeypatch):
+    """Let nothing look at operations, as simulated devices of other tests do."""
+    monkeypatch.setattr(core.engine.pushing, "_each_watch", [])
+
+
 @pytest.fixture
 def pushed(monkeypatch):
     """The names of the operations that are made."""

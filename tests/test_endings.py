@@ -574,7 +574,7 @@ def runs_at_push():
         time.sleep(0)
     runner.run_at_push = lambda self, op: (ran.append(op.name), usual(self, op))
     try:
-        a + 1
+        a += 1
     finally:
         runner.run_at_push = usual
     return bool(ran)

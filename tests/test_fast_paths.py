@@ -31,7 +31,16 @@ def counted(monkeypatch, owner, name, key=lambda *arguments: None):
 @pytest.fixture
 def at_push(monkeypatch):
     """The names of the operations that run at their push, on the thread that pushes them."""
-    return counted(monkeypatch, type(engine.runner), "run_at_push", lambda runner, op: op.name)
+    names = counted(monkeypatch, type(engine.runner), "run_at_push", lambda runner, op: op.name)
+
+    def at_once(actor, reads, function, *arguments, real=engine.at_once):
+        done = real(actor, reads, function, *arguments)
+        if done:
+            names.append(function.__name__)
+        return done
+
+    monkeypatch.setattr(engine, "at_once", at_once)
+    return names
 
 
 def arrays(*shapes):

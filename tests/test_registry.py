@@ -32,6 +32,7 @@ ELSEWHERE: dict[str, str] = {
         ],
         "their gradients are 0, and their values beside MXNet's: tests/test_vision_anchors.py",
     ),
+    **dict.fromkeys(["_np_call", "_np_places"], "NumPy's functions by name: tests/test_numpy.py"),
     "_contrib_boolean_mask": "its shape is not known before: tests/test_like_mxnet_gluon.py",
     **dict.fromkeys(["_pack_Convolution", "_pack_FullyConnected"], "made by the packing pass: tests/test_pack.py"),
     **dict.fromkeys(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from flowmx import program, tracebacks
 from flowmx.engine.bookkeeping import Books
@@ -18,6 +19,37 @@ from flowmx.settings import Settings
 _log = logging.getLogger("flowmx.engine")
 _AFTER_AN_INTERRUPT = 0.5
 """Seconds that pending operations get where the program ends by Ctrl-C."""
+_WORK_OUTSIDE = 10.0
+"""Seconds that a fork waits for compilations."""
+
+
+class Gate:
+    """Keeps forks apart from work outside of operations: a child would wait for locks that another thread had."""
+
+    def __init__(self) -> None:
+        self._free = threading.Condition()
+        self._working = 0
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Let no fork in."""
+        with self._free:
+            self._working += 1
+        try:
+            yield
+        finally:
+            with self._free:
+                self._working -= 1
+                self._free.notify_all()
+
+    def close(self) -> None:
+        """Wait until nobody works, some seconds at most, and let nobody begin."""
+        self._free.acquire()
+        self._free.wait_for(lambda: not self._working, _WORK_OUTSIDE)
+
+    def open(self) -> None:
+        """Let work begin again."""
+        self._free.release()
 
 
 class Ending:
@@ -29,6 +61,7 @@ class Ending:
         self.hosting = hosting
         self.pushing = pushing
         self._stopped_for_fork = False
+        self.gate = Gate()
         self.configure(Settings())
 
     def configure(self, config: Settings) -> None:
@@ -102,13 +135,16 @@ class Ending:
                 self.hosting.stop(join=1.0)
                 self.hosting.start_again()
         self.books.lock.acquire()
+        self.gate.close()
 
     def after_fork_in_parent(self) -> None:
         """Continue after a fork; actors start again at their next operation."""
+        self.gate.open()
         self.books.lock.release()
 
     def after_fork_in_child(self) -> None:
         """The child has none of the threads: start anew; what was still pending fails with a reason."""
+        self.gate = Gate()
         self.hosting.forget()
         self.runner.local.turn = None
         for scope in self.pushing.open_bulks:

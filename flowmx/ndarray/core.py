@@ -275,7 +275,7 @@ _Ready = tuple[Device, Callable[..., Any], Run, Run]
 
 
 def _ready(op: Operator, spec: Spec, device: Device, inputs: Sequence[BaseArray]) -> _Ready:
-    """What calls of one form run, remembered with what was inferred of them."""
+    """Bind what calls of one form run, and remember it with what was inferred of them."""
     known: _Ready | None = spec.ready
     if known is None or known[0] is not device:
         given = tuple([(each._shape, each._dtype) for each in inputs])

@@ -77,9 +77,9 @@ ShapeOrNone = Shape | None
 
 _INTERN_LIMIT = 4096
 _SPEC_LIMIT = 512
-LIGHT_BYTES = 1 << 18
-"""Bytes that an operation may touch and still run at its push: to hand it to a worker costs some 30 µs."""
-_LIGHT_FLOPS = 1 << 21
+LIGHT_BYTES = 1 << 16
+"""Bytes that an operation may touch and still run at its push."""
+_LIGHT_FLOPS = 1 << 16
 _FLOPS_A_BYTE = 16
 """Floating-point operations that take about as long as a byte that is moved."""
 PLANNED = 1 << 10

@@ -52,8 +52,8 @@ _FLOAT_ONLY = {"scale", "exponent", "mantissa"}
 _BYTES_A_NS = 64
 _STEPS_A_NS = 140
 WORTH_A_THREAD_NS = 16_000
-LEAST = 64
-"""Elements from which a loop is faster than a plain forward of several steps, each a call of NumPy."""
+LEAST = 8192
+"""Elements from which a loop takes the place of a plain forward of several steps."""
 _LEAST_HALVES = 1024
 """Elements of 16 bits below which the plain forward is as fast: it is slow with them."""
 TASK = 1 << 14

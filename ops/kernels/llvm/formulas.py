@@ -28,8 +28,8 @@ from flowmx.ops.math.elementwise import TABLE
 _PLAIN = 1 << 16
 """Elements below which the plain forward is as fast, for operators where it is one of NumPy's fast functions."""
 
-_SLOW = {"erf", "rsqrt", "expm1", "log1p", "tanh", "sigmoid", "softsign", "_softrelu"}
-"""Those of which the plain forward is none of NumPy's fast functions."""
+_LEAST = {"erf": 512, **dict.fromkeys(("rsqrt", "expm1", "log1p", "tanh", "sigmoid", "softsign", "_softrelu"), LEAST)}
+"""Elements below which the plain forward is as fast, where it is none of NumPy's fast functions."""
 
 
 def _of_one(function: Callable[[Expr], Expr]) -> Callable[..., Expr]:
@@ -38,7 +38,7 @@ def _of_one(function: Callable[[Expr], Expr]) -> Callable[..., Expr]:
 
 for _row in TABLE:
     if expanded([_row.formula(placeholder(0))]) is not None:
-        fused(_row.name, _of_one(_row.formula), least=LEAST if _row.name in _SLOW else _PLAIN)
+        fused(_row.name, _of_one(_row.formula), least=_LEAST.get(_row.name, _PLAIN))
 
 # -- two operands ------------------------------------------------------------------------------------------
 
@@ -127,9 +127,10 @@ def _rectified(p: Parameters, x: Expr, gamma: Expr | None = None) -> Expr | None
 
 fused("Activation", lambda p, x: ACTIVATIONS[p.op.act_type].compute(x), variant=_act_type)
 fused("_backward_Activation", lambda p, head, y: head * ACTIVATIONS[p.op.act_type].slope(y), variant=_act_type)
-fused("LeakyReLU", _rectified, variant=_act_type)
+fused("LeakyReLU", _rectified, variant=_act_type, least=2048)
 fused(
     "_backward_LeakyReLU",
     lambda p, head, x: head * RECTIFIERS[p.op.act_type].slope(p, x),
     variant=_act_type,
+    least=2048,
 )

@@ -16,8 +16,8 @@ from flowmx.ops.kernels.llvm.program import Program
 from flowmx.ops.kernels.llvm.softmax import suits
 from flowmx.ops.registry.operators import Array, Run, kernel
 
-_LEAST = 64
-"""Elements from which a loop is faster than the plain forward, which is several calls of NumPy."""
+_LEAST = 1 << 14
+"""Elements of the output below which the plain forward is as fast."""
 _TASK = 1 << 14
 """Elements of a task, at least."""
 _SHARED = 1 << 16

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 
 from flowmx.devices.streams import here
+from flowmx.engine.runtime import engine
 from flowmx.ops.kernels.llvm import compiler
 
 _log = logging.getLogger("flowmx.kernels")
@@ -56,7 +57,7 @@ class Program:
         return self.compiled
 
     def _compile(self) -> None:
-        with self._lock:
+        with engine.ending.gate.working(), self._lock:
             if self.compiled is not None or self.failed:
                 return
             try:

@@ -12,8 +12,8 @@ from flowmx.ops.formulas.expressions import Expr, Parameters
 from flowmx.ops.kernels.llvm.rows import Kind, Row, Rows
 from flowmx.ops.registry.operators import Array, Bound, Form, Run, Shape, kernel
 
-LEAST = 1
-"""Elements from which loops are faster: the plain forwards are several calls of NumPy, each of which costs as much."""
+LEAST = 4096
+"""Elements below which the plain forward runs."""
 _FLOAT32 = np.dtype(np.float32)
 
 
@@ -107,8 +107,10 @@ class OfRows:
     def bind(self, op: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
         """The kernel for arrays of these shapes and dtypes."""
         shape = made[0][0]
-        if any(dtype != _FLOAT32 for _, dtype in (*given, *made)) or len(given) != self._count or 0 in shape:
+        if any(dtype != _FLOAT32 for _, dtype in (*given, *made)) or len(given) != self._count:
             return None
+        if math.prod(shape) < LEAST:
+            return op.forward  # type: ignore[no-any-return]
         compute, (parameters, place) = self._rows.run, self._place(op, shape)
 
         def bound(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

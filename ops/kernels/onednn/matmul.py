@@ -31,7 +31,7 @@ from flowmx.ops.kernels.onednn.work import Operand, Work, plan
 from flowmx.ops.math.products import product
 from flowmx.ops.registry.operators import Shape
 
-SMALL = 3 << 18
+SMALL = 1 << 18
 """Multiplications below which NumPy's product is faster: its call is cheaper, and it runs on one thread."""
 SMALL_BY_VECTOR = 1 << 15
 """The same where a factor is a vector."""
