@@ -452,6 +452,26 @@ def test_an_interrupt_at_any_moment_ends_the_program_as_usual(count):
             assert "Fatal" not in err
 
 
+@pytest.mark.parametrize("wait", [lambda handle: handle.wait(), lambda _: mx.nd.waitall()])
+def test_a_wait_is_interrupted_by_a_signal_that_another_thread_receives(wait):
+    began, over = threading.Event(), threading.Event()
+    handle = mx.engine.push(lambda: (began.set(), over.wait()))
+    began.wait()
+
+    def strike_elsewhere():
+        while not mx.engine.runtime.engine.waiting.waits:
+            time.sleep(0)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    thread = threading.Thread(target=strike_elsewhere)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        wait(handle)
+    thread.join()
+    over.set()
+    handle.wait()
+
+
 SURVIVES = """
 count = 0
 def interrupt():

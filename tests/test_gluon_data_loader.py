@@ -588,14 +588,19 @@ def test_nothing_is_left_of_a_program(ending):
 
 @pytest.mark.timeout(60)
 def test_an_interrupt_ends_all():
-    program = textwrap.dedent(PROGRAM).format(dataset="Stuck()") + "next(batches)"
+    tells = "import faulthandler; faulthandler.dump_traceback_later(20)\n"  # where it hangs
+    program = tells + textwrap.dedent(PROGRAM).format(dataset="Stuck()") + "next(batches)"
     with subprocess.Popen(
         [sys.executable, "-c", program], cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, start_new_session=True,
     ) as process:  # fmt: skip
         pids = process.stdout.readline().split()
         os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        try:
+            _, errors = process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            pytest.fail(f"it hangs:\n{process.communicate()[1]}")
     assert len(pids) == 2 and gone(pids)
     assert errors.count("KeyboardInterrupt") == 1 and "DataLoader" not in errors.rpartition("KeyboardInterrupt")[2], (
         errors

@@ -10,6 +10,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Future, wait
 from pathlib import Path
 from threading import get_ident
 from types import FrameType
@@ -22,6 +23,13 @@ from flowmx.errors import EngineError
 P = ParamSpec("P")
 T = TypeVar("T")
 
+
+LOOK_UP = 1.0
+"""Seconds after which a thread that waits looks for signals.
+
+One that came a moment before the thread fell asleep, or that another thread received, wakes nobody: without this,
+Ctrl-C would be lost.
+"""
 
 running: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
 """Event loops on which operations were awaited, and the identity of the thread of each."""
@@ -119,7 +127,7 @@ def _run_here(coroutine: Coroutine[Any, Any, T]) -> T:
 
 def _run_beside(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine in another thread, since a loop runs in this one; what interrupts the wait here cancels it."""
-    from concurrent.futures import Future, ThreadPoolExecutor
+    from concurrent.futures import ThreadPoolExecutor
 
     started: Future[asyncio.Task[T]] = Future()
 
@@ -136,11 +144,18 @@ def _run_beside(coroutine: Coroutine[Any, Any, T]) -> T:
     with ThreadPoolExecutor(1, "flowmx-run") as thread:
         ended = thread.submit(contextvars.copy_context().run, _run_here, begun())
         try:
-            return ended.result()
+            return result_of(ended)
         except BaseException:
             if not ended.done():
                 started.add_done_callback(cancel)
             raise
+
+
+def result_of(future: Future[T]) -> T:
+    """Block until a future of another thread is done; an interrupt is never missed."""
+    while wait([future], LOOK_UP).not_done:
+        pass
+    return future.result()
 
 
 @overload

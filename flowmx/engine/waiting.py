@@ -22,7 +22,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from flowmx.engine.bookkeeping import Books
-from flowmx.engine.loops import in_plain_code, running
+from flowmx.engine.loops import LOOK_UP, in_plain_code, running
 from flowmx.engine.origin import user_frame
 from flowmx.engine.running import Runner, again
 from flowmx.engine.scheduler import DONE, RUNNING, Marks, Operation, Token, Variable
@@ -148,12 +148,16 @@ class Waiting:
                 if op.waiters is not None:
                     op.waiters.pop(key, None)
 
-    def _sleep(self, gate: threading.Lock, timeout: float = -1) -> None:
+    def _sleep(self, gate: threading.Lock, timeout: float | None = None) -> None:
         """Block until a lock is released. A handler or finaliser may hold the engine's lock, further down."""
         lock: Any = self.books.lock
         held = lock._release_save() if lock._is_owned() else None
         try:
-            gate.acquire(timeout=timeout)
+            if timeout is not None:
+                gate.acquire(timeout=timeout)
+            else:
+                while not gate.acquire(timeout=LOOK_UP):
+                    pass
         finally:
             if held is not None:
                 lock._acquire_restore(held)

@@ -16,7 +16,7 @@ from typing import Any
 from flowmx import optimizer as opt
 from flowmx import program, settings
 from flowmx.engine import Handle, State
-from flowmx.engine.loops import runs_in_plain_code
+from flowmx.engine.loops import result_of, runs_in_plain_code
 from flowmx.engine.runtime import engine
 from flowmx.errors import KVStoreError
 from flowmx.kvstore import compression
@@ -181,7 +181,7 @@ class DistKVStore(DistValues):
         with self._lock:
             self._control_by("kvstore wait", None, ()).wait()
             entries = list(self._entries.values())
-            found = self._session.ask(lambda: self._session.save_states(entries)).result()
+            found = result_of(self._session.ask(lambda: self._session.save_states(entries)))
             config = self._optimizer.get_config() if dump_optimizer else None
         return states.joined(entries, found, config)
 
@@ -289,7 +289,7 @@ class DistKVStore(DistValues):
             ``mode`` (the consistency mode), ``largest_lag`` (pushes by which a worker was ever ahead of the slowest),
             ``keys`` (their number) and ``servers`` (the statistics of each).
         """
-        found = self._session.ask(self._session.stats).result()
+        found = result_of(self._session.ask(self._session.stats))
         return {
             "mode": found[0]["mode"],
             "largest_lag": max(each["largest_lag"] for each in found),
@@ -357,7 +357,7 @@ class DistKVStore(DistValues):
 
 def _joined(mode: tuple[str, int | None]) -> Session:
     session = Session.from_settings(mode)
-    session.start().result()
+    result_of(session.start())
     return session
 
 
