@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -12,7 +13,7 @@ from flowmx import devices
 from flowmx.devices import Context
 from flowmx.errors import ShapeError
 from flowmx.ndarray import functions
-from flowmx.ndarray.array import NDArray, array, dense_only, full, on_context
+from flowmx.ndarray.array import NDArray, array, full, on_context
 from flowmx.ndarray.core import allocate, invoke
 from flowmx.ndarray.dlpack import opened
 from flowmx.ops.arrays.reshaping import split_at
@@ -37,14 +38,16 @@ def zeros(
         shape: the length of each axis.
         ctx: the device (default: the current one).
         dtype: the element type.
-        stype: kept for MXNet's scripts: only ``"default"`` exists.
+        stype: the storage type: ``"default"``, ``"csr"`` or ``"row_sparse"``.
         out: an array to fill instead of making one.
 
     Raises:
         ShapeError: the shape is no shape.
-        ValueError: a sparse storage type was asked for.
+        ValueError: there is no such storage type.
     """
-    dense_only("zeros", stype)
+    if stype not in (None, "default"):
+        made = cast("NDArray", importlib.import_module("flowmx.ndarray.sparse.creation").zeros(stype, shape, ctx, dtype))
+        return made if out is None else made.copyto(out)
     return full(shape, 0, ctx, dtype, out)
 
 
