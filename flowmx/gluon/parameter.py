@@ -381,6 +381,8 @@ class Parameter:
             self._arrays = {ctx: array.detach() for ctx, array in self._arrays.items()}
             return
         self._grads = {ctx: self._zeros(array, ctx) for ctx, array in self._arrays.items()}
+        if self._grad_stype != "default":  # their zeros are there without an operation
+            self._used = {ctx: grad.variable.version for ctx, grad in self._grads.items()}
         autograd.mark_variables(list(self._arrays.values()), list(self._grads.values()), self._grad_req)
 
     def _zeros(self, array: NDArray, ctx: Context) -> NDArray:

@@ -106,6 +106,11 @@ def retained(run: Run, x: Rows, index: Array) -> Rows:
     return Rows(gathered(x, wanted), wanted)
 
 
+def rows_at(content: Raw, rows: Array) -> Rows:
+    """The rows with these numbers, of a dense array or of one with stored rows."""
+    return Rows(content[rows], rows) if isinstance(content, np.ndarray) else retained(None, content, rows)  # type: ignore[arg-type]
+
+
 def gathered(x: Rows, wanted: Array) -> Array:
     """The content of rows by their numbers."""
     if not len(x.indices):
