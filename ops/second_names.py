@@ -26,6 +26,9 @@ for _name, _same, _doc in [
 class CastStorage(Operator, passing=Passing.ALWAYS):
     """The array in another storage type. Symbols have one alone, 'default' (dense)."""
 
+    input_docs = described(data="any shape, any dtype, any storage type; a matrix for csr")
+    output_doc = "The shape and dtype of data"
+
     stype: Literal["default", "row_sparse", "csr"] = required("The wanted storage type.")
 
     def __post_init__(self) -> None:

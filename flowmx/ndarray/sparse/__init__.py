@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.errors import ParameterError
 from flowmx.ndarray import functions
 from flowmx.ndarray.sparse import calls
 from flowmx.ndarray.sparse.arrays import BaseSparseNDArray, CSRNDArray, RowSparseNDArray, allocated
@@ -53,7 +54,9 @@ def retain(data: Any = None, indices: Any = None, out: Any = None, name: Any = N
         name: kept for MXNet's scripts.
         kwargs: there are none.
     """
-    return functions.op("_sparse_retain", data, indices, **({} if out is None else {"out": out}), **kwargs)
+    if kwargs:
+        raise ParameterError(f"retain: there is no parameter {next(iter(kwargs))!r}, only data and indices")
+    return functions.op("_sparse_retain", data, indices, **({} if out is None else {"out": out}))
 
 
 def distinct_rows(array: Any, row_id: Any) -> Any:

@@ -19,6 +19,7 @@ from flowmx.ndarray.array import full
 from flowmx.ndarray.sparse.arrays import CLASSES, BaseSparseNDArray, CSRNDArray, RowSparseNDArray, allocated
 from flowmx.ops.registry.dtypes import DType, as_dtype
 from flowmx.ops.sparse.content import INDEX, Csr, Rows, nothing, sorted_rows
+from flowmx.serialization import params
 
 _whole = (int, np.integer)
 
@@ -217,9 +218,23 @@ def _rows_of_parts(data: Any, indices: Any, shape: Any, ctx: Context | None, dty
     return _made("row_sparse", ctx, shape, values.dtype, Rows(values, rows))
 
 
-def content_of(x: NDArray) -> Csr | Rows:
-    """The content of a sparse array; blocks until it is there."""
-    return cast("BaseSparseNDArray", x)._content()
+def stored(x: NDArray) -> params.Stored:
+    """A sparse array as it is written into a file; blocks until it is there."""
+    content = cast("BaseSparseNDArray", x)._content()
+    indices = (content.indptr, content.indices) if isinstance(content, Csr) else (content.indices,)
+    return params.Stored(x.shape, content.data, indices)
+
+
+def restored(saved: params.Stored) -> NDArray:
+    """A sparse array on the CPU, of what was read from a file."""
+    shape, data, indices = saved
+    content = Csr(data, indices[1], indices[0]) if len(indices) == 2 else Rows(data, indices[0])
+    return _made("csr" if len(indices) == 2 else "row_sparse", devices.cpu(), shape, data.dtype, content)
+
+
+def from_bytes(handle: Any) -> NDArray:
+    """A sparse array of the bytes that MXNet puts into a pickle."""
+    return restored(params.loads_one(handle, keep_sparse=True))
 
 
 __all__ = ["array", "csr_matrix", "empty", "row_sparse_array", "zeros"]
