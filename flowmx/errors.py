@@ -115,6 +115,10 @@ class UndeclaredWriteError(EngineError):
     """Checking mode: an operation changed a variable that it had declared as read."""
 
 
+class StorageFallbackWarning(UserWarning):
+    """An operator was given sparse arrays that it has no way for: they are made dense for it."""
+
+
 class CrossDeviceWarning(UserWarning):
     """A line moves data off a device without saying so, each time that it runs."""
 

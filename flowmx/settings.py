@@ -245,6 +245,9 @@ class Settings:
     blocking_in_loop: BlockingInLoop = _setting(
         "warn", "What a read that would block inside a coroutine does: warn and block, raise, or block."
     )
+    storage_fallback_log_verbose: bool = _setting(
+        True, "Warn, once a line, where sparse arrays are made dense for an operator that has no way for them."
+    )
     exit_timeout: float = _setting(5.0, "Seconds that leaving the interpreter waits for pending work.", low=0)
     exit_fails: bool = _setting(True, "End a program with status 1 where an operation failed and nobody waited for it.")
     tracebacks: Tracebacks = _setting(

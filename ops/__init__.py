@@ -14,13 +14,13 @@ __all__ = ["Operator", "lookup", "registered"]
 def _import(path: Iterable[str], prefix: str) -> None:
     """Import all modules of a room, which registers their operators."""
     for found in pkgutil.iter_modules(path, prefix):
-        if found.name != _KERNELS:
+        if found.name not in (_KERNELS, _SPARSE):
             module = importlib.import_module(found.name)
             if found.ispkg:
                 _import(module.__path__, f"{found.name}.")
 
 
-# Kernels come last, since they are registered for operators.
-_KERNELS = f"{__name__}.kernels"
+# Kernels come last, since they are registered for operators; what sparse arrays need when there is one.
+_KERNELS, _SPARSE = f"{__name__}.kernels", f"{__name__}.sparse"
 _import(__path__, f"{__name__}.")
 importlib.import_module(_KERNELS)

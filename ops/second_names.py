@@ -24,13 +24,21 @@ for _name, _same, _doc in [
 
 @operator("cast_storage")
 class CastStorage(Operator, passing=Passing.ALWAYS):
-    """The array in another storage type, of which there is one here: dense, MXNet's 'default'."""
+    """The array in another storage type. Symbols have one alone, 'default' (dense)."""
+
+    input_docs = described(data="any shape, any dtype, any storage type; a matrix for csr")
+    output_doc = "The shape and dtype of data"
 
     stype: Literal["default", "row_sparse", "csr"] = required("The wanted storage type.")
 
     def __post_init__(self) -> None:
         if self.stype != "default":
-            raise ParameterError(f"{self.name}: stype is {self.stype!r}, expected 'default': arrays are dense here")
+            self.with_traits(sparse=True)
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        if self.stype != "default":
+            raise ParameterError(f"{self.name}: stype is {self.stype!r}, expected 'default': symbols are dense here")
+        return super().infer_shape(shapes)
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.copyto(outputs[0], inputs[0])
@@ -40,8 +48,8 @@ class CastStorage(Operator, passing=Passing.ALWAYS):
 
 
 @operator("_contrib_SparseEmbedding")
-class SparseEmbedding(Embedding):
-    """Embedding, with a dense gradient."""
+class SparseEmbedding(Embedding, sparse=True):
+    """Embedding, whose gradient has the rows that were looked up (with symbols: a dense one)."""
 
 
 @operator("_rnn_param_concat")

@@ -26,6 +26,7 @@ from flowmx.graph.running.runner import Runner
 from flowmx.ndarray import core, recording
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.core import allocate
+from flowmx.ops.sparse.shapes import SparseShape
 from flowmx.symbol.symbol import Symbol
 
 _KEPT = 16
@@ -90,7 +91,7 @@ class CachedOp:
         if len(args) != len(self._variables):
             raise TypeError(f"CachedOp: {len(args)} arrays were given, expected {len(self._variables)}")
         device = self._device(args)
-        if self._is_dynamic:
+        if self._is_dynamic or any(_is_sparse(each) for each in args):
             found = observed(self._symbol, {v.name: each for v, each in zip(self._variables, args, strict=True)}, ())
             return found[0] if len(found) == 1 else found
         mode = recording.state.get()
@@ -265,6 +266,14 @@ class _Function:
 
     def __call__(self, *args: NDArray) -> Any:
         return self._op(*[args[position] for position in self._positions])
+
+
+def _is_sparse(array: NDArray) -> bool:
+    """Tell whether an array is sparse, or its gradient is to be: a plan has dense ones alone."""
+    if isinstance(array._shape, SparseShape):
+        return True
+    leaf = array._past
+    return type(leaf) is recording.Leaf and leaf.grad is not None and isinstance(leaf.grad._shape, SparseShape)
 
 
 class _Call(Variable):

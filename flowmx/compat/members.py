@@ -269,9 +269,6 @@ MEMBERS: dict[type, dict[str, Any]] = {
         "_ctx_list": property(_contexts_of, _follow_arrays),
         "_ctx_map": property(_numbers_of, _follow_arrays),
         "_check_and_get": _check_and_get,
-        "_stype": "default",
-        "_grad_stype": "default",
-        "_trainer": None,
     },
     Trainer: {
         "_kv_initialized": property(_is_initialized, _set_initialized),

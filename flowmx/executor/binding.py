@@ -106,6 +106,11 @@ def _by_name(what: str, names: Sequence[str], given: Any, complete: bool) -> dic
     for name in names:
         if name in given and not isinstance(given[name], NDArray):
             raise TypeError(f"bind: {name} is {type(given[name]).__name__}, expected an NDArray")
+        if name in given and given[name].stype != "default":
+            raise NotImplementedError(
+                f"bind: {name} is a {given[name].stype} array, but symbols have dense arrays only: use the imperative "
+                "interface or Gluon, or make it dense with tostype('default')"
+            )
     return {name: given[name] for name in names if name in given}
 
 

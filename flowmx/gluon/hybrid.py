@@ -23,6 +23,7 @@ from flowmx.gluon.parameter import DeferredInitializationError, Parameter, _is_k
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.graph.nesting import Format, flatten, regroup
 from flowmx.ndarray import NDArray
+from flowmx.ops.sparse.shapes import SparseShape
 from flowmx.symbol import Symbol
 
 __all__ = ["HybridBlock"]
@@ -236,7 +237,7 @@ class HybridBlock(Block):
         Not where a user's own code gets arrays of ``mx.np``: symbols would follow ``mx.nd``. It is then run as written.
         """
         given = flatten(args, NDArray, "inputs", optional=True)[0]
-        if all(each.__class__ is NDArray for each in given):
+        if all(each.__class__ is NDArray or isinstance(each._shape, SparseShape) for each in given):
             return True
         foreign = next((each for each in _blocks(self) if not _is_own(each)), None)
         if foreign is not None:

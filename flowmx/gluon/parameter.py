@@ -15,12 +15,12 @@ import numpy as np
 from flowmx import autograd, initializer, symbol
 from flowmx import ndarray as nd
 from flowmx.devices import Context, cpu, current_context, have_numerics
-from flowmx.engine.origin import warn_user
-from flowmx.errors import MismatchError, MXNetError, NoParameterValue
+from flowmx.errors import ArgumentError, MismatchError, MXNetError, NoParameterValue
 from flowmx.initializer import InitDesc, Initializer
 from flowmx.ndarray import NDArray
-from flowmx.ndarray.array import check_request, dense_only, untouched
+from flowmx.ndarray.array import check_request, untouched
 from flowmx.ndarray.host import plain
+from flowmx.ndarray.views import mark, variable_of
 from flowmx.ops.registry.dtypes import as_dtype, name_of
 from flowmx.ops.registry.operators import Shape
 from flowmx.semantics import dress
@@ -67,8 +67,8 @@ class Parameter:
         init: its own initializer, an instance or a name; without one the initializer of the model counts.
         allow_deferred_init: let initialization wait until the shape is known.
         differentiable: False where it never has a gradient (a running mean).
-        stype: only ``"default"``: all arrays are dense.
-        grad_stype: ``"row_sparse"`` is taken too, with a warning: the gradient is dense all the same.
+        stype: its storage type; one that is ``"row_sparse"`` is read with :meth:`row_sparse_data`.
+        grad_stype: its gradient's; with ``"row_sparse"`` an update may look only at the rows that a batch has used.
 
     Raises:
         ValueError: an unknown ``grad_req`` or storage type.
@@ -79,16 +79,18 @@ class Parameter:
         >>> out = mx.nd.FullyConnected(x, weight.data(), no_bias=True, num_hidden=64)
     """
 
+    _trainer: Any = None
+    """The trainer that was made with a sparse parameter."""
+
     def __init__(
         self, name: str, grad_req: str = "write", shape: int | Sequence[int] | None = None, dtype: Any = np.float32,
         lr_mult: float = 1.0, wd_mult: float = 1.0, init: Any = None, allow_deferred_init: bool = False,
         differentiable: bool = True, stype: str = "default", grad_stype: str = "default",
     ) -> None:  # fmt: skip
-        dense_only(f"Parameter {name!r}", stype)
-        if grad_stype == "row_sparse":
-            warn_user(f"Parameter {name!r}: {_DENSE}", _warned)
-        else:
-            dense_only(f"Parameter {name!r}, its gradient", grad_stype)
+        for what, given in (("stype", stype), ("grad_stype", grad_stype)):
+            if given not in _STYPES:
+                raise ArgumentError(f"Parameter {name!r}: {what} is {given!r}, expected one of {', '.join(_STYPES)}")
+        self._stype, self._grad_stype = stype, grad_stype
         as_dtype(dtype)
         self.name = name
         self.lr_mult = lr_mult
@@ -185,13 +187,54 @@ class Parameter:
             DeferredInitializationError: its shape is not known yet.
             RuntimeError: it is not initialized, or not on that device.
         """
+        self._refuse_sparse("data", "row_sparse_data")
         arrays = self._arrays
         found = None if arrays is None or ctx is None else arrays.get(ctx)
         return self._array_on(arrays, ctx) if found is None else found
 
     def list_data(self) -> list[NDArray]:
         """Its arrays, in the order of :meth:`list_ctx`."""
+        self._refuse_sparse("list_data", "list_row_sparse_data")
+        return self._copies()
+
+    def _copies(self) -> list[NDArray]:
+        """Its arrays, whatever their storage type."""
         return list(self._made(self._arrays).values())
+
+    def _refuse_sparse(self, call: str, instead: str) -> None:
+        if self._stype != "default":
+            raise RuntimeError(
+                f"parameter {self.name!r} is {self._stype}, so it has no {call}(): say with {instead}() which rows"
+            )
+
+    def row_sparse_data(self, row_id: NDArray) -> NDArray:
+        """The rows with these numbers of a row_sparse parameter, on the device of ``row_id``; their gradient is its own.
+
+        Raises:
+            RuntimeError: it is dense, is not initialized, or no trainer was made with it.
+        """
+        self._expect_rows("row_sparse_data", "data")
+        return self._rows(self._array_on(self._arrays, row_id.context), row_id)
+
+    def list_row_sparse_data(self, row_id: NDArray) -> list[NDArray]:
+        """As :meth:`row_sparse_data`, of its arrays on all devices."""
+        self._expect_rows("list_row_sparse_data", "list_data")
+        return [self._rows(array, row_id) for array in self._copies()]
+
+    def _expect_rows(self, call: str, instead: str) -> None:
+        if self._stype != "row_sparse":
+            raise RuntimeError(f"parameter {self.name!r} is {self._stype}, so {call}() is not for it: use {instead}()")
+        self._made(self._arrays)
+        if self._trainer is None:
+            raise RuntimeError(f"parameter {self.name!r}: make a Trainer with it before {call}()")
+
+    def _rows(self, array: NDArray, row_id: NDArray) -> NDArray:
+        with autograd.pause():
+            rows: NDArray = nd.sparse.distinct_rows(array, row_id)
+        leaf = variable_of(array)
+        if leaf is not None:
+            mark(rows, leaf)
+        return rows
 
     def grad(self, ctx: Context | None = None) -> NDArray:
         """Its gradient on a device, which backward passes write.
@@ -320,7 +363,13 @@ class Parameter:
 
     def _place(self, data: NDArray, contexts: Sequence[Context], owned: bool = False) -> None:
         """Put a value on devices; an ``owned`` one, which nothing else references, may be used without a copy."""
-        self._arrays = {ctx: dress(data if owned and ctx is data.context else data.copyto(ctx)) for ctx in contexts}
+        if self._stype == "default":
+            self._arrays = {ctx: dress(data if owned and ctx is data.context else data.copyto(ctx)) for ctx in contexts}
+        else:
+            if self._stype == "row_sparse" and data.stype == "default":
+                data = nd.sparse.with_all_rows(data if owned else data.copy())
+            data = data.tostype(self._stype) if data.stype != self._stype else data
+            self._arrays = {ctx: data.copyto(ctx) for ctx in contexts}
         self._attach()
 
     def _attach(self) -> None:
@@ -331,8 +380,14 @@ class Parameter:
             self._grads = None
             self._arrays = {ctx: array.detach() for ctx, array in self._arrays.items()}
             return
-        self._grads = {ctx: dress(nd.zeros(array.shape, ctx, array.dtype)) for ctx, array in self._arrays.items()}
+        self._grads = {ctx: self._zeros(array, ctx) for ctx, array in self._arrays.items()}
+        if self._grad_stype != "default":  # their zeros are there without an operation
+            self._used = {ctx: grad.variable.version for ctx, grad in self._grads.items()}
         autograd.mark_variables(list(self._arrays.values()), list(self._grads.values()), self._grad_req)
+
+    def _zeros(self, array: NDArray, ctx: Context) -> NDArray:
+        made = nd.zeros(array.shape, ctx, array.dtype, self._grad_stype)
+        return dress(made) if self._grad_stype == "default" else made
 
     def _load_init(self, data: NDArray, ctx: Contexts, cast_dtype: bool = False, dtype_source: str = "current") -> None:
         """Take a loaded value; ``dtype_source`` says whose dtype stays where they differ and may be cast."""
@@ -431,7 +486,7 @@ class Parameter:
 
     def _reduce(self) -> NDArray:
         """Its value on the CPU: the mean over the devices."""
-        arrays = [array.detach().as_in_context(cpu()) for array in self.list_data()]
+        arrays = [array.detach().as_in_context(cpu()) for array in self._copies()]
         return arrays[0] if len(arrays) == 1 else nd.add_n(*arrays) / len(arrays)
 
     # -- what a trainer asks ---------------------------------------------------------------------------
@@ -446,8 +501,7 @@ class Parameter:
         self._used[ctx] = self._grads[ctx].variable.version
 
 
-_DENSE = "its gradient is dense, there are no others; values are the same, and an optimizer updates all rows"
-_warned: set[tuple[str, int]] = set()
+_STYPES = ("default", "row_sparse", "csr")
 _AS_MADE = 1
 """The version of a gradient that was only filled with zeros."""
 

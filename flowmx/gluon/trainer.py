@@ -75,6 +75,9 @@ class Trainer:
         self._wanted = kvstore
         self._update_on_kvstore = self._checked(update_on_kvstore)
         self._reached = self._contexts
+        for param in self._params:
+            if param._stype != "default":
+                param._trainer = self
         self._started: dict[int, NDArray] = {}
         """The first of a parameter's arrays when the store was initialized with it."""
         if self._kvstore is not None and compression_params:
@@ -251,8 +254,8 @@ class Trainer:
         with autograd.pause():
             for index, param in params:
                 if index not in self._started:
-                    self._started[index] = param.data(self._contexts[0])
-                    store.broadcast(index, param.data(self._contexts[0]), out=param.list_data())
+                    self._started[index] = param._copies()[0]
+                    store.broadcast(index, param._copies()[0], out=param._copies())
             grads = [[param.grad(ctx) for ctx in self._reached] for _, param in params]
             store._exchange([index for index, _ in params], grads, [param.list_grad() for _, param in params])
 
@@ -262,7 +265,7 @@ class Trainer:
         store._refresh()
         self._share(params)
         grads = [[param.grad(ctx) for ctx in self._reached] for _, param in params]
-        store._exchange([index for index, _ in params], grads, [param.list_data() for _, param in params])
+        store._exchange([index for index, _ in params], grads, [param._copies() for _, param in params])
         for _, param in params:
             for ctx in self._contexts:
                 param._mark_used(ctx)
@@ -270,7 +273,7 @@ class Trainer:
     def _share(self, params: list[tuple[int, Parameter]]) -> None:
         """Let the store know of parameters that it does not have, or that have new arrays."""
         for index, param in params:
-            arrays = param.list_data()
+            arrays = param._copies()
             if self._started.get(index) is not arrays[0]:
                 self._started[index] = arrays[0]
                 self._store()._share(index, arrays)
@@ -282,7 +285,7 @@ class Trainer:
     def _update(self, params: list[tuple[int, Parameter]]) -> None:
         indices = [index for index, _ in params]
         for ctx, updater in zip(self._contexts, self._updaters, strict=True):
-            updater(indices, [param.grad(ctx) for _, param in params], [param.data(ctx) for _, param in params])
+            updater(indices, [param.grad(ctx) for _, param in params], [param._array_on(param._arrays, ctx) for _, param in params])
             for _, param in params:
                 param._mark_used(ctx)
 
@@ -292,7 +295,7 @@ class Trainer:
         trained = [param for param in made if param._grads is not None]
         store = self._kvstore
         return {
-            "weights": [array for param in made for array in param.list_data()],
+            "weights": [array for param in made for array in param._copies()],
             "gradients": [array for param in trained for array in param.list_grad()],
             "optimizer": [array for each in self._updaters for array in each.arrays()],
             "kvstore": [] if store is None else store._arrays(),
@@ -300,7 +303,7 @@ class Trainer:
 
     def _arrays_by_name(self) -> dict[str, list[NDArray]]:
         """The weights by the names of parameters."""
-        return {param.name: param.list_data() for param in self._params if param._arrays is not None}
+        return {param.name: param._copies() for param in self._params if param._arrays is not None}
 
     def _planned_bytes(self) -> int:
         """The bytes of activations that plans reserve; 0 here, since hybridized blocks keep plans of their own."""
@@ -320,7 +323,7 @@ class Trainer:
         await store.barrier()  # type: ignore[attr-defined]
         if self._update_on_kvstore:
             for index in self._started:
-                store.pull(index, out=self._params[index].list_data(), priority=-index)  # type: ignore[attr-defined]
+                store.pull(index, out=self._params[index]._copies(), priority=-index)  # type: ignore[attr-defined]
 
     # -- states ----------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from flowmx.engine import Actor
 from flowmx.engine.loops import runs_in_plain_code
 from flowmx.engine.origin import warn_user
 from flowmx.errors import KVStoreError, ShapeError, TypeInferenceError
-from flowmx.kvstore import allreduce, compression, merge
+from flowmx.kvstore import allreduce, compression, merge, sparse
 from flowmx.kvstore.base import KVStoreBase, capable, registry
 from flowmx.kvstore.feedback import Feedback
 from flowmx.kvstore.keys import Key, grouped, paired
@@ -152,7 +152,7 @@ class KVStore(KVStoreBase):
             key: a key, or a list of keys.
             out: an array, or a list of them; for a list of keys, a list of those. Another dtype is converted to.
             priority: higher is done earlier among what is ready.
-            ignore_sparse: kept for MXNet's scripts: arrays are dense here.
+            ignore_sparse: leave sparse arrays as they are, with a warning: :meth:`row_sparse_pull` is for them.
 
         Raises:
             KVStoreError: a key was not started by :meth:`init`, or ``out`` is missing.
@@ -160,6 +160,9 @@ class KVStore(KVStoreBase):
         """
         with self._lock:
             for slot, targets in self._targets("pull", key, out):
+                if ignore_sparse and any(each.stype != "default" for each in targets):
+                    targets = [each for each in targets if each.stype == "default"]
+                    warn_user("pull: sparse arrays were left as they are: use row_sparse_pull() with row_ids", _warned)
                 self._pull(slot, targets, priority)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
@@ -182,7 +185,9 @@ class KVStore(KVStoreBase):
                 return
             for (slot, given), (_, targets) in zip(pushed, pulled, strict=True):
                 values = self._arriving(slot, given, priority)
-                if self._updater is None and self._joins(slot, values, targets):
+                if self._updater is None and sparse.concerned(slot.value, values, targets):
+                    sparse.add_up(values, [*targets, slot.value])
+                elif self._updater is None and self._joins(slot, values, targets):
                     self._sum(values, [slot.value, *targets], priority)
                 else:
                     self._push(slot, values, priority)
@@ -224,7 +229,8 @@ class KVStore(KVStoreBase):
                 if not slot.value.shape:
                     raise ShapeError(f"row_sparse_pull: the value of key {slot.key!r} has no axes, expected rows")
                 for target, rows in zip(targets, ids[slot.key], strict=True):
-                    merge.rows_into(slot.key, slot.value, rows, target, priority)
+                    pull_rows = sparse.rows_into if sparse.concerned(slot.value, [target]) else merge.rows_into
+                    pull_rows(slot.key, slot.value, rows, target, priority)
 
     # -- updating --------------------------------------------------------------------------------------
 
@@ -341,7 +347,9 @@ class KVStore(KVStoreBase):
                 allreduce.Part(slot.key, slot.value, given, targets)
                 for (slot, given), (_, targets) in zip(pushed, pulled, strict=True)
             ]
-            together = [allreduce.fits(part) for part in parts]
+            together = [
+                not sparse.concerned(part.stored, part.values, part.targets) and allreduce.fits(part) for part in parts
+            ]
             if any(together):
                 fitting = list(itertools.compress(parts, together))
                 allreduce.exchange(fitting, self._updater, self._communicator(fitting))
@@ -393,11 +401,11 @@ class KVStore(KVStoreBase):
         """The keys with the arrays given for them, once it is certain that all fit."""
         found = [(self._slot(call, name), arrays) for name, arrays in grouped(call, key, given).items()]
         for slot, arrays in found:
-            shape = slot.value._shape
+            shape = slot.value.shape
             for each in arrays:
-                if each._shape != shape:
+                if each.shape != shape:
                     raise ShapeError(
-                        f"{call}: for key {slot.key!r} came an array of shape {each._shape}, expected {shape}"
+                        f"{call}: for key {slot.key!r} came an array of shape {each.shape}, expected {shape}"
                     )
         return found
 
@@ -427,14 +435,19 @@ class KVStore(KVStoreBase):
 
     def _arriving(self, slot: Slot, values: list[NDArray], priority: int) -> list[NDArray]:
         """The pushed values as they arrive at the sum: those that compression lets through, if it is on."""
-        if self._compression is None:
+        if self._compression is None or sparse.concerned(slot.value, values):
             return values
         if slot.feedback is None:
             slot.feedback = Feedback(self._compression)
         return slot.feedback.passed(slot.key, values, priority)
 
     def _push(self, slot: Slot, values: list[NDArray], priority: int) -> None:
-        if self._updater is not None:
+        if sparse.concerned(slot.value, values):
+            if self._updater is None:
+                sparse.add_up(values, [slot.value])
+            else:
+                self._updater(slot.key, sparse.total(values, slot.value.context), slot.value)
+        elif self._updater is not None:
             self._updater(slot.key, self._merged(slot, values, priority), slot.value)
         elif self._joins(slot, values, ()):
             self._sum(values, [slot.value], priority)
@@ -443,7 +456,9 @@ class KVStore(KVStoreBase):
 
     def _pull(self, slot: Slot, targets: Sequence[NDArray], priority: int) -> None:
         for each in targets:
-            if each is not slot.value:
+            if each is not slot.value and sparse.concerned(slot.value, [each]):
+                sparse.copy(slot.value, each)
+            elif each is not slot.value:
                 copy_into(slot.value, each, priority)
 
     def _merged(self, slot: Slot, values: list[NDArray], priority: int) -> NDArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from flowmx.engine import waitall, waitall_async
@@ -19,10 +20,13 @@ __all__ += binary.__all__ + creation.__all__
 
 
 if TYPE_CHECKING:
+    from flowmx.ndarray import sparse as sparse
     from flowmx.ndarray.functions import *  # noqa: F403
 else:
 
     def __getattr__(name: str) -> Any:
+        if name == "sparse":  # which few programs need
+            return importlib.import_module("flowmx.ndarray.sparse")
         found = globals()[name] = getattr(op, name)
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, SupportsIndex, cast
 
@@ -14,7 +15,7 @@ from flowmx.devices import Context
 from flowmx.engine import capture
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import Operation
-from flowmx.errors import ArgumentError, ShapeError
+from flowmx.errors import ShapeError
 from flowmx.ndarray import core, indexing, recording, views, writing
 from flowmx.ndarray.core import BaseArray, Storage, allocate
 from flowmx.ndarray.dlpack import capsule_of
@@ -23,6 +24,7 @@ from flowmx.ndarray.operators import Arithmetic
 from flowmx.ndarray.recording import Leaf
 from flowmx.ops.registry.dtypes import DType, as_dtype
 from flowmx.ops.registry.operators import Shape
+from flowmx.ops.sparse.shapes import SparseShape
 from flowmx.serialization import params
 
 Scalar = float | int | bool | np.generic
@@ -71,7 +73,7 @@ class NDArray(Methods, Arithmetic):
 
     @property
     def stype(self) -> str:
-        """The storage type: always ``default`` (dense)."""
+        """The storage type: ``default`` (dense); that of sparse arrays is ``csr`` or ``row_sparse``."""
         return "default"
 
     @property
@@ -239,6 +241,9 @@ class NDArray(Methods, Arithmetic):
         if other is self:
             return other
         if other._shape != self._shape:
+            if isinstance(other._shape, SparseShape):
+                _sparse("calls").copy(self, other)
+                return other
             raise ShapeError(f"copyto: target has shape {other._shape}, expected {self._shape}")
         if recording.state.get().recording:
             writing.record_copy(self, other)
@@ -275,14 +280,16 @@ class NDArray(Methods, Arithmetic):
         return self
 
     def tostype(self, stype: str) -> NDArray:
-        """This array; only the dense storage type exists.
+        """The array in a storage type: itself, or what it has stored as ``csr`` or ``row_sparse``.
 
         Raises:
-            ValueError: another storage type was asked for.
+            ValueError: there is no such type, or the array is no matrix, which ``csr`` takes.
         """
-        if stype != "default":
-            raise ValueError(f"tostype: storage type is {stype!r}, but only 'default' exists here")
-        return self
+        if stype == "default":
+            return self
+        if stype == "csr" and len(self._shape) != 2:
+            raise ValueError(f"tostype: a csr array has 2 axes, but this array's shape is {self._shape}")
+        return self._call("cast_storage", stype=stype)
 
     # -- autograd --------------------------------------------------------------------------------------
 
@@ -291,13 +298,15 @@ class NDArray(Methods, Arithmetic):
 
         Args:
             grad_req: ``"write"``, ``"add"`` (backward passes accumulate) or ``"null"``.
-            stype: kept for MXNet's scripts.
+            stype: the buffer's storage type, as ``"row_sparse"`` (default: the array's).
 
         Raises:
             ValueError: unknown ``grad_req``.
         """
         check_request(grad_req)
-        grad = None if grad_req == "null" else full(self._shape, 0, self.context, self._dtype)
+        grad = None
+        if grad_req != "null":
+            grad = _zeros_of(stype or self.stype, self.shape, self.context, self._dtype)
         views.mark(self, None if grad is None else Leaf(grad, grad_req))
 
     def detach(self) -> NDArray:
@@ -378,10 +387,16 @@ def as_shape(shape: Any) -> Shape:
     return made
 
 
-def dense_only(name: str, stype: str | None) -> None:
-    """Raise ArgumentError for a storage type that does not exist here."""
-    if stype not in (None, "default"):
-        raise ArgumentError(f"{name}: storage type is {stype!r}, but only 'default' exists here")
+def _sparse(module: str) -> Any:
+    """A module for sparse arrays, which is imported when it is needed."""
+    return importlib.import_module(f"flowmx.ndarray.sparse.{module}")
+
+
+def _zeros_of(stype: str, shape: Shape, ctx: Context | None, dtype: Any) -> NDArray:
+    """Zeros of a storage type."""
+    if stype == "default":
+        return full(shape, 0, ctx, dtype)
+    return cast("NDArray", _sparse("creation").zeros(stype, shape, ctx, dtype))
 
 
 def on_context(ctx: Context | None) -> devices.Device:
@@ -390,12 +405,9 @@ def on_context(ctx: Context | None) -> devices.Device:
 
 
 def empty(shape: Any, ctx: Context | None = None, dtype: Any = None, stype: str | None = None) -> NDArray:
-    """An array whose content is not set.
-
-    Raises:
-        ValueError: a sparse storage type was asked for.
-    """
-    dense_only("empty", stype)
+    """An array whose content is not set; of a sparse storage type it is zeros."""
+    if stype not in (None, "default"):
+        return cast("NDArray", _sparse("creation").empty(stype, shape, ctx, dtype))
     device, dtype = on_context(ctx), as_dtype(dtype)
     shape = as_shape(shape)
     return cast("NDArray", allocate(device, shape, dtype, device.allocate(shape, dtype)))
@@ -431,6 +443,8 @@ def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> N
 
     The default dtype is the source's for arrays of ours, else float32, as in MXNet.
     """
+    if _is_sparse(source_array):
+        return cast("NDArray", _sparse("creation").array(source_array, ctx, dtype))
     if isinstance(source_array, NDArray):
         kind = source_array._dtype if dtype is None else as_dtype(dtype)
         core.warn_of_crossing(source_array._storage.device, devices.get(devices.cpu()), "array()", depth=2)
@@ -449,6 +463,14 @@ def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> N
     made = cast("NDArray", allocate(device, data.shape, kind))
     copy_into(allocate(devices.get(devices.cpu()), data.shape, kind, data), made)
     return made
+
+
+def _is_sparse(source: Any) -> bool:
+    """Tell whether something is a sparse array, of ours or of SciPy's."""
+    if isinstance(source, NDArray):
+        return isinstance(source._shape, SparseShape)
+    scipy = sys.modules.get("scipy.sparse")
+    return scipy is not None and bool(scipy.issparse(source))
 
 
 def _no_numbers(source: Any, kind: DType, error: Exception) -> Exception:

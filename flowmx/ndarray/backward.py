@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
@@ -14,13 +15,16 @@ from flowmx.engine.runtime import engine
 from flowmx.errors import AutogradError
 from flowmx.ndarray import functions as F
 from flowmx.ndarray import replay
-from flowmx.ndarray.array import NDArray
+from flowmx.ndarray.array import NDArray, full
 from flowmx.ndarray.bulk import Bulk, Cell, Value
 from flowmx.ndarray.core import BaseArray, comes_from, may_store, store
 from flowmx.ndarray.recording import Leaf, Saved, Scope, TapeEntry, TapeNode, free, state
 from flowmx.ndarray.rules import Rule, learn, rule_for
 from flowmx.ops.registry.operators import Operator
+from flowmx.ops.sparse.shapes import SparseShape
 
+_ALL_OF = (..., slice(None))
+"""The keys of the whole of an array: of a dense one, of a sparse one."""
 _stopped: set[tuple[str, int]] = set()
 """The user's lines that were warned of, since a gradient ends there at what is freed."""
 
@@ -248,9 +252,12 @@ class Walk:
             self._sums[entry] = total
         else:
             one, other = self.arrays([before, gradient])
-            self._sums[entry] = one + other
+            sparse = isinstance(one._shape, SparseShape) or isinstance(other._shape, SparseShape)
+            self._sums[entry] = F.op("elemwise_add", one, other) if sparse else one + other
 
     def _ones(self, head: NDArray) -> Cell:
+        if isinstance(head._shape, SparseShape):
+            return full(head.shape, 1, head.context, head._dtype)
         if self._by_calls:
             return cast("NDArray", F.op("ones_like", head._plain()))
         rule = rule_for("ones_like", [head], _ones_like, head._storage.device)
@@ -393,7 +400,7 @@ class Walk:
             for leaf in self.leaves:  # on which the heads depend, but not smoothly
                 if leaf.grad is not None and leaf.request == "write":
                     _overwrite(leaf, leaf.grad)
-                    cast("NDArray", leaf.grad)[...] = 0
+                    cast("NDArray", leaf.grad)[_ALL_OF[isinstance(leaf.grad._shape, SparseShape)]] = 0
             if self._lesson is not None and self._key is not None:
                 self._lesson.failed |= bool(self.leaves)
                 replay.forms.keep(self._key, self._lesson.replay())
@@ -448,10 +455,17 @@ def _store_array(leaf: Leaf, total: NDArray, target: NDArray) -> None:
         total = total.astype(target._dtype)
     if leaf.request == "add":
         F.op("elemwise_add", target, total, out=target)
+    elif isinstance(target._shape, SparseShape) or isinstance(total._shape, SparseShape):
+        sparse_calls().copy(total, target, "store")
     elif may_store(total, target):
         store(total, target)
     else:
         F.op("_copy", total, out=target)
+
+
+def sparse_calls() -> Any:
+    """The module of calls on sparse arrays, which is imported when there is one."""
+    return importlib.import_module("flowmx.ndarray.sparse.calls")
 
 
 def _own_buffer(entry: TapeEntry | None, array: BaseArray) -> NDArray | None:
@@ -503,6 +517,8 @@ def _plus(F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
 def _sum_of(one: Cell, other: Cell) -> Rule | None:
     """The rule of a sum of two gradients of one form; None where they are not."""
     if _device(one) is not _device(other) or one._shape != other._shape or one._dtype != other._dtype:
+        return None
+    if isinstance(one._shape, SparseShape):
         return None
     return rule_for("sum", [one, other], _plus, _device(one))
 

@@ -31,6 +31,7 @@ from flowmx.ndarray.references import HELD
 from flowmx.ops.control import custom
 from flowmx.ops.registry.dtypes import DType, name_of
 from flowmx.ops.registry.operators import LIGHT_BYTES, Form, Operator, Run, Shape, Spec, kernel_for, lookup
+from flowmx.ops.sparse.shapes import SparseShape
 
 if TYPE_CHECKING:
     from flowmx.ndarray.views import History
@@ -423,6 +424,8 @@ class Elementwise:
 
     def _learn(self, operands: tuple[BaseArray, ...], device: Device, key: Any) -> tuple[Any, ...] | None:
         """Remember what calls like this one need; None where the general path must take it."""
+        if any(isinstance(each._shape, SparseShape) for each in operands):
+            return None
         direct = self.op.as_ufunc(device.xp, operands[0]._dtype)
         if direct is None or any(each._storage.device is not device for each in operands):
             return None
@@ -469,7 +472,9 @@ def invoke(
             dtypes.append(each._dtype)
             memory.append(each._storage)
         form = tuple(shapes), tuple(dtypes)
-        spec = op._specs.get(form) or op.spec(*form)
+        spec = op._specs.get(form) or _spec(op, form)
+        if spec is None:
+            return _invoke_sparse(op, inputs, out, device, depth + 2)
         if spec.is_plain and memory:
             device = memory[0].device
             for other in memory:
@@ -517,6 +522,8 @@ def _call_any(
     mode: State, depth: int,
 ) -> Any:  # fmt: skip
     """:func:`invoke` for any operator, with AMP's casts, arrays to write into, and notes in place of calls."""
+    if _is_sparse(op, inputs, out):
+        return _invoke_sparse(op, inputs, out, device, depth + 2)
     if casting is not None and out is None and not mode.backward:
         targets = casting.targets(op, tuple([each._dtype for each in inputs]))
         if targets is not None:
@@ -584,6 +591,24 @@ def _call_any(
     if visible == 1:
         return outputs[0]
     return outputs[:visible]
+
+
+def _spec(op: Operator, form: tuple[tuple[Shape, ...], tuple[DType, ...]]) -> Spec | None:
+    """The result of inference; None where sparse storage is concerned, for which nothing is ever kept."""
+    return None if op.traits.sparse or any(isinstance(shape, SparseShape) for shape in form[0]) else op.spec(*form)
+
+
+def _is_sparse(op: Operator, inputs: Sequence[BaseArray], out: BaseArray | Sequence[BaseArray] | None) -> bool:
+    """Tell whether a call is one for sparse storage: some array is sparse, or the operator makes such."""
+    given = () if out is None else (out,) if isinstance(out, BaseArray) else out
+    return op.traits.sparse or any(isinstance(each._shape, SparseShape) for each in (*inputs, *given))
+
+
+def _invoke_sparse(op: Operator, inputs: Sequence[BaseArray], out: Any, device: Device | None, depth: int) -> Any:
+    """:func:`invoke` where sparse storage is concerned."""
+    from flowmx.ndarray.sparse import calls
+
+    return calls.invoke(op, inputs, out, device, depth)
 
 
 def _invoke_together(op: Operator, inputs: Sequence[BaseArray], out: Any, depth: int) -> Any:

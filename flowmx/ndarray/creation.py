@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -12,13 +13,13 @@ from flowmx import devices
 from flowmx.devices import Context
 from flowmx.errors import ShapeError
 from flowmx.ndarray import functions
-from flowmx.ndarray.array import NDArray, array, dense_only, full, on_context
+from flowmx.ndarray.array import NDArray, array, full, on_context
 from flowmx.ndarray.core import allocate, invoke
 from flowmx.ndarray.dlpack import opened
 from flowmx.ops.arrays.reshaping import split_at
 from flowmx.ops.registry.dtypes import as_dtype
 from flowmx.ops.registry.operators import lookup
-from flowmx.serialization import formats
+from flowmx.serialization import formats, params
 
 # -- new arrays --------------------------------------------------------------------------------------------
 
@@ -37,14 +38,18 @@ def zeros(
         shape: the length of each axis.
         ctx: the device (default: the current one).
         dtype: the element type.
-        stype: kept for MXNet's scripts: only ``"default"`` exists.
+        stype: the storage type: ``"default"``, ``"csr"`` or ``"row_sparse"``.
         out: an array to fill instead of making one.
 
     Raises:
         ShapeError: the shape is no shape.
-        ValueError: a sparse storage type was asked for.
+        ValueError: there is no such storage type.
     """
-    dense_only("zeros", stype)
+    if stype not in (None, "default"):
+        made = cast(
+            "NDArray", importlib.import_module("flowmx.ndarray.sparse.creation").zeros(stype, shape, ctx, dtype)
+        )
+        return made if out is None else made.copyto(out)
     return full(shape, 0, ctx, dtype, out)
 
 
@@ -205,7 +210,9 @@ def save(
     for value in values:
         if not isinstance(value, NDArray):
             raise TypeError(f"save: data holds {type(value).__name__}, expected NDArrays (a list, or a dict by name)")
-    host = [value.asnumpy() for value in values]
+    host = [_to_be_written(value) for value in values]
+    if any(isinstance(each, params.Stored) for each in host) and formats.format_of(fname, format) != "params":
+        raise NotImplementedError("save: a sparse array is among them, which only the format 'params' has for now")
     formats.save(fname, dict(zip(data, host, strict=True)) if isinstance(data, Mapping) else host, format)
 
 
@@ -213,14 +220,13 @@ def load(fname: str | os.PathLike[str]) -> Saved:
     """Read a ``.params`` or safetensors file: a dict of arrays if they have names, else a list; on the CPU.
 
     A state dict that ``torch.save`` wrote is read too, without torch and without running what else such files may hold.
-    Files of every version of MXNet since 0.8 are read; sparse arrays in them come back dense, and a line in the log
-    says so.
+    Files of every version of MXNet since 0.8 are read, sparse arrays in them too.
 
     Raises:
         FileFormatError: the file is damaged, or of none of the formats.
         OSError: the file can not be read.
     """
-    return _arrays(formats.load(fname))
+    return _arrays(formats.load(fname, keep_sparse=True))
 
 
 def load_named(fname: str | os.PathLike[str]) -> dict[str, NDArray]:
@@ -244,7 +250,7 @@ def load_frombuffer(buf: bytes | bytearray | memoryview) -> Saved:
     Raises:
         FileFormatError: the data is damaged, or of neither format.
     """
-    return _arrays(formats.loads(buf))
+    return _arrays(formats.loads(buf, keep_sparse=True))
 
 
 def _arrays(loaded: dict[str, np.ndarray[Any, Any]] | list[np.ndarray[Any, Any]]) -> Saved:
@@ -256,8 +262,19 @@ def _arrays(loaded: dict[str, np.ndarray[Any, Any]] | list[np.ndarray[Any, Any]]
 # -- interchange -------------------------------------------------------------------------------------------
 
 
-def _adopted(data: np.ndarray[Any, Any]) -> NDArray:
+def _to_be_written(array: NDArray) -> Any:
+    """The content of an array, as it goes into a file."""
+    return array.asnumpy() if array.stype == "default" else _sparse().stored(array)
+
+
+def _sparse() -> Any:
+    return importlib.import_module("flowmx.ndarray.sparse.creation")
+
+
+def _adopted(data: Any) -> NDArray:
     """An array on the CPU that uses this memory."""
+    if isinstance(data, params.Stored):
+        return cast("NDArray", _sparse().restored(data))
     return cast("NDArray", allocate(devices.get(devices.cpu()), data.shape, data.dtype, data))
 
 

@@ -31,7 +31,7 @@ class AdaGrad(Fused):
         self.float_stable_eps = eps
 
     def create_state(self, index: Index, weight: NDArray) -> State:
-        return zeros_like(weight)
+        return zeros_like(weight, True)
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
         return Call("_adagrad_update", (state,), self.fused(lr=lr, wd=wd, epsilon=self.float_stable_eps))
@@ -102,7 +102,7 @@ class RMSProp(Fused):
         self.clip_weights = clip_weights
 
     def create_state(self, index: Index, weight: NDArray) -> State:
-        return tuple(zeros_like(weight) for _ in range(3 if self.centered else 1))
+        return tuple(zeros_like(weight, True) for _ in range(3 if self.centered else 1))
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
         parameters = self.fused(lr=lr, wd=wd, gamma1=self.gamma1, epsilon=self.epsilon)

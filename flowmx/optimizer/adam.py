@@ -51,7 +51,7 @@ class Adam(_Moments):
         beta1: decay of the first moment.
         beta2: decay of the second moment.
         epsilon: avoids a division by 0.
-        lazy_update: kept for MXNet's scripts (it concerns sparse gradients).
+        lazy_update: with a row_sparse gradient update only its rows: decay and moments rest for the others.
         **kwargs: as for :class:`Optimizer`.
     """
 
@@ -68,10 +68,15 @@ class Adam(_Moments):
         self.epsilon = epsilon
         self.lazy_update = lazy_update
 
+    def create_state(self, index: Index, weight: NDArray) -> State:
+        return (zeros_like(weight, self.lazy_update), zeros_like(weight, self.lazy_update))
+
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
         # As MXNet's kernel has it, 1 - beta is the difference of float32 numbers: 1 - 0.999 is 1.3e-5 less so.
         betas = {name: float(np.float32(getattr(self, name))) for name in ("beta1", "beta2")}
         parameters = self.fused(lr=self.unbiased(lr, t), wd=wd, epsilon=self.epsilon, **betas)
+        if not self.lazy_update:
+            parameters["lazy_update"] = False
         return Call("adam_update", tuple(state), parameters)
 
 

@@ -424,6 +424,6 @@ class Test(Optimizer):
         weight.copyto(state)
 
 
-def zeros_like(weight: NDArray) -> NDArray:
-    """Zeros with the shape, dtype and device of a weight."""
-    return nd.full(weight.shape, 0, weight.context, weight.dtype)
+def zeros_like(weight: NDArray, may_be_sparse: bool = False) -> NDArray:
+    """Zeros with the shape, dtype and device of a weight, and its storage type if they may."""
+    return nd.zeros(weight.shape, weight.context, weight.dtype, weight.stype if may_be_sparse else "default")

@@ -38,7 +38,7 @@ class GroupAdaGrad(Fused):
     def create_state(self, index: Index, weight: NDArray) -> State:
         if len(weight.shape) != 2:
             raise ValueError(f"GroupAdaGrad: weight {index!r} has shape {weight.shape}, expected a matrix")
-        return nd.full((weight.shape[0], 1), 0, weight.context, weight.dtype)
+        return nd.zeros((weight.shape[0], 1), weight.context, weight.dtype, weight.stype)
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
         if wd:

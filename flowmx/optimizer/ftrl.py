@@ -36,7 +36,7 @@ class Ftrl(Fused):
         self.lr = learning_rate
 
     def create_state(self, index: Index, weight: NDArray) -> State:
-        return (zeros_like(weight), zeros_like(weight))
+        return (zeros_like(weight, True), zeros_like(weight, True))
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
         return Call("ftrl_update", tuple(state), self.fused(lr=lr, wd=wd, lamda1=self.lamda1, beta=self.beta))

@@ -18,6 +18,8 @@ _MIXED = {
     },
 }
 """Operators that need more than the float32 copy in mixed precision; the others take that in the weight's place."""
+_BY_ROWS = {"_adagrad_update": "_sparse_adagrad_update"}
+"""Operators that sparse gradients take in the place of others."""
 
 
 class Call(NamedTuple):
@@ -88,6 +90,8 @@ class Fused(Optimizer):
 
 def _made(call: Call, weight: NDArray, grad: NDArray, master: NDArray | None) -> Update:
     name, states, parameters = call
+    if grad.stype != "default":
+        name = _BY_ROWS.get(name, name)
     if master is not None and name in _MIXED:
         name, states, master = _MIXED[name], (*states, master), None
     return Update(operator_of(name, tuple(parameters.items())), weight, grad, states, master)

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple, cast
 
 from flowmx.errors import DeviceError
 from flowmx.ndarray import NDArray
-from flowmx.ndarray.core import BaseArray, forward_of, push_on, refuse_in_place, run_on
+from flowmx.ndarray.core import BaseArray, forward_of, invoke, push_on, refuse_in_place, run_on
 from flowmx.ndarray.host import bring
 from flowmx.ndarray.recording import state as recording
 from flowmx.ops.optimizers.updates import One, update, update_many, updates_together
 from flowmx.ops.optimizers.updates import Update as RuleOperator
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.operators import LIGHT_BYTES, Operator, Run, lookup
+from flowmx.ops.sparse.shapes import SparseShape
 
 Forward = Callable[..., None]
 
@@ -60,6 +61,12 @@ def push(updates: Sequence[Update]) -> None:
         ShapeError, TypeInferenceError, DeviceError: arrays of an update do not belong together.
         AutogradError: a weight is part of what is being recorded.
     """
+    if any(_is_sparse(each) for each in updates):
+        for each in filter(_is_sparse, updates):
+            _push_sparse(each)
+        updates = [each for each in updates if not _is_sparse(each)]
+        if not updates:
+            return
     device = updates[0].weight._storage.device
     steps, touched, written = [], 0, {}
     for each in updates:
@@ -72,6 +79,24 @@ def push(updates: Sequence[Update]) -> None:
     light = touched <= LIGHT_BYTES
     run = run_on(device, False)
     push_on(device, _compute, (run, steps), reads, tuple(written), updates[0].op.name, light, depth=4)
+
+
+def _is_sparse(update: Update) -> bool:
+    """Tell whether an array of an update is sparse."""
+    return any(isinstance(array._shape, SparseShape) for array in (update.weight, update.grad, *update.states))
+
+
+def _push_sparse(update: Update) -> None:
+    """Enqueue an update with sparse arrays, by its operator's way for them."""
+    op, weight, grad, states, master = update
+    target = weight if master is None else master
+    if grad._storage.device is not weight._storage.device:
+        grad = grad.as_in_context(weight.context)
+    if grad._dtype != target._dtype:
+        grad = grad.astype(target._dtype)
+    invoke(op, [target, grad, *states], target, None, 4)
+    if master is not None:
+        master.copyto(weight)
 
 
 def _checked(update: Update, device: Any) -> tuple[list[NDArray], int]:

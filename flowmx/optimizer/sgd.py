@@ -21,7 +21,7 @@ class Momentum(Fused):
     operators: tuple[str, str] = ("sgd_update", "sgd_mom_update")
 
     def create_state(self, index: Index, weight: NDArray) -> State:
-        return zeros_like(weight) if self.momentum else None
+        return zeros_like(weight, True) if self.momentum else None
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
         parameters = self.fused(lr=lr, wd=wd)
@@ -41,7 +41,7 @@ class SGD(Momentum):
 
     Args:
         momentum: the momentum; 0 keeps no state.
-        lazy_update: kept for MXNet's scripts (it concerns sparse gradients).
+        lazy_update: with a row_sparse gradient update only its rows: decay and momentum rest for the others.
         **kwargs: as for :class:`Optimizer`.
     """
 
@@ -50,6 +50,12 @@ class SGD(Momentum):
         self.momentum = momentum
         self.lazy_update = lazy_update
 
+    def create_state(self, index: Index, weight: NDArray) -> State:
+        return zeros_like(weight, self.lazy_update) if self.momentum else None
+
+    def fused(self, **parameters: Any) -> dict[str, Any]:
+        return super().fused(**parameters, **({} if self.lazy_update else {"lazy_update": False}))
+
 
 @register
 class ccSGD(SGD):  # noqa: N801 - MXNet's name
@@ -57,7 +63,7 @@ class ccSGD(SGD):  # noqa: N801 - MXNet's name
 
     Args:
         momentum: the momentum; 0 keeps no state.
-        lazy_update: kept for MXNet's scripts (it concerns sparse gradients).
+        lazy_update: with a row_sparse gradient update only its rows: decay and momentum rest for the others.
         **kwargs: as for :class:`Optimizer`.
     """
 

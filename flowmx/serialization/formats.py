@@ -31,8 +31,7 @@ def save(path: str | os.PathLike[str], arrays: params.Arrays, format: str | None
         TypeError: The format has no such dtype, or needs names.
         OSError: The file cannot be written.
     """
-    if format is None:
-        format = "safetensors" if os.fspath(path).endswith(".safetensors") else "params"
+    format = format_of(path, format)
     if format == "params":
         params.save(path, arrays)
     elif format == "safetensors":
@@ -41,30 +40,39 @@ def save(path: str | os.PathLike[str], arrays: params.Arrays, format: str | None
         raise ValueError(f"save: format is {format!r}, expected 'params' or 'safetensors'")
 
 
+def format_of(path: str | os.PathLike[str], format: str | None) -> str:
+    """The format that `save` writes."""
+    return format or ("safetensors" if os.fspath(path).endswith(".safetensors") else "params")
+
+
 @raised_as_mxnet(OSError)
-def load(path: str | os.PathLike[str]) -> Loaded:
+def load(path: str | os.PathLike[str], *, keep_sparse: bool = False) -> Loaded:
     """Read a file of any of the formats, detected from its content: a dict if the arrays have names, else a list.
+
+    Args:
+        path: The file.
+        keep_sparse: Return sparse arrays as `params.Stored`, not dense.
 
     Raises:
         FileFormatError: The file is damaged, or of another format.
         OSError: The file cannot be read.
     """
     if not Path(path).is_file():  # missing, or a pipe, which can be read but once
-        return loads(read_whole(path), source=os.fspath(path))
+        return loads(read_whole(path), source=os.fspath(path), keep_sparse=keep_sparse)
     with Path(path).open("rb") as file:
         start = file.read(9)
     if _is_torch(start):
         return torch.load(path)
-    return safetensors.load(path) if _is_safetensors(start) else params.load(path)
+    return safetensors.load(path) if _is_safetensors(start) else params.load(path, keep_sparse=keep_sparse)
 
 
-def loads(data: bytes | bytearray | memoryview, *, source: str = "<bytes>") -> Loaded:
-    """The arrays in the content of a file of any of the formats; raises as `load` does."""
+def loads(data: bytes | bytearray | memoryview, *, source: str = "<bytes>", keep_sparse: bool = False) -> Loaded:
+    """The arrays in the content of a file of any of the formats; arguments and errors are those of `load`."""
     if _is_torch(bytes(data[:9])):
         return torch.loads(data, source=source)
     if _is_safetensors(bytes(data[:9])):
         return safetensors.loads(data, source=source)
-    return params.loads(data, source=source)
+    return params.loads(data, source=source, keep_sparse=keep_sparse)
 
 
 def _is_safetensors(start: bytes) -> bool:

@@ -24,7 +24,7 @@ import math
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -41,7 +41,22 @@ from flowmx.serialization.reading import (
     opened,
 )
 
-Arrays: TypeAlias = Mapping[str, npt.ArrayLike] | Sequence[npt.ArrayLike] | Array
+
+class Stored(NamedTuple):
+    """A sparse array.
+
+    Attributes:
+        shape: The length of each axis.
+        data: The stored elements or rows.
+        indices: Where they belong, int64: the numbers of rows, or for csr the pointers to rows, then the columns.
+    """
+
+    shape: tuple[int, ...]
+    data: Array
+    indices: tuple[Array, ...]
+
+
+Arrays: TypeAlias = Mapping[str, npt.ArrayLike | Stored] | Sequence[npt.ArrayLike | Stored] | Array
 
 LIST_MAGIC = 0x112
 V1_MAGIC = 0xF993FAC8
@@ -112,7 +127,9 @@ def dumps(arrays: Arrays, *, np_shape: bool | None = None) -> bytes:
     return b"".join(_chunks(arrays, np_shape))
 
 
-def load(path: str | os.PathLike[str], *, densify_limit: int | None = None) -> dict[str, Array] | list[Array]:
+def load(
+    path: str | os.PathLike[str], *, densify_limit: int | None = None, keep_sparse: bool = False
+) -> dict[str, Any] | list[Any]:
     """Read a file, as `loads` does.
 
     Raises:
@@ -120,36 +137,39 @@ def load(path: str | os.PathLike[str], *, densify_limit: int | None = None) -> d
         OSError: The file cannot be read.
     """
     with opened(path) as (source, size, name):
-        return _read_list(_Reader(source, size, name, densify_limit))
+        return _read_list(_Reader(source, size, name, densify_limit, keep_sparse))
 
 
 def loads(
-    data: bytes | bytearray | memoryview, *, source: str = "<bytes>", densify_limit: int | None = None
-) -> dict[str, Array] | list[Array]:
+    data: bytes | bytearray | memoryview, *, source: str = "<bytes>", densify_limit: int | None = None,
+    keep_sparse: bool = False,
+) -> dict[str, Any] | list[Any]:  # fmt: skip
     """Return the arrays of a ``.params`` file: a dict if they have names, else a list.
 
     The arrays are copies: writable, aligned and in C order. What MXNet calls an empty NDArray comes back as
-    float32 of shape (0,). Sparse arrays come back dense; a line in the log says so.
+    float32 of shape (0,). Sparse arrays come back as `Stored`, if they are kept, and else dense, which a line in the
+    log says.
 
     Args:
         data: The file's content.
         source: What errors call the file.
         densify_limit: How many bytes the dense form of the file's sparse arrays may take together; None stands for
             1 GiB, or eight times the file where that is more. Everything else takes no more memory than the file.
+        keep_sparse: Leave sparse arrays as they are.
 
     Raises:
         ParamsFormatError: The data is damaged, or not in this format.
     """
-    return _read_list(_Reader(*in_memory(data, source), densify_limit))
+    return _read_list(_Reader(*in_memory(data, source), densify_limit, keep_sparse))
 
 
-def loads_one(data: bytes | bytearray | memoryview) -> Array:
+def loads_one(data: bytes | bytearray | memoryview, keep_sparse: bool = False) -> Any:
     """Return the array whose bytes MXNet puts into a pickle: those of its place in a file.
 
     Raises:
         ParamsFormatError: The data is damaged, or not in this format.
     """
-    listed = loads(struct.pack("<QQQ", LIST_MAGIC, 0, 1) + bytes(data) + bytes(8), source="<pickle>")
+    listed = loads(struct.pack("<QQQ", LIST_MAGIC, 0, 1) + bytes(data) + bytes(8), source="<pickle>", keep_sparse=keep_sparse)
     assert isinstance(listed, list)
     return listed[0]
 
@@ -164,11 +184,14 @@ def _chunks(arrays: Arrays, np_shape: bool | None) -> Iterator[bytes | memoryvie
         listed = [arrays] if isinstance(arrays, np.ndarray) else arrays
         values = [_storable(value, str(i)) for i, value in enumerate(listed)]
     if np_shape is None:
-        np_shape = any(value.ndim == 0 for value in values)
-    elif not np_shape and any(value.ndim == 0 for value in values):
+        np_shape = any(_is_scalar(value) for value in values)
+    elif not np_shape and any(_is_scalar(value) for value in values):
         raise ValueError("an array of 0 dimensions can only be written with np_shape=True")
     yield struct.pack("<QQQ", LIST_MAGIC, 0, len(values))
     for value in values:
+        if isinstance(value, Stored):
+            yield from _sparse_chunks(value, np_shape)
+            continue
         yield struct.pack(
             f"<Iii{value.ndim}q8si",
             V3_MAGIC if np_shape else V2_MAGIC,
@@ -185,7 +208,32 @@ def _chunks(arrays: Arrays, np_shape: bool | None) -> Iterator[bytes | memoryvie
         yield struct.pack("<Q", len(encoded)) + encoded
 
 
-def _storable(value: npt.ArrayLike, name: str) -> Array:
+def _is_scalar(value: Array | Stored) -> bool:
+    return not value.shape
+
+
+def _sparse_chunks(value: Stored, np_shape: bool) -> Iterator[bytes | memoryview]:
+    shape, data, indices = value
+    others = [_storable(each, "indices") for each in indices]
+    kind = _CSR if len(indices) == _INDEX_ARRAYS[_CSR] else _ROW_SPARSE
+    magic = V3_MAGIC if np_shape else V2_MAGIC
+    yield struct.pack("<Ii", magic, kind) + _packed(data.shape) + _packed(shape) + _CPU_0
+    yield struct.pack("<i", _FLAGS[data.dtype])
+    for each in others:
+        yield struct.pack("<i", _FLAGS[each.dtype]) + _packed(each.shape)
+    for each in (data, *others):
+        yield little_endian(np.ascontiguousarray(each))
+
+
+def _packed(shape: tuple[int, ...]) -> bytes:
+    return struct.pack(f"<i{len(shape)}q", len(shape), *shape)
+
+
+def _storable(value: npt.ArrayLike | Stored, name: str) -> Any:
+    if isinstance(value, Stored):
+        if value.data.dtype not in _FLAGS:
+            raise TypeError(f"array {name}: MXNet's format has no dtype {value.data.dtype}")
+        return value
     array = np.asarray(value)
     dtype = array.dtype.newbyteorder("=")
     if dtype not in _FLAGS:
@@ -198,14 +246,15 @@ class _Reader(Reader):
 
     Error = ParamsFormatError
 
-    def __init__(self, source: Source, size: int, name: str, densify_limit: int | None) -> None:
+    def __init__(self, source: Source, size: int, name: str, densify_limit: int | None, keep_sparse: bool) -> None:
         super().__init__(source, size, name)
+        self.keep_sparse = keep_sparse
         self._densify_left = max(1 << 30, 8 * size) if densify_limit is None else densify_limit
         self.sparse: list[int] = []
 
     def note_sparse(self, names: Sequence[str]) -> None:
         """Say in the log which arrays were sparse."""
-        if self.sparse:
+        if self.sparse and not self.keep_sparse:
             shown = ", ".join(repr(names[i]) if names else str(i) for i in self.sparse[:5])
             more = f" and {len(self.sparse) - 5} more" if len(self.sparse) > 5 else ""
             logging.warning("%s: sparse arrays are read as dense ones: %s%s", self._name, shown, more)
@@ -246,7 +295,7 @@ class _Reader(Reader):
         return np.zeros(shape, dtype)
 
 
-def _read_list(reader: _Reader) -> dict[str, Array] | list[Array]:
+def _read_list(reader: _Reader) -> dict[str, Any] | list[Any]:
     magic = reader.read(8, "list magic")
     if int.from_bytes(magic, "little") != LIST_MAGIC:
         raise reader.error(f"a .params file, which starts with {struct.pack('<Q', LIST_MAGIC)!r}", magic, 0)
@@ -283,7 +332,7 @@ def _read_names(reader: _Reader, arrays: int) -> list[str]:
     return list(names)
 
 
-def _read_array(reader: _Reader, position: int) -> Array:
+def _read_array(reader: _Reader, position: int) -> Any:
     start, what = reader.offset, f"array {position}"
     magic = reader.number("I", f"{what}'s magic")
     storage = _DENSE
@@ -324,7 +373,7 @@ def _read_array(reader: _Reader, position: int) -> Array:
 
 def _spread_rows(
     reader: _Reader, shape: tuple[int, ...], values: Array, indices: list[Array], what: str, start: int
-) -> Array:
+) -> Any:
     (rows,) = indices
     row_per_index = shape != () and values.shape == (*rows.shape, *shape[1:])
     if rows.ndim != 1 or rows.dtype.kind not in "iu" or not row_per_index:
@@ -332,6 +381,8 @@ def _spread_rows(
         raise reader.error(f"row_sparse {what} of shape {shape}, a row of values for each index", found, start)
     if not _in_range(rows, shape[0]):
         raise reader.error(f"row indices of {what} below {shape[0]}", f"{rows.min()}..{rows.max()}", start)
+    if reader.keep_sparse:
+        return Stored(shape, values, (rows.astype(np.int64, copy=False),))
     dense = reader.zeros(values.dtype, shape, f"row_sparse {what}")
     dense[rows] = values
     return dense
@@ -339,9 +390,11 @@ def _spread_rows(
 
 def _spread_csr(
     reader: _Reader, shape: tuple[int, ...], values: Array, indices: list[Array], what: str, start: int
-) -> Array:
+) -> Any:
     pointers, columns = indices
     if values.size == 0 and len(shape) == 2:  # MXNet leaves out the pointers of an array without values
+        if reader.keep_sparse:
+            return Stored(shape, values, (np.zeros(shape[0] + 1, np.int64), np.empty(0, np.int64)))
         return reader.zeros(values.dtype, shape, f"csr {what}")
     if (
         len(shape) != 2
@@ -360,6 +413,8 @@ def _spread_csr(
     if not _in_range(columns, shape[1]):
         found = f"{columns.min()}..{columns.max()}"
         raise reader.error(f"column indices of {what} below {shape[1]}", found, start)
+    if reader.keep_sparse:
+        return Stored(shape, values, tuple(each.astype(np.int64, copy=False) for each in (pointers, columns)))
     dense = reader.zeros(values.dtype, shape, f"csr {what}")
     counts = (pointers[1:] - pointers[:-1]).astype(np.int64)
     dense[np.repeat(np.arange(shape[0]), counts), columns] = values

@@ -132,7 +132,11 @@ class Embedding(Operator):
     input_dim: int = required("Number of rows.", low=1)
     output_dim: int = required("Length of a row.", low=1)
     dtype: DType = option(FLOAT32, "The weight's dtype, where it does not follow from the array.")
-    sparse_grad: bool = option(False, "Kept for MXNet's files; gradients are dense.")
+    sparse_grad: bool = option(False, "Let the weight's gradient be row_sparse; with symbols it is dense.")
+
+    def __post_init__(self) -> None:
+        if self.sparse_grad:
+            self.with_traits(sparse=True)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data, weight = shapes

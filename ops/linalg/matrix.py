@@ -68,7 +68,11 @@ class Dot(Product, precision=Precision.WIDEST):
         rhs="(k, ...), the dtype of lhs; (..., k) with transpose_b",
     )
     output_doc = "The other axes of lhs, then those of rhs; (1,) for two vectors; the dtype of lhs"
-    forward_stype: str | None = option(None, "Kept for MXNet's files.")
+    forward_stype: str | None = option(None, "The output's storage type, where it is to be another than usual.")
+
+    def __post_init__(self) -> None:
+        if self.forward_stype not in (None, "default"):
+            self.with_traits(sparse=True)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         lhs, rhs = shapes

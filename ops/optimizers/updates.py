@@ -62,7 +62,7 @@ RULES = [
     Rule("ftml_update", ("d", "v", "z"), {"beta1": 0.6, "beta2": 0.999, "epsilon": 1e-8, "t": 1.0},
           "before clipping", updates.ftml, "Follow the moving leader (Zheng and Kwok, 2017), at step t."),
     Rule("_sparse_adagrad_update", ("history",), {"epsilon": 1e-7}, "before clipping", updates.sparse_adagrad,
-          "AdaGrad (Duchi et al., 2011): w -= lr · g/√(history + epsilon), history the sum of g²; dense here."),
+          "AdaGrad (Duchi et al., 2011): w -= lr · g/√(history + epsilon), history the sum of g²; by rows, where the gradient is row_sparse."),
 ]  # fmt: skip
 
 
@@ -214,7 +214,7 @@ def register_rule(rule: Rule, mixed: bool = False, hidden: bool = False, base: t
         body["clip_gradient"] = property(lambda self: getattr(self, clip))
     if rule.name in ("sgd_update", "sgd_mom_update", "adam_update"):
         body["__annotations__"]["lazy_update"] = bool
-        body["lazy_update"] = option(True, "Ignored: it concerns sparse gradients.")
+        body["lazy_update"] = option(True, "With a row_sparse gradient, update only its rows.")
     name = rule.master if mixed else rule.name
     operator(name)(type(name, (base,), body, hidden=hidden, in_place=((0, 0),)))
     if base is Update and not mixed:

@@ -11,6 +11,8 @@ import re
 EXAMPLES = {
     "_contrib_arange_like": "contrib.arange_like(A([[5, 6]]), axis=1) -> [0., 1.]",
     "_contrib_box_iou": 'contrib.box_iou(A([[0, 0, 2, 2]]), A([[1, 0, 3, 2]]), format="corner") -> [[0.33333334]]',
+    "_contrib_getnnz": "contrib.getnnz(A([[0, 1], [2, 3]]), axis=1) -> array([1, 2], dtype=int64)",
+    "_sparse_retain": "sparse.retain(A([[1], [2], [3]]), A([0, 2])) -> [[1.], [0.], [3.]]",
     "_contrib_div_sqrt_dim": "contrib.div_sqrt_dim(A([[2, 4, 6, 8]])) -> [[1., 2., 3., 4.]]",
     "_copy": "identity(A([1, 2])) -> [1., 2.]",
     "_image_normalize": "image.normalize(mx.nd.ones((1, 1, 2)), mean=(0.5,), std=(0.25,)) -> [[[2., 2.]]]",

@@ -164,7 +164,7 @@ class Embedding(Layer):
         output_dim: their length.
         dtype: of the table.
         weight_initializer: of the table.
-        sparse_grad: taken, with a warning: gradients are dense all the same.
+        sparse_grad: let the gradient be row_sparse, with the rows that a batch has used alone.
         **kwargs: ``prefix`` and ``params``.
     """
 
@@ -173,7 +173,7 @@ class Embedding(Layer):
         sparse_grad: bool = False, **kwargs: Any,
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
-        self._kwargs = {"input_dim": input_dim, "output_dim": output_dim, "dtype": dtype}
+        self._kwargs = {"input_dim": input_dim, "output_dim": output_dim, "dtype": dtype, "sparse_grad": sparse_grad}
         self.weight = self.params.get(
             "weight", shape=(input_dim, output_dim), init=weight_initializer, dtype=dtype, allow_deferred_init=True,
             grad_stype="row_sparse" if sparse_grad else "default",

@@ -11,7 +11,8 @@ from flowmx import ndarray as nd
 from flowmx.devices import num_gpus
 from flowmx.gluon.contrib.nn.cross_device import Meetings
 from flowmx.gluon.hybrid import HybridBlock
-from flowmx.gluon.nn import BatchNorm, Embedding, HybridSequential, Sequential
+from flowmx.gluon.base import Block
+from flowmx.gluon.nn import BatchNorm, HybridSequential, Sequential
 from flowmx.ndarray import NDArray
 
 __all__ = [
@@ -67,8 +68,8 @@ class Identity(HybridBlock):
         return x
 
 
-class SparseEmbedding(Embedding):
-    """Rows of a table, by index: an ``Embedding``, since all arrays, and so its gradient, are dense here.
+class SparseEmbedding(Block):
+    """Rows of a table, by index. The table and its gradient are row_sparse: make a ``Trainer`` before the first call.
 
     Args:
         input_dim: the number of rows.
@@ -81,7 +82,19 @@ class SparseEmbedding(Embedding):
     def __init__(
         self, input_dim: int, output_dim: int, dtype: Any = "float32", weight_initializer: Any = None, **kwargs: Any
     ) -> None:
-        super().__init__(input_dim, output_dim, dtype, weight_initializer, **kwargs)
+        super().__init__(**kwargs)
+        self._kwargs = {"input_dim": input_dim, "output_dim": output_dim, "dtype": dtype, "sparse_grad": True}
+        self.weight = self.params.get(
+            "weight", shape=(input_dim, output_dim), init=weight_initializer, dtype=dtype, grad_stype="row_sparse",
+            stype="row_sparse",
+        )  # fmt: skip
+
+    def forward(self, x: NDArray) -> NDArray:  # type: ignore[override]
+        rows: NDArray = nd.Embedding(x, self.weight.row_sparse_data(x), name="fwd", **self._kwargs)
+        return rows
+
+    def __repr__(self) -> str:
+        return "{}({input_dim} -> {output_dim}, {dtype})".format(type(self).__name__, **self._kwargs)
 
 
 class SyncBatchNorm(BatchNorm):

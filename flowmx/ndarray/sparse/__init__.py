@@ -1,0 +1,88 @@
+"""``mx.nd.sparse``: sparse arrays, and the operators that know them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from flowmx.errors import ParameterError
+from flowmx.ndarray import functions
+from flowmx.ndarray.sparse import calls
+from flowmx.ndarray.sparse.arrays import BaseSparseNDArray, CSRNDArray, RowSparseNDArray, allocated
+from flowmx.ndarray.sparse.creation import array, csr_matrix, empty, row_sparse_array, zeros
+from flowmx.ops.sparse.content import INDEX, Rows
+from flowmx.ops.sparse.parts import retained
+
+__all__ = [
+    "BaseSparseNDArray", "CSRNDArray", "RowSparseNDArray", "add", "array", "csr_matrix", "divide", "empty", "multiply",
+    "row_sparse_array", "subtract", "zeros",
+]  # fmt: skip
+
+
+def _two(name: str, swapped: str) -> Any:
+    def function(lhs: Any, rhs: Any) -> Any:
+        sparse = isinstance(lhs, BaseSparseNDArray) or isinstance(rhs, BaseSparseNDArray)
+        if not sparse:
+            from flowmx.ndarray import binary
+
+            return getattr(binary, name)(lhs, rhs)
+        if isinstance(lhs, BaseSparseNDArray):
+            return getattr(lhs, f"__{swapped}__")(rhs)
+        if isinstance(lhs, functions.BaseArray):
+            same = tuple(lhs._shape) == tuple(rhs._shape)
+            return functions.op(("elemwise_" if same else "broadcast_") + _SHORT[name], lhs, rhs)
+        return getattr(rhs, f"__r{swapped}__")(lhs)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"Elementwise {name}, with broadcasting; each side is an array or a number."
+    return function
+
+
+_SHORT = {"add": "add", "subtract": "sub", "multiply": "mul", "divide": "div"}
+add, subtract = _two("add", "add"), _two("subtract", "sub")
+multiply, divide = _two("multiply", "mul"), _two("divide", "truediv")
+
+
+def retain(data: Any = None, indices: Any = None, out: Any = None, name: Any = None, **kwargs: Any) -> Any:
+    """The rows of a row_sparse array at the given numbers, as a row_sparse array.
+
+    Args:
+        data: the array.
+        indices: row numbers, an array of any dtype.
+        out: an array to write into.
+        name: kept for MXNet's scripts.
+        kwargs: there are none.
+    """
+    if kwargs:
+        raise ParameterError(f"retain: there is no parameter {next(iter(kwargs))!r}, only data and indices")
+    return functions.op("_sparse_retain", data, indices, **({} if out is None else {"out": out}))
+
+
+def distinct_rows(array: Any, row_id: Any) -> Any:
+    """The rows of a row_sparse array whose numbers an array of any shape holds, each once, in order."""
+    made = allocated("row_sparse", array._storage.device, array.shape, array._dtype)
+    ids = row_id.as_in_context(array.context)
+    calls.compute(array._storage.device, "retain", _distinct, (array, ids), made)
+    return made
+
+
+def _distinct(content: Any, row_id: Any) -> Any:
+    return retained(None, content, np.unique(row_id.astype(INDEX)))
+
+
+def with_all_rows(array: Any) -> Any:
+    """A row_sparse array with all rows of a dense one, whose memory it takes: nothing else may use that."""
+    made = allocated("row_sparse", array._storage.device, array.shape, array._dtype)
+    calls.compute(
+        array._storage.device, "cast_storage", lambda x: Rows(x, np.arange(len(x), dtype=INDEX)), (array,), made
+    )
+    return made
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(functions, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *dir(functions)})

@@ -1,0 +1,246 @@
+"""Making sparse arrays: of their parts, of dense arrays, of SciPy's, of zeros."""
+
+from __future__ import annotations
+
+import sys
+
+from typing import Any, cast
+
+import numpy as np
+
+from flowmx import devices
+from flowmx.devices import Context
+from flowmx.errors import ArgumentError
+from flowmx.ndarray.array import NDArray, as_shape, on_context
+from flowmx.ndarray.array import array as dense_array
+from flowmx.ndarray.array import empty as dense_empty
+from flowmx.ndarray.array import full
+
+from flowmx.ndarray.sparse.arrays import CLASSES, BaseSparseNDArray, CSRNDArray, RowSparseNDArray, allocated
+from flowmx.ops.registry.dtypes import DType, as_dtype
+from flowmx.ops.sparse.content import INDEX, Csr, Rows, nothing, sorted_rows
+from flowmx.serialization import params
+
+_whole = (int, np.integer)
+
+
+def zeros(stype: str, shape: Any, ctx: Context | None = None, dtype: Any = None, **kwargs: Any) -> NDArray:
+    """An array of zeros of a storage type.
+
+    Args:
+        stype: ``"csr"``, ``"row_sparse"`` or ``"default"``.
+        shape: the length of each axis.
+        ctx: the device (default: the current one).
+        dtype: the element type (default: float32).
+        kwargs: of dense arrays.
+
+    Raises:
+        ValueError: there is no such storage type, or ``csr`` was asked for and the shape is no matrix's.
+    """
+    if stype == "default":
+        return full(shape, 0, ctx, dtype, **kwargs)
+    if stype not in CLASSES:
+        raise ValueError(f"zeros: unknown storage type {stype!r}, expected 'csr', 'row_sparse' or 'default'")
+    device, kind, shape = on_context(ctx), as_dtype(dtype), as_shape(shape)
+    _check_axes(stype, shape)
+    _on_host(device)
+    return allocated(stype, device, shape, kind, nothing(stype, shape, kind))
+
+
+def _check_axes(stype: str, shape: tuple[int, ...]) -> None:
+    if stype == "csr" and len(shape) != 2 or not shape:
+        raise ValueError(
+            f"a {stype} array has {'2 axes' if stype == 'csr' else 'at least 1 axis'}; its shape is {shape}"
+        )
+
+
+def _on_host(device: devices.Device) -> None:
+    if device.is_asynchronous:
+        raise NotImplementedError(f"sparse arrays live on the CPU alone, not on {device}")
+
+
+def empty(stype: str, shape: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray:
+    """As :func:`zeros`: nothing is stored."""
+    if stype is None:
+        raise ArgumentError("empty: stype is None, expected 'csr' or 'row_sparse'")
+    return dense_empty(shape, ctx, dtype) if stype == "default" else zeros(stype, shape, ctx, dtype)
+
+
+def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray:
+    """A sparse array with the content of another one, or of a matrix of SciPy's.
+
+    Args:
+        source_array: a sparse array, or a sparse matrix of SciPy's.
+        ctx: the device (default: the current one).
+        dtype: the element type (default: the source's).
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if isinstance(source_array, NDArray):
+        if not isinstance(source_array, BaseSparseNDArray):
+            raise ArgumentError("sparse.array: the source is dense; make it sparse with tostype()")
+        kind = source_array._dtype if dtype is None else as_dtype(dtype)
+        return source_array.copyto(allocated(source_array.stype, on_context(ctx), source_array.shape, kind))
+    if _is_scipy(source_array):
+        matrix = source_array.tocsr()
+        kind = as_dtype(matrix.dtype if dtype is None else dtype)
+        content = Csr(matrix.data.astype(kind), matrix.indices.astype(INDEX), matrix.indptr.astype(INDEX))
+        return _made("csr", ctx, matrix.shape, kind, sorted_rows(content))
+    raise ValueError(f"sparse.array: unexpected source of type {type(source_array)}; of dense arrays use mx.nd.array")
+
+
+def _is_scipy(source: Any) -> bool:
+    scipy = sys.modules.get("scipy.sparse")
+    return scipy is not None and bool(scipy.issparse(source))
+
+
+def _made(stype: str, ctx: Context | None, shape: Any, kind: DType, content: Csr | Rows) -> NDArray:
+    device = on_context(ctx)
+    _on_host(device)
+    return allocated(stype, device, tuple(int(n) for n in shape), kind, content)
+
+
+def csr_matrix(arg1: Any, shape: Any = None, ctx: Context | None = None, dtype: Any = None) -> NDArray:
+    """A csr matrix.
+
+    Args:
+        arg1: ``(data, indices, indptr)``, ``(data, (rows, columns))``, the shape of an empty one, a csr matrix (also
+            SciPy's), or anything dense.
+        shape: the shape (default: what follows from the rest).
+        ctx: the device (default: the current one).
+        dtype: the element type (default: the source's, float32 for lists).
+
+    Raises:
+        ValueError: the parts do not fit each other, or the shape is another one.
+    """
+    if isinstance(arg1, tuple):
+        if len(arg1) == 3:
+            return _csr_of_parts(*arg1, shape, ctx, dtype)
+        if len(arg1) != 2:
+            raise ValueError(f"csr_matrix: unexpected length of the tuple: {len(arg1)}")
+        if isinstance(arg1[1], tuple) and len(arg1[1]) == 2:
+            return _csr_of_places(arg1[0], *arg1[1], shape, ctx, dtype)
+        _check_shape(arg1, shape)
+        return empty("csr", arg1, ctx, dtype)
+    if isinstance(arg1, CSRNDArray) or _is_scipy(arg1):
+        _check_shape(arg1.shape, shape)
+        return array(arg1, ctx, dtype)
+    if isinstance(arg1, RowSparseNDArray):
+        raise ValueError("csr_matrix: unexpected input of type RowSparseNDArray")
+    return _of_dense("csr", arg1, shape, ctx, dtype)
+
+
+def _of_dense(stype: str, source: Any, shape: Any, ctx: Context | None, dtype: Any) -> NDArray:
+    if dtype is None:
+        dtype = source.dtype if isinstance(source, (NDArray, np.ndarray)) else np.float32
+    dense = dense_array(source, ctx, dtype)
+    _check_shape(dense.shape, shape)
+    return dense.tostype(stype)
+
+
+def _check_shape(given: Any, wanted: Any) -> None:
+    if given and wanted and tuple(given) != tuple(wanted):
+        raise ValueError(f"Shape mismatch detected. {tuple(given)} v.s. {tuple(wanted)}")
+
+
+def _elements(source: Any, dtype: Any) -> np.ndarray[Any, Any]:
+    """A part's content, of an array of ours, of NumPy's, or of lists."""
+    if isinstance(source, NDArray):
+        return source.asnumpy() if dtype is None else source.asnumpy().astype(dtype, copy=False)
+    if isinstance(source, np.ndarray):
+        return np.array(source, dtype)
+    try:
+        return np.array(source, np.float32 if dtype is None else dtype)
+    except (TypeError, ValueError):
+        raise TypeError("values must be array like object") from None
+
+
+def _csr_of_parts(data: Any, indices: Any, indptr: Any, shape: Any, ctx: Context | None, dtype: Any) -> NDArray:
+    kind = as_dtype(dtype) if dtype is not None else None
+    values, columns, starts = _elements(data, kind), _elements(indices, INDEX), _elements(indptr, INDEX)
+    if shape is None:
+        if not columns.size:
+            raise ValueError("invalid shape: it does not follow from a matrix with nothing stored; give it")
+        shape = (len(starts) - 1, int(columns.max()) + 1)
+    if values.ndim != 1 or starts.ndim != 1 or columns.ndim != 1 or not len(starts) or len(shape) != 2:
+        raise ValueError("invalid shape: data, indices and indptr are to have one axis each, the matrix two")
+    return _made("csr", ctx, shape, values.dtype, Csr(values, columns, starts))
+
+
+def _csr_of_places(data: Any, row: Any, col: Any, shape: Any, ctx: Context | None, dtype: Any) -> NDArray:
+    values = data.asnumpy() if isinstance(data, NDArray) else np.asarray(data)
+    rows, columns = (_elements(each, INDEX) for each in (row, col))
+    if dtype is not None:
+        values = values.astype(as_dtype(dtype))
+    if shape is None:
+        shape = (int(rows.max(initial=-1)) + 1, int(columns.max(initial=-1)) + 1)
+    order = np.argsort(rows, kind="stable")
+    indptr = np.concatenate([np.zeros(1, INDEX), np.cumsum(np.bincount(rows, minlength=shape[0]))])
+    content = sorted_rows(Csr(values[order], columns[order], indptr))
+    return _made(
+        "csr", ctx, shape, as_dtype(values.dtype), content._replace(data=content.data.astype(as_dtype(values.dtype)))
+    )
+
+
+def row_sparse_array(arg1: Any, shape: Any = None, ctx: Context | None = None, dtype: Any = None) -> NDArray:
+    """A row_sparse array.
+
+    Args:
+        arg1: ``(data, indices)``, the shape of an empty one, a row_sparse array, or anything dense.
+        shape: the shape (default: what follows from the rest).
+        ctx: the device (default: the current one).
+        dtype: the element type (default: the source's, float32 for lists).
+
+    Raises:
+        ValueError: the parts do not fit each other, or the shape is another one.
+    """
+    if isinstance(arg1, tuple):
+        if len(arg1) < 2:
+            raise ValueError(f"row_sparse_array: unexpected length of the tuple: {len(arg1)}")
+        if len(arg1) > 2 or all(isinstance(each, _whole) for each in arg1):
+            _check_shape(arg1, shape)
+            return empty("row_sparse", arg1, ctx, dtype)
+        return _rows_of_parts(*arg1, shape, ctx, dtype)
+    if isinstance(arg1, RowSparseNDArray):
+        _check_shape(arg1.shape, shape)
+        return array(arg1, ctx, dtype)
+    if isinstance(arg1, CSRNDArray):
+        raise ValueError("row_sparse_array: unexpected input of type CSRNDArray")
+    return _of_dense("row_sparse", arg1, shape, ctx, dtype)
+
+
+def _rows_of_parts(data: Any, indices: Any, shape: Any, ctx: Context | None, dtype: Any) -> NDArray:
+    kind = as_dtype(dtype) if dtype is not None else None
+    values, rows = _elements(data, kind), _elements(indices, INDEX)
+    if shape is None:
+        if not rows.size:
+            raise ValueError("invalid shape: it does not follow from an array with nothing stored; give it")
+        shape = (int(rows[-1]) + 1, *values.shape[1:])
+    if values.ndim != len(shape) or rows.ndim != 1 or 0 in tuple(shape)[1:]:
+        raise ValueError(
+            f"invalid shape: data has shape {values.shape} and indices {rows.shape}, the array {tuple(shape)}"
+        )
+    return _made("row_sparse", ctx, shape, values.dtype, Rows(values, rows))
+
+
+def stored(x: NDArray) -> params.Stored:
+    """A sparse array as it is written into a file; blocks until it is there."""
+    content = cast("BaseSparseNDArray", x)._content()
+    indices = (content.indptr, content.indices) if isinstance(content, Csr) else (content.indices,)
+    return params.Stored(x.shape, content.data, indices)
+
+
+def restored(saved: params.Stored) -> NDArray:
+    """A sparse array on the CPU, of what was read from a file."""
+    shape, data, indices = saved
+    content = Csr(data, indices[1], indices[0]) if len(indices) == 2 else Rows(data, indices[0])
+    return _made("csr" if len(indices) == 2 else "row_sparse", devices.cpu(), shape, data.dtype, content)
+
+
+def from_bytes(handle: Any) -> NDArray:
+    """A sparse array of the bytes that MXNet puts into a pickle."""
+    return restored(params.loads_one(handle, keep_sparse=True))
+
+
+__all__ = ["array", "csr_matrix", "empty", "row_sparse_array", "zeros"]

@@ -1,0 +1,99 @@
+"""Operators on arrays of which some rows are stored. With symbols, where all is dense, they do the same on dense arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from flowmx.ops.arrays.indexing import add_rows, positions
+from flowmx.ops.arrays.linear import Inferred, InferredTypes
+from flowmx.ops.registry.operators import (
+    Array,
+    Operator,
+    Run,
+    ShapeOrNone,
+    described,
+    operator,
+    option,
+    required,
+)
+from flowmx.ops.registry.dtypes import DType
+
+_INT64 = np.dtype(np.int64)
+
+
+@operator("_sparse_retain")
+class Retain(Operator):
+    """The rows of ``data`` at the given numbers; the others become zero."""
+
+    arguments = ("data", "indices")
+    input_docs = described(
+        data="any shape, any dtype; row_sparse, but for symbols",
+        indices="(n,), int or float; row numbers",
+    )
+    output_doc = "The shape and dtype of data; row_sparse as data is"
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return shapes, [shapes[0]]
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return dtypes, [dtypes[0]]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        data, out = inputs[0], outputs[0]
+        index = positions(run.xp, inputs[1], len(data), "raise", self.name)
+        out[...] = 0
+        out[index] = data[index]
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op("_backward_retain", heads[0], inputs[1]), None]
+
+
+@operator("_backward_retain")
+class BackwardRetain(Retain, hidden=True, sparse=True):
+    """The gradient of _sparse_retain: the rows of the head's at the given numbers."""
+
+
+@operator("_contrib_getnnz")
+class Getnnz(Operator, no_gradient=True):
+    """The number of stored elements of a csr matrix, also of each row; of a dense one, of those that are not zero."""
+
+    input_docs = described(data="(rows, columns), any dtype; csr, but for symbols")
+    output_doc = "(1,), or (rows,) with axis 1; int64"
+    axis: int | None = option(None, "1 for the number in each row; by default in all.", 0, 1)
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        shape = shapes[0]
+        return shapes, [None if shape is None else (1,) if self.axis is None else (shape[1 - self.axis],)]
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return dtypes, [_INT64]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        outputs[0][...] = run.xp.count_nonzero(inputs[0], axis=self.axis)
+
+
+@operator("_backward_embedding")
+class BackwardEmbedding(Operator, hidden=True, sparse=True):
+    """The gradient of Embedding's weight by rows: those that were looked up, each the sum of its heads."""
+
+    arguments = ("head", "data")
+    input_dim: int = required("Number of rows.", low=1)
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        head = shapes[0]
+        return shapes, [None if head is None else (self.input_dim, head[-1])]
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return dtypes, [dtypes[0]]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        head, out = inputs[0], outputs[0]
+        index = positions(run.xp, inputs[1], self.input_dim, "clip", self.name).ravel()
+        out[...] = 0
+        add_rows(run.xp, out, index, head.reshape(index.size, -1))
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op("take", heads[0], inputs[1]), None]

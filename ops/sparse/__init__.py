@@ -1,0 +1,1 @@
+"""Sparse storage: what sparse arrays hold, and computations on it, over NumPy's arrays."""

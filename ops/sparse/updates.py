@@ -1,0 +1,57 @@
+"""Updates of optimizers by gradients of which some rows are stored: only these rows are looked at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from flowmx.ops.registry.operators import Run, Shape
+from flowmx.ops.sparse.content import INDEX, Array, Rows, to_dense
+from flowmx.ops.sparse.ways import Call, Raw, Way, run_kernel, way
+
+_LAZY = ("sgd_update", "sgd_mom_update", "adam_update", "mp_sgd_update", "mp_sgd_mom_update")
+"""Updates whose parameter ``lazy_update`` says whether only the gradient's rows are updated."""
+_BY_ROWS = ("ftrl_update", "_sparse_adagrad_update", "_contrib_group_adagrad_update")
+
+
+def complete(content: Rows, shape: Shape) -> Rows:
+    """The content with all rows stored, each at its number."""
+    if len(content.indices) == shape[0]:
+        return content
+    return Rows(to_dense(content, shape), np.arange(shape[0], dtype=INDEX))
+
+
+@way(*_LAZY, *_BY_ROWS)
+def _update(call: Call) -> Way | None:
+    op, stypes = call.op, call.stypes
+    if stypes[1] != "row_sparse" or "csr" in stypes or (op.name == "ftrl_update" and not call.only):
+        return None
+    shape = call.shapes[0]
+    is_lazy = getattr(op, "lazy_update", True)
+
+    def compute(run: Run, weight: Raw, grad: Rows, *states: Raw) -> Raw:
+        arrays = [_elements(each) for each in (weight, *states)]
+        target = arrays[0] if call.in_place else arrays[0].copy()
+        if is_lazy:
+            rows = grad.indices
+            parts = [each[rows] for each in arrays]
+            out = parts[0] if _takes_own_memory(op) else np.empty_like(parts[0])
+            if len(rows):
+                run_kernel(op, run, [parts[0], grad.data, *parts[1:]], out)
+            target[rows] = out
+            for state, part in zip(arrays[1:], parts[1:], strict=True):
+                state[rows] = part
+        else:
+            run_kernel(op, run, [arrays[0], to_dense(grad, shape), *arrays[1:]], target)
+        return target if isinstance(weight, np.ndarray) else Rows(target, weight.indices)
+
+    return Way(stypes[0], compute)
+
+
+def _elements(content: Any) -> Array:
+    return content if isinstance(content, np.ndarray) else content.data  # type: ignore[no-any-return]
+
+
+def _takes_own_memory(op: Any) -> bool:
+    return (0, 0) in op.traits.in_place
