@@ -436,14 +436,19 @@ class _UserBlock(gluon.HybridBlock):
         return F.np.exp(x) + F.npx.relu(x) + (x > x)
 
 
-def test_a_block_of_the_users_is_run_as_written():
-    block = _UserBlock()
-    assert block(np.zeros(2)).tolist() == [1, 1]
-    block.hybridize()
-    with pytest.warns(UserWarning, match="operator by operator"):
-        assert block(np.zeros(2)).tolist() == [1, 1]
-    with pytest.raises(NotImplementedError, match="no symbols of"):
-        block(mx.sym.var("x"))
+def test_a_block_of_the_users_is_compiled():
+    block, x = _UserBlock(), np.array([0.5, -1.0])
+    x.attach_grad()
+    results = []
+    for hybrid in (False, True):
+        block.hybridize(hybrid)
+        with autograd.record():
+            y = block(x)
+        y.backward()
+        assert isinstance(y, ndarray)
+        results.append((y.tolist(), x.grad.tolist()))
+    onp.testing.assert_allclose(results[0], results[1], rtol=1e-6)
+    assert [node.op.name for node in block._cached_graph[1]._nodes() if node.op][:2] == ["_npi_exp", "relu"]
 
 
 def test_elementwise_operators_take_the_quick_way(monkeypatch):

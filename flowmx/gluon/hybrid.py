@@ -16,7 +16,6 @@ from flowmx import symbol as sym
 from flowmx.cached_op import CachedOp
 from flowmx.cached_op.observed import OpHook, observed
 from flowmx.devices import Context, current_context
-from flowmx.engine.origin import warn_user
 from flowmx.errors import ArgumentKindError
 from flowmx.gluon.base import A, Block
 from flowmx.gluon.parameter import DeferredInitializationError, Parameter, _is_known
@@ -179,7 +178,7 @@ class HybridBlock(Block):
         given, form = flatten(
             (x, *args), NDArray, f"hybridized {type(self).__name__} {self.name!r}: inputs", optional=True
         )
-        if str(form) not in self._compiled:
+        if _key(given, form) not in self._compiled:
             self._compile(given, form, (x, *args))
 
     # -- calling ---------------------------------------------------------------------------------------
@@ -218,7 +217,7 @@ class HybridBlock(Block):
         raise NotImplementedError(f"{type(self).__name__} must define hybrid_forward()")
 
     def _compute(self, context: Context, args: tuple[Any, ...]) -> Any:
-        if self._active and (args[0].__class__ is NDArray or self._composes(args)):
+        if self._active:
             return self._call_cached_op(context, args)
         if context is not current_context():
             with context:
@@ -230,25 +229,14 @@ class HybridBlock(Block):
             params = {key: param.data(context) for key, param in self._reg_params.items()}
         return self.hybrid_forward(nd, *args, **params)
 
-    def _composes(self, args: tuple[Any, ...]) -> bool:
-        """Tell whether symbols compute what the block does with these arrays.
-
-        Not where a user's own code gets arrays of ``mx.np``: symbols would follow ``mx.nd``. It is then run as written.
-        """
-        given = flatten(args, NDArray, "inputs", optional=True)[0]
-        if all(each.__class__ is NDArray for each in given):
-            return True
-        foreign = next((each for each in _blocks(self) if not _is_own(each)), None)
-        if foreign is not None:
-            warn_user(
-                f"hybridize: {type(foreign).__name__} computes with arrays of mx.np, which have no symbols yet, "
-                f"so {type(self).__name__} runs operator by operator",
-                _warned_of_np,
-            )
-        return foreign is None
-
     def _compose(self, args: Sequence[Any]) -> Any:
+        is_np = any(each.__class__ is not Symbol for each in _leaves(args) if each is not None)
+        if is_np and all(map(_is_own, _blocks(self))):  # which are written in the operators of mx.sym
+            made = self._compose(_symbols(args, lambda each: each.as_nd_ndarray()))
+            return _symbols(made, lambda each: each.as_np_ndarray())
         params = {key: param.var() for key, param in self._reg_params.items()}
+        if is_np:
+            params = {key: each.as_np_ndarray() for key, each in params.items()}
         try:
             with self.name_scope():
                 return self.hybrid_forward(sym, *args, **params)
@@ -265,7 +253,7 @@ class HybridBlock(Block):
 
     def _call_cached_op(self, context: Context, args: tuple[Any, ...]) -> Any:
         given, form = flatten(args, NDArray, f"hybridized {type(self).__name__} {self.name!r}: inputs", optional=True)
-        compiled = self._compiled.get(str(form))
+        compiled = self._compiled.get(_key(given, form))
         if compiled is None:
             compiled = self._compile(given, form, args)
         inputs = [given[each] if isinstance(each, int) else each.data(context) for each in compiled.sources]
@@ -295,14 +283,17 @@ class HybridBlock(Block):
         position = {name: index for index, name in enumerate(traced.inputs)}
         sources = [position[name] if name in position else params[name] for name in names]
         op = CachedOp(traced.symbol, **self._flags, data_names=traced.inputs)
-        self._compiled[str(form)] = made = Compiled(traced, op, sources)
+        self._compiled[_key(given, form)] = made = Compiled(traced, op, sources)
         return made
 
     def _trace(self, args: tuple[Any, ...]) -> Traced:
         """Compose the graph for inputs that nest as these do."""
         given, form = flatten(args, NDArray, f"{type(self).__name__} {self.name!r}: inputs", optional=True)
         names = ["data"] if len(given) == 1 else [f"data{index}" for index in range(len(given))]
-        result = self._compose(regroup([sym.var(name) for name in names], form))
+        variables = [sym.var(name) for name in names]
+        if _is_np(given):
+            variables = [each.as_np_ndarray() for each in variables]
+        result = self._compose(regroup(variables, form))
         outputs, out_form = flatten(
             result, Symbol, f"{type(self).__name__} {self.name!r}: outputs of hybrid_forward", optional=True
         )
@@ -427,6 +418,23 @@ def _leaves(args: Sequence[Any]) -> Iterator[Any]:
             yield each
 
 
+def _is_np(given: Sequence[Any]) -> bool:
+    """Tell whether there are arrays of ``mx.np`` among inputs."""
+    return any(each.__class__ is not NDArray and each is not None for each in given)
+
+
+def _key(given: Sequence[Any], form: Format) -> str:
+    """What a graph depends on: how inputs nest, and whether the block's own code gets arrays of ``mx.np``."""
+    return f"{form} np" if _is_np(given) else str(form)
+
+
+def _symbols(nested: Any, change: Callable[[Symbol], Symbol]) -> Any:
+    """Nested symbols, each changed."""
+    if isinstance(nested, (list, tuple)):
+        return type(nested)([_symbols(each, change) for each in nested])
+    return change(nested) if isinstance(nested, Symbol) else nested
+
+
 def _kinds(args: Sequence[Any]) -> tuple[dict[Context, None], bool]:
     """The devices of the arrays among nested inputs, and whether there are symbols."""
     contexts: dict[Context, None] = {}
@@ -452,9 +460,6 @@ class Layer(HybridBlock):
     if TYPE_CHECKING:
 
         def __call__(self, x: A, /, *args: Any) -> A: ...
-
-
-_warned_of_np: set[tuple[str, int]] = set()
 
 
 def _blocks(block: Any) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from flowmx.engine import waitall, waitall_async
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        found = globals()[name] = getattr(op, name)
+        if name in ("np", "npx"):  # of a higher floor, and imported late
+            found = importlib.import_module(f"flowmx.{'numpy' if name == 'np' else 'numpy_extension'}")
+        else:
+            found = getattr(op, name)
+        globals()[name] = found
         return found
 
 

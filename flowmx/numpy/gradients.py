@@ -12,8 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flowmx.errors import AutogradError
+from flowmx.graph.gradient import Builder, Value
 from flowmx.numpy import calls, table
 from flowmx.numpy.forms import Slot
+from flowmx.numpy.values import Functions, valued
 
 __all__ = ["ELEMENTWISE", "MOVING", "RULES", "has_gradient", "headed", "of", "of_places"]
 
@@ -21,7 +23,9 @@ Rule = Callable[..., Any]
 
 
 def _functions(F: Any) -> Any:
-    """The functions that a gradient is written in."""
+    """The functions that a gradient is written in: of arrays, or of the values of a graph."""
+    if isinstance(F, Builder):
+        return Functions(F)
     import flowmx.numpy
 
     return flowmx.numpy
@@ -42,6 +46,7 @@ def of(op: Any, F: Any, inputs: Any, outputs: Any, heads: Sequence[Any]) -> list
     np = _functions(F)
     function = table.RENAMED.get(op.function, op.function)
     count = op.num_args
+    inputs = inputs if not isinstance(F, Builder) else _Values(inputs, F)
     arrays = [_faced(inputs.unchecked(index)) for index in range(count)]
     if any(each._dtype.kind == "c" for each in arrays):
         raise AutogradError(f"backward: mx.np.{op.function} has no gradient of complex numbers here")
@@ -74,6 +79,8 @@ def of(op: Any, F: Any, inputs: Any, outputs: Any, heads: Sequence[Any]) -> list
 
 def headed(head: Any) -> Any:
     """A gradient as an array of ``mx.np``, by a handle of its own, since it may be the user's."""
+    if isinstance(head, Value):
+        return valued(head)
     made = head._plain()
     made._past = head._past
     return calls.face(made)
@@ -97,8 +104,29 @@ class _Read(Sequence[Any]):
         return (self[index] for index in range(len(self)))
 
 
+class _Values(Sequence[Any]):
+    """The inputs of a node of a graph, as the tape gives an operator's."""
+
+    def __init__(self, values: Sequence[Value], builder: Builder) -> None:
+        self._values = [valued(each) for each in values]
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._values[index]
+
+    def unchecked(self, index: int) -> Any:
+        """An input."""
+        return self._values[index]
+
+    def wanted(self, index: int) -> bool:
+        """Tell whether somebody wants its gradient, as far as its dtype says."""
+        return bool(self._values[index].dtype.kind in "fc")
+
+
 def _faced(array: Any) -> Any:
-    return calls.face(array)
+    return valued(array) if isinstance(array, Value) else calls.face(array)
 
 
 def _places(op: Any) -> list[Any]:
@@ -138,7 +166,7 @@ def matched(np: Any, gradient: Any, like: Any) -> Any:
 # -- functions that move elements ------------------------------------------------------------------------------
 
 MOVING = table.names("""
-    append array_split atleast_1d atleast_2d atleast_3d broadcast_arrays broadcast_to choose column_stack
+    append array_split atleast_1d atleast_2d atleast_3d broadcast_arrays getitem broadcast_to choose column_stack
     concatenate copy delete diag diagflat diagonal dsplit dstack expand_dims flip fliplr flipud hsplit hstack insert
     linalg.diagonal linalg.matrix_transpose matrix_transpose meshgrid moveaxis pad ravel repeat resize roll rollaxis
     rot90 split squeeze stack swapaxes take take_along_axis tile transpose tril triu unstack vsplit vstack where
@@ -171,7 +199,7 @@ def _moved(op: Any, F: Any, arrays: Sequence[Any], heads: Sequence[Any], inputs:
                 "_np_places", *heads, *positions, function=op.function, form=op.form, shapes=repr(tuple(given)),
                 place=index, num_heads=len(heads),
             )  # fmt: skip
-    return [None if each is None else calls.face(each) for each in found]
+    return [None if each is None else _faced(each) for each in found]
 
 
 def of_places(op: Any, F: Any, inputs: Any, heads: Sequence[Any]) -> list[Any]:
@@ -335,7 +363,7 @@ def _extreme(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **other
 
 @_rule("ptp")
 def _ptp(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
-    high, low = (np.asarray(f(x, axis=axis, keepdims=True)) for f in (np.max, np.min))
+    high, low = (f(x, axis=axis, keepdims=True) for f in (np.max, np.min))
     return (_kept(np, g, x, axis) * ((x == high).astype(x.dtype) - (x == low).astype(x.dtype)),)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, reduce
+from operator import getitem
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +18,8 @@ import numpy as np
 from flowmx.errors import ShapeError
 from flowmx.numpy import table
 from flowmx.numpy.forms import Form
-from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.arrays.shape import View
+from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import (
     LIGHT_BYTES,
     Array,
@@ -32,21 +34,25 @@ from flowmx.ops.registry.operators import (
 )
 from flowmx.ops.registry.parameters import literal
 
-__all__ = ["NumPyCall", "NumPyPlaces", "results_of"]
+__all__ = ["NumPyCall", "NumPyPlaces", "NumPyReshape", "NumPyWaiting", "results_of"]
 
-_FLOAT, _COMPLEX = np.dtype(np.float64), np.dtype(np.complex128)
+_FLOAT, _COMPLEX, _INT = np.dtype(np.float64), np.dtype(np.complex128), np.dtype(np.int64)
 _NARROW = {_FLOAT: np.dtype(np.float32), _COMPLEX: np.dtype(np.complex64)}
 """The dtypes that NumPy makes of whole numbers, and those of MXNet."""
 _SPECS = 512
 _INTO = frozenset(["concatenate", "dot", "stack"])
 """Functions besides ufuncs that write into ``out`` without a copy, where that has the dtype of what they are given."""
+_POSITIONS = frozenset(["choose", "take", "take_along_axis", "where", "bincount"])
+"""Functions with an argument whose dtype says nothing of the others'."""
 _WITH_CONSTANTS = frozenset(["append", "choose", "concatenate", "insert", "pad", "stack", "where"])
 """Functions whose arguments may be numbers in place of arrays."""
 
 
 @lru_cache(4096)
 def function_of(xp: Any, name: str) -> Callable[..., Any]:
-    """A function of an array namespace, by its name with dots."""
+    """A function of an array namespace, by its name with dots; ``getitem`` is the part of an array at a key."""
+    if name == "getitem":
+        return getitem
     found: Callable[..., Any] = reduce(getattr, name.split("."), xp)
     return found
 
@@ -80,7 +86,7 @@ class _Calling(Operator):
 
 
 @operator("_np_call")
-class NumPyCall(_Calling, hidden=True):
+class NumPyCall(_Calling, hidden=True, typed_by_shapes=True):
     """Call a function of NumPy's on arrays."""
 
     num_outputs: int = option(1, "Number of results.")
@@ -138,12 +144,34 @@ class NumPyCall(_Calling, hidden=True):
     def infer_shape(self, shapes: list[Any]) -> Any:
         if any(shape is None or -1 in shape for shape in shapes):
             return shapes, [None] * self.num_outputs
-        spec = self.spec(tuple(shapes), (np.dtype(np.float32),) * len(shapes))
-        return shapes, list(spec.shapes)
+        # Shapes do not depend on dtypes, but some functions take only whole numbers, or masks.
+        count, refused = self.num_args, ""
+        floats, whole = (FLOAT32,) * count, (_INT,) * count
+        for dtypes in (floats, (*floats[:1], *whole[1:]), (*whole[:1], *floats[1:]), whole):
+            try:
+                return shapes, list(self.spec(tuple(shapes), dtypes).shapes)
+            except (ValueError, IndexError, TypeError) as error:
+                refused = refused or str(error)
+        raise ShapeError(f"{self.function}: {refused}")
 
     def infer_type(self, dtypes: list[DType | None]) -> Any:
-        known = next((dtype for dtype in dtypes if dtype is not None), None)
-        return dtypes, [known] * self.num_outputs
+        if any(dtype is None for dtype in dtypes):
+            known = [dtype for dtype in dtypes if dtype is not None]
+            if len(set(known)) != 1 or self.function in _POSITIONS:
+                return dtypes, [None] * self.num_outputs
+            return known * len(dtypes), list(self._results_of(tuple(known * len(dtypes))))
+        return dtypes, list(self._results_of(tuple(dtypes)))  # type: ignore[arg-type]
+
+    def _results_of(self, dtypes: tuple[DType, ...]) -> list[DType]:
+        """The results' dtypes, where shapes are not known: those of the first shapes that the function takes."""
+        for shape in ((1, 1, 1, 1), (1, 1), (1, 1, 1), (1,), ()):
+            try:
+                found = self.spec((shape,) * len(dtypes), dtypes).dtypes
+            except (ValueError, TypeError, IndexError, np.linalg.LinAlgError):
+                continue
+            if len(found) == self.num_outputs:
+                return found
+        return [self.settled(np.result_type(*dtypes), dtypes) if dtypes else FLOAT32] * self.num_outputs
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         args, kwargs = self.call.fill(inputs)
@@ -237,3 +265,101 @@ class NumPyPlaces(_Calling, hidden=True):
 
 def _added(xp: Any, whence: Array, weights: Array, size: int) -> Array:
     return xp.bincount(whence, weights=weights.astype(np.float64), minlength=size + 1)
+
+
+@operator("_np_waiting")
+class NumPyWaiting(_Calling, hidden=True, dynamic=True, no_gradient=True):
+    """Call a function of NumPy's whose results' shapes follow from what its arrays hold."""
+
+    num_outputs: int = option(1, "Number of results.")
+
+    def outputs(self) -> tuple[str, ...]:
+        return tuple(f"output{index}" for index in range(self.num_outputs))
+
+    def infer_shape(self, shapes: list[Any]) -> Any:
+        return shapes, [None] * self.num_outputs
+
+    def infer_type(self, dtypes: list[DType | None]) -> Any:
+        return dtypes, [None] * self.num_outputs
+
+    def at_once(self, F: Any, inputs: Sequence[Any]) -> Any:
+        from flowmx.numpy.calls import call_waiting
+
+        args, kwargs = self.call.fill([each.as_np_ndarray() for each in inputs])
+        found = call_waiting(self.function, args, kwargs)
+        return found if isinstance(found, (list, tuple)) and len(found) > 1 else results_of(found)[0]
+
+
+@operator("_npx_reshape")
+class NumPyReshape(View, hidden=True, in_place=((0, 0),), view=True):
+    """Give an array another shape by the codes of ``npx.reshape``."""
+
+    arguments = ("a",)
+    newshape: Shape = required("Lengths, or codes.")
+    reverse: bool = option(False, "Match the codes from the right.")
+    order: str = option("C", "The order of elements.")
+
+    def infer_shape(self, shapes: list[Any]) -> Any:
+        (shape,) = shapes
+        if shape is None or -1 in shape:
+            return shapes, [None]
+        lengths = reshaped(self.newshape, shape, self.reverse)
+        return shapes, [np.broadcast_to(np.zeros((), bool), shape).reshape(lengths).shape]
+
+
+def reshaped(newshape: Sequence[int], old: Shape, reverse: bool = False) -> tuple[int, ...]:
+    """The lengths that the codes of ``npx.reshape`` stand for; -1 stays.
+
+    Raises:
+        ShapeError: the codes do not fit the shape.
+    """
+    codes = list(newshape)
+    if reverse:
+        return tuple(_lengths(_backwards(codes), old[::-1], codes)[::-1])
+    return tuple(_lengths(codes, old, codes))
+
+
+def _backwards(codes: Sequence[int]) -> list[int]:
+    """The codes from right to left, a split still before its two lengths."""
+    found: list[int] = []
+    at = 0
+    while at < len(codes):
+        width = 3 if codes[at] == -6 else 1
+        group = list(codes[at : at + width])
+        found = [group[0], *group[:0:-1], *found]
+        at += width
+    return found
+
+
+def _lengths(codes: Sequence[int], shape: Sequence[int], given: Sequence[int]) -> list[int]:
+    made: list[int] = []
+    axis, at = 0, 0
+    try:
+        while at < len(codes):
+            code = codes[at]
+            if code == -2:
+                made.append(shape[axis])
+                axis += 1
+            elif code == -3:
+                if shape[axis] != 1:
+                    raise ShapeError(f"reshape: -3 leaves out an axis of length 1, not one of {shape[axis]}")
+                axis += 1
+            elif code == -4:
+                made += shape[axis:]
+                axis = len(shape)
+            elif code == -5:
+                made.append(shape[axis] * shape[axis + 1])
+                axis += 2
+            elif code == -6:
+                one, other = codes[at + 1 : at + 3]
+                one = shape[axis] // other if one == -1 else one
+                other = shape[axis] // one if other == -1 else other
+                made += (one, other)
+                axis, at = axis + 1, at + 2
+            else:
+                made.append(code)
+                axis += 1
+            at += 1
+    except IndexError:
+        raise ShapeError(f"reshape: {tuple(given)} asks for more axes than the array's {len(shape)}") from None
+    return made

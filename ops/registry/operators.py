@@ -30,6 +30,7 @@ operator by name. It returns one gradient (or None) for each input, auxiliary st
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, dataclass_transform
@@ -568,6 +569,8 @@ def lookup(name: str) -> type[Operator]:
         AttributeError: there is none; the message names the nearest.
     """
     found = _by_name.get(name)
+    if found is None and name.startswith("_np"):  # those of mx.np are registered when they are first asked for
+        found = importlib.import_module("flowmx.numpy.named").find(name)
     if found is None:
         shown = [each for each in _by_name if not each.startswith("_")]
         raise AttributeError(f"there is no operator {name!r}{did_you_mean(name, shown, STANDS_FOR)}")

@@ -79,6 +79,7 @@ class Traits:
         precision: what it computes in under mixed precision; None is as given, and not for public heavy operators.
         float32_where: a parameter, and the values of it for which mixed precision leaves the operator in float32.
         input_named: MXNet's monitors call its only input data, not input0.
+        typed_by_shapes: the outputs' dtypes may follow from the inputs' shapes, too.
     """
 
     skips: bool = False
@@ -106,3 +107,4 @@ class Traits:
     precision: Precision | None = None
     float32_where: tuple[str, tuple[str, ...]] | None = None
     input_named: bool = False
+    typed_by_shapes: bool = False
