@@ -24,7 +24,7 @@ from flowmx.numpy.shaping import reshape as _reshape
 from flowmx.numpy.shaping import sort as _sort
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.operators import lookup
-from flowmx.semantics import semantics
+from flowmx.semantics import default_float, semantics
 
 __all__ = ["as_ndarray", "ndarray"]
 
@@ -322,8 +322,7 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
         self, dtype: Any, order: str = "K", casting: str = "unsafe", subok: bool = True, copy: bool = True
     ) -> Any:
         """The content as another element type."""
-        wanted = given_dtype(dtype)
-        assert wanted is not None
+        wanted = given_dtype(dtype) or default_float()
         if not np.can_cast(self._dtype, wanted, cast("Any", casting)):
             raise TypeError(f"astype: {self._dtype} is not cast to {wanted} by the rule {casting!r}")
         if not copy and wanted == self._dtype:

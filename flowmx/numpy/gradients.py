@@ -1,7 +1,7 @@
 """The gradients of ``mx.np``'s functions, in terms of its functions.
 
 Three tables: :data:`ELEMENTWISE` has a derivative for each argument; :data:`RULES` has functions that give the gradient
-of each argument; :data:`MOVING` names those that only move elements, which one operator serves. What is broadcast, or
+of each argument; ``table.MOVING`` names those that only move elements, which one operator serves. What is broadcast, or
 converted to another dtype, is undone here for all of them. They hold for real numbers.
 """
 
@@ -15,9 +15,10 @@ from flowmx.errors import AutogradError
 from flowmx.graph.gradient import Builder, Value
 from flowmx.numpy import calls, table
 from flowmx.numpy.forms import Slot
+from flowmx.numpy.table import MOVING
 from flowmx.numpy.values import Functions, valued
 
-__all__ = ["ELEMENTWISE", "MOVING", "RULES", "has_gradient", "headed", "of", "of_places"]
+__all__ = ["ELEMENTWISE", "RULES", "has_gradient", "headed", "of", "of_places"]
 
 Rule = Callable[..., Any]
 
@@ -121,8 +122,9 @@ class _Values(Sequence[Any]):
         return self._values[index]
 
     def wanted(self, index: int) -> bool:
-        """Tell whether somebody wants its gradient, as far as its dtype says."""
-        return bool(self._values[index].dtype.kind in "fc")
+        """Tell whether somebody wants its gradient."""
+        value = self._values[index]
+        return value.entry.node in value.builder.needed
 
 
 def _faced(array: Any) -> Any:
@@ -165,13 +167,6 @@ def matched(np: Any, gradient: Any, like: Any) -> Any:
 
 # -- functions that move elements ------------------------------------------------------------------------------
 
-MOVING = table.names("""
-    append array_split atleast_1d atleast_2d atleast_3d broadcast_arrays getitem broadcast_to choose column_stack
-    concatenate copy delete diag diagflat diagonal dsplit dstack expand_dims flip fliplr flipud hsplit hstack insert
-    linalg.diagonal linalg.matrix_transpose matrix_transpose meshgrid moveaxis pad ravel repeat resize roll rollaxis
-    rot90 split squeeze stack swapaxes take take_along_axis tile transpose tril triu unstack vsplit vstack where
-    fft.fftshift fft.ifftshift
-""")
 _POSITIONS = {"choose": 0, "take": 1, "take_along_axis": 1, "where": 0}
 """The argument that says which elements are meant; all others are moved."""
 _PADS = ("constant", "edge", "wrap", "reflect", "symmetric")
@@ -325,6 +320,11 @@ def _count(x: Any, axis: Any) -> int:
     return math.prod(x.shape[at] for at in _axes(axis, x.ndim))
 
 
+def _as(g: Any, x: Any) -> Any:
+    """A gradient in the dtype of the floating array that it is of, in which it is then computed."""
+    return g.astype(x.dtype) if x._dtype.kind == "f" and g._dtype != x._dtype else g
+
+
 def _masked(np: Any, gradient: Any, where: Any) -> Any:
     return gradient if where is None or where is True else np.where(where, gradient, 0.0)
 
@@ -343,7 +343,7 @@ def _nansum(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others
 def _mean(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, where: Any = None, **others: Any) -> Any:
     if where is not None:
         calls.refusal("mean with where=")(None, (), (), ())
-    return (_spread(np, g / max(1, _count(x, axis)), x, axis),)
+    return (_spread(np, _as(g, x) / max(1, _count(x, axis)), x, axis),)
 
 
 @_rule("prod")
@@ -419,6 +419,11 @@ def _clip(np: Any, g: Any, r: Any, x: Any, low: Any = None, high: Any = None, **
     inside = x == x
     inside = inside if low is None else inside & (x >= low)
     return (g * (inside if high is None else inside & (x <= high)),)
+
+
+@_rule("reshape")
+def _reshape(np: Any, g: Any, r: Any, x: Any, *_: Any, **others: Any) -> Any:
+    return (np.reshape(g, x.shape),)
 
 
 @_rule("trace", "linalg.trace")
@@ -568,14 +573,27 @@ def _einsum(np: Any, g: Any, r: Any, subscripts: Any, *operands: Any, **others: 
         rest = [one for at, one in enumerate(operands) if at != index]
         sizes = dict(zip(name, operands[index].shape, strict=True))
         lost = "".join(one for one in dict.fromkeys(name) if one not in result + "".join(others_names))
-        if len(set(name)) != len(name):  # a diagonal: of the letters one each, then spread over it again
-            calls.refusal("einsum with a letter twice in one operand")(None, (), (), ())
+        # Of a letter twice the gradient is a diagonal: it is computed for one, and spread by unit matrices.
+        once = "".join(dict.fromkeys(name))
         terms, arrays = [result, *others_names], [g, *rest]
         if lost:
             terms.append(lost)
             arrays.append(np.ones(tuple(sizes[one] for one in lost), dtype=g.dtype))
-        found.append(np.einsum(f"{','.join(terms)}->{name}", *arrays))
+        spread, free = "", [one for one in _LETTERS if one not in left + result]
+        for at, one in enumerate(name):
+            if one in name[:at]:
+                other = free.pop()
+                terms.append(one + other)
+                arrays.append(np.eye(sizes[one], dtype=g.dtype))
+                spread += other
+            else:
+                spread += one
+        made = np.einsum(f"{','.join(terms)}->{spread if spread != once else name}", *arrays)
+        found.append(made)
     return None, *found
+
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 # -- linear algebra --------------------------------------------------------------------------------------------

@@ -200,7 +200,7 @@ ROWS = [
     _row("_npi_linspace", "linspace(start, stop, num, endpoint=endpoint, dtype=dtype)"),
     _row("_npi_logspace", "logspace(start, stop, num, endpoint=endpoint, base=base, dtype=dtype)"),
     _row("_npi_indices", "indices(dimensions, dtype=dtype)"),
-    *(_row(f"_npi_{name}", f"{name}(M)") for name in ("hanning", "hamming", "blackman")),
+    *(_row(f"_npi_{name}", f"{name}(M, dtype=dtype)") for name in ("hanning", "hamming", "blackman")),
 ]
 """The forms of all operators; of several that fit the first holds."""
 
@@ -219,7 +219,7 @@ _WAITING = [
 _DRAWS = {
     "_npi_uniform": "uniform", "_npi_normal": "normal", "_npi_gumbel": "gumbel", "_npi_logistic": "logistic",
     "_npi_exponential": "exponential", "_npi_rayleigh": "rayleigh", "_npi_gamma": "gamma", "_npi_pareto": "pareto",
-    "_npi_powerd": "power", "_npi_weibull": "weibull",
+    "_npi_powerd": "power", "_npi_weibull": "weibull", "_npi_uniform_n": "uniform", "_npi_normal_n": "normal",
 }  # fmt: skip
 """Operators that draw; a parameter that is None there is an input."""
 
@@ -340,6 +340,9 @@ def outputs_of(function: str, args: Sequence[Any], kwargs: Parameters, count: in
             f"mx.sym.np.{function}: the number of its results follows from a shape, which symbols do not have; "
             "use split with a number of parts"
         )
+    if function == "unravel_index":
+        shape = kwargs.get("shape", args[1] if len(args) > 1 else ())
+        return len(shape) if isinstance(shape, tuple) else 1
     if function == "unique":
         return 1 + sum(bool(kwargs.get(each)) for each in ("return_index", "return_inverse", "return_counts"))
     return _RESULTS.get(function, 1)
@@ -404,7 +407,7 @@ def find(name: str) -> type[Operator] | None:
         image = name.removeprefix("_npx_") if name.startswith("_npx__image") else ""
         if target or image in known:
             return known[target or image]
-    if name in ("_npx_reshape", "_npi_reshape"):
+    if name == "_npi_reshape":
         return NumPyReshape
     if name in _DRAWS or name == "_npi_bernoulli":
         return _drawing(name)
@@ -416,6 +419,7 @@ def find(name: str) -> type[Operator] | None:
         return None
     names = {each.id for row in rows for each in ast.walk(row.template) if isinstance(each, ast.Name)}
     names |= {each for row in rows for each in (*row.constants, *row.given, *row.missing)}
+    names |= {"axis"} if name in ("_npi_hsplit", "_npi_dsplit") else set()
     body = {"rows": rows, "known": frozenset(names - {"_"}), "__doc__": f"``{name}`` of MXNet's symbols."}
     return operator(name)(type(name, (_Named, base), body, hidden=True))  # type: ignore[no-any-return]
 
@@ -448,6 +452,8 @@ def _drawing(name: str) -> type[Operator]:
             kwargs = {} if size is None else {"size": size}
             dtype: DType = made.get("dtype") or np.dtype(np.float32)
             function = "bernoulli_logit" if wanted == ("logit",) else method
+            if name.endswith("_n"):
+                function, kwargs = f"{method}_n", {"size": (size,) if isinstance(size, int) else size or ()}
             count = sum(isinstance(arg, Slot) for arg in args)
             return super().create(num_args=count, function=function, form=encode(args, kwargs), dtype=dtype)
 

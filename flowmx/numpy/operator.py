@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from operator import getitem
 from typing import Any, ClassVar
 
@@ -34,7 +34,7 @@ from flowmx.ops.registry.operators import (
 )
 from flowmx.ops.registry.parameters import literal
 
-__all__ = ["NumPyCall", "NumPyPlaces", "NumPyReshape", "NumPyWaiting", "results_of"]
+__all__ = ["NumPyCall", "NumPyCheck", "NumPyPlaces", "NumPyReshape", "NumPyWaiting", "results_of"]
 
 _FLOAT, _COMPLEX, _INT = np.dtype(np.float64), np.dtype(np.complex128), np.dtype(np.int64)
 _NARROW = {_FLOAT: np.dtype(np.float32), _COMPLEX: np.dtype(np.complex64)}
@@ -42,6 +42,8 @@ _NARROW = {_FLOAT: np.dtype(np.float32), _COMPLEX: np.dtype(np.complex64)}
 _SPECS = 512
 _INTO = frozenset(["concatenate", "dot", "stack"])
 """Functions besides ufuncs that write into ``out`` without a copy, where that has the dtype of what they are given."""
+_SUMS = frozenset(["cumsum", "cumprod", "mean", "nansum", "prod", "std", "sum", "trace", "var"])
+"""Functions that add up, or multiply, many numbers, and take a dtype to do it in."""
 _POSITIONS = frozenset(["choose", "take", "take_along_axis", "where", "bincount"])
 """Functions with an argument whose dtype says nothing of the others'."""
 _WITH_CONSTANTS = frozenset(["append", "choose", "concatenate", "insert", "pad", "stack", "where"])
@@ -50,11 +52,54 @@ _WITH_CONSTANTS = frozenset(["append", "choose", "concatenate", "insert", "pad",
 
 @lru_cache(4096)
 def function_of(xp: Any, name: str) -> Callable[..., Any]:
-    """A function of an array namespace, by its name with dots; ``getitem`` is the part of an array at a key."""
-    if name == "getitem":
-        return getitem
+    """A function of an array namespace, by its name with dots, or one of :data:`OWN`."""
+    if name in OWN:
+        return partial(OWN[name], xp)
     found: Callable[..., Any] = reduce(getattr, name.split("."), xp)
     return found
+
+
+def _take(xp: Any, a: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
+    return xp.take(a, indices if indices.dtype.kind in "iu" else indices.astype(np.int64), *args, **kwargs)
+
+
+def _ldexp(xp: Any, x1: Any, x2: Any) -> Any:
+    return xp.ldexp(x1, x2) if np.asarray(x2).dtype.kind in "iu" else x1 * xp.exp2(x2)
+
+
+def _window(name: str) -> Callable[..., Any]:
+    def window(xp: Any, M: int, *args: Any, dtype: DType | None = None) -> Any:
+        made = getattr(xp, name)(M, *args)
+        return made if dtype is None else made.astype(dtype)
+
+    return window
+
+
+def _broadcast_to(xp: Any, array: Any, shape: Any) -> Any:
+    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+    lead = len(lengths) - array.ndim
+    return xp.broadcast_to(array, tuple(array.shape[at - lead] if n == -2 else n for at, n in enumerate(lengths)))
+
+
+def _nan_to_num(xp: Any, x: Any, copy: bool = True, *args: Any, **kwargs: Any) -> Any:
+    return xp.nan_to_num(x, True, *args, **kwargs)
+
+
+def _diagonal_places(xp: Any, arr: Any) -> Any:
+    return xp.stack(xp.diag_indices_from(arr))
+
+
+OWN: dict[str, Callable[..., Any]] = {
+    "broadcast_to": _broadcast_to,
+    "diag_indices_from": _diagonal_places,
+    "nan_to_num": _nan_to_num,
+    "getitem": lambda xp, a, key: getitem(a, key),
+    "take": _take,
+    "ldexp": _ldexp,
+    **{name: _window(name) for name in ("bartlett", "blackman", "hamming", "hanning", "kaiser")},
+}
+"""Functions that NumPy does not have, or that take more here, of the namespace and their arguments: positions and
+exponents may be floating, as MXNet's are; windows have a dtype; -2 keeps a length."""
 
 
 def results_of(found: Any) -> list[Any]:
@@ -113,7 +158,12 @@ class NumPyCall(_Calling, hidden=True, typed_by_shapes=True):
             square = self.function.startswith("linalg.")
             stand_ins = [stand_in(shape, dtype, square) for shape, dtype in zip(shapes, dtypes, strict=True)]
             args, kwargs = self.call.fill(stand_ins)
-            return function_of(np, self.function)(*args, **kwargs)
+            try:
+                return function_of(np, self.function)(*args, **kwargs)
+            except np.linalg.LinAlgError:  # unit matrices are of no use to it
+                draw = np.random.default_rng(0).random
+                args, kwargs = self.call.fill([draw(each.shape).astype(each.dtype) for each in stand_ins])
+                return function_of(np, self.function)(*args, **kwargs)
 
     def spec(self, shapes: tuple[Shape, ...], dtypes: tuple[DType, ...]) -> Spec:
         key = (shapes, dtypes)
@@ -122,7 +172,9 @@ class NumPyCall(_Calling, hidden=True, typed_by_shapes=True):
             return known
         results = [np.asarray(each) for each in results_of(self.learn(shapes, dtypes))]
         made = Spec([each.shape for each in results], [self.settled(each.dtype, dtypes) for each in results], False)
-        has_none = self.traits.no_gradient or all(each.kind == "b" for each in made.dtypes)
+        # Functions that move elements give gradients of truth values, too, as MXNet's do.
+        has_none = all(each.kind == "b" for each in made.dtypes) and self.function not in table.MOVING
+        has_none |= self.traits.no_gradient
         made.gradient = None if has_none else self.gradient
         made.is_plain = True
         moved = sum(math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
@@ -139,6 +191,9 @@ class NumPyCall(_Calling, hidden=True, typed_by_shapes=True):
             return dtype
         if _FLOAT in given or _COMPLEX in given:
             return dtype
+        floats = [each for each in given if each.kind == "f"]
+        if dtype == _FLOAT and floats:  # MXNet: whole numbers widen no floating ones
+            return max(floats, key=lambda each: each.itemsize)
         return _NARROW[dtype]
 
     def infer_shape(self, shapes: list[Any]) -> Any:
@@ -164,7 +219,7 @@ class NumPyCall(_Calling, hidden=True, typed_by_shapes=True):
 
     def _results_of(self, dtypes: tuple[DType, ...]) -> list[DType]:
         """The results' dtypes, where shapes are not known: those of the first shapes that the function takes."""
-        for shape in ((1, 1, 1, 1), (1, 1), (1, 1, 1), (1,), ()):
+        for shape in ((2, 2, 2, 2), (2, 2), (2, 2, 2), (1, 1, 1, 1), (1, 1), (2,), (1,), ()):
             try:
                 found = self.spec((shape,) * len(dtypes), dtypes).dtypes
             except (ValueError, TypeError, IndexError, np.linalg.LinAlgError):
@@ -176,6 +231,8 @@ class NumPyCall(_Calling, hidden=True, typed_by_shapes=True):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         args, kwargs = self.call.fill(inputs)
         function = function_of(run.xp, self.function)
+        if self.function in _SUMS and outputs[0].dtype == np.float16:
+            kwargs = {**kwargs, "dtype": np.dtype(np.float32)}  # what is added up is kept in more digits
         if len(outputs) == 1 and "dtype" not in kwargs:
             out = outputs[0]
             alike = self.function in _INTO and all(each.dtype == out.dtype for each in inputs)
@@ -305,6 +362,29 @@ class NumPyReshape(View, hidden=True, in_place=((0, 0),), view=True):
             return shapes, [None]
         lengths = reshaped(self.newshape, shape, self.reverse)
         return shapes, [np.broadcast_to(np.zeros((), bool), shape).reshape(lengths).shape]
+
+
+@operator("_npx_constraint_check")
+class NumPyCheck(Operator, hidden=True, no_gradient=True):
+    """Tell that all elements are true.
+
+    Raises:
+        ValueError: one is not, with the message given.
+    """
+
+    arguments = ("input",)
+    msg: str = option("Constraint violated.", "The message.")
+
+    def infer_shape(self, shapes: list[Any]) -> Any:
+        return shapes, [()]
+
+    def infer_type(self, dtypes: list[DType | None]) -> Any:
+        return dtypes, [np.dtype(bool)]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        if not run.xp.all(inputs[0]):
+            raise ValueError(self.msg)
+        outputs[0][...] = True
 
 
 def reshaped(newshape: Sequence[int], old: Shape, reverse: bool = False) -> tuple[int, ...]:

@@ -151,11 +151,35 @@ class NumPyRandom(_Calling, hidden=True, uses_random=True):
 
 def _drawn(generator: Any, function: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Draw by a method of a generator; a Bernoulli's numbers are uniform ones below its probability."""
+    if function in _POSITIVE and any((np.asarray(each) <= 0).any() for each in args):
+        raise ValueError(f"random.{function}: a parameter is not above 0")
+    if function == "choice" and len(args) == 4 and args[3] is not None:  # in float32 their sum may be more than 1
+        chances = np.asarray(args[3], np.float64)
+        args = [*args[:3], chances / chances.sum()]
+    if function in ("uniform_n", "normal_n"):
+        size = (*kwargs["size"], *np.broadcast_shapes(*(np.shape(each) for each in args)))
+        return getattr(generator, function[:-2])(*args, size=size)
+    if function == "multivariate_normal" and (np.ndim(args[0]) > 1 or np.ndim(args[1]) > 2):
+        return _of_batches(generator, *args, **kwargs)
     if not function.startswith("bernoulli"):
         return getattr(generator, function)(*args, **kwargs)
-    chance = args[0] if function == "bernoulli" else 1 / (1 + np.exp(-np.asarray(args[0])))
-    size = kwargs.get("size", np.shape(chance))
-    return generator.random(size) < chance
+    chance = np.asarray(args[0] if function == "bernoulli" else 1 / (1 + np.exp(-np.asarray(args[0]))))
+    if ((chance < 0) | (chance > 1)).any():
+        raise ValueError("random.bernoulli: a probability is not from 0 to 1")
+    return generator.random(kwargs.get("size", chance.shape)) < chance
+
+
+def _of_batches(generator: Any, mean: Any, cov: Any, size: Any = ()) -> Any:
+    """Normal vectors of many means or covariances, whose first axes are broadcast."""
+    lead = np.broadcast_shapes(np.shape(mean)[:-1], np.shape(cov)[:-2])
+    factor = np.linalg.cholesky(np.asarray(cov, np.float64))
+    size = (size,) if isinstance(size, int) else tuple(size)
+    drawn = generator.standard_normal((*size, *lead, np.shape(mean)[-1]))
+    return mean + (factor @ drawn[..., None])[..., 0]
+
+
+_POSITIVE = ("gamma", "pareto", "power", "weibull")
+"""Distributions of which MXNet refuses parameters that are not above 0."""
 
 
 _STANDING = {"binomial": 0.5, "geometric": 0.5, "multinomial": 0.0}

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.numpy import named, table
+from flowmx.numpy import calls, named, table
 from flowmx.numpy.calls import given_dtype, names_of
 from flowmx.numpy.forms import Slot, encode
 from flowmx.ops.registry.dtypes import name_of
@@ -162,18 +162,26 @@ def call(function: str, args: Sequence[Any], kwargs: Mapping[str, Any], label: s
     for name in ("out", "where"):
         if kwargs.pop(name, True) is not True and not (function == "where" and name == "where"):
             raise NotImplementedError(f"mx.sym.np.{function}: {name}= is for arrays; compose with np.where instead")
-    kwargs = {name: value for name, value in kwargs.items() if name not in _DROPPED}
+    kwargs = {calls.SECOND_NAMES.get(name, name): value for name, value in kwargs.items() if name not in _DROPPED}
     if "dtype" in kwargs:
         kwargs["dtype"] = given_dtype(kwargs["dtype"])
+    if function == "ravel":
+        function, args = "reshape", (*args[:1], -1)
     found = named.named_call(function, args, kwargs, _is_symbol)
     if found is not None:
         name, parameters, inputs = found
     else:
         name, parameters, inputs = _unnamed(function, args, kwargs)
     cls = lookup(name)
-    names = [f"arg{index}" for index in range(len(inputs))]
+    names = [f"arg{index}" for index in range(len(inputs))] if cls.variadic else cls.arguments
     made = compose(cls, dict(zip(names, inputs, strict=True)), parameters, label, None, name)
-    return [as_np(each) for each in made] if len(made) > 1 else as_np(made)
+    if len(made) > 1 or function in _LISTS:
+        return [as_np(each) for each in made]
+    return as_np(made)
+
+
+_LISTS = table.names("array_split dsplit hsplit split vsplit unravel_index meshgrid broadcast_arrays")
+"""Functions that return a list, whatever its length is."""
 
 
 def _unnamed(function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, dict[str, Any], list[Any]]:
@@ -199,7 +207,9 @@ def _unnamed(function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> t
 
 
 def _waits(function: str) -> bool:
-    return function in table.WAITING or function.removeprefix("linalg.") in table.LINALG_WAITING
+    return (function in table.WAITING and function != "diag_indices_from") or function.removeprefix(
+        "linalg."
+    ) in table.LINALG_WAITING
 
 
 @cache
@@ -211,7 +221,9 @@ def _signature(name: str) -> inspect.Signature | None:
     return None
 
 
-_MADE = table.names("zeros ones full arange linspace logspace eye identity tri indices hanning hamming blackman")
+_MADE = table.names("""
+    zeros ones full arange linspace logspace eye identity tri indices hanning hamming blackman bartlett kaiser
+""")
 """Functions that make arrays of numbers alone, float32 where no dtype is given."""
 
 
@@ -235,8 +247,10 @@ def _written(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = {"a": given["a"], "low": low, "high": high}
     if name == "reshape":
         given = {"a": given["a"], "shape": given.get("newshape", given.get("shape"))}
-    if name in ("sort", "argsort") and given.pop("descending", False):
-        return call("flip", (_written(name, (given["a"],), {"axis": given.get("axis", -1)}),), {"axis": -1})
+    if name in ("sort", "argsort"):
+        kept = {"dtype": "int64"} if name == "argsort" else {}
+        ascending = not given.get("descending", False)
+        return as_np(classic.op(name, given["a"], axis=given.get("axis", -1), is_ascend=ascending, name=label, **kept))
     starred = next((each.name for each in signature.parameters.values() if each.kind is each.VAR_POSITIONAL), None)
     placed = given.pop(starred, ()) if starred else ()
     dtype = {"dtype": given.pop("dtype")} if "dtype" in given else {}
@@ -303,8 +317,8 @@ def _drawing(name: str) -> Callable[..., Any]:
     if name in ("rand", "randn"):
         method = {"rand": "uniform", "randn": "normal"}[name]
         return lambda *size, **kwargs: _drawing(method)(size=size or None, **kwargs)
-    if name == "randint":
-        return _randint
+    if name in ("randint", "choice"):
+        return _randint if name == "randint" else _choice
     row = random.TABLE[name]
 
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -344,6 +358,34 @@ def _randint(
     return _composed("_np_random", parameters, [], kwargs.get("name"))
 
 
+def _choice(a: Any, size: Any = None, replace: bool = True, p: Any = None, ctx: Any = None, **kwargs: Any) -> Any:
+    """Elements of a symbol, or whole numbers below ``a``, chosen at random, with the probabilities ``p``."""
+    size = (size,) if isinstance(size, int) else size
+    inputs = [each for each in (a, p) if _is_symbol(each)]
+    slots = iter(range(len(inputs)))
+    kept = [Slot(next(slots)) if _is_symbol(each) else each for each in (a, p)]
+    parameters = {
+        "num_args": len(inputs), "function": "choice", "form": encode([kept[0], size, replace, kept[1]], {}),
+        "dtype": default_float() if _is_symbol(a) else np.dtype(np.int64),
+    }  # fmt: skip
+    return _composed("_np_random", parameters, inputs, kwargs.get("name"))
+
+
+def _batch(method: str) -> Callable[..., Any]:
+    def function(one: Any = 0.0, other: Any = 1.0, batch_shape: Any = None, dtype: Any = None, **kwargs: Any) -> Any:
+        size = () if batch_shape is None else (batch_shape,) if isinstance(batch_shape, int) else tuple(batch_shape)
+        inputs = [each for each in (one, other) if _is_symbol(each)]
+        slots = iter(range(len(inputs)))
+        kept = [Slot(next(slots)) if _is_symbol(each) else each for each in (one, other)]
+        parameters = {
+            "num_args": len(inputs), "function": method, "form": encode(kept, {"size": size}),
+            "dtype": given_dtype(dtype) or default_float(),
+        }  # fmt: skip
+        return _composed("_np_random", parameters, inputs, kwargs.get("name"))
+
+    return function
+
+
 def _bernoulli(
     prob: Any = None, logit: Any = None, size: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None, **_: Any
 ) -> Any:
@@ -379,7 +421,7 @@ def np_functions() -> Any:
         _function,
         linalg=linalg,
         fft=_Module("mx.sym.np.fft", table.FFT, _in_module("fft")),
-        random=_Module("mx.sym.np.random", {*random.TABLE, "rand", "randn", "randint"}, _drawing),
+        random=_Module("mx.sym.np.random", {*random.TABLE, "choice", "rand", "randn", "randint"}, _drawing),
         _Symbol=NumPySymbol,
         **table.CONSTANTS,
         **{name: np.bool_ if name in ("bool", "bool_") else getattr(np, name) for name in table.DTYPES},
@@ -402,6 +444,8 @@ def npx_functions() -> Any:
     def make(name: str) -> Callable[..., Any]:
         if name == "reshape":
             return _npx_reshape
+        if name == "constraint_check":
+            return lambda x, msg="Constraint violated.": as_np(classic.op("_npx_constraint_check", x, msg=msg))
         if name == "nonzero":
             return lambda x, **kwargs: call("argwhere", (x,), {})
         operator = numpy_extension.TABLE[name]
@@ -419,9 +463,13 @@ def npx_functions() -> Any:
 
     return _Module(
         "mx.sym.npx",
-        {*numpy_extension.TABLE, "reshape", "nonzero"},
+        {*numpy_extension.TABLE, "constraint_check", "reshape", "nonzero"},
         make,
-        random=_Module("mx.sym.npx.random", {"bernoulli"}, lambda name: _bernoulli),
+        random=_Module(
+            "mx.sym.npx.random",
+            {"bernoulli", "uniform_n", "normal_n"},
+            lambda name: _bernoulli if name == "bernoulli" else _batch(name),
+        ),
         image=_Module("mx.sym.npx.image", dir(image), of_image),
     )
 

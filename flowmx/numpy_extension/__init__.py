@@ -36,9 +36,10 @@ from flowmx.util import (
 )
 
 __all__ = [
-    "Context", "cpu", "cpu_pinned", "current_context", "gpu", "gpu_memory_info", "is_np_array", "is_np_default_dtype",
-    "is_np_shape", "load", "nonzero", "np_array", "np_default_dtype", "np_shape", "num_gpus", "random", "reset_np",
-    "reshape", "save", "set_np", "use_np", "use_np_array", "use_np_default_dtype", "use_np_shape", "waitall",
+    "Context", "constraint_check", "cpu", "cpu_pinned", "current_context", "gpu", "gpu_memory_info", "is_np_array",
+    "is_np_default_dtype", "is_np_shape", "load", "nonzero", "np_array", "np_default_dtype", "np_shape", "num_gpus",
+    "random", "reset_np", "reshape", "save", "set_np", "use_np", "use_np_array", "use_np_default_dtype", "use_np_shape",
+    "waitall",
 ]  # fmt: skip
 
 TABLE = {
@@ -101,6 +102,15 @@ def reshape(a: BaseArray, newshape: Any, reverse: bool = False, order: str = "C"
         raise NotImplementedError("reshape: arrays are kept in C order alone, so order must be 'C'")
     codes = [int(newshape)] if isinstance(newshape, (int, _numpy.integer)) else list(newshape)
     return _reshape(a, _reshaped(codes, a.shape, reverse))
+
+
+def constraint_check(input: BaseArray, msg: str = "Constraint violated.") -> Any:
+    """An array without axes that is true, where all elements are.
+
+    Raises:
+        ValueError: one is not; whoever reads the result, or what is computed with it, is told.
+    """
+    return _calls.dressed(_classic.op.op("_npx_constraint_check", input, msg=msg))
 
 
 def save(file: Any, arr: Any) -> None:
