@@ -48,6 +48,15 @@ ROWS = [
     ("meshgrid", (A[0], B[0]), {}), ("diff", (A,), {"n": 2, "axis": 1}), ("resize", (A, (3, 3)), {}),
     ("linalg.inv", (S,), {}), ("linalg.det", (S,), {}), ("linalg.slogdet", (S,), {}), ("linalg.cholesky", (S,), {}),
     ("linalg.solve", (S, B.T), {}), ("linalg.solve", (S, B[0]), {}), ("linalg.eigvalsh", (S,), {}),
+    ("linalg.svd", (S,), {}), ("linalg.svd", (A,), {"full_matrices": False}), ("linalg.svdvals", (A,), {}),
+    ("linalg.svd", (A.T,), {"full_matrices": False}), ("linalg.svd", (A,), {"compute_uv": False}),
+    ("linalg.qr", (S,), {}), ("linalg.qr", (A,), {}), ("linalg.qr", (A.T,), {}), ("linalg.pinv", (A,), {}),
+    ("linalg.pinv", (A.T,), {}), ("linalg.tensorinv", (S.reshape(3, 3, 1),), {"ind": 1}),
+    ("linalg.tensorsolve", (S.reshape(3, 3), B[0]), {}), ("linalg.multi_dot", ([A, S, B[0]],), {}),
+    ("linalg.matrix_power", (S, 3), {}), ("linalg.matrix_power", (S, -2), {}), ("polyval", (A[0], B), {}),
+    *(("linalg.norm", (A,), {"ord": ord}) for ord in (1, -1, 2, -2, onp.inf, -onp.inf, "nuc")),
+    ("einsum", ("ii->i", S), {}), ("einsum", ("ii", S), {}),
+    ("einsum", ("iji->j", onp.stack([A[:, :2], B[:, :2]])), {}),
     ("linalg.norm", (A,), {"axis": 1, "ord": 3}), ("linalg.norm", (A,), {"axis": 1, "ord": onp.inf}),
 ]  # fmt: skip
 """Calls with a gradient: the function, its arguments, those by keyword."""

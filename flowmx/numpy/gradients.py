@@ -672,7 +672,138 @@ def _norm(np: Any, g: Any, r: Any, x: Any, ord: Any = None, axis: Any = None, *_
         return (head * np.sign(x) * (np.abs(x) == result),)
     if is_vector and isinstance(ord, (int, float)) and ord != 0:
         return (head * np.sign(x) * np.power(np.abs(x) / result, ord - 1),)
-    return calls.refusal(f"linalg.norm with ord={ord!r} of matrices")(None, (), (), ())
+    if is_vector:
+        calls.refusal(f"linalg.norm with ord={ord!r}")(None, (), (), ())
+    rows, columns = (x.ndim - 2, x.ndim - 1) if along is None else (each % x.ndim for each in along)
+    if ord in (1, -1, math.inf, -math.inf):  # the largest, or smallest, sum of a column or row
+        sums = np.sum(np.abs(x), axis=rows if abs(ord) == 1 else columns, keepdims=True)
+        return (head * np.sign(x) * (sums == result),)
+    # The others are of singular values: of the last two axes, which are then moved to their places.
+    moved = np.moveaxis(x, (rows, columns), (-2, -1))
+    u, s, v = np.linalg.svd(moved, full_matrices=False)
+    weights = s * 0 + 1 if ord == "nuc" else s == (np.max if ord == 2 else np.min)(s, axis=-1, keepdims=True)
+    lost = np.matmul(u * np.expand_dims(weights, -2), v)
+    return (np.moveaxis(np.moveaxis(head, (rows, columns), (-2, -1)) * lost, (-2, -1), (rows, columns)),)
+
+
+@_rule("linalg.svd")
+def _svd(np: Any, g: Any, r: Any, x: Any, full_matrices: bool = True, compute_uv: bool = True, **_: Any) -> Any:
+    if not compute_uv:
+        return _svdvals(np, g, r, x)
+    if full_matrices and x.shape[-2] != x.shape[-1]:
+        calls.refusal("linalg.svd with full_matrices=True of a matrix that is not square")(None, (), (), ())
+    (of_u, of_s, of_v), (u, s, v) = g, r
+    count = s.shape[-1]
+    unit = np.eye(count, dtype=x.dtype)
+    row, column = np.expand_dims(s, -2), np.expand_dims(s, -1)
+    gaps = (1 - unit) / ((row - column) * (row + column) + unit)
+    left, right = np.matmul(_t(np, u), of_u), np.matmul(v, _t(np, of_v))
+    inner = (
+        (left - _t(np, left)) * gaps * row + column * (right - _t(np, right)) * gaps + np.expand_dims(of_s, -2) * unit
+    )
+    found = np.matmul(np.matmul(u, inner), v)
+    if x.shape[-2] > count:
+        found = found + np.matmul((of_u - np.matmul(u, left)) / row, v)
+    if x.shape[-1] > count:
+        found = found + np.matmul(u / row, of_v - np.matmul(_t(np, right), v))
+    return (found,)
+
+
+@_rule("linalg.svdvals")
+def _svdvals(np: Any, g: Any, r: Any, x: Any, *_: Any, **others: Any) -> Any:
+    u, _s, v = np.linalg.svd(x, full_matrices=False)
+    return (np.matmul(u * np.expand_dims(g, -2), v),)
+
+
+@_rule("linalg.qr")
+def _qr(np: Any, g: Any, r: Any, x: Any, mode: str = "reduced", **_: Any) -> Any:
+    rows, columns = x.shape[-2:]
+    if mode not in ("reduced", "complete") or (mode == "complete" and rows > columns):
+        calls.refusal(f"linalg.qr with mode={mode!r}")(None, (), (), ())
+    (of_q, of_r), (q, upper) = g, r
+    wide = columns > rows
+    if wide:  # of the first columns, and of the others by what they are in terms of them
+        rest, of_rest = x[..., rows:], of_r[..., rows:]
+        of_q, of_r, upper = of_q + np.matmul(rest, _t(np, of_rest)), of_r[..., :rows], upper[..., :rows]
+    inner = np.matmul(upper, _t(np, of_r)) - np.matmul(_t(np, of_q), q)
+    both = np.tril(inner) + _t(np, np.tril(inner, -1))
+    found = np.matmul(of_q + np.matmul(q, both), _t(np, np.linalg.inv(upper)))
+    return (np.concatenate([found, np.matmul(q, of_rest)], axis=-1) if wide else found,)
+
+
+@_rule("linalg.pinv")
+def _pinv(np: Any, g: Any, r: Any, x: Any, *_: Any, **others: Any) -> Any:
+    back, head = _t(np, r), _t(np, g)
+    of_rows = np.matmul(head - np.matmul(x, np.matmul(r, head)), np.matmul(r, back))
+    of_columns = np.matmul(np.matmul(back, r), head - np.matmul(np.matmul(head, r), x))
+    return of_rows + of_columns - np.matmul(np.matmul(back, g), back), None
+
+
+@_rule("linalg.tensorinv")
+def _tensorinv(np: Any, g: Any, r: Any, x: Any, ind: int = 2) -> Any:
+    size = math.prod(x.shape[:ind])
+    back, head = (np.reshape(each, (size, size)) for each in (r, g))
+    return (np.reshape(-np.matmul(np.matmul(_t(np, back), head), _t(np, back)), x.shape),)
+
+
+@_rule("linalg.tensorsolve")
+def _tensorsolve(np: Any, g: Any, r: Any, a: Any, b: Any, axes: Any = None) -> Any:
+    axes = () if axes is None else (axes,) if isinstance(axes, int) else tuple(each % a.ndim for each in axes)
+    order = (*(at for at in range(a.ndim) if at not in axes), *axes)
+    turned = np.transpose(a, order)
+    size = b.size
+    of_b = np.linalg.solve(_t(np, np.reshape(turned, (size, size))), np.reshape(g, (size, 1)))
+    of_a = -np.matmul(of_b, np.reshape(r, (1, size)))
+    places = tuple(order.index(at) for at in range(a.ndim))
+    return np.transpose(np.reshape(of_a, turned.shape), places), np.reshape(of_b, b.shape)
+
+
+@_rule("linalg.multi_dot")
+def _multi_dot(np: Any, g: Any, r: Any, arrays: Any, *_: Any) -> Any:
+    found = []
+    first, last = arrays[0].ndim == 1, arrays[-1].ndim == 1
+    whole = [*arrays]
+    if first:
+        whole[0] = np.expand_dims(whole[0], 0)
+    if last:
+        whole[-1] = np.expand_dims(whole[-1], 1)
+    head = np.reshape(g, (whole[0].shape[0], whole[-1].shape[1]))
+    for at, each in enumerate(whole):
+        made = head
+        for one in whole[:at]:
+            made = np.matmul(_t(np, one), made)
+        for one in reversed(whole[at + 1 :]):
+            made = np.matmul(made, _t(np, one))
+        found.append(np.reshape(made, arrays[at].shape))
+        del each
+    return (found,)
+
+
+@_rule("linalg.matrix_power")
+def _matrix_power(np: Any, g: Any, r: Any, x: Any, n: int) -> Any:
+    # Of x^n the part for each factor; of a negative power that of the inverse's.
+    base = np.linalg.inv(x) if n < 0 else x
+    found = None
+    for at in range(abs(n)):
+        left, right = (_t(np, np.linalg.matrix_power(base, count)) for count in (at, abs(n) - 1 - at))
+        part = np.matmul(np.matmul(left, g), right)
+        found = part if found is None else found + part
+    if found is None:
+        return (x * 0,)
+    return (found if n > 0 else -np.matmul(np.matmul(_t(np, base), found), _t(np, base)),)
+
+
+@_rule("polyval")
+def _polyval(np: Any, g: Any, r: Any, p: Any, x: Any) -> Any:
+    if not _is_array(p) or not _is_array(x):
+        calls.refusal("polyval of a list")(None, (), (), ())
+    count = p.shape[0]
+    powers = [np.power(x, count - 1 - at) for at in range(count)]
+    of_p = np.stack([np.sum(g * each) for each in powers])
+    of_x = g * 0
+    for at in range(count - 1):
+        of_x = of_x + g * p[at] * powers[at + 1] * (count - 1 - at)
+    return of_p, of_x
 
 
 def known() -> list[str]:

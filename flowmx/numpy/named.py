@@ -623,4 +623,11 @@ def _has_input(value: Any, is_input: Callable[[Any], bool]) -> bool:
 def _text(value: Any) -> str:
     if isinstance(value, (np.dtype, type)):
         return np.dtype(value).name
-    return str(tuple(value)) if isinstance(value, list) and value else str(value)
+    return str(_plain(value))
+
+
+def _plain(value: Any) -> Any:
+    """Lists as tuples, and NumPy's numbers as Python's."""
+    if isinstance(value, (list, tuple)):
+        return tuple(_plain(each) for each in value) if value else value
+    return value.item() if isinstance(value, np.generic) else value

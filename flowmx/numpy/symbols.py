@@ -165,8 +165,8 @@ def call(function: str, args: Sequence[Any], kwargs: Mapping[str, Any], label: s
     kwargs = {calls.SECOND_NAMES.get(name, name): value for name, value in kwargs.items() if name not in _DROPPED}
     if "dtype" in kwargs:
         kwargs["dtype"] = given_dtype(kwargs["dtype"])
-    if function == "ravel":
-        function, args = "reshape", (*args[:1], -1)
+    if function in _SPELLED and not kwargs:
+        return _SPELLED[function](*args)
     found = named.named_call(function, args, kwargs, _is_symbol)
     if found is not None:
         name, parameters, inputs = found
@@ -182,6 +182,17 @@ def call(function: str, args: Sequence[Any], kwargs: Mapping[str, Any], label: s
 
 _LISTS = table.names("array_split dsplit hsplit split vsplit unravel_index meshgrid broadcast_arrays")
 """Functions that return a list, whatever its length is."""
+
+
+_SPELLED: dict[str, Callable[..., Any]] = {
+    "ravel": lambda x: call("reshape", (x, -1), {}),
+    "inner": lambda a, b: call("tensordot", (a, b), {"axes": (-1, -1)}),
+    "outer": lambda a, b: call("tensordot", (a.reshape(-1), b.reshape(-1)), {"axes": 0}),
+    "vdot": lambda a, b: call("tensordot", (a.reshape(-1), b.reshape(-1)), {"axes": 1}),
+    "flipud": lambda m: call("flip", (m,), {"axis": 0}),
+    "fliplr": lambda m: call("flip", (m,), {"axis": 1}),
+}
+"""Functions that MXNet's symbols write as others."""
 
 
 def _unnamed(function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, dict[str, Any], list[Any]]:
@@ -237,8 +248,15 @@ def _written(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given["dtype"] = given.get("dtype") or name_of(default_float())
         if name == "indices" and "dtype" not in kwargs:
             given["dtype"] = "int64"
-    if name == "arange" and "stop" not in given:
-        given = {"start": 0, "stop": given.pop("start"), **given}
+    if name == "arange":
+        start, stop = (given["start"], given["stop"]) if "stop" in given else (0, given["start"])
+        given = {"start": start, "stop": stop, "step": given.get("step", 1), "dtype": given["dtype"]}
+    elif name in ("eye", "identity"):
+        name, given = "eye", {"N": given.get("N", given.get("n")), **given}
+        given = {"N": given["N"], "M": given.get("M", given["N"]), "k": given.get("k", 0), "dtype": given["dtype"]}
+    elif name in ("linspace", "logspace"):
+        places = {key: given.pop(key, 50) for key in ("start", "stop", "num")}
+        given = {**places, **given}
     if name in ("zeros_like", "ones_like", "full_like"):
         given = {"a": given.pop("a"), "fill_value": {"z": 0, "o": 1}.get(name[0], given.get("fill_value")), **given}
         name = "full_like"
@@ -254,7 +272,7 @@ def _written(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     starred = next((each.name for each in signature.parameters.values() if each.kind is each.VAR_POSITIONAL), None)
     placed = given.pop(starred, ()) if starred else ()
     dtype = {"dtype": given.pop("dtype")} if "dtype" in given else {}
-    count = 0 if name in ("meshgrid", "broadcast_arrays") else len(given)
+    count = {"meshgrid": 0, "broadcast_arrays": 0, "linspace": 3, "logspace": 3}.get(name, len(given))
     positional = list(given.values())[:count]
     return call(name, (*placed, *positional), {**dtype, **dict(list(given.items())[count:])}, label)
 

@@ -21,7 +21,8 @@ import numpy as np
 
 __all__ = [
     "CALLS", "CONSTANTS", "DTYPES", "FFT", "HOST", "LINALG", "LINALG_WAITING", "METHODS", "MOVING", "NEWER",
-    "REGISTERED", "REGISTERED_WITH_NUMBER", "RENAMED", "SHAPED", "WAITING", "WITHOUT_GRADIENT", "WRITTEN", "names", "ufunc",
+    "REGISTERED", "REGISTERED_WITH_NUMBER", "RENAMED", "SHAPED", "WAITING", "WITHOUT_GRADIENT", "WRITTEN", "names",
+    "ufunc",
 ]  # fmt: skip
 
 
@@ -150,8 +151,8 @@ WITHOUT_GRADIENT = names("""
     all any argmax argmin argpartition argsort bitwise_and bitwise_count bitwise_or bitwise_xor invert ceil
     count_nonzero digitize equal floor floor_divide full_like gcd greater greater_equal heaviside isclose iscomplex
     isfinite isin isinf isnan isneginf isposinf isreal lcm left_shift less less_equal lexsort linalg.matrix_rank
-    logical_and logical_not logical_or logical_xor nanargmax nanargmin nextafter not_equal packbits right_shift rint round
-    searchsorted sign signbit spacing trunc unpackbits unravel_index
+    logical_and logical_not logical_or logical_xor nanargmax nanargmin nextafter not_equal packbits right_shift rint
+    round searchsorted sign signbit spacing trunc unpackbits unravel_index
 """)
 """Functions whose gradient is zero wherever there is one."""
 
