@@ -34,11 +34,13 @@ class Traced(NamedTuple):
         inputs: names of the variables for its inputs.
         symbol: all its outputs.
         form: the nesting of its outputs.
+        classic: the positions of outputs that are arrays of ``mx.nd``, though inputs are of ``mx.np``.
     """
 
     inputs: list[str]
     symbol: Symbol
     form: Format
+    classic: tuple[int, ...] = ()
 
 
 class Compiled(NamedTuple):
@@ -259,7 +261,11 @@ class HybridBlock(Block):
         inputs = [given[each] if isinstance(each, int) else each.data(context) for each in compiled.sources]
         hooks = [hook for hook in self._op_hooks if hook.is_active()] if self._op_hooks else None
         found = self._observe(compiled, inputs, hooks) if hooks else compiled.op(*inputs)
-        form = compiled.traced.form
+        form, classic = compiled.traced.form, compiled.traced.classic
+        if classic:
+            listed = [found] if isinstance(found, NDArray) else found
+            for index in classic:
+                listed[index].__class__ = NDArray  # new, and nobody else's
         if form == 0:
             return found
         return regroup([found] if isinstance(found, NDArray) else found, form)
@@ -297,7 +303,8 @@ class HybridBlock(Block):
         outputs, out_form = flatten(
             result, Symbol, f"{type(self).__name__} {self.name!r}: outputs of hybrid_forward", optional=True
         )
-        return Traced(names, sym.Group(outputs), out_form)
+        classic = tuple(at for at, each in enumerate(outputs) if each.__class__ is Symbol) if _is_np(given) else ()
+        return Traced(names, sym.Group(outputs), out_form, classic)
 
     def _params_of(self, traced: Traced) -> dict[str, Parameter]:
         """The parameters of a graph, by name.

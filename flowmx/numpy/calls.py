@@ -487,7 +487,7 @@ class Calls:
             elif not _keyed(value, cls, arrays, key):
                 return call(self._function, args, kwargs, 4)
         for name, value in kwargs.items():
-            if value is not None and name in ("out", "where", "order", "ctx", "device"):
+            if value is not None and name in ("out", "where", "order", "ctx", "device", "copy"):
                 return call(self._function, args, kwargs, 4)
             key.append(name)
             kind = value.__class__

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from flowmx import devices
+from flowmx.errors import raised_as_mxnet
 from flowmx.ndarray import creation as classic_creation
 from flowmx.ndarray.array import as_shape
 from flowmx.ndarray.array import full as classic_full
@@ -220,7 +221,8 @@ def _made(function: str, args: Any, kwargs: dict[str, Any], dtype: Any, ctx: Any
     args = [each.item() if isinstance(each, BaseArray) and each.size == 1 else each for each in args]  # type: ignore[attr-defined]
     args = [each.asnumpy() if isinstance(each, BaseArray) else each for each in args]  # type: ignore[attr-defined]
     kind = given_dtype(dtype)
-    content = getattr(np, function)(*args, **kwargs)
+    with raised_as_mxnet(ValueError, TypeError):
+        content = getattr(np, function)(*args, **kwargs)
     if kind is None:
         kind = content.dtype
         if kind == np.float64 or (floating and kind.kind in "iu" and not semantics.get().dtype):

@@ -449,8 +449,7 @@ def _ediff1d(np: Any, g: Any, r: Any, x: Any, to_end: Any = None, to_begin: Any 
         return 0 if of is None else math.prod(of.shape) if _is_array(of) else len(of) if hasattr(of, "__len__") else 1
 
     first, count = length(to_begin), max(0, x.size - 1)
-    inner = g[first : first + count]
-    made = -np.diff(np.pad(inner, (1, 1)))
+    made = -np.diff(np.pad(g[first : first + count], (1, 1))) if count else x.reshape(-1) * 0
     ends = [None if of is None else g[:first] if of is to_begin else g[first + count :] for of in (to_end, to_begin)]
     return np.reshape(made[: x.size], x.shape), *[
         np.reshape(e, of.shape) if _is_array(of) else None for e, of in zip(ends, (to_end, to_begin), strict=True)
@@ -560,9 +559,9 @@ def _cross(np: Any, g: Any, r: Any, x: Any, y: Any, **axes: Any) -> Any:
 
 @_rule("einsum")
 def _einsum(np: Any, g: Any, r: Any, subscripts: Any, *operands: Any, **others: Any) -> Any:
-    if not isinstance(subscripts, str) or "." in subscripts:
-        calls.refusal("einsum with an ellipsis, or without subscripts as text,")(None, (), (), ())
-    text = subscripts.replace(" ", "")
+    if not isinstance(subscripts, str):
+        calls.refusal("einsum without subscripts as text")(None, (), (), ())
+    text = _without_ellipses(subscripts.replace(" ", ""), [each.ndim for each in operands])
     left, arrow, result = text.partition("->")
     names = left.split(",")
     if not arrow:
@@ -591,6 +590,21 @@ def _einsum(np: Any, g: Any, r: Any, subscripts: Any, *operands: Any, **others: 
         made = np.einsum(f"{','.join(terms)}->{spread if spread != once else name}", *arrays)
         found.append(made)
     return None, *found
+
+
+def _without_ellipses(text: str, ndims: Sequence[int]) -> str:
+    """The subscripts of an einsum with letters in place of dots, the same for axes that are broadcast together."""
+    if "." not in text:
+        return text
+    left, arrow, result = text.partition("->")
+    names = left.split(",")
+    counts = [ndim - len(name.replace(".", "")) if "." in name else 0 for name, ndim in zip(names, ndims, strict=True)]
+    letters = [one for one in _LETTERS if one not in text][: max(counts)]
+    spelled = [name.replace("...", "".join(letters[len(letters) - n :])) for name, n in zip(names, counts, strict=True)]
+    if not arrow:
+        once = sorted(one for one in set(left) - {",", "."} if left.count(one) == 1)
+        result = "..." + "".join(once)
+    return f"{','.join(spelled)}->{result.replace('...', ''.join(letters))}"
 
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -344,7 +344,8 @@ def outputs_of(function: str, args: Sequence[Any], kwargs: Parameters, count: in
         shape = kwargs.get("shape", args[1] if len(args) > 1 else ())
         return len(shape) if isinstance(shape, tuple) else 1
     if function == "unique":
-        return 1 + sum(bool(kwargs.get(each)) for each in ("return_index", "return_inverse", "return_counts"))
+        flags = ("return_index", "return_inverse", "return_counts")
+        return 1 + sum(map(bool, args[1:4])) + sum(bool(kwargs.get(each)) for each in flags)
     return _RESULTS.get(function, 1)
 
 

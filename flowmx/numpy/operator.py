@@ -102,6 +102,18 @@ OWN: dict[str, Callable[..., Any]] = {
 exponents may be floating, as MXNet's are; windows have a dtype; -2 keeps a length."""
 
 
+def _multiplied(one: Any, other: Any) -> list[Any]:
+    """The shapes of a product's operands, the length over which it sums completed by the other's."""
+    if not one or not other:
+        return [one, other]
+    at = max(0, len(other) - 2)
+    if other[at] == -1:
+        other = (*other[:at], one[-1], *other[at + 1 :])
+    elif one[-1] == -1:
+        one = (*one[:-1], other[at])
+    return [one, other]
+
+
 def results_of(found: Any) -> list[Any]:
     """The results of a function as a list, also where it is one."""
     return list(found) if isinstance(found, (list, tuple)) else [found]
@@ -197,6 +209,8 @@ class NumPyCall(_Calling, hidden=True, typed_by_shapes=True):
         return _NARROW[dtype]
 
     def infer_shape(self, shapes: list[Any]) -> Any:
+        if self.function in ("dot", "matmul") and len(shapes) == 2:
+            shapes = _multiplied(*shapes)
         if any(shape is None or -1 in shape for shape in shapes):
             return shapes, [None] * self.num_outputs
         # Shapes do not depend on dtypes, but some functions take only whole numbers, or masks.

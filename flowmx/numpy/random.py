@@ -136,7 +136,7 @@ class NumPyRandom(_Calling, hidden=True, uses_random=True):
     def gradient(self, F: Any, inputs: Any, outputs: Any, heads: Any) -> Any:
         from flowmx.numpy import gradients
 
-        row = _METHODS.get(self.function)
+        row = _METHODS.get(self.function.removesuffix("_n"))
         rule = None if row is None else row.gradient
         if row is None or rule is None:
             calls.refusal(f"random.{self.function}")(F, inputs, outputs, heads)

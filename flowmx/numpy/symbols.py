@@ -175,8 +175,8 @@ def call(function: str, args: Sequence[Any], kwargs: Mapping[str, Any], label: s
     cls = lookup(name)
     names = [f"arg{index}" for index in range(len(inputs))] if cls.variadic else cls.arguments
     made = compose(cls, dict(zip(names, inputs, strict=True)), parameters, label, None, name)
-    if len(made) > 1 or function in _LISTS:
-        return [as_np(each) for each in made]
+    if len(made._entries) > 1 or function in _LISTS:
+        return [NumPySymbol([entry]) for entry in made._entries]
     return as_np(made)
 
 
@@ -470,7 +470,7 @@ def npx_functions() -> Any:
 
         def function(*args: Any, **kwargs: Any) -> Any:
             made = classic.op(operator, *args, **kwargs)
-            return [as_np(each) for each in made] if len(made) > 1 else as_np(made)
+            return [NumPySymbol([each]) for each in made._entries] if len(made) > 1 else as_np(made)
 
         function.__name__ = function.__qualname__ = name
         function.__doc__ = f"The operator ``{operator}``, of symbols with NumPy's arithmetic."
