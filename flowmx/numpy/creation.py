@@ -145,7 +145,7 @@ def full(
     shape: Any, fill_value: Any, dtype: Any = None, order: str = "C", ctx: Any = None, out: Any = None, *,
     device: Any = None,
 ) -> Any:  # fmt: skip
-    """An array that holds one value everywhere, in the dtype of the value if no other is given."""
+    """An array that holds one value everywhere; a number that was given no dtype is float32, as in MXNet."""
     _refuse_order(order)
     context = _context(ctx, device)
     if isinstance(fill_value, (BaseArray, list, tuple, np.ndarray)):
@@ -158,7 +158,7 @@ def full(
 def _dtype_of_number(value: Any) -> DType:
     if isinstance(value, np.generic):
         return value.dtype
-    if isinstance(value, (bool, int)):
+    if isinstance(value, bool) or (isinstance(value, int) and semantics.get().dtype):
         return np.asarray(value).dtype
     kind = given_dtype(complex) if isinstance(value, complex) else default_float()
     assert kind is not None

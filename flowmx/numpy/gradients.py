@@ -325,6 +325,11 @@ def _as(g: Any, x: Any) -> Any:
     return g.astype(x.dtype) if x._dtype.kind == "f" and g._dtype != x._dtype else g
 
 
+def _part(array: Any, key: Any) -> Any:
+    """The part of an array at a key as an operation of its own: a view is nothing that a rule could run again."""
+    return array[key] if isinstance(array, Value) else calls.call("getitem", (array, key), {})
+
+
 def _masked(np: Any, gradient: Any, where: Any) -> Any:
     return gradient if where is None or where is True else np.where(where, gradient, 0.0)
 
@@ -449,9 +454,12 @@ def _ediff1d(np: Any, g: Any, r: Any, x: Any, to_end: Any = None, to_begin: Any 
         return 0 if of is None else math.prod(of.shape) if _is_array(of) else len(of) if hasattr(of, "__len__") else 1
 
     first, count = length(to_begin), max(0, x.size - 1)
-    made = -np.diff(np.pad(g[first : first + count], (1, 1))) if count else x.reshape(-1) * 0
-    ends = [None if of is None else g[:first] if of is to_begin else g[first + count :] for of in (to_end, to_begin)]
-    return np.reshape(made[: x.size], x.shape), *[
+    made = -np.diff(np.pad(_part(g, slice(first, first + count)), (1, 1))) if count else np.reshape(x, -1) * 0
+    ends = [
+        None if of is None else _part(g, slice(0, first) if of is to_begin else slice(first + count, None))
+        for of in (to_end, to_begin)
+    ]
+    return np.reshape(_part(made, slice(0, x.size)), x.shape), *[
         np.reshape(e, of.shape) if _is_array(of) else None for e, of in zip(ends, (to_end, to_begin), strict=True)
     ]
 
@@ -737,8 +745,10 @@ def _qr(np: Any, g: Any, r: Any, x: Any, mode: str = "reduced", **_: Any) -> Any
     (of_q, of_r), (q, upper) = g, r
     wide = columns > rows
     if wide:  # of the first columns, and of the others by what they are in terms of them
-        rest, of_rest = x[..., rows:], of_r[..., rows:]
-        of_q, of_r, upper = of_q + np.matmul(rest, _t(np, of_rest)), of_r[..., :rows], upper[..., :rows]
+        first, last = (..., slice(0, rows)), (..., slice(rows, None))
+        of_rest = _part(of_r, last)
+        of_q = of_q + np.matmul(_part(x, last), _t(np, of_rest))
+        of_r, upper = _part(of_r, first), _part(upper, first)
     inner = np.matmul(upper, _t(np, of_r)) - np.matmul(_t(np, of_q), q)
     both = np.tril(inner) + _t(np, np.tril(inner, -1))
     found = np.matmul(of_q + np.matmul(q, both), _t(np, np.linalg.inv(upper)))
@@ -816,7 +826,7 @@ def _polyval(np: Any, g: Any, r: Any, p: Any, x: Any) -> Any:
     of_p = np.stack([np.sum(g * each) for each in powers])
     of_x = g * 0
     for at in range(count - 1):
-        of_x = of_x + g * p[at] * powers[at + 1] * (count - 1 - at)
+        of_x = of_x + g * _part(p, at) * powers[at + 1] * (count - 1 - at)
     return of_p, of_x
 
 

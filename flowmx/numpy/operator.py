@@ -95,6 +95,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "nan_to_num": _nan_to_num,
     "getitem": lambda xp, a, key: getitem(a, key),
     "take": _take,
+    "unique_values": lambda xp, x: xp.unique(x, equal_nan=False),  # NumPy's own does not sort, others' does
     "ldexp": _ldexp,
     **{name: _window(name) for name in ("bartlett", "blackman", "hamming", "hanning", "kaiser")},
 }

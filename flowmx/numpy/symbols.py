@@ -158,7 +158,11 @@ def call(function: str, args: Sequence[Any], kwargs: Mapping[str, Any], label: s
         TypeError: NumPy has no such argument.
     """
     function = table.RENAMED.get(function, function)
-    kwargs = {name: value for name, value in kwargs.items() if value is not None and value is not np._NoValue}
+    if function in ("concatenate", "append") and kwargs.get("axis", 0 if function == "concatenate" else None) is None:
+        parts = args[0] if function == "concatenate" else args
+        function, args, kwargs = "concatenate", ([call("reshape", (each, -1), {}) for each in parts],), {"axis": 0}
+    kept_none = _NONE_MATTERS.get(function)
+    kwargs = {name: value for name, value in kwargs.items() if value is not None or name == kept_none}
     for name in ("out", "where"):
         if kwargs.pop(name, True) is not True and not (function == "where" and name == "where"):
             raise NotImplementedError(f"mx.sym.np.{function}: {name}= is for arrays; compose with np.where instead")
@@ -184,6 +188,8 @@ _LISTS = table.names("array_split dsplit hsplit split vsplit unravel_index meshg
 """Functions that return a list, whatever its length is."""
 
 
+_NONE_MATTERS = {"partition": "axis", "argpartition": "axis"}
+"""Arguments that are not None by default, and may be."""
 _SPELLED: dict[str, Callable[..., Any]] = {
     "ravel": lambda x: call("reshape", (x, -1), {}),
     "inner": lambda a, b: call("tensordot", (a, b), {"axes": (-1, -1)}),
@@ -345,7 +351,7 @@ def _drawing(name: str) -> Callable[..., Any]:
         size = given.get("size")
         size = (size,) if isinstance(size, int) else size
         inputs = [each for each in numbers.values() if _is_symbol(each)]
-        mxnet = {method: key for key, method in named._DRAWS.items()}.get(row.method)
+        mxnet = next((key for key, method in named._DRAWS.items() if method == row.method), None)
         if mxnet is not None and not row.whole:
             texts = {key: "None" if _is_symbol(each) else str(each) for key, each in numbers.items()}
             texts["size"] = str(None if size in (None, ()) else tuple(size))
