@@ -48,6 +48,15 @@ ROWS = [
     ("meshgrid", (A[0], B[0]), {}), ("diff", (A,), {"n": 2, "axis": 1}), ("resize", (A, (3, 3)), {}),
     ("linalg.inv", (S,), {}), ("linalg.det", (S,), {}), ("linalg.slogdet", (S,), {}), ("linalg.cholesky", (S,), {}),
     ("linalg.solve", (S, B.T), {}), ("linalg.solve", (S, B[0]), {}), ("linalg.eigvalsh", (S,), {}),
+    ("linalg.svd", (S,), {}), ("linalg.svd", (A,), {"full_matrices": False}), ("linalg.svdvals", (A,), {}),
+    ("linalg.svd", (A.T,), {"full_matrices": False}), ("linalg.svd", (A,), {"compute_uv": False}),
+    ("linalg.qr", (S,), {}), ("linalg.qr", (A,), {}), ("linalg.qr", (A.T,), {}), ("linalg.pinv", (A,), {}),
+    ("linalg.pinv", (A.T,), {}), ("linalg.tensorinv", (S.reshape(3, 3, 1),), {"ind": 1}),
+    ("linalg.tensorsolve", (S.reshape(3, 3), B[0]), {}), ("linalg.multi_dot", ([A, S, B[0]],), {}),
+    ("linalg.matrix_power", (S, 3), {}), ("linalg.matrix_power", (S, -2), {}), ("polyval", (A[0], B), {}),
+    *(("linalg.norm", (A,), {"ord": ord}) for ord in (1, -1, 2, -2, onp.inf, -onp.inf, "nuc")),
+    ("einsum", ("ii->i", S), {}), ("einsum", ("ii", S), {}),
+    ("einsum", ("iji->j", onp.stack([A[:, :2], B[:, :2]])), {}),
     ("linalg.norm", (A,), {"axis": 1, "ord": 3}), ("linalg.norm", (A,), {"axis": 1, "ord": onp.inf}),
 ]  # fmt: skip
 """Calls with a gradient: the function, its arguments, those by keyword."""
@@ -57,7 +66,7 @@ PLAIN = [
     ("searchsorted", (onp.sort(A[0]), 0.5), {}), ("unique", (onp.array([3, 1, 3]),), {}), ("nonzero", (A > 0.5,), {}),
     ("histogram", (A, 3), {}), ("bincount", (onp.array([0, 2, 2]),), {}), ("floor_divide", (A, 0.2), {}),
     ("logical_and", (A > 0.3, B > 1), {}), ("isnan", (A,), {}), ("bitwise_xor", (onp.array([5, 3]), 6), {}),
-    ("left_shift", (onp.array([1, 2]), 3), {}), ("linalg.svd", (A,), {}), ("linalg.qr", (A,), {}),
+    ("left_shift", (onp.array([1, 2]), 3), {}), ("linalg.svd", (A,), {"full_matrices": True}), ("linalg.qr", (A,), {}),
     ("linalg.pinv", (A,), {}), ("linalg.matrix_rank", (S,), {}), ("linalg.eig", (S,), {}),
     ("fft.fft", (A,), {}), ("fft.irfft", (A + 0j,), {}), ("interp", (A, onp.arange(3.0), B[0]), {}), ("cov", (A,), {}),
     ("triu_indices_from", (S,), {}), ("allclose", (A, A), {}), ("array_equal", (A, B), {}), ("polyval", (A[0], B), {}),
@@ -436,14 +445,19 @@ class _UserBlock(gluon.HybridBlock):
         return F.np.exp(x) + F.npx.relu(x) + (x > x)
 
 
-def test_a_block_of_the_users_is_run_as_written():
-    block = _UserBlock()
-    assert block(np.zeros(2)).tolist() == [1, 1]
-    block.hybridize()
-    with pytest.warns(UserWarning, match="operator by operator"):
-        assert block(np.zeros(2)).tolist() == [1, 1]
-    with pytest.raises(NotImplementedError, match="no symbols of"):
-        block(mx.sym.var("x"))
+def test_a_block_of_the_users_is_compiled():
+    block, x = _UserBlock(), np.array([0.5, -1.0])
+    x.attach_grad()
+    results = []
+    for hybrid in (False, True):
+        block.hybridize(hybrid)
+        with autograd.record():
+            y = block(x)
+        y.backward()
+        assert isinstance(y, ndarray)
+        results.append((y.tolist(), x.grad.tolist()))
+    onp.testing.assert_allclose(results[0], results[1], rtol=1e-6)
+    assert [node.op.name for node in block._cached_graph[1]._nodes() if node.op][:2] == ["_npi_exp", "relu"]
 
 
 def test_elementwise_operators_take_the_quick_way(monkeypatch):

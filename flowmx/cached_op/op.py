@@ -97,7 +97,7 @@ class CachedOp:
         mode = recording.state.get()
         wanted = tuple([i for i, each in enumerate(args) if each._entry is not None]) if mode.recording else ()
         compiled = self._compile(device, mode.training, wanted, args)
-        face = args[0].__class__  # results of mx.np.ndarray are such
+        face = self._face(args)
         outputs = [cast("NDArray", allocate(device, *result, None, face)) for result in compiled.described]
         call = _Call(compiled) if wanted else None
         self._push(compiled, call, args, outputs, mode.training)
@@ -112,6 +112,13 @@ class CachedOp:
             gradient.symbol = self._symbol  # type: ignore[attr-defined]
             core.record(self._name, gradient, args, outputs, len(outputs), capture(2))
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def _face(self, args: Sequence[NDArray]) -> type[NDArray]:
+        """The class of results: that of ``mx.np`` where an input is an array of it."""
+        for index in self._data:
+            if args[index].__class__ is not NDArray:
+                return args[index].__class__
+        return NDArray
 
     def _device(self, args: Sequence[NDArray]) -> Device:
         if not args:

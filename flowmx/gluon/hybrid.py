@@ -16,7 +16,6 @@ from flowmx import symbol as sym
 from flowmx.cached_op import CachedOp
 from flowmx.cached_op.observed import OpHook, observed
 from flowmx.devices import Context, current_context
-from flowmx.engine.origin import warn_user
 from flowmx.errors import ArgumentKindError
 from flowmx.gluon.base import A, Block
 from flowmx.gluon.parameter import DeferredInitializationError, Parameter, _is_known
@@ -36,11 +35,13 @@ class Traced(NamedTuple):
         inputs: names of the variables for its inputs.
         symbol: all its outputs.
         form: the nesting of its outputs.
+        classic: the positions of outputs that are arrays of ``mx.nd``, though inputs are of ``mx.np``.
     """
 
     inputs: list[str]
     symbol: Symbol
     form: Format
+    classic: tuple[int, ...] = ()
 
 
 class Compiled(NamedTuple):
@@ -180,7 +181,7 @@ class HybridBlock(Block):
         given, form = flatten(
             (x, *args), NDArray, f"hybridized {type(self).__name__} {self.name!r}: inputs", optional=True
         )
-        if str(form) not in self._compiled:
+        if _key(given, form) not in self._compiled:
             self._compile(given, form, (x, *args))
 
     # -- calling ---------------------------------------------------------------------------------------
@@ -219,7 +220,7 @@ class HybridBlock(Block):
         raise NotImplementedError(f"{type(self).__name__} must define hybrid_forward()")
 
     def _compute(self, context: Context, args: tuple[Any, ...]) -> Any:
-        if self._active and (args[0].__class__ is NDArray or self._composes(args)):
+        if self._active:
             return self._call_cached_op(context, args)
         if context is not current_context():
             with context:
@@ -231,25 +232,14 @@ class HybridBlock(Block):
             params = {key: param.data(context) for key, param in self._reg_params.items()}
         return self.hybrid_forward(nd, *args, **params)
 
-    def _composes(self, args: tuple[Any, ...]) -> bool:
-        """Tell whether symbols compute what the block does with these arrays.
-
-        Not where a user's own code gets arrays of ``mx.np``: symbols would follow ``mx.nd``. It is then run as written.
-        """
-        given = flatten(args, NDArray, "inputs", optional=True)[0]
-        if all(each.__class__ is NDArray or isinstance(each._shape, SparseShape) for each in given):
-            return True
-        foreign = next((each for each in _blocks(self) if not _is_own(each)), None)
-        if foreign is not None:
-            warn_user(
-                f"hybridize: {type(foreign).__name__} computes with arrays of mx.np, which have no symbols yet, "
-                f"so {type(self).__name__} runs operator by operator",
-                _warned_of_np,
-            )
-        return foreign is None
-
     def _compose(self, args: Sequence[Any]) -> Any:
+        is_np = any(each.__class__ is not Symbol for each in _leaves(args) if each is not None)
+        if is_np and all(map(_is_own, _blocks(self))):  # which are written in the operators of mx.sym
+            made = self._compose(_symbols(args, lambda each: each.as_nd_ndarray()))
+            return _symbols(made, lambda each: each.as_np_ndarray())
         params = {key: param.var() for key, param in self._reg_params.items()}
+        if is_np:
+            params = {key: each.as_np_ndarray() for key, each in params.items()}
         try:
             with self.name_scope():
                 return self.hybrid_forward(sym, *args, **params)
@@ -266,13 +256,17 @@ class HybridBlock(Block):
 
     def _call_cached_op(self, context: Context, args: tuple[Any, ...]) -> Any:
         given, form = flatten(args, NDArray, f"hybridized {type(self).__name__} {self.name!r}: inputs", optional=True)
-        compiled = self._compiled.get(str(form))
+        compiled = self._compiled.get(_key(given, form))
         if compiled is None:
             compiled = self._compile(given, form, args)
         inputs = [given[each] if isinstance(each, int) else each.data(context) for each in compiled.sources]
         hooks = [hook for hook in self._op_hooks if hook.is_active()] if self._op_hooks else None
         found = self._observe(compiled, inputs, hooks) if hooks else compiled.op(*inputs)
-        form = compiled.traced.form
+        form, classic = compiled.traced.form, compiled.traced.classic
+        if classic:
+            listed = [found] if isinstance(found, NDArray) else found
+            for index in classic:
+                listed[index].__class__ = NDArray  # new, and nobody else's
         if form == 0:
             return found
         return regroup([found] if isinstance(found, NDArray) else found, form)
@@ -296,18 +290,22 @@ class HybridBlock(Block):
         position = {name: index for index, name in enumerate(traced.inputs)}
         sources = [position[name] if name in position else params[name] for name in names]
         op = CachedOp(traced.symbol, **self._flags, data_names=traced.inputs)
-        self._compiled[str(form)] = made = Compiled(traced, op, sources)
+        self._compiled[_key(given, form)] = made = Compiled(traced, op, sources)
         return made
 
     def _trace(self, args: tuple[Any, ...]) -> Traced:
         """Compose the graph for inputs that nest as these do."""
         given, form = flatten(args, NDArray, f"{type(self).__name__} {self.name!r}: inputs", optional=True)
         names = ["data"] if len(given) == 1 else [f"data{index}" for index in range(len(given))]
-        result = self._compose(regroup([sym.var(name) for name in names], form))
+        variables = [sym.var(name) for name in names]
+        if _is_np(given):
+            variables = [each.as_np_ndarray() for each in variables]
+        result = self._compose(regroup(variables, form))
         outputs, out_form = flatten(
             result, Symbol, f"{type(self).__name__} {self.name!r}: outputs of hybrid_forward", optional=True
         )
-        return Traced(names, sym.Group(outputs), out_form)
+        classic = tuple(at for at, each in enumerate(outputs) if each.__class__ is Symbol) if _is_np(given) else ()
+        return Traced(names, sym.Group(outputs), out_form, classic)
 
     def _params_of(self, traced: Traced) -> dict[str, Parameter]:
         """The parameters of a graph, by name.
@@ -428,6 +426,26 @@ def _leaves(args: Sequence[Any]) -> Iterator[Any]:
             yield each
 
 
+def _is_np(given: Sequence[Any]) -> bool:
+    """Tell whether there are arrays of ``mx.np`` among inputs."""
+    return any(
+        each is not None and each.__class__ is not NDArray and not isinstance(each._shape, SparseShape)
+        for each in given
+    )
+
+
+def _key(given: Sequence[Any], form: Format) -> str:
+    """What a graph depends on: how inputs nest, and whether the block's own code gets arrays of ``mx.np``."""
+    return f"{form} np" if _is_np(given) else str(form)
+
+
+def _symbols(nested: Any, change: Callable[[Symbol], Symbol]) -> Any:
+    """Nested symbols, each changed."""
+    if isinstance(nested, (list, tuple)):
+        return type(nested)([_symbols(each, change) for each in nested])
+    return change(nested) if isinstance(nested, Symbol) else nested
+
+
 def _kinds(args: Sequence[Any]) -> tuple[dict[Context, None], bool]:
     """The devices of the arrays among nested inputs, and whether there are symbols."""
     contexts: dict[Context, None] = {}
@@ -453,9 +471,6 @@ class Layer(HybridBlock):
     if TYPE_CHECKING:
 
         def __call__(self, x: A, /, *args: Any) -> A: ...
-
-
-_warned_of_np: set[tuple[str, int]] = set()
 
 
 def _blocks(block: Any) -> Iterator[Any]:

@@ -96,7 +96,7 @@ class SymbolBlock(HybridBlock):
         self.collect_params().reset_ctx(ctx)
 
     def __repr__(self) -> str:
-        inputs, symbol, _ = self._traced
+        inputs, symbol, *_ = self._traced
         return f"{type(self).__name__}(\n{symbol!r} : {len(inputs)} -> {len(symbol)}\n)"
 
     def _alias(self) -> str:
@@ -109,7 +109,7 @@ class SymbolBlock(HybridBlock):
         return self._traced
 
     def _compose(self, args: Sequence[Any]) -> Any:
-        inputs, symbol, form = self._traced
+        inputs, symbol, form, _ = self._traced
         given, _ = flatten(args, Symbol, "SymbolBlock: inputs")
         if len(given) != len(inputs):
             raise ValueError(f"SymbolBlock: {len(given)} inputs were given, expected {', '.join(inputs)}")

@@ -43,7 +43,8 @@ def inferred(
     """
     entries = tuple(entries if casting is None else insert_casts(entries, dtypes, casting))
     nodes = topological(entries)
-    return entries, infer.known_shapes(nodes, shapes), infer.infer_types(nodes, dtypes)
+    all_shapes = infer.known_shapes(nodes, shapes)
+    return entries, all_shapes, infer.infer_types(nodes, dtypes, all_shapes)
 
 
 class Inserting:

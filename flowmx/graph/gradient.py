@@ -25,6 +25,8 @@ class Builder:
         self.shapes = shapes
         self.dtypes = dtypes
         self.source: Node | None = None
+        self.needed: set[Node] = set()
+        """The nodes through which the wanted gradients flow."""
         self._count = 0
 
     def op(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -153,6 +155,7 @@ def gradient(
     for node in nodes:
         if node.op is not None and not node.op.traits.no_gradient and any(e.node in needed for e in node.inputs):
             needed.add(node)
+    build.needed = needed
     sums: dict[Entry, Value] = {}
 
     def add(entry: Entry, value: Value) -> None:

@@ -149,17 +149,22 @@ def complete(shape: ShapeOrNone) -> bool:
     return shape is not None and -1 not in shape
 
 
-def infer_types(nodes: Sequence[Node], known: Mapping[Node, DType | None]) -> dict[Entry, DType]:
+def infer_types(
+    nodes: Sequence[Node], known: Mapping[Node, DType | None], shapes: Mapping[Entry, Shape] | None = None
+) -> dict[Entry, DType]:
     """The dtype of every entry; what nothing says is float32.
 
     Raises:
         TypeInferenceError: as :func:`partial_types`.
     """
-    return {entry: FLOAT32 if dtype is None else dtype for entry, dtype in partial_types(nodes, known).items()}
+    found = partial_types(nodes, known, shapes)
+    return {entry: FLOAT32 if dtype is None else dtype for entry, dtype in found.items()}
 
 
-def partial_types(nodes: Sequence[Node], known: Mapping[Node, DType | None]) -> dict[Entry, DType | None]:
-    """The dtype of every entry, as far as it follows from ``known``.
+def partial_types(
+    nodes: Sequence[Node], known: Mapping[Node, DType | None], shapes: Mapping[Entry, Shape] | None = None
+) -> dict[Entry, DType | None]:
+    """The dtype of every entry, as far as it follows from ``known``, and for some operators from ``shapes``.
 
     Raises:
         TypeInferenceError: dtypes contradict each other; names the node, its inputs and the line.
@@ -176,7 +181,7 @@ def partial_types(nodes: Sequence[Node], known: Mapping[Node, DType | None]) -> 
     for turn in range(_ROUNDS):
         changed, left = False, []
         for node in open_:
-            changed |= _infer_types_of(node, dtypes, turn > 0)
+            changed |= _infer_types_of(node, dtypes, turn > 0, shapes)
             if any(dtypes[entry] is None for entry in (*node.inputs, *_outputs(node))):
                 left.append(node)
         open_ = left[::-1]
@@ -185,7 +190,9 @@ def partial_types(nodes: Sequence[Node], known: Mapping[Node, DType | None]) -> 
     return dtypes
 
 
-def _infer_types_of(node: Node, dtypes: dict[Entry, DType | None], backward: bool) -> bool:
+def _infer_types_of(
+    node: Node, dtypes: dict[Entry, DType | None], backward: bool, shapes: Mapping[Entry, Shape] | None
+) -> bool:
     """Ask one operator; returns whether something new was learned.
 
     Args:
@@ -193,6 +200,7 @@ def _infer_types_of(node: Node, dtypes: dict[Entry, DType | None], backward: boo
         dtypes: of all entries, as far as they are known; completed.
         backward: whether inputs of which nothing is known take the dtype that users of the outputs want. What follows
             from the given dtypes alone comes first.
+        shapes: of all entries, where they are known.
     """
     assert node.op is not None
     before = [dtypes[entry] for entry in node.inputs]
@@ -201,6 +209,9 @@ def _infer_types_of(node: Node, dtypes: dict[Entry, DType | None], backward: boo
         if backward and wanted is not None and before and all(dtype is None for dtype in before):
             before = _inputs_for(node.op, wanted, len(before))
         inputs, results = node.op.infer_type(list(before))
+        if shapes is not None and node.op.traits.typed_by_shapes and None not in inputs:
+            found: Any = tuple(inputs)
+            results = list(node.op.spec(tuple(shapes[entry] for entry in node.inputs), found).dtypes)
     except TypeInferenceError as error:
         named = {
             e.node.output_name(e.index): "unknown" if d is None else name_of(d)

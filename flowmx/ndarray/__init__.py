@@ -27,7 +27,11 @@ else:
     def __getattr__(name: str) -> Any:
         if name == "sparse":  # which few programs need
             return importlib.import_module("flowmx.ndarray.sparse")
-        found = globals()[name] = getattr(op, name)
+        if name in ("np", "npx"):  # of a higher floor, and imported late
+            found = importlib.import_module(f"flowmx.{'numpy' if name == 'np' else 'numpy_extension'}")
+        else:
+            found = getattr(op, name)
+        globals()[name] = found
         return found
 
 

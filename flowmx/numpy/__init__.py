@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import sys as _sys
 from typing import Any
 
 import numpy as _numpy
 
-from flowmx import ndarray as _classic
-from flowmx import symbol as _classic_symbol
 from flowmx.numpy import table as _table
 from flowmx.numpy.arrays import ndarray  # noqa: F401
 from flowmx.numpy.functions import call_of, finder, host_of, waiting_of
-from flowmx.numpy.symbols import NoSymbols as _NoSymbols
 
 __array_api_version__ = "2024.12"
 
@@ -59,8 +55,3 @@ __all__ = sorted(
 
 def __dir__() -> list[str]:
     return __all__
-
-
-# Blocks find it as F.np, too.
-_classic_symbol.np = _NoSymbols("np")  # type: ignore[attr-defined]
-_classic.np = _sys.modules[__name__]  # type: ignore[attr-defined]

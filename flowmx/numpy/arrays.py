@@ -24,7 +24,7 @@ from flowmx.numpy.shaping import reshape as _reshape
 from flowmx.numpy.shaping import sort as _sort
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.operators import lookup
-from flowmx.semantics import semantics
+from flowmx.semantics import default_float, semantics
 
 __all__ = ["as_ndarray", "ndarray"]
 
@@ -286,6 +286,8 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
             place = getattr(place, part, None) if part in ("linalg", "fft") else None
         name = function.__name__
         found = getattr(place, name, None) if place is not None else None
+        if name == "svd" and len(args) < 2:
+            kwargs = {"full_matrices": True, **kwargs}  # by default NumPy's are complete, and MXNet's are not
         if found is not None:
             return found(*args, **kwargs)
         return calls.call_waiting(function, args, kwargs)
@@ -322,8 +324,7 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
         self, dtype: Any, order: str = "K", casting: str = "unsafe", subok: bool = True, copy: bool = True
     ) -> Any:
         """The content as another element type."""
-        wanted = given_dtype(dtype)
-        assert wanted is not None
+        wanted = given_dtype(dtype) or default_float()
         if not np.can_cast(self._dtype, wanted, cast("Any", casting)):
             raise TypeError(f"astype: {self._dtype} is not cast to {wanted} by the rule {casting!r}")
         if not copy and wanted == self._dtype:
@@ -381,6 +382,9 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
             if not mask:
                 return
             parts = (Ellipsis,)
+        elif len(parts) == 1 and _is_mask(parts[0]) and parts[0].shape == self._shape and _is_number(value):
+            # Where the mask is true: nothing waits for it.
+            value, parts = call("where", (parts[0], value, self), {}), (Ellipsis,)
         indexing.put(self, _indices(self, parts), value)
 
     def reshape(self, *shape: Any, order: str = "C", **kwargs: Any) -> Any:
@@ -490,6 +494,12 @@ def _is_mask(part: Any) -> bool:
     if isinstance(part, BaseArray):
         return part._dtype.kind == "b"
     return isinstance(part, np.ndarray) and part.dtype.kind == "b"
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, (BaseArray, np.ndarray)):
+        return value.shape == ()
+    return isinstance(value, (int, float, complex))
 
 
 def _gathered(array: BaseArray, parts: tuple[Any, ...]) -> Any:

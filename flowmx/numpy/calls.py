@@ -16,7 +16,7 @@ import numpy as np
 from flowmx import devices
 from flowmx.engine import capture
 from flowmx.engine.runtime import engine
-from flowmx.errors import AutogradError, ShapeError
+from flowmx.errors import AutogradError, ShapeError, also_mxnet, raised_as_mxnet
 from flowmx.ndarray import core
 from flowmx.ndarray.core import BaseArray, Elementwise, invoke
 from flowmx.ndarray.recording import state
@@ -176,12 +176,12 @@ def call(
     Raises:
         ValueError, TypeError: NumPy does not take such arguments.
     """
-    kwargs = dict(kwargs)
+    kwargs = {SECOND_NAMES.get(name, name): value for name, value in kwargs.items()}
     out = kwargs.pop("out", None)
     ufunc = table.ufunc(function)
     if ufunc is not None and len(args) > ufunc.nin:
         args, out = args[: ufunc.nin], args[ufunc.nin]
-    if function == "nan_to_num" and kwargs.pop("copy", True) is False:
+    if function == "nan_to_num" and (kwargs.pop("copy", True) and (len(args) < 2 or args[1])) is False:
         out = args[0]
     where = kwargs.pop("where", None) if table.ufunc(function) is not None else None
     if kwargs.pop("order", None) not in (None, "C", "K", "A"):
@@ -228,7 +228,8 @@ def call(
         if each._storage.device.context != context:
             arrays = [bring(function, one, context) for one in arrays]
             break
-    made = face(invoke(op, arrays, None, None, depth + 1))
+    with raised_as_mxnet(ValueError, TypeError, IndexError):
+        made = face(invoke(op, arrays, None, None, depth + 1))
     if pack is not None:
         made = pack(made if isinstance(made, list) else [made])
     if out is None and where is None:
@@ -236,6 +237,8 @@ def call(
     return into(function, made, out, where)
 
 
+SECOND_NAMES = {"interpolation": "method"}
+"""Keywords of NumPy 1's that MXNet has, and what NumPy calls them now."""
 _COUNTED = ("gradient", "unstack")
 """Functions that have as many results as the shapes of what they are given say."""
 _INDEXED = ("take", "take_along_axis")
@@ -309,7 +312,8 @@ def _learned(
     text = encode(args, kwargs)
     parameters = {"num_args": len(arrays), "function": function, "form": text, "wide": wide}
     op = NumPyCall.create(**parameters)
-    found = op.learn([each._shape for each in arrays], [each._dtype for each in arrays])  # type: ignore[attr-defined]
+    with raised_as_mxnet(ValueError, TypeError, IndexError):
+        found = op.learn([each._shape for each in arrays], [each._dtype for each in arrays])  # type: ignore[attr-defined]
     if not isinstance(found, (list, tuple)):
         if not isinstance(found, (np.ndarray, np.generic, int, float, complex)):
             raise TypeError(f"{function}: the result is {found!r}, expected an array")
@@ -483,7 +487,7 @@ class Calls:
             elif not _keyed(value, cls, arrays, key):
                 return call(self._function, args, kwargs, 4)
         for name, value in kwargs.items():
-            if value is not None and name in ("out", "where", "order", "ctx", "device"):
+            if value is not None and name in ("out", "where", "order", "ctx", "device", "copy"):
                 return call(self._function, args, kwargs, 4)
             key.append(name)
             kind = value.__class__
@@ -505,7 +509,10 @@ class Calls:
             self._known[whole] = made[0]
             return result
         op, pack = known
-        made = invoke(op, arrays, None, None, 4)
+        try:
+            made = invoke(op, arrays, None, None, 4)
+        except (ValueError, TypeError, IndexError) as error:
+            raise also_mxnet(error) from None
         return made if pack is None else pack(made if made.__class__ is list else [made])
 
 

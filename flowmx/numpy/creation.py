@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from flowmx import devices
+from flowmx.errors import raised_as_mxnet
 from flowmx.ndarray import creation as classic_creation
 from flowmx.ndarray.array import as_shape
 from flowmx.ndarray.array import full as classic_full
@@ -144,7 +145,7 @@ def full(
     shape: Any, fill_value: Any, dtype: Any = None, order: str = "C", ctx: Any = None, out: Any = None, *,
     device: Any = None,
 ) -> Any:  # fmt: skip
-    """An array that holds one value everywhere, in the dtype of the value if no other is given."""
+    """An array that holds one value everywhere; a number that was given no dtype is float32, as in MXNet."""
     _refuse_order(order)
     context = _context(ctx, device)
     if isinstance(fill_value, (BaseArray, list, tuple, np.ndarray)):
@@ -157,7 +158,7 @@ def full(
 def _dtype_of_number(value: Any) -> DType:
     if isinstance(value, np.generic):
         return value.dtype
-    if isinstance(value, (bool, int)):
+    if isinstance(value, bool) or (isinstance(value, int) and semantics.get().dtype):
         return np.asarray(value).dtype
     kind = given_dtype(complex) if isinstance(value, complex) else default_float()
     assert kind is not None
@@ -220,7 +221,8 @@ def _made(function: str, args: Any, kwargs: dict[str, Any], dtype: Any, ctx: Any
     args = [each.item() if isinstance(each, BaseArray) and each.size == 1 else each for each in args]  # type: ignore[attr-defined]
     args = [each.asnumpy() if isinstance(each, BaseArray) else each for each in args]  # type: ignore[attr-defined]
     kind = given_dtype(dtype)
-    content = getattr(np, function)(*args, **kwargs)
+    with raised_as_mxnet(ValueError, TypeError):
+        content = getattr(np, function)(*args, **kwargs)
     if kind is None:
         kind = content.dtype
         if kind == np.float64 or (floating and kind.kind in "iu" and not semantics.get().dtype):

@@ -52,7 +52,7 @@ def call_of(name: str) -> Callable[..., Any]:
     names = calls.names_of(served)
     count = getattr(original, "nin", 0)
     calls_of = calls.Calls(served)
-    if not isinstance(original, np.ufunc) or original.signature is not None or original.nout != 1:
+    if table.ufunc(served) is None or original.signature is not None or original.nout != 1:
 
         def function(*args: Any, **kwargs: Any) -> Any:
             return calls_of(_placed(names, args, kwargs) if kwargs else args, kwargs)

@@ -1,7 +1,7 @@
 """The gradients of ``mx.np``'s functions, in terms of its functions.
 
 Three tables: :data:`ELEMENTWISE` has a derivative for each argument; :data:`RULES` has functions that give the gradient
-of each argument; :data:`MOVING` names those that only move elements, which one operator serves. What is broadcast, or
+of each argument; ``table.MOVING`` names those that only move elements, which one operator serves. What is broadcast, or
 converted to another dtype, is undone here for all of them. They hold for real numbers.
 """
 
@@ -12,16 +12,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flowmx.errors import AutogradError
+from flowmx.graph.gradient import Builder, Value
 from flowmx.numpy import calls, table
 from flowmx.numpy.forms import Slot
+from flowmx.numpy.table import MOVING
+from flowmx.numpy.values import Functions, valued
 
-__all__ = ["ELEMENTWISE", "MOVING", "RULES", "has_gradient", "headed", "of", "of_places"]
+__all__ = ["ELEMENTWISE", "RULES", "has_gradient", "headed", "of", "of_places"]
 
 Rule = Callable[..., Any]
 
 
 def _functions(F: Any) -> Any:
-    """The functions that a gradient is written in."""
+    """The functions that a gradient is written in: of arrays, or of the values of a graph."""
+    if isinstance(F, Builder):
+        return Functions(F)
     import flowmx.numpy
 
     return flowmx.numpy
@@ -42,6 +47,7 @@ def of(op: Any, F: Any, inputs: Any, outputs: Any, heads: Sequence[Any]) -> list
     np = _functions(F)
     function = table.RENAMED.get(op.function, op.function)
     count = op.num_args
+    inputs = inputs if not isinstance(F, Builder) else _Values(inputs, F)
     arrays = [_faced(inputs.unchecked(index)) for index in range(count)]
     if any(each._dtype.kind == "c" for each in arrays):
         raise AutogradError(f"backward: mx.np.{op.function} has no gradient of complex numbers here")
@@ -74,6 +80,8 @@ def of(op: Any, F: Any, inputs: Any, outputs: Any, heads: Sequence[Any]) -> list
 
 def headed(head: Any) -> Any:
     """A gradient as an array of ``mx.np``, by a handle of its own, since it may be the user's."""
+    if isinstance(head, Value):
+        return valued(head)
     made = head._plain()
     made._past = head._past
     return calls.face(made)
@@ -97,8 +105,30 @@ class _Read(Sequence[Any]):
         return (self[index] for index in range(len(self)))
 
 
+class _Values(Sequence[Any]):
+    """The inputs of a node of a graph, as the tape gives an operator's."""
+
+    def __init__(self, values: Sequence[Value], builder: Builder) -> None:
+        self._values = [valued(each) for each in values]
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._values[index]
+
+    def unchecked(self, index: int) -> Any:
+        """An input."""
+        return self._values[index]
+
+    def wanted(self, index: int) -> bool:
+        """Tell whether somebody wants its gradient."""
+        value = self._values[index]
+        return value.entry.node in value.builder.needed
+
+
 def _faced(array: Any) -> Any:
-    return calls.face(array)
+    return valued(array) if isinstance(array, Value) else calls.face(array)
 
 
 def _places(op: Any) -> list[Any]:
@@ -137,13 +167,6 @@ def matched(np: Any, gradient: Any, like: Any) -> Any:
 
 # -- functions that move elements ------------------------------------------------------------------------------
 
-MOVING = table.names("""
-    append array_split atleast_1d atleast_2d atleast_3d broadcast_arrays broadcast_to choose column_stack
-    concatenate copy delete diag diagflat diagonal dsplit dstack expand_dims flip fliplr flipud hsplit hstack insert
-    linalg.diagonal linalg.matrix_transpose matrix_transpose meshgrid moveaxis pad ravel repeat resize roll rollaxis
-    rot90 split squeeze stack swapaxes take take_along_axis tile transpose tril triu unstack vsplit vstack where
-    fft.fftshift fft.ifftshift
-""")
 _POSITIONS = {"choose": 0, "take": 1, "take_along_axis": 1, "where": 0}
 """The argument that says which elements are meant; all others are moved."""
 _PADS = ("constant", "edge", "wrap", "reflect", "symmetric")
@@ -171,7 +194,7 @@ def _moved(op: Any, F: Any, arrays: Sequence[Any], heads: Sequence[Any], inputs:
                 "_np_places", *heads, *positions, function=op.function, form=op.form, shapes=repr(tuple(given)),
                 place=index, num_heads=len(heads),
             )  # fmt: skip
-    return [None if each is None else calls.face(each) for each in found]
+    return [None if each is None else _faced(each) for each in found]
 
 
 def of_places(op: Any, F: Any, inputs: Any, heads: Sequence[Any]) -> list[Any]:
@@ -297,6 +320,16 @@ def _count(x: Any, axis: Any) -> int:
     return math.prod(x.shape[at] for at in _axes(axis, x.ndim))
 
 
+def _as(g: Any, x: Any) -> Any:
+    """A gradient in the dtype of the floating array that it is of, in which it is then computed."""
+    return g.astype(x.dtype) if x._dtype.kind == "f" and g._dtype != x._dtype else g
+
+
+def _part(array: Any, key: Any) -> Any:
+    """The part of an array at a key as an operation of its own: a view is nothing that a rule could run again."""
+    return array[key] if isinstance(array, Value) else calls.call("getitem", (array, key), {})
+
+
 def _masked(np: Any, gradient: Any, where: Any) -> Any:
     return gradient if where is None or where is True else np.where(where, gradient, 0.0)
 
@@ -315,7 +348,7 @@ def _nansum(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others
 def _mean(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, where: Any = None, **others: Any) -> Any:
     if where is not None:
         calls.refusal("mean with where=")(None, (), (), ())
-    return (_spread(np, g / max(1, _count(x, axis)), x, axis),)
+    return (_spread(np, _as(g, x) / max(1, _count(x, axis)), x, axis),)
 
 
 @_rule("prod")
@@ -335,7 +368,7 @@ def _extreme(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **other
 
 @_rule("ptp")
 def _ptp(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
-    high, low = (np.asarray(f(x, axis=axis, keepdims=True)) for f in (np.max, np.min))
+    high, low = (f(x, axis=axis, keepdims=True) for f in (np.max, np.min))
     return (_kept(np, g, x, axis) * ((x == high).astype(x.dtype) - (x == low).astype(x.dtype)),)
 
 
@@ -393,6 +426,11 @@ def _clip(np: Any, g: Any, r: Any, x: Any, low: Any = None, high: Any = None, **
     return (g * (inside if high is None else inside & (x <= high)),)
 
 
+@_rule("reshape")
+def _reshape(np: Any, g: Any, r: Any, x: Any, *_: Any, **others: Any) -> Any:
+    return (np.reshape(g, x.shape),)
+
+
 @_rule("trace", "linalg.trace")
 def _trace(np: Any, g: Any, r: Any, x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, **others: Any) -> Any:
     axis1, axis2 = axis1 % x.ndim, axis2 % x.ndim
@@ -416,10 +454,12 @@ def _ediff1d(np: Any, g: Any, r: Any, x: Any, to_end: Any = None, to_begin: Any 
         return 0 if of is None else math.prod(of.shape) if _is_array(of) else len(of) if hasattr(of, "__len__") else 1
 
     first, count = length(to_begin), max(0, x.size - 1)
-    inner = g[first : first + count]
-    made = -np.diff(np.pad(inner, (1, 1)))
-    ends = [None if of is None else g[:first] if of is to_begin else g[first + count :] for of in (to_end, to_begin)]
-    return np.reshape(made[: x.size], x.shape), *[
+    made = -np.diff(np.pad(_part(g, slice(first, first + count)), (1, 1))) if count else np.reshape(x, -1) * 0
+    ends = [
+        None if of is None else _part(g, slice(0, first) if of is to_begin else slice(first + count, None))
+        for of in (to_end, to_begin)
+    ]
+    return np.reshape(_part(made, slice(0, x.size)), x.shape), *[
         np.reshape(e, of.shape) if _is_array(of) else None for e, of in zip(ends, (to_end, to_begin), strict=True)
     ]
 
@@ -527,9 +567,9 @@ def _cross(np: Any, g: Any, r: Any, x: Any, y: Any, **axes: Any) -> Any:
 
 @_rule("einsum")
 def _einsum(np: Any, g: Any, r: Any, subscripts: Any, *operands: Any, **others: Any) -> Any:
-    if not isinstance(subscripts, str) or "." in subscripts:
-        calls.refusal("einsum with an ellipsis, or without subscripts as text,")(None, (), (), ())
-    text = subscripts.replace(" ", "")
+    if not isinstance(subscripts, str):
+        calls.refusal("einsum without subscripts as text")(None, (), (), ())
+    text = _without_ellipses(subscripts.replace(" ", ""), [each.ndim for each in operands])
     left, arrow, result = text.partition("->")
     names = left.split(",")
     if not arrow:
@@ -540,14 +580,42 @@ def _einsum(np: Any, g: Any, r: Any, subscripts: Any, *operands: Any, **others: 
         rest = [one for at, one in enumerate(operands) if at != index]
         sizes = dict(zip(name, operands[index].shape, strict=True))
         lost = "".join(one for one in dict.fromkeys(name) if one not in result + "".join(others_names))
-        if len(set(name)) != len(name):  # a diagonal: of the letters one each, then spread over it again
-            calls.refusal("einsum with a letter twice in one operand")(None, (), (), ())
+        # Of a letter twice the gradient is a diagonal: it is computed for one, and spread by unit matrices.
+        once = "".join(dict.fromkeys(name))
         terms, arrays = [result, *others_names], [g, *rest]
         if lost:
             terms.append(lost)
             arrays.append(np.ones(tuple(sizes[one] for one in lost), dtype=g.dtype))
-        found.append(np.einsum(f"{','.join(terms)}->{name}", *arrays))
+        spread, free = "", [one for one in _LETTERS if one not in left + result]
+        for at, one in enumerate(name):
+            if one in name[:at]:
+                other = free.pop()
+                terms.append(one + other)
+                arrays.append(np.eye(sizes[one], dtype=g.dtype))
+                spread += other
+            else:
+                spread += one
+        made = np.einsum(f"{','.join(terms)}->{spread if spread != once else name}", *arrays)
+        found.append(made)
     return None, *found
+
+
+def _without_ellipses(text: str, ndims: Sequence[int]) -> str:
+    """The subscripts of an einsum with letters in place of dots, the same for axes that are broadcast together."""
+    if "." not in text:
+        return text
+    left, arrow, result = text.partition("->")
+    names = left.split(",")
+    counts = [ndim - len(name.replace(".", "")) if "." in name else 0 for name, ndim in zip(names, ndims, strict=True)]
+    letters = [one for one in _LETTERS if one not in text][: max(counts)]
+    spelled = [name.replace("...", "".join(letters[len(letters) - n :])) for name, n in zip(names, counts, strict=True)]
+    if not arrow:
+        once = sorted(one for one in set(left) - {",", "."} if left.count(one) == 1)
+        result = "..." + "".join(once)
+    return f"{','.join(spelled)}->{result.replace('...', ''.join(letters))}"
+
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 # -- linear algebra --------------------------------------------------------------------------------------------
@@ -626,7 +694,140 @@ def _norm(np: Any, g: Any, r: Any, x: Any, ord: Any = None, axis: Any = None, *_
         return (head * np.sign(x) * (np.abs(x) == result),)
     if is_vector and isinstance(ord, (int, float)) and ord != 0:
         return (head * np.sign(x) * np.power(np.abs(x) / result, ord - 1),)
-    return calls.refusal(f"linalg.norm with ord={ord!r} of matrices")(None, (), (), ())
+    if is_vector:
+        calls.refusal(f"linalg.norm with ord={ord!r}")(None, (), (), ())
+    rows, columns = (x.ndim - 2, x.ndim - 1) if along is None else (each % x.ndim for each in along)
+    if ord in (1, -1, math.inf, -math.inf):  # the largest, or smallest, sum of a column or row
+        sums = np.sum(np.abs(x), axis=rows if abs(ord) == 1 else columns, keepdims=True)
+        return (head * np.sign(x) * (sums == result),)
+    # The others are of singular values: of the last two axes, which are then moved to their places.
+    moved = np.moveaxis(x, (rows, columns), (-2, -1))
+    u, s, v = np.linalg.svd(moved, full_matrices=False)
+    weights = s * 0 + 1 if ord == "nuc" else s == (np.max if ord == 2 else np.min)(s, axis=-1, keepdims=True)
+    lost = np.matmul(u * np.expand_dims(weights, -2), v)
+    return (np.moveaxis(np.moveaxis(head, (rows, columns), (-2, -1)) * lost, (-2, -1), (rows, columns)),)
+
+
+@_rule("linalg.svd")
+def _svd(np: Any, g: Any, r: Any, x: Any, full_matrices: bool = True, compute_uv: bool = True, **_: Any) -> Any:
+    if not compute_uv:
+        return _svdvals(np, g, r, x)
+    if full_matrices and x.shape[-2] != x.shape[-1]:
+        calls.refusal("linalg.svd with full_matrices=True of a matrix that is not square")(None, (), (), ())
+    (of_u, of_s, of_v), (u, s, v) = g, r
+    count = s.shape[-1]
+    unit = np.eye(count, dtype=x.dtype)
+    row, column = np.expand_dims(s, -2), np.expand_dims(s, -1)
+    gaps = (1 - unit) / ((row - column) * (row + column) + unit)
+    left, right = np.matmul(_t(np, u), of_u), np.matmul(v, _t(np, of_v))
+    inner = (
+        (left - _t(np, left)) * gaps * row + column * (right - _t(np, right)) * gaps + np.expand_dims(of_s, -2) * unit
+    )
+    found = np.matmul(np.matmul(u, inner), v)
+    if x.shape[-2] > count:
+        found = found + np.matmul((of_u - np.matmul(u, left)) / row, v)
+    if x.shape[-1] > count:
+        found = found + np.matmul(u / row, of_v - np.matmul(_t(np, right), v))
+    return (found,)
+
+
+@_rule("linalg.svdvals")
+def _svdvals(np: Any, g: Any, r: Any, x: Any, *_: Any, **others: Any) -> Any:
+    u, _s, v = np.linalg.svd(x, full_matrices=False)
+    return (np.matmul(u * np.expand_dims(g, -2), v),)
+
+
+@_rule("linalg.qr")
+def _qr(np: Any, g: Any, r: Any, x: Any, mode: str = "reduced", **_: Any) -> Any:
+    rows, columns = x.shape[-2:]
+    if mode not in ("reduced", "complete") or (mode == "complete" and rows > columns):
+        calls.refusal(f"linalg.qr with mode={mode!r}")(None, (), (), ())
+    (of_q, of_r), (q, upper) = g, r
+    wide = columns > rows
+    if wide:  # of the first columns, and of the others by what they are in terms of them
+        first, last = (..., slice(0, rows)), (..., slice(rows, None))
+        of_rest = _part(of_r, last)
+        of_q = of_q + np.matmul(_part(x, last), _t(np, of_rest))
+        of_r, upper = _part(of_r, first), _part(upper, first)
+    inner = np.matmul(upper, _t(np, of_r)) - np.matmul(_t(np, of_q), q)
+    both = np.tril(inner) + _t(np, np.tril(inner, -1))
+    found = np.matmul(of_q + np.matmul(q, both), _t(np, np.linalg.inv(upper)))
+    return (np.concatenate([found, np.matmul(q, of_rest)], axis=-1) if wide else found,)
+
+
+@_rule("linalg.pinv")
+def _pinv(np: Any, g: Any, r: Any, x: Any, *_: Any, **others: Any) -> Any:
+    back, head = _t(np, r), _t(np, g)
+    of_rows = np.matmul(head - np.matmul(x, np.matmul(r, head)), np.matmul(r, back))
+    of_columns = np.matmul(np.matmul(back, r), head - np.matmul(np.matmul(head, r), x))
+    return of_rows + of_columns - np.matmul(np.matmul(back, g), back), None
+
+
+@_rule("linalg.tensorinv")
+def _tensorinv(np: Any, g: Any, r: Any, x: Any, ind: int = 2) -> Any:
+    size = math.prod(x.shape[:ind])
+    back, head = (np.reshape(each, (size, size)) for each in (r, g))
+    return (np.reshape(-np.matmul(np.matmul(_t(np, back), head), _t(np, back)), x.shape),)
+
+
+@_rule("linalg.tensorsolve")
+def _tensorsolve(np: Any, g: Any, r: Any, a: Any, b: Any, axes: Any = None) -> Any:
+    axes = () if axes is None else (axes,) if isinstance(axes, int) else tuple(each % a.ndim for each in axes)
+    order = (*(at for at in range(a.ndim) if at not in axes), *axes)
+    turned = np.transpose(a, order)
+    size = b.size
+    of_b = np.linalg.solve(_t(np, np.reshape(turned, (size, size))), np.reshape(g, (size, 1)))
+    of_a = -np.matmul(of_b, np.reshape(r, (1, size)))
+    places = tuple(order.index(at) for at in range(a.ndim))
+    return np.transpose(np.reshape(of_a, turned.shape), places), np.reshape(of_b, b.shape)
+
+
+@_rule("linalg.multi_dot")
+def _multi_dot(np: Any, g: Any, r: Any, arrays: Any, *_: Any) -> Any:
+    found = []
+    first, last = arrays[0].ndim == 1, arrays[-1].ndim == 1
+    whole = [*arrays]
+    if first:
+        whole[0] = np.expand_dims(whole[0], 0)
+    if last:
+        whole[-1] = np.expand_dims(whole[-1], 1)
+    head = np.reshape(g, (whole[0].shape[0], whole[-1].shape[1]))
+    for at, each in enumerate(whole):
+        made = head
+        for one in whole[:at]:
+            made = np.matmul(_t(np, one), made)
+        for one in reversed(whole[at + 1 :]):
+            made = np.matmul(made, _t(np, one))
+        found.append(np.reshape(made, arrays[at].shape))
+        del each
+    return (found,)
+
+
+@_rule("linalg.matrix_power")
+def _matrix_power(np: Any, g: Any, r: Any, x: Any, n: int) -> Any:
+    # Of x^n the part for each factor; of a negative power that of the inverse's.
+    base = np.linalg.inv(x) if n < 0 else x
+    found = None
+    for at in range(abs(n)):
+        left, right = (_t(np, np.linalg.matrix_power(base, count)) for count in (at, abs(n) - 1 - at))
+        part = np.matmul(np.matmul(left, g), right)
+        found = part if found is None else found + part
+    if found is None:
+        return (x * 0,)
+    return (found if n > 0 else -np.matmul(np.matmul(_t(np, base), found), _t(np, base)),)
+
+
+@_rule("polyval")
+def _polyval(np: Any, g: Any, r: Any, p: Any, x: Any) -> Any:
+    if not _is_array(p) or not _is_array(x):
+        calls.refusal("polyval of a list")(None, (), (), ())
+    count = p.shape[0]
+    powers = [np.power(x, count - 1 - at) for at in range(count)]
+    of_p = np.stack([np.sum(g * each) for each in powers])
+    of_x = g * 0
+    for at in range(count - 1):
+        of_x = of_x + g * _part(p, at) * powers[at + 1] * (count - 1 - at)
+    return of_p, of_x
 
 
 def known() -> list[str]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
+from operator import getitem
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +18,8 @@ import numpy as np
 from flowmx.errors import ShapeError
 from flowmx.numpy import table
 from flowmx.numpy.forms import Form
-from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.arrays.shape import View
+from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import (
     LIGHT_BYTES,
     Array,
@@ -32,23 +34,85 @@ from flowmx.ops.registry.operators import (
 )
 from flowmx.ops.registry.parameters import literal
 
-__all__ = ["NumPyCall", "NumPyPlaces", "results_of"]
+__all__ = ["NumPyCall", "NumPyCheck", "NumPyPlaces", "NumPyReshape", "NumPyWaiting", "results_of"]
 
-_FLOAT, _COMPLEX = np.dtype(np.float64), np.dtype(np.complex128)
+_FLOAT, _COMPLEX, _INT = np.dtype(np.float64), np.dtype(np.complex128), np.dtype(np.int64)
 _NARROW = {_FLOAT: np.dtype(np.float32), _COMPLEX: np.dtype(np.complex64)}
 """The dtypes that NumPy makes of whole numbers, and those of MXNet."""
 _SPECS = 512
 _INTO = frozenset(["concatenate", "dot", "stack"])
 """Functions besides ufuncs that write into ``out`` without a copy, where that has the dtype of what they are given."""
+_SUMS = frozenset(["cumsum", "cumprod", "mean", "nansum", "prod", "std", "sum", "trace", "var"])
+"""Functions that add up, or multiply, many numbers, and take a dtype to do it in."""
+_POSITIONS = frozenset(["choose", "take", "take_along_axis", "where", "bincount"])
+"""Functions with an argument whose dtype says nothing of the others'."""
 _WITH_CONSTANTS = frozenset(["append", "choose", "concatenate", "insert", "pad", "stack", "where"])
 """Functions whose arguments may be numbers in place of arrays."""
 
 
 @lru_cache(4096)
 def function_of(xp: Any, name: str) -> Callable[..., Any]:
-    """A function of an array namespace, by its name with dots."""
+    """A function of an array namespace, by its name with dots, or one of :data:`OWN`."""
+    if name in OWN:
+        return partial(OWN[name], xp)
     found: Callable[..., Any] = reduce(getattr, name.split("."), xp)
     return found
+
+
+def _take(xp: Any, a: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
+    return xp.take(a, indices if indices.dtype.kind in "iu" else indices.astype(np.int64), *args, **kwargs)
+
+
+def _ldexp(xp: Any, x1: Any, x2: Any) -> Any:
+    return xp.ldexp(x1, x2) if np.asarray(x2).dtype.kind in "iu" else x1 * xp.exp2(x2)
+
+
+def _window(name: str) -> Callable[..., Any]:
+    def window(xp: Any, M: int, *args: Any, dtype: DType | None = None) -> Any:
+        made = getattr(xp, name)(M, *args)
+        return made if dtype is None else made.astype(dtype)
+
+    return window
+
+
+def _broadcast_to(xp: Any, array: Any, shape: Any) -> Any:
+    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+    lead = len(lengths) - array.ndim
+    return xp.broadcast_to(array, tuple(array.shape[at - lead] if n == -2 else n for at, n in enumerate(lengths)))
+
+
+def _nan_to_num(xp: Any, x: Any, copy: bool = True, *args: Any, **kwargs: Any) -> Any:
+    return xp.nan_to_num(x, True, *args, **kwargs)
+
+
+def _diagonal_places(xp: Any, arr: Any) -> Any:
+    return xp.stack(xp.diag_indices_from(arr))
+
+
+OWN: dict[str, Callable[..., Any]] = {
+    "broadcast_to": _broadcast_to,
+    "diag_indices_from": _diagonal_places,
+    "nan_to_num": _nan_to_num,
+    "getitem": lambda xp, a, key: getitem(a, key),
+    "take": _take,
+    "unique_values": lambda xp, x: xp.unique(x, equal_nan=False),  # NumPy's own does not sort, others' does
+    "ldexp": _ldexp,
+    **{name: _window(name) for name in ("bartlett", "blackman", "hamming", "hanning", "kaiser")},
+}
+"""Functions that NumPy does not have, or that take more here, of the namespace and their arguments: positions and
+exponents may be floating, as MXNet's are; windows have a dtype; -2 keeps a length."""
+
+
+def _multiplied(one: Any, other: Any) -> list[Any]:
+    """The shapes of a product's operands, the length over which it sums completed by the other's."""
+    if not one or not other:
+        return [one, other]
+    at = max(0, len(other) - 2)
+    if other[at] == -1:
+        other = (*other[:at], one[-1], *other[at + 1 :])
+    elif one[-1] == -1:
+        one = (*one[:-1], other[at])
+    return [one, other]
 
 
 def results_of(found: Any) -> list[Any]:
@@ -80,7 +144,7 @@ class _Calling(Operator):
 
 
 @operator("_np_call")
-class NumPyCall(_Calling, hidden=True):
+class NumPyCall(_Calling, hidden=True, typed_by_shapes=True):
     """Call a function of NumPy's on arrays."""
 
     num_outputs: int = option(1, "Number of results.")
@@ -107,7 +171,12 @@ class NumPyCall(_Calling, hidden=True):
             square = self.function.startswith("linalg.")
             stand_ins = [stand_in(shape, dtype, square) for shape, dtype in zip(shapes, dtypes, strict=True)]
             args, kwargs = self.call.fill(stand_ins)
-            return function_of(np, self.function)(*args, **kwargs)
+            try:
+                return function_of(np, self.function)(*args, **kwargs)
+            except np.linalg.LinAlgError:  # unit matrices are of no use to it
+                draw = np.random.default_rng(0).random
+                args, kwargs = self.call.fill([draw(each.shape).astype(each.dtype) for each in stand_ins])
+                return function_of(np, self.function)(*args, **kwargs)
 
     def spec(self, shapes: tuple[Shape, ...], dtypes: tuple[DType, ...]) -> Spec:
         key = (shapes, dtypes)
@@ -116,7 +185,9 @@ class NumPyCall(_Calling, hidden=True):
             return known
         results = [np.asarray(each) for each in results_of(self.learn(shapes, dtypes))]
         made = Spec([each.shape for each in results], [self.settled(each.dtype, dtypes) for each in results], False)
-        has_none = self.traits.no_gradient or all(each.kind == "b" for each in made.dtypes)
+        # Functions that move elements give gradients of truth values, too, as MXNet's do.
+        has_none = all(each.kind == "b" for each in made.dtypes) and self.function not in table.MOVING
+        has_none |= self.traits.no_gradient
         made.gradient = None if has_none else self.gradient
         made.is_plain = True
         moved = sum(math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
@@ -133,21 +204,50 @@ class NumPyCall(_Calling, hidden=True):
             return dtype
         if _FLOAT in given or _COMPLEX in given:
             return dtype
+        floats = [each for each in given if each.kind == "f"]
+        if dtype == _FLOAT and floats:  # MXNet: whole numbers widen no floating ones
+            return max(floats, key=lambda each: each.itemsize)
         return _NARROW[dtype]
 
     def infer_shape(self, shapes: list[Any]) -> Any:
+        if self.function in ("dot", "matmul") and len(shapes) == 2:
+            shapes = _multiplied(*shapes)
         if any(shape is None or -1 in shape for shape in shapes):
             return shapes, [None] * self.num_outputs
-        spec = self.spec(tuple(shapes), (np.dtype(np.float32),) * len(shapes))
-        return shapes, list(spec.shapes)
+        # Shapes do not depend on dtypes, but some functions take only whole numbers, or masks.
+        count, refused = self.num_args, ""
+        floats, whole = (FLOAT32,) * count, (_INT,) * count
+        for dtypes in (floats, (*floats[:1], *whole[1:]), (*whole[:1], *floats[1:]), whole):
+            try:
+                return shapes, list(self.spec(tuple(shapes), dtypes).shapes)
+            except (ValueError, IndexError, TypeError) as error:
+                refused = refused or str(error)
+        raise ShapeError(f"{self.function}: {refused}")
 
     def infer_type(self, dtypes: list[DType | None]) -> Any:
-        known = next((dtype for dtype in dtypes if dtype is not None), None)
-        return dtypes, [known] * self.num_outputs
+        if any(dtype is None for dtype in dtypes):
+            known = [dtype for dtype in dtypes if dtype is not None]
+            if len(set(known)) != 1 or self.function in _POSITIONS:
+                return dtypes, [None] * self.num_outputs
+            return known * len(dtypes), list(self._results_of(tuple(known * len(dtypes))))
+        return dtypes, list(self._results_of(tuple(dtypes)))  # type: ignore[arg-type]
+
+    def _results_of(self, dtypes: tuple[DType, ...]) -> list[DType]:
+        """The results' dtypes, where shapes are not known: those of the first shapes that the function takes."""
+        for shape in ((2, 2, 2, 2), (2, 2), (2, 2, 2), (1, 1, 1, 1), (1, 1), (2,), (1,), ()):
+            try:
+                found = self.spec((shape,) * len(dtypes), dtypes).dtypes
+            except (ValueError, TypeError, IndexError, np.linalg.LinAlgError):
+                continue
+            if len(found) == self.num_outputs:
+                return found
+        return [self.settled(np.result_type(*dtypes), dtypes) if dtypes else FLOAT32] * self.num_outputs
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         args, kwargs = self.call.fill(inputs)
         function = function_of(run.xp, self.function)
+        if self.function in _SUMS and outputs[0].dtype == np.float16:
+            kwargs = {**kwargs, "dtype": np.dtype(np.float32)}  # what is added up is kept in more digits
         if len(outputs) == 1 and "dtype" not in kwargs:
             out = outputs[0]
             alike = self.function in _INTO and all(each.dtype == out.dtype for each in inputs)
@@ -237,3 +337,124 @@ class NumPyPlaces(_Calling, hidden=True):
 
 def _added(xp: Any, whence: Array, weights: Array, size: int) -> Array:
     return xp.bincount(whence, weights=weights.astype(np.float64), minlength=size + 1)
+
+
+@operator("_np_waiting")
+class NumPyWaiting(_Calling, hidden=True, dynamic=True, no_gradient=True):
+    """Call a function of NumPy's whose results' shapes follow from what its arrays hold."""
+
+    num_outputs: int = option(1, "Number of results.")
+
+    def outputs(self) -> tuple[str, ...]:
+        return tuple(f"output{index}" for index in range(self.num_outputs))
+
+    def infer_shape(self, shapes: list[Any]) -> Any:
+        return shapes, [None] * self.num_outputs
+
+    def infer_type(self, dtypes: list[DType | None]) -> Any:
+        return dtypes, [None] * self.num_outputs
+
+    def at_once(self, F: Any, inputs: Sequence[Any]) -> Any:
+        from flowmx.numpy.calls import call_waiting
+
+        args, kwargs = self.call.fill([each.as_np_ndarray() for each in inputs])
+        found = call_waiting(self.function, args, kwargs)
+        return found if isinstance(found, (list, tuple)) and len(found) > 1 else results_of(found)[0]
+
+
+@operator("_npx_reshape")
+class NumPyReshape(View, hidden=True, in_place=((0, 0),), view=True):
+    """Give an array another shape by the codes of ``npx.reshape``."""
+
+    arguments = ("a",)
+    newshape: Shape = required("Lengths, or codes.")
+    reverse: bool = option(False, "Match the codes from the right.")
+    order: str = option("C", "The order of elements.")
+
+    def infer_shape(self, shapes: list[Any]) -> Any:
+        (shape,) = shapes
+        if shape is None or -1 in shape:
+            return shapes, [None]
+        lengths = reshaped(self.newshape, shape, self.reverse)
+        return shapes, [np.broadcast_to(np.zeros((), bool), shape).reshape(lengths).shape]
+
+
+@operator("_npx_constraint_check")
+class NumPyCheck(Operator, hidden=True, no_gradient=True):
+    """Tell that all elements are true.
+
+    Raises:
+        ValueError: one is not, with the message given.
+    """
+
+    arguments = ("input",)
+    msg: str = option("Constraint violated.", "The message.")
+
+    def infer_shape(self, shapes: list[Any]) -> Any:
+        return shapes, [()]
+
+    def infer_type(self, dtypes: list[DType | None]) -> Any:
+        return dtypes, [np.dtype(bool)]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        if not run.xp.all(inputs[0]):
+            raise ValueError(self.msg)
+        outputs[0][...] = True
+
+
+def reshaped(newshape: Sequence[int], old: Shape, reverse: bool = False) -> tuple[int, ...]:
+    """The lengths that the codes of ``npx.reshape`` stand for; -1 stays.
+
+    Raises:
+        ShapeError: the codes do not fit the shape.
+    """
+    codes = list(newshape)
+    if reverse:
+        return tuple(_lengths(_backwards(codes), old[::-1], codes)[::-1])
+    return tuple(_lengths(codes, old, codes))
+
+
+def _backwards(codes: Sequence[int]) -> list[int]:
+    """The codes from right to left, a split still before its two lengths."""
+    found: list[int] = []
+    at = 0
+    while at < len(codes):
+        width = 3 if codes[at] == -6 else 1
+        group = list(codes[at : at + width])
+        found = [group[0], *group[:0:-1], *found]
+        at += width
+    return found
+
+
+def _lengths(codes: Sequence[int], shape: Sequence[int], given: Sequence[int]) -> list[int]:
+    made: list[int] = []
+    axis, at = 0, 0
+    try:
+        while at < len(codes):
+            code = codes[at]
+            if code == -2:
+                made.append(shape[axis])
+                axis += 1
+            elif code == -3:
+                if shape[axis] != 1:
+                    raise ShapeError(f"reshape: -3 leaves out an axis of length 1, not one of {shape[axis]}")
+                axis += 1
+            elif code == -4:
+                made += shape[axis:]
+                axis = len(shape)
+            elif code == -5:
+                made.append(shape[axis] * shape[axis + 1])
+                axis += 2
+            elif code == -6:
+                one, other = codes[at + 1 : at + 3]
+                one = shape[axis] // other if one == -1 else one
+                other = shape[axis] // one if other == -1 else other
+                made += (one, other)
+                axis, at = axis + 1, at + 2
+            else:
+                made.append(code)
+                axis += 1
+            at += 1
+    except IndexError:
+        raise ShapeError(f"reshape: {tuple(given)} asks for more axes than the array's {len(shape)}") from None
+    return made

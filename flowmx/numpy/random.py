@@ -18,7 +18,7 @@ from flowmx.ndarray.core import BaseArray, invoke
 from flowmx.numpy import calls
 from flowmx.numpy.forms import encode
 from flowmx.numpy.operator import _Calling
-from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import Array, Run, Shape, Spec, operator, required
 from flowmx.semantics import default_float
 
@@ -31,7 +31,7 @@ class Row(NamedTuple):
     Attributes:
         parameters: the names of the parameters, with their defaults (None: must be given).
         method: NumPy's generator's.
-        gradient: that of the parameters, of (gradient, result, *parameters); None where there is none.
+        gradient: that of the parameters, of (functions, gradient, result, *parameters); None where there is none.
         whole: whether the numbers are whole.
     """
 
@@ -41,29 +41,29 @@ class Row(NamedTuple):
     whole: bool = False
 
 
-def _moved_and_scaled(g: Any, r: Any, loc: Any, scale: Any) -> tuple[Any, Any]:
+def _moved_and_scaled(np_of: Any, g: Any, r: Any, loc: Any, scale: Any) -> tuple[Any, Any]:
     return g, g * (r - loc) / scale
 
 
-def _between(g: Any, r: Any, low: Any, high: Any) -> tuple[Any, Any]:
+def _between(np_of: Any, g: Any, r: Any, low: Any, high: Any) -> tuple[Any, Any]:
     part = (r - low) / (high - low)
     return g * (1 - part), g * part
 
 
-def _scaled(g: Any, r: Any, scale: Any) -> tuple[Any]:
+def _scaled(np_of: Any, g: Any, r: Any, scale: Any) -> tuple[Any]:
     return (g * r / scale,)
 
 
-def _of_exponent(g: Any, r: Any, mean: Any, sigma: Any) -> tuple[Any, Any]:
-    return g * r, g * r * (calls.call("log", (r,), {}) - mean) / sigma
+def _of_exponent(np_of: Any, g: Any, r: Any, mean: Any, sigma: Any) -> tuple[Any, Any]:
+    return g * r, g * r * (np_of.log(r) - mean) / sigma
 
 
-def _of_power(g: Any, r: Any, a: Any) -> tuple[Any]:
-    return (-g * r * calls.call("log", (r,), {}) / a,)
+def _of_power(np_of: Any, g: Any, r: Any, a: Any) -> tuple[Any]:
+    return (-g * r * np_of.log(r) / a,)
 
 
-def _of_pareto(g: Any, r: Any, a: Any) -> tuple[Any]:
-    return (-g * (r + 1) * calls.call("log1p", (r,), {}) / a,)
+def _of_pareto(np_of: Any, g: Any, r: Any, a: Any) -> tuple[Any]:
+    return (-g * (r + 1) * np_of.log1p(r) / a,)
 
 
 TABLE: dict[str, Row] = {
@@ -111,14 +111,19 @@ class NumPyRandom(_Calling, hidden=True, uses_random=True):
             for shape in shapes
         ]
         args, kwargs = self.call.fill([each.astype(t) for each, t in zip(stands, dtypes, strict=True)])
-        found = np.asarray(getattr(np.random.default_rng(0), self.function)(*args, **kwargs))
+        found = np.asarray(_drawn(np.random.default_rng(0), self.function, args, kwargs))
         made = Spec([found.shape], [self.dtype], light=False)
         made.gradient = self.gradient if self.dtype.kind == "f" else None
         self._specs[key] = made
         return made
 
     def infer_shape(self, shapes: list[Any]) -> Any:
-        raise NotImplementedError("mx.np.random draws arrays only, no symbols")
+        if any(shape is None or -1 in shape for shape in shapes):
+            return shapes, [None]
+        return shapes, list(self.spec(tuple(shapes), (FLOAT32,) * len(shapes)).shapes)
+
+    def infer_type(self, dtypes: list[DType | None]) -> Any:
+        return dtypes, [self.dtype]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         args, kwargs = self.call.fill(inputs)
@@ -126,23 +131,55 @@ class NumPyRandom(_Calling, hidden=True, uses_random=True):
             chances = np.asarray(args[1], np.float64)
             total = chances.sum(axis=-1, keepdims=True)
             args[1] = np.where(np.abs(total - 1) < 1e-4, chances / np.where(total == 0, 1, total), chances)
-        outputs[0][...] = getattr(run.random, self.function)(*args, **kwargs)
+        outputs[0][...] = _drawn(run.random, self.function, args, kwargs)
 
     def gradient(self, F: Any, inputs: Any, outputs: Any, heads: Any) -> Any:
-        import flowmx.numpy
         from flowmx.numpy import gradients
 
-        rule = _METHODS[self.function].gradient
-        if rule is None:
+        row = _METHODS.get(self.function.removesuffix("_n"))
+        rule = None if row is None else row.gradient
+        if row is None or rule is None:
             calls.refusal(f"random.{self.function}")(F, inputs, outputs, heads)
-        arrays = [calls.face(inputs[index]) for index in range(self.num_args)]
+        np_of = gradients._functions(F)
+        arrays = [gradients._faced(inputs[index]) for index in range(self.num_args)]
         args, _ = self.call.fill(arrays)
         found: list[Any] = [None] * self.num_args
-        head, result = gradients.headed(heads[0]), calls.face(outputs[0])
-        gradients._sort_out(self.call.args, rule(head, result, *args[: len(_METHODS[self.function].parameters)]), found)
-        return [
-            None if each is None else gradients.matched(flowmx.numpy, each, arrays[at]) for at, each in enumerate(found)
-        ]
+        head, result = gradients.headed(heads[0]), gradients._faced(outputs[0])
+        gradients._sort_out(self.call.args, rule(np_of, head, result, *args[: len(row.parameters)]), found)
+        return [None if each is None else gradients.matched(np_of, each, arrays[at]) for at, each in enumerate(found)]
+
+
+def _drawn(generator: Any, function: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Draw by a method of a generator; a Bernoulli's numbers are uniform ones below its probability."""
+    if function in _POSITIVE and any((np.asarray(each) <= 0).any() for each in args):
+        raise ValueError(f"random.{function}: a parameter is not above 0")
+    if function == "choice" and len(args) == 4 and args[3] is not None:  # in float32 their sum may be more than 1
+        chances = np.asarray(args[3], np.float64)
+        args = [*args[:3], chances / chances.sum()]
+    if function in ("uniform_n", "normal_n"):
+        size = (*kwargs["size"], *np.broadcast_shapes(*(np.shape(each) for each in args)))
+        return getattr(generator, function[:-2])(*args, size=size)
+    if function == "multivariate_normal" and (np.ndim(args[0]) > 1 or np.ndim(args[1]) > 2):
+        return _of_batches(generator, *args, **kwargs)
+    if not function.startswith("bernoulli"):
+        return getattr(generator, function)(*args, **kwargs)
+    chance = np.asarray(args[0] if function == "bernoulli" else 1 / (1 + np.exp(-np.asarray(args[0]))))
+    if ((chance < 0) | (chance > 1)).any():
+        raise ValueError("random.bernoulli: a probability is not from 0 to 1")
+    return generator.random(kwargs.get("size", chance.shape)) < chance
+
+
+def _of_batches(generator: Any, mean: Any, cov: Any, size: Any = ()) -> Any:
+    """Normal vectors of many means or covariances, whose first axes are broadcast."""
+    lead = np.broadcast_shapes(np.shape(mean)[:-1], np.shape(cov)[:-2])
+    factor = np.linalg.cholesky(np.asarray(cov, np.float64))
+    size = (size,) if isinstance(size, int) else tuple(size)
+    drawn = generator.standard_normal((*size, *lead, np.shape(mean)[-1]))
+    return mean + (factor @ drawn[..., None])[..., 0]
+
+
+_POSITIVE = ("gamma", "pareto", "power", "weibull")
+"""Distributions of which MXNet refuses parameters that are not above 0."""
 
 
 _STANDING = {"binomial": 0.5, "geometric": 0.5, "multinomial": 0.0}

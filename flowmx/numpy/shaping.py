@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.engine.runtime import engine
 from flowmx.ndarray import views
 from flowmx.ndarray.core import BaseArray
 from flowmx.numpy import calls, table
@@ -95,6 +96,7 @@ def shares_memory(a: Any, b: Any, max_work: int | None = None) -> bool:
     """Tell whether two arrays have a byte of memory in common."""
     if not (isinstance(a, BaseArray) and isinstance(b, BaseArray)) or a._storage is not b._storage:
         return False
+    engine.wait_variable(a._storage)
     return bool(np.shares_memory(a._read(), b._read()))
 
 

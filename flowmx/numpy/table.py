@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 __all__ = [
-    "CALLS", "CONSTANTS", "DTYPES", "FFT", "HOST", "LINALG", "LINALG_WAITING", "METHODS", "NEWER", "REGISTERED",
-    "REGISTERED_WITH_NUMBER", "RENAMED", "SHAPED", "WAITING", "WITHOUT_GRADIENT", "WRITTEN", "names", "ufunc",
+    "CALLS", "CONSTANTS", "DTYPES", "FFT", "HOST", "LINALG", "LINALG_WAITING", "METHODS", "MOVING", "NEWER",
+    "REGISTERED", "REGISTERED_WITH_NUMBER", "RENAMED", "SHAPED", "WAITING", "WITHOUT_GRADIENT", "WRITTEN", "names",
+    "ufunc",
 ]  # fmt: skip
 
 
@@ -148,16 +149,25 @@ REGISTERED_WITH_NUMBER = {
 
 WITHOUT_GRADIENT = names("""
     all any argmax argmin argpartition argsort bitwise_and bitwise_count bitwise_or bitwise_xor invert ceil
-    count_nonzero digitize equal floor floor_divide gcd greater greater_equal heaviside isclose iscomplex isfinite
-    isin isinf isnan isneginf isposinf isreal lcm left_shift less less_equal lexsort linalg.matrix_rank logical_and
-    logical_not logical_or logical_xor nanargmax nanargmin nextafter not_equal packbits right_shift rint round
-    searchsorted sign signbit spacing trunc unpackbits unravel_index
+    count_nonzero digitize equal floor floor_divide full_like gcd greater greater_equal heaviside isclose iscomplex
+    isfinite isin isinf isnan isneginf isposinf isreal lcm left_shift less less_equal lexsort linalg.matrix_rank
+    logical_and logical_not logical_or logical_xor nanargmax nanargmin nextafter not_equal packbits right_shift rint
+    round searchsorted sign signbit spacing trunc unpackbits unravel_index
 """)
 """Functions whose gradient is zero wherever there is one."""
+
+MOVING = names("""
+    append array_split atleast_1d atleast_2d atleast_3d broadcast_arrays getitem broadcast_to choose column_stack
+    concatenate copy delete diag diagflat diagonal dsplit dstack expand_dims flip fliplr flipud hsplit hstack insert
+    linalg.diagonal linalg.matrix_transpose matrix_transpose meshgrid moveaxis pad ravel repeat resize roll rollaxis
+    rot90 split squeeze stack swapaxes take take_along_axis tile transpose tril triu unstack vsplit vstack where
+    fft.fftshift fft.ifftshift
+""")
+"""Functions that only move elements: one operator is the gradient of all."""
 
 
 @cache
 def ufunc(name: str) -> np.ufunc | None:
-    """NumPy's ufunc of a name; None where that is none."""
+    """NumPy's ufunc of a name; None where that is none, or takes more here (``operator.OWN``)."""
     found = getattr(np, name, None)
-    return found if isinstance(found, np.ufunc) else None
+    return found if isinstance(found, np.ufunc) and name != "ldexp" else None

@@ -6,21 +6,19 @@ The functions are the registry's operators; :data:`TABLE` says which.
 from __future__ import annotations
 
 import importlib
-import sys as _sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as _numpy
 
 from flowmx import ndarray as _classic
-from flowmx import symbol as _classic_symbol
 from flowmx.context import gpu_memory_info
 from flowmx.devices import Context, cpu, cpu_pinned, current_context, gpu, num_gpus
 from flowmx.engine import waitall
 from flowmx.ndarray.core import BaseArray
 from flowmx.numpy import calls as _calls
+from flowmx.numpy.operator import reshaped as _reshaped
 from flowmx.numpy.shaping import reshape as _reshape
-from flowmx.numpy.symbols import NoSymbols as _NoSymbols
 from flowmx.ops.registry.operators import lookup as _lookup
 from flowmx.util import (
     is_np_array,
@@ -38,9 +36,10 @@ from flowmx.util import (
 )
 
 __all__ = [
-    "Context", "cpu", "cpu_pinned", "current_context", "gpu", "gpu_memory_info", "is_np_array", "is_np_default_dtype",
-    "is_np_shape", "load", "nonzero", "np_array", "np_default_dtype", "np_shape", "num_gpus", "random", "reset_np",
-    "reshape", "save", "set_np", "use_np", "use_np_array", "use_np_default_dtype", "use_np_shape", "waitall",
+    "Context", "constraint_check", "cpu", "cpu_pinned", "current_context", "gpu", "gpu_memory_info", "is_np_array",
+    "is_np_default_dtype", "is_np_shape", "load", "nonzero", "np_array", "np_default_dtype", "np_shape", "num_gpus",
+    "random", "reset_np", "reshape", "save", "set_np", "use_np", "use_np_array", "use_np_default_dtype", "use_np_shape",
+    "waitall",
 ]  # fmt: skip
 
 TABLE = {
@@ -101,57 +100,17 @@ def reshape(a: BaseArray, newshape: Any, reverse: bool = False, order: str = "C"
     """
     if order != "C":
         raise NotImplementedError("reshape: arrays are kept in C order alone, so order must be 'C'")
-    codes: list[int] = [int(newshape)] if isinstance(newshape, (int, _numpy.integer)) else list(newshape)
-    shape = list(a.shape)
-    if reverse:
-        return _reshape(a, tuple(_lengths(_backwards(codes), shape[::-1], codes, True)[::-1]))
-    return _reshape(a, tuple(_lengths(codes, shape, codes)))
+    codes = [int(newshape)] if isinstance(newshape, (int, _numpy.integer)) else list(newshape)
+    return _reshape(a, _reshaped(codes, a.shape, reverse))
 
 
-def _backwards(codes: Sequence[int]) -> list[int]:
-    """The codes from right to left, a split still before its two lengths."""
-    found: list[int] = []
-    at = 0
-    while at < len(codes):
-        width = 3 if codes[at] == -6 else 1
-        group = list(codes[at : at + width])
-        found = [group[0], *group[:0:-1], *found]
-        at += width
-    return found
+def constraint_check(input: BaseArray, msg: str = "Constraint violated.") -> Any:
+    """An array without axes that is true, where all elements are.
 
-
-def _lengths(codes: Sequence[int], shape: Sequence[int], given: Sequence[int], turned: bool = False) -> list[int]:
-    made: list[int] = []
-    axis, at = 0, 0
-    try:
-        while at < len(codes):
-            code = codes[at]
-            if code == -2:
-                made.append(shape[axis])
-                axis += 1
-            elif code == -3:
-                if shape[axis] != 1:
-                    raise ValueError(f"reshape: -3 leaves out an axis of length 1, not one of {shape[axis]}")
-                axis += 1
-            elif code == -4:
-                made += shape[axis:]
-                axis = len(shape)
-            elif code == -5:
-                made.append(shape[axis] * shape[axis + 1])
-                axis += 2
-            elif code == -6:
-                one, other = codes[at + 1 : at + 3]
-                one = shape[axis] // other if one == -1 else one
-                other = shape[axis] // one if other == -1 else other
-                made += (one, other)
-                axis, at = axis + 1, at + 2
-            else:
-                made.append(code)
-                axis += 1
-            at += 1
-    except IndexError:
-        raise ValueError(f"reshape: {tuple(given)} asks for more axes than the array's {len(shape)}") from None
-    return made
+    Raises:
+        ValueError: one is not; whoever reads the result, or what is computed with it, is told.
+    """
+    return _calls.dressed(_classic.op.op("_npx_constraint_check", input, msg=msg))
 
 
 def save(file: Any, arr: Any) -> None:
@@ -187,7 +146,3 @@ __all__ += [*TABLE, "image"]
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-_classic_symbol.npx = _NoSymbols("npx")  # type: ignore[attr-defined]
-_classic.npx = _sys.modules[__name__]  # type: ignore[attr-defined]  # blocks find it as F.npx, too

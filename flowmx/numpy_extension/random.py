@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from flowmx import random as _classic
 from flowmx.numpy import calls
 from flowmx.numpy import random as _random
@@ -26,12 +28,10 @@ def bernoulli(
     """
     if (prob is None) == (logit is None):
         raise ValueError("bernoulli: exactly one of prob and logit must be given")
+    kind = calls.given_dtype(dtype) or np.dtype(np.float32)
     if prob is None:
-        prob = 1 / (1 + calls.call("exp", (calls.call("negative", (logit,), {}),), {}))
-    shape = size if size is not None else getattr(prob, "shape", None)
-    drawn = _random.rand(ctx=ctx) if shape is None else _random.uniform(0.0, 1.0, shape, None, ctx)  # type: ignore[attr-defined]
-    made = (drawn < prob).astype(dtype or "float32")
-    return made if out is None else calls.into("bernoulli", made, out, None)
+        return _random._draw("bernoulli_logit", (logit,), size, kind, ctx, out)
+    return _random._draw("bernoulli", (prob,), size, kind, ctx, out)
 
 
 def uniform_n(low: Any = 0.0, high: Any = 1.0, batch_shape: Any = None, dtype: Any = None, ctx: Any = None) -> Any:
@@ -45,8 +45,6 @@ def normal_n(loc: Any = 0.0, scale: Any = 1.0, batch_shape: Any = None, dtype: A
 
 
 def _batch(name: str, one: Any, other: Any, batch_shape: Any, dtype: Any, ctx: Any) -> Any:
-    import numpy as np
-
     own = np.broadcast_shapes(*(getattr(each, "shape", ()) for each in (one, other)))
     batch = () if batch_shape is None else (batch_shape,) if isinstance(batch_shape, int) else tuple(batch_shape)
     return getattr(_random, name)(one, other, (*batch, *own) or None, dtype, ctx)

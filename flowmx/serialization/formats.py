@@ -10,6 +10,7 @@ from typing import TypeAlias, cast
 import numpy.typing as npt
 
 from flowmx.errors import raised_as_mxnet
+from flowmx.semantics import semantics
 from flowmx.serialization import params, safetensors, torch
 from flowmx.serialization.reading import Array, read_whole
 
@@ -33,7 +34,8 @@ def save(path: str | os.PathLike[str], arrays: params.Arrays, format: str | None
     """
     format = format_of(path, format)
     if format == "params":
-        params.save(path, arrays)
+        # As MXNet: in the mode of npx.set_np it reads and writes arrays of NumPy's shapes alone.
+        params.save(path, arrays, np_shape=semantics.get().shape or None)
     elif format == "safetensors":
         safetensors.save(path, cast(Mapping[str, npt.ArrayLike], arrays))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from flowmx.graph.subgraph import Body
 from flowmx.ops.registry import calling
 from flowmx.ops.registry.dtypes import FLAGS, as_dtype, name_of
 from flowmx.ops.registry.operators import Operator, Shape, ShapeOrNone, lookup
+from flowmx.semantics import semantics
 from flowmx.serialization import symbol_json
 from flowmx.serialization.atomic import replace_file
 from flowmx.serialization.reading import read_whole
@@ -419,11 +421,12 @@ class Symbol(Methods):
     gradient = grad
 
     def as_np_ndarray(self) -> Symbol:
-        """This symbol (kept for MXNet's scripts)."""
-        return self
+        """The same with NumPy's arithmetic, indices and methods, as the functions of ``mx.sym.np`` take it."""
+        made: Symbol = importlib.import_module("flowmx.numpy.symbols").as_np(self)  # of a higher floor
+        return made
 
     def as_nd_ndarray(self) -> Symbol:
-        """This symbol (kept for MXNet's scripts)."""
+        """This symbol."""
         return self
 
     def get_backend_symbol(self, backend: str) -> Symbol:
@@ -562,7 +565,9 @@ def compose(
             entries.append(symbol._entries[0])
     _begin(op, entries)
     node = Node(op, label, tuple(entries), scope, given, origin)
-    return Symbol([Entry(node, index) for index in range(op.visible_outputs())])
+    # What is composed of symbols of mx.sym.np is one, as results of arrays of mx.np are.
+    made_of = next((each.__class__ for each in inputs.values()), Symbol)
+    return made_of([Entry(node, index) for index in range(op.visible_outputs())])
 
 
 def _attributes_of(cls: type[Operator], given: Mapping[str, Any]) -> dict[str, str]:
@@ -753,7 +758,8 @@ def _as_known(variable: str, shape: Any) -> Shape:
         lengths = tuple(int(n) for n in ([shape] if isinstance(shape, (int, np.integer)) else shape))
     except (TypeError, ValueError):
         raise ShapeError(f"the shape of {variable!r} is {shape!r}, expected ints") from None
-    return tuple(n if n > 0 else -1 for n in lengths)
+    least = 0 if semantics.get().shape else 1  # NumPy's shapes have lengths of 0
+    return tuple(n if n >= least else -1 for n in lengths)
 
 
 def _by_node(

@@ -30,6 +30,7 @@ operator by name. It returns one gradient (or None) for each input, auxiliary st
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, dataclass_transform
@@ -455,9 +456,7 @@ class Operator:
         made = Spec(final_shapes, final_dtypes, light=False)
         traits = self.traits
         made.gradient = None if traits.no_gradient else self.gradient
-        made.is_plain = not (
-            traits.uses_random or traits.detached or traits.sparse or self.auxiliary or self.updates
-        )
+        made.is_plain = not (traits.uses_random or traits.detached or traits.sparse or self.auxiliary or self.updates)
         made.light = moved + made.nbytes <= LIGHT_BYTES and self._is_quick(shapes, final_shapes)
         made.weight = moved + made.nbytes
         if self.traits.heavy and type(self).cost is not Operator.cost:
@@ -570,6 +569,8 @@ def lookup(name: str) -> type[Operator]:
         AttributeError: there is none; the message names the nearest.
     """
     found = _by_name.get(name)
+    if found is None and name.startswith("_np"):  # those of mx.np are registered when they are first asked for
+        found = importlib.import_module("flowmx.numpy.named").find(name)
     if found is None:
         shown = [each for each in _by_name if not each.startswith("_")]
         raise AttributeError(f"there is no operator {name!r}{did_you_mean(name, shown, STANDS_FOR)}")

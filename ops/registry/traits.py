@@ -80,6 +80,7 @@ class Traits:
         float32_where: a parameter, and the values of it for which mixed precision leaves the operator in float32.
         input_named: MXNet's monitors call its only input data, not input0.
         sparse: calls on arrays make sparse ones, or sparse gradients, though all inputs are dense.
+        typed_by_shapes: the outputs' dtypes may follow from the inputs' shapes, too.
     """
 
     skips: bool = False
@@ -108,3 +109,4 @@ class Traits:
     float32_where: tuple[str, tuple[str, ...]] | None = None
     input_named: bool = False
     sparse: bool = False
+    typed_by_shapes: bool = False

@@ -83,7 +83,9 @@ def _concat(call: Call) -> Way | None:
 @way("_sparse_retain")
 def _retain(call: Call) -> Way | None:
     if call.stypes != ("row_sparse", "default"):
-        raise ParameterError(f"retain: data is {call.stypes[0]} and indices {call.stypes[1]}, expected row_sparse and dense")
+        raise ParameterError(
+            f"retain: data is {call.stypes[0]} and indices {call.stypes[1]}, expected row_sparse and dense"
+        )
     return Way("row_sparse", retained)
 
 
