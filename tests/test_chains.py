@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import re
+import time
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from flowmx.graph.graph import predecessors
 from flowmx.graph.passes import chains
 from flowmx.ops.compiled.chain import Chain, Link
 from flowmx.ops.kernels.llvm import chain as kernel
+from flowmx.ops.kernels.llvm import compiler as compiler_of_loops
 from flowmx.ops.kernels.llvm import walks
 from flowmx.ops.registry.operators import Run, kernel_for, lookup
 
@@ -448,6 +450,74 @@ def test_axes():
     assert walks.axes_of([x.transpose(1, 0, 2), x.transpose(1, 0, 2)]) == ((120,), ((1,), (1,)))
     assert walks.axes_of([x[..., ::2], np.zeros((4, 5, 3), np.float32)]) is None
     assert walks.axes_of([np.zeros((1, 1), np.float32)] * 2) == ((1,), ((1,), (1,)))
+
+
+# -- what is compiled --------------------------------------------------------------------------------------
+
+
+def gates(order):
+    """A chain of the product x · tanh(y) + z, whose inputs stand in this order."""
+    x, y, z = (order.index(name) for name in "xyz")
+    links = [
+        Link(lookup("tanh").create(), (y,), "tanh"),
+        Link(lookup("elemwise_mul").create(), (x, 3), "times"),
+        Link(lookup("elemwise_add").create(), (4, z), "plus"),
+    ]
+    return Chain.of(3, links, [5])
+
+
+@pytest.fixture
+def compiled(monkeypatch, tmp_path):
+    """The texts that were compiled, with nothing known from before."""
+    texts, generate = [], compiler_of_loops._generate
+    monkeypatch.setattr(compiler_of_loops, "_loaded", {})
+    monkeypatch.setattr(
+        compiler_of_loops, "_generate", lambda host, text: (texts.append(text), generate(host, text))[1]
+    )
+    monkeypatch.setattr(kernel, "_forms", {})
+    with mx.engine.using(kernel_cache=str(tmp_path)):
+        yield texts
+
+
+def test_chains_that_differ_in_the_order_of_inputs_are_compiled_once(compiled):
+    values = values_of(dict.fromkeys("xyz", (30, 70)))
+    found = []
+    for order in itertools.permutations("xyz"):
+        out = np.empty((30, 70), np.float32)
+        kernel.compute(gates(order), run_of(), [values[name] for name in order], [out])
+        found.append(out)
+    assert len(compiled) == 1
+    np.testing.assert_allclose(found[0], values["x"] * np.tanh(values["y"]) + values["z"], rtol=1e-5, atol=1e-6)
+    for each in found[1:]:
+        np.testing.assert_array_equal(each, found[0])
+
+
+def test_the_bits_do_not_depend_on_how_many_elements_there_are(compiled):
+    values = values_of(dict.fromkeys("xyz", (1 << 16,)))
+    chain = gates("xyz")
+
+    def computed(size):
+        out = np.empty(size, np.float32)
+        kernel.compute(chain, run_of(), [each[:size] for each in values.values()], [out])
+        return out
+
+    whole = computed(1 << 16)
+    for size in (300, 1001, 5000, 20_000):
+        np.testing.assert_array_equal(computed(size), whole[:size])
+    assert len(compiled) > 2, "each size class has code of its own"
+
+
+def test_what_a_graph_will_run_is_compiled_before_it_does(compiled):
+    x, y = variables("x y")
+    bound = bind(mx.sym.tanh(x * 1.5 + y) * y, values_of({"x": (60, 50), "y": (60, 50)}), train=True)
+    assert loops_of(bound.plan)
+    while len(compiled) < len(loops_of(bound.plan)):  # the test's timeout is the limit
+        time.sleep(0)
+    before = list(compiled)
+    bound.forward(is_train=True)
+    bound.backward(mx.nd.ones((60, 50)))
+    mx.nd.waitall()
+    assert compiled == before
 
 
 def test_on_an_event_loop_the_plain_forward_runs_until_the_loop_is_compiled(monkeypatch, tmp_path):

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 from flowmx.ops.registry.dtypes import FLOAT32
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from flowmx.ops.registry.dtypes import DType
-    from flowmx.ops.registry.operators import Operator
+    from flowmx.ops.registry.operators import Laid, Operator
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
@@ -36,6 +38,14 @@ def weight_of_link(device_type: str, op: Operator, dtype: DType, count: int) -> 
 
     ask = {"cpu": llvm.chain.weight, "gpu": cuda.chain.weight}.get(device_type)
     return None if ask is None else ask(op, dtype, count)
+
+
+def compile_ahead(device_type: str, chains: Sequence[tuple[Operator, Sequence[Laid], Sequence[Laid]]]) -> None:
+    """Let the kernels of chains be compiled meanwhile, in this order, for inputs and outputs that lie like this."""
+    from flowmx.ops.kernels import llvm
+
+    if device_type == "cpu":
+        llvm.chain.compile_ahead(chains)
 
 
 def computes_attention(device_type: str, dtype: DType, size: int, pairs: int) -> bool:

@@ -25,14 +25,14 @@ def workspaces(plan: Plan, steps: Sequence[Node], options: Options) -> dict[int,
         context = plan.graph.context(node)
         ask = workspace_of(options.device_type if context is None else context.kernels, node.op)
         if ask is not None:
-            outputs = [_laid(plan, Entry(node, index)) for index in range(node.outputs())]
-            nbytes = ask(node.op, [_laid(plan, entry) for entry in node.inputs], outputs)
+            outputs = [laid(plan, Entry(node, index)) for index in range(node.outputs())]
+            nbytes = ask(node.op, [laid(plan, entry) for entry in node.inputs], outputs)
             if nbytes >= PLANNED:
                 found[position] = nbytes
     return found
 
 
-def _laid(plan: Plan, entry: Entry) -> Laid:
+def laid(plan: Plan, entry: Entry) -> Laid:
     """The memory layout of a value: shape, strides and dtype."""
     shape = plan.graph.shapes[entry]
     return Laid(shape, strides(shape, entry in plan.channels_last), plan.graph.dtypes[entry])

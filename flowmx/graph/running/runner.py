@@ -14,9 +14,12 @@ from flowmx import settings
 from flowmx.devices import Context, Device
 from flowmx.graph.checking.poison import Poisoned
 from flowmx.graph.node import Entry, Node
+from flowmx.graph.planning.workspace import laid
 from flowmx.graph.running.results import Ending, Results
 from flowmx.graph.running.steps import Part, Step
 from flowmx.ndarray.core import forward_of
+from flowmx.ops import kernels
+from flowmx.ops.compiled.chain import Chain
 from flowmx.ops.registry.operators import Array, Run, Shape, TiedForward, tied_forward
 
 if TYPE_CHECKING:
@@ -58,6 +61,18 @@ class Runner:
             for nodes in (plan.once, plan.forward, plan.backward)
         )
         self.endings = tuple([[self._step_of_ending(each) for each in group] for group in results.endings])
+        self._compile_ahead()
+
+    def _compile_ahead(self) -> None:
+        """Let what the steps run be compiled while the first ones already do."""
+        nodes = [step.node for step in (*self.once, *self.forward, *self.backward) if type(step.node.op) is Chain]
+        steps = []
+        for node in nodes:
+            assert node.op is not None
+            outputs = [laid(self.plan, Entry(node, index)) for index in range(node.outputs())]
+            steps.append((node.op, [laid(self.plan, entry) for entry in node.inputs], outputs))
+        if steps:
+            kernels.compile_ahead(self.device(nodes[0]).kernels, steps)
 
     def part(self, device: Device, once: Sequence[Step] = (), steps: Sequence[Step] = ()) -> Part:
         """Steps to run as one operation of a device."""

@@ -5,18 +5,20 @@ Chains of the same form share their loops, whatever their parameters are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 from flowmx.ops.compiled.chain import Chain
 from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, parameter, placeholder, steps, uniforms
 from flowmx.ops.kernels.llvm.code import Real
 from flowmx.ops.kernels.llvm.elementwise import Fused, computed_alike, is_exact, real_of
-from flowmx.ops.kernels.llvm.walks import Axes, Walk, axes_of, streams
+from flowmx.ops.kernels.llvm.program import Program, begin_compiling, load_ahead
+from flowmx.ops.kernels.llvm.walks import Axes, Walk, axes_of, streams, vectors
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Array, Operator, Run, kernel, kernel_for
+from flowmx.ops.registry.operators import Array, Laid, Operator, Run, Shape, kernel, kernel_for
 
 _LEAST = 512
 """Elements times links below which it is not worth a compilation."""
@@ -55,11 +57,12 @@ class _Form:
         self._outputs = formulas(chain)
         self._real = real
         self._walks: dict[Any, Walk] = {}
+        self._steps = steps(self._outputs)
         self.uniforms = uniforms(self._outputs)
 
     def walk(self, axes: Axes, is_streaming: bool) -> Walk:
         """The loop along axes."""
-        key = (axes.still, len(axes.lengths), is_streaming)
+        key = (axes.still, len(axes.lengths), is_streaming, vectors(self._steps, math.prod(axes.lengths)))
         known = self._walks.get(key)
         if known is None:
             known = self._walks.setdefault(key, Walk(self._outputs, self._real, *key))
@@ -67,15 +70,28 @@ class _Form:
 
 
 class _Call:
-    """A chain prepared for arrays of one layout."""
+    """A chain prepared for arrays of one layout.
 
-    def __init__(self, form: _Form, axes: Axes, numbers: list[float]) -> None:
+    Args:
+        form: its form.
+        order: the chain's inputs in the order of the form's.
+        axes: what the arrays are walked along, in that order.
+        numbers: its scalars.
+    """
+
+    def __init__(self, form: _Form, order: Sequence[int], axes: Axes, numbers: list[float]) -> None:
         self._form = form
+        self._order = order
         self._axes = axes
         self._numbers = numbers
         self._walk = form.walk(axes, False)
         self._threads = 0
         self._words: tuple[float, ...] = ()
+
+    @property
+    def program(self) -> Program:
+        """The function that computes it, where outputs stay in the caches."""
+        return self._walk.program
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
         """Run it; False where it is not compiled (yet)."""
@@ -85,7 +101,7 @@ class _Call:
             self._threads = threads
         if streams(self._axes, inputs, outputs):  # the addresses may be others each time
             walk = self._form.walk(self._axes, True)
-        return walk.run(self._words, [*inputs, *outputs], threads)
+        return walk.run(self._words, [*[inputs[at] for at in self._order], *outputs], threads)
 
 
 _forms: dict[Hashable, _Form] = {}
@@ -99,7 +115,10 @@ def _formula(op: Operator) -> Fused:
 
 @lru_cache(maxsize=1)
 def _can_compile() -> bool:
-    return find_spec("llvmlite") is not None
+    found = find_spec("llvmlite") is not None
+    if found:
+        load_ahead()  # it takes as long as many a graph, which is planned meanwhile
+    return found
 
 
 def weight(op: Operator, dtype: DType, count: int) -> int | None:
@@ -137,6 +156,36 @@ def compute(chain: Chain, run: Run, inputs: Sequence[Array], outputs: Sequence[A
         chain.forward(run, inputs, outputs)
 
 
+class _Lying(NamedTuple):
+    """The layout of an array that is not there yet, by the names that arrays have for it."""
+
+    shape: Shape
+    strides: Shape
+    dtype: DType
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self.dtype.itemsize
+
+
+def compile_ahead(chains: Sequence[tuple[Operator, Sequence[Laid], Sequence[Laid]]]) -> None:
+    """Prepare chains for inputs and outputs that lie like this, and let their loops be compiled meanwhile."""
+    found = []
+    for chain, *arrays in chains:
+        inputs, outputs = ([_Lying(s, tuple([d.itemsize * n for n in steps]), d) for s, steps, d in a] for a in arrays)
+        assert isinstance(chain, Chain)
+        if math.prod(outputs[0].shape) * len(chain.links) >= _LEAST:
+            call = _call(chain, inputs, outputs)
+            found += [] if call is None else [call.program]
+    begin_compiling(found)
+
+
 def _computed(chain: Chain, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
     """Run the loop; False where there is none for these arrays, or it is not compiled (yet)."""
     call = _call(chain, inputs, outputs)
@@ -157,11 +206,26 @@ def _call(chain: Chain, inputs: Sequence[Array], outputs: Sequence[Array]) -> _C
 
 
 def _prepare(chain: Chain, inputs: Sequence[Array], outputs: Sequence[Array]) -> _Call | None:
-    axes = axes_of([*inputs, *outputs])
+    order, ordered = in_order_of_use(chain)
+    axes = axes_of([*[inputs[at] for at in order], *outputs])
     if axes is None or any(axes.still[len(inputs) :]):
         return None
-    form = _form(chain, outputs[0].dtype)
-    return _Call(form, axes, numbers(chain, form.uniforms))
+    form = _form(ordered, outputs[0].dtype)
+    return _Call(form, order, axes, numbers(ordered, form.uniforms))
+
+
+def in_order_of_use(chain: Chain) -> tuple[list[int], Chain]:
+    """A chain's inputs in the order in which its links read them first, and the chain that is given them so.
+
+    Chains that differ in nothing else then have one form, which is compiled once.
+    """
+    used = dict.fromkeys([value for link in chain.links for value in link.inputs if value < chain.count])
+    order = [*used, *[at for at in range(chain.count) if at not in used]]
+    place = {value: at for at, value in enumerate(order)}
+    links = [link._replace(inputs=tuple([place.get(value, value) for value in link.inputs])) for link in chain.links]
+    made = Chain.of(chain.count, links, [place.get(value, value) for value in chain.results])
+    assert isinstance(made, Chain)
+    return order, made
 
 
 def numbers(chain: Chain, uniforms: Sequence[Expr]) -> list[float]:

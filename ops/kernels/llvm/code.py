@@ -280,7 +280,14 @@ class Code:
     def side_by_side(
         self, start: Value, stop: Value, body: Callable[[Sequence[Value], Value | None], None], count: int
     ) -> None:  # fmt: skip
-        """Do the same as :meth:`strips`, ``count`` vectors (a power of 2) a round: ``body(indices, mask)``."""
+        """Do the same as :meth:`strips`, ``count`` vectors (a power of 2) a round: ``body(indices, mask)``.
+
+        With a count of 0 it is one vector a round, always with a mask: the body is in the code once, which is half.
+        """
+        if not count:
+            with self.loop(start, stop, self.lanes) as index:
+                body([index], self.first_lanes(self.minus(stop, index)))
+            return
         for each in (count, 1) if count > 1 else (1,):
             step = each * self.lanes
             length = self.put(INDEX, f"sub nsw {stop}, {start.name}")

@@ -23,7 +23,7 @@ from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, kinds, p
 from flowmx.ops.kernels.llvm import compiler, team
 from flowmx.ops.kernels.llvm.code import BFLOAT, DOUBLE, FLOAT, HALF, Code, Real
 from flowmx.ops.kernels.llvm.functions import expanded
-from flowmx.ops.kernels.llvm.lowering import lower
+from flowmx.ops.kernels.llvm.lowering import invariants, lower
 from flowmx.ops.kernels.llvm.program import Program
 from flowmx.ops.registry.dtypes import NAMES
 from flowmx.ops.registry.operators import Array, Bound, Form, Operator, Run, kernel, lookup
@@ -105,13 +105,14 @@ class Loop:
         numbers = {uniform: code.number() for uniform in self.uniforms}
         sources = {placeholder(position): code.array() for position in range(self.inputs)}
         targets = [code.array() for _ in self.outputs]
+        fixed = invariants(code, self.outputs, numbers)
         with code.tasks() as task:
             start = code.times(task, share)
             stop = code.least(code.plus(start, share), size)
 
             def body(index: Any, mask: Any) -> None:
                 read = {source: code.load(address, index, mask) for source, address in sources.items()}
-                for value, target in zip(lower(code, self.outputs, numbers | read), targets, strict=True):
+                for value, target in zip(lower(code, self.outputs, fixed | read), targets, strict=True):
                     code.store(value, target, index, mask)
 
             code.strips(start, stop, body)

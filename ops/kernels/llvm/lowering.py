@@ -50,6 +50,24 @@ def lower_side_by_side(code: Code, outputs: Sequence[Expr], given: Sequence[Mapp
     return [[values[output] for output in outputs] for values in known]
 
 
+def invariants(code: Code, outputs: Sequence[Expr], given: Mapping[Expr, Value]) -> dict[Expr, Value]:
+    """Compute all that formulas need of given values alone: ahead of a loop in which the other values change.
+
+    Args:
+        code: as in :func:`lower`.
+        outputs: likewise.
+        given: the values that stay the same.
+
+    Returns:
+        these, and what was computed.
+    """
+    known = dict(given)
+    for expr in in_order(outputs, given):
+        if expr.args and all(arg in known or arg.kind == "number" for arg in expr.args):
+            known[expr] = lower(code, [expr], known)[0]
+    return known
+
+
 def _emit(code: Code, expr: Expr, operands: Sequence[Value]) -> Value:
     kind = expr.kind
     if kind == "number":

@@ -7,9 +7,10 @@ a signal handler that waits for an operation, which wants the same function: nob
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from flowmx.devices.streams import here
 from flowmx.engine.runtime import engine
@@ -58,7 +59,7 @@ class Program:
 
     def _compile(self) -> None:
         with engine.ending.gate.working(), self._lock:
-            if self.compiled is not None or self.failed:
+            if self.compiled is not None or self.failed or _ahead.is_over:
                 return
             try:
                 if compiler.available():
@@ -66,3 +67,56 @@ class Program:
             except Exception:
                 _log.exception("a fused loop could not be compiled; the plain one runs instead")
             self.failed = self.compiled is None
+
+
+class _Ahead:
+    """Work that is done before anybody asks for it, by a thread of its own.
+
+    Attributes:
+        is_over: True once the interpreter ends, when LLVM must be left alone.
+    """
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._threads: list[threading.Thread] = []
+
+    def do(self, work: Sequence[Callable[[], object]]) -> None:
+        """Call these functions, one after the other."""
+        thread = threading.Thread(target=self._do, args=(work,), name="flowmx-compiler", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is about to end
+            return
+        self._threads = [thread, *[each for each in self._threads if each.is_alive()]]
+
+    def _do(self, work: Sequence[Callable[[], object]]) -> None:
+        for each in work:
+            if not self.is_over:
+                each()
+
+    def end(self) -> None:
+        """Begin nothing more, and wait for what is under way."""
+        self.is_over = True
+        for each in self._threads:
+            each.join(_PATIENCE)
+
+
+_ahead = _Ahead()
+atexit.register(_ahead.end)
+
+
+def begin_compiling(programs: Sequence[Program]) -> None:
+    """Let functions that will be asked for be compiled meanwhile, in this order."""
+    wanted = [each._compile for each in dict.fromkeys(programs) if each.compiled is None and not each.failed]
+    if wanted:
+        _ahead.do(wanted)
+
+
+def load_ahead() -> None:
+    """Let the compiler be loaded meanwhile."""
+    _ahead.do([_load])
+
+
+def _load() -> None:
+    with engine.ending.gate.working():
+        compiler.available()

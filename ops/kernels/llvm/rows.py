@@ -27,7 +27,7 @@ from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, kinds, p
 from flowmx.ops.kernels.llvm import functions, team
 from flowmx.ops.kernels.llvm.code import FLOAT, Code, Value
 from flowmx.ops.kernels.llvm.compiler import Compiled
-from flowmx.ops.kernels.llvm.lowering import lower
+from flowmx.ops.kernels.llvm.lowering import invariants, lower
 from flowmx.ops.kernels.llvm.program import Program
 from flowmx.ops.registry.operators import Array
 
@@ -68,10 +68,13 @@ class _Pass(NamedTuple):
     """max or sum, the formula, the name of the result."""
     stores: list[tuple[int, Expr]]
 
+    def formulas(self) -> list[Expr]:
+        """All that is computed on the way."""
+        return [expr for _, expr, _ in self.reductions] + [expr for _, expr in self.stores]
+
     def slots(self) -> int:
         """The number of independent accumulators, without which each cheap step would wait for the one before."""
-        formulas = [expr for _, expr, _ in self.reductions] + [expr for _, expr in self.stores]
-        return 1 if "scale" in kinds(formulas) else _SLOTS
+        return 1 if "scale" in kinds(self.formulas()) else _SLOTS
 
 
 class Row:
@@ -134,8 +137,8 @@ class Rows:
         self._outputs = list(enumerate(finals[: kind.outputs]))
         self._results = finals[kind.outputs : kind.outputs + kind.results]
         self._totals = finals[kind.outputs + kind.results :]
-        every = [expr for each in row.passes for _, expr, _ in each.reductions]
-        every += [expr for each in row.passes for _, expr in each.stores]
+        self._finals = finals[: kind.outputs] + self._totals
+        every = [expr for each in row.passes for expr in each.formulas()]
         self._uniforms = uniforms([*every, *finals])
         count = len(self._inputs) + kind.outputs + kind.results + kind.totals + bool(kind.totals)
         self._pack = struct.Struct(f"2q6q{len(self._uniforms)}d").pack
@@ -253,14 +256,16 @@ class Rows:
                         after()
 
                 for each in self._passes:
+                    known = invariants(code, each.formulas(), known)
                     slots = each.slots()
                     alls, *sums = (
                         [code.local(_neutral(code, kind)) for kind, _, _ in each.reductions] for _ in range(1 + slots)
                     )
 
                     def body(
-                        base: Value, column: Value, mask: Value | None, slot: int, each: _Pass = each, sums: Any = sums
-                    ) -> None:
+                        base: Value, column: Value, mask: Value | None, slot: int, each: _Pass = each, sums: Any = sums,
+                        known: Mapping[Expr, Value] = known,
+                    ) -> None:  # fmt: skip
                         values = load(known, base, column, mask)
                         self._store(code, each.stores, values, at["outputs"], code.plus(base, column), mask)
                         found = lower(code, [expr for _, expr, _ in each.reductions], values)
@@ -288,6 +293,7 @@ class Rows:
                         code.store(code.binary("fadd", code.load(total, column, mask), value), total, column, mask)
 
                 if self._outputs or self._totals:
+                    known = invariants(code, self._finals, known)
                     walk(last, lambda: None)
                 for value, address in zip(lower(code, self._results, known), at["results"], strict=True):
                     code.store_one(code.first(value), address, row)
@@ -369,6 +375,7 @@ class Rows:
             return place, loaded
 
         for each in self._passes:
+            known = invariants(code, each.formulas(), known)
             sums = [code.local(_neutral(code, kind)) for kind, _, _ in each.reductions]
             with code.loop(code.index(0), length) as column:
                 place, values = load(known, column)
@@ -379,6 +386,7 @@ class Rows:
             for (_, _, name), total in zip(each.reductions, sums, strict=True):
                 known[name] = code.get(total)
         if self._outputs:
+            known = invariants(code, self._finals, known)
             with code.loop(code.index(0), length) as column:
                 place, values = load(known, column)
                 self._store(code, self._outputs, values, at["outputs"], place, mask)

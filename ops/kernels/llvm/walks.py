@@ -13,11 +13,11 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from flowmx.ops.formulas.expressions import Expr, placeholder, steps, uniforms
+from flowmx.ops.formulas.expressions import Expr, placeholder, uniforms
 from flowmx.ops.kernels.llvm import team
 from flowmx.ops.kernels.llvm.code import Code, Real, Value
 from flowmx.ops.kernels.llvm.elementwise import TASK, WORTH_A_THREAD_NS, pace
-from flowmx.ops.kernels.llvm.lowering import lower_side_by_side
+from flowmx.ops.kernels.llvm.lowering import invariants, lower_side_by_side
 from flowmx.ops.kernels.llvm.program import Program
 from flowmx.ops.registry.operators import Array, Shape
 
@@ -28,6 +28,8 @@ _BEYOND_CACHES = 1 << 25
 _LINE = 64
 _LONGEST = 1600
 """Instructions of a loop's body, about."""
+_ELEMENTS_AN_INSTRUCTION = 16
+"""Elements of an array for each instruction of a body: a loop over few is compiled longer than it will ever run."""
 
 
 class Axes(NamedTuple):
@@ -89,16 +91,18 @@ class Walk:
         still: for each array, inputs first, whether it stands still along the innermost axis.
         rank: how many axes there are.
         streams: whether outputs are stored past the caches; they then begin at cache lines, row by row.
+        vectors: how many vectors are computed side by side.
     """
 
     def __init__(
-        self, outputs: Sequence[Expr], real: Real, still: Sequence[bool], rank: int, streams: bool
+        self, outputs: Sequence[Expr], real: Real, still: Sequence[bool], rank: int, streams: bool, vectors: int
     ) -> None:  # fmt: skip
         self.outputs = outputs
         self.real = real
         self.still = still
         self.rank = rank
         self.streams = streams
+        self.vectors = vectors
         self.uniforms = uniforms(outputs)
         self.program = Program(self._write)
         self._pace = pace(outputs, len(still) - sum(still), real)
@@ -170,6 +174,7 @@ class Walk:
         for at in range(count):
             if self.still[at]:
                 fixed[placeholder(at)] = code.spread(code.load_one(places[at], code.index(0)))
+        fixed = invariants(code, self.outputs, fixed)
 
         moving = [at for at in range(count) if not self.still[at]]
 
@@ -180,11 +185,16 @@ class Walk:
                 for value, place in zip(values, places[count:], strict=True):
                     code.store(value, place, index, mask, self.streams)
 
-        code.side_by_side(start, stop, body, self._vectors())
+        code.side_by_side(start, stop, body, self.vectors)
 
-    def _vectors(self) -> int:
-        """The number of vectors to compute side by side: fewer where the code would get long."""
-        return next((each for each in (8, 4, 2) if each * steps(self.outputs) <= _LONGEST), 1)
+
+def vectors(instructions: int, elements: int) -> int:
+    """The number of vectors to compute side by side, as :meth:`Code.side_by_side` takes it.
+
+    Fewer where the code would get long for so many elements.
+    """
+    most = min(_LONGEST, elements // _ELEMENTS_AN_INSTRUCTION)
+    return next((each for each in (8, 4, 2, 1) if each * instructions <= most), 0)
 
 
 def _tasks(rows: int, length: int, threads: int) -> tuple[int, int, int]:
