@@ -285,7 +285,11 @@ class Trainer:
     def _update(self, params: list[tuple[int, Parameter]]) -> None:
         indices = [index for index, _ in params]
         for ctx, updater in zip(self._contexts, self._updaters, strict=True):
-            updater(indices, [param.grad(ctx) for _, param in params], [param._array_on(param._arrays, ctx) for _, param in params])
+            updater(
+                indices,
+                [param.grad(ctx) for _, param in params],
+                [param._array_on(param._arrays, ctx) for _, param in params],
+            )
             for _, param in params:
                 param._mark_used(ctx)
 

@@ -46,7 +46,9 @@ def zeros(
         ValueError: there is no such storage type.
     """
     if stype not in (None, "default"):
-        made = cast("NDArray", importlib.import_module("flowmx.ndarray.sparse.creation").zeros(stype, shape, ctx, dtype))
+        made = cast(
+            "NDArray", importlib.import_module("flowmx.ndarray.sparse.creation").zeros(stype, shape, ctx, dtype)
+        )
         return made if out is None else made.copyto(out)
     return full(shape, 0, ctx, dtype, out)
 

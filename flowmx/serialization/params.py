@@ -169,7 +169,9 @@ def loads_one(data: bytes | bytearray | memoryview, keep_sparse: bool = False) -
     Raises:
         ParamsFormatError: The data is damaged, or not in this format.
     """
-    listed = loads(struct.pack("<QQQ", LIST_MAGIC, 0, 1) + bytes(data) + bytes(8), source="<pickle>", keep_sparse=keep_sparse)
+    listed = loads(
+        struct.pack("<QQQ", LIST_MAGIC, 0, 1) + bytes(data) + bytes(8), source="<pickle>", keep_sparse=keep_sparse
+    )
     assert isinstance(listed, list)
     return listed[0]
 

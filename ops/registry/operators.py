@@ -455,9 +455,7 @@ class Operator:
         made = Spec(final_shapes, final_dtypes, light=False)
         traits = self.traits
         made.gradient = None if traits.no_gradient else self.gradient
-        made.is_plain = not (
-            traits.uses_random or traits.detached or traits.sparse or self.auxiliary or self.updates
-        )
+        made.is_plain = not (traits.uses_random or traits.detached or traits.sparse or self.auxiliary or self.updates)
         made.light = moved + made.nbytes <= LIGHT_BYTES and self._is_quick(shapes, final_shapes)
         made.weight = moved + made.nbytes
         if self.traits.heavy and type(self).cost is not Operator.cost:

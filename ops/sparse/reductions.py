@@ -60,7 +60,9 @@ def _square_sum(call: Call) -> Way | None:
     if call.only != "row_sparse" or axis not in (0, 1) or len(shape) != 2:
         if call.only == "default":
             return None
-        raise ParameterError(f"_square_sum: data is {call.stypes[0]} and axis {axis}, expected row_sparse and axis 0 or 1")
+        raise ParameterError(
+            f"_square_sum: data is {call.stypes[0]} and axis {axis}, expected row_sparse and axis 0 or 1"
+        )
 
     def compute(run: Run, x: Rows) -> Raw:
         made = np.square(x.data).sum(axis=axis, keepdims=keep, dtype=x.data.dtype)
