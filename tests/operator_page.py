@@ -22,7 +22,7 @@ _STATES = {
     "alias": "further names of these, provided",
     "function": "provided as functions that are no operators of the registry",
     "gradient": "gradients: MXNet registers an operator for each; here gradients are written in terms of operators",
-    "sparse": "names under `mx.nd.sparse` for operators on sparse arrays: only dense storage exists here",
+    "sparse": "names under `mx.nd.sparse`: operators are found there [by their own names](sparse.md)",
     "numpy": "operators of `mx.np` and `mx.npx`: [NumPy's functions](numpy.md) serve here; not as symbols yet",
     "excluded": "left out, with the reason below",
 }

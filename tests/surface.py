@@ -22,9 +22,6 @@ NAMES: dict[str, list[str]] = {key: text.split() for key, text in _RECORDED.item
 """The callables of each namespace (``nd``, ``nd.linalg``, ..., ``sym``, ...) and the methods of NDArray and Symbol."""
 
 _REASONS: dict[str, str] = {
-    "sparse storage: only dense arrays exist here": """
-        _contrib_getnnz _contrib_edge_id
-    """,
     "quantization": """
         _contrib_quantize _contrib_quantize_asym _contrib_quantize_v2 _contrib_dequantize _contrib_requantize
         _contrib_calibrate_entropy _contrib_quantized_act _contrib_quantized_batch_norm _contrib_quantized_concat
@@ -32,7 +29,8 @@ _REASONS: dict[str, str] = {
         _contrib_quantized_embedding _contrib_quantized_flatten _contrib_quantized_fully_connected
         _contrib_quantized_pooling _contrib_quantized_rnn
     """,
-    "graph sampling for DGL, on sparse arrays": """
+    "DGL's operators on graphs as csr matrices": """
+        _contrib_edge_id
         _contrib_dgl_adjacency _contrib_dgl_csr_neighbor_non_uniform_sample _contrib_dgl_csr_neighbor_uniform_sample
         _contrib_dgl_graph_compact _contrib_dgl_subgraph
     """,

@@ -98,20 +98,42 @@ def test_refuses_another_device():
         weight.data(mx.cpu(1))
 
 
-@pytest.mark.parametrize("arguments", [{"stype": "row_sparse"}, {"grad_stype": "csr"}])
-def test_refuses_sparse_storage(arguments):
-    with pytest.raises(ValueError, match="only 'default' exists") as caught:
+@pytest.mark.parametrize("arguments", [{"stype": "sparse"}, {"grad_stype": "dense"}])
+def test_refuses_unknown_storage(arguments):
+    with pytest.raises(ValueError, match="expected one of default, row_sparse, csr") as caught:
         Parameter("w", **arguments)
     assert isinstance(caught.value, AssertionError)  # what MXNet raises for one that it does not know
 
 
-def test_a_row_sparse_gradient_is_a_dense_one():
-    with pytest.warns(UserWarning, match="'embedding0_weight': its gradient is dense"):
-        net = mx.gluon.nn.Embedding(5, 2, sparse_grad=True, prefix="embedding0_")
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_a_row_sparse_gradient_has_the_rows_of_the_batch(hybridized):
+    net = mx.gluon.nn.Embedding(5, 2, sparse_grad=True, prefix="embedding0_")
     net.initialize(mx.init.One())
+    if hybridized:
+        net.hybridize()
     with mx.autograd.record():
         net(mx.nd.array([1, 1, 3])).sum().backward()
-    np.testing.assert_array_equal(net.weight.grad().asnumpy()[:, 0], [0, 2, 0, 1, 0])
+    grad = net.weight.grad()
+    assert (grad.stype, grad.indices.asnumpy().tolist()) == ("row_sparse", [1, 3])
+    np.testing.assert_array_equal(grad.asnumpy()[:, 0], [0, 2, 0, 1, 0])
+
+
+def test_a_row_sparse_parameter_is_read_by_rows():
+    weight = Parameter("w", shape=(4, 2), init="ones", stype="row_sparse", grad_stype="row_sparse")
+    weight.initialize()
+    with pytest.raises(RuntimeError, match=r"it has no data\(\): say with row_sparse_data\(\)"):
+        weight.data()
+    with pytest.raises(RuntimeError, match="make a Trainer"):
+        weight.row_sparse_data(mx.nd.array([1]))
+    trainer = mx.gluon.Trainer([weight], "sgd", {"learning_rate": 0.5})
+    with mx.autograd.record():
+        rows = weight.row_sparse_data(mx.nd.array([2, 0, 2]))
+        loss = mx.nd.Embedding(mx.nd.array([2, 0, 2]), rows, input_dim=4, output_dim=2, sparse_grad=True).sum()
+    loss.backward()
+    trainer.step(1)
+    assert rows.indices.asnumpy().tolist() == [0, 2]
+    whole = weight.row_sparse_data(mx.nd.arange(4))
+    np.testing.assert_array_equal(whole.asnumpy()[:, 0], [0.5, 1, 0, 1])
 
 
 def test_a_gradient_request_may_change():

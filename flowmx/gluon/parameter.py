@@ -208,7 +208,7 @@ class Parameter:
             )
 
     def row_sparse_data(self, row_id: NDArray) -> NDArray:
-        """The rows with these numbers of a row_sparse parameter, on the device of ``row_id``; their gradient is its own.
+        """The rows with these numbers of a row_sparse parameter, on the device of ``row_id``; it gets their gradient.
 
         Raises:
             RuntimeError: it is dense, is not initialized, or no trainer was made with it.

@@ -22,7 +22,7 @@ class NDArrayIter(DataIter):
         data: the inputs: an array (NumPy's, or ours), a list of arrays, or a dict by name. NumPy arrays become
             float32, as everywhere in MXNet. Inputs come in the order of their names. A table of pandas, polars, Arrow
             or ``datasets`` is one array, (n, columns), and a column of theirs one of (n,); ``{name: table[name], ...}``
-            makes each column an input of that name.
+            makes each column an input of that name. A csr matrix, also SciPy's, gives csr batches.
         label: the labels, likewise.
         batch_size: instances in a batch.
         shuffle: draw the order of the instances from the generator that ``mx.random.seed`` seeds.
@@ -212,6 +212,8 @@ class NDArrayIter(DataIter):
         """Copies of a range of instances, in the current order."""
         stop = self.num_data if stop is None else stop
         if not self.shuffle:
+            if any(array.stype == "csr" for _, array in source):
+                return [array[start:stop].copy() for _, array in source]
             where = (slice(None),) * self.axis + (slice(start, stop),)
             return [array[where].copy() for _, array in source]
         chosen = self.idx[start:stop]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from flowmx import ndarray as nd
 from flowmx.data.batch_order import End
 from flowmx.data.sharding import share
 from flowmx.errors import DataError, raised_as_mxnet
 from flowmx.io.rows import RowsIter, dtype_of, ignore_rest
+from flowmx.ndarray import NDArray
 
 _NO_FILE = (None, "", "NULL")
 
@@ -127,8 +130,7 @@ def _check_lengths(name: str, data: Any, label: Any, data_path: Any, label_path:
 class LibSVMIter(RowsIter):
     """Batches of the lines of files in LibSVM's format: a label, then ``index:value`` pairs, the first index 0.
 
-    Where MXNet gives sparse arrays (csr), these are dense, since flowmx has no sparse storage: a batch takes
-    ``batch_size`` times ``data_shape`` numbers.
+    The inputs are csr arrays, and so are labels of more than one element.
 
     Args:
         data_libsvm: the file, or a folder whose files are all read.
@@ -174,18 +176,52 @@ class LibSVMIter(RowsIter):
         for name, shape in (("data_shape", data_shape), ("label_shape", label_shape)):
             if len(tuple(shape)) != 1:
                 raise DataError(f"LibSVMIter: {name} is {tuple(shape)}, expected one number: lines have one axis")
-        data, label = _libsvm(data_libsvm, data_shape[0])
+        data, first = _libsvm(data_libsvm, data_shape[0], kind)
+        label: Any = first.astype(kind, copy=False)
         if label_libsvm not in _NO_FILE:
-            label, _ = _libsvm(label_libsvm, label_shape[0])
+            label, _ = _libsvm(label_libsvm, label_shape[0], kind)
             _check_lengths("LibSVMIter", data, label, data_libsvm, label_libsvm)
+            label = label if label_shape[0] > 1 else label.dense()
         part = share(len(data), part_index, num_parts)
         super().__init__(
-            data[part].astype(kind, copy=False), label[part].astype(kind, copy=False), batch_size,
-            "wrap" if round_batch else "repeat", data_name=data_name, label_name=label_name,
+            cast("Any", data[part]), label[part], batch_size, "wrap" if round_batch else "repeat", data_name=data_name,
+            label_name=label_name,
         )  # fmt: skip
 
+    def _taken(self, source: Any, rows: Any) -> NDArray:
+        return source[rows].array() if isinstance(source, _Matrix) else super()._taken(source, rows)
 
-def _libsvm(path: str | os.PathLike[str], width: int) -> tuple[Any, Any]:
+
+class _Matrix:
+    """A csr matrix in memory, of which rows are taken as those of a NumPy array are."""
+
+    def __init__(self, content: Any, width: int) -> None:
+        self._content = content
+        self.shape = (len(content.indptr) - 1, width)
+        self.dtype = content.data.dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Any) -> _Matrix:
+        numbers = np.arange(len(self))[rows]
+        chosen = importlib.import_module("flowmx.ops.sparse.parts").chosen
+        return _Matrix(chosen(self._content, numbers), self.shape[1])
+
+    def dense(self) -> np.ndarray[Any, Any]:
+        """The dense matrix."""
+        made: np.ndarray[Any, Any] = importlib.import_module("flowmx.ops.sparse.content").to_dense(
+            self._content, self.shape
+        )
+        return made
+
+    def array(self) -> NDArray:
+        """The matrix as an array of ours."""
+        data, indices, indptr = self._content
+        return nd.sparse.csr_matrix((data, indices, indptr), shape=self.shape, dtype=self.dtype)
+
+
+def _libsvm(path: str | os.PathLike[str], width: int, kind: np.dtype[Any]) -> tuple[_Matrix, np.ndarray[Any, Any]]:
     """The rows of files, and the numbers in front of them."""
     first: list[float] = []
     row: list[int] = []
@@ -201,9 +237,11 @@ def _libsvm(path: str | os.PathLike[str], width: int) -> tuple[Any, Any]:
             column.append(index)
             value.append(number)
         first.append(head)
-    dense = np.zeros((len(first), width), np.float64)
-    dense[row, column] = value
-    return dense, np.array(first, np.float64)
+    indptr = np.zeros(len(first) + 1, np.int64)
+    np.cumsum(np.bincount(np.array(row, np.int64), minlength=len(first)), out=indptr[1:])
+    csr = importlib.import_module("flowmx.ops.sparse.content").Csr
+    content = csr(np.array(value, kind), np.array(column, np.int64), indptr)
+    return _Matrix(content, width), np.array(first, np.float64)
 
 
 def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[str, float, list[tuple[int, float]]]]:

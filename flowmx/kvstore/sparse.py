@@ -1,4 +1,4 @@
-"""Values and gradients of a local store of which some are sparse: only the rows that are there are summed and copied."""
+"""Sparse values and gradients of a local store: only the rows that are there are summed and copied."""
 
 from __future__ import annotations
 

@@ -16,16 +16,14 @@ from flowmx.ndarray.core import BaseArray, invoke
 from flowmx.ndarray.recording import state
 from flowmx.ndarray.views import contiguous_strides, lie_together, make_view, placed, reshaped, variable_of
 from flowmx.ops.arrays.reshaping import rebuild, resolve_reshape
-from flowmx.ops.sparse.shapes import SparseShape
 from flowmx.ops.registry.operators import Shape, lookup
+from flowmx.ops.sparse.shapes import SparseShape
 
 _BASIC = (int, np.integer, slice, type(None), type(Ellipsis))
 
 
 def get(array: BaseArray, key: Any) -> BaseArray:
     """``array[key]``: a view where a basic key selects elements that lie one after the other, else a copy."""
-    if isinstance(value, BaseArray) and isinstance(value._shape, SparseShape):
-        value = value.tostype("default")  # type: ignore[attr-defined]
     if isinstance(key, (BaseArray, list, np.ndarray)):
         key = (key,)
     parts = key if isinstance(key, tuple) else (key,)
@@ -59,6 +57,8 @@ def put(array: BaseArray, key: Any, value: Any) -> None:
         ShapeError: the value does not broadcast to what the key selects.
         AutogradError: the array is a variable, while recording, and the value no NumPy array for all of it.
     """
+    if isinstance(value, BaseArray) and isinstance(value._shape, SparseShape):
+        value = value.tostype("default")  # type: ignore[attr-defined]
     if isinstance(key, (BaseArray, list, np.ndarray)):
         key = (key,)
     parts = key if isinstance(key, tuple) else (key,)

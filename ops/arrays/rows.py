@@ -1,4 +1,4 @@
-"""Operators on arrays of which some rows are stored. With symbols, where all is dense, they do the same on dense arrays."""
+"""Operators on stored rows and elements; of dense arrays, which symbols have, those that are not zero."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from flowmx.ops.arrays.indexing import add_rows, positions
 from flowmx.ops.arrays.linear import Inferred, InferredTypes
+from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import (
     Array,
     Operator,
@@ -19,7 +20,6 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
-from flowmx.ops.registry.dtypes import DType
 
 _INT64 = np.dtype(np.int64)
 

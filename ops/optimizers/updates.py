@@ -62,7 +62,7 @@ RULES = [
     Rule("ftml_update", ("d", "v", "z"), {"beta1": 0.6, "beta2": 0.999, "epsilon": 1e-8, "t": 1.0},
           "before clipping", updates.ftml, "Follow the moving leader (Zheng and Kwok, 2017), at step t."),
     Rule("_sparse_adagrad_update", ("history",), {"epsilon": 1e-7}, "before clipping", updates.sparse_adagrad,
-          "AdaGrad (Duchi et al., 2011): w -= lr · g/√(history + epsilon), history the sum of g²; by rows, where the gradient is row_sparse."),
+          "AdaGrad (Duchi et al., 2011): w -= lr · g/√(history + epsilon), history the sum of g²; of stored rows."),
 ]  # fmt: skip
 
 

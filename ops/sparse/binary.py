@@ -108,7 +108,7 @@ def _sum_of_many(call: Call) -> Way | None:
     shape, add = call.shapes[0], lookup("elemwise_add").create()
     if call.only == "row_sparse":
         return Way("row_sparse", lambda run, *given: sum_of_rows(run, given, shape))
-    if len(call.stypes) > 4 and "default" in call.stypes or call.stypes == ("default", "csr", "default"):
+    if (len(call.stypes) > 4 and "default" in call.stypes) or call.stypes == ("default", "csr", "default"):
 
         def compute(run: Run, *given: Raw) -> Raw:
             dense = [each if isinstance(each, np.ndarray) else to_dense(each, shape) for each in given]

@@ -6,7 +6,7 @@ import numpy as np
 
 from flowmx.errors import ParameterError
 from flowmx.ops.registry.operators import Run
-from flowmx.ops.sparse.content import INDEX, Array, Csr, Rows, row_numbers, to_dense
+from flowmx.ops.sparse.content import INDEX, Array, Csr, Rows, to_dense
 from flowmx.ops.sparse.ways import Call, Raw, Way, way
 
 
@@ -102,7 +102,7 @@ def _dense(x: Raw, shape: tuple[int, ...]) -> Array:
     return x if isinstance(x, np.ndarray) else to_dense(x, shape)
 
 
-def retained(run: Run, x: Rows, index: Array) -> Rows:
+def retained(run: Run | None, x: Rows, index: Array) -> Rows:
     """The rows with these numbers, in that order; zeros where one is not stored."""
     wanted = index.astype(INDEX)
     return Rows(gathered(x, wanted), wanted)
@@ -110,7 +110,7 @@ def retained(run: Run, x: Rows, index: Array) -> Rows:
 
 def rows_at(content: Raw, rows: Array) -> Rows:
     """The rows with these numbers, of a dense array or of one with stored rows."""
-    return Rows(content[rows], rows) if isinstance(content, np.ndarray) else retained(None, content, rows)  # type: ignore[arg-type]
+    return Rows(content[rows], rows) if isinstance(content, np.ndarray) else retained(None, content, rows)
 
 
 def gathered(x: Rows, wanted: Array) -> Array:
@@ -118,7 +118,7 @@ def gathered(x: Rows, wanted: Array) -> Array:
     if not len(x.indices):
         return np.zeros((len(wanted), *x.data.shape[1:]), x.data.dtype)
     at = np.searchsorted(x.indices, wanted).clip(0, len(x.indices) - 1)
-    made = x.data[at]
+    made: Array = x.data[at]
     made[x.indices[at] != wanted] = 0
     return made
 
@@ -128,7 +128,11 @@ def _where(call: Call) -> Way | None:
     shape = call.shapes[0]
     if call.stypes != ("csr", "default", "default") or tuple(shape) != call.shapes[1]:
         return None
-    return Way("default", lambda run, x, a, b: np.where(to_dense(x, shape) != 0, a, b))
+
+    def compute(run: Run, x: Csr, a: Array, b: Array) -> Raw:
+        return np.where(to_dense(x, shape) != 0, a, b)
+
+    return Way("default", compute)
 
 
 @way("_contrib_getnnz")
@@ -141,6 +145,3 @@ def _getnnz(call: Call) -> Way | None:
         return np.array([x.indptr[-1]], INDEX) if axis is None else np.diff(x.indptr)
 
     return Way("default", compute)
-
-
-__all__ = ["chosen", "gathered", "retained", "row_numbers", "rows_of"]

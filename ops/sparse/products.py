@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.ops.registry.operators import Run, lookup
 from flowmx.ops.linalg.matrix import product_gradient
-from flowmx.ops.sparse.content import INDEX, Array, Csr, Rows, from_dense, row_numbers, sorted_rows, to_dense
+from flowmx.ops.registry.operators import Run, lookup
+from flowmx.ops.sparse.content import INDEX, Array, Csr, Rows, from_dense, row_numbers, to_dense
 from flowmx.ops.sparse.parts import gathered
 from flowmx.ops.sparse.ways import Call, Raw, Way, way
 
@@ -126,6 +126,3 @@ def _gradient(ta: bool, tb: bool) -> Any:
         return product_gradient(product, a, b, head, ta, tb)
 
     return gradient
-
-
-__all__ = ["by_dense", "dense_by", "sorted_rows", "transposed_by_dense"]

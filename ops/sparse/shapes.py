@@ -1,7 +1,8 @@
 """Shapes of sparse arrays, which are equal to no dense array's.
 
-Whatever is remembered of calls on arrays is remembered by their shapes. A sparse array's shape is a tuple of its own kind:
-nothing that was learned of dense arrays is ever found for it, so calls on dense arrays need not ask whether one is sparse.
+Whatever is remembered of calls on arrays is remembered by their shapes. A sparse array's shape is a tuple of its own
+kind: nothing that was learned of dense arrays is ever found for it, so that calls on dense arrays need not ask whether
+one is sparse.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ class SparseShape(tuple[int, ...]):
     """The storage type, by MXNet's name."""
 
     def __eq__(self, other: object) -> bool:
-        return other.__class__ is self.__class__ and tuple.__eq__(self, other)  # type: ignore[arg-type]
+        return other.__class__ is self.__class__ and tuple.__eq__(self, other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other

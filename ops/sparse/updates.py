@@ -50,7 +50,7 @@ def _update(call: Call) -> Way | None:
 
 
 def _elements(content: Any) -> Array:
-    return content if isinstance(content, np.ndarray) else content.data  # type: ignore[no-any-return]
+    return content if isinstance(content, np.ndarray) else content.data
 
 
 def _takes_own_memory(op: Any) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 
 from flowmx.errors import ParameterError
 from flowmx.ndarray import functions
+from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.sparse import calls
 from flowmx.ndarray.sparse.arrays import BaseSparseNDArray, CSRNDArray, RowSparseNDArray, allocated
 from flowmx.ndarray.sparse.creation import array, csr_matrix, empty, row_sparse_array, zeros
@@ -20,6 +21,18 @@ __all__ = [
 ]  # fmt: skip
 
 
+_OPERATORS = """
+    ElementWiseSum Embedding FullyConnected LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput abs
+    adagrad_update adam_update add_n arccos arccosh arcsin arcsinh arctan arctanh broadcast_add broadcast_div
+    broadcast_minus broadcast_mul broadcast_plus broadcast_sub cast_storage cbrt ceil clip concat cos cosh degrees dot
+    elemwise_add elemwise_div elemwise_mul elemwise_sub exp expm1 fix floor ftrl_update gamma gammaln log log10 log1p
+    log2 make_loss mean negative norm radians relu retain rint round rsqrt sgd_mom_update sgd_update sigmoid sign sin
+    sinh slice sqrt square stop_gradient sum tan tanh trunc where zeros_like
+"""
+"""The operators that MXNet lists here; all others are found by their names too."""
+__all__ += _OPERATORS.split()
+
+
 def _two(name: str, swapped: str) -> Any:
     def function(lhs: Any, rhs: Any) -> Any:
         sparse = isinstance(lhs, BaseSparseNDArray) or isinstance(rhs, BaseSparseNDArray)
@@ -29,7 +42,7 @@ def _two(name: str, swapped: str) -> Any:
             return getattr(binary, name)(lhs, rhs)
         if isinstance(lhs, BaseSparseNDArray):
             return getattr(lhs, f"__{swapped}__")(rhs)
-        if isinstance(lhs, functions.BaseArray):
+        if isinstance(lhs, NDArray):
             same = tuple(lhs._shape) == tuple(rhs._shape)
             return functions.op(("elemwise_" if same else "broadcast_") + _SHORT[name], lhs, rhs)
         return getattr(rhs, f"__r{swapped}__")(lhs)
@@ -81,7 +94,7 @@ def with_all_rows(array: Any) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(functions, name)
+    return getattr(functions, "_sparse_adagrad_update" if name == "adagrad_update" else name)
 
 
 def __dir__() -> list[str]:

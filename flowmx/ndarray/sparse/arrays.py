@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import warnings
 import zlib
-from typing import Any, ClassVar, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
@@ -17,11 +17,9 @@ from flowmx import devices
 from flowmx.devices import Context, Device
 from flowmx.engine.runtime import engine
 from flowmx.errors import ArgumentError, MXNetError
-from flowmx.ndarray import core
 from flowmx.ndarray.array import NDArray, array, on_context
 from flowmx.ndarray.core import BaseArray, Storage
 from flowmx.ops.registry.dtypes import DType, as_dtype
-from flowmx.ops.registry.operators import lookup
 from flowmx.ops.sparse.content import INDEX, Content, Csr, Rows, check, nothing, to_dense
 from flowmx.ops.sparse.shapes import CsrShape, RowSparseShape, SparseShape
 
@@ -45,7 +43,9 @@ class SparseStorage(Storage):
 
     def fingerprint(self) -> object:
         content = self.array
-        return None if content is None else tuple([zlib.crc32(np.ascontiguousarray(each)) for each in content])
+        return (
+            None if content is None else tuple([zlib.crc32(np.ascontiguousarray(each).tobytes()) for each in content])
+        )
 
 
 def _stype(shape: Any) -> str:
@@ -98,7 +98,7 @@ class BaseSparseNDArray(NDArray):
         return _stype(self._shape)
 
     @property
-    def size(self) -> NoReturn:  # type: ignore[override]
+    def size(self) -> NoReturn:
         """Not given: of a sparse array it could be two things."""
         raise NotImplementedError("size: it is ambiguous for a sparse array: ask for its shape, or for data.size")
 
@@ -161,16 +161,16 @@ class BaseSparseNDArray(NDArray):
         """A copy of the stored elements or rows; blocks until they are there."""
         return self._part(self._content().data)
 
-    @property
-    def indices(self) -> NDArray:
-        """A copy of where they belong, int64: columns of elements, or numbers of rows; blocks until they are there."""
-        return self._part(self._content().indices)
-
     @data.setter
     def data(self, value: Any) -> NoReturn:
         raise NotImplementedError(
             "data: what is stored is not replaced in part; assign to the whole array: x[:] = value"
         )
+
+    @property
+    def indices(self) -> NDArray:
+        """A copy of where they belong, int64: columns of elements, or numbers of rows; blocks until they are there."""
+        return self._part(self._content().indices)
 
     @indices.setter
     def indices(self, value: Any) -> NoReturn:
@@ -239,7 +239,7 @@ class BaseSparseNDArray(NDArray):
         """Not given: arrays of ``mx.np`` are dense."""
         raise ValueError(f"cannot convert an array of stype {self.stype} to an array of mx.np: make it dense first")
 
-    def reshape(self, *shape: Any, **kwargs: Any) -> NoReturn:  # type: ignore[override]
+    def reshape(self, *shape: Any, **kwargs: Any) -> NoReturn:
         """Not given for sparse arrays."""
         raise NotSupportedForSparseNDArray(self.reshape, None, shape)
 
@@ -297,10 +297,10 @@ class BaseSparseNDArray(NDArray):
     __matmul__ = None  # type: ignore[assignment]
 
     def __ipow__(self, other: Any) -> NDArray:  # the result is dense
-        return self**other
+        return cast("NDArray", self**other)
 
     def __imod__(self, other: Any) -> NDArray:
-        return self % other
+        return cast("NDArray", self % other)
 
 
 def _arithmetic(name: str, both: str, broadcast: str, number: str) -> Any:
@@ -432,7 +432,7 @@ def _zeros(stype: str, like: BaseArray) -> Any:
 
 
 def _unpickled(kind: type[BaseSparseNDArray]) -> BaseSparseNDArray:
-    return cast("BaseSparseNDArray", object.__new__(kind))
+    return object.__new__(kind)
 
 
 def _calls() -> Any:

@@ -52,7 +52,7 @@ def invoke(op: Operator, inputs: Sequence[BaseArray], out: Any, device: Device |
     way = find(Call(op, stypes, tuple([each._shape for each in inputs]), in_place)) if concerned else None
     if way is None:
         return _by_dense(op, inputs, given, out, where, depth)
-    if way.makes_dense:
+    if way.makes_dense and set(stypes) != {"default"}:
         _warn(op, stypes)
     shape, dtype = _form(op, inputs)
     for each in given:
@@ -174,9 +174,9 @@ def to_dense(array: BaseArray) -> BaseArray:
 def _warn(op: Operator, stypes: Sequence[str]) -> None:
     if settings.get().storage_fallback_log_verbose:
         warn_user(
-            f"{op.name}: it has no way for arrays of storage types {', '.join(stypes)}, so sparse ones are made dense for "
-            "it: this takes the memory of the dense arrays, and the result is right. FLOWMX_STORAGE_FALLBACK_LOG_VERBOSE=0 "
-            "silences this",
+            f"{op.name}: it has no way for arrays of storage types {', '.join(stypes)}, so sparse ones are made "
+            "dense for it: this takes the memory of the dense arrays, and the result is right; "
+            "FLOWMX_STORAGE_FALLBACK_LOG_VERBOSE=0 silences this",
             _warned,
             StorageFallbackWarning,
         )

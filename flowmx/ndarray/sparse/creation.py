@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-
 from typing import Any, cast
 
 import numpy as np
@@ -11,11 +10,9 @@ import numpy as np
 from flowmx import devices
 from flowmx.devices import Context
 from flowmx.errors import ArgumentError
-from flowmx.ndarray.array import NDArray, as_shape, on_context
+from flowmx.ndarray.array import NDArray, as_shape, full, on_context
 from flowmx.ndarray.array import array as dense_array
 from flowmx.ndarray.array import empty as dense_empty
-from flowmx.ndarray.array import full
-
 from flowmx.ndarray.sparse.arrays import CLASSES, BaseSparseNDArray, CSRNDArray, RowSparseNDArray, allocated
 from flowmx.ops.registry.dtypes import DType, as_dtype
 from flowmx.ops.sparse.content import INDEX, Csr, Rows, nothing, sorted_rows
@@ -48,7 +45,7 @@ def zeros(stype: str, shape: Any, ctx: Context | None = None, dtype: Any = None,
 
 
 def _check_axes(stype: str, shape: tuple[int, ...]) -> None:
-    if stype == "csr" and len(shape) != 2 or not shape:
+    if (stype == "csr" and len(shape) != 2) or not shape:
         raise ValueError(
             f"a {stype} array has {'2 axes' if stype == 'csr' else 'at least 1 axis'}; its shape is {shape}"
         )
@@ -201,7 +198,7 @@ def row_sparse_array(arg1: Any, shape: Any = None, ctx: Context | None = None, d
         if len(arg1) > 2 or all(isinstance(each, _whole) for each in arg1):
             _check_shape(arg1, shape)
             return empty("row_sparse", arg1, ctx, dtype)
-        return _rows_of_parts(*arg1, shape, ctx, dtype)
+        return _rows_of_parts(arg1[0], arg1[1], shape, ctx, dtype)
     if isinstance(arg1, RowSparseNDArray):
         _check_shape(arg1.shape, shape)
         return array(arg1, ctx, dtype)

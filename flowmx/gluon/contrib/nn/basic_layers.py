@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 from flowmx import autograd
 from flowmx import ndarray as nd
 from flowmx.devices import num_gpus
+from flowmx.gluon.base import Block
 from flowmx.gluon.contrib.nn.cross_device import Meetings
 from flowmx.gluon.hybrid import HybridBlock
-from flowmx.gluon.base import Block
 from flowmx.gluon.nn import BatchNorm, HybridSequential, Sequential
 from flowmx.ndarray import NDArray
 
@@ -89,7 +89,7 @@ class SparseEmbedding(Block):
             stype="row_sparse",
         )  # fmt: skip
 
-    def forward(self, x: NDArray) -> NDArray:  # type: ignore[override]
+    def forward(self, x: NDArray) -> NDArray:
         rows: NDArray = nd.Embedding(x, self.weight.row_sparse_data(x), name="fwd", **self._kwargs)
         return rows
 

@@ -1,0 +1,100 @@
+"""Calls on sparse arrays, and the storage types that MXNet 1.9.1 gives them (``fixtures/sparse_calls.txt``).
+
+In an expression ``c``, ``r`` and ``d`` are one matrix as csr, row_sparse and dense, ``C``, ``R`` and ``D`` another one.
+``python -m tests.sparse_calls`` under MXNet writes the fixture anew: ``expression -> storage type``, with ``!`` where MXNet
+falls back to dense arrays.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+FILE = Path(__file__).parent / "fixtures" / "sparse_calls.txt"
+
+A = [[0, 0.5, 0], [0, 0, 0], [0.25, 0, 0.75], [0, 0, -0.5]]
+B = [[0.5, 0, 0], [0, 0, 0], [0, 0.25, 0.5], [0, 0.1, 0]]
+
+_UNARY = """
+    relu sigmoid negative abs sign round rint ceil floor trunc fix exp log1p expm1 square sqrt cbrt sin cos tan arcsin arctan
+    degrees radians sinh cosh tanh arcsinh arctanh zeros_like ones_like identity BlockGrad make_loss softmax transpose flatten
+""".split()
+_SCALAR = [
+    f"{{0}} {op} {number}" for op in ("+", "-", "*", "/", "**", "==", "!=", ">", ">=", "<", "<=") for number in (0, 2)
+]
+_SWAPPED = [f"{number} {op} {{0}}" for op in ("+", "-", "*", ">", "<") for number in (0, 2)]
+_BINARY = """
+    elemwise_add elemwise_sub elemwise_mul elemwise_div _internal._maximum _internal._minimum _internal._hypot
+    _internal._power _internal._scatter_elemwise_div broadcast_add broadcast_sub broadcast_mul add_n
+""".split()
+_ROW = "nd.array([[1, 2, 3]])"
+_OTHER = [
+    *(f"nd.{name}({{0}}, axis={axis})" for name in ("sum", "mean", "norm", "max") for axis in (0, 1)),
+    *(f"nd.{name}({{0}})" for name in ("sum", "mean", "norm", "max")),
+    "nd.sum({0}, axis=1, keepdims=True)", "nd.norm({0}, ord=1)", "nd.clip({0}, -0.3, 0.3)",
+    "nd.slice({0}, begin=1, end=3)", "nd.slice({0}, begin=(1, 1), end=(4, 3))", "nd.slice_axis({0}, axis=0, begin=1, end=3)",
+    "nd.take({0}, nd.array([3, 0, 2]))", "nd.take({0}, nd.array([3, 0, -5]), mode='wrap')", "nd.reshape({0}, shape=(3, 4))",
+    "nd.contrib.quadratic({0}, a=1, b=2, c=0)", "nd.contrib.quadratic({0}, a=1, b=2, c=1)", "nd.cast({0}, dtype='float64')",
+    "{0}.astype('float64')", "{0}.tostype('default')", "{0}.copy()", "nd.where({0}, d, D)", "nd.concat({0}, {0}, dim=0)",
+    "nd.concat({0}, {0}, dim=1)", "nd.concat({0}, D, dim=0)", "nd.add_n({0}, {0}, {0})", "nd.add_n({0}, {0}, {0}, D, {0})",
+    "nd.stack({0}, {0})", f"nd.broadcast_mul({{0}}, {_ROW})", f"nd.broadcast_div({{0}}, {_ROW})",
+    f"nd.broadcast_add({{0}}, {_ROW})", f"nd.broadcast_sub({_ROW}, {{0}})",
+    "nd.FullyConnected({0}, D, num_hidden=4, no_bias=True)",
+]  # fmt: skip
+_DOT = [
+    f"nd.dot({a}, {b}, transpose_a={ta}, transpose_b={tb}, forward_stype={stype!r})"
+    for (a, b), (ta, tb) in itertools.product(
+        itertools.product(("c", "r", "d"), ("C", "R", "D")), [(True, False), (False, True)]
+    )
+    for stype in (None, "default", "csr", "row_sparse")
+    if (a, b) != ("d", "D")
+]
+EXPRESSIONS = [
+    *(f"nd.{name}({each})" for name in _UNARY for each in "cr"),
+    *(form.format(each) for form in (*_SCALAR, *_SWAPPED) for each in "cr"),
+    *(f"nd.{name}({a}, {b})" for name in _BINARY for a in "crd" for b in "CRD" if a + b != "dD"),
+    *(form.format(each) for form in _OTHER for each in "cr"),
+    *_DOT,
+]
+
+
+def names(mx):
+    """The names in expressions."""
+    d, D = mx.nd.array(A), mx.nd.array(B)
+    return {
+        "nd": mx.nd, "d": d, "D": D, "c": d.tostype("csr"), "C": D.tostype("csr"), "r": d.tostype("row_sparse"),
+        "R": D.tostype("row_sparse"),
+    }  # fmt: skip
+
+
+def recorded() -> dict[str, tuple[str, bool]]:
+    """By expression the storage type of the result, and whether MXNet falls back."""
+    rows = (line.rpartition(" -> ") for line in FILE.read_text("utf-8").splitlines())
+    return {expression: (found.rstrip("!"), found.endswith("!")) for expression, _, found in rows}
+
+
+def _record() -> None:
+    import os
+    import tempfile
+
+    os.environ["MXNET_STORAGE_FALLBACK_LOG_VERBOSE"] = "1"
+    import mxnet as mx
+
+    log = tempfile.TemporaryFile("w+")
+    os.dup2(log.fileno(), 2)  # MXNet's own log
+    found = []
+    for expression in EXPRESSIONS:
+        before = log.tell() if log.seek(0, 2) is None else log.seek(0, 2)
+        try:
+            made = eval(expression, names(mx))
+            made.wait_to_read()
+        except Exception:
+            continue
+        log.seek(before)
+        falls = "fallback" in log.read()
+        found.append(f"{expression} -> {made.stype}{'!' if falls else ''}\n")
+    FILE.write_text("".join(found), "utf-8")
+
+
+if __name__ == "__main__":
+    _record()
