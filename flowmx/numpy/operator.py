@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from flowmx.errors import ShapeError
+from flowmx.errors import AutogradError, ShapeError
 from flowmx.numpy import table
 from flowmx.numpy.forms import Form as CallForm
 from flowmx.ops.arrays.shape import View
@@ -38,7 +38,7 @@ from flowmx.ops.registry.operators import (
 )
 from flowmx.ops.registry.parameters import literal
 
-__all__ = ["NumPyCall", "NumPyCheck", "NumPyPlaces", "NumPyReshape", "NumPyWaiting", "results_of"]
+__all__ = ["NumPyCall", "NumPyCheck", "NumPyPlaces", "NumPyRefusal", "NumPyReshape", "NumPyWaiting", "results_of"]
 
 _FLOAT, _COMPLEX, _INT, _HALF = (np.dtype(each) for each in (np.float64, np.complex128, np.int64, np.float16))
 _NARROW = {_FLOAT: np.dtype(np.float32), _COMPLEX: np.dtype(np.complex64)}
@@ -108,6 +108,13 @@ OWN: dict[str, Callable[..., Any]] = {
 }
 """Functions that NumPy does not have, or that take more here, of the namespace and their arguments: positions and
 exponents may be floating, as MXNet's are; windows have a dtype; -2 keeps a length."""
+
+
+def _kept_in(given: DType, made: DType) -> DType:
+    """The dtype in which numbers are added up: with as many digits as there are on both sides, float32 at least."""
+    if made.kind != "f":
+        return made
+    return np.result_type(made, np.float32, *([given] if given.kind == "f" else []))
 
 
 def _multiplied(one: Any, other: Any) -> list[Any]:
@@ -253,8 +260,8 @@ class NumPyCall(_Calling, hidden=True, typed_by_shapes=True):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         args, kwargs = self.call.fill(inputs)
         function = function_of(run.xp, self.function)
-        if outputs[0].dtype is _HALF and self.function in _SUMS:
-            kwargs = {**kwargs, "dtype": np.dtype(np.float32)}  # what is added up is kept in more digits
+        if self.function in _SUMS and (outputs[0].dtype is _HALF or "dtype" in kwargs):
+            kwargs = {**kwargs, "dtype": _kept_in(inputs[0].dtype, outputs[0].dtype)}
         if len(outputs) == 1 and "dtype" not in kwargs:
             out = outputs[0]
             alike = self.function in _INTO and all(each.dtype == out.dtype for each in inputs)
@@ -398,6 +405,20 @@ class NumPyWaiting(_Calling, hidden=True, dynamic=True, no_gradient=True):
         args, kwargs = self.call.fill([each.as_np_ndarray() for each in inputs])
         found = call_waiting(self.function, args, kwargs)
         return found if isinstance(found, (list, tuple)) and len(found) > 1 else results_of(found)[0]
+
+
+@operator("_np_refused")
+class NumPyRefusal(Operator, hidden=True, no_gradient=True):
+    """Raise that there is no gradient, where a backward pass asks for it.
+
+    Raises:
+        AutogradError: always.
+    """
+
+    message: str = required("The message.")
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        raise AutogradError(self.message)
 
 
 @operator("_npx_reshape")
