@@ -166,14 +166,24 @@ def use_np_default_dtype(func: T) -> T:
     return _within(func, dtype=True)
 
 
+_LEFT = frozenset([
+    "__class_getitem__", "__del__", "__eq__", "__getattr__", "__getattribute__", "__hash__", "__init_subclass__",
+    "__new__", "__setattr__",
+])  # fmt: skip
+"""Methods that no semantics change, and that are called for each attribute or when nobody asked."""
+
+
 def _within(func: T, **change: bool) -> T:
-    """A function in a scope; of a class, each of its own functions and properties.
+    """A function in a scope; of a class, each of its functions and properties, inherited ones too.
 
     Raises:
         TypeError: it is neither.
     """
     if isinstance(func, type):
-        for name, value in list(vars(func).items()):
+        members = {name: value for base in func.__mro__[-2::-1] for name, value in vars(base).items()}
+        for name, value in members.items():
+            if name in _LEFT:
+                continue
             if isinstance(value, FunctionType):
                 setattr(func, name, _within(value, **change))
             elif isinstance(value, property):

@@ -63,17 +63,30 @@ def _binary(function: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
 _OPERANDS = (int, float, complex, np.generic, np.ndarray, list, tuple, BaseArray)
 
 
+def _through_a_copy(function: str) -> Callable[[Any, Any], Any]:
+    def method(self: Any, other: Any) -> Any:
+        if not isinstance(other, _OPERANDS):
+            return NotImplemented
+        return calls.into(function, call(function, (self, other), {}), self, None)
+
+    return method
+
+
 def _in_place(function: str) -> Callable[[Any, Any], Any]:
     """The method of an operator that changes its left side."""
     registered = table.REGISTERED.get(function)
     both = None if registered is None else Elementwise(lookup(registered).create())
     float32, general = FLOAT32, calls.FLOATS
 
+    if both is None:
+        return _through_a_copy(function)
+    quick = both
+
     def method(self: BaseArray, other: Any) -> Any:
-        if both is not None and isinstance(other, BaseArray):
+        if isinstance(other, BaseArray):
             dtype = self._dtype
-            if dtype is other._dtype and (dtype is float32 or dtype in general) and other._shape == self._shape:
-                return both(self, other, self)
+            if other._shape == self._shape and other._dtype is dtype and (dtype is float32 or dtype in general):
+                return quick(self, other, self)
         elif not isinstance(other, _OPERANDS):
             return NotImplemented
         return calls.into(function, call(function, (self, other), {}), self, None)

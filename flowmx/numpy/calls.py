@@ -181,6 +181,8 @@ def call(
     ufunc = table.ufunc(function)
     if ufunc is not None and len(args) > ufunc.nin:
         args, out = args[: ufunc.nin], args[ufunc.nin]
+    if function == "linalg.norm":
+        args, kwargs = [_order(each) for each in args], {name: _order(value) for name, value in kwargs.items()}
     if function == "nan_to_num" and (kwargs.pop("copy", True) and (len(args) < 2 or args[1])) is False:
         out = args[0]
     where = kwargs.pop("where", None) if table.ufunc(function) is not None else None
@@ -235,6 +237,11 @@ def call(
     if out is None and where is None:
         return made
     return into(function, made, out, where)
+
+
+def _order(value: Any) -> Any:
+    """The order of a norm, which MXNet takes as text, too."""
+    return {"inf": np.inf, "-inf": -np.inf}.get(value, value) if value.__class__ is str else value
 
 
 SECOND_NAMES = {"interpolation": "method"}

@@ -18,10 +18,13 @@ from flowmx.ndarray.array import full as classic_full
 from flowmx.ndarray.core import BaseArray
 from flowmx.numpy import calls, table
 from flowmx.numpy.calls import arrays_of, call, face, from_host, given_dtype, wrap
-from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.semantics import default_float, semantics
 
 __all__ = sorted(table.WRITTEN["creation"])
+
+
+_FLOAT64 = np.dtype(np.float64)
 
 
 def _context(ctx: Any, device: Any) -> devices.Context | None:
@@ -126,14 +129,24 @@ def _filled(value: Any, shape: Any, dtype: Any, context: devices.Context | None,
 
 def zeros(shape: Any, dtype: Any = None, order: str = "C", ctx: Any = None, *, device: Any = None) -> Any:
     """An array of zeros."""
-    _refuse_order(order)
-    return _filled(0, shape, given_dtype(dtype) or default_float(), _context(ctx, device))
+    return _alike(0, shape, dtype, order, ctx, device)
 
 
 def ones(shape: Any, dtype: Any = None, order: str = "C", ctx: Any = None, *, device: Any = None) -> Any:
     """An array of ones."""
-    _refuse_order(order)
-    return _filled(1, shape, given_dtype(dtype) or default_float(), _context(ctx, device))
+    return _alike(1, shape, dtype, order, ctx, device)
+
+
+def _alike(value: int, shape: Any, dtype: Any, order: str, ctx: Any, device: Any) -> Any:
+    """An array of one whole number everywhere, float32 by default."""
+    if order != "C":
+        _refuse_order(order)
+    kind = given_dtype(dtype) if dtype is not None else _FLOAT64 if semantics.get().dtype else FLOAT32
+    if kind is None or kind.kind == "c":
+        return _filled(value, shape, kind or FLOAT32, _context(ctx, device))
+    made: Any = classic_full(shape, value, _context(ctx, device) if ctx or device else None, kind)
+    made.__class__ = calls.array_class()
+    return made
 
 
 def empty(shape: Any, dtype: Any = None, order: str = "C", ctx: Any = None, *, device: Any = None) -> Any:

@@ -74,8 +74,14 @@ def call_of(name: str) -> Callable[..., Any]:
     return _dress(function, original, name, "" if has else "It has no gradient: backward passes refuse it.")
 
 
+_NO_ARRAYS = (int, type(None), bool, str)
+
+
 def _placed(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """The positional arguments, with arrays that were given by name in their places."""
+    at = len(args)
+    if at and (at >= len(names) or kwargs.get(names[at]).__class__ in _NO_ARRAYS):
+        return args
     given = list(args)
     while len(given) < len(names) and names[len(given)] in kwargs:
         name = names[len(given)]

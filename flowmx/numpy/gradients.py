@@ -42,8 +42,18 @@ def of(op: Any, F: Any, inputs: Any, outputs: Any, heads: Sequence[Any]) -> list
     """The gradients of a call's arrays, as :meth:`flowmx.ops.registry.operators.Operator.gradient`.
 
     Raises:
-        AutogradError: the function has none.
+        AutogradError: the function has none. In a graph the backward pass raises it, if there is one.
     """
+    if not isinstance(F, Builder):
+        return _of(op, F, inputs, outputs, heads)
+    try:
+        return _of(op, F, inputs, outputs, heads)
+    except AutogradError as error:
+        message = str(error)
+        return [F.op("_np_refused", each, message=message) if each.entry.node in F.needed else None for each in inputs]
+
+
+def _of(op: Any, F: Any, inputs: Any, outputs: Any, heads: Sequence[Any]) -> list[Any]:
     np = _functions(F)
     function = table.RENAMED.get(op.function, op.function)
     count = op.num_args

@@ -15,33 +15,40 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from flowmx.errors import ShapeError
+from flowmx.errors import AutogradError, ShapeError
 from flowmx.numpy import table
-from flowmx.numpy.forms import Form
+from flowmx.numpy.forms import Form as CallForm
 from flowmx.ops.arrays.shape import View
 from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import (
     LIGHT_BYTES,
     Array,
+    Bound,
+    Form,
     Operator,
     Run,
     Shape,
     Spec,
     family,
+    kernel_for,
+    lookup,
     operator,
     option,
     required,
 )
 from flowmx.ops.registry.parameters import literal
 
-__all__ = ["NumPyCall", "NumPyCheck", "NumPyPlaces", "NumPyReshape", "NumPyWaiting", "results_of"]
+__all__ = ["NumPyCall", "NumPyCheck", "NumPyPlaces", "NumPyRefusal", "NumPyReshape", "NumPyWaiting", "results_of"]
 
-_FLOAT, _COMPLEX, _INT = np.dtype(np.float64), np.dtype(np.complex128), np.dtype(np.int64)
+_FLOAT, _COMPLEX, _INT, _HALF = (np.dtype(each) for each in (np.float64, np.complex128, np.int64, np.float16))
 _NARROW = {_FLOAT: np.dtype(np.float32), _COMPLEX: np.dtype(np.complex64)}
 """The dtypes that NumPy makes of whole numbers, and those of MXNet."""
 _SPECS = 512
 _INTO = frozenset(["concatenate", "dot", "stack"])
 """Functions besides ufuncs that write into ``out`` without a copy, where that has the dtype of what they are given."""
+_QUICK = frozenset([FLOAT32, _FLOAT])
+_REDUCED = frozenset(["max", "mean", "min", "prod", "sum"])
+"""Functions that an operator of the registry is, for floating arrays and these arguments."""
 _SUMS = frozenset(["cumsum", "cumprod", "mean", "nansum", "prod", "std", "sum", "trace", "var"])
 """Functions that add up, or multiply, many numbers, and take a dtype to do it in."""
 _POSITIONS = frozenset(["choose", "take", "take_along_axis", "where", "bincount"])
@@ -103,6 +110,13 @@ OWN: dict[str, Callable[..., Any]] = {
 exponents may be floating, as MXNet's are; windows have a dtype; -2 keeps a length."""
 
 
+def _kept_in(given: DType, made: DType) -> DType:
+    """The dtype in which numbers are added up: with as many digits as there are on both sides, float32 at least."""
+    if made.kind != "f":
+        return made
+    return np.result_type(made, np.float32, *([given] if given.kind == "f" else []))
+
+
 def _multiplied(one: Any, other: Any) -> list[Any]:
     """The shapes of a product's operands, the length over which it sums completed by the other's."""
     if not one or not other:
@@ -138,7 +152,7 @@ class _Calling(Operator):
     form: str = required("The arguments, as text.")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "call", Form(self.form))
+        object.__setattr__(self, "call", CallForm(self.form))
 
     call: ClassVar[Any] = None
 
@@ -246,8 +260,8 @@ class NumPyCall(_Calling, hidden=True, typed_by_shapes=True):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         args, kwargs = self.call.fill(inputs)
         function = function_of(run.xp, self.function)
-        if self.function in _SUMS and outputs[0].dtype == np.float16:
-            kwargs = {**kwargs, "dtype": np.dtype(np.float32)}  # what is added up is kept in more digits
+        if self.function in _SUMS and (outputs[0].dtype is _HALF or "dtype" in kwargs):
+            kwargs = {**kwargs, "dtype": _kept_in(inputs[0].dtype, outputs[0].dtype)}
         if len(outputs) == 1 and "dtype" not in kwargs:
             out = outputs[0]
             alike = self.function in _INTO and all(each.dtype == out.dtype for each in inputs)
@@ -258,6 +272,37 @@ class NumPyCall(_Calling, hidden=True, typed_by_shapes=True):
             if result.shape != out.shape:  # it would be broadcast
                 raise ShapeError(f"{self.function}: the result has shape {result.shape}, expected {out.shape}")
             out[...] = result
+
+    def bound(self, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
+        """The forward of the registry's operator that does the same, where that has one with less to decide."""
+        if xp is not np or len(made) != 1 or made[0][1] not in _QUICK or not given:
+            return None
+        if any(dtype is not made[0][1] or not shape or 0 in shape for shape, dtype in given):
+            return None
+        twin = self._twin(len(given[0][0]))
+        if twin is None:
+            return None
+        fast = kernel_for("cpu", twin.name)
+        bind = getattr(fast, "bind", None)
+        bound: Bound | None = twin.bound(xp, given, made) if bind is None else bind(twin, given, made)
+        if bound is None and fast is not None:
+            return partial(fast, twin)
+        return bound
+
+    def _twin(self, ndim: int) -> Operator | None:
+        """The registry's operator that does the same on floating arrays; None where there is none, or it is another."""
+        args, kwargs = self.call.args, self.call.kwargs
+        if self.function in _REDUCED and len(args) <= 2 and not kwargs.keys() - {"axis", "keepdims"}:
+            axis = args[1] if len(args) == 2 else kwargs.get("axis")
+            axes = tuple(range(ndim)) if axis is None else (axis,) if isinstance(axis, int) else axis
+            return lookup(self.function).create(axis=axes, keepdims=bool(kwargs.get("keepdims"))) if axes else None
+        if self.function == "transpose" and len(args) <= 2 and not kwargs.keys() - {"axes"}:
+            axes = args[1] if len(args) == 2 else kwargs.get("axes")
+            return lookup("transpose").create(axes=tuple(range(ndim))[::-1] if axes is None else axes)
+        if self.function == "concatenate" and len(args) <= 2 and not kwargs.keys() - {"axis"}:
+            axis = args[1] if len(args) == 2 else kwargs.get("axis", 0)
+            return None if axis is None else lookup("Concat").create(num_args=self.num_args, dim=axis)
+        return None
 
     def as_ufunc(self, xp: Any, dtype: DType) -> tuple[Callable[..., Any], Any] | None:
         if self.num_outputs != 1 or self.call.kwargs or table.ufunc(self.function) is None:
@@ -360,6 +405,20 @@ class NumPyWaiting(_Calling, hidden=True, dynamic=True, no_gradient=True):
         args, kwargs = self.call.fill([each.as_np_ndarray() for each in inputs])
         found = call_waiting(self.function, args, kwargs)
         return found if isinstance(found, (list, tuple)) and len(found) > 1 else results_of(found)[0]
+
+
+@operator("_np_refused")
+class NumPyRefusal(Operator, hidden=True, no_gradient=True):
+    """Raise that there is no gradient, where a backward pass asks for it.
+
+    Raises:
+        AutogradError: always.
+    """
+
+    message: str = required("The message.")
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        raise AutogradError(self.message)
 
 
 @operator("_npx_reshape")

@@ -127,7 +127,7 @@ class NumPyRandom(_Calling, hidden=True, uses_random=True):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         args, kwargs = self.call.fill(inputs)
-        if self.function == "multinomial":  # in float32 a sum of 1 may be more
+        if self.function == "multinomial" and np.size(args[1]):  # in float32 a sum of 1 may be more
             chances = np.asarray(args[1], np.float64)
             total = chances.sum(axis=-1, keepdims=True)
             args[1] = np.where(np.abs(total - 1) < 1e-4, chances / np.where(total == 0, 1, total), chances)
@@ -159,6 +159,8 @@ def _drawn(generator: Any, function: str, args: list[Any], kwargs: dict[str, Any
     if function in ("uniform_n", "normal_n"):
         size = (*kwargs["size"], *np.broadcast_shapes(*(np.shape(each) for each in args)))
         return getattr(generator, function[:-2])(*args, size=size)
+    if function == "multinomial" and not np.size(args[1]):
+        return np.zeros((*np.atleast_1d(kwargs.get("size", ())).astype(int), 0))
     if function == "multivariate_normal" and (np.ndim(args[0]) > 1 or np.ndim(args[1]) > 2):
         return _of_batches(generator, *args, **kwargs)
     if not function.startswith("bernoulli"):

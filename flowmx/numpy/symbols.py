@@ -169,6 +169,8 @@ def call(function: str, args: Sequence[Any], kwargs: Mapping[str, Any], label: s
     kwargs = {calls.SECOND_NAMES.get(name, name): value for name, value in kwargs.items() if name not in _DROPPED}
     if "dtype" in kwargs:
         kwargs["dtype"] = given_dtype(kwargs["dtype"])
+    if function == "linalg.norm":
+        args, kwargs = [calls._order(each) for each in args], {key: calls._order(each) for key, each in kwargs.items()}
     if function in _SPELLED and not kwargs:
         return _SPELLED[function](*args)
     found = named.named_call(function, args, kwargs, _is_symbol)
