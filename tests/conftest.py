@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import signal
 import sys
 
 import pytest
@@ -18,6 +19,10 @@ from tests import warm
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and what they start with them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What tests make lives long, so that the collector's runs, a tenth of all the time, find little. Processes that tests
 # start have Python's own threshold.

@@ -345,6 +345,13 @@ def test_a_peer_that_was_not_asked_is_suspected():
     assert (found.kind, found.node) == ("lost peer", "server 0") and "ask server 0 too" in found.advice
 
 
+def test_a_peer_that_answers_in_time_is_not_suspected():
+    asked = {**ASKED, "seconds": 0.02}
+    assert not diagnose([node("worker 1", operations=[{**PULL, "seconds": 0.02}], exchanges=[asked])])
+    assert not diagnose([node("server 0", waits=[{**ROUND, "seconds": 0.02}])])
+    assert diagnose([node("server 0", waits=[{**ROUND, "seconds": 2.0}])])[0].kind == "lost peer"
+
+
 def test_nodes_in_a_circle_end():
     other = node("server 0", waits=[{**ROUND, "for": "worker 1"}])
     waits = node("worker 1", waits=[{"for": "server 0", "what": "barrier 'b'", "seconds": 1.0}])

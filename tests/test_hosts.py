@@ -135,7 +135,7 @@ async def test_a_shaped_link_has_its_latency_and_its_bandwidth():
     async with Network(2, Link(rate=50e6, latency=0.02)) as network:
         connected, seconds = await transferred(network, 4_000_000)
     assert 0.08 <= connected < 0.16  # a round trip: both links, both ways
-    assert 0.6 < seconds < 1.1  # 0.64 s at the link's rate
+    assert 0.6 < seconds < 2.0  # 0.64 s at the link's rate, and what a busy machine takes
 
 
 @needs_namespaces

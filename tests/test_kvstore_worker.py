@@ -327,6 +327,39 @@ async def test_a_server_that_was_started_anew_is_called_anew(lines):
     assert (await call).header == {"life": 2}
 
 
+async def probing(lines):
+    """A call whose connection broke, while it asks a server that says nothing whether it is there."""
+    calls = servers(lines, timeout=3600)
+    calls.know(view(1, server(0), server(1)))
+    lines.answers["at 0.1"] = [PeerGone("cut")]
+    call = asyncio.create_task(calls.call(0, "push", {}))
+    while len(lines.calls) < 2:
+        await asyncio.sleep(0)
+    assert lines.calls[-1][1] == "local"
+    return calls, call
+
+
+async def test_the_end_of_the_job_ends_a_question_that_nobody_answers(lines):
+    calls, call = await probing(lines)
+    calls.fail(NodeGone("the job has failed: server 0 is gone"))
+    with pytest.raises(NodeGone, match="server 0 is gone"):
+        await call
+
+
+async def test_a_successor_is_called_while_the_one_before_does_not_answer_a_question(lines):
+    calls, call = await probing(lines)
+    lines.answers["at 1.1"] = [{"by": 1}]
+    calls.know(view(2, server(0, state="gone"), server(1)))
+    assert (await call).header == {"by": 1}
+
+
+async def test_a_call_that_is_cancelled_while_it_asks_stays_so(lines):
+    _, call = await probing(lines)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
 async def test_a_home_that_stays_without_servers_is_given_up_by_name(lines):
     calls = servers(lines, 1, patience=0.01)
     lost = Member("s0", "server", 0, host="here", state="gone", why="killed")

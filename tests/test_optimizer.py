@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import flowmx as mx
+from flowmx.optimizer.base import from_config
 from tests.fixtures import record_training as recorded
 
 
@@ -321,3 +322,11 @@ def test_a_gradient_is_scaled_and_then_clipped_on_both_sides():
     grad = mx.nd.array([-1.0, -0.125, 0.0, 0.125, 1.0])
     assert optimizer.scaled(grad).asnumpy().tolist() == [-0.5, -0.25, 0.0, 0.25, 0.5]
     assert optimizer.scaled(grad, mx.nd.ones(5), wd=0.25).asnumpy().tolist() == [-0.5, 0.0, 0.25, 0.5, 0.5]
+
+
+def test_who_makes_an_optimizer_again_is_not_warned_of_its_rate(recwarn):
+    with pytest.warns(UserWarning, match="learning_rate is -1"):
+        made = mx.optimizer.create("sgd", learning_rate=-1.0)
+    recwarn.clear()
+    assert from_config(made.get_config()).learning_rate == -1.0
+    assert not recwarn.list

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import islice
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from flowmx.comm.node import Node
 from flowmx.comm.view import View
 from flowmx.kvstore.facts import version
 from flowmx.kvstore.server.callers import identity
+from flowmx.kvstore.server.calls import begun
 
 if TYPE_CHECKING:
     from flowmx.kvstore.server.core import Core
@@ -53,13 +55,19 @@ def _peers(view: View, own: str) -> list[dict[str, str]]:
 def of_server(node: Node, core: Core) -> dict[str, Any]:
     """Report of a server: a node's, and for each part with waiting requests the workers whose push is missing."""
     names = {identity(each.id, each.incarnation): each.name for each in node.view.members}
+    now = monotonic()
     found: dict[str, list[str]] = {}
+    longest: dict[str, float] = {}
     slots = [slot for slot in list(core.state.slots.values()) if slot.pulls or slot.pushes]
     for slot in islice(slots, _MOST):
+        came = [at for each in (*slot.pushes, *slot.pulls) if (at := begun(each)) is not None]
         for who in slot.missing():
-            found.setdefault(names.get(who, who), []).append(str(slot.part.key))
+            name = names.get(who, who)
+            found.setdefault(name, []).append(str(slot.part.key))
+            if came:
+                longest[name] = max(longest.get(name, 0.0), now - min(came))
     waits = [
-        {"for": name, "what": f"the round of key {', '.join(dict.fromkeys(keys[:4]))}", "seconds": None}
+        {"for": name, "what": f"the round of key {', '.join(dict.fromkeys(keys[:4]))}", "seconds": longest.get(name)}
         for name, keys in found.items()
     ]
     said = of_node(node)

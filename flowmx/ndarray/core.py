@@ -483,6 +483,49 @@ def invoke(
                 if other.device is not device:
                     return _invoke_together(op, inputs, out, depth + 2)
             return _call(op, spec, inputs, tuple(memory), device, mode, depth + 1)
+    return _call_any(op, inputs, out, device, mode, depth + 1)
+
+
+def _call(
+    op: Operator, spec: Spec, inputs: Sequence[BaseArray], reads: tuple[Storage, ...], device: Device, mode: State,
+    depth: int,
+) -> Any:  # fmt: skip
+    """:func:`invoke` for an operator that makes its outputs from its inputs and does nothing else."""
+    ready: _Ready | None = spec.ready
+    light = spec.light
+    if ready is None or ready[0] is not device:
+        ready = _ready(op, spec, device, inputs)
+        light = light and spec.ready is ready
+    face = inputs[0].__class__  # results of mx.np.ndarray are such
+    if spec.single:
+        outputs = [allocate(device, spec.shapes[0], spec.dtypes[0], None, face)]
+        writes: tuple[Variable, ...] = (outputs[0]._storage,)
+        visible = 1
+    else:
+        outputs = [allocate(device, s, t, None, face) for s, t in zip(spec.shapes, spec.dtypes, strict=True)]
+        writes = tuple([each._storage for each in outputs])
+        visible = op.visible_outputs()
+    arguments = (ready[1], ready[3 if mode.training else 2], inputs, outputs)
+    origin: Origin | None = None
+    if light and engine.at_once(device.compute, reads, _compute, *arguments):
+        for each in outputs:
+            each._storage.version = 1
+    else:
+        origin = capture(depth)
+        engine.enqueue(
+            Operation(_compute, arguments, reads, writes, device.compute, op.name, origin, spec.nbytes, light)
+        )
+    if mode.recording:
+        gradient = spec.gradient
+        record(op.name, gradient, inputs, outputs, visible, origin or capture(depth), spec.rules)
+    return outputs[0] if visible == 1 else outputs[:visible]
+
+
+def _call_any(
+    op: Operator, inputs: Sequence[BaseArray], out: BaseArray | Sequence[BaseArray] | None, device: Device | None,
+    mode: State, depth: int,
+) -> Any:  # fmt: skip
+    """:func:`invoke` for any operator, with AMP's casts, arrays to write into, and notes in place of calls."""
     if casting is not None and out is None and not mode.backward:
         targets = casting.targets(op, tuple([each._dtype for each in inputs]))
         if targets is not None:
@@ -551,41 +594,6 @@ def invoke(
     if visible == 1:
         return outputs[0]
     return outputs[:visible]
-
-
-def _call(
-    op: Operator, spec: Spec, inputs: Sequence[BaseArray], reads: tuple[Storage, ...], device: Device, mode: State,
-    depth: int,
-) -> Any:  # fmt: skip
-    """:func:`invoke` for an operator that makes its outputs from its inputs and does nothing else."""
-    ready: _Ready | None = spec.ready
-    light = spec.light
-    if ready is None or ready[0] is not device:
-        ready = _ready(op, spec, device, inputs)
-        light = light and spec.ready is ready
-    face = inputs[0].__class__  # results of mx.np.ndarray are such
-    if spec.single:
-        outputs = [allocate(device, spec.shapes[0], spec.dtypes[0], None, face)]
-        writes: tuple[Variable, ...] = (outputs[0]._storage,)
-        visible = 1
-    else:
-        outputs = [allocate(device, s, t, None, face) for s, t in zip(spec.shapes, spec.dtypes, strict=True)]
-        writes = tuple([each._storage for each in outputs])
-        visible = op.visible_outputs()
-    arguments = (ready[1], ready[3 if mode.training else 2], inputs, outputs)
-    origin: Origin | None = None
-    if light and engine.at_once(device.compute, reads, _compute, *arguments):
-        for each in outputs:
-            each._storage.version = 1
-    else:
-        origin = capture(depth)
-        engine.enqueue(
-            Operation(_compute, arguments, reads, writes, device.compute, op.name, origin, spec.nbytes, light)
-        )
-    if mode.recording:
-        gradient = spec.gradient
-        record(op.name, gradient, inputs, outputs, visible, origin or capture(depth), spec.rules)
-    return outputs[0] if visible == 1 else outputs[:visible]
 
 
 def _invoke_together(op: Operator, inputs: Sequence[BaseArray], out: Any, depth: int) -> Any:

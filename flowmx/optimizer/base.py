@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -368,7 +369,11 @@ def from_config(config: Mapping[str, Any], before: Optimizer | None = None) -> O
     Raises:
         ValueError: it names an optimizer or a schedule that does not exist here.
     """
-    made = create(config["optimizer"], **plain_data.made(config["arguments"]))
+    told = _rate_is_known.set(True)
+    try:
+        made = create(config["optimizer"], **plain_data.made(config["arguments"]))
+    finally:
+        _rate_is_known.reset(told)
     # Set afterwards: an argument learning_rate would overwrite where the schedule has come to.
     schedule = config["lr_scheduler"]
     if schedule is not None and schedule.get("left"):
@@ -381,13 +386,15 @@ def from_config(config: Mapping[str, Any], before: Optimizer | None = None) -> O
 
 
 _warned: set[tuple[str, int]] = set()
+_rate_is_known: ContextVar[bool] = ContextVar("flowmx_rate_is_known", default=False)
+"""True where an optimizer is made anew from its description: who made the first was warned."""
 
 
 def _check_rate(lr: Any) -> None:
     """Refuse a learning rate that is no number; warn of one with which nothing is learnt."""
     if isinstance(lr, (str, bytes)):
         raise TypeError(f"learning_rate is {lr!r}, expected a number")
-    if isinstance(lr, (int, float)) and not 0 <= lr < math.inf:
+    if isinstance(lr, (int, float)) and not 0 <= lr < math.inf and not _rate_is_known.get():
         warn_user(
             f"learning_rate is {lr}, expected a number from 0 up: the weights move away from what is learnt", _warned
         )

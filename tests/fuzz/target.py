@@ -20,6 +20,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from flowmx.comm import buffers
 from flowmx.comm.client import Peer
 from flowmx.comm.exchange import Exchange
 from flowmx.comm.frames import Message, Tensor
@@ -189,6 +190,7 @@ class Stand:
     async def measure(self):
         for _ in range(3):
             gc.collect()
+        buffers.POOL.clear()  # what it keeps for reuse has a limit of its own
         ctypes.CDLL(None).malloc_trim(0)
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 

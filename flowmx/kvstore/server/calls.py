@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from flowmx.kvstore.server import protocol as p
 from flowmx.kvstore.server.coalesced import Layout
 from flowmx.kvstore.server.store import Array, Value
 
-__all__ = ["Answers", "Call", "JoinedCall", "Read"]
+__all__ = ["Answers", "Call", "JoinedCall", "Read", "begun"]
 
 Read = Callable[[Value], Any]
 
@@ -52,9 +53,14 @@ class Call:
 
 
 class Answers:
-    """Waits until each of some calls has an answer, or one of them a refusal: one wake-up for all."""
+    """Waits until each of some calls has an answer, or one of them a refusal: one wake-up for all.
+
+    Attributes:
+        begun: when that was, in seconds of :func:`time.monotonic`.
+    """
 
     def __init__(self, calls: int) -> None:
+        self.begun = monotonic()
         self._left = calls
         self._all: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.count(0)
@@ -147,6 +153,12 @@ class JoinedCall:
             self.flush()
             self._from, self._at, self._copied = base, begin, start
         self._to = self._layout.stops[position]
+
+
+def begun(request: p.Request) -> float | None:
+    """When a request that waits came, in seconds of :func:`time.monotonic`; None of one that did not come here."""
+    call = request[0] if isinstance(request, tuple) else request
+    return call._answers.begun if isinstance(call, Call | JoinedCall) else None
 
 
 def _memory(layout: Layout) -> Array:

@@ -143,9 +143,7 @@ class Servers:
             try:
                 return await self._once(home, member, operation, header, tensors, into, seconds + sending, sent)
             except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
-                    raise
+                _raise_where_meant()
             except Refused as refused:
                 if refused.kind != "moved" and not isinstance(refused, Busy):
                     raise
@@ -153,13 +151,13 @@ class Servers:
             except PeerGone as error:
                 log.info("%s did not answer %s (%s): again", member.name, operation, error)
                 await self._probe(
-                    outages[member.id, member.incarnation], member, operation, 2 * (seconds + sending), error
+                    outages[member.id, member.incarnation], home, member, operation, 2 * (seconds + sending), error
                 )
             except TimeoutError as error:
                 log.info("%s has not answered %s (%s): again", member.name, operation, error)
                 seconds, sending = 2 * seconds, 2 * sending
                 await self._probe(
-                    outages[member.id, member.incarnation], member, operation, 2 * (seconds + sending), error
+                    outages[member.id, member.incarnation], home, member, operation, 2 * (seconds + sending), error
                 )
             await self._wait_for_change(delay)
             delay = min(2 * delay, _LAST_DELAY)
@@ -182,13 +180,15 @@ class Servers:
             del self._calls[call]
             self._close_retired()
 
-    async def _probe(self, outage: Outage, member: Member, operation: str, most: float, error: Exception) -> None:
+    async def _probe(
+        self, outage: Outage, home: int, member: Member, operation: str, most: float, error: Exception
+    ) -> None:
         """Check whether a server that has not answered, but is alive for the scheduler, can be reached.
 
         Raises:
             KVStoreError: it could not for too long.
         """
-        if await self._answers(member):
+        if await self._answers(home, member):
             outage.over()
             return
         lasted = outage.failed(asyncio.get_running_loop().time(), most + self._timeout)
@@ -198,11 +198,14 @@ class Servers:
                 f"(FLOWMX_KVSTORE_RECONNECT), although the scheduler hears of it: {error}"
             ) from error
 
-    async def _answers(self, member: Member) -> bool:
+    async def _answers(self, home: int, member: Member) -> bool:
         try:
             with suppress(Refused):  # whatever it says
-                await self._channel(member).call("local", {}, timeout=self._timeout)
+                await self._once(home, member, "local", {}, (), None, self._timeout, lambda: None)
         except (PeerGone, TimeoutError):
+            return False
+        except asyncio.CancelledError:
+            _raise_where_meant()
             return False
         return True
 
@@ -253,3 +256,14 @@ class Servers:
         task = asyncio.get_running_loop().create_task(channel.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+
+def _raise_where_meant() -> None:
+    """Go on after a call that :class:`Servers` gave up; raise where the task that waits for it is cancelled itself.
+
+    Raises:
+        CancelledError: it is.
+    """
+    task = asyncio.current_task()
+    if task is None or task.cancelling():
+        raise asyncio.CancelledError

@@ -22,6 +22,7 @@ class Link(NamedTuple):
         operation: where it is an operation, what its process said of it.
         peer: where it is a request, whom it is made to.
         idle: whether it is a process that waits for nobody and runs no operation.
+        seconds: where it is a request, for how long it has waited; None where nobody knows.
     """
 
     node: str
@@ -30,6 +31,7 @@ class Link(NamedTuple):
     operation: Mapping[str, Any] | None = None
     peer: str = ""
     idle: bool = False
+    seconds: float | None = None
 
 
 Story = list[Link]
@@ -111,7 +113,8 @@ class _Jobs:
         while True:
             peer = str(wait["for"])
             since = f" for {wait['seconds']:.1f} s" if wait.get("seconds") else ""
-            yield Link(node, f"{wait['what']}: waits for {peer}{since}", peer=peer)
+            text = f"{wait['what']}: waits for {peer}{since}"
+            yield Link(node, text, peer=peer, seconds=wait.get("seconds"))
             there = self._by_name.get(peer)
             if there is None or peer in seen:
                 return

@@ -251,11 +251,11 @@ def _lost_peers(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
 
 
 def _silent_peers(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
-    """The last node in a chain of requests, if it was not asked, or does not work on the request."""
+    """The last node in a chain of requests that is not answered for long, if that node was not asked."""
     asked = {name_of(each) for each in _answered(snapshots)}
     for story in stories(snapshots):
         link = next((each for each in reversed(story) if each.peer), None)
-        if link is None or link.peer in asked:
+        if link is None or link.peer in asked or (link.seconds is not None and link.seconds < SLOW):
             continue
         advice = f"ask {link.peer} too: python -m flowmx doctor ... with its process or address"
         yield Finding(78, "lost peer", link.peer, f"{link.node} waits: {link.text}", advice=advice)

@@ -79,6 +79,7 @@ class Forked:
 
     def __init__(self, status: int, template: subprocess.Popen[bytes]) -> None:
         os.set_blocking(status, False)
+        self._lock = threading.RLock()
         self._status = status
         self._template = template
         self._pid = 0
@@ -96,20 +97,21 @@ class Forked:
         poll.register(self._status, select.POLLIN)
         if not poll.poll(None if timeout is None else 1000 * timeout):
             raise subprocess.TimeoutExpired("a worker", timeout or 0)
-        try:
-            raw = os.read(self._status, _NEWS.size)
-        except BlockingIOError:  # another thread has read it
-            return
-        if not raw:
-            self._ended = True
-            return
-        kind, number = _NEWS.unpack(raw)
-        if kind == _BEGUN:
-            with contextlib.suppress(OSError):  # it has ended already
-                self._handle = os.pidfd_open(number)
-            self._pid = number
-        else:
-            self.returncode, self._ended = number, True
+        with self._lock:  # who finds the end of it has what another thread has read
+            try:
+                raw = os.read(self._status, _NEWS.size)
+            except BlockingIOError:  # another thread has read it
+                return
+            if not raw:
+                self._ended = True
+                return
+            kind, number = _NEWS.unpack(raw)
+            if kind == _BEGUN:
+                with contextlib.suppress(OSError):  # it has ended already
+                    self._handle = os.pidfd_open(number)
+                self._pid = number
+            else:
+                self.returncode, self._ended = number, True
 
     @property
     def pid(self) -> int:

@@ -153,7 +153,7 @@ function actors(state) {
 function memory(state) {
   const rows = state.now.memory ?? [];
   fill(body("memory"), [
-    ...rows.map((each) => [`arrays on ${each.device}`, format.bytes(each.used), format.bytes(each.peak), each.total ? format.bytes(each.total) : format.NONE]),
+    ...rows.map((each) => [`arrays on ${each.device}${each.device === "cpu" ? ", of 64 KiB and more" : ""}`, format.bytes(each.used), format.bytes(each.peak), each.total ? format.bytes(each.total) : format.NONE]),
     ["the process", format.bytes(last(state, "resident")), format.bytes(Math.max(0, ...(state.series.resident ?? []))), format.NONE],
   ], ["", "number", "number", "number"]);
   const lines = named(state, "memory.").slice(0, 8).map((name, index) => line(state, `memory.${name}`, name, `c${index}`));
