@@ -1,6 +1,9 @@
 """Small operators that are run where they are called, and what the tape keeps of them."""
 
 import gc
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -113,3 +116,72 @@ def test_the_tape_keeps_three_objects_for_a_call_and_is_freed_by_itself():
         assert len(gc.get_objects()) - before < 100
     finally:
         gc.enable()
+
+
+# -- on event loops ------------------------------------------------------------------------------------------
+
+ON_A_LOOP = """
+import asyncio, sys
+import numpy as np
+import flowmx as mx
+
+DATA = np.random.default_rng(0).standard_normal((64, 128)).astype("f")
+CALLS = [mx.nd.erf, mx.nd.softmax, lambda x: mx.nd.LeakyReLU(x, act_type="gelu"), lambda x: mx.nd.softmax(x, axis=0)]
+
+def run(call, x):
+    x.attach_grad()
+    with mx.autograd.record():
+        y = call(x)
+    return y
+
+async def main():
+    x = mx.nd.array(DATA)
+    await (x * 2)  # the engine runs
+    found = []
+    for call in CALLS:
+        for _ in range(3):
+            y = await run(call, x)
+            y.backward(y)
+            found.append((call, (await y).asnumpy(), (await x.grad).asnumpy()))
+    return found
+
+for call, y, grad in asyncio.run(main()):
+    x = mx.nd.array(DATA)
+    z = run(call, x)
+    z.backward(z)
+    np.testing.assert_array_equal(y, z.asnumpy())
+    np.testing.assert_array_equal(grad, x.grad.asnumpy())
+"""
+
+
+def test_the_first_calls_on_an_event_loop_give_the_bits_of_all_others(tmp_path):
+    pytest.importorskip("llvmlite")
+    environment = {**os.environ, "FLOWMX_KERNEL_CACHE": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", ON_A_LOOP], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("name", ["Convolution", "FullyConnected", "batch_dot", "Embedding"])
+def test_products_and_picks_of_a_small_network_are_run_at_once(name, pushed):
+    x, table = mx.nd.ones((32, 64)), mx.nd.ones((5000, 64))
+    call = {
+        "Convolution": lambda: mx.nd.Convolution(
+            mx.nd.ones((1, 1, 28, 28)), mx.nd.ones((8, 1, 3, 3)), num_filter=8, kernel=(3, 3), no_bias=True
+        ),
+        "FullyConnected": lambda: mx.nd.FullyConnected(x, mx.nd.ones((192, 64)), num_hidden=192, no_bias=True),
+        "batch_dot": lambda: mx.nd.batch_dot(mx.nd.ones((8, 32, 16)), mx.nd.ones((8, 16, 32))),
+        "Embedding": lambda: mx.nd.Embedding(x[0] * 3, table, input_dim=5000, output_dim=64),
+    }[name]
+    call().wait_to_read()
+    mx.nd.waitall()
+    pushed.clear()
+    call().wait_to_read()
+    assert name not in pushed
+
+
+def test_a_product_with_a_vector_that_is_large_is_pushed(pushed):
+    data, weight = mx.nd.ones((1, 200)), mx.nd.ones((200, 200))
+    mx.nd.waitall()
+    pushed.clear()
+    mx.nd.FullyConnected(data, weight, num_hidden=200, no_bias=True).wait_to_read()
+    assert pushed == ["FullyConnected"]

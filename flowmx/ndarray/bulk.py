@@ -114,7 +114,7 @@ class Bulk:
             found.append(cell)
         if values:
             self._add(run_rule, cells, (rule, tuple(values)), tuple(values.values()))
-            self._is_light &= rule.light
+            self._is_light &= rule.light and not rule.is_late
             self._weight += rule.weight
             self.nbytes += rule.nbytes
         return found
@@ -130,7 +130,7 @@ class Bulk:
         """Add that a total is added to a gradient buffer, by the rule of a sum."""
         self._add(add_total, (target, value), rule, (target._storage,))
         self._writes[target._storage] = None
-        self._is_light &= rule.light
+        self._is_light &= rule.light and not rule.is_late
         self._weight += rule.weight
 
     def show(self, value: Value) -> BaseArray:
@@ -246,6 +246,7 @@ def run_rule(run: Run, cells: Sequence[Cell], more: tuple[Rule, Sequence[int]], 
     except Exception as error:
         error.__dict__.setdefault(_NAME, name)
         raise
+    rule.is_late = False  # it ran where it could wait for all that it needs
     for value, at in zip(targets, results, strict=True):
         value.array = values[at]
 

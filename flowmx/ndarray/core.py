@@ -30,7 +30,7 @@ from flowmx.ndarray.recording import ENTRIES, Further, Leaf, State, TapeEntry, T
 from flowmx.ndarray.references import HELD
 from flowmx.ops.control import custom
 from flowmx.ops.registry.dtypes import DType, name_of
-from flowmx.ops.registry.operators import LIGHT_BYTES, Form, Operator, Run, Shape, Spec, kernel_for, lookup
+from flowmx.ops.registry.operators import LIGHT_BYTES, Form, Operator, Run, Shape, Spec, compiling, kernel_for, lookup
 from flowmx.ops.sparse.shapes import SparseShape
 
 if TYPE_CHECKING:
@@ -276,12 +276,19 @@ _Ready = tuple[Device, Callable[..., Any], Run, Run]
 
 
 def _ready(op: Operator, spec: Spec, device: Device, inputs: Sequence[BaseArray]) -> _Ready:
-    """Bind what calls of one form run, and remember it with what was inferred of them."""
+    """Bind what calls of one form run, and remember it with what was inferred of them.
+
+    What an event loop asks for and is not compiled yet is not remembered. It must not run at its push, where the plain
+    forward would take its place, which rounds otherwise; a worker waits for it.
+    """
     known: _Ready | None = spec.ready
     if known is None or known[0] is not device:
         given = tuple([(each._shape, each._dtype) for each in inputs])
+        compiling.missed = False
         forward = forward_of_call(op, spec, device, given)
-        known = spec.ready = device, forward, run_on(device, False), run_on(device, True)
+        known = device, forward, run_on(device, False), run_on(device, True)
+        if not compiling.missed:
+            spec.ready = known
     return known
 
 
@@ -490,8 +497,10 @@ def _call(
 ) -> Any:  # fmt: skip
     """:func:`invoke` for an operator that makes its outputs from its inputs and does nothing else."""
     ready: _Ready | None = spec.ready
+    light = spec.light
     if ready is None or ready[0] is not device:
         ready = _ready(op, spec, device, inputs)
+        light = light and spec.ready is ready
     face = inputs[0].__class__  # results of mx.np.ndarray are such
     if spec.single:
         outputs = [allocate(device, spec.shapes[0], spec.dtypes[0], None, face)]
@@ -503,13 +512,13 @@ def _call(
         visible = op.visible_outputs()
     arguments = (ready[1], ready[3 if mode.training else 2], inputs, outputs)
     origin: Origin | None = None
-    if spec.light and engine.at_once(device.compute, reads, _compute, *arguments):
+    if light and engine.at_once(device.compute, reads, _compute, *arguments):
         for each in outputs:
             each._storage.version = 1
     else:
         origin = capture(depth)
         engine.enqueue(
-            Operation(_compute, arguments, reads, writes, device.compute, op.name, origin, spec.nbytes, spec.light)
+            Operation(_compute, arguments, reads, writes, device.compute, op.name, origin, spec.nbytes, light)
         )
     if mode.recording:
         gradient = spec.gradient
@@ -565,16 +574,17 @@ def _call_any(
     if op.auxiliary or op.updates:
         writes += tuple([inputs[position]._storage for position in op.moved_inputs(mode.training)])
     origin = capture(depth)
+    ready = _ready(op, spec, device, inputs)
     work = Operation(
         compute,
-        (_ready(op, spec, device, inputs)[1], run_on(device, mode.training), inputs, outputs),
+        (ready[1], run_on(device, mode.training), inputs, outputs),
         reads,
         writes,
         device.compute,
         op.name,
         origin,
         nbytes,
-        spec.light,
+        spec.light and spec.ready is ready,
     )
     if traits.detached:
         op.detach(work, inputs)

@@ -16,7 +16,7 @@ from flowmx.devices import Device
 from flowmx.ndarray import functions as F
 from flowmx.ndarray.core import BaseArray, allocate, forward_of_call
 from flowmx.ndarray.recording import Notes, State, state
-from flowmx.ops.registry.operators import Form, Operator, Spec
+from flowmx.ops.registry.operators import Form, Operator, Spec, compiling
 
 _KEPT = 4096
 """Rules of functions that are kept."""
@@ -51,16 +51,19 @@ class Rule:
         forms: shapes and dtypes of the values.
         views: values that are others with a new shape.
         light: whether all steps take microseconds.
+        is_late: whether it was learned on an event loop where a kernel of a step was not compiled yet; it must not run
+            there before that is.
         weight: about how much there is to do, in bytes.
         nbytes: what the steps make.
     """
 
-    __slots__ = ("checked", "forms", "light", "nbytes", "results", "sources", "steps", "views", "weight")
+    __slots__ = ("checked", "forms", "is_late", "light", "nbytes", "results", "sources", "steps", "views", "weight")
 
     def __init__(
         self, sources: Sequence[int], checked: Sequence[int], steps: Sequence[RuleStep], results: Sequence[int | None],
-        forms: Sequence[Form], light: bool, weight: int,
+        forms: Sequence[Form], light: bool, weight: int, is_late: bool = False,
     ) -> None:  # fmt: skip
+        self.is_late = is_late
         self.sources, self.checked, self.results = tuple(sources), tuple(checked), tuple(results)
         self.steps, self.forms, self.light, self.weight = tuple(steps), tuple(forms), light, weight
         made = len(self.sources)
@@ -88,6 +91,7 @@ class _Noted(Notes):
         self._stored = {id(each._storage): position for position, each in enumerate(given)}
         self.steps: list[RuleStep] = []
         self.light = True
+        self.is_late = False
         self.weight = 0
 
     def note(
@@ -98,7 +102,9 @@ class _Noted(Notes):
             raise Unlearnable
         reads = tuple([self.position(each) for each in inputs])
         makes = tuple(zip(spec.shapes, spec.dtypes, strict=True))
+        compiling.missed = False
         forward = forward_of_call(op, spec, self._device, [(each._shape, each._dtype) for each in inputs])
+        self.is_late |= compiling.missed
         self.steps.append(RuleStep(op.name, forward, reads, makes))
         self.light &= spec.light
         self.weight += spec.weight
@@ -258,4 +264,5 @@ def _pruned(notes: _Noted, given: int, seen: Sequence[int], results: Sequence[in
         forms,
         notes.light,
         notes.weight,
+        notes.is_late,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -69,11 +69,22 @@ class _Indexed(Linear):
         return dtypes, [dtypes[0]]
 
 
+class _Picking(Operator):
+    """Only the elements that are picked are read of a table."""
+
+    table: ClassVar[int]
+    """Which input it is."""
+
+    def bytes_read(self, inputs: Sequence[int], made: int) -> int:
+        return sum(inputs) - inputs[self.table] + min(inputs[self.table], made)
+
+
 @linear("take")
-class Take(_Indexed):
+class Take(_Picking, _Indexed):
     """Slices of ``a`` along an axis, at the given indices: shape a[:axis] + indices + a[axis+1:]."""
 
     arguments = ("a", "indices")
+    table = 0
     input_docs = described(
         a="any shape, any dtype",
         indices="any shape, int or float",
@@ -117,13 +128,14 @@ class Take(_Indexed):
 
 
 @operator("Embedding")
-class Embedding(Operator):
+class Embedding(_Picking):
     """Rows of ``weight`` (input_dim, output_dim) at the given indices: shape data + (output_dim,).
 
     Indices outside are taken to the nearest row.
     """
 
     arguments = ("data", "weight")
+    table = 1
     input_docs = described(
         data="any shape, int or float; row indices",
         weight="(input_dim, output_dim), dtype `dtype`",

@@ -43,8 +43,9 @@ def weight_of_link(device_type: str, op: Operator, dtype: DType, count: int) -> 
 def compile_ahead(device_type: str, chains: Sequence[tuple[Operator, Sequence[Laid], Sequence[Laid]]]) -> None:
     """Let the kernels of chains be compiled meanwhile, in this order, for inputs and outputs that lie like this."""
     from flowmx.ops.kernels import llvm
+    from flowmx.ops.registry.operators import kernel_for
 
-    if device_type == "cpu":
+    if kernel_for(device_type, "_chain") is llvm.chain.compute:
         llvm.chain.compile_ahead(chains)
 
 

@@ -46,7 +46,7 @@ def multiply(run: Run, a: Array, b: Array, out: Array) -> None:
 
 
 @family
-class Product(Operator, heavy=True):
+class Product(Operator, heavy=True, multiplies=True):
     """Base of products of two inputs, either of them transposed or not."""
 
     arguments: ClassVar[tuple[str, ...]] = ("lhs", "rhs")

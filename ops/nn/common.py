@@ -121,7 +121,7 @@ def positive_axis(op: Operator, axis: int, shape: ShapeOrNone) -> int:
     return axis % len(shape)
 
 
-class Linear(Operator, heavy=True):
+class Linear(Operator, heavy=True, multiplies=True):
     """A product of data and weight, plus a bias: linear in each. Its gradients are two more such products.
 
     The three operators ``name``, ``_backward_name_data`` and ``_backward_name_weight`` are each other's

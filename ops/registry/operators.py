@@ -31,6 +31,7 @@ operator by name. It returns one gradient (or None) for each input, auxiliary st
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, dataclass_transform
@@ -81,6 +82,11 @@ _SPEC_LIMIT = 512
 LIGHT_BYTES = 1 << 16
 """Bytes that an operation may touch and still run at its push."""
 _LIGHT_FLOPS = 1 << 16
+_LIGHT_PRODUCT_BYTES = 1 << 18
+_LIGHT_PRODUCT_FLOPS = 1 << 21
+"""The same limits of products, which take some 50 µs then: to hand one to a worker costs 30."""
+_LEAST_REUSE = 1
+"""Floating-point operations for each byte from which a product is one of matrices: no loop of our own computes it."""
 _FLOPS_A_BYTE = 16
 """Floating-point operations that take about as long as a byte that is moved."""
 PLANNED = 1 << 10
@@ -132,6 +138,19 @@ class TiedForward(Protocol):
 
     def use(self, memory: Array | None) -> None:
         """Work in this memory from now on (None: in memory of its own)."""
+
+
+class Compiling(threading.local):
+    """Notes that a kernel is being compiled which this thread must not wait for, since it runs an event loop.
+
+    Attributes:
+        missed: True once that was so; whoever wants to know sets it to False before.
+    """
+
+    missed = False
+
+
+compiling = Compiling()
 
 
 class Spec:
@@ -452,12 +471,12 @@ class Operator:
                 raise ShapeError(f"{self.name}: the output's shape does not follow from the inputs' {shapes}")
             final_shapes.append(shape)
         final_dtypes = [FLOAT32 if dtype is None else dtype for dtype in out_dtypes]
-        moved = sum(_size(s) * d.itemsize for s, d in zip(shapes, dtypes, strict=True))
         made = Spec(final_shapes, final_dtypes, light=False)
+        moved = self.bytes_read([_size(s) * d.itemsize for s, d in zip(shapes, dtypes, strict=True)], made.nbytes)
         traits = self.traits
         made.gradient = None if traits.no_gradient else self.gradient
         made.is_plain = not (traits.uses_random or traits.detached or traits.sparse or self.auxiliary or self.updates)
-        made.light = moved + made.nbytes <= LIGHT_BYTES and self._is_quick(shapes, final_shapes)
+        made.light = self._is_light(shapes, final_shapes, moved + made.nbytes)
         made.weight = moved + made.nbytes
         if self.traits.heavy and type(self).cost is not Operator.cost:
             made.weight += self.cost(shapes, final_shapes)[0] // _FLOPS_A_BYTE
@@ -466,11 +485,20 @@ class Operator:
         self._specs[key] = made
         return made
 
-    def _is_quick(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> bool:
-        """True where the arithmetic on these shapes takes microseconds, by the operator's cost."""
+    def bytes_read(self, inputs: Sequence[int], made: int) -> int:
+        """The bytes that the forward reads, about, of inputs of so many bytes each, for outputs of so many together."""
+        return sum(inputs)
+
+    def _is_light(self, inputs: Sequence[Shape], outputs: Sequence[Shape], nbytes: int) -> bool:
+        """True where the work on these shapes takes microseconds, by the bytes it touches and the operator's cost."""
         if not self.traits.heavy:
-            return True
-        return type(self).cost is not Operator.cost and self.cost(inputs, outputs)[0] <= _LIGHT_FLOPS
+            return nbytes <= LIGHT_BYTES
+        if type(self).cost is Operator.cost:
+            return False
+        flops = self.cost(inputs, outputs)[0]
+        if self.traits.multiplies and flops >= _LEAST_REUSE * nbytes:
+            return nbytes <= _LIGHT_PRODUCT_BYTES and flops <= _LIGHT_PRODUCT_FLOPS
+        return nbytes <= LIGHT_BYTES and flops <= _LIGHT_FLOPS
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value}" for name, value in self.attributes().items())

@@ -64,6 +64,7 @@ class Traits:
         no_gradient: no gradient flows through it (comparisons, argmax, samplers).
         is_loss: an output layer whose gradient ignores the head gradient (SoftmaxOutput).
         heavy: the work is more than proportional to the bytes touched (convolutions, products).
+        multiplies: where it is heavy: libraries of matrix products do the work, which make much of each byte.
         mirrored: MXNet's mirroring computes it again in the backward pass, unless it is heavy.
         once: a bound graph keeps the result from run to run, for as long as what it reads stays as it is.
         in_place: pairs (input, output) that may share memory.
@@ -93,6 +94,7 @@ class Traits:
     no_gradient: bool = False
     is_loss: bool = False
     heavy: bool = False
+    multiplies: bool = False
     mirrored: bool = True
     once: bool = False
     in_place: tuple[tuple[int, int], ...] = ()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from flowmx.devices.streams import here
 from flowmx.engine.runtime import engine
 from flowmx.ops.kernels.llvm import compiler
+from flowmx.ops.registry.operators import compiling
 
 _log = logging.getLogger("flowmx.kernels")
 _PATIENCE = 20.0
@@ -25,7 +26,7 @@ class Program:
     """A function that is compiled when it is first asked for.
 
     A thread that asks from inside an event loop gets None until it is there, but for a device's own loop, which has
-    nothing else to do than to launch.
+    nothing else to do than to launch, and for one that runs queued operations while it waits for them.
 
     Args:
         write: writes its text, for a processor with these features.
@@ -44,17 +45,19 @@ class Program:
         """The function, or None where the plain forward is to run instead."""
         if self.compiled is not None or self.failed:
             return self.compiled
-        on_a_loop = asyncio._get_running_loop() is not None and not here.is_devices
-        if on_a_loop and self._begun:
-            return None
-        compiling = threading.Thread(target=self._compile, name="flowmx-compiler", daemon=True)
+        on_a_loop = asyncio._get_running_loop() is not None and not here.is_devices and engine.runner.local.turn is None
+        if on_a_loop:
+            compiling.missed = True
+            if self._begun:
+                return None
+        thread = threading.Thread(target=self._compile, name="flowmx-compiler", daemon=True)
         try:
-            compiling.start()
+            thread.start()
         except RuntimeError:  # the interpreter is about to end
             return None
         self._begun = True
         if not on_a_loop:
-            compiling.join(_PATIENCE)
+            thread.join(_PATIENCE)
         return self.compiled
 
     def _compile(self) -> None:

@@ -199,9 +199,9 @@ class Rows:
         made = self._known[op, shape, parts] = compiled, head, shares, size > _TWO_TASKS and tasks > 1
         return made
 
-    def is_ready(self) -> bool:
-        """Tell whether rows along the last axis are computed, which compiles that function if it can."""
-        return self._programs[0].get() is not None
+    def is_ready(self, inner: int = 1) -> bool:
+        """Tell whether rows along the last axis (or with more behind it) are computed, and compile them if it can."""
+        return self._programs[inner != 1].get() is not None
 
     # -- text ------------------------------------------------------------------------------------------
 

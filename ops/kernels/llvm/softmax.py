@@ -112,6 +112,7 @@ class OfRows:
         if math.prod(shape) < LEAST:
             return op.forward  # type: ignore[no-any-return]
         compute, (parameters, place) = self._rows.run, self._place(op, shape)
+        self._rows.is_ready(place[2])
 
         def bound(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
             for each in (*inputs, *outputs):

@@ -16,7 +16,7 @@ import numpy as np
 from flowmx.ops.kernels.onednn.layouts import FLOAT32, Array, Geometry, geometry, pointer, suits
 from flowmx.ops.kernels.onednn.library import OneDNNError, library
 from flowmx.ops.kernels.onednn.primitives import Bound
-from flowmx.ops.kernels.onednn.work import Work, first_line
+from flowmx.ops.kernels.onednn.work import FixedWork, Work, first_line
 from flowmx.ops.math.conversion import as_type, cast
 from flowmx.ops.registry.dtypes import is_floating
 from flowmx.ops.registry.operators import PLANNED, Form, Laid, Operator, Run, Shape, kernel_for
@@ -81,11 +81,12 @@ def _by_work(work: Work) -> Compute:
     return compute
 
 
-def _by_dense_work(work: Work) -> Compute:
-    """As :func:`_by_work`, for arrays that are known to lie in C order."""
+def _by_dense_work(work: Work, count: int) -> Compute:
+    """As :func:`_by_work`, for so many arrays that are known to lie in C order."""
+    fixed = FixedWork(work, count)
 
     def compute(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        work(*map(pointer, inputs), *map(pointer, outputs))
+        fixed(*map(pointer, inputs), *map(pointer, outputs))
 
     return compute
 
@@ -166,7 +167,9 @@ class Kernel:
         """Choose the function that computes the operator on arrays of these layouts, which may all be C order."""
         work = self.work(op, _with_dense_vectors(inputs), outputs)
         if work is not None:
-            return _by_dense_work(work) if dense else _by_work(work)
+            # What is added to an output may lie where that does, which decides on a copy.
+            is_fixed = dense and not getattr(op, "added", False)
+            return _by_dense_work(work, len(inputs) + len(outputs)) if is_fixed else _by_work(work)
         if getattr(op, "packed", False):
             raise OneDNNError(f"oneDNN: {op.name} cannot read the weight that was packed for it")
         plain = all(each.flags.c_contiguous and not _is_half(each) for each in (*inputs, *outputs))

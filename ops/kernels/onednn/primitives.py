@@ -167,12 +167,14 @@ class BoundCall:
         ]
         self.count = len(self.memories)
         self.table = (ExecArg * self.count)(*map(ExecArg, arguments, self.memories))
-        self.addresses: tuple[int, ...] = ()
+        self._nowhere = self.addresses = (0,) * self.count
 
     def point(self, addresses: tuple[int, ...]) -> None:
         """Say where the arguments are."""
-        for memory, address in zip(self.memories, addresses, strict=True):
-            self._lib.set_pointer(memory, address)
+        known, self.addresses = self.addresses, self._nowhere  # this may be broken off in the middle
+        for memory, address, before in zip(self.memories, addresses, known, strict=True):
+            if address != before:
+                self._lib.set_pointer(memory, address)
         self.addresses = addresses
 
     def __call__(self) -> None:

@@ -74,6 +74,34 @@ class Work:
             primitive.run(where)
 
 
+_APART = 1 << 48
+"""Bytes between the addresses that stand for arguments."""
+
+
+class FixedWork:
+    """A work whose calls were looked up once: which argument each of their addresses is in, and how far.
+
+    Args:
+        work: the work, whose calls must be the same wherever its arguments are.
+        count: how many arguments it has.
+    """
+
+    def __init__(self, work: Work, count: int) -> None:
+        self._work = work  # its primitives are used
+        self._nbytes = work.nbytes
+        self._calls = [
+            (runs, tuple([(address // _APART - 1, address % _APART) for address in where]))
+            for runs, where in work.calls(*[_APART * (number + 1) for number in range(count + 1)])
+        ]
+
+    def __call__(self, *addresses: int) -> None:
+        """Run it now, in a workspace of the thread's."""
+        memory = workspace(self._nbytes)
+        places = (first_line(memory), *addresses)
+        for runs, where in self._calls:
+            runs.run(tuple([places[which] + offset for which, offset in where]))
+
+
 class Operand:
     """An argument whose layout may differ from the primitive's: then a copy takes its place."""
 
