@@ -1,8 +1,8 @@
 """Calls on sparse arrays, and the storage types that MXNet 1.9.1 gives them (``fixtures/sparse_calls.txt``).
 
 In an expression ``c``, ``r`` and ``d`` are one matrix as csr, row_sparse and dense, ``C``, ``R`` and ``D`` another one.
-``python -m tests.sparse_calls`` under MXNet writes the fixture anew: ``expression -> storage type``, with ``!`` where MXNet
-falls back to dense arrays.
+``python -m tests.sparse_calls`` under MXNet writes the fixture anew: ``expression -> storage type``, with ``!`` where
+MXNet falls back to dense arrays.
 """
 
 from __future__ import annotations
@@ -15,32 +15,37 @@ FILE = Path(__file__).parent / "fixtures" / "sparse_calls.txt"
 A = [[0, 0.5, 0], [0, 0, 0], [0.25, 0, 0.75], [0, 0, -0.5]]
 B = [[0.5, 0, 0], [0, 0, 0], [0, 0.25, 0.5], [0, 0.1, 0]]
 
-_UNARY = """
-    relu sigmoid negative abs sign round rint ceil floor trunc fix exp log1p expm1 square sqrt cbrt sin cos tan arcsin arctan
-    degrees radians sinh cosh tanh arcsinh arctanh zeros_like ones_like identity BlockGrad make_loss softmax transpose flatten
-""".split()
-_SCALAR = [
-    f"{{0}} {op} {number}" for op in ("+", "-", "*", "/", "**", "==", "!=", ">", ">=", "<", "<=") for number in (0, 2)
-]
-_SWAPPED = [f"{number} {op} {{0}}" for op in ("+", "-", "*", ">", "<") for number in (0, 2)]
-_BINARY = """
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+_UNARY = _words("""
+    relu sigmoid negative abs sign round rint ceil floor trunc fix exp log1p expm1 square sqrt cbrt sin cos tan
+    arcsin arctan degrees radians sinh cosh tanh arcsinh arctanh zeros_like ones_like identity BlockGrad
+    make_loss softmax transpose flatten
+""")
+_SYMBOLS = ["+", "-", "*", "/", "**", "==", "!=", ">", ">=", "<", "<="]
+_SCALAR = [f"{{0}} {op} {number}" for op in _SYMBOLS for number in (0, 2)]
+_SWAPPED = [f"{number} {op} {{0}}" for op in ["+", "-", "*", ">", "<"] for number in (0, 2)]
+_BINARY = _words("""
     elemwise_add elemwise_sub elemwise_mul elemwise_div _internal._maximum _internal._minimum _internal._hypot
     _internal._power _internal._scatter_elemwise_div broadcast_add broadcast_sub broadcast_mul add_n
-""".split()
-_ROW = "nd.array([[1, 2, 3]])"
-_OTHER = [
-    *(f"nd.{name}({{0}}, axis={axis})" for name in ("sum", "mean", "norm", "max") for axis in (0, 1)),
-    *(f"nd.{name}({{0}})" for name in ("sum", "mean", "norm", "max")),
-    "nd.sum({0}, axis=1, keepdims=True)", "nd.norm({0}, ord=1)", "nd.clip({0}, -0.3, 0.3)",
-    "nd.slice({0}, begin=1, end=3)", "nd.slice({0}, begin=(1, 1), end=(4, 3))", "nd.slice_axis({0}, axis=0, begin=1, end=3)",
-    "nd.take({0}, nd.array([3, 0, 2]))", "nd.take({0}, nd.array([3, 0, -5]), mode='wrap')", "nd.reshape({0}, shape=(3, 4))",
-    "nd.contrib.quadratic({0}, a=1, b=2, c=0)", "nd.contrib.quadratic({0}, a=1, b=2, c=1)", "nd.cast({0}, dtype='float64')",
-    "{0}.astype('float64')", "{0}.tostype('default')", "{0}.copy()", "nd.where({0}, d, D)", "nd.concat({0}, {0}, dim=0)",
-    "nd.concat({0}, {0}, dim=1)", "nd.concat({0}, D, dim=0)", "nd.add_n({0}, {0}, {0})", "nd.add_n({0}, {0}, {0}, D, {0})",
-    "nd.stack({0}, {0})", f"nd.broadcast_mul({{0}}, {_ROW})", f"nd.broadcast_div({{0}}, {_ROW})",
-    f"nd.broadcast_add({{0}}, {_ROW})", f"nd.broadcast_sub({_ROW}, {{0}})",
-    "nd.FullyConnected({0}, D, num_hidden=4, no_bias=True)",
-]  # fmt: skip
+""")
+_OTHER = """
+    nd.sum({0}, axis=0); nd.sum({0}, axis=1); nd.mean({0}, axis=0); nd.mean({0}, axis=1); nd.norm({0}, axis=0)
+    nd.norm({0}, axis=1); nd.max({0}, axis=0); nd.max({0}, axis=1); nd.sum({0}); nd.mean({0}); nd.norm({0}); nd.max({0})
+    nd.sum({0}, axis=1, keepdims=True); nd.norm({0}, ord=1); nd.clip({0}, -0.3, 0.3); nd.slice({0}, begin=1, end=3)
+    nd.slice({0}, begin=(1, 1), end=(4, 3)); nd.slice_axis({0}, axis=0, begin=1, end=3)
+    nd.take({0}, nd.array([3, 0, 2])); nd.take({0}, nd.array([3, 0, -5]), mode='wrap'); nd.reshape({0}, shape=(3, 4))
+    nd.contrib.quadratic({0}, a=1, b=2, c=0); nd.contrib.quadratic({0}, a=1, b=2, c=1); nd.cast({0}, dtype='float64')
+    {0}.astype('float64'); {0}.tostype('default'); {0}.copy(); nd.where({0}, d, D); nd.concat({0}, {0}, dim=0)
+    nd.concat({0}, {0}, dim=1); nd.concat({0}, D, dim=0); nd.add_n({0}, {0}, {0}); nd.add_n({0}, {0}, {0}, D, {0})
+    nd.stack({0}, {0}); nd.broadcast_mul({0}, nd.array([[1, 2, 3]])); nd.broadcast_div({0}, nd.array([[1, 2, 3]]))
+    nd.broadcast_add({0}, nd.array([[1, 2, 3]])); nd.broadcast_sub(nd.array([[1, 2, 3]]), {0})
+    nd.FullyConnected({0}, D, num_hidden=4, no_bias=True)
+"""
+_FORMS = [form.strip() for form in _OTHER.replace("\n", ";").split(";") if form.strip()]
 _DOT = [
     f"nd.dot({a}, {b}, transpose_a={ta}, transpose_b={tb}, forward_stype={stype!r})"
     for (a, b), (ta, tb) in itertools.product(
@@ -53,7 +58,7 @@ EXPRESSIONS = [
     *(f"nd.{name}({each})" for name in _UNARY for each in "cr"),
     *(form.format(each) for form in (*_SCALAR, *_SWAPPED) for each in "cr"),
     *(f"nd.{name}({a}, {b})" for name in _BINARY for a in "crd" for b in "CRD" if a + b != "dD"),
-    *(form.format(each) for form in _OTHER for each in "cr"),
+    *(form.format(each) for form in _FORMS for each in "cr"),
     *_DOT,
 ]
 
@@ -78,9 +83,9 @@ def _record() -> None:
     import tempfile
 
     os.environ["MXNET_STORAGE_FALLBACK_LOG_VERBOSE"] = "1"
-    import mxnet as mx
+    import mxnet as mx  # type: ignore[import-not-found]
 
-    log = tempfile.TemporaryFile("w+")
+    log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - MXNet writes to it until the end
     os.dup2(log.fileno(), 2)  # MXNet's own log
     found = []
     for expression in EXPRESSIONS:

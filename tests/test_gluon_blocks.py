@@ -191,7 +191,7 @@ def test_a_hybrid_block_takes_hybrid_children_alone():
             ValueError,
             "3 is neither",
         ),
-        (lambda: gluon.Parameter("w", stype="row_sparse"), ValueError, "only 'default' exists"),
+        (lambda: gluon.Parameter("w", stype="sparse"), ValueError, "expected one of default, row_sparse, csr"),
         (
             lambda: gluon.loss.L1Loss(weight="2"),  # type: ignore[arg-type]
             TypeError,

@@ -12,6 +12,7 @@ import flowmx as mx
 from flowmx import autograd, gluon
 from flowmx.errors import DataError, StorageFallbackWarning
 from flowmx.ndarray.sparse import calls
+from flowmx.ops.kernels.llvm import sparse as loops
 from tests.rows import rows
 from tests.sparse_calls import A, names, recorded
 
@@ -215,6 +216,30 @@ def test_gradients_are_added_up_by_rows():
     assert weight.grad.asnumpy()[:, 0].tolist() == [6, 2, 0, 0, 1, 0]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("columns", "width"), [(60, 1), (60, 5), (60, 35), (4000, 20)])
+def test_products_by_compiled_loops(dtype, columns, width, monkeypatch):
+    rng = np.random.default_rng(0)
+    dense = rng.standard_normal((300, columns)) * (rng.random((300, columns)) < 0.1)
+    x, right = mx.nd.array(dense, dtype=dtype).tostype("csr"), rng.standard_normal((columns, width))
+    left = rng.standard_normal((300, width))
+    calls_: list[str] = []
+    for name in ("product", "transposed_product"):
+        loop = getattr(loops, name)
+        monkeypatch.setattr(loops, name, lambda *a, n=name, f=loop: (calls_.append(n), f(*a))[1])
+    forward = mx.nd.dot(x, mx.nd.array(right, dtype=dtype))
+    back = mx.nd.dot(x, mx.nd.array(left, dtype=dtype), transpose_a=True)
+    np.testing.assert_allclose(forward.asnumpy(), dense @ right, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(back.asnumpy(), dense.T @ left, rtol=1e-3, atol=1e-4)
+    assert calls_ == ["product", "transposed_product"]
+
+
+def test_a_product_refuses_indices_outside():
+    x = mx.nd.sparse.csr_matrix(([1.0] * 6000, [0] * 5999 + [9], [0, 6000]), shape=(1, 5))
+    with pytest.raises(DataError, match="not from 0 to 4"):
+        mx.nd.dot(x, mx.nd.ones((5, 2))).wait_to_read()
+
+
 @pytest.mark.parametrize("ways", [{}, {"transpose_a": True}])
 def test_the_gradients_of_products(ways):
     x = mx.nd.array([[0, 1, 0, 0], [2, 0, 3, 0], [0, 0, 0, 0]])
@@ -331,8 +356,8 @@ def test_a_store_pulls_rows_that_are_asked_for():
     with pytest.warns(UserWarning, match="row_sparse_pull"):
         kv.pull("w", out=out)
     assert out.indices.asnumpy().tolist() == [0, 3]
+    kv.row_sparse_pull("w", out=out, row_ids=mx.nd.array([7]))
     with pytest.raises(IndexError, match="row id 7"):
-        kv.row_sparse_pull("w", out=out, row_ids=mx.nd.array([7]))
         out.wait_to_read()
 
 

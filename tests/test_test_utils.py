@@ -199,8 +199,10 @@ def test_random_shapes_and_arrays():
     made = utils.rand_ndarray((50, 40), dtype="float64")
     assert made.shape == (50, 40) and made.dtype == np.float64 and abs(made.asnumpy().std() - 1) < 0.1
     assert abs(utils.rand_ndarray((500,), scale=0.1).asnumpy()).max() <= 0.1
-    with pytest.raises(ValueError, match="only 'default'"):
-        utils.rand_ndarray((2, 2), "csr")
+    matrix, by_rows = utils.rand_ndarray((40, 50), "csr", 0.1), utils.rand_ndarray((40, 3, 2), "row_sparse", 0.5)
+    assert 100 < matrix.data.shape[0] < 300 and 5 < by_rows.indices.shape[0] < 35
+    with pytest.raises(ValueError, match="expected 'default', 'csr' or 'row_sparse'"):
+        utils.rand_ndarray((2, 2), "sparse")
     assert [each.shape for each in utils.random_arrays((2,), ())] == [(2,), ()]
     assert utils.random_arrays((3, 1)).dtype == np.float32
     assert sorted(utils.random_sample([1, 2, 3], 3)) == [1, 2, 3]

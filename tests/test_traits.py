@@ -81,6 +81,7 @@ READ_ELSEWHERE = {
         "a label, which the gradient reads",
     ),
     "IdentityAttachKLSparseReg": "an average, which training reads",
+    "_contrib_getnnz": "elements that are counted where they are not zero, as these are",
     "_random_pdf_uniform": "a sample, whose density is that of any other",
 }
 

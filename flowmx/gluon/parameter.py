@@ -172,6 +172,7 @@ class Parameter:
             self._var = symbol.Variable(
                 self.name, shape=None if self._shape is None else tuple(max(0, n) for n in self._shape),
                 dtype=self._dtype, lr_mult=self.lr_mult, wd_mult=self.wd_mult, init=self._init_text(),
+                stype=None if self._stype == "default" else self._stype,
             )  # fmt: skip
         return self._var
 

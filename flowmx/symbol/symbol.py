@@ -613,7 +613,7 @@ def Variable(
         wd_mult: multiplies the weight decay.
         dtype: its element type.
         init: the initializer, by name or as an object with ``dumps``.
-        stype: kept for MXNet's scripts.
+        stype: the storage type, which is kept as an attribute: arrays of symbols are dense.
         profiler_scope: kept for MXNet's scripts.
         **kwargs: further attributes whose names begin and end with two underscores.
 
@@ -633,6 +633,8 @@ def Variable(
         attributes["__wd_mult__"] = str(wd_mult)
     if dtype is not None:
         attributes["__dtype__"] = str(FLAGS[as_dtype(dtype)])
+    if stype is not None:
+        attributes["__storage_type__"] = str(("default", "row_sparse", "csr").index(stype))
     if init is not None:
         attributes["__init__"] = init if isinstance(init, str) else init.dumps()
     for key, value in kwargs.items():

@@ -57,23 +57,27 @@ def rand_ndarray(
 
     Args:
         shape: its shape.
-        stype: ``"default"``; there are only dense arrays.
-        density: kept for MXNet's tests, as are the next two and ``distribution``: they are about sparse arrays.
+        stype: its storage type.
+        density: the share of a sparse array's elements, or rows, that are stored (default: any).
         dtype: its dtype, by default float32.
-        modifier_func: see ``density``.
-        shuffle_csr_indices: see ``density``.
-        distribution: see ``density``.
+        modifier_func: kept for MXNet's tests, as are the next two.
+        shuffle_csr_indices: see ``modifier_func``.
+        distribution: see ``modifier_func``.
         ctx: its device.
         scale: give numbers evenly spread between -scale and scale instead.
 
     Raises:
-        ValueError: another storage type than the dense one.
+        ValueError: there is no such storage type.
     """
-    if stype != "default":
-        raise ValueError(f"rand_ndarray: stype is {stype!r}, but only 'default' exists here")
+    if stype not in ("default", "csr", "row_sparse"):
+        raise ValueError(f"rand_ndarray: stype is {stype!r}, expected 'default', 'csr' or 'row_sparse'")
     size = tuple(shape)
     made = np.random.randn(*size) if scale is None else np.random.uniform(-scale, scale, size)
-    return array(made, ctx, dtype or default_dtype())
+    if stype != "default":
+        share = np.random.rand() if density is None else density
+        places = size if stype == "csr" else (size[0], *(1,) * (len(size) - 1))
+        made *= np.random.rand(*places) < share
+    return array(made, ctx, dtype or default_dtype()).tostype(stype)
 
 
 def random_arrays(*shapes: Shape) -> Any:

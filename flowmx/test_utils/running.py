@@ -139,8 +139,8 @@ def compare_optimizer(
         opt2: updates an array, or a list of shapes all together.
         shape: an array's shape, or a list of shapes.
         dtype: the weights' dtype.
-        w_stype: ``"default"``; there are only dense arrays.
-        g_stype: likewise.
+        w_stype: the weights' storage type.
+        g_stype: the gradients'.
         rtol: the relative tolerance.
         atol: the absolute one.
         compare_states: compare their states too.
@@ -148,17 +148,12 @@ def compare_optimizer(
 
     Raises:
         AssertionError: a weight or a state differs.
-        ValueError: another storage type.
     """
-    if (w_stype, g_stype) != ("default", "default"):
-        raise ValueError(
-            f"compare_optimizer: storage types {w_stype!r} and {g_stype!r}, but only 'default' exists here"
-        )
     together = isinstance(shape, list)
     shapes = shape if together else [shape]
     numbers = list(range(len(shapes)))
-    w1 = [random.uniform(shape=each, dtype=dtype) for each in shapes]
-    grads = [random.uniform(shape=each, dtype=dtype) for each in shapes]
+    w1 = [random.uniform(shape=each, dtype=dtype).tostype(w_stype) for each in shapes]
+    grads = [random.uniform(shape=each, dtype=dtype).tostype(g_stype) for each in shapes]
     w2 = [each.copy() for each in w1]
     states1, states2 = (
         [opt.create_state_multi_precision(i, each) for i, each in zip(numbers, weights, strict=True)]

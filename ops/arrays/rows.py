@@ -43,7 +43,7 @@ class Retain(Operator):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         data, out = inputs[0], outputs[0]
-        index = positions(run.xp, inputs[1], len(data), "raise", self.name)
+        index = positions(run.xp, inputs[1], len(data), "clip", self.name)
         out[...] = 0
         out[index] = data[index]
 

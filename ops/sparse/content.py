@@ -59,7 +59,9 @@ def from_dense(array: Array, stype: str) -> Content:
     """Store what differs from zero of a dense array."""
     if stype == "csr":
         rows, columns = np.nonzero(array)
-        return Csr(array[rows, columns], columns, _starts(np.bincount(rows, minlength=len(array))))
+        return Csr(
+            array[rows, columns], np.ascontiguousarray(columns), _starts(np.bincount(rows, minlength=len(array)))
+        )
     flat = array.reshape(len(array), -1)
     rows = np.flatnonzero(flat.any(axis=1)) if flat.size else np.empty(0, INDEX)
     return Rows(array[rows], rows)

@@ -57,6 +57,10 @@ def _like(call: Call) -> Way:
 def _cast_storage(call: Call) -> Way:
     wanted: str = call.op.stype  # type: ignore[attr-defined]
     shape = call.shapes[0]
+    if wanted == "csr" and len(shape) != 2:
+        raise ParameterError(
+            f"cast_storage: stype is 'csr', expected 'default' or 'row_sparse' for shape {tuple(shape)}"
+        )
     if sorted((wanted, call.stypes[0])) == ["csr", "row_sparse"]:
         raise ParameterError(f"cast_storage: from {call.stypes[0]} to {wanted} is not supported: make it dense first")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
 from flowmx.errors import ParameterError
@@ -110,7 +112,7 @@ def retained(run: Run | None, x: Rows, index: Array) -> Rows:
 
 def rows_at(content: Raw, rows: Array) -> Rows:
     """The rows with these numbers, of a dense array or of one with stored rows."""
-    return Rows(content[rows], rows) if isinstance(content, np.ndarray) else retained(None, content, rows)
+    return Rows(content[rows], rows) if isinstance(content, np.ndarray) else retained(None, cast("Rows", content), rows)
 
 
 def gathered(x: Rows, wanted: Array) -> Array:

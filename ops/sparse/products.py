@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from flowmx.errors import DataError
+from flowmx.ops.kernels.llvm import sparse as loops
 from flowmx.ops.linalg.matrix import product_gradient
 from flowmx.ops.registry.operators import Run, lookup
 from flowmx.ops.sparse.content import INDEX, Array, Csr, Rows, from_dense, row_numbers, to_dense
@@ -19,19 +22,70 @@ _CHUNK = 1 << 20
 
 def by_dense(a: Csr, b: Array | Rows) -> Array:
     """The product of a csr matrix with a matrix of which rows may be missing."""
-    out = np.zeros((len(a.indptr) - 1, b.data.shape[1] if isinstance(b, Rows) else b.shape[1]), a.data.dtype)
+    shape = (len(a.indptr) - 1, b.data.shape[1] if isinstance(b, Rows) else b.shape[1])
+    if not isinstance(b, Rows):
+        _check(a, len(b))
+        made: Array | None = loops.product(*a, np.ascontiguousarray(b))
+        if made is not None:
+            return made
+    out = np.zeros(shape, a.data.dtype)
     _add_grouped(out, a.data, a.indices, a.indptr, b)
     return out
 
 
-def transposed_by_dense(a: Csr, b: Array | Rows) -> Rows:
+def transposed_by_dense(a: Csr, b: Array | Rows, count: int) -> Rows:
     """The product of a csr matrix, transposed, with a matrix: the rows for which something is stored."""
+    if not isinstance(b, Rows) and len(b) == len(a.indptr) - 1:
+        _check(a, count)
+        columns, places = _stored(a.indices, count)
+        made = loops.transposed_product(*a, np.ascontiguousarray(b), places, len(columns))
+        if made is not None:
+            return Rows(made, columns)
     order = np.argsort(a.indices, kind="stable")
     columns = a.indices[order]
     first = np.flatnonzero(np.concatenate(([True], columns[1:] != columns[:-1]))) if len(columns) else columns
     out = np.zeros((len(first), b.data.shape[1] if isinstance(b, Rows) else b.shape[1]), a.data.dtype)
     _add_grouped(out, a.data[order], row_numbers(a)[order], np.concatenate([first, [len(columns)]]), b)
     return Rows(out, columns[first])
+
+
+_columns: dict[int, tuple[weakref.ref[Array], Array, Array]] = {}
+"""By the identity of arrays of indices, which never change: the array, and what :func:`_stored` found."""
+
+
+def _stored(indices: Array, count: int) -> tuple[Array, Array]:
+    """The columns for which something is stored, in order, and for each column its place among these."""
+    known = _columns.get(id(indices))
+    if known is not None and known[0]() is indices and len(known[2]) == count:
+        return known[1:]
+    marks = np.zeros(count, bool)
+    marks[indices] = True
+    columns = np.flatnonzero(marks)
+    places = np.cumsum(marks) - 1
+    key = id(indices)
+    _columns[key] = weakref.ref(indices, lambda _, key=key: _columns.pop(key, None)), columns, places  # type: ignore[misc]
+    return columns, places
+
+
+_checked: dict[int, tuple[weakref.ref[Array], int]] = {}
+"""By the identity of arrays of indices, which never change: themselves, and the number that they are below."""
+
+
+def _check(a: Csr, count: int) -> None:
+    """Check that a matrix's indices are inside of what they are indices of, once for each matrix.
+
+    Raises:
+        DataError: they are not.
+    """
+    for indices, bound in ((a.indices, count), (a.indptr, len(a.indices) + 1)):
+        known = _checked.get(id(indices))
+        if known is not None and known[0]() is indices and known[1] <= bound:
+            continue
+        most = int(indices.view(np.uint64).max(initial=0))
+        if (indices.size and most >= bound) or (indices is a.indptr and (indices[1:] < indices[:-1]).any()):
+            raise DataError(f"csr: an index of the matrix is not from 0 to {bound - 1}, or its rows are not in order")
+        key = id(indices)
+        _checked[key] = weakref.ref(indices, lambda _, key=key: _checked.pop(key, None)), most + 1  # type: ignore[misc]
 
 
 def _add_grouped(out: Array, data: Array, rows: Array, starts: Array, b: Array | Rows) -> None:
@@ -55,15 +109,15 @@ def dense_by(a: Array, b: Csr, transpose: bool, shape: tuple[int, ...]) -> Array
     """The product of a dense matrix with a csr matrix, transposed or not."""
     if transpose:
         return np.ascontiguousarray(by_dense(b, np.ascontiguousarray(a.T)).T)
-    found = transposed_by_dense(b, np.ascontiguousarray(a.T))
+    found = transposed_by_dense(b, np.ascontiguousarray(a.T), shape[1])
     made = np.zeros((len(a), shape[1]), a.dtype)
     made[:, found.indices] = found.data.T
     return made
 
 
-def _stored_columns(a: Array, b: Csr) -> Csr:
+def _stored_columns(a: Array, b: Csr, count: int) -> Csr:
     """The product of a dense matrix with a csr matrix, with the columns of which that has some element stored."""
-    found = transposed_by_dense(b, np.ascontiguousarray(a.T))
+    found = transposed_by_dense(b, np.ascontiguousarray(a.T), count)
     rows, columns = len(a), found.indices
     data = np.ascontiguousarray(found.data.T).ravel()
     return Csr(data, np.tile(columns, rows), np.arange(rows + 1, dtype=INDEX) * len(columns))
@@ -81,14 +135,16 @@ def _dot(call: Call) -> Way | None:
     if matrices and one == "csr" and other in ("default", "row_sparse") and not tb:
         if not ta and asked in (None, "default"):
             return Way("default", lambda run, a, b: by_dense(a, b), gradient)
+        columns = call.shapes[0][1]
         if ta and asked in (None, "row_sparse"):
-            return Way("row_sparse", lambda run, a, b: transposed_by_dense(a, b), gradient)
+            return Way("row_sparse", lambda run, a, b: transposed_by_dense(a, b, columns), gradient)
         if ta and asked == "default":
             shape = (call.shapes[0][1], call.shapes[1][1])
-            return Way("default", lambda run, a, b: to_dense(transposed_by_dense(a, b), shape), gradient)
+            return Way("default", lambda run, a, b: to_dense(transposed_by_dense(a, b, columns), shape), gradient)
     if matrices and one == "default" and other == "csr" and not ta:
+        columns = call.shapes[1][1]
         if asked in (None, "csr") and not tb:
-            return Way("csr", lambda run, a, b: _stored_columns(a, b), gradient)
+            return Way("csr", lambda run, a, b: _stored_columns(a, b, columns), gradient)
         if asked == "default":
             return Way("default", lambda run, a, b: dense_by(a, b, tb, call.shapes[1]), gradient)
     if asked is None and (one, other, ta) == ("default", "csr", False):

@@ -65,7 +65,7 @@ def _square_sum(call: Call) -> Way | None:
         )
 
     def compute(run: Run, x: Rows) -> Raw:
-        made = np.square(x.data).sum(axis=axis, keepdims=keep, dtype=x.data.dtype)
+        made: Array = np.square(x.data).sum(axis=axis, keepdims=keep, dtype=x.data.dtype)
         if axis == 1 and keep:
             return Rows(made, x.indices)
         if axis == 0:

@@ -1,0 +1,197 @@
+"""Products of a csr matrix, or of one transposed, with dense rows: one pass over what is stored, on all cores."""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache, partial
+
+import numpy as np
+
+from flowmx.ops.kernels.llvm import team
+from flowmx.ops.kernels.llvm.code import DOUBLE, FLOAT, Code, Real, Value
+from flowmx.ops.kernels.llvm.program import Program
+from flowmx.ops.registry.operators import Array
+
+_LEAST = 1 << 12
+"""Products below which the plain form is as fast."""
+_SHARED = 1 << 16
+"""Products from which several threads pay."""
+_REALS = {np.dtype(np.float32): FLOAT, np.dtype(np.float64): DOUBLE}
+
+_PARTS = 4
+"""Results that are added up, each of a share of the matrix, where it has as many times more elements than results."""
+
+_pack = struct.Struct("6q5q").pack
+_pack_columns = struct.Struct("6q6q").pack
+
+
+def _scalar(code: Code, name: str, a: Value, b: Value) -> Value:
+    return code.put(a.type, f"{name} {a}, {b.name}")
+
+
+def _sum_of_row(
+    code: Code, data: Value, indices: Value, b: Value, out: Value, row: Value, begin: Value, end: Value
+) -> None:
+    """Compute a result of one column."""
+    total = code.local(code.first(code.constant(0.0)))
+    with code.loop(begin, end) as e:
+        term = _scalar(code, "fmul", code.load_one(data, e), code.load_one(b, code.load_index(indices, e)))
+        code.set(total, _scalar(code, "fadd", code.get(total), term))
+    code.store_one(code.get(total), out, row)
+
+
+def _rows_of_row(
+    code: Code, data: Value, indices: Value, b: Value, out: Value, row: Value, begin: Value, end: Value, length: Value
+) -> None:
+    """Compute one row of the result, a vector of it at a time."""
+
+    def sum_up(column: Value, mask: Value | None) -> None:
+        total = code.local(code.constant(0.0))
+        with code.loop(begin, end) as e:
+            place = code.plus(code.times(code.load_index(indices, e), length), column)
+            term = code.binary("fmul", code.spread(code.load_one(data, e)), code.load(b, place, mask))
+            code.set(total, code.binary("fadd", code.get(total), term))
+        code.store(code.get(total), out, code.plus(code.times(row, length), column), mask)
+
+    code.strips(code.index(0), length, sum_up)
+
+
+def _add_row(code: Code, factor: Value, b: Value, row: Value, out: Value, place: Value, length: Value) -> None:
+    """Add a multiple of a row to a row of the result."""
+    source, target = code.times(row, length), code.times(place, length)
+
+    def add(column: Value, mask: Value | None) -> None:
+        at = code.plus(target, column)
+        term = code.binary("fmul", factor, code.load(b, code.plus(source, column), mask))
+        code.store(code.binary("fadd", code.load(out, at, mask), term), out, at, mask)
+
+    # What is left over is done one by one: a masked load has to wait for the masked store before it.
+    whole = code.times(code.divided(length, code.index(code.lanes)), code.lanes)
+    code.strips(code.index(0), whole, add)
+    with code.loop(whole, length) as column:
+        at = code.plus(target, column)
+        term = _scalar(code, "fmul", code.first(factor), code.load_one(b, code.plus(source, column)))
+        code.store_one(_scalar(code, "fadd", code.load_one(out, at), term), out, at)
+
+
+def _by_rows(real: Real, single: bool, features: frozenset[str]) -> str:
+    """``out[i] = Σ data[e] · b[indices[e]]`` over the elements e of row i, a task for each share of the rows."""
+    code = Code(real, features)
+    share, length, rows, _ = (code.word() for _ in range(4))
+    data, indices, starts, b, out = (code.array() for _ in range(5))
+    with code.tasks() as task:
+        first = code.times(task, share)
+        with code.loop(first, code.least(code.plus(first, share), rows)) as row:
+            begin, end = code.load_index(starts, row), code.load_index(starts, code.plus(row, 1))
+            if single:
+                _sum_of_row(code, data, indices, b, out, row, begin, end)
+            else:
+                _rows_of_row(code, data, indices, b, out, row, begin, end, length)
+    return code.finish()
+
+
+def _by_columns(real: Real, single: bool, apart: bool, features: frozenset[str]) -> str:
+    """``out[places[indices[e]]] += data[e] · b[i]``, from zeros.
+
+    A task is either a share of the result's rows: it goes through all elements in order and adds what is for its rows.
+    Or, ``apart``, it is a share of the matrix's rows, which are added up in a result of its own. In both ways sums do
+    not depend on the number of threads.
+    """
+    code = Code(real, features)
+    share, length, rows, results = (code.word() for _ in range(4))
+    data, indices, starts, b, out, places = (code.array() for _ in range(6))
+    with code.tasks() as task:
+        first = code.times(task, share)
+        last = code.least(code.plus(first, share), rows if apart else results)
+        mine = code.minus(last, first)
+        base = code.times(task, results)
+        with code.loop(first if apart else code.index(0), last if apart else rows) as row:
+            begin, end = code.load_index(starts, row), code.load_index(starts, code.plus(row, 1))
+            with code.loop(begin, end) as e:
+                place = code.load_index(places, code.load_index(indices, e))
+                if apart:
+                    _add(code, single, data, e, b, row, out, code.plus(place, base), length)
+                else:
+                    with code.when(code.put("i1", f"icmp ult {code.minus(place, first)}, {mine.name}")):
+                        _add(code, single, data, e, b, row, out, place, length)
+    return code.finish()
+
+
+def _add(
+    code: Code, single: bool, data: Value, e: Value, b: Value, row: Value, out: Value, place: Value, length: Value
+) -> None:
+    """Add a multiple of a row to a row of the result."""
+    factor = code.load_one(data, e)
+    if single:
+        term = _scalar(code, "fmul", factor, code.load_one(b, row))
+        code.store_one(_scalar(code, "fadd", code.load_one(out, place), term), out, place)
+    else:
+        _add_row(code, code.spread(factor), b, row, out, place, length)
+
+
+@lru_cache
+def _rows_program(dtype: np.dtype[np.generic], single: bool) -> Program:
+    return Program(partial(_by_rows, _REALS[dtype], single))
+
+
+@lru_cache
+def _columns_program(dtype: np.dtype[np.generic], single: bool, apart: bool) -> Program:
+    return Program(partial(_by_columns, _REALS[dtype], single, apart))
+
+
+def _suits(width: int, data: Array, *arrays: Array) -> bool:
+    """Tell whether the functions take such arrays, of which the first are of the elements' dtype."""
+    alike = data.dtype in _REALS and all(each.dtype == data.dtype for each in arrays)
+    return data.size * width >= _LEAST and alike and all(each.flags.c_contiguous for each in (data, *arrays))
+
+
+def _whole_numbers(*arrays: Array) -> list[Array]:
+    """The arrays as the functions read them."""
+    return [np.ascontiguousarray(each, np.int64) for each in arrays]
+
+
+def _threads(work: int) -> int:
+    return team.count() if work >= _SHARED else 1
+
+
+def product(data: Array, indices: Array, starts: Array, b: Array) -> Array | None:
+    """The product of a csr matrix, whose indices are inside of ``b``, with a matrix; None where it is not compiled."""
+    rows, width = len(starts) - 1, b.shape[1]
+    compiled = _rows_program(data.dtype, width == 1).get() if _suits(width, data, b) else None
+    if compiled is None:
+        return None
+    indices, starts = _whole_numbers(indices, starts)
+    out = np.empty((rows, width), data.dtype)
+    threads = _threads(data.size * width)
+    share = max(1, -(-rows // (64 * threads)))
+    words = _pack(0, -(-rows // share), share, width, rows, rows, *map(id, (data, indices, starts, b, out)))
+    team.run(compiled, words, threads)
+    return out
+
+
+def transposed_product(
+    data: Array, indices: Array, starts: Array, b: Array, places: Array, results: int
+) -> Array | None:
+    """The product of a csr matrix, transposed, with a matrix; None where it is not compiled.
+
+    Args:
+        data: the stored elements.
+        indices: their columns, int64, inside of ``places``.
+        starts: where the rows begin, and the last ends, int64.
+        b: the matrix.
+        places: the row of the result for each column, int64.
+        results: the number of rows of the result.
+    """
+    rows, width = len(starts) - 1, b.shape[1]
+    apart = data.size >= _PARTS * results
+    compiled = _columns_program(data.dtype, width == 1, apart).get() if _suits(width, data, b) else None
+    if compiled is None:
+        return None
+    indices, starts, places = _whole_numbers(indices, starts, places)
+    out = np.zeros((_PARTS if apart else 1, results, width), data.dtype)
+    threads = _threads(data.size * width)
+    whole = rows if apart else results
+    share = max(1, -(-whole // (_PARTS if apart else max(1, threads))))
+    arrays = (data, indices, starts, b, out, places)
+    team.run(compiled, _pack_columns(0, -(-whole // share), share, width, rows, results, *map(id, arrays)), threads)
+    return out.sum(axis=0) if apart else out[0]
