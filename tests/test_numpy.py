@@ -229,7 +229,8 @@ def test_dtypes():
 
 KEYS = [
     0, -1, (1, 2), (0, slice(None)), (slice(None), 1), (slice(None, None, -1), slice(None, None, 2)), (..., 0), None,
-    (0, None, slice(1, 3)), ([0, 1, 1],), ([1, 0], [2, 0]), (slice(None), [2, 0]), A > 0.4, (A[:, 0] > 0.5, 1), (),
+    (0, None, slice(1, 3)), ([0, 1, 1],), ([1, 0], [2, 0]), (range(2), [2, 0]),
+    (slice(None), [2, 0]), A > 0.4, (A[:, 0] > 0.5, 1), (),
     onp.array([[0, 1], [1, 0]]), True, False, (slice(2, 2),), (onp.array(1), slice(None)),
 ]  # fmt: skip
 

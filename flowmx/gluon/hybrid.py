@@ -431,7 +431,7 @@ def _is_np(given: Sequence[Any]) -> bool:
 
 
 def _key(given: Sequence[Any], form: Format) -> str:
-    """What a graph depends on: how inputs nest, and whether the block's own code gets arrays of ``mx.np``."""
+    """The key of a graph: how inputs nest, and whether the block's own code gets arrays of ``mx.np``."""
     return f"{form} np" if _is_np(given) else str(form)
 
 

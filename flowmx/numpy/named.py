@@ -252,7 +252,7 @@ def read(name: str, value: Any) -> Any:
     try:
         found = literal(value.strip())
     except (ValueError, SyntaxError):
-        return float(value)  # inf and nan
+        return value if name == "ord" and not value.lstrip("-").startswith("inf") else float(value)  # inf and nan
     return _tuples(found)
 
 
@@ -353,7 +353,7 @@ _RESULTS = {"linalg.svd": 3, "linalg.qr": 2, "linalg.eigh": 2, "linalg.eig": 2, 
 
 
 class _Named:
-    """What operators with a name of MXNet's have in common; beside their class in the bases of each."""
+    """Base of operators with a name of MXNet's, beside the class of the call that they are."""
 
     rows: ClassVar[tuple[Row, ...]]
     known: ClassVar[frozenset[str]]
