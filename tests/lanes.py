@@ -22,7 +22,7 @@ SECONDS = {
     "mxnet_files_networks": 11, "mxnet_states": 10, "wire_fuzz": 9, "gradients": 9, "launch_slots": 9,
     "cuda_rows": 8, "editor": 8, "kvserver_model": 8, "recompute": 8, "kvstore_endings": 8,
     "kvstore_distributed": 8, "several_devices": 8, "loops": 8, "gluon_mxnet_blocks": 7,
-    "mxnet_files_continuing": 7, "actors": 6, "cuda_kernels": 6, "cuda_device": 6, "tutorials": 6, "pulse": 6,
+    "mxnet_files_continuing": 7, "numpy_libraries": 6, "actors": 6, "cuda_kernels": 6, "cuda_device": 6, "tutorials": 6, "pulse": 6,
     "onnx_zoo": 5, "as_mxnet": 5, "launch": 5, "simplify": 5, "lazy": 5, "words": 5, "kvstore_engine": 4,
     "attributes": 4, "engine": 4, "members": 4, "migration": 4, "comm_service": 4, "mxnet_peer": 4, "dtypes": 4,
     "stubs": 4, "launch_roles": 4, "amp": 3, "order": 3, "checkout": 3, "buckets": 3, "sim_training": 3,
