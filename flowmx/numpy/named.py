@@ -58,7 +58,7 @@ class Row(NamedTuple):
 
 
 _DEFAULTS: Parameters = {"weighted": True, "has_weights": False, "mode": "constant", "flag": -1}
-"""What MXNet takes for a parameter that is not given, where a row depends on it."""
+"""The values of parameters that are not given, where a row depends on them."""
 _IGNORED = table.names("""
     ctx order optimize copy squeeze_axis is_int reflect_type num_args hermitian stop_recursion UPLO is_logit
     repeat infer_range to_begin_arr_given to_end_arr_given
