@@ -422,7 +422,7 @@ def find(name: str) -> type[Operator] | None:
     names |= {each for row in rows for each in (*row.constants, *row.given, *row.missing)}
     names |= {"axis"} if name in ("_npi_hsplit", "_npi_dsplit") else set()
     body = {"rows": rows, "known": frozenset(names - {"_"}), "__doc__": f"``{name}`` of MXNet's symbols."}
-    return operator(name)(type(name, (_Named, base), body, hidden=True))  # type: ignore[no-any-return]
+    return operator(name)(type(name, (_Named, base), body, hidden=True))
 
 
 def _drawing(name: str) -> type[Operator]:
