@@ -30,7 +30,7 @@ ROWS = [
         remainder fmod vdot inner outer kron cross append float_power
     """))),
     ("add", (A, B[0]), {}), ("multiply", (A[:, :1], B), {}), ("power", (A, 2), {}), ("power", (2.0, A), {}),
-    ("sum", (A,), {"axis": 1}), ("sum", (A,), {"axis": (0, 1), "keepdims": True}), ("mean", (A,), {"axis": 0}),
+    ("sum", (A,), {"axis": 1}), ("flip", (A, (0, 1)), {}), ("sum", (A,), {"axis": (0, 1), "keepdims": True}), ("mean", (A,), {"axis": 0}),
     ("var", (A,), {"axis": 0, "ddof": 1}), ("std", (A,), {"axis": 1}), ("max", (A,), {"axis": 1}),
     ("average", (A,), {"axis": 1, "weights": B}), ("cumsum", (A,), {"axis": 1}), ("clip", (A, 0.25, 0.65), {}),
     ("dot", (A, B.T), {}), ("matmul", (A, B.T), {}), ("matmul", (A, B[0]), {}), ("matmul", (A[0], B.T), {}),
@@ -283,6 +283,12 @@ def test_out_and_where():
     whole = np.array([1, 2], dtype="int32")
     with pytest.raises(TypeError, match="does not hold"):
         whole += 0.5
+
+
+def test_axes_may_be_lists():
+    x = np.array(A)
+    assert x.sum(axis=[0, 1]).item() == pytest.approx(A.sum()) and np.mean(x, [0, 1]).item() == pytest.approx(A.mean())
+    assert mx.sym.var("x").as_np_ndarray().sum(axis=[0, 1]).attr("axis") == "(0, 1)"
 
 
 def test_shapes_without_axes_or_elements():
