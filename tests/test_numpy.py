@@ -30,7 +30,8 @@ ROWS = [
         remainder fmod vdot inner outer kron cross append float_power
     """))),
     ("add", (A, B[0]), {}), ("multiply", (A[:, :1], B), {}), ("power", (A, 2), {}), ("power", (2.0, A), {}),
-    ("sum", (A,), {"axis": 1}), ("flip", (A, (0, 1)), {}), ("sum", (A,), {"axis": (0, 1), "keepdims": True}), ("mean", (A,), {"axis": 0}),
+    ("flip", (A, (0, 1)), {}),
+    ("sum", (A,), {"axis": 1}), ("sum", (A,), {"axis": (0, 1), "keepdims": True}), ("mean", (A,), {"axis": 0}),
     ("var", (A,), {"axis": 0, "ddof": 1}), ("std", (A,), {"axis": 1}), ("max", (A,), {"axis": 1}),
     ("average", (A,), {"axis": 1, "weights": B}), ("cumsum", (A,), {"axis": 1}), ("clip", (A, 0.25, 0.65), {}),
     ("dot", (A, B.T), {}), ("matmul", (A, B.T), {}), ("matmul", (A, B[0]), {}), ("matmul", (A[0], B.T), {}),
