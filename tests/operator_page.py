@@ -23,7 +23,7 @@ _STATES = {
     "function": "provided as functions that are no operators of the registry",
     "gradient": "gradients: MXNet registers an operator for each; here gradients are written in terms of operators",
     "sparse": "names under `mx.nd.sparse`: operators are found there [by their own names](sparse.md)",
-    "numpy": "operators of `mx.np` and `mx.npx`: [NumPy's functions](numpy.md) serve here; not as symbols yet",
+    "numpy": "operators of `mx.np` and `mx.npx`: [NumPy's functions](numpy.md) serve here; symbols of most are read",
     "excluded": "left out, with the reason below",
 }
 

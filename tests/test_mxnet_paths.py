@@ -56,7 +56,7 @@ _NAMES_LEFT_OUT = {
         util.get_cuda_compute_capability
     """,
     "the inside of mx.np": """
-        numpy_extension.classproperty numpy_extension.constraint_check
+        numpy_extension.classproperty
         numpy_extension.get_cuda_compute_capability numpy_extension.with_metaclass
         util.np_ufunc_legal_option util.wrap_np_binary_func util.wrap_np_unary_func
     """,

@@ -30,6 +30,7 @@ ROWS = [
         remainder fmod vdot inner outer kron cross append float_power
     """))),
     ("add", (A, B[0]), {}), ("multiply", (A[:, :1], B), {}), ("power", (A, 2), {}), ("power", (2.0, A), {}),
+    ("flip", (A, (0, 1)), {}),
     ("sum", (A,), {"axis": 1}), ("sum", (A,), {"axis": (0, 1), "keepdims": True}), ("mean", (A,), {"axis": 0}),
     ("var", (A,), {"axis": 0, "ddof": 1}), ("std", (A,), {"axis": 1}), ("max", (A,), {"axis": 1}),
     ("average", (A,), {"axis": 1, "weights": B}), ("cumsum", (A,), {"axis": 1}), ("clip", (A, 0.25, 0.65), {}),
@@ -229,7 +230,8 @@ def test_dtypes():
 
 KEYS = [
     0, -1, (1, 2), (0, slice(None)), (slice(None), 1), (slice(None, None, -1), slice(None, None, 2)), (..., 0), None,
-    (0, None, slice(1, 3)), ([0, 1, 1],), ([1, 0], [2, 0]), (slice(None), [2, 0]), A > 0.4, (A[:, 0] > 0.5, 1), (),
+    (0, None, slice(1, 3)), ([0, 1, 1],), ([1, 0], [2, 0]), (range(2), [2, 0]),
+    (slice(None), [2, 0]), A > 0.4, (A[:, 0] > 0.5, 1), (),
     onp.array([[0, 1], [1, 0]]), True, False, (slice(2, 2),), (onp.array(1), slice(None)),
 ]  # fmt: skip
 
@@ -282,6 +284,12 @@ def test_out_and_where():
     whole = np.array([1, 2], dtype="int32")
     with pytest.raises(TypeError, match="does not hold"):
         whole += 0.5
+
+
+def test_axes_may_be_lists():
+    x = np.array(A)
+    assert x.sum(axis=[0, 1]).item() == pytest.approx(A.sum()) and np.mean(x, [0, 1]).item() == pytest.approx(A.mean())
+    assert mx.sym.var("x").as_np_ndarray().sum(axis=[0, 1]).attr("axis") == "(0, 1)"
 
 
 def test_shapes_without_axes_or_elements():

@@ -41,7 +41,7 @@ def _describe(block: Block, count: list[int], into: dict[str, Any]) -> None:
 def _graph_of(block: HybridBlock) -> dict[str, Any]:
     """Inputs and graph of a hybridized block, as MXNet writes them."""
     for form, compiled in block._compiled.items():
-        inputs, symbol, out_form = compiled.traced
+        inputs, symbol, out_form, _ = compiled.traced
         return {
             "in_format": json.loads(form), "out_format": out_form, "inputs": [var(each).tojson() for each in inputs],
             "symbol": symbol.tojson(), "hybridized": True,

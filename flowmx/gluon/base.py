@@ -18,6 +18,7 @@ from flowmx.gluon.places import add_place
 from flowmx.gluon.scope import Scope, named
 from flowmx.gluon.utils import HookHandle, Hooks, brief_list, indented
 from flowmx.ndarray.creation import load_named
+from flowmx.semantics import semantics
 from flowmx.suggestions import refuse_unknown
 from flowmx.symbol import Symbol
 
@@ -230,6 +231,8 @@ class Block:
             if self._forward_hooks:
                 for hook in list(self._forward_hooks.values()):
                     hook(self, args, out)
+            if out.__class__ in _SEVERAL and semantics.get().array:
+                _expect_one_kind(out)
         except Exception as error:
             add_place(error)
             raise
@@ -361,3 +364,17 @@ def _blocks_in(value: Any) -> Iterator[Block]:
     elif isinstance(value, (list, tuple, dict)):
         for each in value.values() if isinstance(value, dict) else value:
             yield from _blocks_in(each)
+
+
+_SEVERAL = (tuple, list)
+
+
+def _expect_one_kind(outputs: Any) -> None:
+    """Refuse outputs of both kinds of arrays, as MXNet does in the mode of ``npx.set_np``.
+
+    Raises:
+        TypeError: there are arrays of ``mx.nd`` and of ``mx.np`` among them.
+    """
+    kinds = {each.__class__ for each in outputs if isinstance(each, nd.NDArray)}
+    if len(kinds) > 1:
+        raise TypeError("the block's outputs are arrays of mx.nd and of mx.np, expected one of them in NumPy's mode")

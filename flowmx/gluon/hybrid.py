@@ -435,8 +435,8 @@ def _is_np(given: Sequence[Any]) -> bool:
 
 
 def _key(given: Sequence[Any], form: Format) -> str:
-    """What a graph depends on: how inputs nest, and whether the block's own code gets arrays of ``mx.np``."""
-    return f"{form} np" if _is_np(given) else str(form)
+    """The key of a graph: how inputs nest, as JSON, after a space where code of the block gets arrays of ``mx.np``."""
+    return f" {form}" if _is_np(given) else str(form)
 
 
 def _symbols(nested: Any, change: Callable[[Symbol], Symbol]) -> Any:

@@ -485,7 +485,7 @@ def _indices(array: BaseArray, parts: tuple[Any, ...]) -> tuple[Any, ...]:
     Raises:
         IndexError: a mask has another shape than the axes that it stands for.
     """
-    kept = [np.asarray(each) if isinstance(each, (list, bool, np.bool_)) else each for each in parts]
+    kept = [np.asarray(each) if isinstance(each, (list, range, bool, np.bool_)) else each for each in parts]
     widths = [0 if each is None else len(each.shape) if _is_mask(each) else 1 for each in kept if each is not Ellipsis]
     axis = 0
     for each in kept:

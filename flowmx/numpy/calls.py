@@ -186,6 +186,10 @@ def call(
     if function == "nan_to_num" and (kwargs.pop("copy", True) and (len(args) < 2 or args[1])) is False:
         out = args[0]
     where = kwargs.pop("where", None) if table.ufunc(function) is not None else None
+    if kwargs.get("axis").__class__ is list:  # MXNet's may be
+        kwargs["axis"] = tuple(kwargs["axis"])
+    if function in _AXIS_SECOND and len(args) > 1 and args[1].__class__ is list:
+        args = [args[0], tuple(args[1]), *args[2:]]
     if kwargs.pop("order", None) not in (None, "C", "K", "A"):
         raise NotImplementedError(f"{function}: arrays are kept in C order alone, so order must be 'C'")
     kwargs.pop("ctx", None)
@@ -248,6 +252,8 @@ SECOND_NAMES = {"interpolation": "method"}
 """Keywords of NumPy 1's that MXNet has, and what NumPy calls them now."""
 _COUNTED = ("gradient", "unstack")
 """Functions that have as many results as the shapes of what they are given say."""
+_AXIS_SECOND = table.names("all any max mean min prod squeeze std sum transpose var")
+"""Functions whose second argument is axes, which may be a list."""
 _INDEXED = ("take", "take_along_axis")
 """Functions that take positions, which are floating numbers where MXNet's are."""
 

@@ -337,7 +337,8 @@ def _as(g: Any, x: Any) -> Any:
 
 def _part(array: Any, key: Any) -> Any:
     """The part of an array at a key as an operation of its own: a view is nothing that a rule could run again."""
-    return array[key] if isinstance(array, Value) else calls.call("getitem", (array, key), {})
+    is_array = not isinstance(array, Value)
+    return calls.call("getitem", (array, key), {}) if is_array else array[key]
 
 
 def _masked(np: Any, gradient: Any, where: Any) -> Any:

@@ -58,7 +58,7 @@ class Row(NamedTuple):
 
 
 _DEFAULTS: Parameters = {"weighted": True, "has_weights": False, "mode": "constant", "flag": -1}
-"""What MXNet takes for a parameter that is not given, where a row depends on it."""
+"""The values of parameters that are not given, where a row depends on them."""
 _IGNORED = table.names("""
     ctx order optimize copy squeeze_axis is_int reflect_type num_args hermitian stop_recursion UPLO is_logit
     repeat infer_range to_begin_arr_given to_end_arr_given
@@ -252,7 +252,7 @@ def read(name: str, value: Any) -> Any:
     try:
         found = literal(value.strip())
     except (ValueError, SyntaxError):
-        return float(value)  # inf and nan
+        return value if name == "ord" and not value.lstrip("-").startswith("inf") else float(value)  # inf and nan
     return _tuples(found)
 
 
@@ -353,7 +353,7 @@ _RESULTS = {"linalg.svd": 3, "linalg.qr": 2, "linalg.eigh": 2, "linalg.eig": 2, 
 
 
 class _Named:
-    """What operators with a name of MXNet's have in common; beside their class in the bases of each."""
+    """Base of operators with a name of MXNet's, beside the class of the call that they are."""
 
     rows: ClassVar[tuple[Row, ...]]
     known: ClassVar[frozenset[str]]
@@ -422,7 +422,7 @@ def find(name: str) -> type[Operator] | None:
     names |= {each for row in rows for each in (*row.constants, *row.given, *row.missing)}
     names |= {"axis"} if name in ("_npi_hsplit", "_npi_dsplit") else set()
     body = {"rows": rows, "known": frozenset(names - {"_"}), "__doc__": f"``{name}`` of MXNet's symbols."}
-    return operator(name)(type(name, (_Named, base), body, hidden=True))  # type: ignore[no-any-return]
+    return operator(name)(type(name, (_Named, base), body, hidden=True))
 
 
 def _drawing(name: str) -> type[Operator]:

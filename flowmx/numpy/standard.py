@@ -35,8 +35,8 @@ linalg = _Linalg("flowmx.numpy.linalg", _linalg.__doc__)
 
 def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Any:
     """An array that holds one value everywhere, in the dtype of the value if no other is given."""
-    if dtype is None and isinstance(fill_value, int):
-        dtype = "bool" if isinstance(fill_value, bool) else "int64"
+    if dtype is None and isinstance(fill_value, _builtins.int):
+        dtype = "bool" if isinstance(fill_value, _builtins.bool) else "int64"
     return _np.full(shape, fill_value, dtype, device=device)
 
 
