@@ -156,7 +156,7 @@ class JoinedCall:
 
 
 def begun(request: p.Request) -> float | None:
-    """The time at which a waiting request came, in seconds of :func:`time.monotonic`; None of one that did not come here."""
+    """The time when a request came that waits, in seconds of :func:`time.monotonic`; None of one from elsewhere."""
     call = request[0] if isinstance(request, tuple) else request
     return call._answers.begun if isinstance(call, Call | JoinedCall) else None
 
