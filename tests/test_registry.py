@@ -1,5 +1,6 @@
 """The registry as a whole: every operator is in a table of tests/op_cases, and documented."""
 
+import flowmx.numpy.operator  # noqa: F401 (it is imported late)
 from flowmx.ops.compiled.recomputed import AGAIN
 from flowmx.ops.optimizers.rules import RULES
 from flowmx.ops.registry.operators import Operator, lookup, registered
@@ -32,7 +33,10 @@ ELSEWHERE: dict[str, str] = {
         ],
         "their gradients are 0, and their values beside MXNet's: tests/test_vision_anchors.py",
     ),
-    **dict.fromkeys(["_np_call", "_np_places"], "NumPy's functions by name: tests/test_numpy.py"),
+    **dict.fromkeys(
+        ["_np_call", "_np_places", "_np_refused", "_np_waiting", "_npx_constraint_check", "_npx_reshape"],
+        "NumPy's functions by name: tests/test_numpy.py, tests/test_numpy_symbols.py",
+    ),
     "_contrib_boolean_mask": "its shape is not known before: tests/test_like_mxnet_gluon.py",
     **dict.fromkeys(["_pack_Convolution", "_pack_FullyConnected"], "made by the packing pass: tests/test_pack.py"),
     **dict.fromkeys(
