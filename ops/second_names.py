@@ -8,7 +8,17 @@ from typing import Any, Literal
 from flowmx.errors import ParameterError
 from flowmx.ops.arrays.indexing import Embedding
 from flowmx.ops.arrays.joining import Concat
-from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, lookup, operator, required
+from flowmx.ops.registry.operators import (
+    Array,
+    Operator,
+    Run,
+    ShapeOrNone,
+    described,
+    lookup,
+    operator,
+    option,
+    required,
+)
 from flowmx.ops.registry.traits import Passing, Precision
 
 _SCATTER = "For MXNet's sparse arrays, on their stored elements; for dense arrays "
@@ -50,6 +60,8 @@ class CastStorage(Operator, passing=Passing.ALWAYS):
 @operator("_contrib_SparseEmbedding")
 class SparseEmbedding(Embedding, sparse=True):
     """Embedding, whose gradient has the rows that were looked up (with symbols: a dense one)."""
+
+    deterministic: bool = option(False, "Kept for MXNet's files: it always is.")
 
 
 @operator("_rnn_param_concat")

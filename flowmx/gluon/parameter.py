@@ -109,6 +109,9 @@ class Parameter:
         self._var: Symbol | None = None
         self.grad_req = grad_req
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_trainer"}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._used = {}

@@ -17,7 +17,7 @@ STATISTICS = [
     ),
     Case("moments", [(2, 3)], recorded=False),
     Case("_contrib_getnnz", [(3, 4)], {"axis": 1}, gradient=False, recorded=False),
-    Case("_sparse_retain", [(4, 3), fixed([0.0, 2.0])], recorded=False),
+    Case("_sparse_retain", [(4, 3), fixed([0.0, 2.0])], wrt=(0,), recorded=False),
     Case("_square_sum", [(2, 3)], {"axis": 1, "keepdims": True}, second=True, recorded=False),
     Case("multi_sum_sq", [(2, 3), (4,)], {"num_arrays": 2}, gradient=False),
     Case("_histogram", [fixed([0.0, 0.5, 2.9, 3.0, 3.1, -0.1, 1.0])], {"bin_cnt": 3, "range": (0, 3)}, gradient=False),
