@@ -202,8 +202,11 @@ def test_what_is_neither_format_is_refused(tmp_path):
         formats.loads(b"")
 
 
-def test_sparse_arrays_in_a_file_are_noted(caplog):
+def test_sparse_arrays_in_a_file_are_noted_where_they_are_made_dense(caplog):
     with caplog.at_level(logging.WARNING):
         found = mx.nd.load(record_mxnet.FOLDER / "sparse.params")
+        assert not caplog.text and found["csr"].stype == "csr"
+        dense = formats.load(record_mxnet.FOLDER / "sparse.params")
     np.testing.assert_array_equal(found["csr"].asnumpy(), record_mxnet.sparse_matrix())
+    np.testing.assert_array_equal(dense["csr"], record_mxnet.sparse_matrix())
     assert "sparse.params: sparse arrays are read as dense ones: 'row_sparse', 'csr'" in caplog.text
