@@ -29,7 +29,8 @@ _REASONS: dict[str, str] = {
     "progress shown by Bokeh in notebooks: mx.callback and an estimator's handlers do without": ".notebook notebook",
     "sparse storage in symbols and in MXNet's own tests, which is not here yet": """
         operator.CustomOpProp:infer_storage_type operator.CustomOpProp:infer_storage_type_backward
-        test_utils.create_sparse_array test_utils.create_sparse_array_zd test_utils.rand_sparse_ndarray test_utils.shuffle_csr_column_indices
+        test_utils.create_sparse_array test_utils.create_sparse_array_zd test_utils.rand_sparse_ndarray
+        test_utils.shuffle_csr_column_indices
     """,
     "quantization": "contrib.quantization",
     "downloads what only MXNet's own tests take": "test_utils.download_model test_utils.get_mnist_pkl",
