@@ -308,6 +308,23 @@ def test_gradients_may_be_replaced_by_their_sum(each):
     assert all((found == 1).all() for found in each(work))
 
 
+def test_sparse_values_travel_as_dense_ones_and_are_pulled_into_none(each):
+    def work(kv):
+        with pytest.warns(UserWarning, match="sends the sparse values of key 'a' as dense ones"):
+            kv.init("a", mx.nd.sparse.zeros("row_sparse", (4, 2)))
+        gradient = mx.nd.sparse.row_sparse_array((np.ones((1, 2)), [kv.rank]), shape=(4, 2))
+        with pytest.warns(UserWarning, match="as dense ones"):
+            kv.push("a", gradient)
+        out = mx.nd.empty((4, 2))
+        kv.pull("a", out=out)
+        with pytest.raises(NotImplementedError, match="writes into dense ones alone"):
+            kv.row_sparse_pull("a", out=mx.nd.sparse.zeros("row_sparse", (4, 2)), row_ids=mx.nd.array([1]))
+        return out.asnumpy()
+
+    for found in each(work):
+        np.testing.assert_array_equal(found, [[1, 1], [1, 1], [0, 0], [0, 0]])
+
+
 def test_bad_arguments_are_refused_at_the_call():
     def work(kv):
         kv.init("w", mx.nd.zeros((2, 2)))

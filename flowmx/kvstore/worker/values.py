@@ -9,8 +9,10 @@ from flowmx import optimizer as opt
 from flowmx import program
 from flowmx.devices import CPUDevice, cpu
 from flowmx.engine import Handle, Variable, capture
+from flowmx.engine.origin import warn_user
 from flowmx.engine.runtime import engine
 from flowmx.errors import KVStoreError, ShapeError
+from flowmx.kvstore import sparse
 from flowmx.kvstore.keys import Key, grouped, paired
 from flowmx.kvstore.local import KVStore, Slot
 from flowmx.kvstore.shards import Layout
@@ -25,8 +27,12 @@ from flowmx.kvstore.worker.transfers import SMALL, Transfers, nbytes_of
 from flowmx.ndarray import NDArray, empty
 from flowmx.ndarray.array import copy_into, dtype_of
 from flowmx.ndarray.core import BaseArray
+from flowmx.ops.sparse.shapes import SparseShape
 
 __all__ = ["DistValues"]
+
+_told: set[tuple[str, int]] = set()
+"""The lines that were warned of sparse values."""
 
 
 class DistValues(KVStore):
@@ -101,7 +107,7 @@ class DistValues(KVStore):
         """
         with self._lock:
             self._session.check()
-            found = grouped("init", key, value)
+            found = {name: self._dense("init", name, values) for name, values in grouped("init", key, value).items()}
             for name, values in found.items():
                 if len(values) != 1:
                     raise KVStoreError(f"init: {len(values)} values came for key {name!r}, expected one")
@@ -182,6 +188,32 @@ class DistValues(KVStore):
                 self._operate("kvstore pushpull", self._transfers.pushpull_group, arguments, reads, writes, priority)
             for at in alone:
                 self._pushpull(pulled[at][0], sources[at], targets[at], priority)
+
+    def _sources(self, call: str, key: Any, value: Any) -> list[tuple[Slot, list[NDArray]]]:
+        return [
+            (slot, self._dense(call, slot.key, values)) for slot, values in super()._sources(call, key, value)
+        ]  # fmt: skip
+
+    def _targets(self, call: str, key: Any, out: Any) -> list[tuple[Slot, list[NDArray]]]:
+        found = super()._targets(call, key, out)
+        for slot, arrays in found:
+            if sparse.concerned(slot.value, arrays):
+                raise NotImplementedError(
+                    f"{call}: for key {slot.key!r} came an array that is not dense; a store of type {self.type!r} "
+                    "writes into dense ones alone: pull into one, and make it sparse with tostype"
+                )
+        return found
+
+    def _dense(self, call: str, key: Key, values: list[NDArray]) -> list[NDArray]:
+        """The arrays of a key as they travel: dense."""
+        if not any(isinstance(each._shape, SparseShape) for each in values):
+            return values
+        warn_user(
+            f"{call}: a store of type {self.type!r} sends the sparse values of key {key!r} as dense ones, which is "
+            "right and takes as long as dense ones",
+            _told,
+        )
+        return [each.tostype("default") for each in values]
 
     def _note_push(self, entries: Sequence[KeyState]) -> None:
         """Note what is about to be pushed; where that would begin a step, SIGTERM ends the program here."""
