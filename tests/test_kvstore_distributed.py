@@ -11,6 +11,7 @@ import flowmx as mx
 from flowmx.comm.endings import NodeGone
 from flowmx.engine.runtime import engine
 from flowmx.errors import KVStoreError, ShapeError, TypeInferenceError
+from flowmx.kvstore.worker import values
 from tests.jobs import job
 
 pytestmark = pytest.mark.usefixtures("one_thread_a_kernel")
@@ -308,20 +309,21 @@ def test_gradients_may_be_replaced_by_their_sum(each):
     assert all((found == 1).all() for found in each(work))
 
 
-def test_sparse_values_travel_as_dense_ones_and_are_pulled_into_none(each):
+def test_sparse_values_travel_as_dense_ones_and_are_pulled_into_none(each, monkeypatch):
+    monkeypatch.setattr(values, "_told", set())
+
     def work(kv):
-        with pytest.warns(UserWarning, match="sends the sparse values of key 'a' as dense ones"):
-            kv.init("a", mx.nd.sparse.zeros("row_sparse", (4, 2)))
-        gradient = mx.nd.sparse.row_sparse_array((np.ones((1, 2)), [kv.rank]), shape=(4, 2))
-        with pytest.warns(UserWarning, match="as dense ones"):
-            kv.push("a", gradient)
+        kv.init("a", mx.nd.sparse.zeros("row_sparse", (4, 2)))
+        kv.push("a", mx.nd.sparse.row_sparse_array((np.ones((1, 2), np.float32), [kv.rank]), shape=(4, 2)))
         out = mx.nd.empty((4, 2))
         kv.pull("a", out=out)
         with pytest.raises(NotImplementedError, match="writes into dense ones alone"):
             kv.row_sparse_pull("a", out=mx.nd.sparse.zeros("row_sparse", (4, 2)), row_ids=mx.nd.array([1]))
         return out.asnumpy()
 
-    for found in each(work):
+    with pytest.warns(UserWarning, match="sends the sparse values of key 'a' as dense ones"):
+        results = each(work)
+    for found in results:
         np.testing.assert_array_equal(found, [[1, 1], [1, 1], [0, 0], [0, 0]])
 
 
@@ -357,6 +359,21 @@ def test_a_push_of_another_dtype_says_so_where_it_is_waited_for():
 
     with job(1, 1) as made:
         made.each(work)
+
+
+def test_a_pull_behind_a_push_of_another_dtype_tells_why():
+    def work(kv):
+        kv.init("w", mx.nd.zeros(2))
+        out, good = mx.nd.zeros(2), mx.nd.zeros(2)
+        kv.push("w", mx.nd.ones(2, dtype="float64"))
+        kv.pull("w", out=out)
+        with pytest.raises(KVStoreError, match=r"float64 .* to a value of float32"):
+            out.wait_to_read()
+        kv.pushpull("w", mx.nd.ones(2), out=good)
+        return good.asnumpy().tolist()
+
+    with job(1, 1) as made:
+        assert made.each(work) == [[1.0, 1.0]]
 
 
 def test_a_gradient_that_failed_is_not_pushed_and_tells_why():

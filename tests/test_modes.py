@@ -62,6 +62,7 @@ ELSEWHERE = {
     **dict.fromkeys(["rnn.RecurrentCell", "rnn.HybridRecurrentCell", "rnn.ModifierCell"], "a base of cells"),
     "loss.Loss": "the base of losses",
     "nn.SymbolBlock": "what a network is once it was imported, which is a mode",
+    "contrib.nn.SparseEmbedding": "a plain block with a sparse gradient: tests/test_sparse.py",
 }
 
 

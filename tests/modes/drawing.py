@@ -13,7 +13,6 @@ TOGETHER = {
     "nn.HybridSequential": "chain", "nn.Sequential": "row", "contrib.nn.HybridConcurrent": "beside",
     "contrib.nn.Concurrent": "apart", "nn.Lambda": "nn.Lambda", "rnn.SequentialRNNCell": "PlainUnrolled",
     "rnn.HybridSequentialRNNCell": "stacked", "nn.Embedding": "nn.Embedding",
-    "contrib.nn.SparseEmbedding": "contrib.nn.SparseEmbedding",
 }  # fmt: skip
 """The other layers of Gluon's that are drawn, and the call that shows it."""
 DRAWS = ("rate", "dropout", "zoneout_outputs", "zoneout_states", "drop_inputs", "drop_states", "drop_outputs")
@@ -269,7 +268,7 @@ OFTEN = {
 }  # fmt: skip
 """The number of times that some layers are drawn, where all others are drawn once: they have more forms."""
 NAMED = [name for name in LAYERS for _ in range(OFTEN.get(name, 1))]
-TABLES = ("nn.Embedding", "contrib.nn.SparseEmbedding")
+TABLES = ("nn.Embedding",)
 PLAIN = ("row", "apart", "nn.Lambda", "PlainUnrolled")
 TURNS = [*LAYERS, *LOSSES, *TABLES, *PLAIN]
 """All that is in at least one network of so many in a row."""

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from flowmx.comm.frames import Tensor
+from flowmx.errors import KVStoreError
 from flowmx.kvstore.worker.groups import Group
 from flowmx.kvstore.worker.keys import KeyState
 from flowmx.kvstore.worker.outbox import Exchange, Item
 from flowmx.ndarray.core import BaseArray
+from flowmx.ops.registry.dtypes import name_of
 
 __all__ = ["SMALL", "Transfers", "nbytes_of"]
 
@@ -36,12 +38,14 @@ class Transfers:
 
     def push(self, entry: KeyState, source: Any, exchange: Exchange, priority: int) -> None:
         """Send a push; where it is run at once, on the thread that pushes."""
+        _check_dtype(entry, source)
         entry.advance()
         tensors = _tensors(entry, source, np.array if nbytes_of(source) <= SMALL else np.asarray)
         self._send("push", entry, exchange, priority, tensors, source)
 
     def pushpull(self, entry: KeyState, source: Any, target: BaseArray, priority: int) -> Exchange:
         """Send a push, and receive the value into an array."""
+        _check_dtype(entry, source)
         entry.advance()
         exchange = Exchange(len(entry.shards))
         tensors = _tensors(entry, source, np.asarray)
@@ -122,6 +126,15 @@ class Transfers:
 def nbytes_of(source: Any) -> int:
     """Bytes of an array that is pushed; 0 for one that was compressed, whose memory is nobody else's."""
     return source._dtype.itemsize * math.prod(source._shape) if isinstance(source, BaseArray) else 0
+
+
+def _check_dtype(entry: KeyState, source: Any) -> None:
+    """Refuse what a server would, before the push counts: a pull would wait for it for ever."""
+    if isinstance(source, BaseArray) and source._dtype != entry.dtype:
+        raise KVStoreError(
+            f"push: an array of {name_of(source._dtype)} can not be pushed to a value of {name_of(entry.dtype)}, "
+            f"that of key {entry.key!r}: cast it with astype"
+        )
 
 
 def _tensors(entry: KeyState, source: Any, taken: Callable[[Any], Any]) -> Sequence[Tensor]:
