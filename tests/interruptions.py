@@ -48,8 +48,15 @@ def strike(work, moment, files, blow):
 
 
 def _is_moment(frame, before):
+    """Tell whether the opcode that comes next is one that other code may run before.
+
+    None is where a handler begins: a call that raised lets nobody in, and what is raised there leaves the exception
+    that was handled with the thread for good.
+    """
     code = frame.f_code.co_code
     at = frame.f_lasti
     last = before.get(id(frame))
     before[id(frame)] = at
+    if dis.opname[code[at]] == "PUSH_EXC_INFO":
+        return False
     return dis.opname[code[at]] in BEFORE or (last is not None and dis.opname[code[last]] in AFTER)
