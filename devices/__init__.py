@@ -167,13 +167,13 @@ def _actor_of(device: Any) -> Actor:
 
 
 def _guard() -> AbstractContextManager[None]:
-    """Set thread counts for a thread that runs operations, and return a context that silences NumPy's warnings."""
-    threads.apply_here()
+    """A context that silences NumPy's warnings."""
     # Floating-point warnings are NumPy's habit, not MXNet's: infinities and NaNs are values like others.
     return np.errstate(all="ignore")
 
 
 _engine.engine.runner.guard = _guard
+_engine.engine.runner.prepare = threads.apply_here
 # NumPy keeps that state in a context variable: entering a prepared context costs a tenth of an errstate block.
 _quiet = contextvars.Context()
 _quiet.run(np.seterr, all="ignore")

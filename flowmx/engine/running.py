@@ -24,6 +24,7 @@ from flowmx.errors import EngineError, OperationCancelled
 
 T = TypeVar("T")
 
+_NO_GUARD = contextlib.nullcontext()
 _MOST_ATTEMPTS = 1000
 """The number of attempts at a step that interrupts break off: a fault of its own would break it off for ever."""
 
@@ -39,7 +40,8 @@ class Runner:
 
     Attributes:
         here: the calling thread's turn.
-        guard: a context in which operations run, entered whenever a thread begins to run some.
+        guard: a context for a thread in which operations run; user code runs in that of its push instead.
+        prepare: called whenever a thread begins to run some.
         inline: calls the function of a light operation at its push, as ``inline(function, *arguments)``.
         after: called when an operation has ended on the event loop.
     """
@@ -48,6 +50,7 @@ class Runner:
         self.books = books
         self.local = ThreadState()
         self.guard: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+        self.prepare: Callable[[], None] = _nothing
         self.inline: Callable[..., Any] = _call
         self.after: Callable[[], None] = _nothing
 
@@ -101,7 +104,9 @@ class Runner:
                 self.books.settle()
                 op = None if until is not None and until.state == DONE else actor.next(turn, light)
             if op is not None:
-                with self.guard():
+                self.prepare()
+                # Where it runs this one alone, the guard would be of no use.
+                with _NO_GUARD if op is until and op.runs_user_code else self.guard():
                     self.work(turn, op, until, light, deadline)
         except BaseException:
             try:

@@ -96,7 +96,8 @@ class Engine:
         self.shutdown = ending.shutdown
 
     def guard(self) -> Any:
-        """A context for a thread that runs operations."""
+        """A context for a thread that begins to run operations."""
+        self.runner.prepare()
         return self.runner.guard()
 
     @property

@@ -267,8 +267,9 @@ class Waiting:
         with self.books.lock:
             waiting = list(self.books.pending)
         in_loop = asyncio._get_running_loop() is not None
-        # The last first: when it is done, most are.
-        for op in reversed(waiting):
+        # The last first: when it is done, most are. None is kept, since a failure may keep this frame.
+        while waiting:
+            op = waiting.pop()
             if op.state != DONE and op not in self._behind_this():
                 if in_loop:
                     self._blocking_in_coroutine(op)
@@ -283,7 +284,8 @@ class Waiting:
         """The awaited form of :meth:`wait_all`."""
         with self.books.lock:
             waiting = list(self.books.pending)
-        for op in reversed(waiting):
+        while waiting:
+            op = waiting.pop()
             if op.state != DONE:
                 with contextlib.suppress(_Circle):
                     yield from self.wait_async(op)

@@ -86,14 +86,15 @@ class Worker(Turn):
         assert engine is not None
         try:
             engine.local.turn = self
-            while not self.is_dismissed:
-                with engine.lock:
-                    engine.settle()
-                    op = self.actor.begin(self)
-                if op is not None:
-                    with engine.guard():  # anew each time: settings may have changed while it slept
+            with engine.runner.guard():
+                while not self.is_dismissed:
+                    with engine.lock:
+                        engine.settle()
+                        op = self.actor.begin(self)
+                    if op is not None:
+                        engine.runner.prepare()  # anew each time: settings may have changed while it slept
                         engine.work(self, op)
-                self.wake_lock.acquire()
+                    self.wake_lock.acquire()
         except BaseException as error:  # not an operation's: those are caught where it is run
             self.actor.report_death(self, engine)
             _log.error("a worker of %s died", self.actor.name, exc_info=error)
