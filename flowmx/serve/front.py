@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterable, Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -46,7 +46,7 @@ MAX_TEXT = 1 << 20
 _UNTRACED = contextlib.nullcontext[Callable[[int], None]](lambda status: None)
 _DIGITS = 20
 """Digits that no number of bytes has."""
-_LONGEST_WAIT = 5.0
+_LONGEST_WAIT = 10.0
 """Seconds that a refusal waits for its turn at most."""
 _WRITTEN = 64
 """Bytes of an array that are handled in the time in which one number is written as text."""
@@ -117,7 +117,7 @@ class Front:
         self.max_body = limits.total if max_body is None else max_body
         self.max_text = min(max_text, self.max_body)
         self.budget = Budget(limits.in_flight)
-        self._turns = Turns(limits.refusals, _LONGEST_WAIT)
+        self.turns = Turns(limits.refusals, _LONGEST_WAIT)
         self._loading: asyncio.Future[None] | None = None
         self._tracing = tracing()
 
@@ -136,12 +136,27 @@ class Front:
             await self._repository.close()
         await self.models.drain()
 
-    def wait_of(self, reply: Reply, now: float) -> float:
+    def wait_of(self, reply: Reply) -> float:
         """Seconds after which a reply is to be sent: refusals for want of room are sent at a bounded rate.
 
         Clients who come again at once would otherwise take the processor from those who are answered.
         """
-        return self._turns.take(now) if "Retry-After" in reply.headers else 0.0
+        return self.turns.take(asyncio.get_running_loop().time()) if "Retry-After" in reply.headers else 0.0
+
+    async def begin_in_turn(
+        self, method: str, path: str, headers: Headers, pause: Callable[[float], Awaitable[object]]
+    ) -> Reply | Pending:
+        """As :meth:`begin`; a refusal for want of room waits for its turn, and there may be room by then.
+
+        Args:
+            method, path, headers: as for :meth:`begin`.
+            pause: waits for so many seconds.
+        """
+        found = self.begin(method, path, headers)
+        if isinstance(found, Reply) and (seconds := self.wait_of(found)):
+            await pause(seconds)
+            return self.begin(method, path, headers)
+        return found
 
     def traced(
         self, method: str, path: str, headers: Headers
