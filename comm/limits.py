@@ -108,7 +108,7 @@ DEFAULT = Limits()
 SERVING = replace(
     DEFAULT, depth=64, containers=1 << 16, items=1 << 19, total=64 * MIB, in_flight=512 * MIB, strangers=1024,
     refusals=50.0,
-)
+)  # fmt: skip
 """Of a service of models."""
 DASHBOARD = replace(DEFAULT, total=64 * KIB, in_flight=MIB, peers=64, share=0.125, strangers=32)
 """Of the dashboard, which leaves the descriptors to the process that it watches."""

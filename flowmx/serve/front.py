@@ -149,7 +149,9 @@ class Front:
         """As :meth:`begin`; a refusal for want of room waits for its turn, and there may be room by then.
 
         Args:
-            method, path, headers: as for :meth:`begin`.
+            method: as for :meth:`begin`.
+            path: likewise.
+            headers: likewise.
             pause: waits for so many seconds.
         """
         found = self.begin(method, path, headers)
