@@ -58,6 +58,20 @@ def test_members_keep_their_places_and_strangers_theirs():
     assert len(crowd.places) == 6
 
 
+def test_where_all_are_members_the_one_that_was_idle_for_longest_goes():
+    crowd = Crowd(most=4)
+    for name, since in zip("abcd", [3.0, 1.0, 2.0, 0.0], strict=True):
+        crowd.come(name, since=since)
+        crowd.places.prove(crowd.all[name])
+    crowd.all["d"].phase = Phase.WORKING
+    assert crowd.come("e")
+    assert crowd.closed == ["b"]
+    for name in "ace":
+        crowd.places.prove(crowd.all[name])
+        crowd.all[name].phase = Phase.WORKING
+    assert not crowd.come("f")
+
+
 def test_an_address_with_many_connections_loses_its_own():
     crowd = Crowd()
     crowd.come("honest", "near")

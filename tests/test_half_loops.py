@@ -108,3 +108,23 @@ def test_layers_compute_in_float32_between(dtype):
     np.testing.assert_allclose(mean.asnumpy(), wide.mean((0, 2, 3)) / 2, rtol=1e-3)
     assert y.dtype == x.dtype
     np.testing.assert_allclose(y.astype("float32").asnumpy().mean((0, 2, 3)), 0, atol=0.01)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, *HALVES])
+def test_a_kernel_is_bound_to_a_loop_from_its_least_size_on(dtype):
+    op, kernel = lookup("tanh").create(), kernel_for("cpu", "tanh")
+    least = next(
+        size for size in (2**power for power in range(24)) if kernel.bind(op, *forms(size, dtype)) != op.forward
+    )
+    assert least <= (1 << 14 if dtype is np.float32 else 1024)
+    bound = kernel.bind(op, *forms(least, dtype))
+    given, found = np.linspace(-3, 3, least).astype(dtype), np.empty(least, dtype)
+    bound(Run(get(cpu()), False), [given], [found])
+    expected = np.empty_like(given)
+    kernel(op, Run(get(cpu()), False), [given], [expected])
+    np.testing.assert_array_equal(bits(found), bits(expected))
+
+
+def forms(size, dtype):
+    form = (size,), np.dtype(dtype)
+    return [form], [form]

@@ -426,6 +426,8 @@ STAYS = {
     "backwards": lambda x: s.slice(x, begin=(None,), end=(None,), step=(-1,)),
     "narrower and back": lambda x: s.Cast(s.Cast(x, dtype="float16"), dtype="float32"),
     "a matrix times one": lambda x: s.broadcast_mul(s.sum(x, axis=0, keepdims=True), s.ones(shape=(2, 1, 1))),
+    "a sum of two": lambda x: s.add_n(x, s.negative(x) * 3),
+    "two joined": lambda x: s.Concat(x, s.negative(x) * 3, dim=1),
     "other order": lambda x: s.transpose(x, axes=(0, 2, 1)),
     "softmax": lambda x: s.SoftmaxOutput(x, s.Variable("label")),
     "regression": lambda x: s.LinearRegressionOutput(x, s.Variable("label")),

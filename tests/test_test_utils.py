@@ -266,6 +266,12 @@ def test_moments_are_checked():
     assert not utils.var_check(lambda n: normal()(n) * 1.1, 1, 20000)
 
 
+def test_the_variance_of_a_sample_is_not_that_of_its_population():
+    three = lambda n: mx.nd.array([0, 1, 2])  # noqa: E731  (a variance of 1)
+    assert utils.var_check(three, 0.51, 3)
+    assert not utils.var_check(three, 0.45, 3)
+
+
 # -- around tests ----------------------------------------------------------------------------------------------
 
 

@@ -252,14 +252,13 @@ class Fused:
     def __call__(self, op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """The kernel: compute into the outputs."""
         out = outputs[0]
-        if out.size < self._least(out) or not self._fast(op, out, inputs, outputs):
+        if out.size < self._least(out.dtype) or not self._fast(op, out, inputs, outputs):
             op.forward(run, inputs, outputs)
 
     def bind(self, op: Operator, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
         """The kernel for arrays of these shapes and dtypes."""
         (shape, dtype), size = made[0], math.prod(made[0][0])
-        least = self.least if dtype.itemsize > 2 else min(self.least, _LEAST_HALVES)
-        if size < least or any(form != (shape, dtype) for form in given):
+        if size < self._least(dtype) or any(form != (shape, dtype) for form in given):
             return op.forward
         loop = None if self.updates else self.loop(op, dtype, len(given))
         call = None if loop is None else loop.bind(size, loop.values(op))
@@ -281,10 +280,10 @@ class Fused:
     def compute(self, xp: Any, parameters: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
         """Compute with parameters of any owner; False, and nothing is done, where a plain forward must do it."""
         out = outputs[0]
-        return out.size >= self._least(out) and self._fast(parameters, out, inputs, outputs)
+        return out.size >= self._least(out.dtype) and self._fast(parameters, out, inputs, outputs)
 
-    def _least(self, out: Array) -> int:
-        return self.least if out.dtype.itemsize > 2 else min(self.least, _LEAST_HALVES)
+    def _least(self, dtype: Any) -> int:
+        return self.least if dtype.itemsize > 2 else min(self.least, _LEAST_HALVES)
 
     def _fast(self, op: Any, out: Array, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
         shape, dtype = out.shape, out.dtype
