@@ -126,7 +126,15 @@ import numpy as np
 import flowmx as mx
 
 DATA = np.random.default_rng(0).standard_normal((64, 128)).astype("f")
+FEW = DATA[:16, :96]
 CALLS = [mx.nd.erf, mx.nd.softmax, lambda x: mx.nd.LeakyReLU(x, act_type="gelu"), lambda x: mx.nd.softmax(x, axis=0)]
+graphs = lambda F, x: F.softmax(F.tanh(F.erf(x) * 3)), lambda F, x: F.LeakyReLU(F.softmax(x * 2, axis=0), act_type="gelu")
+for graph in graphs:
+    CALLS.append(mx.gluon.nn.HybridLambda(graph))
+    CALLS[-1].hybridize()
+
+def data_of(call):
+    return mx.nd.array(FEW if isinstance(call, mx.gluon.Block) else DATA)
 
 def run(call, x):
     x.attach_grad()
@@ -135,10 +143,10 @@ def run(call, x):
     return y
 
 async def main():
-    x = mx.nd.array(DATA)
-    await (x * 2)  # the engine runs
+    await (mx.nd.array(DATA) * 2)  # the engine runs
     found = []
     for call in CALLS:
+        x = data_of(call)
         for _ in range(3):
             y = await run(call, x)
             y.backward(y)
@@ -146,7 +154,7 @@ async def main():
     return found
 
 for call, y, grad in asyncio.run(main()):
-    x = mx.nd.array(DATA)
+    x = data_of(call)
     z = run(call, x)
     z.backward(z)
     np.testing.assert_array_equal(y, z.asnumpy())

@@ -23,6 +23,8 @@ from flowmx.graph.running.runner import Runner
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import LIGHT_BYTES, Array, Shape
 
+FORWARD = -1
+"""The stage of a call that is no piece of its backward pass."""
 _LIGHT_VALUES = 64
 """Values of which the graph of a light call may consist."""
 
@@ -60,13 +62,13 @@ class Compiled:
         self.nbytes = sum(_nbytes(*result) for result in self.described)
         """Bytes of the outputs."""
         taken = sum(_nbytes(shapes[entry], dtypes[entry]) for entry in self.variables)
-        self.is_light = 4 * taken <= LIGHT_BYTES and len(shapes) <= _LIGHT_VALUES
-        """True if a call is cheap enough to run on the pushing thread."""
+        self._is_light = 4 * taken <= LIGHT_BYTES and len(shapes) <= _LIGHT_VALUES
         self._data = [self.variables[i] for i in data]
         self._pack = pack
         self._blocks = blocks
         self._pool: Pool | None = None
         self._lock = threading.RLock()
+        self._has_run: set[int] = set()
 
     @property
     def pool(self) -> Pool:
@@ -94,6 +96,17 @@ class Compiled:
 
     # -- running ---------------------------------------------------------------------------------------
 
+    def is_light(self, stage: int) -> bool:
+        """True if a stage is cheap enough to run on the pushing thread.
+
+        It ran before: an event loop would neither wait for a plan nor for compiled kernels, and the plain ones round
+        otherwise.
+
+        Args:
+            stage: FORWARD, or a piece of the backward pass.
+        """
+        return self._is_light and stage in self._has_run
+
     def forward(self, inputs: Sequence[Array], outputs: Sequence[Array], versions: tuple[Any, ...]) -> Runner:
         """Run the forward pass; returns the runner, which has what the backward pass needs.
 
@@ -106,6 +119,7 @@ class Compiled:
         runner.bind(self.variables, inputs)
         runner.bind(runner.results.outputs, outputs)
         runner.whole_forward.compute(versions)
+        self._has_run.add(FORWARD)
         return runner
 
     def begin_backward(self, runner: Runner, heads: Sequence[Array | None]) -> None:
@@ -127,6 +141,7 @@ class Compiled:
         """
         runner.bind([runner.results.gradients[node] for node in gradients], gradients.values())
         runner.backward_pieces[piece].compute()
+        self._has_run.add(piece)
 
     @cached_property
     def read_backward(self) -> tuple[set[int], set[int], set[int]]:

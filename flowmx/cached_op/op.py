@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from flowmx import autograd
-from flowmx.cached_op.compiled import Compiled
+from flowmx.cached_op.compiled import FORWARD, Compiled
 from flowmx.cached_op.observed import observed
 from flowmx.devices import Device
 from flowmx.engine import capture
@@ -177,7 +177,7 @@ class CachedOp:
         versions = tuple([(storages[i], storages[i].version) for i in self._kept])
         core.push_on(
             compiled.device, _forward, (compiled, call, args, outputs, versions), tuple(storages), tuple(writes),
-            self._name, compiled.is_light, compiled.nbytes, 4, self._detached,
+            self._name, compiled.is_light(FORWARD), compiled.nbytes, 4, self._detached,
         )  # fmt: skip
 
     def _differentiate(
@@ -218,7 +218,7 @@ class CachedOp:
             core.push_on(
                 compiled.device, _backward, (call, number, gradients, begins),
                 (*reads, call), (call, *(each._storage for each in gradients.values())),
-                f"{self._name}.backward", compiled.is_light, 0, 4, self._detached,
+                f"{self._name}.backward", compiled.is_light(number), 0, 4, self._detached,
             )  # fmt: skip
         call.used = True
         return found
