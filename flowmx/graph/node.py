@@ -112,8 +112,8 @@ def auxiliary_nodes(nodes: Iterable[Node]) -> dict[Node, None]:
     return {
         entry.node: None
         for node in nodes
-        if node.op is not None and node.op.auxiliary
-        for entry in node.inputs[node.auxiliary_from() :]
+        if node.op is not None
+        for entry in [node.inputs[position] for position in node.op.states()]
     }
 
 
@@ -128,7 +128,7 @@ def input_versions(nodes: Iterable[Node]) -> tuple[dict[Node, tuple[int, ...]], 
         if node.op is None:
             continue
         if node.versions is None:
-            written = {*node.op.updates, *range(node.auxiliary_from(), len(node.inputs))}
+            written = {*node.op.updates, *node.op.states()}
             for position in written:
                 source = node.inputs[position].node
                 current[source] = current.get(source, 0) + 1

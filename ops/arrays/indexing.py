@@ -28,6 +28,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.traits import Quantization
 
 Mode = Literal["clip", "wrap", "raise"]
 
@@ -128,7 +129,7 @@ class Take(_Picking, _Indexed):
 
 
 @operator("Embedding")
-class Embedding(_Picking):
+class Embedding(_Picking, quantized=Quantization("_contrib_quantized_embedding", real=(0,))):
     """Rows of ``weight`` (input_dim, output_dim) at the given indices: shape data + (output_dim,).
 
     Indices outside are taken to the nearest row.
@@ -149,6 +150,8 @@ class Embedding(_Picking):
     def __post_init__(self) -> None:
         if self.sparse_grad:
             self.with_traits(sparse=True)
+        if self.dtype != FLOAT32:
+            self.with_traits(quantized=None)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data, weight = shapes

@@ -23,11 +23,14 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
-from flowmx.ops.registry.traits import Passing, Precision
+from flowmx.ops.registry.traits import Passing, Precision, Quantization
 
 
 @operator("Concat", "concat")
-class Concat(Operator, keeps_layout=True, mirrored=False, passing=Passing.ALONE, precision=Precision.WIDEST):
+class Concat(
+    Operator, keeps_layout=True, mirrored=False, passing=Passing.ALONE, precision=Precision.WIDEST,
+    quantized=Quantization("_contrib_quantized_concat"),
+):  # fmt: skip
     """The inputs joined along an axis; their other axes must be equal."""
 
     variadic = "num_args"
@@ -37,6 +40,10 @@ class Concat(Operator, keeps_layout=True, mirrored=False, passing=Passing.ALONE,
     onnx_attributes: ClassVar[dict[str, str]] = {"axis": "dim"}
     num_args: int = required("Number of inputs.", low=1)
     dim: int = option(1, "The axis to join along.")
+
+    def __post_init__(self) -> None:
+        if self.dim <= 0:
+            self.with_traits(quantized=None)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         known = next((shape for shape in shapes if shape is not None), None)

@@ -21,6 +21,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.traits import Quantization
 
 
 class View(Operator):
@@ -77,7 +78,7 @@ class Reshape(View, in_place=((0, 0),), view=True):
 
 
 @operator("Flatten", "flatten")
-class Flatten(View, in_place=((0, 0),), view=True):
+class Flatten(View, in_place=((0, 0),), view=True, quantized=Quantization("_contrib_quantized_flatten")):
     """All axes but the first made one: (n, a, b, ...) becomes (n, a·b·...)."""
 
     input_docs = described(data="(n, ...), any dtype")

@@ -19,7 +19,7 @@ from flowmx.ops.formulas.activations import smooth_l1
 from flowmx.ops.formulas.arrays import OnArrays
 from flowmx.ops.registry.dtypes import DType, is_floating
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, lookup, operator, option
-from flowmx.ops.registry.traits import Neutral, Precision
+from flowmx.ops.registry.traits import Neutral, Precision, Quantization
 
 _INT64: DType = np.dtype(np.int64)
 _FLOAT64: DType = np.dtype(np.float64)
@@ -52,6 +52,8 @@ class Row(NamedTuple):
     neutral: Neutral | None = None
     factor: Callable[[float], float] | None = None
     """For a number that b may be: what a is then multiplied by."""
+    quantized: str = ""
+    """The operator that does the same on quantized arrays of one shape."""
 
 
 def ufunc(name: str) -> Callable[..., Any]:
@@ -105,14 +107,15 @@ def _log(F: Any, a: Any) -> Any:
 TABLE = [
     Row("add", ufunc("add"), lambda F, a, b, y, g: g, lambda F, a, b, y, g: g, "", "a + b",
         ("broadcast_add", "broadcast_plus"), ("elemwise_add", "_add", "_plus", "_Plus", "_grad_add"),
-        ("_plus_scalar", "_PlusScalar"), onnx="Add", neutral=Neutral(-0.0, (0, 1))),
+        ("_plus_scalar", "_PlusScalar"), onnx="Add", neutral=Neutral(-0.0, (0, 1)),
+        quantized="_contrib_quantized_elemwise_add"),
     Row("sub", ufunc("subtract"), lambda F, a, b, y, g: g, lambda F, a, b, y, g: -g, "", "a - b",
         ("broadcast_sub", "broadcast_minus"), ("elemwise_sub", "_sub", "_minus", "_Minus"),
         ("_minus_scalar", "_MinusScalar"), ("_rminus_scalar", "_RMinusScalar"), onnx="Sub",
         neutral=Neutral(0.0)),
     Row("mul", ufunc("multiply"), lambda F, a, b, y, g: g * b, lambda F, a, b, y, g: g * a, "ab", "a · b",
         ("broadcast_mul",), ("elemwise_mul", "_mul", "_Mul"), ("_mul_scalar", "_MulScalar"), onnx="Mul",
-        neutral=Neutral(1.0, (0, 1)), factor=lambda b: b),
+        neutral=Neutral(1.0, (0, 1)), factor=lambda b: b, quantized="_contrib_quantized_elemwise_mul"),
     Row("div", _divide, lambda F, a, b, y, g: g / b, lambda F, a, b, y, g: -(g * y) / b, "by", "a / b",
         ("broadcast_div",), ("elemwise_div", "_div", "_Div"), ("_div_scalar", "_DivScalar"),
         ("_rdiv_scalar", "_RDivScalar"), onnx="Div", reversed_precision=Precision.FLOAT32,
@@ -296,8 +299,9 @@ def _register(row: Row) -> None:
     arrays, scalar = row.precision, None if row.precision is Precision.WIDEST else row.precision
     make(row.broadcast, Broadcasting, f"Elementwise {row.doc}, with broadcasting.", forward, broadcast_gradient,
          precision=arrays, neutral=row.neutral)  # fmt: skip
+    quantized = Quantization(row.quantized) if row.quantized else None
     make(row.elementwise, Pair, f"Elementwise {row.doc}, for arrays of one shape.", forward, plain_gradient,
-         precision=arrays, neutral=row.neutral)  # fmt: skip
+         precision=arrays, neutral=row.neutral, quantized=quantized)  # fmt: skip
     make(row.scalar, Scalar, f"Elementwise {row.doc}, where b is a number.", scalar_forward, scalar_gradient,
          precision=scalar, neutral=row.neutral)  # fmt: skip
     make(row.reversed_scalar, Scalar, f"Elementwise {row.doc}, where a is a number.", reversed_forward,

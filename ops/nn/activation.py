@@ -31,7 +31,7 @@ from flowmx.ops.registry.operators import (
     required,
     same_shape,
 )
-from flowmx.ops.registry.traits import Precision
+from flowmx.ops.registry.traits import Precision, Quantization
 
 _PLAIN = {kind: OnArrays(lambda p, x, of=row: of.compute(x)) for kind, row in ACTIVATIONS.items()}
 _BACKWARD = {kind: OnArrays(lambda p, head, y, of=row: head * of.slope(y), 2) for kind, row in ACTIVATIONS.items()}
@@ -39,12 +39,19 @@ _BEND = {kind: OnFrontend(lambda p, y, of=row: of.bend(y), ("y",)) for kind, row
 
 
 @operator("Activation")
-class Activation(Operator, in_place=((0, 0),), keeps_layout=True, float32_where=("act_type", ("softrelu",))):
+class Activation(
+    Operator, in_place=((0, 0),), keeps_layout=True, float32_where=("act_type", ("softrelu",)),
+    quantized=Quantization("_contrib_quantized_act"),
+):  # fmt: skip
     """Apply an activation to each element: relu max(x, 0), sigmoid 1/(1 + e⁻ˣ), tanh, softrelu log(1 + eˣ),
     softsign x/(1 + |x|).
     """  # noqa: D205
 
     act_type: Literal["relu", "sigmoid", "softrelu", "softsign", "tanh"] = required("The activation.")
+
+    def __post_init__(self) -> None:
+        if self.act_type != "relu":
+            self.with_traits(quantized=None)
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         _PLAIN[self.act_type](run.xp, inputs, outputs)
@@ -54,7 +61,7 @@ class Activation(Operator, in_place=((0, 0),), keeps_layout=True, float32_where=
 
 
 @operator("_backward_Activation")
-class BackwardActivation(Activation, hidden=True, in_place=((0, 0), (1, 0))):
+class BackwardActivation(Activation, hidden=True, in_place=((0, 0), (1, 0)), quantized=None):
     """The head times the activation's derivative, of the activation's output."""
 
     arguments = ("head", "output")

@@ -20,7 +20,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
-from flowmx.ops.registry.traits import Precision
+from flowmx.ops.registry.traits import Precision, Quantization
 
 Tune = Literal["off", "limited_workspace", "fastest"]
 LAYOUTS = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
@@ -87,7 +87,10 @@ def _channels(op: Convolution | Deconvolution, data: ShapeOrNone) -> int:
 
 
 @operator("Convolution", "Convolution_v1")
-class Convolution(Linear, makes_channels_last=True, precision=Precision.LOW):
+class Convolution(
+    Linear, makes_channels_last=True, precision=Precision.LOW,
+    quantized=Quantization("_contrib_quantized_conv", always=True),
+):  # fmt: skip
     """Convolve data with filters (as a correlation: the kernel is not flipped).
 
     Shapes: data (batch, channels, *size), weight (num_filter, channels/num_group, *kernel), bias
@@ -167,7 +170,7 @@ class Convolution(Linear, makes_channels_last=True, precision=Precision.LOW):
 
 
 @operator("_backward_Convolution_data")
-class ConvolutionData(LinearData, Convolution):
+class ConvolutionData(LinearData, Convolution, quantized=None):
     """Gradient of Convolution for its data."""
 
     infer_back = Operator.infer_back
@@ -177,7 +180,7 @@ class ConvolutionData(LinearData, Convolution):
 
 
 @operator("_backward_Convolution_weight")
-class ConvolutionWeight(LinearWeight, Convolution):
+class ConvolutionWeight(LinearWeight, Convolution, quantized=None):
     """Gradient of Convolution for its weight."""
 
     infer_back = Operator.infer_back

@@ -15,6 +15,7 @@ from flowmx.ops.nn.common import bound, computing_dtype, expect_rank, scratch
 from flowmx.ops.nn.convolution import check_layout, per_axis
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option
+from flowmx.ops.registry.traits import Quantization
 
 _PART_BYTES = 1 << 20
 
@@ -102,7 +103,9 @@ def _spread_max(run: Run, head: Array, data: Array, output: Array, line: _Axis, 
 
 
 @operator("Pooling", "Pooling_v1")
-class Pooling(Operator, keeps_layout=True, input_named=True):
+class Pooling(
+    Operator, keeps_layout=True, input_named=True, quantized=Quantization("_contrib_quantized_pooling")
+):
     """Reduce each window of the spatial axes to its maximum, mean, sum, or (Σx^p)^(1/p) for lp.
 
     Shapes: data (batch, channels, *size), output (batch, channels, *out), or with the channels last as ``layout``
@@ -129,6 +132,8 @@ class Pooling(Operator, keeps_layout=True, input_named=True):
         if self.channels_last:
             # What lies channels-first in memory is no better for it.
             self.with_traits(makes_channels_last=False)
+        if self.pool_type not in ("max", "avg"):
+            self.with_traits(quantized=None)
         if not self.kernel and not self.global_pool:
             raise ParameterError(f"{self.name}: kernel is missing, expected lengths (or global_pool=True)")
         if self.kernel and not self.global_pool:
@@ -240,7 +245,7 @@ class Pooling(Operator, keeps_layout=True, input_named=True):
 
 
 @operator("_backward_Pooling")
-class BackwardPooling(Pooling, hidden=True):
+class BackwardPooling(Pooling, hidden=True, quantized=None):
     """Gradient of Pooling; of several equal maxima in a window the first has it."""
 
     arguments = ("head", "data", "output")
@@ -297,7 +302,7 @@ class BackwardPooling(Pooling, hidden=True):
 
 
 @operator("_Pooling_at_maxima")
-class PoolingAtMaxima(Pooling, hidden=True):
+class PoolingAtMaxima(Pooling, hidden=True, quantized=None):
     """Other values where each window of the data has its first maximum; 0 for windows of padding alone."""
 
     arguments = ("values", "data")

@@ -356,6 +356,11 @@ class Operator:
         count = len(self.inputs())
         return (*self.updates, *(range(count, count + len(self.auxiliary)) if train else ()))
 
+    def states(self) -> tuple[int, ...]:
+        """Positions of the inputs that are auxiliary states, which files and modules keep apart from parameters."""
+        count = len(self.inputs())
+        return tuple(range(count, count + len(self.auxiliary)))
+
     def draws(self, train: bool) -> bool:
         """True where the forward really draws random numbers in this mode; ``uses_random`` is that it may."""
         return self.traits.uses_random

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-__all__ = ["Neutral", "Passing", "Precision", "Traits"]
+__all__ = ["Neutral", "Passing", "Precision", "Quantization", "Traits"]
 
 
 class Precision(Enum):
@@ -49,6 +49,27 @@ class Neutral(NamedTuple):
     itemsize: int = 1
 
 
+class Quantization(NamedTuple):
+    """The quantized form of an operator.
+
+    Attributes:
+        name: the operator that does the same on quantized numbers, with the same parameters. It takes the same inputs,
+            then the ends of the range of each that is quantized, and gives the ends of the output's range as well.
+        always: it is worth it by itself; others are quantized where their neighbours are.
+        real: positions of the inputs that stay as they are, with no range.
+        real_by_channel: further ones, where weights have a scale for each channel.
+        parameters: further parameters of the operator, as MXNet's JSON has them.
+        by_channel: those where weights have a scale for each channel.
+    """
+
+    name: str
+    always: bool = False
+    real: tuple[int, ...] = ()
+    real_by_channel: tuple[int, ...] = ()
+    parameters: tuple[tuple[str, str], ...] = ()
+    by_channel: tuple[tuple[str, str], ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
     """The traits of an operator.
@@ -82,6 +103,9 @@ class Traits:
         input_named: MXNet's monitors call its only input data, not input0.
         sparse: calls on arrays make sparse ones, or sparse gradients, though all inputs are dense.
         typed_by_shapes: the outputs' dtypes may follow from the inputs' shapes, too.
+        quantized: the quantized form, where there is one.
+        requantizes: of a quantized operator, that its output is of int32, and is made bytes after it.
+        calibrates: of a quantized operator, the value whose range it wants to know: its first input, or its output.
     """
 
     skips: bool = False
@@ -112,3 +136,6 @@ class Traits:
     input_named: bool = False
     sparse: bool = False
     typed_by_shapes: bool = False
+    quantized: Quantization | None = None
+    requantizes: bool = False
+    calibrates: Literal["", "input", "output"] = ""

@@ -10,6 +10,7 @@ import numpy as np
 from flowmx.ops.nn.common import positive_axis
 from flowmx.ops.nn.normalization.frames import BackwardNormalization, Frame, Normalization, around_axis, standardise
 from flowmx.ops.registry.operators import Array, Run, Shape, described, family, operator, option
+from flowmx.ops.registry.traits import Quantization
 
 
 @family
@@ -75,7 +76,7 @@ class BatchStatistics(Normalization, in_place=((0, 0),), mode_matters=True, keep
 
 
 @operator("BatchNorm", "BatchNorm_v1")
-class BatchNorm(BatchStatistics):
+class BatchNorm(BatchStatistics, quantized=Quantization("_contrib_quantized_batch_norm", real=(1, 2, 3, 4))):
     """Normalise each channel by its mean and variance over the batch, then scale by gamma and add beta.
 
     In training the batch's statistics are used and the moving ones follow them:
@@ -93,7 +94,9 @@ class BatchNorm(BatchStatistics):
 
 
 @operator("_backward_BatchNorm")
-class BackwardBatchNorm(BackwardNormalization, BatchNorm, in_place=((0, 0),), mode_matters=False):
+class BackwardBatchNorm(
+    BackwardNormalization, BatchNorm, in_place=((0, 0),), mode_matters=False, quantized=None
+):
     """Gradients of BatchNorm; gamma's is 0 where it is fixed."""
 
     arguments = ("head", "data", "gamma", "mean", "var", "batch")

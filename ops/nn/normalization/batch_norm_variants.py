@@ -22,7 +22,7 @@ def _run(op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Arra
 
 
 @operator("_contrib_BatchNormWithReLU")
-class BatchNormWithReLU(BatchNorm):
+class BatchNormWithReLU(BatchNorm, quantized=None):
     """BatchNorm, then a ReLU."""
 
     outputs_counted = 4

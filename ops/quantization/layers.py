@@ -1,0 +1,358 @@
+"""Layers on quantized numbers that need no products: pooling, joining, sums, activations, BatchNorm, look-ups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from flowmx.errors import ParameterError, ShapeError
+from flowmx.ops.arrays.indexing import Embedding
+from flowmx.ops.arrays.joining import Concat
+from flowmx.ops.arrays.shape import Flatten
+from flowmx.ops.nn.activation import Activation
+from flowmx.ops.nn.common import bound
+from flowmx.ops.nn.normalization.batch_norm import BatchNorm
+from flowmx.ops.nn.pooling import Pooling
+from flowmx.ops.quantization.ranges import (
+    INT8,
+    INT32,
+    STEPS,
+    UINT8,
+    Inferred,
+    InferredTypes,
+    Quantized,
+    compute,
+    magnitude,
+    number,
+    operator,
+    product_magnitude,
+    put_range,
+    round_into,
+    scale_of,
+)
+from flowmx.ops.registry.dtypes import FLOAT32, DType
+from flowmx.ops.registry.operators import Array, Run, ShapeOrNone, described, family, option, same_shape
+from flowmx.ops.registry.traits import Passing, Precision
+
+_ENDS = described(
+    min_data="(1,), float32; the lower end of the data's range", max_data="(1,), float32; the upper end"
+)
+_INT32_STEPS = np.float32(2147483648)
+_SAME = "The shape and dtype of data; the ends of its range, (1,), float32"
+
+
+class _Unary(Quantized):
+    """Base of operators on one quantized array that leave its range as it is."""
+
+    arguments: ClassVar[tuple[str, ...]] = ("data", "min_data", "max_data")
+    input_docs = described(data="any shape, int8 or uint8", **_ENDS)
+    output_doc = _SAME
+
+    def inputs(self) -> tuple[str, ...]:
+        return self.arguments
+
+    def outputs(self) -> tuple[str, ...]:
+        return self.output_names
+
+    def counted_outputs(self) -> int:
+        return 3
+
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
+        return shapes
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> Any:
+        raise NotImplementedError
+
+
+@operator("_contrib_quantized_pooling")
+class QuantizedPooling(_Unary, Pooling, keeps_layout=False, makes_channels_last=False, input_named=False):
+    """Reduce each window of the spatial axes to its maximum or mean; means are rounded."""
+
+    input_docs = described(data="(batch, channels, *size), int8 or uint8", **_ENDS)
+    output_doc = "(batch, channels, *out), the dtype of data; the ends of its range, (1,), float32"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pool_type not in ("max", "avg"):
+            raise ParameterError(f"{self.name}: pool_type is {self.pool_type!r}, expected 'max' or 'avg'")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return self.with_ranges(shapes, Pooling.infer_shape(self, shapes[:1])[1][0])
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        data, low, high = inputs
+        real = run.xp.empty(outputs[0].shape, np.float32)
+        compute(Pooling.create(**bound(self)), run, [data.astype(np.float32)], [real])
+        round_into(run.xp, real, outputs[0])
+        put_range(outputs, low, high)
+
+
+@operator("_contrib_quantized_act")
+class QuantizedActivation(_Unary, Activation, in_place=(), keeps_layout=False, float32_where=None):
+    """The ReLU of quantized numbers, as int8."""
+
+    output_doc = "The shape of data, int8; the ends of its range, (1,), float32"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.act_type != "relu":
+            raise ParameterError(f"{self.name}: act_type is {self.act_type!r}, expected 'relu'")
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return self.with_types(dtypes, [(INT8, UINT8)], INT8)
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        data, low, high = inputs
+        run.xp.copyto(outputs[0], run.xp.clip(data, 0, 127), casting="unsafe")
+        put_range(outputs, low, high)
+
+
+@operator("_contrib_quantized_flatten")
+class QuantizedFlatten(_Unary):
+    """Collapse all axes but the first."""
+
+    output_doc = "(batch, rest), the dtype of data; the ends of its range, (1,), float32"
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return self.with_ranges(shapes, _FLATTEN.infer_shape(shapes[:1])[1][0])
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        data, low, high = inputs
+        run.xp.copyto(outputs[0], data.reshape(outputs[0].shape))
+        put_range(outputs, low, high)
+
+
+_FLATTEN = Flatten.create()
+
+
+@operator("_contrib_quantized_concat")
+class QuantizedConcat(_Unary, Concat, keeps_layout=False, passing=Passing.NEVER, precision=Precision.GIVEN):
+    """Quantized arrays joined along an axis, in one range that holds all of theirs; int8 if one of them is."""
+
+    inputs_counted = (3, 0)
+    input_docs = described(data="arrays of int8 or uint8, whose shapes differ along `dim` alone; then of each the ends "
+                           "of its range, (1,), float32")  # fmt: skip
+    output_doc = "The joined shape, int8 or uint8; the ends of its range, (1,), float32"
+
+    def inputs(self) -> tuple[str, ...]:
+        return tuple(f"arg{index}" for index in range(3 * self.num_args))
+
+    def ranges_from(self) -> int:
+        return self.num_args
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        joined, outputs = Concat.infer_shape(self, shapes[: self.num_args])
+        return self.with_ranges([*joined, *shapes[self.num_args :]], outputs[0])
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        made = INT8 if INT8 in dtypes[: self.num_args] else UINT8
+        return self.with_types(dtypes, [(INT8, UINT8)] * self.num_args, made)
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, count, out = run.xp, self.num_args, outputs[0]
+        arrays, ends = inputs[:count], inputs[count:]
+        low = min(np.float32(0), *map(number, ends[::2]))
+        high = max(np.float32(0), *map(number, ends[1::2]))
+        scale = scale_of(out.dtype, np.maximum(-low, high))
+        start = 0
+        for index, array in enumerate(arrays):
+            end = start + array.shape[self.dim]
+            part = out[(*(slice(None),) * (self.dim % out.ndim), slice(start, end))]
+            own = scale_of(array.dtype, magnitude(*ends[2 * index : 2 * index + 2]))
+            if own == scale and array.dtype == out.dtype:
+                part[...] = array
+            else:
+                round_into(xp, xp.multiply(array, np.float32(scale / own), dtype=np.float32), part)
+            start = end
+        put_range(outputs, low, high)
+
+
+@family
+class _Binary(Quantized, requantizes=True):
+    """Base of the sum and the product of two quantized arrays."""
+
+    arguments: ClassVar[tuple[str, ...]] = ("lhs", "rhs", "lhs_min", "lhs_max", "rhs_min", "rhs_max")
+    input_docs = described(
+        lhs_min="(1,), float32; the lower end of lhs's range", lhs_max="(1,), float32; the upper end",
+        rhs_min="(1,), float32; the lower end of rhs's range", rhs_max="(1,), float32; the upper end",
+    )  # fmt: skip
+    output_doc = "The shape of lhs, int32, or bytes where the range is known before; the ends of its range, (1,), float32"
+    min_calib_range: float | None = option(None, "The lower end of the output's range, where it is known before.")
+    max_calib_range: float | None = option(None, "The upper end.")
+
+    @property
+    def calibrated(self) -> tuple[np.float32, np.float32] | None:
+        """The range, where it is known before."""
+        low, high = self.min_calib_range, self.max_calib_range
+        return None if low is None or high is None else (np.float32(low), np.float32(high))
+
+    def ranges_from(self) -> int:
+        return 2
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        shape = same_shape(self, shapes[:2])
+        return self.with_ranges([shape, shape, *shapes[2:]], shape)
+
+
+@operator("_contrib_quantized_elemwise_add")
+class QuantizedAdd(_Binary):
+    """The sum of two quantized arrays of one shape."""
+
+    input_docs = described(lhs="any shape, int8 or uint8", rhs="the shape of lhs, int8 or uint8", **_Binary.input_docs)
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        made = INT32
+        if self.calibrated is not None:
+            made = (dtypes[0] or INT8) if dtypes[0] == dtypes[1] else INT8
+        return self.with_types(dtypes, [(INT8, UINT8)] * 2, made)
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, (one, other), out = run.xp, inputs[:2], outputs[0]
+        sizes = magnitude(*inputs[2:4]), magnitude(*inputs[4:])
+        ends = self.calibrated
+        if ends is None:
+            size = np.float32(sizes[0] + sizes[1])
+            ends = (-size, size)
+        size = np.maximum(abs(ends[0]), abs(ends[1]))
+        scale = np.float32((_INT32_STEPS if out.dtype == INT32 else STEPS[out.dtype]) / size) if size else np.float32(0)
+        wide = np.float64 if out.dtype == INT32 else np.float32
+        first, second = (
+            xp.multiply(each, wide(scale / scale_of(each.dtype, own)), dtype=wide)
+            for each, own in zip((one, other), sizes, strict=True)
+        )
+        if one.dtype != other.dtype and out.dtype == INT8:  # MXNet makes the unsigned one signed first
+            unsigned = first if one.dtype == UINT8 else second
+            xp.clip(xp.rint(unsigned, out=unsigned), -128, 127, out=unsigned)
+        first += second
+        round_into(xp, first, out)
+        put_range(outputs, *ends)
+
+
+@operator("_contrib_quantized_elemwise_mul")
+class QuantizedMultiply(_Binary):
+    """The product of two int8 arrays of one shape."""
+
+    input_docs = described(lhs="any shape, int8", rhs="the shape of lhs, int8", **_Binary.input_docs)
+    enable_float_output: bool = option(False, "Give the real numbers, and no range.")
+
+    def outputs(self) -> tuple[str, ...]:
+        return self.output_names[:1] if self.enable_float_output else self.output_names
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        made = FLOAT32 if self.enable_float_output else INT32 if self.calibrated is None else INT8
+        return self.with_types(dtypes, [(INT8,)] * 2, made)
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, (one, other), out = run.xp, inputs[:2], outputs[0]
+        sizes = magnitude(*inputs[2:4]), magnitude(*inputs[4:])
+        real = np.float32(sizes[0] / STEPS[INT8] * (sizes[1] / STEPS[INT8]))
+        product = xp.multiply(one, other, dtype=np.int32)
+        if self.enable_float_output:
+            xp.multiply(product, real, out=out, casting="unsafe")
+            return
+        ends = self.calibrated
+        if ends is None:
+            xp.copyto(out, product)
+            size = product_magnitude(*sizes)
+            put_range(outputs, -size, size)
+            return
+        scaled = xp.multiply(product, scale_of(INT8, np.maximum(abs(ends[0]), abs(ends[1]))) * real, dtype=np.float32)
+        xp.copyto(out, xp.clip(xp.trunc(scaled), -128, 127), casting="unsafe")
+        put_range(outputs, *ends)
+
+
+@operator("_contrib_quantized_batch_norm")
+class QuantizedBatchNorm(
+    _Unary, BatchNorm, in_place=(), keeps_layout=False, mode_matters=False, calibrates="output"
+):  # fmt: skip
+    """Normalise quantized channels by the moving statistics, into int8; the range must be known before.
+
+    As in MXNet, ``fix_gamma`` changes nothing here, and the data is divided by √(1 + eps) once more.
+    """
+
+    arguments = ("data", "gamma", "beta", "moving_mean", "moving_var", "min_data", "max_data")
+    auxiliary = ()
+    input_docs = described(
+        data="any shape, int8 or uint8", gamma="(channels,), float32", beta="(channels,), float32",
+        moving_mean="(channels,), float32; a state, which is not updated",
+        moving_var="(channels,), float32; a state, which is not updated", **_ENDS,
+    )  # fmt: skip
+    output_doc = "The shape of data, int8; the ends of its range, (1,), float32"
+
+    def states(self) -> tuple[int, ...]:
+        return (3, 4)
+
+    def visible_outputs(self) -> int:
+        return 3
+
+    def moved_inputs(self, train: bool) -> tuple[int, ...]:
+        return ()
+
+    def ranges_from(self) -> int:
+        return 5
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        data = shapes[0]
+        channels = None if data is None else self.scale_shape(data)
+        for name, shape in zip(self.arguments[1:5], shapes[1:5], strict=True):
+            if shape is not None and channels is not None and shape != channels:
+                raise ShapeError(f"{self.name}: input {name} has shape {shape}, expected {channels}")
+        return self.with_ranges([data, *[channels] * 4, *shapes[5:]], data)
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return self.with_types(dtypes, [(INT8, UINT8), *[(FLOAT32,)] * 4], INT8)
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, data, out = run.xp, inputs[0], outputs[0]
+        gamma, beta, mean, var = inputs[1:5]
+        if self.min_calib_range is None or self.max_calib_range is None:
+            raise ParameterError(
+                f"{self.name}: min_calib_range and max_calib_range are missing; quantize with calib_mode 'naive' or "
+                "'entropy', or exclude the operator BatchNorm"
+            )
+        low, high = np.float32(self.min_calib_range), np.float32(self.max_calib_range)
+        size = np.maximum(abs(low), abs(high))
+        factor = gamma / xp.sqrt(var + np.float32(self.eps))
+        shift = (beta - mean * factor) * STEPS[INT8] / size
+        factor = factor * magnitude(*inputs[5:]) / size / np.sqrt(np.float32(1 + self.eps))
+        frame = self.frame(data.shape)
+        real = data.astype(np.float32).reshape(frame.shape)
+        if data.dtype == UINT8:
+            real *= STEPS[INT8] / STEPS[UINT8]
+            xp.rint(real, out=real)
+            xp.clip(real, 0, 127, out=real)
+        real *= factor.reshape(frame.scale)
+        real += shift.reshape(frame.scale)
+        round_into(xp, real.reshape(data.shape), out)
+        put_range(outputs, low, high)
+
+
+@operator("_contrib_quantized_embedding")
+class QuantizedEmbedding(Quantized, Embedding):
+    """Rows of an int8 weight (input_dim, output_dim) at the given indices."""
+
+    arguments: ClassVar[tuple[str, ...]] = ("data", "weight", "min_weight", "max_weight")
+    input_docs = described(
+        data="any shape, int or float; row indices", weight="(input_dim, output_dim), int8",
+        min_weight="(1,), float32; the lower end of the weight's range", max_weight="(1,), float32; the upper end",
+    )  # fmt: skip
+    output_doc = "(*data.shape, output_dim), int8; the ends of its range, (1,), float32"
+
+    def ranges_from(self) -> int:
+        return 2
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        inputs, outputs = Embedding.infer_shape(self, shapes[:2])
+        return self.with_ranges([*inputs, *shapes[2:]], outputs[0])
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return self.with_types(dtypes, [(), (INT8,)], INT8)
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        Embedding.forward(self, run, inputs[:2], outputs[:1])
+        put_range(outputs, *inputs[2:])
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> Any:
+        raise NotImplementedError

@@ -1,0 +1,194 @@
+"""Convolutions and products of quantized numbers, with int32 sums.
+
+The sums are exact: they are computed in float32, by the kernels of real numbers, where no sum can reach 2**24, from where
+on float32 leaves whole numbers out. Elsewhere the channels are summed in parts, or in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from flowmx.ops.math.products import matmul
+from flowmx.ops.nn.convolution import Convolution
+from flowmx.ops.nn.linear import FullyConnected, as_matrix
+from flowmx.ops.quantization.ranges import (
+    INT8,
+    INT32,
+    UINT8,
+    Inferred,
+    InferredTypes,
+    Quantized,
+    compute,
+    magnitude,
+    operator,
+    product_magnitude,
+    put_range,
+    scale_of,
+)
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described
+from flowmx.ops.registry.traits import Precision
+
+_EXACT = 1 << 24
+"""Whole numbers up to here are float32's too."""
+
+
+def _largest(data: Array, weight: Array) -> float:
+    """No sum of products is larger, whatever the data."""
+    rows = weight.reshape(len(weight), -1)
+    most = np.abs(rows).sum(axis=1, dtype=np.float32).max() if rows.size else 0.0
+    return float(most) * (-np.iinfo(data.dtype).min or np.iinfo(data.dtype).max)
+
+
+def convolved(run: Run, op: Convolution, data: Array, weight: Array, shape: Shape) -> Array:
+    """The exact sums of a convolution without bias: whole numbers, as float32, float64 or int32.
+
+    Args:
+        run: what it runs in.
+        op: the convolution; only its geometry counts.
+        data: int8 or uint8.
+        weight: whole numbers of int8, of any dtype.
+        shape: that of the result.
+    """
+    plain = _without_bias(op)
+    real = weight.astype(np.float32, copy=False)
+    return _convolved(run, plain, data, real, shape)
+
+
+def _convolved(run: Run, op: Operator, data: Array, weight: Array, shape: Shape) -> Array:
+    xp, channels = run.xp, data.shape[1]
+    if _largest(data, weight) < _EXACT:
+        out = xp.empty(shape, np.float32)
+        compute(op, run, [data.astype(np.float32), weight], [out])
+        return out
+    if channels != weight.shape[1] or channels == 1:  # groups, whose sums are short, or a huge window
+        out = xp.empty(shape, np.float64)
+        op.forward(run, [data.astype(np.float64), weight.astype(np.float64)], [out])
+        return out
+    half = channels // 2
+    total = _convolved(run, op, data[:, :half], np.ascontiguousarray(weight[:, :half]), shape).astype(np.int32)
+    total += _convolved(run, op, data[:, half:], np.ascontiguousarray(weight[:, half:]), shape).astype(np.int32)
+    return total
+
+
+def multiplied(run: Run, data: Array, weight: Array) -> Array:
+    """The exact products of two matrices, the second transposed, as float32 or float64.
+
+    Args:
+        run: what it runs in.
+        data: int8 or uint8.
+        weight: whole numbers of int8, of any dtype.
+    """
+    dtype = np.float32 if _largest(data, weight) < _EXACT else np.float64
+    out = run.xp.empty((data.shape[0], weight.shape[0]), dtype)
+    matmul(run, data.astype(dtype), weight.astype(dtype, copy=False).T, out)
+    return out
+
+
+def _without_bias(op: Convolution) -> Operator:
+    found: Operator | None = op.__dict__.get("_plain")
+    if found is None:
+        found = Convolution.create(
+            kernel=op.kernel, stride=op.stride, dilate=op.dilate, pad=op.pad, num_filter=op.num_filter,
+            num_group=op.num_group, no_bias=True,
+        )  # fmt: skip
+        object.__setattr__(op, "_plain", found)
+    return found
+
+
+_INPUTS = described(
+    weight="the shape that the operator on real numbers wants, int8",
+    bias="(outputs,), int8; not with no_bias",
+    min_data="(1,), float32; the lower end of the data's range",
+    max_data="(1,), float32; the upper end",
+    min_weight="(1,), float32; the lower end of the weight's range",
+    max_weight="(1,), float32; the upper end",
+    min_bias="(1,), float32; the lower end of the bias's range; not with no_bias",
+    max_bias="(1,), float32; the upper end; not with no_bias",
+)
+
+
+class _Product(Quantized, skips=True, requantizes=True):
+    """Base of the two: their inputs."""
+
+    arguments: ClassVar[tuple[str, ...]] = (
+        "data", "weight", "bias", "min_data", "max_data", "min_weight", "max_weight", "min_bias", "max_bias",
+    )  # fmt: skip
+    no_bias: bool
+
+    def inputs(self) -> tuple[str, ...]:
+        return tuple(name for name in self.arguments if not (self.no_bias and "bias" in name))
+
+    def ranges_from(self) -> int:
+        return 2 if self.no_bias else 3
+
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
+        return shapes
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return self.with_types(dtypes, [(INT8, UINT8), *[(INT8,)] * (self.ranges_from() - 1)], INT32)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> Any:
+        raise NotImplementedError
+
+
+@operator("_contrib_quantized_conv")
+class QuantizedConv(_Product, Convolution, precision=Precision.GIVEN, makes_channels_last=False):
+    """Convolve quantized data with quantized filters, into int32 sums.
+
+    As in MXNet, uint8 data counts as int8's, with 127 steps, and a bias of uint8 data is added as it is.
+    """
+
+    input_docs = described(data="(batch, channels, *size), int8 or uint8", **_INPUTS)
+    output_doc = "(batch, num_filter, *out), int32; the real numbers of the least and largest int32, (1,), float32"
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        first = self.ranges_from()
+        inputs, outputs = Convolution.infer_shape(self, shapes[:first])
+        return self.with_ranges([*inputs, *shapes[first:]], outputs[0])
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        data, weight, *rest = inputs
+        ends = rest[-4:] if self.no_bias else rest[1:]
+        size = product_magnitude(magnitude(*ends[:2]), magnitude(*ends[2:4]))
+        sums = convolved(run, self, data, weight, outputs[0].shape)
+        run.xp.copyto(outputs[0], sums, casting="unsafe")
+        if not self.no_bias:
+            bias = rest[0].astype(np.int32)
+            if data.dtype == INT8:
+                unit = np.float32(size / np.float32(2147483647))
+                scale = magnitude(*ends[4:]) / np.float32(127) / unit if size else np.float32(0)
+                bias = run.xp.rint(rest[0] * np.float32(scale)).astype(np.int32)
+            outputs[0][...] += bias.reshape(-1, *(1,) * (data.ndim - 2))
+        put_range(outputs, -size, size)
+
+
+@operator("_contrib_quantized_fully_connected")
+class QuantizedFullyConnected(_Product, FullyConnected, precision=Precision.GIVEN):
+    """Multiply quantized data by a quantized weight, into int32 sums."""
+
+    input_docs = described(data="(batch, ...), or (..., inputs) without flatten, int8 or uint8", **_INPUTS)
+    output_doc = "(batch, num_hidden), int32; the real numbers of the least and largest int32, (1,), float32"
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        first = self.ranges_from()
+        inputs, outputs = FullyConnected.infer_shape(self, shapes[:first])
+        return self.with_ranges([*inputs, *shapes[first:]], outputs[0])
+
+    def bound(self, xp: Any, given: Any, made: Any) -> None:
+        return None
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        data, weight, *rest = inputs
+        ends = rest if self.no_bias else rest[1:]
+        of_data, of_weight = magnitude(*ends[:2]), magnitude(*ends[2:4])
+        out = as_matrix(outputs[0], self.flatten)
+        run.xp.copyto(out, multiplied(run, as_matrix(data, self.flatten), weight), casting="unsafe")
+        if not self.no_bias:
+            scale = scale_of(data.dtype, of_data) * scale_of(INT8, of_weight) * magnitude(*ends[4:]) / np.float32(127.5)
+            out += (rest[0] * np.float32(scale)).astype(np.int32)
+        size = product_magnitude(of_data, of_weight, data.dtype)
+        put_range(outputs, -size, size)
