@@ -18,6 +18,7 @@ from flowmx.ndarray.array import NDArray, on_context
 from flowmx.ndarray.core import BaseArray, Elementwise
 from flowmx.ndarray.operators import _Numbers
 from flowmx.numpy import calls, table
+from flowmx.numpy import parts as parts_of
 from flowmx.numpy.calls import both_modes, call, given_dtype, registered_or_call
 from flowmx.numpy.shaping import argsort as _argsort
 from flowmx.numpy.shaping import reshape as _reshape
@@ -28,6 +29,9 @@ from flowmx.semantics import default_float, semantics
 
 __all__ = ["as_ndarray", "ndarray"]
 
+_transpose, _matrix_transpose, _real, _imag, _squeeze, _expand_dims = (
+    calls.calls_of(each) for each in ("transpose", "matrix_transpose", "real", "imag", "squeeze", "expand_dims")
+)
 _PLAIN = (int, np.integer, slice, type(None), type(Ellipsis))
 
 
@@ -67,6 +71,7 @@ def _through_a_copy(function: str) -> Callable[[Any, Any], Any]:
     def method(self: Any, other: Any) -> Any:
         if not isinstance(other, _OPERANDS):
             return NotImplemented
+        parts_of.written_in_place(self)
         return calls.into(function, call(function, (self, other), {}), self, None)
 
     return method
@@ -83,6 +88,8 @@ def _in_place(function: str) -> Callable[[Any, Any], Any]:
     quick = both
 
     def method(self: BaseArray, other: Any) -> Any:
+        if self._storage.copied_from is not None:
+            parts_of.written_in_place(self)
         if isinstance(other, BaseArray):
             dtype = self._dtype
             if other._shape == self._shape and other._dtype is dtype and (dtype is float32 or dtype in general):
@@ -152,6 +159,7 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
         return call("matmul", (other, self), {})
 
     def __imatmul__(self, other: Any) -> Any:
+        parts_of.written_in_place(self)
         return calls.into("matmul", call("matmul", (self, other), {}), self, None)
 
     # -- what it is ------------------------------------------------------------------------------------
@@ -164,22 +172,22 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
     @property
     def T(self) -> Any:  # noqa: N802
         """The array with its axes reversed."""
-        return call("transpose", (self,), {})
+        return _transpose((self,), {})
 
     @property
     def mT(self) -> Any:  # noqa: N802
         """The array with its last two axes exchanged."""
-        return call("matrix_transpose", (self,), {})
+        return _matrix_transpose((self,), {})
 
     @property
     def real(self) -> Any:
         """The real parts."""
-        return self if self._dtype.kind != "c" else call("real", (self,), {})
+        return self if self._dtype.kind != "c" else _real((self,), {})
 
     @property
     def imag(self) -> Any:
         """The imaginary parts."""
-        return call("imag", (self,), {})
+        return _imag((self,), {})
 
     @property
     def itemsize(self) -> int:
@@ -382,9 +390,18 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
         offset, shape, strides = indexing._view(self, indexing._expand(self, parts))
         if views.lie_together(shape, strides, self._dtype.itemsize):
             return views.make_view(self, offset, shape, strides)
-        return indexing._part(self, offset, shape, strides)
+        if semantics.get().views:
+            return views.make_view(self, offset, shape, strides)
+        made = indexing._part(self, offset, shape, strides)
+        parts_of.remember(made, self)
+        return made
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        if self._storage.copied_from is not None:
+            parts_of.written(self)
+        self._assign(key, value)
+
+    def _assign(self, key: Any, value: Any) -> None:
         if isinstance(value, (list, tuple)):
             value = np.asarray([each.item() if isinstance(each, BaseArray) else each for each in value])  # type: ignore[attr-defined]
         elif isinstance(value, np.generic):
@@ -419,7 +436,7 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
     def transpose(self, *axes: Any, **_: Any) -> Any:
         """The axes in another order; reversed where none is given."""
         given = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
-        return call("transpose", (self, tuple(given)) if given else (self,), {})
+        return _transpose((self, tuple(given)) if given else (self,), {})
 
     def sort(self, axis: Any = -1, *_: Any, **options: Any) -> Any:
         """A sorted copy, as in MXNet (NumPy's method sorts in place)."""
@@ -435,11 +452,11 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
 
     def squeeze(self, axis: Any = None, **_: Any) -> Any:  # type: ignore[override]
         """The array without axes of length 1 (all, or those given)."""
-        return call("squeeze", (self,), {"axis": axis})
+        return _squeeze((self,), {"axis": axis})
 
     def expand_dims(self, axis: Any, **_: Any) -> Any:  # type: ignore[override]
         """A new axis of length 1."""
-        return call("expand_dims", (self, axis), {})
+        return _expand_dims((self, axis), {})
 
     def broadcast_to(self, shape: Any) -> Any:
         """Repeat axes of length 1 until the shape is ``shape``."""
@@ -529,7 +546,7 @@ def _unpickled() -> Any:
 
 def _method(name: str) -> Callable[..., Any]:
     """The method of a function of ``mx.np``, whose first argument is the array."""
-    run = calls.waiting(name) if name in table.WAITING else calls.Calls(table.RENAMED.get(name, name))
+    run = calls.waiting(name) if name in table.WAITING else calls.calls_of(table.RENAMED.get(name, name))
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return run((self, *args), kwargs)

@@ -20,14 +20,16 @@ from flowmx.errors import AutogradError, ShapeError, also_mxnet, raised_as_mxnet
 from flowmx.ndarray import core
 from flowmx.ndarray.core import BaseArray, Elementwise, invoke
 from flowmx.ndarray.recording import state
-from flowmx.numpy import table
+from flowmx.numpy import parts, table
 from flowmx.numpy.forms import Slot, encode
 from flowmx.numpy.operator import NumPyCall, function_of
 from flowmx.ops.registry.dtypes import BY_NAME, DType, as_dtype
 from flowmx.ops.registry.operators import Operator, lookup
 from flowmx.semantics import default_float, semantics
 
-__all__ = ["Calls", "arrays_of", "both_modes", "call", "call_waiting", "face", "given_dtype", "ufunc_call", "wrap"]
+__all__ = [
+    "Calls", "arrays_of", "both_modes", "call", "call_waiting", "calls_of", "face", "given_dtype", "ufunc_call", "wrap",
+]  # fmt: skip
 
 FLOATS = frozenset(np.dtype(each) for each in (np.float16, np.float32, np.float64))
 """The dtypes for which operators of the registry stand in for NumPy's functions."""
@@ -240,6 +242,9 @@ def call(
         made = pack(made if isinstance(made, list) else [made])
     if out is None and where is None:
         return made
+    for each in out if isinstance(out, tuple) else (out,):
+        if isinstance(each, BaseArray):
+            parts.written(each)
     return into(function, made, out, where)
 
 
@@ -360,7 +365,7 @@ def into(function: str, made: Any, out: Any, where: Any) -> Any:
         raise ShapeError(f"{function}: out has shape {out._shape}, expected {made._shape}")
     if not np.can_cast(made._dtype, out._dtype, "same_kind"):
         raise TypeError(f"{function}: out has dtype {out._dtype}, which does not hold {made._dtype}")
-    array_class().__setitem__(out, Ellipsis, made)
+    array_class()._assign(out, Ellipsis, made)
     return out
 
 
@@ -485,7 +490,7 @@ class Calls:
         # Arguments of these are looked at before each call.
         self._is_plain = function not in table.SHAPED and function not in (*_INDEXED, *_COUNTED, "where")
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], depth: int = 4) -> Any:
         """Enqueue a call, with arguments as the user wrote them."""
         cls = array_class()
         arrays: list[Any] = []
@@ -498,10 +503,10 @@ class Calls:
             elif kind is int or kind is str or value is None:
                 key.append(value)
             elif not _keyed(value, cls, arrays, key):
-                return call(self._function, args, kwargs, 4)
+                return call(self._function, args, kwargs, depth)
         for name, value in kwargs.items():
             if value is not None and name in ("out", "where", "order", "ctx", "device", "copy"):
-                return call(self._function, args, kwargs, 4)
+                return call(self._function, args, kwargs, depth)
             key.append(name)
             kind = value.__class__
             if kind is int or kind is str or value is None:
@@ -509,24 +514,46 @@ class Calls:
             elif kind is bool:
                 key.append((bool, value))
             elif not _keyed(value, cls, arrays, key):
-                return call(self._function, args, kwargs, 4)
+                return call(self._function, args, kwargs, depth)
         whole = tuple(key)
         known = self._known.get(whole)
         if known is None:
             if not arrays or not self._is_plain:
-                return call(self._function, args, kwargs, 4)
+                return call(self._function, args, kwargs, depth)
             made: list[Any] = []
-            result = call(self._function, args, kwargs, 4, made)
+            result = call(self._function, args, kwargs, depth, made)
             if len(self._known) >= _KEPT:
                 self._known.clear()
             self._known[whole] = made[0]
             return result
         op, pack = known
         try:
-            made = invoke(op, arrays, None, None, 4)
+            made = invoke(op, arrays, None, None, depth)
         except (ValueError, TypeError, IndexError) as error:
             raise also_mxnet(error) from None
         return made if pack is None else pack(made if made.__class__ is list else [made])
+
+
+class SharingCalls(Calls):
+    """The calls of a function whose results share memory with its argument in NumPy, and in MXNet do not."""
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], depth: int = 4) -> Any:
+        """Enqueue a call, with arguments as the user wrote them; or give views, where the task wants such."""
+        array = args[0] if args else None
+        if not isinstance(array, BaseArray):
+            return super().__call__(args, kwargs, depth + 1)
+        if semantics.get().views:
+            found = parts.view_of(self._function, args, kwargs)
+            if found is not None:
+                return found
+        made = super().__call__(args, kwargs, depth + 1)
+        parts.remember(made, array)
+        return made
+
+
+def calls_of(function: str) -> Calls:
+    """The calls of a function."""
+    return (SharingCalls if function in parts.SHARING else Calls)(function)
 
 
 def _keyed(value: Any, cls: type[Any], arrays: list[Any], key: list[Any]) -> bool:

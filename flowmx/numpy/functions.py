@@ -51,7 +51,7 @@ def call_of(name: str) -> Callable[..., Any]:
     original = _numpy(name) if name not in table.RENAMED else _numpy(served)
     names = calls.names_of(served)
     count = getattr(original, "nin", 0)
-    calls_of = calls.Calls(served)
+    calls_of = calls.calls_of(served)
     if table.ufunc(served) is None or original.signature is not None or original.nout != 1:
 
         def function(*args: Any, **kwargs: Any) -> Any:
