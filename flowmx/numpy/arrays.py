@@ -20,6 +20,8 @@ from flowmx.ndarray.operators import _Numbers
 from flowmx.numpy import calls, table
 from flowmx.numpy import parts as parts_of
 from flowmx.numpy.calls import both_modes, call, given_dtype, registered_or_call
+from flowmx.numpy.forms import Slot, encode
+from flowmx.numpy.operator import NumPyCall
 from flowmx.numpy.shaping import argsort as _argsort
 from flowmx.numpy.shaping import reshape as _reshape
 from flowmx.numpy.shaping import sort as _sort
@@ -29,9 +31,13 @@ from flowmx.semantics import default_float, semantics
 
 __all__ = ["as_ndarray", "ndarray"]
 
-_transpose, _matrix_transpose, _real, _imag, _squeeze, _expand_dims = (
-    calls.calls_of(each) for each in ("transpose", "matrix_transpose", "real", "imag", "squeeze", "expand_dims")
+_transpose, _matrix_transpose, _real, _imag, _squeeze, _expand_dims, _clip, _matmul = map(
+    calls.Calls,
+    ("transpose", "matrix_transpose", "real", "imag", "squeeze", "expand_dims", "clip", "matmul"),
 )
+_reversed = [
+    NumPyCall.create(num_args=1, function="transpose", form=encode([Slot(0)], {}), wide=wide) for wide in (False, True)
+]
 _PLAIN = (int, np.integer, slice, type(None), type(Ellipsis))
 
 
@@ -44,6 +50,7 @@ def _binary(function: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
     known: dict[Any, Elementwise] = {} if numbers is None else numbers.known
 
     forward = _binary(function) if swapped else None
+    run = calls.Calls(function)
     float32, general = FLOAT32, calls.FLOATS
 
     def method(self: BaseArray, other: Any) -> Any:
@@ -57,7 +64,7 @@ def _binary(function: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
                 return (known.get(other) or numbers.make(other))(self)
         elif not isinstance(other, _OPERANDS):
             return NotImplemented
-        return call(function, (other, self) if swapped else (self, other), {})
+        return run((other, self) if swapped else (self, other), {})
 
     if forward is None:
         return method
@@ -102,8 +109,12 @@ def _in_place(function: str) -> Callable[[Any, Any], Any]:
 
 
 def _unary(function: str) -> Callable[[Any], Any]:
+    floats, run = registered_or_call(function), calls.Calls(function)
+    float32, general = FLOAT32, calls.FLOATS
+
     def method(self: Any) -> Any:
-        return call(function, (self,), {})
+        dtype = self._dtype
+        return floats(self) if dtype is float32 or dtype in general else run((self,), {})
 
     return method
 
@@ -153,7 +164,7 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
         return call("divmod", (self, other), {})
 
     def __matmul__(self, other: Any) -> Any:
-        return call("matmul", (self, other), {})
+        return _matmul((self, other), {})
 
     def __rmatmul__(self, other: Any) -> Any:
         return call("matmul", (other, self), {})
@@ -172,7 +183,12 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
     @property
     def T(self) -> Any:  # noqa: N802
         """The array with its axes reversed."""
-        return _transpose((self,), {})
+        mode = semantics.get()
+        if mode.views:
+            return _transpose((self,), {})
+        made = core.invoke(_reversed[mode.dtype], (self,), None, None, 3)
+        made._storage.copied_from = parts_of.whose(self._storage)
+        return made
 
     @property
     def mT(self) -> Any:  # noqa: N802
@@ -346,7 +362,7 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
     ) -> Any:
         """The content as another element type."""
         wanted = given_dtype(dtype) or default_float()
-        if not np.can_cast(self._dtype, wanted, cast("Any", casting)):
+        if casting != "unsafe" and not np.can_cast(self._dtype, wanted, cast("Any", casting)):
             raise TypeError(f"astype: {self._dtype} is not cast to {wanted} by the rule {casting!r}")
         if not copy and wanted == self._dtype:
             return self
@@ -393,13 +409,16 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
         if semantics.get().views:
             return views.make_view(self, offset, shape, strides)
         made = indexing._part(self, offset, shape, strides)
-        parts_of.remember(made, self)
+        made._storage.copied_from = parts_of.whose(self._storage)
         return made
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if self._storage.copied_from is not None:
             parts_of.written(self)
-        self._assign(key, value)
+        if (key.__class__ is int or key.__class__ is slice) and value.__class__ in _QUICK:
+            indexing.put(self, key, value)
+        else:
+            self._assign(key, value)
 
     def _assign(self, key: Any, value: Any) -> None:
         if isinstance(value, (list, tuple)):
@@ -448,7 +467,7 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
 
     def clip(self, min: Any = None, max: Any = None, out: Any = None) -> Any:
         """The elements, those below ``min`` made that, and those above ``max`` that."""
-        return call("clip", (self, min, max), {"out": out})
+        return _clip((self, min, max), {"out": out})
 
     def squeeze(self, axis: Any = None, **_: Any) -> Any:  # type: ignore[override]
         """The array without axes of length 1 (all, or those given)."""
@@ -540,13 +559,16 @@ def _gathered(array: BaseArray, parts: tuple[Any, ...]) -> Any:
     return indexing._gather(array, _indices(array, parts))
 
 
+_QUICK = frozenset([int, float, ndarray])
+
+
 def _unpickled() -> Any:
     return object.__new__(ndarray)
 
 
 def _method(name: str) -> Callable[..., Any]:
     """The method of a function of ``mx.np``, whose first argument is the array."""
-    run = calls.waiting(name) if name in table.WAITING else calls.calls_of(table.RENAMED.get(name, name))
+    run = calls.waiting(name) if name in table.WAITING else calls.Calls(table.RENAMED.get(name, name))
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return run((self, *args), kwargs)

@@ -1,8 +1,8 @@
 """Parts of arrays that NumPy shares memory with: copies here, as in MXNet, or views, where the task wants NumPy's.
 
-``x[:, 0]``, ``x.T`` and what the functions of :data:`SHARING` give are new arrays in MXNet, so that writing into them
-leaves ``x`` as it is. Code for NumPy may count on the contrary. Such a copy remembers whose it is
-(:func:`remember`), and who writes into it while that is still there is warned (:func:`written`). Under
+``x[:, 0]``, ``x.T`` and what the functions of :data:`SHARING` (``binding.py``) give are new arrays in MXNet, so that
+writing into them leaves ``x`` as it is. Code for NumPy may count on the contrary. Such a copy remembers whose it is
+(:func:`whose`), and who writes into it while that is still there is warned (:func:`written`). Under
 ``mx.util.np_views()`` they are views.
 """
 
@@ -19,31 +19,30 @@ import numpy as np
 from flowmx.engine.origin import warn_user
 from flowmx.errors import LostWriteWarning
 from flowmx.ndarray import views
-from flowmx.ndarray.core import BaseArray
-from flowmx.numpy import table
+from flowmx.ndarray.core import BaseArray, Storage
+from flowmx.numpy.binding import SHARING
 from flowmx.numpy.operator import function_of, results_of
 
-__all__ = ["SHARING", "remember", "view_of", "written", "written_in_place"]
+__all__ = ["SHARING", "remember", "view_of", "whose", "written", "written_in_place"]
 
-SHARING = table.names("""
-    array_split atleast_1d atleast_2d atleast_3d diagonal dsplit expand_dims flip fliplr flipud hsplit imag
-    linalg.diagonal linalg.matrix_transpose matrix_transpose moveaxis ravel real rollaxis rot90 split squeeze swapaxes
-    transpose unstack vsplit
-""")
-"""Functions whose results share memory with their argument in NumPy, and may be written into."""
 _Chain = tuple[weakref.ref[Any], Any] | None
 """The storage that a copy was made of, and that one's chain."""
 _seen: set[tuple[str, int]] = set()
 
 
-def remember(made: Any, array: BaseArray) -> None:
-    """Note that results are copies where NumPy has views of an array."""
-    before: _Chain = array._storage.copied_from
+def whose(storage: Storage) -> Any:
+    """What a copy of an array's memory remembers."""
+    before: _Chain = storage.copied_from
     while before is not None and before[0]() is None:  # nobody can read that any more
         before = before[1]
-    whole = weakref.ref(array._storage), before
+    return weakref.ref(storage), before
+
+
+def remember(made: Any, array: BaseArray) -> None:
+    """Note that results are copies where NumPy has views of an array."""
+    chain = whose(array._storage)
     for each in made if isinstance(made, (list, tuple)) else (made,):
-        each._storage.copied_from = whole
+        each._storage.copied_from = chain
 
 
 def written(array: BaseArray) -> None:
