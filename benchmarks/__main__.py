@@ -300,8 +300,9 @@ def gpu(rounds: int) -> None:
 BENCHMARKS = {
     function.__name__: function
     for function in (
-        engine, numpy_face, lenet, lag, runahead, networks, operators, chain, memory, recompute, resident, planning, language,
-        transformer, hybrid, gluon, small, shapes, detection, attention, importing, kvstore, recordio, images, loader,
+        engine, numpy_face, lenet, lag, runahead, networks, operators, chain, memory, recompute, resident, planning,
+        language, transformer, hybrid, gluon, small, shapes, detection, attention, importing, kvstore, recordio, images,
+        loader,
         profiling, serving, hostile, gpu,
     )
 }  # fmt: skip

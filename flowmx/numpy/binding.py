@@ -64,7 +64,8 @@ def _called(of: _Call) -> Bound | None:
         return None
 
     def run(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        outputs[0][...] = function(*inputs, *rest, **kwargs)
+        found = function(*inputs, *rest, **kwargs)
+        outputs[0][...] = found[0] if isinstance(found, (list, tuple)) else found
 
     return run
 
