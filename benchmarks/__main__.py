@@ -34,6 +34,14 @@ def engine(rounds: int) -> None:
     )
 
 
+def numpy_face(rounds: int) -> None:
+    """Operators of mx.np beside those of mx.nd, on small arrays."""
+    figures = turns.compare("numpy_face", [], rounds, pick=min)
+    figures["the bar"] = {name: 1.05 for name in figures["flowmx"] if name.endswith("ratio")}
+    bars = {name: [("the bar", 1.0)] for name in figures["the bar"]}
+    turns.report("mx.np (microseconds), and its ratio to mx.nd, on arrays of a few numbers", figures, bars)
+
+
 def lenet(rounds: int) -> None:
     """A training step of a symbolic LeNet, 1x28x28, batch 64."""
     turns.report(
@@ -292,8 +300,9 @@ def gpu(rounds: int) -> None:
 BENCHMARKS = {
     function.__name__: function
     for function in (
-        engine, lenet, lag, runahead, networks, operators, chain, memory, recompute, resident, planning, language,
-        transformer, hybrid, gluon, small, shapes, detection, attention, importing, kvstore, recordio, images, loader,
+        engine, numpy_face, lenet, lag, runahead, networks, operators, chain, memory, recompute, resident, planning,
+        language, transformer, hybrid, gluon, small, shapes, detection, attention, importing, kvstore, recordio, images,
+        loader,
         profiling, serving, hostile, gpu,
     )
 }  # fmt: skip

@@ -119,6 +119,10 @@ class StorageFallbackWarning(UserWarning):
     """An operator was given sparse arrays that it has no way for: they are made dense for it."""
 
 
+class LostWriteWarning(UserWarning):
+    """A write goes into a copy that in NumPy would have been a view of another array."""
+
+
 class CrossDeviceWarning(UserWarning):
     """A line moves data off a device without saying so, each time that it runs."""
 

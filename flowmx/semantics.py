@@ -23,11 +23,13 @@ class Semantics(NamedTuple):
         shape: arrays without axes or elements are nothing special (here they never are).
         array: Gluon makes arrays of ``mx.np``.
         dtype: what is given no dtype follows NumPy: float64, and int64 of whole numbers.
+        views: parts of arrays that do not lie together, and transposes, are views, as in NumPy.
     """
 
     shape: bool = False
     array: bool = False
     dtype: bool = False
+    views: bool = False
 
 
 OFF = Semantics()

@@ -18,8 +18,8 @@ from flowmx.semantics import OFF, Semantics, semantics
 
 __all__ = [
     "get_gpu_count", "get_gpu_memory", "getenv", "is_np_array", "is_np_default_dtype", "is_np_shape", "makedirs",
-    "np_array", "np_default_dtype", "np_shape", "reset_np", "set_module", "set_np", "set_np_shape", "setenv",
-    "use_np", "use_np_array", "use_np_default_dtype", "use_np_shape",
+    "np_array", "np_default_dtype", "np_shape", "np_views", "reset_np", "set_module", "set_np", "set_np_shape",
+    "setenv", "use_np", "use_np_array", "use_np_default_dtype", "use_np_shape",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -103,7 +103,7 @@ def set_np(shape: bool = True, array: bool = True, dtype: bool = False) -> None:
     """
     if array and not shape:
         raise ValueError("set_np: NumPy's arrays need NumPy's shapes, so shape must be true where array is")
-    semantics.set(Semantics(bool(shape), bool(array), bool(dtype)))
+    semantics.set(Semantics(bool(shape), bool(array), bool(dtype), semantics.get().views))
 
 
 def reset_np() -> None:
@@ -144,6 +144,14 @@ def np_array(active: bool = True) -> AbstractContextManager[None]:
 def np_default_dtype(active: bool = True) -> AbstractContextManager[None]:
     """A ``with`` block in which what is given no dtype follows NumPy, or is float32."""
     return _scope(dtype=bool(active))
+
+
+def np_views(active: bool = True) -> AbstractContextManager[None]:
+    """A ``with`` block in which ``x[:, 0]``, ``x.T`` and the like are views of ``mx.np`` arrays, as in NumPy.
+
+    Elsewhere they are copies, as in MXNet.
+    """
+    return _scope(views=bool(active))
 
 
 def use_np(func: T) -> T:

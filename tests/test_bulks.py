@@ -192,6 +192,7 @@ def test_what_can_not_be_noted_has_no_rule():
     assert learn(lambda F, i, o, h: [i[0].as_in_context(mx.cpu(1))], [x], (), (True,), (), on) is None
     assert learn(lambda F, i, o, h: [i[0] * mx.nd.ones(3, ctx=device)], [x], (), (True,), (), on) is None
     assert learn(lambda F, i, o, h: [i[0].__setitem__(0, 1)], [x], (), (True,), (), on) is None
+    assert learn(lambda F, i, o, h: [i[0][:2]], [x], (), (True,), (), on) is None  # it is no reshape of the whole
     assert rule_for("test", [x], lambda F, i, o, h: [1 / 0], on) is None
 
 

@@ -48,6 +48,8 @@ class Storage(Variable):
     """True where another array than the one that an operator returned may use it too."""
     histories: WeakSet[History] | None = None
     """The tape's knowledge of it, where that is not the same for all handles (``views.py``)."""
+    copied_from: Any = None
+    """The storages of which NumPy would have a view in place of this copy (``flowmx/numpy/parts.py``)."""
     variables: WeakSet[Any] | None = None
     """The variables of autograd that it is the memory of."""
 

@@ -14,7 +14,15 @@ from flowmx.errors import ShapeError
 from flowmx.ndarray import core, writing
 from flowmx.ndarray.core import BaseArray, invoke
 from flowmx.ndarray.recording import state
-from flowmx.ndarray.views import contiguous_strides, lie_together, make_view, placed, reshaped, variable_of
+from flowmx.ndarray.views import (
+    contiguous_strides,
+    is_contiguous,
+    lie_together,
+    make_view,
+    placed,
+    reshaped,
+    variable_of,
+)
 from flowmx.ops.arrays.reshaping import rebuild, resolve_reshape
 from flowmx.ops.registry.operators import Shape, lookup
 from flowmx.ops.sparse.shapes import SparseShape
@@ -43,6 +51,9 @@ def _part(array: BaseArray, offset: int, shape: Shape, strides: Shape) -> BaseAr
     """A copy of a strided part of an array's memory."""
     itemsize = array._dtype.itemsize
     if array._view is not None:
+        if not is_contiguous(array):  # the steps are those of the whole memory, not of what is there of it
+            copied: BaseArray = invoke(lookup("_copy").create(), [make_view(array, offset, shape, strides)], depth=4)
+            return copied
         offset -= array._view[0]
     steps = tuple([each // itemsize for each in strides])
     op = lookup("_part").create(whole=array._shape, shape=shape, offset=offset // itemsize, strides=steps)

@@ -147,7 +147,7 @@ def _is_whole(view: BaseArray, of: BaseArray) -> bool:
         if length != 1 and stride != step:
             return False
         step *= length
-    return offset == 0
+    return offset == 0 and math.prod(view._shape) == math.prod(of._shape)
 
 
 class _Standing(Sequence[Any]):

@@ -18,7 +18,10 @@ from flowmx.ndarray.array import NDArray, on_context
 from flowmx.ndarray.core import BaseArray, Elementwise
 from flowmx.ndarray.operators import _Numbers
 from flowmx.numpy import calls, table
+from flowmx.numpy import parts as parts_of
 from flowmx.numpy.calls import both_modes, call, given_dtype, registered_or_call
+from flowmx.numpy.forms import Slot, encode
+from flowmx.numpy.operator import NumPyCall
 from flowmx.numpy.shaping import argsort as _argsort
 from flowmx.numpy.shaping import reshape as _reshape
 from flowmx.numpy.shaping import sort as _sort
@@ -28,6 +31,13 @@ from flowmx.semantics import default_float, semantics
 
 __all__ = ["as_ndarray", "ndarray"]
 
+_transpose, _matrix_transpose, _real, _imag, _squeeze, _expand_dims, _clip, _matmul = map(
+    calls.Calls,
+    ("transpose", "matrix_transpose", "real", "imag", "squeeze", "expand_dims", "clip", "matmul"),
+)
+_reversed = [
+    NumPyCall.create(num_args=1, function="transpose", form=encode([Slot(0)], {}), wide=wide) for wide in (False, True)
+]
 _PLAIN = (int, np.integer, slice, type(None), type(Ellipsis))
 
 
@@ -40,6 +50,7 @@ def _binary(function: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
     known: dict[Any, Elementwise] = {} if numbers is None else numbers.known
 
     forward = _binary(function) if swapped else None
+    run = calls.Calls(function)
     float32, general = FLOAT32, calls.FLOATS
 
     def method(self: BaseArray, other: Any) -> Any:
@@ -53,7 +64,7 @@ def _binary(function: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
                 return (known.get(other) or numbers.make(other))(self)
         elif not isinstance(other, _OPERANDS):
             return NotImplemented
-        return call(function, (other, self) if swapped else (self, other), {})
+        return run((other, self) if swapped else (self, other), {})
 
     if forward is None:
         return method
@@ -67,6 +78,7 @@ def _through_a_copy(function: str) -> Callable[[Any, Any], Any]:
     def method(self: Any, other: Any) -> Any:
         if not isinstance(other, _OPERANDS):
             return NotImplemented
+        parts_of.written_in_place(self)
         return calls.into(function, call(function, (self, other), {}), self, None)
 
     return method
@@ -83,6 +95,8 @@ def _in_place(function: str) -> Callable[[Any, Any], Any]:
     quick = both
 
     def method(self: BaseArray, other: Any) -> Any:
+        if self._storage.copied_from is not None:
+            parts_of.written_in_place(self)
         if isinstance(other, BaseArray):
             dtype = self._dtype
             if other._shape == self._shape and other._dtype is dtype and (dtype is float32 or dtype in general):
@@ -95,8 +109,12 @@ def _in_place(function: str) -> Callable[[Any, Any], Any]:
 
 
 def _unary(function: str) -> Callable[[Any], Any]:
+    floats, run = registered_or_call(function), calls.Calls(function)
+    float32, general = FLOAT32, calls.FLOATS
+
     def method(self: Any) -> Any:
-        return call(function, (self,), {})
+        dtype = self._dtype
+        return floats(self) if dtype is float32 or dtype in general else run((self,), {})
 
     return method
 
@@ -146,12 +164,13 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
         return call("divmod", (self, other), {})
 
     def __matmul__(self, other: Any) -> Any:
-        return call("matmul", (self, other), {})
+        return _matmul((self, other), {})
 
     def __rmatmul__(self, other: Any) -> Any:
         return call("matmul", (other, self), {})
 
     def __imatmul__(self, other: Any) -> Any:
+        parts_of.written_in_place(self)
         return calls.into("matmul", call("matmul", (self, other), {}), self, None)
 
     # -- what it is ------------------------------------------------------------------------------------
@@ -164,22 +183,27 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
     @property
     def T(self) -> Any:  # noqa: N802
         """The array with its axes reversed."""
-        return call("transpose", (self,), {})
+        mode = semantics.get()
+        if mode.views:
+            return _transpose((self,), {})
+        made = core.invoke(_reversed[mode.dtype], (self,), None, None, 3)
+        made._storage.copied_from = parts_of.whose(self._storage)
+        return made
 
     @property
     def mT(self) -> Any:  # noqa: N802
         """The array with its last two axes exchanged."""
-        return call("matrix_transpose", (self,), {})
+        return _matrix_transpose((self,), {})
 
     @property
     def real(self) -> Any:
         """The real parts."""
-        return self if self._dtype.kind != "c" else call("real", (self,), {})
+        return self if self._dtype.kind != "c" else _real((self,), {})
 
     @property
     def imag(self) -> Any:
         """The imaginary parts."""
-        return call("imag", (self,), {})
+        return _imag((self,), {})
 
     @property
     def itemsize(self) -> int:
@@ -338,7 +362,7 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
     ) -> Any:
         """The content as another element type."""
         wanted = given_dtype(dtype) or default_float()
-        if not np.can_cast(self._dtype, wanted, cast("Any", casting)):
+        if casting != "unsafe" and not np.can_cast(self._dtype, wanted, cast("Any", casting)):
             raise TypeError(f"astype: {self._dtype} is not cast to {wanted} by the rule {casting!r}")
         if not copy and wanted == self._dtype:
             return self
@@ -382,9 +406,21 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
         offset, shape, strides = indexing._view(self, indexing._expand(self, parts))
         if views.lie_together(shape, strides, self._dtype.itemsize):
             return views.make_view(self, offset, shape, strides)
-        return indexing._part(self, offset, shape, strides)
+        if semantics.get().views:
+            return views.make_view(self, offset, shape, strides)
+        made = indexing._part(self, offset, shape, strides)
+        made._storage.copied_from = parts_of.whose(self._storage)
+        return made
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        if self._storage.copied_from is not None:
+            parts_of.written(self)
+        if (key.__class__ is int or key.__class__ is slice) and value.__class__ in _QUICK:
+            indexing.put(self, key, value)
+        else:
+            self._assign(key, value)
+
+    def _assign(self, key: Any, value: Any) -> None:
         if isinstance(value, (list, tuple)):
             value = np.asarray([each.item() if isinstance(each, BaseArray) else each for each in value])  # type: ignore[attr-defined]
         elif isinstance(value, np.generic):
@@ -419,7 +455,7 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
     def transpose(self, *axes: Any, **_: Any) -> Any:
         """The axes in another order; reversed where none is given."""
         given = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
-        return call("transpose", (self, tuple(given)) if given else (self,), {})
+        return _transpose((self, tuple(given)) if given else (self,), {})
 
     def sort(self, axis: Any = -1, *_: Any, **options: Any) -> Any:
         """A sorted copy, as in MXNet (NumPy's method sorts in place)."""
@@ -431,15 +467,15 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
 
     def clip(self, min: Any = None, max: Any = None, out: Any = None) -> Any:
         """The elements, those below ``min`` made that, and those above ``max`` that."""
-        return call("clip", (self, min, max), {"out": out})
+        return _clip((self, min, max), {"out": out})
 
     def squeeze(self, axis: Any = None, **_: Any) -> Any:  # type: ignore[override]
         """The array without axes of length 1 (all, or those given)."""
-        return call("squeeze", (self,), {"axis": axis})
+        return _squeeze((self,), {"axis": axis})
 
     def expand_dims(self, axis: Any, **_: Any) -> Any:  # type: ignore[override]
         """A new axis of length 1."""
-        return call("expand_dims", (self, axis), {})
+        return _expand_dims((self, axis), {})
 
     def broadcast_to(self, shape: Any) -> Any:
         """Repeat axes of length 1 until the shape is ``shape``."""
@@ -493,7 +529,8 @@ def _indices(array: BaseArray, parts: tuple[Any, ...]) -> tuple[Any, ...]:
             axis += len(array._shape) - sum(widths)
         elif _is_mask(each):
             covered = array._shape[axis : axis + len(each.shape)]
-            if tuple(each.shape) != covered:
+            # A length of 0 fits any, as in NumPy: it chooses nothing.
+            if len(covered) != len(each.shape) or any(n not in (0, m) for n, m in zip(each.shape, covered, strict=True)):
                 raise IndexError(
                     f"the mask has shape {tuple(each.shape)}, but the axes that it stands for are {covered}"
                 )
@@ -521,6 +558,9 @@ def _gathered(array: BaseArray, parts: tuple[Any, ...]) -> Any:
         positions = np.zeros(int(mask), np.int64)
         return indexing._gather(call("expand_dims", (array, 0), {}), (positions,))
     return indexing._gather(array, _indices(array, parts))
+
+
+_QUICK = frozenset([int, float, ndarray])
 
 
 def _unpickled() -> Any:

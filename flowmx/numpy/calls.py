@@ -20,14 +20,16 @@ from flowmx.errors import AutogradError, ShapeError, also_mxnet, raised_as_mxnet
 from flowmx.ndarray import core
 from flowmx.ndarray.core import BaseArray, Elementwise, invoke
 from flowmx.ndarray.recording import state
-from flowmx.numpy import table
+from flowmx.numpy import parts, table
 from flowmx.numpy.forms import Slot, encode
 from flowmx.numpy.operator import NumPyCall, function_of
 from flowmx.ops.registry.dtypes import BY_NAME, DType, as_dtype
 from flowmx.ops.registry.operators import Operator, lookup
 from flowmx.semantics import default_float, semantics
 
-__all__ = ["Calls", "arrays_of", "both_modes", "call", "call_waiting", "face", "given_dtype", "ufunc_call", "wrap"]
+__all__ = [
+    "Calls", "arrays_of", "both_modes", "call", "call_waiting", "face", "given_dtype", "ufunc_call", "wrap",
+]  # fmt: skip
 
 FLOATS = frozenset(np.dtype(each) for each in (np.float16, np.float32, np.float64))
 """The dtypes for which operators of the registry stand in for NumPy's functions."""
@@ -240,6 +242,9 @@ def call(
         made = pack(made if isinstance(made, list) else [made])
     if out is None and where is None:
         return made
+    for each in out if isinstance(out, tuple) else (out,):
+        if isinstance(each, BaseArray):
+            parts.written(each)
     return into(function, made, out, where)
 
 
@@ -360,7 +365,7 @@ def into(function: str, made: Any, out: Any, where: Any) -> Any:
         raise ShapeError(f"{function}: out has shape {out._shape}, expected {made._shape}")
     if not np.can_cast(made._dtype, out._dtype, "same_kind"):
         raise TypeError(f"{function}: out has dtype {out._dtype}, which does not hold {made._dtype}")
-    array_class().__setitem__(out, Ellipsis, made)
+    array_class()._assign(out, Ellipsis, made)
     return out
 
 
@@ -476,20 +481,44 @@ def waiting(name: str) -> Callable[[Any, dict[str, Any]], Any]:
     return lambda args, kwargs: call_waiting(name, args, kwargs)
 
 
+def _no_floats(args: tuple[Any, ...], arrays: list[BaseArray]) -> bool:
+    return len(args) > 1 and isinstance(args[1], BaseArray) and args[1]._dtype.kind != "f"
+
+
+_READY: dict[str, Callable[[tuple[Any, ...], list[BaseArray]], bool]] = {
+    **dict.fromkeys(table.SHAPED, lambda args, arrays: len(arrays) == 1 and args[0] is arrays[0]),
+    **dict.fromkeys(_INDEXED, _no_floats),
+    **dict.fromkeys(_COUNTED, lambda args, arrays: False),
+    "nan_to_num": lambda args, arrays: len(args) == 1,
+    "where": lambda args, arrays: isinstance(args[0], BaseArray) and args[0]._dtype.kind == "b",
+}
+"""Functions whose arguments are looked at before each call, unless this says that there is nothing to see."""
+_LOOKED_AT = frozenset(["out", "where", "order", "ctx", "device", "copy"])
+
+
 class Calls:
     """The operators that calls of one function come to, by everything about their arguments but the arrays."""
 
     def __init__(self, function: str) -> None:
         self._function = function
         self._known: dict[Any, Any] = {}
-        # Arguments of these are looked at before each call.
-        self._is_plain = function not in table.SHAPED and function not in (*_INDEXED, *_COUNTED, "where")
+        ufunc = table.ufunc(function)
+        self._is_ready = _READY.get(function) if ufunc is None else lambda args, _: len(args) <= ufunc.nin
+        self._shares = function in parts.SHARING
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Enqueue a call, with arguments as the user wrote them."""
+        """Enqueue a call, with arguments as the user wrote them.
+
+        A function whose results share memory with its argument in NumPy gives views where the task wants that.
+        """
         cls = array_class()
+        mode = semantics.get()
+        if self._shares and mode.views and args and isinstance(args[0], BaseArray):
+            found = parts.view_of(self._function, args, kwargs)
+            if found is not None:
+                return found
         arrays: list[Any] = []
-        key: list[Any] = [semantics.get().dtype]
+        key: list[Any] = [mode.dtype]
         for value in args:
             kind = value.__class__
             if kind is cls:
@@ -497,50 +526,93 @@ class Calls:
                 key.append(_ARRAY)
             elif kind is int or kind is str or value is None:
                 key.append(value)
-            elif not _keyed(value, cls, arrays, key):
-                return call(self._function, args, kwargs, 4)
+            elif not _keyed(value, kind, cls, arrays, key):
+                return self._sorted_out(args, kwargs)
         for name, value in kwargs.items():
-            if value is not None and name in ("out", "where", "order", "ctx", "device", "copy"):
-                return call(self._function, args, kwargs, 4)
+            if value is not None and name in _LOOKED_AT:
+                return self._sorted_out(args, kwargs)
             key.append(name)
             kind = value.__class__
             if kind is int or kind is str or value is None:
                 key.append(value)
             elif kind is bool:
                 key.append((bool, value))
-            elif not _keyed(value, cls, arrays, key):
-                return call(self._function, args, kwargs, 4)
+            elif kind is cls or not _keyed(value, kind, cls, arrays, key):
+                return self._sorted_out(args, kwargs)
+        if not arrays or (self._is_ready is not None and not self._is_ready(args, arrays)):
+            return self._sorted_out(args, kwargs)
         whole = tuple(key)
         known = self._known.get(whole)
         if known is None:
-            if not arrays or not self._is_plain:
-                return call(self._function, args, kwargs, 4)
-            made: list[Any] = []
-            result = call(self._function, args, kwargs, 4, made)
-            if len(self._known) >= _KEPT:
-                self._known.clear()
-            self._known[whole] = made[0]
-            return result
+            return self._sorted_out(args, kwargs, whole)
         op, pack = known
         try:
             made = invoke(op, arrays, None, None, 4)
         except (ValueError, TypeError, IndexError) as error:
             raise also_mxnet(error) from None
-        return made if pack is None else pack(made if made.__class__ is list else [made])
+        if pack is not None:
+            made = pack(made if made.__class__ is list else [made])
+        if self._shares:
+            if pack is None:
+                made._storage.copied_from = parts.whose(arrays[0]._storage)
+            else:
+                parts.remember(made, arrays[0])
+        return made
+
+    def _sorted_out(self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any = None) -> Any:
+        """Enqueue a call the long way, and remember what it comes to under a key."""
+        given = list(args)
+        if kwargs:
+            given = list(placed(names_of(self._function), args, kwargs := dict(kwargs)))
+        learned: list[Any] = []
+        made = call(self._function, given, kwargs, 5, learned)
+        if key is not None:
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            self._known[key] = learned[0]
+        if self._shares and given and isinstance(given[0], BaseArray):
+            parts.remember(made, given[0])
+        return made
 
 
-def _keyed(value: Any, cls: type[Any], arrays: list[Any], key: list[Any]) -> bool:
-    """Note a tuple of ints, or a list or tuple of arrays; False where an argument is something else."""
-    if not isinstance(value, (tuple, list)) or not value:
-        return False
-    if all(each.__class__ is cls for each in value):
-        arrays += value
-        key.append((value.__class__, len(value)))
-        return True
-    if value.__class__ is tuple and all(each.__class__ is int for each in value):
+_NO_ARRAYS = (int, type(None), bool, str)
+
+
+def placed(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The positional arguments, with arrays that were given by name in their places."""
+    at = len(args)
+    if at and (at >= len(names) or kwargs.get(names[at]).__class__ in _NO_ARRAYS):
+        return args
+    given = list(args)
+    while len(given) < len(names) and names[len(given)] in kwargs:
+        name = names[len(given)]
+        value = kwargs[name]
+        if given and not arrays_of(value) and not isinstance(value, (list, np.ndarray)):
+            break
+        given.append(kwargs.pop(name))
+    return tuple(given)
+
+
+def _keyed(value: Any, kind: type[Any], cls: type[Any], arrays: list[Any], key: list[Any]) -> bool:
+    """Note an argument that is no array, int or text; False where calls with such ones are not remembered.
+
+    Numbers that are equal as keys and not the same are told apart, or, zeros and NaN, not remembered.
+    """
+    if kind is list or kind is tuple:
+        for each in value:
+            if each.__class__ is not cls:
+                break
+        else:
+            arrays += value
+            key.append((kind, len(value)))
+            return bool(value)
         key.append(value)
-        return True
-    return False
+        return kind is tuple and all(each.__class__ is int for each in value)
+    if kind is float:
+        key.append((float, value))
+        return bool(value) and value == value
+    key.append((kind, value))
+    return kind is bool or kind is type or isinstance(value, np.dtype)
 
 
 @cache

@@ -15,16 +15,18 @@ from flowmx.errors import raised_as_mxnet
 from flowmx.ndarray import creation as classic_creation
 from flowmx.ndarray.array import as_shape
 from flowmx.ndarray.array import full as classic_full
-from flowmx.ndarray.core import BaseArray
+from flowmx.ndarray.core import BaseArray, invoke
 from flowmx.numpy import calls, table
 from flowmx.numpy.calls import arrays_of, call, face, from_host, given_dtype, wrap
 from flowmx.ops.registry.dtypes import FLOAT32, DType
+from flowmx.ops.registry.operators import lookup
 from flowmx.semantics import default_float, semantics
 
 __all__ = sorted(table.WRITTEN["creation"])
 
 
 _FLOAT64 = np.dtype(np.float64)
+_OF_LIKE = {0: lookup("zeros_like").create(), 1: lookup("ones_like").create()}
 
 
 def _context(ctx: Any, device: Any) -> devices.Context | None:
@@ -129,6 +131,10 @@ def _filled(value: Any, shape: Any, dtype: Any, context: devices.Context | None,
 
 def zeros(shape: Any, dtype: Any = None, order: str = "C", ctx: Any = None, *, device: Any = None) -> Any:
     """An array of zeros."""
+    if dtype is ctx is device is None and order == "C" and not semantics.get().dtype:
+        made: Any = classic_full(shape, 0, None, FLOAT32)
+        made.__class__ = calls.array_class()
+        return made
     return _alike(0, shape, dtype, order, ctx, device)
 
 
@@ -180,6 +186,8 @@ def _dtype_of_number(value: Any) -> DType:
 
 def _like(value: Any, a: Any, dtype: Any, ctx: Any, device: Any, shape: Any = None, out: Any = None) -> Any:
     a = a if isinstance(a, BaseArray) else asarray(a)
+    if dtype is ctx is device is shape is out is None and value in _OF_LIKE and a._dtype.kind in "fiu":
+        return face(invoke(_OF_LIKE[value], [a], depth=4))
     context = _context(ctx, device) or a.context
     return _filled(value, a._shape if shape is None else shape, given_dtype(dtype) or a._dtype, context, out)
 

@@ -49,13 +49,12 @@ def call_of(name: str) -> Callable[..., Any]:
     """A function that runs NumPy's as an operation of the engine."""
     served = table.RENAMED.get(name, name)
     original = _numpy(name) if name not in table.RENAMED else _numpy(served)
-    names = calls.names_of(served)
     count = getattr(original, "nin", 0)
     calls_of = calls.Calls(served)
     if table.ufunc(served) is None or original.signature is not None or original.nout != 1:
 
         def function(*args: Any, **kwargs: Any) -> Any:
-            return calls_of(_placed(names, args, kwargs) if kwargs else args, kwargs)
+            return calls_of(args, kwargs)
 
     else:
         floats, others = calls.registered_or_call(served), calls.both_modes(served)
@@ -64,7 +63,7 @@ def call_of(name: str) -> Callable[..., Any]:
         def function(*args: Any, **kwargs: Any) -> Any:
             # The usual call, arrays alone, without sorting its arguments.
             if kwargs or len(args) != count or args[0].__class__ is not cls or args[-1].__class__ is not cls:
-                return calls.call(served, _placed(names, args, kwargs) if kwargs else args, kwargs)
+                return calls_of(args, kwargs)
             dtype = args[0]._dtype
             if dtype is args[-1]._dtype and (dtype is FLOAT32 or dtype in known):
                 return floats(*args)
@@ -72,24 +71,6 @@ def call_of(name: str) -> Callable[..., Any]:
 
     has = gradients.has_gradient(served)
     return _dress(function, original, name, "" if has else "It has no gradient: backward passes refuse it.")
-
-
-_NO_ARRAYS = (int, type(None), bool, str)
-
-
-def _placed(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """The positional arguments, with arrays that were given by name in their places."""
-    at = len(args)
-    if at and (at >= len(names) or kwargs.get(names[at]).__class__ in _NO_ARRAYS):
-        return args
-    given = list(args)
-    while len(given) < len(names) and names[len(given)] in kwargs:
-        name = names[len(given)]
-        value = kwargs[name]
-        if given and not calls.arrays_of(value) and not isinstance(value, (list, np.ndarray)):
-            break
-        given.append(kwargs.pop(name))
-    return tuple(given)
 
 
 def waiting_of(name: str) -> Callable[..., Any]:

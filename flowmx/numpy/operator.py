@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from flowmx.errors import AutogradError, ShapeError
-from flowmx.numpy import table
+from flowmx.numpy import binding, table
 from flowmx.numpy.forms import Form as CallForm
 from flowmx.ops.arrays.shape import View
 from flowmx.ops.registry.dtypes import FLOAT32, DType
@@ -260,7 +260,7 @@ class NumPyCall(_Calling, hidden=True, typed_by_shapes=True):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         args, kwargs = self.call.fill(inputs)
         function = function_of(run.xp, self.function)
-        if self.function in _SUMS and (outputs[0].dtype is _HALF or "dtype" in kwargs):
+        if self._adds_up(outputs[0].dtype):
             kwargs = {**kwargs, "dtype": _kept_in(inputs[0].dtype, outputs[0].dtype)}
         if len(outputs) == 1 and "dtype" not in kwargs:
             out = outputs[0]
@@ -275,23 +275,35 @@ class NumPyCall(_Calling, hidden=True, typed_by_shapes=True):
 
     def bound(self, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
         """The forward of the registry's operator that does the same, where that has one with less to decide."""
-        if xp is not np or len(made) != 1 or made[0][1] not in _QUICK or not given:
+        if xp is not np or not given:
             return None
-        if any(dtype is not made[0][1] or not shape or 0 in shape for shape, dtype in given):
-            return None
-        twin = self._twin(len(given[0][0]))
+        alike = all(dtype is made[0][1] and shape and 0 not in shape for shape, dtype in given)
+        twin = self._twin([shape for shape, _ in given]) if alike and made[0][1] in _QUICK else None
         if twin is None:
-            return None
+            return (
+                None
+                if self._adds_up(made[0][1])
+                else binding.bind(self.function, function_of(xp, self.function), self.call, given, made)
+            )
         fast = kernel_for("cpu", twin.name)
         bind = getattr(fast, "bind", None)
         bound: Bound | None = twin.bound(xp, given, made) if bind is None else bind(twin, given, made)
-        if bound is None and fast is not None:
-            return partial(fast, twin)
+        if bound is None:
+            return twin.forward if fast is None else partial(fast, twin)
         return bound
 
-    def _twin(self, ndim: int) -> Operator | None:
+    def _adds_up(self, made: DType) -> bool:
+        """Tell whether numbers are added up in another dtype than the result's."""
+        return self.function in _SUMS and (made is _HALF or "dtype" in self.call.kwargs)
+
+    def _twin(self, shapes: Sequence[Shape]) -> Operator | None:
         """The registry's operator that does the same on floating arrays; None where there is none, or it is another."""
-        args, kwargs = self.call.args, self.call.kwargs
+        args, kwargs, ndim = self.call.args, self.call.kwargs, len(shapes[0])
+        if self.function in ("dot", "matmul") and self.call.flat and [len(each) for each in shapes] == [2, 2]:
+            return lookup("dot").create()
+        if self.function == "stack" and len(args) <= 2 and not kwargs.keys() - {"axis"}:
+            axis = args[1] if len(args) == 2 else kwargs.get("axis", 0)
+            return lookup("stack").create(num_args=self.num_args, axis=axis)
         if self.function in _REDUCED and len(args) <= 2 and not kwargs.keys() - {"axis", "keepdims"}:
             axis = args[1] if len(args) == 2 else kwargs.get("axis")
             axes = tuple(range(ndim)) if axis is None else (axis,) if isinstance(axis, int) else axis

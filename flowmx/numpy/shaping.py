@@ -15,6 +15,8 @@ from flowmx.ops.registry.operators import Shape
 
 __all__ = sorted(table.WRITTEN["shaping"])
 
+_sort, _argsort, _clip = map(calls.Calls, ("sort", "argsort", "clip"))
+
 
 def reshape(a: Any, /, shape: Any = None, order: str = "C", *, newshape: Any = None, copy: bool | None = None) -> Any:
     """The same content with another shape; shares memory where that is possible. -1 stands for one length.
@@ -51,8 +53,8 @@ def sort(
     a: Any, axis: int | None = -1, kind: Any = None, order: Any = None, *, descending: bool = False, stable: bool = True
 ) -> Any:
     """A sorted copy, along an axis, or flat where that is None."""
-    del kind, order
-    made = calls.call("sort", (a, axis), {"kind": "stable"} if stable else {})
+    del kind, order, stable  # equal numbers can not be told apart
+    made = _sort((a, axis), {})
     return calls.call("flip", (made, 0 if axis is None else axis), {}) if descending and made.ndim else made
 
 
@@ -63,7 +65,7 @@ def argsort(
     del kind, order
     options = {"kind": "stable"} if stable else {}
     if not descending:
-        return calls.call("argsort", (a, axis), options)
+        return _argsort((a, axis), options)
     # Equal elements keep their order: what is sorted is the array from its end.
     along = 0 if axis is None else axis
     turned = calls.call("flip", (a if axis is not None else calls.call("ravel", (a,), {}), along), {})
@@ -74,7 +76,7 @@ def argsort(
 def clip(a: Any, min: Any = None, max: Any = None, out: Any = None, *, a_min: Any = None, a_max: Any = None) -> Any:
     """The elements, those below ``min`` made that, and those above ``max`` that."""
     bounds = (a_min if min is None else min, a_max if max is None else max)
-    return calls.call("clip", (a, *bounds), {"out": out})
+    return _clip((a, *bounds), {"out": out})
 
 
 def meshgrid(*xi: Any, indexing: str = "xy", copy: bool = True, sparse: bool = False) -> Any:

@@ -144,6 +144,7 @@ REGISTERED_WITH_NUMBER = {
     "subtract": ("_minus_scalar", "_rminus_scalar"),
     "multiply": ("_mul_scalar", "_mul_scalar"),
     "true_divide": ("_div_scalar", "_rdiv_scalar"),
+    "power": ("_power_scalar", "_rpower_scalar"),
 }
 """Those for a floating array and a number, and for a number and an array."""
 

@@ -16,6 +16,7 @@ from flowmx.context import gpu_memory_info
 from flowmx.devices import Context, cpu, cpu_pinned, current_context, gpu, num_gpus
 from flowmx.engine import waitall
 from flowmx.ndarray.core import BaseArray
+from flowmx.ndarray.functions import function_for as _function_for
 from flowmx.numpy import calls as _calls
 from flowmx.numpy.operator import reshaped as _reshaped
 from flowmx.numpy.shaping import reshape as _reshape
@@ -58,26 +59,14 @@ TABLE = {
 
 
 def _function(name: str) -> Callable[..., Any]:
+    # An operator's results are of the class of its first input, so that nothing need be done to them here.
     operator = TABLE[name]
-    called = getattr(_classic.op, operator, None)
-    run = called if called is not None else _hidden(operator)
-
-    def function(*args: Any, **kwargs: Any) -> Any:
-        return _calls.dressed(run(*args, **kwargs))
-
+    function: Any = _function_for(operator)
     function.__name__ = function.__qualname__ = name
     function.__module__ = __name__
     function.__doc__ = f"The operator ``{operator}`` on arrays of ``mx.np``.\n\n{_lookup(operator).__doc__ or ''}"
-    if hasattr(run, "__signature__"):
-        function.__signature__ = run.__signature__  # type: ignore[attr-defined]
-    return function
-
-
-def _hidden(operator: str) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return _classic.op.op(operator, *args, **kwargs)
-
-    return run
+    made: Callable[..., Any] = function
+    return made
 
 
 def nonzero(a: BaseArray) -> Any:

@@ -18,6 +18,7 @@ from flowmx.data.idx import read_mnist
 from flowmx.download import data_dir, fetch, repository
 from flowmx.gluon.data.dataset import Dataset, RecordFileDataset
 from flowmx.ndarray import NDArray
+from flowmx.semantics import dress, semantics
 
 __all__ = [
     "CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "ImageFolderDataset", "ImageListDataset", "ImageRecordDataset",
@@ -56,8 +57,9 @@ class _FromFiles(Dataset):
         self._transform = transform
         self._data: NDArray
         self._label: Any
-        images, self._label = self._read()
-        self._data = nd.array(images, dtype=images.dtype)
+        images, labels = self._read()
+        self._data = dress(nd.array(images, dtype=images.dtype))
+        self._label = dress(nd.array(labels, dtype=labels.dtype)) if semantics.get().array else labels
 
     def __getitem__(self, idx: Any) -> Any:
         return _transformed(self._transform, self._data[idx], self._label[idx])
