@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.errors import ShapeError
 from flowmx.ops.registry.operators import Operator, Run, Shape, lookup
 from flowmx.ops.sparse.content import INDEX, Array, Content, Csr, Rows, row_numbers, sorted_rows, to_dense
 from flowmx.ops.sparse.elementwise import on_stored
 from flowmx.ops.sparse.ways import Call, Raw, Way, applied, way
+
+_MOST = np.iinfo(INDEX).max
 
 
 def merged(op: Operator, run: Run, a: Content, b: Content, shape: Shape) -> Content:
@@ -23,6 +26,8 @@ def merged(op: Operator, run: Run, a: Content, b: Content, shape: Shape) -> Cont
 
 
 def _merged_csr(op: Operator, run: Run, a: Csr, b: Csr, shape: Shape) -> Csr:
+    if shape[0] * shape[1] > _MOST:
+        raise ShapeError(f"{op.name}: a csr matrix of shape {tuple(shape)} has more than 2**63 places, expected fewer")
     mine, other = (row_numbers(each) * shape[1] + each.indices for each in (a, b))
     places = np.union1d(mine, other)
     data = applied(op, run, _spread(a.data, mine, places), _spread(b.data, other, places))

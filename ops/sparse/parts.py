@@ -6,7 +6,7 @@ from typing import cast
 
 import numpy as np
 
-from flowmx.errors import ParameterError
+from flowmx.errors import IndexOutOfRange, ParameterError
 from flowmx.ops.registry.operators import Run
 from flowmx.ops.sparse.content import INDEX, Array, Csr, Rows, to_dense
 from flowmx.ops.sparse.ways import Call, Raw, Way, way
@@ -88,13 +88,27 @@ def _retain(call: Call) -> Way | None:
         raise ParameterError(
             f"retain: data is {call.stypes[0]} and indices {call.stypes[1]}, expected row_sparse and dense"
         )
-    return Way("row_sparse", retained)
+    count = call.shapes[0][0]
+    return Way("row_sparse", lambda run, x, index: retained(run, x, _rows_of(index, count)))
+
+
+def _rows_of(index: Array, count: int) -> Array:
+    """The rows that are named, each once, in order.
+
+    Raises:
+        IndexOutOfRange: one is not there.
+    """
+    rows = np.unique(index.astype(INDEX))
+    if len(rows) and (rows[0] < 0 or rows[-1] >= count):
+        wrong = rows[0] if rows[0] < 0 else rows[-1]
+        raise IndexOutOfRange(f"retain: indices has the row {wrong}, expected 0 to {count - 1}")
+    return rows
 
 
 @way("_backward_retain")
 def _retain_gradient(call: Call) -> Way:
     def compute(run: Run, head: Raw, index: Array) -> Raw:
-        rows = index.astype(INDEX)
+        rows = np.unique(index.astype(INDEX))
         return retained(run, head, rows) if isinstance(head, Rows) else Rows(_dense(head, call.shapes[0])[rows], rows)
 
     return Way("row_sparse", compute)
