@@ -163,6 +163,10 @@ class Executor:
         """The plan of a training step, or of prediction where no gradients are bound."""
         return self._modes[bool(self._wanted)].plan
 
+    def internal_bytes(self) -> int:
+        """Bytes of internal values by the plan."""
+        return self.plan.internal_bytes()
+
     # -- running ---------------------------------------------------------------------------------------
 
     def forward(self, is_train: bool = False, **kwargs: Any) -> list[NDArray]:

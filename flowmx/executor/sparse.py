@@ -122,6 +122,9 @@ class SparseExecutor(Executor):
         self.backward(out_grads)
         return made
 
+    def internal_bytes(self) -> int:
+        return 0  # nothing is planned
+
     @property
     def plan(self) -> Plan:
         raise ShapeError("this executor has no plan: values of the symbol are sparse")
