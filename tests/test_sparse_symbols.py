@@ -84,6 +84,21 @@ def test_a_sparse_graph_has_the_values_of_the_dense_one(request_, fallbacks):
     assert not [str(each.message) for each in fallbacks()]
 
 
+@pytest.mark.parametrize("name", ["LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput"])
+def test_labels_may_be_sparse(name, fallbacks):
+    rng = np.random.default_rng(0)
+    x, label = mx.nd.array(rng.standard_normal((4, 3))), mx.nd.array(rng.integers(0, 2, (4, 3)))
+    found = []
+    for each in (label, label.tostype("csr")):
+        net = getattr(mx.sym, name)(mx.sym.var("x"), mx.sym.var("l"))
+        executor = net.bind(mx.cpu(), {"x": x, "l": each}, {"x": mx.nd.zeros((4, 3))})
+        executor.forward(is_train=True)
+        executor.backward()
+        found += [executor.outputs[0].asnumpy(), executor.grad_dict["x"].asnumpy()]
+    np.testing.assert_array_equal(found[2:], found[:2])
+    assert not [str(each.message) for each in fallbacks()]
+
+
 def test_arrays_that_are_bound_decide():
     x = mx.nd.array([[0, 1], [2, 0]])
     a, b = mx.sym.Variable("a"), mx.sym.Variable("b")
