@@ -113,6 +113,20 @@ def _starts(counts: Array) -> Array:
     return starts
 
 
+def distinct(numbers: Array) -> Array:
+    """The numbers of an array of any shape, each once, ascending, int64."""
+    flat = numbers.astype(INDEX, copy=False).ravel()
+    if not (flat[1:] > flat[:-1]).all():
+        flat = np.sort(flat)  # np.unique hashes, which takes many times as long
+        flat = flat[np.concatenate(([True], flat[1:] != flat[:-1]))]
+    return flat.copy() if np.may_share_memory(flat, numbers) else flat
+
+
+def union(*numbers: Array) -> Array:
+    """The numbers that are in one of several arrays, each once, ascending."""
+    return distinct(np.concatenate(numbers))
+
+
 class Unordered(Rows):
     """Rows as they were given, in another order than that of their numbers; whoever computes reads them in order."""
 

@@ -13,7 +13,7 @@ from flowmx.ndarray.sparse import calls
 from flowmx.ndarray.sparse.arrays import BaseSparseNDArray, CSRNDArray, RowSparseNDArray, allocated
 from flowmx.ndarray.sparse.creation import array, csr_matrix, empty, row_sparse_array, zeros
 from flowmx.ops.registry.namespaces import SPARSE
-from flowmx.ops.sparse.content import INDEX, Rows
+from flowmx.ops.sparse.content import INDEX, Rows, distinct
 from flowmx.ops.sparse.parts import retained
 
 __all__ = [
@@ -71,7 +71,7 @@ def distinct_rows(array: Any, row_id: Any) -> Any:
 
 
 def _distinct(content: Any, row_id: Any) -> Any:
-    return retained(None, content, np.unique(row_id.astype(INDEX)))
+    return retained(None, content, distinct(row_id))
 
 
 def with_all_rows(array: Any) -> Any:
