@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from flowmx.errors import ParameterError
 from flowmx.ops.arrays.indexing import Embedding
 from flowmx.ops.arrays.joining import Concat
 from flowmx.ops.registry.operators import (
@@ -34,7 +33,7 @@ for _name, _same, _doc in [
 
 @operator("cast_storage")
 class CastStorage(Operator, passing=Passing.ALWAYS):
-    """The array in another storage type. Symbols have one alone, 'default' (dense)."""
+    """The array in another storage type; 'default' is dense."""
 
     input_docs = described(data="any shape, any dtype, any storage type; a matrix for csr")
     output_doc = "The shape and dtype of data"
@@ -45,11 +44,6 @@ class CastStorage(Operator, passing=Passing.ALWAYS):
         if self.stype != "default":
             self.with_traits(sparse=True)
 
-    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
-        if self.stype != "default":
-            raise ParameterError(f"{self.name}: stype is {self.stype!r}, expected 'default': symbols are dense here")
-        return super().infer_shape(shapes)
-
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.copyto(outputs[0], inputs[0])
 
@@ -59,7 +53,7 @@ class CastStorage(Operator, passing=Passing.ALWAYS):
 
 @operator("_contrib_SparseEmbedding")
 class SparseEmbedding(Embedding, sparse=True):
-    """Embedding, whose gradient has the rows that were looked up (with symbols: a dense one)."""
+    """Embedding, whose gradient has the rows that were looked up."""
 
     deterministic: bool = option(False, "Kept for MXNet's files: it always is.")
 

@@ -1,8 +1,9 @@
 """Calls on sparse arrays, and the storage types that MXNet 1.9.1 gives them (``fixtures/sparse_calls.txt``).
 
 In an expression ``c``, ``r`` and ``d`` are one matrix as csr, row_sparse and dense, ``C``, ``R`` and ``D`` another one.
-``python -m tests.sparse_calls`` under MXNet writes the fixture anew: ``expression -> storage type``, with ``!`` where
-MXNet falls back to dense arrays.
+``python -m tests.sparse_calls`` under MXNet writes the fixtures anew: ``expression -> storage type``, with ``!`` where
+MXNet falls back to dense arrays; and for symbols (``fixtures/sparse_symbols.txt``) the storage types of the output and
+of the gradients that ``simple_bind`` makes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import itertools
 from pathlib import Path
 
 FILE = Path(__file__).parent / "fixtures" / "sparse_calls.txt"
+SYMBOLS_FILE = FILE.with_name("sparse_symbols.txt")
 
 A = [[0, 0.5, 0], [0, 0, 0], [0.25, 0, 0.75], [0, 0, -0.5]]
 B = [[0.5, 0, 0], [0, 0, 0], [0, 0.25, 0.5], [0, 0.1, 0]]
@@ -63,6 +65,59 @@ EXPRESSIONS = [
 ]
 
 
+_OF_SYMBOLS = """
+    nd._internal._square_sum(r, axis=1, keepdims=True); nd._internal._square_sum(r, axis=1)
+    nd._internal._square_sum(r, axis=0); nd.dot(c, W); nd.dot(c, WR); nd.dot(c, T, transpose_a=True)
+    nd.dot(c, TR, transpose_a=True); nd.dot(d, C2); nd.dot(d, C2, forward_stype='default')
+    nd.dot(d, C, transpose_b=True, forward_stype='default'); nd.Embedding(i, W, input_dim=3, output_dim=2)
+    nd.Embedding(i, W, input_dim=3, output_dim=2, sparse_grad=True); nd.Embedding(i, WR, input_dim=3, output_dim=2)
+    nd.Embedding(i, WR, input_dim=3, output_dim=2, sparse_grad=True)
+    nd.contrib.SparseEmbedding(i, WR, input_dim=3, output_dim=2)
+    nd.contrib.SparseEmbedding(i, W, input_dim=3, output_dim=2)
+    nd.LinearRegressionOutput(nd.dot(c, WR), l); nd.LinearRegressionOutput(d, C); nd.LinearRegressionOutput(d, c)
+    nd.LogisticRegressionOutput(d, c); nd.MAERegressionOutput(d, c); nd.LinearRegressionOutput(c, d)
+    nd.cast_storage(d, stype='csr'); nd.cast_storage(d, stype='row_sparse'); nd.cast_storage(c, stype='default')
+    nd.cast_storage(r, stype='default'); nd.cast_storage(r, stype='row_sparse'); nd.elemwise_add(r, nd.square(r))
+    nd.elemwise_mul(d, nd.cast_storage(D, stype='row_sparse')); nd.broadcast_add(nd.dot(c, WR), b)
+    nd.dot(nd.square(c), nd._internal._square_sum(WR, axis=1, keepdims=True))
+    nd.elemwise_add(nd.dot(c, WR), nd.dot(nd.square(c), WR)); nd.FullyConnected(c, F, num_hidden=2, no_bias=True)
+    nd.FullyConnected(d, FR, num_hidden=2, no_bias=True); nd.FullyConnected(c, FR, b, num_hidden=2); nd.take(WR, i)
+    nd.take(W, i); nd.sum(nd.square(c)); nd.make_loss(c); nd.make_loss(r); nd.SoftmaxOutput(nd.dot(c, WR), l1)
+    nd.Activation(r, act_type='relu'); nd.clip(r, a_min=0, a_max=1); nd.add_n(r, R, d); nd.add_n(c, C)
+    nd.tanh(nd.elemwise_mul(d, r)); nd.Dropout(c, p=0.5); nd.batch_dot(nd.expand_dims(c, 0), nd.expand_dims(W, 0))
+"""
+SYMBOLS = [*EXPRESSIONS, *(form.strip() for form in _OF_SYMBOLS.replace("\n", ";").split(";") if form.strip())]
+_VARIABLES = {
+    "c": ("csr", (4, 3)), "C": ("csr", (4, 3)), "r": ("row_sparse", (4, 3)), "R": ("row_sparse", (4, 3)),
+    "d": (None, (4, 3)), "D": (None, (4, 3)), "C2": ("csr", (3, 5)), "W": (None, (3, 2)), "WR": ("row_sparse", (3, 2)),
+    "T": (None, (4, 2)), "TR": ("row_sparse", (4, 2)), "F": (None, (2, 3)), "FR": ("row_sparse", (2, 3)),
+    "i": (None, (4,)), "l": (None, (4, 2)), "l1": (None, (4,)), "b": (None, (2,)),
+}  # fmt: skip
+
+
+def bound(mx, expression):
+    """An executor of an expression on symbols; None where it is none."""
+    kinds = {name: {"stype": stype} if stype else {} for name, (stype, _) in _VARIABLES.items()}
+    space = {name: mx.sym.Variable(name, **kind) for name, kind in kinds.items()}
+    made = eval(expression, {"nd": mx.sym, **space})
+    if not isinstance(made, mx.sym.Symbol):
+        return None
+    shapes = {name: _VARIABLES[name][1] for name in made.list_arguments()}
+    return made.simple_bind(ctx=mx.cpu(), **shapes)
+
+
+def found_in(executor):
+    """The storage types of the output and of the gradients, as text."""
+    gradients = " ".join(f"{name}:{each.stype}" for name, each in executor.grad_dict.items())
+    return f"{executor.outputs[0].stype} {gradients}"
+
+
+def recorded_symbols() -> dict[str, str]:
+    """By expression what :func:`found_in` gives in MXNet."""
+    rows = (line.rpartition(" -> ") for line in SYMBOLS_FILE.read_text("utf-8").splitlines())
+    return {expression: found for expression, _, found in rows}
+
+
 def names(mx):
     """The names in expressions."""
     d, D = mx.nd.array(A), mx.nd.array(B)
@@ -99,6 +154,21 @@ def _record() -> None:
         falls = "fallback" in log.read()
         found.append(f"{expression} -> {made.stype}{'!' if falls else ''}\n")
     FILE.write_text("".join(found), "utf-8")
+    _record_symbols(mx)
+
+
+def _record_symbols(mx) -> None:
+    found = []
+    for expression in SYMBOLS:
+        if "nd.array" in expression:
+            continue
+        try:
+            executor = bound(mx, expression)
+        except Exception:
+            continue
+        if executor is not None:
+            found.append(f"{expression} -> {found_in(executor)}\n")
+    SYMBOLS_FILE.write_text("".join(found), "utf-8")
 
 
 if __name__ == "__main__":

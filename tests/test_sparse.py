@@ -135,7 +135,7 @@ def test_scipys_matrices_come_in_and_go_out():
         (lambda: mx.nd.array(A).tostype("csr").copyto(mx.nd.zeros((4, 3), stype="row_sparse")), TypeError),
         (lambda: mx.nd.array(A).tostype("csr").copyto(mx.nd.zeros((3, 4))), mx.MXNetError),
         (lambda: mx.nd.array(A).tostype("csr") + np.ones((4, 3)), TypeError),
-        (lambda: mx.sym.Variable("x").bind(mx.cpu(), {"x": mx.nd.array(A).tostype("csr")}), NotImplementedError),
+        (lambda: mx.sym.Variable("x", stype="csr").simple_bind(mx.sim(0), x=(2, 2)), NotImplementedError),
         (lambda: mx.nd.zeros((2, 2), mx.sim(0), stype="csr"), NotImplementedError),
     ],
 )

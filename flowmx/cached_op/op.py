@@ -23,6 +23,7 @@ from flowmx.graph.graph import written
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.running.memory import Blocks
 from flowmx.graph.running.runner import Runner
+from flowmx.graph.storage import makes_sparse
 from flowmx.ndarray import core, recording
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.core import allocate
@@ -71,7 +72,7 @@ class CachedOp:
         ops = [node.op for node in self._nodes if node.op is not None]
         self._random = any(op.traits.uses_random for op in ops)
         self._detached = any(op.traits.detached for op in ops)
-        self._is_dynamic = any(op.traits.dynamic for op in ops)
+        self._is_dynamic = any(op.traits.dynamic or makes_sparse(op) for op in ops)
         changed = [written(self._nodes, train) for train in (False, True)]
         self._changed = [[i for i, node in enumerate(self._variables) if node in each] for each in changed]
         """The inputs that a call changes: in prediction, and in training."""

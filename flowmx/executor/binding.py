@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from flowmx import devices
 from flowmx.devices import Context, Device
 from flowmx.errors import ShapeError
 from flowmx.executor.dynamic import DynamicExecutor, is_dynamic
 from flowmx.executor.executor import Executor
-from flowmx.graph import collector, infer
+from flowmx.executor.sparse import SparseExecutor, is_sparse
+from flowmx.graph import collector, infer, storage
 from flowmx.graph.node import Entry, Node
-from flowmx.ndarray.array import NDArray, check_request, full
+from flowmx.ndarray.array import NDArray, check_request, full, zeros_of
 from flowmx.ops.registry.dtypes import as_dtype
 from flowmx.suggestions import did_you_mean
 from flowmx.symbol.symbol import Symbol
@@ -106,11 +107,6 @@ def _by_name(what: str, names: Sequence[str], given: Any, complete: bool) -> dic
     for name in names:
         if name in given and not isinstance(given[name], NDArray):
             raise TypeError(f"bind: {name} is {type(given[name]).__name__}, expected an NDArray")
-        if name in given and given[name].stype != "default":
-            raise NotImplementedError(
-                f"bind: {name} is a {given[name].stype} array, but symbols have dense arrays only: use the imperative "
-                "interface or Gluon, or make it dense with tostype('default')"
-            )
     return {name: given[name] for name in names if name in given}
 
 
@@ -139,7 +135,9 @@ def bind(
     aux = _by_name("auxiliary states", aux_names, aux_states, True)
     arena = shared_exec.arena if shared_exec is not None else None
     symbol = _settled(symbol, device.context, groups, {**bound, **aux})
-    kind = DynamicExecutor if is_dynamic(symbol) else Executor
+    kind: type[Executor] = DynamicExecutor if is_dynamic(symbol) else Executor
+    if is_sparse(symbol, {**bound, **aux}, grads):
+        kind = SparseExecutor
     return kind(symbol, device, bound, grads, requests_of(names, grad_req), aux, groups, arena)
 
 
@@ -168,19 +166,21 @@ def simple_bind(
     names = [node.name for node in arguments]
     requests = requests_of(names, grad_req)
 
+    stypes = _storage_types(symbol, arguments, auxiliary, arg_shapes, aux_shapes, dtypes, requests)
+
     def make(node: Node, shape: Any) -> NDArray:
         try:
             wanted = infer.known_shape(shape, f"{node.name!r}")
         except ShapeError as error:
             raise ShapeError(f"{error}{_mistaken(shapes, arguments, auxiliary)}") from None
-        dtype = dtypes[Entry(node, 0)]
+        dtype, stype = dtypes[Entry(node, 0)], stypes.arrays.get(node.name, "default")
         context = _context(node, device.context, groups)
         shared = shared_arg_names is None or node.name in shared_arg_names
         for pool in (shared_exec.arg_dict if shared_exec else {}, shared_buffer or {}):
             old = pool.get(node.name)
-            if shared and old is not None and old.shape == wanted and old._dtype == dtype and old.context is context:
+            if shared and old is not None and _is_such(old, wanted, dtype, context, stype):
                 return old
-        made = full(wanted, 0, context, dtype)
+        made = zeros_of(stype, wanted, context, dtype)
         if shared_buffer is not None:
             shared_buffer[node.name] = made
         return made
@@ -192,7 +192,7 @@ def simple_bind(
             old = shared_exec.grad_dict[name]
             if old is not None:  # so that what is added up is so over all buckets
                 return old
-        return full(bound.shape, 0, bound.context, bound._dtype)
+        return zeros_of(stypes.gradients.get(name, "default"), bound.shape, bound.context, bound._dtype)
 
     grads = {name: gradient(name, bound) for name, bound in args.items() if requests[name] != "null"}
     old_aux = shared_exec.aux_dict if shared_exec else {}
@@ -204,4 +204,46 @@ def simple_bind(
         reuse = old is not None and old.shape == wanted and old.context is context
         aux[node.name] = old if reuse and old is not None else full(wanted, 0, context, dtypes[Entry(node, 0)])
     arena = shared_exec.arena if shared_exec is not None else None
-    return Executor(symbol, device, args, grads, requests, aux, groups, arena)
+    kind = SparseExecutor if stypes.sparse else Executor
+    return kind(symbol, device, args, grads, requests, aux, groups, arena)
+
+
+def _is_such(array: NDArray, shape: Any, dtype: Any, context: Context, stype: str) -> bool:
+    return array.shape == shape and array._dtype == dtype and array.context is context and array.stype == stype
+
+
+class _StorageTypes(NamedTuple):
+    """The storage types of what ``simple_bind`` makes.
+
+    Attributes:
+        arrays: of variables by name, where they are sparse.
+        gradients: of their gradients by name, likewise.
+        sparse: whether anything in the graph is.
+    """
+
+    arrays: dict[str, str]
+    gradients: dict[str, str]
+    sparse: bool
+
+
+def _storage_types(
+    symbol: Symbol, arguments: Sequence[Node], auxiliary: Sequence[Node], arg_shapes: Sequence[Any],
+    aux_shapes: Sequence[Any], dtypes: Mapping[Entry, Any], requests: Mapping[str, str],
+) -> _StorageTypes:  # fmt: skip
+    known = {node: storage.declared(node) for node in arguments}
+    nodes = symbol._nodes()
+    if not storage.may_be_sparse(nodes, known):
+        return _StorageTypes({}, {}, False)
+    shapes = dict(zip((*arguments, *auxiliary), (*arg_shapes, *aux_shapes), strict=True))
+    all_shapes = infer.known_shapes(nodes, shapes)
+    stypes = storage.infer_storage_types(nodes, known, all_shapes)
+    wanted = [node for node in arguments if requests[node.name] != "null"]
+    found = dict(known)  # the gradient of a variable that nothing depends on is like it
+    if wanted:
+        found |= storage.gradient_storage_types(symbol._entries, wanted, stypes, all_shapes, dtypes)
+    every = [*stypes.values(), *found.values()]
+    return _StorageTypes(
+        {node.name: stype for node, stype in known.items()},
+        {node.name: stype for node, stype in found.items()},
+        any(each != "default" for each in every),
+    )

@@ -69,6 +69,9 @@ class DynamicExecutor(Executor):
         self.backward(out_grads)
         return made
 
+    def internal_bytes(self) -> int:
+        return 0  # nothing is planned
+
     @property
     def plan(self) -> Plan:
         raise ShapeError("this executor has no plan: shapes of the symbol follow from the content of arrays")

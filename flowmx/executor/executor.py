@@ -12,8 +12,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-import numpy as np
-
 from flowmx import autograd, devices
 from flowmx.devices import Context, Device
 from flowmx.errors import ArgumentKindError, DeviceError, ShapeError, TypeInferenceError
@@ -27,7 +25,7 @@ from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
 from flowmx.graph.running.memory import Arena
 from flowmx.ndarray import core
-from flowmx.ndarray.array import NDArray, full
+from flowmx.ndarray.array import NDArray, full, zeros_of
 from flowmx.ndarray.core import allocate
 from flowmx.ndarray.views import is_contiguous, reshaped
 from flowmx.ops.registry.dtypes import DType, name_of
@@ -82,7 +80,7 @@ class Executor:
         dtypes = {node: bound._dtype for node, bound in self._arrays.items()}
         self._entries, self._shapes, self._dtypes = inferred(self._symbol._entries, shapes, dtypes, core.casting)
         for node, bound in self._arrays.items():
-            _check_bound(node, bound, self._shapes[Entry(node, 0)], self._dtypes[Entry(node, 0)], self._on(node))
+            check_bound(node, bound, self._shapes[Entry(node, 0)], self._dtypes[Entry(node, 0)], self._on(node))
         self.outputs = [
             cast("NDArray", allocate(self._on(entry.node), self._shapes[entry], self._dtypes[entry]))
             if old is None or math.prod(self._shapes[entry]) > old.size else _resized(old, self._shapes[entry])
@@ -164,6 +162,10 @@ class Executor:
     def plan(self) -> Plan:
         """The plan of a training step, or of prediction where no gradients are bound."""
         return self._modes[bool(self._wanted)].plan
+
+    def internal_bytes(self) -> int:
+        """Bytes of internal values by the plan."""
+        return self.plan.internal_bytes()
 
     # -- running ---------------------------------------------------------------------------------------
 
@@ -385,7 +387,7 @@ class Executor:
                     f"reshape: {name} would change from {old.shape} to {wanted}; name its shape, or pass "
                     "partial_shaping=True"
                 )
-            if np.prod(wanted) > old.size and not allow_up_sizing:
+            if math.prod(wanted) > math.prod(old.shape) and not allow_up_sizing:
                 raise ShapeError(f"reshape: {name} would grow from {old.shape} to {wanted}; pass allow_up_sizing=True")
             return _resized(old, wanted)
 
@@ -437,6 +439,8 @@ def _resized(array: NDArray, shape: Shape) -> NDArray:
     """An array of another shape with the first elements of a given one, in its memory; or a new one, where it grows."""
     if shape == array.shape:
         return array
+    if array.stype != "default":
+        return zeros_of(array.stype, shape, array.context, array._dtype)
     size = math.prod(shape)
     if size > array.size:
         return full(shape, 0, array.context, array._dtype)
@@ -445,7 +449,8 @@ def _resized(array: NDArray, shape: Shape) -> NDArray:
         return cast("NDArray", reshaped(flat[:size], shape))
 
 
-def _check_bound(node: Node, bound: NDArray, shape: Shape, dtype: DType, device: Device) -> None:
+def check_bound(node: Node, bound: NDArray, shape: Shape, dtype: DType, device: Device) -> None:
+    """Raise where an array does not fit its variable."""
     if bound.shape != shape:
         raise ShapeError(f"bind: {node.name} has shape {bound.shape}, expected {shape}")
     if bound._dtype != dtype:

@@ -52,6 +52,21 @@ class Builder:
         values = [Value(Entry(node, index), self) for index in range(op.visible_outputs())]
         return values[0] if len(values) == 1 else values
 
+    def ones(self, head: Value) -> Value:
+        """The gradient of an output, where none is given."""
+        made: Value = self.op("ones_like", head)
+        return made
+
+    def differentiate(
+        self, op: Operator, inputs: Sequence[Value], outputs: Sequence[Value], heads: Sequence[Value]
+    ) -> Sequence[Value | None]:
+        """The gradients of an operator's inputs."""
+        return op.gradient(self, inputs, outputs, heads)
+
+    def stype_of(self, entry: Entry) -> str:
+        """The storage type of an entry."""
+        return "default"
+
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -81,6 +96,11 @@ class Value:
     def dtype(self) -> DType:
         """Its element type."""
         return self.builder.dtypes[self.entry]
+
+    @property
+    def stype(self) -> str:
+        """Its storage type."""
+        return self.builder.stype_of(self.entry)
 
     def __neg__(self) -> Any:
         return self.builder.op("negative", self)
@@ -133,6 +153,7 @@ def gradient(
     wanted: Iterable[Node],
     shapes: dict[Entry, Shape],
     dtypes: dict[Entry, DType],
+    build: Builder | None = None,
 ) -> dict[Node, Entry]:
     """The gradient of the heads with respect to variables.
 
@@ -142,6 +163,7 @@ def gradient(
         wanted: variables.
         shapes: of every entry of the graph; new entries are added.
         dtypes: likewise.
+        build: what makes the nodes, if not a plain builder.
 
     Returns:
         an entry for each variable that the heads depend on through differentiable operators.
@@ -149,7 +171,7 @@ def gradient(
     Raises:
         AutogradError: an operator on the way has no gradient.
     """
-    build = Builder(shapes, dtypes)
+    build = build or Builder(shapes, dtypes)
     nodes = _deepest_first(heads)
     needed: set[Node] = set(wanted)
     for node in nodes:
@@ -165,7 +187,7 @@ def gradient(
     for head, given in zip(heads, head_gradients, strict=True):
         if head.node in needed:
             build.source = head.node
-            add(head, build.op("ones_like", Value(head, build)) if given is None else Value(given, build))
+            add(head, build.ones(Value(head, build)) if given is None else Value(given, build))
     for node in reversed(nodes):
         if node.op is None or node not in needed:
             continue
@@ -177,7 +199,7 @@ def gradient(
         grads = [build.op("zeros_like", outputs[index]) if each is None else each for index, each in enumerate(found)]
         inputs = [Value(entry, build) for entry in node.inputs]
         try:
-            results = node.op.gradient(build, inputs, outputs, grads)
+            results = build.differentiate(node.op, inputs, outputs, grads)
         except NotImplementedError:
             raise AutogradError(
                 f"node {node.name!r}: operator {node.op.name} has no gradient (made at {node.place()})"

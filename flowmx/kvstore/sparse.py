@@ -6,8 +6,6 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from flowmx import autograd
 from flowmx.devices import Context
 from flowmx.ndarray import NDArray
@@ -57,7 +55,7 @@ def rows_into(key: Any, source: NDArray, ids: NDArray, target: NDArray, priority
     device, count = target._storage.device, target.shape[0]
 
     def take(content: Any, row_ids: Any) -> Any:
-        rows = np.unique(row_ids.astype(np.int64))
+        rows = importlib.import_module("flowmx.ops.sparse.content").distinct(row_ids)
         if rows.size and not 0 <= rows[0] <= rows[-1] < count:
             wrong = int(rows[0] if rows[0] < 0 else rows[-1])
             raise IndexError(f"row_sparse_pull: row id {wrong} for key {key!r}, which has {count} rows, from 0")

@@ -12,7 +12,7 @@ from flowmx.engine.loops import runs_in_plain_code
 from flowmx.initializer import Initializer, Uniform
 from flowmx.io import DataDesc
 from flowmx.module.fitting import Fit
-from flowmx.module.loops import Callbacks, Loops, metric_of, refuse_sliced, refuse_sparse
+from flowmx.module.loops import Callbacks, Loops, metric_of, refuse_sliced
 from flowmx.ndarray import NDArray
 
 if TYPE_CHECKING:
@@ -350,7 +350,7 @@ class BaseModule(Loops):
             num_epoch: the number of the epoch to stop before.
             validation_metric: the metric of the evaluation (default: that of the training).
             monitor: watches the executors.
-            sparse_row_id_fn: only None here.
+            sparse_row_id_fn: as for :meth:`prepare`, called with each batch but an epoch's first.
             checkpoint: a folder, or :class:`mx.checkpoint.Checkpoints`: training that is killed goes on from there as
                 if it had never stopped, with the same order of samples and the same parameters to the bit. One is
                 written at the end of each epoch, and after every so many batches.
@@ -365,7 +365,6 @@ class BaseModule(Loops):
         """
         if num_epoch is None:
             raise ValueError("fit: num_epoch is missing: give the number of the epoch to stop before")
-        refuse_sparse(sparse_row_id_fn)
         if force_rebind or not self.binded:
             self.bind(train_data.provide_data, train_data.provide_label, for_training=True, force_rebind=force_rebind)
         if monitor is not None:
@@ -374,6 +373,7 @@ class BaseModule(Loops):
             self, train_data, num_epoch, metric_of(eval_metric), eval_data,
             eval_metric if validation_metric is None else validation_metric, monitor, on_batch=batch_end_callback,
             on_epoch=epoch_end_callback, on_eval=eval_end_callback, on_eval_batch=eval_batch_end_callback,
+            row_ids=sparse_row_id_fn,
         )  # fmt: skip
         await fit.open(checkpoint, kvstore, resume)
         if force_init or not self.params_initialized or arg_params is not None or aux_params is not None:

@@ -137,10 +137,15 @@ class BucketingModule(BaseModule):
             )
 
     def prepare(self, data_batch: Any, sparse_row_id_fn: Any = None) -> None:
-        """Make the graph of a batch's bucket, and stay with the current one."""
-        super().prepare(data_batch, sparse_row_id_fn)
+        """Make the graph of a batch's bucket, with the rows that it needs, and stay with the current one.
+
+        Args:
+            data_batch: the batch.
+            sparse_row_id_fn: as for :meth:`Module.prepare`.
+        """
         current, key = self._current, self._curr_bucket_key
         self._switch_for(data_batch)
+        self._current.prepare(data_batch, sparse_row_id_fn)
         self._current, self._curr_bucket_key = current, key
 
     def _switch_for(self, batch: Any) -> None:

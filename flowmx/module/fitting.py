@@ -11,7 +11,7 @@ from flowmx import program
 from flowmx.checkpoint import Checkpoint, Place
 from flowmx.metric import EvalMetric
 from flowmx.model import BatchEndParam
-from flowmx.module.loops import Callbacks, batch_after, batches_of, call, give_way, labels_of
+from flowmx.module.loops import Callbacks, batch_after, batches_of, call, give_way, given_rows, labels_of
 from flowmx.module.saving import Saving, saving
 from flowmx.observability.flight import curves
 from flowmx.observability.safety import steps
@@ -34,6 +34,7 @@ class Fit:
         monitor: watches the executors.
         saving: writes checkpoints.
         on_batch, on_epoch, on_eval, on_eval_batch: callbacks.
+        row_ids: gives the rows of row_sparse parameters that a batch needs.
     """
 
     module: BaseModule
@@ -48,6 +49,7 @@ class Fit:
     on_epoch: Callbacks = None
     on_eval: Callbacks = None
     on_eval_batch: Callbacks = None
+    row_ids: Any = None
     _found: Checkpoint | None = None
     _totals: list[tuple[str, float]] = field(default_factory=list)
 
@@ -149,7 +151,7 @@ class Fit:
     async def _taken(self, batches: AsyncIterator[Any]) -> Any:
         following = await anext(batches, None)
         if following is not None:
-            self.module.prepare(following)
+            self.module.prepare(following, **await given_rows(self.row_ids, following))
         return following
 
     def _locals(self, epoch: int, nbatch: int, data_batch: Any) -> dict[str, Any]:
@@ -182,6 +184,7 @@ class Fit:
         scores = await self.module.score(
             self.eval_data, self.validation_metric, score_end_callback=self.on_eval,
             batch_end_callback=self.on_eval_batch, epoch=epoch,
+            sparse_row_id_fn=self.row_ids,
         )  # fmt: skip
         _log("validation", scores)
         for name, value in scores:

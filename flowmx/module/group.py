@@ -144,7 +144,7 @@ class ExecutorGroup:
     def _part(self, array: Any, part: slice, axis: int) -> Any:
         if len(self.execs) == 1 or axis < 0:
             return array
-        return array[(slice(None),) * axis + (part,)]
+        return array[part] if axis == 0 else array[(slice(None),) * axis + (part,)]
 
     def forward(self, batch: Any, is_train: bool) -> None:
         """Enqueue the forward pass of a batch on every device."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -28,8 +29,15 @@ class Loops:
     params_initialized: bool
 
     def prepare(self, data_batch: Any, sparse_row_id_fn: Any = None) -> None:
-        """Make ready for a batch (modules with several graphs switch here)."""
-        refuse_sparse(sparse_row_id_fn)
+        """Make ready for a batch: modules with several graphs switch here, and row_sparse parameters are pulled.
+
+        Args:
+            data_batch: the batch.
+            sparse_row_id_fn: called with it, gives a dict from the names of parameters to the numbers of their rows
+                that it needs; only :class:`Module` and :class:`BucketingModule` call it.
+        """
+        if sparse_row_id_fn is not None:
+            warnings.warn(f"prepare: a {type(self).__name__} does not call sparse_row_id_fn", stacklevel=2)
 
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
         """Enqueue the forward pass of a batch."""
@@ -67,17 +75,16 @@ class Loops:
             score_end_callback: called at the end, likewise.
             reset: reset ``eval_data`` first.
             epoch: the epoch that callbacks are given.
-            sparse_row_id_fn: only None here.
+            sparse_row_id_fn: as for :meth:`prepare`.
         """
         self._check_ready("score")
-        refuse_sparse(sparse_row_id_fn)
         if reset:
             eval_data.reset()
         measured = metric_of(eval_metric)
         measured.reset()
         nbatch = 0
         async for eval_batch in _first(num_batch, eval_data):
-            self.prepare(eval_batch)
+            self.prepare(eval_batch, **await given_rows(sparse_row_id_fn, eval_batch))
             self.forward(eval_batch, is_train=False)
             await self.update_metric_async(measured, labels_of(eval_batch))
             await call(batch_end_callback, BatchEndParam(epoch, nbatch, measured, locals()))
@@ -97,16 +104,15 @@ class Loops:
             eval_data: the batches.
             num_batch: predict so many batches alone.
             reset: reset ``eval_data`` first.
-            sparse_row_id_fn: only None here.
+            sparse_row_id_fn: as for :meth:`prepare`.
         """
         self._check_ready("predict")
-        refuse_sparse(sparse_row_id_fn)
         if reset:
             eval_data.reset()
-        return Predictions(self, eval_data, num_batch)
+        return Predictions(self, eval_data, num_batch, sparse_row_id_fn)
 
-    def _predicted(self, batch: Any) -> list[NDArray]:
-        self.prepare(batch)
+    def _predicted(self, batch: Any, rows: dict[str, Any]) -> list[NDArray]:
+        self.prepare(batch, **rows)
         self.forward(batch, is_train=False)
         pad = getattr(batch, "pad", None) or 0
         return [out[: out.shape[0] - pad].copy() for out in self.get_outputs()]
@@ -129,7 +135,7 @@ class Loops:
             merge_batches: put the batches' outputs together.
             reset: reset ``eval_data`` first.
             always_output_list: give a list for a single output too.
-            sparse_row_id_fn: only None here.
+            sparse_row_id_fn: as for :meth:`prepare`.
 
         Returns:
             the outputs, computed: a list of arrays (a single output is returned itself); without
@@ -174,21 +180,24 @@ class Predictions:
         module: who predicts.
         data: the batches.
         num_batch: how many of them (default: all).
+        sparse_row_id_fn: as for :meth:`Loops.prepare`.
     """
 
-    def __init__(self, module: Loops, data: Any, num_batch: int | None) -> None:
+    def __init__(self, module: Loops, data: Any, num_batch: int | None, sparse_row_id_fn: Any = None) -> None:
         self._module = module
         self._data = data
         self._num_batch = num_batch
+        self._rows = sparse_row_id_fn
 
     def __iter__(self) -> Iterator[tuple[list[NDArray], int, Any]]:
         for number, batch in enumerate(itertools.islice(self._data, self._num_batch)):
-            yield self._module._predicted(batch), number, batch
+            yield self._module._predicted(batch, _keyword(self._rows)), number, batch
 
     async def __aiter__(self) -> AsyncIterator[tuple[list[NDArray], int, Any]]:
         number = 0
         async for batch in _first(self._num_batch, self._data):
-            yield self._module._predicted(batch), number, batch
+            rows = await given_rows(self._rows, batch)
+            yield self._module._predicted(batch, rows), number, batch
             await give_way()
             number += 1
 
@@ -249,10 +258,17 @@ async def call(callbacks: Callbacks, *args: Any) -> None:
             await result
 
 
-def refuse_sparse(sparse_row_id_fn: Any) -> None:
-    """Refuse what only sparse parameters need."""
+async def given_rows(sparse_row_id_fn: Any, batch: Any) -> dict[str, Any]:
+    """The keyword of ``prepare``, where there is one to give, once the batch is there: the function will look at it."""
     if sparse_row_id_fn is not None:
-        raise NotImplementedError("sparse_row_id_fn: only dense parameters exist here; leave it out")
+        for array in (*batch.data, *labels_of(batch)):
+            await array
+    return _keyword(sparse_row_id_fn)
+
+
+def _keyword(sparse_row_id_fn: Any) -> dict[str, Any]:
+    # Modules of users may not take it.
+    return {} if sparse_row_id_fn is None else {"sparse_row_id_fn": sparse_row_id_fn}
 
 
 def refuse_sliced(pre_sliced: bool) -> None:

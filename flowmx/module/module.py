@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from flowmx import model
-from flowmx import ndarray as nd
 from flowmx import optimizer as opt
 from flowmx.devices import Context, cpu, have_numerics
 from flowmx.errors import StateError
@@ -22,7 +21,7 @@ from flowmx.module.base import BaseModule, Binding, GivenParams, OptimizerParams
 from flowmx.module.group import ExecutorGroup, merged
 from flowmx.module.updating import Updating
 from flowmx.ndarray import NDArray
-from flowmx.ndarray.array import untouched
+from flowmx.ndarray.array import untouched, zeros_of
 from flowmx.observability.safety import next_step
 
 
@@ -292,15 +291,18 @@ class Module(BaseModule):
             raise StateError("get_params: the parameters are not initialized: call init_params() or set_params() first")
         if self._stale:
             group = self._executors("get_params")
-            group.fetch(self._arg_params, averaged=False)
+            in_store = {} if self._updates is None else self._updates.fetch_rows(self._arg_params)
+            group.fetch({k: v for k, v in self._arg_params.items() if k not in in_store}, averaged=False)
             group.fetch(self._aux_params, averaged=True)
             self._stale = False
         return self._arg_params, self._aux_params
 
     async def _synchronized(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         params = await super()._synchronized()
-        if len(self._contexts) > 1:
-            self._executors("fit").set_params({}, params[1])
+        updates = self._updates
+        in_store = {name: params[0][name] for name in updates.in_store} if updates is not None else {}
+        if len(self._contexts) > 1 or in_store:
+            self._executors("fit").set_params(in_store, params[1])
         return params
 
     def _trained(self) -> list[Module]:
@@ -374,6 +376,37 @@ class Module(BaseModule):
 
     # -- one batch -------------------------------------------------------------------------------------
 
+    def prepare(self, data_batch: Any, sparse_row_id_fn: Any = None) -> None:
+        """Enqueue the copies of those rows of row_sparse parameters that a batch needs from the store to the devices.
+
+        Where a store updates such parameters, :meth:`update` does so in the store alone.
+
+        Args:
+            data_batch: the batch.
+            sparse_row_id_fn: called with it, gives a dict from the names of parameters to the numbers of their rows,
+                arrays of any shape.
+
+        Raises:
+            TypeError: what it gives is no dict.
+            ValueError: a name is no parameter's.
+        """
+        group = self._executors("prepare")
+        if sparse_row_id_fn is None:
+            return
+        updates = self._updates
+        if updates is None or updates.store is None or not updates.on_store:
+            warnings.warn(
+                "prepare: the parameters are not updated in a store, so that sparse_row_id_fn need not be called",
+                stacklevel=2,
+            )
+            return
+        rows = sparse_row_id_fn(data_batch)
+        if not isinstance(rows, dict):
+            raise TypeError(
+                f"prepare: sparse_row_id_fn gave a {type(rows).__name__}, expected a dict from names to rows"
+            )
+        updates.pull_rows(group, rows)
+
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
         """Enqueue the forward pass of a batch, which may have other shapes than the last one.
 
@@ -432,7 +465,7 @@ class Module(BaseModule):
 
     def _planned_bytes(self) -> int:
         """Bytes of activations by the plans of the bound executors."""
-        return sum(each.plan.internal_bytes() for each in self._executors("update").execs)
+        return sum(each.internal_bytes() for each in self._executors("update").execs)
 
     def get_outputs(self, merge_multi_context: bool = True) -> Any:
         """The outputs of the last forward pass; the next one writes them anew.
@@ -507,7 +540,7 @@ def _chosen(params: dict[str, NDArray], names: Sequence[str]) -> dict[str, NDArr
 
 
 def _like(array: NDArray) -> NDArray:
-    return nd.full(array.shape, 0, cpu(), array.dtype)
+    return zeros_of(array.stype, array.shape, cpu(), array.dtype)
 
 
 def _untouched_like(array: NDArray) -> NDArray:

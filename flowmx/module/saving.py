@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flowmx import kvstore
+from flowmx import ndarray as nd
 from flowmx.checkpoint import Checkpoint, CheckpointError, Checkpoints, Place, attributes, generators, optimizers
 from flowmx.checkpoint.ambient import ambient
 from flowmx.kvstore import KVStoreBase
@@ -201,4 +202,4 @@ def _set_arrays(targets: Mapping[str, list[NDArray]], found: Mapping[str, Any]) 
                     f"the checkpoint has {name.split()[2]!r} with shape {found[name].shape}, and the module with "
                     f"{array.shape}: it is of another network"
                 )
-            array[:] = found[name]
+            array[:] = found[name] if array.stype == "default" else nd.array(found[name], dtype=array.dtype)

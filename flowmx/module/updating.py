@@ -34,6 +34,8 @@ class Updating:
         self.on_store = on_store
         self._names = list(names)
         self._numbers = {name: index for index, name in enumerate(self._names)}
+        self.in_store: set[str] = set()
+        """The row_sparse parameters that the store updates: devices have but the rows that were pulled."""
 
     # -- starting --------------------------------------------------------------------------------------
 
@@ -50,13 +52,22 @@ class Updating:
             return
         for name in self._names:
             arrays = group.on_devices(name)
-            store.broadcast(name, arrays[0], out=arrays)
+            if arrays[0].stype == "default":
+                store.broadcast(name, arrays[0], out=arrays)
+            else:
+                store.init(name, arrays[0])  # type: ignore[attr-defined]
 
     def share(self, group: ExecutorGroup) -> None:
         """Let the store update the parameters where they are."""
-        if self.on_store and self.store is not None:
-            for name in self._names:
-                self.store._share(name, group.on_devices(name))
+        if not self.on_store or self.store is None:
+            return
+        for name in self._names:
+            arrays = group.on_devices(name)
+            if arrays[0].stype == "default":
+                self.store._share(name, arrays)
+            elif name not in self.in_store:
+                self.in_store.add(name)
+                self.store.init(name, arrays[0])  # type: ignore[attr-defined]
 
     # -- one step --------------------------------------------------------------------------------------
 
@@ -81,14 +92,44 @@ class Updating:
         if self.store is None:
             return firsts
         # In arrays of their own: later passes may add to the gradients.
-        totals = [nd.empty(each.shape, each.context, each.dtype) for each in firsts]
+        totals = [nd.empty(each.shape, each.context, each.dtype, each.stype) for each in firsts]
         self.store._exchange(names, grads, totals)
         return totals
 
     def _update_in_store(self, store: KVStoreBase, group: ExecutorGroup) -> None:
         store._refresh()
-        names = self._trained(group)
+        trained = self._trained(group)
+        for place, name in enumerate(trained):
+            if name in self.in_store:
+                store.push(name, group.gradients(name), priority=-place)  # type: ignore[attr-defined]
+        names = [name for name in trained if name not in self.in_store]
         store._exchange(names, list(map(group.gradients, names)), list(map(group.on_devices, names)))
+
+    def pull_rows(self, group: ExecutorGroup, rows: Mapping[str, Any]) -> None:
+        """Pull rows of row_sparse parameters from the store to every device.
+
+        Raises:
+            ValueError: a name is no parameter's.
+        """
+        for name, row_ids in rows.items():
+            if name not in self._numbers:
+                raise ValueError(f"prepare: sparse_row_id_fn names {name!r}, which is none of {', '.join(self._names)}")
+            if name not in self.in_store:
+                warnings.warn(f"prepare: {name!r} is not row_sparse, so that no rows of it are pulled", stacklevel=3)
+                continue
+            self._pull_rows(name, group.on_devices(name), row_ids)
+
+    def _pull_rows(self, name: str, arrays: Sequence[Any], row_ids: Any) -> None:
+        self.store.row_sparse_pull(  # type: ignore[union-attr]
+            name, out=list(arrays), priority=-self._numbers[name], row_ids=row_ids
+        )
+
+    def fetch_rows(self, targets: Mapping[str, Any]) -> set[str]:
+        """Enqueue that arrays become the values of those parameters that are in the store; returns their names."""
+        for name in self.in_store:
+            target = targets[name]
+            self._pull_rows(name, [target], nd.arange(target.shape[0], dtype="int64", ctx=target.context))
+        return self.in_store
 
     def pull(self, group: ExecutorGroup) -> bool:
         """Take what other workers have made of the parameters meanwhile; whether there can be anything."""

@@ -306,7 +306,7 @@ class NDArray(Methods, Arithmetic):
         check_request(grad_req)
         grad = None
         if grad_req != "null":
-            grad = _zeros_of(stype or self.stype, self.shape, self.context, self._dtype)
+            grad = zeros_of(stype or self.stype, self.shape, self.context, self._dtype)
         views.mark(self, None if grad is None else Leaf(grad, grad_req))
 
     def detach(self) -> NDArray:
@@ -392,7 +392,7 @@ def _sparse(module: str) -> Any:
     return importlib.import_module(f"flowmx.ndarray.sparse.{module}")
 
 
-def _zeros_of(stype: str, shape: Shape, ctx: Context | None, dtype: Any) -> NDArray:
+def zeros_of(stype: str, shape: Shape, ctx: Context | None, dtype: Any) -> NDArray:
     """Zeros of a storage type."""
     if stype == "default":
         return full(shape, 0, ctx, dtype)

@@ -74,6 +74,11 @@ def _order(heads: Sequence[NDArray]) -> _Order:
     return _Order(list(done), leaves, dead)
 
 
+def leaves_of(heads: Sequence[NDArray]) -> list[Leaf]:
+    """The variables that recorded arrays depend on."""
+    return list(_order(heads).leaves)
+
+
 def _freed(node: TapeNode) -> str:
     place = f" (called at {describe(node.origin)})" if node.origin is not None else ""
     return f"backward: the tape of {node.name!r}{place} was freed by an earlier backward pass"

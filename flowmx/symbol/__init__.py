@@ -21,10 +21,13 @@ __all__ += creation.__all__
 
 
 if TYPE_CHECKING:
+    from flowmx.symbol import sparse as sparse
     from flowmx.symbol.functions import *  # noqa: F403
 else:
 
     def __getattr__(name: str) -> Any:
+        if name == "sparse":
+            return importlib.import_module("flowmx.symbol.sparse")
         if name in ("np", "npx"):  # of a higher floor, and imported late
             found = getattr(importlib.import_module("flowmx.numpy.symbols"), f"{name}_functions")()
         else:

@@ -17,6 +17,7 @@ from flowmx.errors import MXNetError, NoTruthValue, ParameterError, ShapeError, 
 from flowmx.graph import infer
 from flowmx.graph.casts import remove_casts
 from flowmx.graph.node import Entry, Node, auxiliary_nodes, input_versions, topological
+from flowmx.graph.storage import storage_number
 from flowmx.graph.subgraph import Body
 from flowmx.ops.registry import calling
 from flowmx.ops.registry.dtypes import FLAGS, as_dtype, name_of
@@ -503,7 +504,7 @@ def is_symbol(value: Any) -> bool:
 is_symbol.__name__ = "a Symbol"
 
 
-_SPACE = re.compile("^_(contrib|linalg|image)_")
+_SPACE = re.compile("^_(contrib|linalg|image|sparse)_")
 """Beginnings of operators' names that say in which namespace they are: MXNet leaves them out of the names of nodes."""
 
 
@@ -613,13 +614,13 @@ def Variable(
         wd_mult: multiplies the weight decay.
         dtype: its element type.
         init: the initializer, by name or as an object with ``dumps``.
-        stype: the storage type, which is kept as an attribute: arrays of symbols are dense.
+        stype: the storage type, ``default``, ``row_sparse`` or ``csr``, of the array that ``simple_bind`` makes.
         profiler_scope: kept for MXNet's scripts.
         **kwargs: further attributes whose names begin and end with two underscores.
 
     Raises:
         TypeError: the name is no text.
-        ValueError: an unknown keyword.
+        ValueError: an unknown keyword, or no storage type.
     """
     if not isinstance(name, str):
         raise TypeError(f"Variable: name is {name!r}, expected text")
@@ -634,7 +635,7 @@ def Variable(
     if dtype is not None:
         attributes["__dtype__"] = str(FLAGS[as_dtype(dtype)])
     if stype is not None:
-        attributes["__storage_type__"] = str(("default", "row_sparse", "csr").index(stype))
+        attributes["__storage_type__"] = str(storage_number(stype))
     if init is not None:
         attributes["__init__"] = init if isinstance(init, str) else init.dumps()
     for key, value in kwargs.items():

@@ -145,7 +145,7 @@ class Embedding(_Picking, quantized=Quantization("_contrib_quantized_embedding",
     input_dim: int = required("Number of rows.", low=1)
     output_dim: int = required("Length of a row.", low=1)
     dtype: DType = option(FLOAT32, "The weight's dtype, where it does not follow from the array.")
-    sparse_grad: bool = option(False, "Let the weight's gradient be row_sparse; with symbols it is dense.")
+    sparse_grad: bool = option(False, "Let the weight's gradient be row_sparse.")
 
     def __post_init__(self) -> None:
         if self.sparse_grad:

@@ -60,7 +60,7 @@ class BackwardRetain(Retain, hidden=True, sparse=True):
 class Getnnz(Operator, no_gradient=True):
     """The number of stored elements of a csr matrix, also of each row; of a dense one, of those that are not zero."""
 
-    input_docs = described(data="(rows, columns), any dtype; csr, but for symbols")
+    input_docs = described(data="(rows, columns), any dtype; csr")
     output_doc = "(1,), or (rows,) with axis 1; int64"
     axis: int | None = option(None, "1 for the number in each row; by default in all.", 0, 1)
 

@@ -113,6 +113,28 @@ class SquareSum(Reduction, precision=Precision.FLOAT32):
         return [F.op("_backward_sum", heads[0], inputs[0], **ways) * inputs[0] * 2.0]
 
 
+@operator("_backward_square_sum")
+class BackwardSquareSum(Reduction, hidden=True, precision=Precision.FLOAT32):
+    """The gradient of _square_sum: twice the data, times the head."""
+
+    arguments = ("head", "data")
+    input_docs = described(head="the shape of the sums", data="any shape")
+    output_doc = "The shape of data"
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return shapes, [shapes[1]]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        head, data = inputs
+        outputs[0][...] = data * 2 * self.spread(head, data.shape)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        head, data = inputs
+        ways = {"axis": self.axis, "keepdims": self.keepdims, "exclude": self.exclude}
+        twice = heads[0] * 2.0
+        return [F.op("sum", twice * data, **ways), F.op("_backward_sum", head, data, **ways) * twice]
+
+
 @operator("multi_sum_sq")
 class MultiSumSq(Operator, precision=Precision.FLOAT32):
     """The sum of the squares of each input, in one float32 array (num_arrays,)."""

@@ -9,6 +9,17 @@ from typing import Any
 
 from flowmx.ops.registry.operators import registered
 
+_SPARSE = """
+    ElementWiseSum Embedding FullyConnected LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput abs
+    adagrad_update adam_update add_n arccos arccosh arcsin arcsinh arctan arctanh broadcast_add broadcast_div
+    broadcast_minus broadcast_mul broadcast_plus broadcast_sub cast_storage cbrt ceil clip concat cos cosh degrees
+    dot elemwise_add elemwise_div elemwise_mul elemwise_sub exp expm1 fix floor ftrl_update gamma gammaln log log10
+    log1p log2 make_loss mean negative norm radians relu retain rint round rsqrt sgd_mom_update sgd_update sigmoid
+    sign sin sinh slice sqrt square stop_gradient sum tan tanh trunc where zeros_like
+"""
+SPARSE = _SPARSE.split()
+"""What ``mx.nd.sparse`` and ``mx.sym.sparse`` list, as MXNet; they have all other operators too."""
+
 Finders = tuple[Callable[[str], Any], Callable[[], list[str]]]
 
 

@@ -8,23 +8,28 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.errors import ShapeError
 from flowmx.ops.registry.operators import Operator, Run, Shape, lookup
-from flowmx.ops.sparse.content import INDEX, Array, Content, Csr, Rows, row_numbers, sorted_rows, to_dense
+from flowmx.ops.sparse.content import INDEX, Array, Content, Csr, Rows, row_numbers, sorted_rows, to_dense, union
 from flowmx.ops.sparse.elementwise import on_stored
 from flowmx.ops.sparse.ways import Call, Raw, Way, applied, way
+
+_MOST = np.iinfo(INDEX).max
 
 
 def merged(op: Operator, run: Run, a: Content, b: Content, shape: Shape) -> Content:
     """The operator where one of two contents of a kind has something stored, for one that gives 0 of zeros."""
     if isinstance(a, Csr) and isinstance(b, Csr):
         return _merged_csr(op, run, sorted_rows(a), sorted_rows(b), shape)
-    rows = np.union1d(a.indices, b.indices)
+    rows = union(a.indices, b.indices)
     return Rows(applied(op, run, _spread(a.data, a.indices, rows), _spread(b.data, b.indices, rows)), rows)
 
 
 def _merged_csr(op: Operator, run: Run, a: Csr, b: Csr, shape: Shape) -> Csr:
+    if shape[0] * shape[1] > _MOST:
+        raise ShapeError(f"{op.name}: a csr matrix of shape {tuple(shape)} has more than 2**63 places, expected fewer")
     mine, other = (row_numbers(each) * shape[1] + each.indices for each in (a, b))
-    places = np.union1d(mine, other)
+    places = union(mine, other)
     data = applied(op, run, _spread(a.data, mine, places), _spread(b.data, other, places))
     stays = data != 0  # MXNet stores no zeros here
     return from_places(data[stays], places[stays], shape)
@@ -120,7 +125,7 @@ def _sum_of_many(call: Call) -> Way | None:
 
 def sum_of_rows(run: Run, given: Sequence[Any], shape: Shape) -> Rows:
     """The sum of several contents of stored rows, one after the other."""
-    rows = reduce(np.union1d, [each.indices for each in given])
+    rows = union(*[each.indices for each in given])
     total = _spread(given[0].data, given[0].indices, rows)
     for each in given[1:]:
         total[np.searchsorted(rows, each.indices)] += each.data

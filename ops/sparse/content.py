@@ -113,6 +113,101 @@ def _starts(counts: Array) -> Array:
     return starts
 
 
+def distinct(numbers: Array) -> Array:
+    """The numbers of an array of any shape, each once, ascending, int64."""
+    flat = numbers.astype(INDEX, copy=False).ravel()
+    if not (flat[1:] > flat[:-1]).all():
+        flat = np.sort(flat)  # np.unique hashes, which takes many times as long
+        flat = flat[np.concatenate(([True], flat[1:] != flat[:-1]))]
+    return flat.copy() if np.may_share_memory(flat, numbers) else flat
+
+
+def union(*numbers: Array) -> Array:
+    """The numbers that are in one of several arrays, each once, ascending."""
+    return distinct(np.concatenate(numbers))
+
+
+class Unordered(Rows):
+    """Rows as they were given, in another order than that of their numbers; whoever computes reads them in order."""
+
+    __slots__ = ()
+
+    def in_order(self) -> Rows:
+        """The rows in the order of their numbers."""
+        order = np.argsort(self.indices)
+        return Rows(self.data[order], self.indices[order])
+
+
+def check_lengths(content: Content, shape: Shape) -> None:
+    """Check that the parts of a content have the axes and lengths that fit each other and the array's shape.
+
+    Raises:
+        DataError: they do not.
+    """
+    if isinstance(content, Csr):
+        data, indices, indptr = content
+        if len(shape) != 2 or any(each.ndim != 1 for each in content):
+            raise DataError(
+                f"csr: invalid shape: data, indices and indptr have shapes {data.shape}, {indices.shape} and "
+                f"{indptr.shape}, expected one axis each, and the matrix {tuple(shape)}, expected two"
+            )
+        if data.shape != indices.shape:
+            raise DataError(
+                f"csr: data has {len(data)} elements and indices {len(indices)}, expected a column for each element"
+            )
+        if len(indptr) != shape[0] + 1:
+            raise DataError(
+                f"csr: indptr has {len(indptr)} elements, expected {shape[0] + 1}: where each of {shape[0]} rows "
+                "begins, and the last ends"
+            )
+        return
+    data, indices = content
+    if indices.ndim != 1 or not shape or data.shape != (len(indices), *shape[1:]):
+        raise DataError(
+            f"row_sparse: invalid shape: data has shape {data.shape} and indices {indices.shape}, expected "
+            f"{(len(indices) if indices.ndim else 1, *shape[1:])} and one axis, for an array of shape {tuple(shape)}"
+        )
+
+
+def usable(content: Content, shape: Shape) -> Content:
+    """A content made of parts that were given, whose lengths fit: all of it lies inside of the array.
+
+    What follows the last element of a matrix is cut off. Columns may be in any order and repeated, as in MXNet: the
+    last counts. Rows may be in any order.
+
+    Raises:
+        DataError: an index is none of the array, rows of a matrix overlap, or a row is stored twice.
+    """
+    if isinstance(content, Csr):
+        data, indices, indptr = content
+        if indptr[0] != 0:
+            raise DataError(f"csr: indptr begins with {indptr[0]}, expected 0, where the first row begins")
+        _refuse(np.flatnonzero(indptr[1:] < indptr[:-1]) + 1, "csr: indptr", indptr, "no less than the one before")
+        count = int(indptr[-1])
+        if count > len(indices):
+            raise DataError(f"csr: indptr ends with {count}, expected at most {len(indices)}, the number of elements")
+        content = Csr(data[:count], indices[:count], indptr)
+        outside = np.flatnonzero((content.indices < 0) | (content.indices >= shape[1]))
+        _refuse(outside, "csr: indices", indices, f"a column: it is not from 0 to {shape[1] - 1}")
+        return content
+    indices = content.indices
+    outside = np.flatnonzero((indices < 0) | (indices >= shape[0]))
+    _refuse(outside, "row_sparse: indices", indices, f"a row: it is not from 0 to {shape[0] - 1}")
+    if (indices[1:] > indices[:-1]).all():
+        return content
+    order = np.argsort(indices, kind="stable")
+    again = order[1:][indices[order[1:]] == indices[order[:-1]]]
+    _refuse(again, "row_sparse: indices", indices, "each row once: sum rows of one number before")
+    return Unordered(*content)
+
+
+def _refuse(positions: Array, name: str, indices: Array, expected: str) -> None:
+    """Raise where there are wrong indices, at some positions."""
+    if len(positions):
+        at = int(positions.min())
+        raise DataError(f"{name} has {int(indices[at])} at position {at}, expected {expected}")
+
+
 def check(content: Content, shape: Shape, full: bool) -> None:
     """Check the form of a content.
 
@@ -124,33 +219,16 @@ def check(content: Content, shape: Shape, full: bool) -> None:
     Raises:
         DataError: it is not that of such an array.
     """
+    check_lengths(content, shape)
     if isinstance(content, Csr):
-        _check_csr(content, shape, full)
-        return
-    indices = content.indices
-    if content.data.shape != (len(indices), *shape[1:]):
-        raise DataError(f"row_sparse: data has shape {content.data.shape}, expected {(len(indices), *shape[1:])}")
-    if full and len(indices):
-        if indices[0] < 0 or (indices[1:] <= indices[:-1]).any():
-            raise DataError("row_sparse: indices are not ascending row numbers from 0")
-        if indices[-1] >= shape[0]:
-            raise DataError(f"row_sparse: indices reach row {int(indices[-1])}, of {shape[0]} rows")
-
-
-def _check_csr(content: Csr, shape: Shape, full: bool) -> None:
-    data, indices, indptr = content
-    if indptr.shape != (shape[0] + 1,):
-        raise DataError(f"csr: indptr has shape {indptr.shape}, expected {(shape[0] + 1,)}")
-    if data.shape != indices.shape:
-        raise DataError(f"csr: data has shape {data.shape} and indices {indices.shape}, expected the same")
-    if indptr[0] != 0 or indptr[-1] != len(indices):
-        raise DataError(f"csr: indptr goes from {indptr[0]} to {indptr[-1]}, expected from 0 to {len(indices)}")
+        indices, indptr = content.indices, content.indptr
+        if indptr[0] != 0 or indptr[-1] != len(indices):
+            raise DataError(f"csr: indptr goes from {indptr[0]} to {indptr[-1]}, expected from 0 to {len(indices)}")
     if not full:
         return
-    if (indptr[1:] < indptr[:-1]).any():
-        raise DataError("csr: indptr is not ascending")
-    if len(indices) and (indices.min() < 0 or indices.max() >= shape[1]):
-        raise DataError(f"csr: indices are not columns from 0 to {shape[1] - 1}")
-    rows = row_numbers(content)
-    if ((rows[1:] == rows[:-1]) & (indices[1:] <= indices[:-1])).any():
-        raise DataError("csr: the columns of a row are not ascending")
+    if isinstance(usable(content, shape), Unordered):
+        raise DataError("row_sparse: indices are not ascending row numbers")
+    if isinstance(content, Csr):
+        rows = row_numbers(content)
+        if ((rows[1:] == rows[:-1]) & (indices[1:] <= indices[:-1])).any():
+            raise DataError("csr: the columns of a row are not ascending")

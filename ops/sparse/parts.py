@@ -6,9 +6,9 @@ from typing import cast
 
 import numpy as np
 
-from flowmx.errors import ParameterError
+from flowmx.errors import IndexOutOfRange, ParameterError
 from flowmx.ops.registry.operators import Run
-from flowmx.ops.sparse.content import INDEX, Array, Csr, Rows, to_dense
+from flowmx.ops.sparse.content import INDEX, Array, Csr, Rows, distinct, to_dense
 from flowmx.ops.sparse.ways import Call, Raw, Way, way
 
 
@@ -88,13 +88,27 @@ def _retain(call: Call) -> Way | None:
         raise ParameterError(
             f"retain: data is {call.stypes[0]} and indices {call.stypes[1]}, expected row_sparse and dense"
         )
-    return Way("row_sparse", retained)
+    count = call.shapes[0][0]
+    return Way("row_sparse", lambda run, x, index: retained(run, x, _rows_of(index, count)))
+
+
+def _rows_of(index: Array, count: int) -> Array:
+    """The rows that are named, each once, in order.
+
+    Raises:
+        IndexOutOfRange: one is not there.
+    """
+    rows = distinct(index)
+    if len(rows) and (rows[0] < 0 or rows[-1] >= count):
+        wrong = rows[0] if rows[0] < 0 else rows[-1]
+        raise IndexOutOfRange(f"retain: indices has the row {wrong}, expected 0 to {count - 1}")
+    return rows
 
 
 @way("_backward_retain")
 def _retain_gradient(call: Call) -> Way:
     def compute(run: Run, head: Raw, index: Array) -> Raw:
-        rows = index.astype(INDEX)
+        rows = distinct(index)
         return retained(run, head, rows) if isinstance(head, Rows) else Rows(_dense(head, call.shapes[0])[rows], rows)
 
     return Way("row_sparse", compute)
@@ -119,7 +133,11 @@ def gathered(x: Rows, wanted: Array) -> Array:
     """The content of rows by their numbers."""
     if not len(x.indices):
         return np.zeros((len(wanted), *x.data.shape[1:]), x.data.dtype)
-    at = np.searchsorted(x.indices, wanted).clip(0, len(x.indices) - 1)
+    last = len(x.indices) - 1
+    if x.indices[-1] == last:  # the first rows, all of them
+        at = wanted if not len(wanted) or (wanted.min() >= 0 and wanted.max() <= last) else wanted.clip(0, last)
+    else:
+        at = np.searchsorted(x.indices, wanted).clip(0, last)
     made: Array = x.data[at]
     made[x.indices[at] != wanted] = 0
     return made

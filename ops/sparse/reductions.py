@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from flowmx.errors import ParameterError
 from flowmx.ops.registry.operators import Run
 from flowmx.ops.sparse.content import Array, Csr, Rows, row_numbers
+from flowmx.ops.sparse.parts import gathered
 from flowmx.ops.sparse.ways import Call, Raw, Way, way
 
 
@@ -74,4 +78,24 @@ def _square_sum(call: Call) -> Way | None:
         whole[x.indices] = made
         return whole
 
-    return Way("row_sparse" if axis == 1 and keep else "default", compute)
+    def gradient(F: Any, inputs: Any, outputs: Any, heads: Sequence[Any]) -> list[Any]:
+        return [F.op("_backward_square_sum", heads[0], inputs[0], axis=axis, keepdims=keep)]
+
+    return Way("row_sparse" if axis == 1 and keep else "default", compute, gradient)
+
+
+@way("_backward_square_sum")
+def _square_sum_gradient(call: Call) -> Way | None:
+    axis: tuple[int, ...] = call.op.axis  # type: ignore[attr-defined]
+    if call.stypes[1] != "row_sparse" or len(call.shapes[1]) != 2 or len(axis) != 1:
+        return None
+
+    def compute(run: Run, head: Raw, x: Rows) -> Raw:
+        if isinstance(head, Rows):
+            scale = gathered(head, x.indices)
+        else:
+            assert isinstance(head, np.ndarray)
+            scale = head.reshape(1, -1) if axis[0] == 0 else head.reshape(-1, 1)[x.indices]
+        return Rows((x.data * 2 * scale).astype(x.data.dtype, copy=False), x.indices)
+
+    return Way("row_sparse", compute)

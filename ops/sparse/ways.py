@@ -64,7 +64,7 @@ class Way:
 Finder = Callable[[Call], Way | None]
 
 _finders: dict[str, Finder] = {}
-_FAMILIES = ("elementwise", "binary", "products", "reductions", "parts", "lookups", "updates")
+_FAMILIES = ("elementwise", "binary", "products", "reductions", "parts", "lookups", "outputs", "updates")
 
 
 def way(*names: str) -> Callable[[Finder], Finder]:

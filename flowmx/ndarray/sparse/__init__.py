@@ -12,25 +12,15 @@ from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.sparse import calls
 from flowmx.ndarray.sparse.arrays import BaseSparseNDArray, CSRNDArray, RowSparseNDArray, allocated
 from flowmx.ndarray.sparse.creation import array, csr_matrix, empty, row_sparse_array, zeros
-from flowmx.ops.sparse.content import INDEX, Rows
+from flowmx.ops.registry.namespaces import SPARSE
+from flowmx.ops.sparse.content import INDEX, Rows, distinct
 from flowmx.ops.sparse.parts import retained
 
 __all__ = [
     "BaseSparseNDArray", "CSRNDArray", "RowSparseNDArray", "add", "array", "csr_matrix", "divide", "empty", "multiply",
     "row_sparse_array", "subtract", "zeros",
 ]  # fmt: skip
-
-
-_OPERATORS = """
-    ElementWiseSum Embedding FullyConnected LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput abs
-    adagrad_update adam_update add_n arccos arccosh arcsin arcsinh arctan arctanh broadcast_add broadcast_div
-    broadcast_minus broadcast_mul broadcast_plus broadcast_sub cast_storage cbrt ceil clip concat cos cosh degrees dot
-    elemwise_add elemwise_div elemwise_mul elemwise_sub exp expm1 fix floor ftrl_update gamma gammaln log log10 log1p
-    log2 make_loss mean negative norm radians relu retain rint round rsqrt sgd_mom_update sgd_update sigmoid sign sin
-    sinh slice sqrt square stop_gradient sum tan tanh trunc where zeros_like
-"""
-"""The operators that MXNet lists here; all others are found by their names too."""
-__all__ += _OPERATORS.split()
+__all__ += SPARSE
 
 
 def _two(name: str, swapped: str) -> Any:
@@ -81,7 +71,7 @@ def distinct_rows(array: Any, row_id: Any) -> Any:
 
 
 def _distinct(content: Any, row_id: Any) -> Any:
-    return retained(None, content, np.unique(row_id.astype(INDEX)))
+    return retained(None, content, distinct(row_id))
 
 
 def with_all_rows(array: Any) -> Any:

@@ -16,11 +16,22 @@ import numpy as np
 from flowmx import devices
 from flowmx.devices import Context, Device
 from flowmx.engine.runtime import engine
-from flowmx.errors import ArgumentError, MXNetError
+from flowmx.errors import ArgumentError, DataError, MXNetError
 from flowmx.ndarray.array import NDArray, array, on_context
 from flowmx.ndarray.core import BaseArray, Storage
 from flowmx.ops.registry.dtypes import DType, as_dtype
-from flowmx.ops.sparse.content import INDEX, Content, Csr, Rows, check, nothing, to_dense
+from flowmx.ops.sparse.content import (
+    INDEX,
+    Content,
+    Csr,
+    Rows,
+    Unordered,
+    check,
+    check_lengths,
+    nothing,
+    to_dense,
+    usable,
+)
 from flowmx.ops.sparse.shapes import CsrShape, RowSparseShape, SparseShape
 
 _numbers = (float, int, bool, np.generic)
@@ -119,15 +130,17 @@ class BaseSparseNDArray(NDArray):
     # -- reading ---------------------------------------------------------------------------------------
 
     def _read(self) -> Any:
-        storage = self._storage
-        return storage.ensure() if storage.array is None else storage.array
+        content = self._storage.array
+        if content.__class__ is Unordered:
+            return content.in_order()  # type: ignore[union-attr]
+        return self._storage.ensure() if content is None else content
 
     _written = _read
 
     def _content(self) -> Content:
-        """The content, which is waited for."""
+        """The content as it was given, which is waited for."""
         engine.wait_variable(self._storage)
-        return cast("Content", self._read())
+        return cast("Content", self._storage.ensure())
 
     def _part(self, values: Any) -> NDArray:
         """A new dense array on this one's device."""
@@ -254,9 +267,7 @@ class BaseSparseNDArray(NDArray):
         if "handle" in saved:
             made = importlib.import_module("flowmx.ndarray.sparse.creation").from_bytes(saved["handle"])
         else:
-            content = (Csr if saved["stype"] == "csr" else Rows)(*saved["content"])
-            device = devices.get(saved["context"])
-            made = allocated(saved["stype"], device, saved["shape"], content.data.dtype, content)
+            made = _unpacked(**saved)
         self._storage, self._shape, self._dtype = made._storage, made._shape, made._dtype
         self._view = self._past = None
 
@@ -429,6 +440,16 @@ class RowSparseNDArray(BaseSparseNDArray):
 def _zeros(stype: str, like: BaseArray) -> Any:
     shape, dtype = tuple(like._shape), like._dtype
     return lambda: nothing(stype, shape, dtype)
+
+
+def _unpacked(stype: str, shape: tuple[int, ...], content: Any, context: Context) -> BaseSparseNDArray:
+    """An array of what a pickle has of it, which may be damaged."""
+    kind, count = (Csr, 3) if stype == "csr" else (Rows, 2)
+    if stype not in CLASSES or len(content) != count or any(each.dtype != INDEX for each in content[1:]):
+        raise DataError(f"a pickled sparse array has storage type {stype!r} and {len(content)} parts: it is damaged")
+    given = kind(*content)
+    check_lengths(given, shape)
+    return allocated(stype, devices.get(context), shape, as_dtype(given.data.dtype), usable(given, shape))
 
 
 def _unpickled(kind: type[BaseSparseNDArray]) -> BaseSparseNDArray:

@@ -144,7 +144,7 @@ def _by_dense(
     op: Operator, inputs: Sequence[BaseArray], given: list[BaseArray], out: Any, device: Device, depth: int
 ) -> Any:
     """Call an operator on arrays made dense; sparse outputs and states are made of its results."""
-    arrays = [*inputs, *given]
+    arrays = [*inputs, *given] if inputs else []  # what is made of nothing is made dense in any case
     if any(isinstance(each, BaseSparseNDArray) for each in arrays):
         _warn(op, tuple([stype_of(each._shape) for each in inputs]))
     dense = [to_dense(each) for each in inputs]

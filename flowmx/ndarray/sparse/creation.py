@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any, cast
 
@@ -9,13 +10,13 @@ import numpy as np
 
 from flowmx import devices
 from flowmx.devices import Context
-from flowmx.errors import ArgumentError
+from flowmx.errors import ArgumentError, DataError, ShapeError
 from flowmx.ndarray.array import NDArray, as_shape, full, on_context
 from flowmx.ndarray.array import array as dense_array
 from flowmx.ndarray.array import empty as dense_empty
 from flowmx.ndarray.sparse.arrays import CLASSES, BaseSparseNDArray, CSRNDArray, RowSparseNDArray, allocated
 from flowmx.ops.registry.dtypes import DType, as_dtype
-from flowmx.ops.sparse.content import INDEX, Csr, Rows, nothing, sorted_rows
+from flowmx.ops.sparse.content import INDEX, Csr, Rows, check_lengths, nothing, sorted_rows, usable
 from flowmx.serialization import params
 
 _whole = (int, np.integer)
@@ -38,7 +39,7 @@ def zeros(stype: str, shape: Any, ctx: Context | None = None, dtype: Any = None,
         return full(shape, 0, ctx, dtype, **kwargs)
     if stype not in CLASSES:
         raise ValueError(f"zeros: unknown storage type {stype!r}, expected 'csr', 'row_sparse' or 'default'")
-    device, kind, shape = on_context(ctx), as_dtype(dtype), as_shape(shape)
+    device, kind, shape = on_context(ctx), as_dtype(dtype), _lengths(shape)
     _check_axes(stype, shape)
     _on_host(device)
     return allocated(stype, device, shape, kind, nothing(stype, shape, kind))
@@ -83,7 +84,8 @@ def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> N
         matrix = source_array.tocsr()
         kind = as_dtype(matrix.dtype if dtype is None else dtype)
         content = Csr(matrix.data.astype(kind), matrix.indices.astype(INDEX), matrix.indptr.astype(INDEX))
-        return _made("csr", ctx, matrix.shape, kind, sorted_rows(content))
+        check_lengths(content, matrix.shape)
+        return _made("csr", ctx, matrix.shape, kind, sorted_rows(cast("Csr", usable(content, matrix.shape))))
     raise ValueError(f"sparse.array: unexpected source of type {type(source_array)}; of dense arrays use mx.nd.array")
 
 
@@ -96,6 +98,40 @@ def _made(stype: str, ctx: Context | None, shape: Any, kind: DType, content: Csr
     device = on_context(ctx)
     _on_host(device)
     return allocated(stype, device, tuple(int(n) for n in shape), kind, content)
+
+
+def _given(stype: str, ctx: Context | None, shape: Any, content: Csr | Rows) -> NDArray:
+    """An array of parts that were given. As in MXNet, wrong indices are an error where the array is first used."""
+    shape, kind = _lengths(shape), as_dtype(content.data.dtype)
+    check_lengths(content, shape)
+    try:
+        return _made(stype, ctx, shape, kind, usable(content, shape))
+    except DataError as error:
+        wrong = error.with_traceback(None)
+    device = on_context(ctx)
+    made = allocated(stype, device, shape, kind)
+
+    def refuse() -> Any:
+        raise wrong
+
+    _calls().compute(device, "csr_matrix" if stype == "csr" else "row_sparse_array", refuse, (), made)
+    return made
+
+
+def _calls() -> Any:
+    return importlib.import_module("flowmx.ndarray.sparse.calls")
+
+
+def _lengths(shape: Any) -> tuple[int, ...]:
+    """A shape that was given, as ints.
+
+    Raises:
+        ShapeError: a length is no whole number, or negative.
+    """
+    for each in (shape,) if np.isscalar(shape) else tuple(shape):
+        if isinstance(each, str) or each != int(each):
+            raise ShapeError(f"shape is {shape!r}, expected whole numbers")
+    return as_shape(shape)
 
 
 def csr_matrix(arg1: Any, shape: Any = None, ctx: Context | None = None, dtype: Any = None) -> NDArray:
@@ -142,7 +178,7 @@ def _check_shape(given: Any, wanted: Any) -> None:
 
 
 def _elements(source: Any, dtype: Any) -> np.ndarray[Any, Any]:
-    """A part's content, of an array of ours, of NumPy's, or of lists."""
+    """The elements to store, of an array of ours, of NumPy's, or of lists."""
     if isinstance(source, NDArray):
         return source.asnumpy() if dtype is None else source.asnumpy().astype(dtype, copy=False)
     if isinstance(source, np.ndarray):
@@ -150,34 +186,66 @@ def _elements(source: Any, dtype: Any) -> np.ndarray[Any, Any]:
     try:
         return np.array(source, np.float32 if dtype is None else dtype)
     except (TypeError, ValueError):
-        raise TypeError("values must be array like object") from None
+        raise TypeError(f"data: values must be array like object, and is {str(source)[:80]}") from None
+
+
+def _whole_numbers(name: str, source: Any) -> np.ndarray[Any, Any]:
+    """Indices, of an array of any dtype.
+
+    Raises:
+        TypeError: they are no numbers.
+        DataError: one is no whole number, or beyond int64.
+    """
+    try:
+        given = source.asnumpy() if isinstance(source, NDArray) else np.asarray(source)
+    except ValueError:
+        given = np.empty(0, object)  # lists of different lengths
+    if not given.size and given.dtype != object:
+        return given.astype(INDEX)
+    if given.dtype.kind not in "biuf":
+        raise TypeError(f"{name}: values must be array like object of whole numbers, and is {str(source)[:80]}")
+    with np.errstate(invalid="ignore"):
+        made = given.astype(INDEX)
+    wrong = np.argwhere((made != given) | ((made < 0) != (given < 0)))
+    if len(wrong):
+        at = tuple(wrong[0].tolist())
+        raise DataError(f"{name} has {given[at]} at position {at[0] if len(at) == 1 else at}, expected a whole number")
+    return made
 
 
 def _csr_of_parts(data: Any, indices: Any, indptr: Any, shape: Any, ctx: Context | None, dtype: Any) -> NDArray:
-    kind = as_dtype(dtype) if dtype is not None else None
-    values, columns, starts = _elements(data, kind), _elements(indices, INDEX), _elements(indptr, INDEX)
+    values = _elements(data, as_dtype(dtype) if dtype is not None else None)
+    columns, starts = _whole_numbers("indices", indices), _whole_numbers("indptr", indptr)
     if shape is None:
         if not columns.size:
             raise ValueError("invalid shape: it does not follow from a matrix with nothing stored; give it")
-        shape = (len(starts) - 1, int(columns.max()) + 1)
-    if values.ndim != 1 or starts.ndim != 1 or columns.ndim != 1 or not len(starts) or len(shape) != 2:
-        raise ValueError("invalid shape: data, indices and indptr are to have one axis each, the matrix two")
-    return _made("csr", ctx, shape, values.dtype, Csr(values, columns, starts))
+        shape = (starts.size - 1, max(0, int(columns.max())) + 1)
+    return _given("csr", ctx, shape, Csr(values, columns, starts))
 
 
 def _csr_of_places(data: Any, row: Any, col: Any, shape: Any, ctx: Context | None, dtype: Any) -> NDArray:
     values = data.asnumpy() if isinstance(data, NDArray) else np.asarray(data)
-    rows, columns = (_elements(each, INDEX) for each in (row, col))
     if dtype is not None:
         values = values.astype(as_dtype(dtype))
+    kind = as_dtype(values.dtype)
+    rows, columns = _whole_numbers("row", row), _whole_numbers("col", col)
     if shape is None:
         shape = (int(rows.max(initial=-1)) + 1, int(columns.max(initial=-1)) + 1)
+    shape = _lengths(shape)
+    if values.ndim != 1 or not values.shape == rows.shape == columns.shape or len(shape) != 2:
+        raise DataError(
+            f"csr_matrix: data, row and col have shapes {values.shape}, {rows.shape} and {columns.shape}, expected one "
+            f"axis of the same length, and the matrix {shape}, expected two"
+        )
+    for name, places, length in (("row", rows, shape[0]), ("col", columns, shape[1])):
+        outside = np.flatnonzero((places < 0) | (places >= length))
+        if len(outside):
+            at = int(outside[0])
+            raise DataError(f"csr_matrix: {name} has {places[at]} at position {at}, expected 0 to {length - 1}")
     order = np.argsort(rows, kind="stable")
     indptr = np.concatenate([np.zeros(1, INDEX), np.cumsum(np.bincount(rows, minlength=shape[0]))])
     content = sorted_rows(Csr(values[order], columns[order], indptr))
-    return _made(
-        "csr", ctx, shape, as_dtype(values.dtype), content._replace(data=content.data.astype(as_dtype(values.dtype)))
-    )
+    return _made("csr", ctx, shape, kind, content._replace(data=content.data.astype(kind)))
 
 
 def row_sparse_array(arg1: Any, shape: Any = None, ctx: Context | None = None, dtype: Any = None) -> NDArray:
@@ -208,17 +276,15 @@ def row_sparse_array(arg1: Any, shape: Any = None, ctx: Context | None = None, d
 
 
 def _rows_of_parts(data: Any, indices: Any, shape: Any, ctx: Context | None, dtype: Any) -> NDArray:
-    kind = as_dtype(dtype) if dtype is not None else None
-    values, rows = _elements(data, kind), _elements(indices, INDEX)
+    values = _elements(data, as_dtype(dtype) if dtype is not None else None)
+    rows = _whole_numbers("indices", indices)
     if shape is None:
         if not rows.size:
             raise ValueError("invalid shape: it does not follow from an array with nothing stored; give it")
-        shape = (int(rows[-1]) + 1, *values.shape[1:])
-    if values.ndim != len(shape) or rows.ndim != 1 or 0 in tuple(shape)[1:]:
-        raise ValueError(
-            f"invalid shape: data has shape {values.shape} and indices {rows.shape}, the array {tuple(shape)}"
-        )
-    return _made("row_sparse", ctx, shape, values.dtype, Rows(values, rows))
+        shape = (max(0, int(rows.max())) + 1, *values.shape[1:])
+    if 0 in tuple(shape)[1:]:
+        raise ValueError(f"invalid shape: {tuple(shape)}, expected rows that are not empty")
+    return _given("row_sparse", ctx, shape, Rows(values, rows))
 
 
 def stored(x: NDArray) -> params.Stored:
@@ -232,7 +298,9 @@ def restored(saved: params.Stored) -> NDArray:
     """A sparse array on the CPU, of what was read from a file."""
     shape, data, indices = saved
     content = Csr(data, indices[1], indices[0]) if len(indices) == 2 else Rows(data, indices[0])
-    return _made("csr" if len(indices) == 2 else "row_sparse", devices.cpu(), shape, data.dtype, content)
+    check_lengths(content, shape)
+    kind = "csr" if len(indices) == 2 else "row_sparse"
+    return _made(kind, devices.cpu(), shape, data.dtype, usable(content, shape))
 
 
 def from_bytes(handle: Any) -> NDArray:

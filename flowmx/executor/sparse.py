@@ -1,0 +1,160 @@
+"""Executors of symbols with sparse values.
+
+A plan has dense arrays alone. Where a value or a gradient is sparse, each operator is a call on arrays, as elsewhere,
+which finds its way by storage types, and the gradients are those of a tape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from flowmx import ndarray as nd
+from flowmx.errors import ShapeError
+from flowmx.executor.executor import Executor, check_bound
+from flowmx.executor.monitored import Monitor
+from flowmx.graph import storage
+from flowmx.graph.casts import inferred
+from flowmx.graph.node import Entry, Node, topological
+from flowmx.graph.plan import Plan
+from flowmx.ndarray import core
+from flowmx.ndarray.array import NDArray, empty
+from flowmx.ndarray.backward import Walk, leaves_of
+from flowmx.ndarray.core import invoke
+from flowmx.ndarray.recording import Leaf, Scope, TapeNode
+
+
+class SparseExecutor(Executor):
+    """An executor without a plan, of which arguments, values, outputs and gradients may be sparse."""
+
+    def _prepare(self, outputs: Sequence[NDArray]) -> None:
+        shapes = {node: bound.shape for node, bound in self._arrays.items()}
+        dtypes = {node: bound._dtype for node, bound in self._arrays.items()}
+        self._entries, self._shapes, self._dtypes = inferred(self._symbol._entries, shapes, dtypes, core.casting)
+        for node, bound in self._arrays.items():
+            check_bound(node, bound, self._shapes[Entry(node, 0)], self._dtypes[Entry(node, 0)], self._on(node))
+        self._nodes = topological(self._entries)
+        known = {node: bound.stype for node, bound in self._arrays.items()}
+        stypes = storage.infer_storage_types(self._nodes, known, self._shapes)
+        self.outputs = [
+            empty(self._shapes[entry], self._on(entry.node).context, self._dtypes[entry], stypes[entry])
+            for entry in self._entries
+        ]
+        self._made: list[NDArray] = []
+        """The recorded outputs of the last forward pass."""
+        self._watched = False
+
+    # -- running ---------------------------------------------------------------------------------------
+
+    def forward(self, is_train: bool = False, **kwargs: Any) -> list[NDArray]:
+        self._feed(kwargs)
+        self._last_train = is_train
+        monitor = self._monitor if self._monitor is not None and self._monitor.is_active() else None
+        with Scope(bool(self._wanted), is_train):
+            self._made = self._run(monitor)
+        with Scope(False, is_train):
+            for made, output in zip(self._made, self.outputs, strict=True):
+                made.copyto(output)
+        return self.outputs
+
+    def _run(self, monitor: Monitor | None) -> list[NDArray]:
+        """Enqueue the operators; returns the outputs."""
+        values: dict[Entry, NDArray] = {}
+        for node in self._nodes:
+            if node.op is None:
+                values[Entry(node, 0)] = self._variable(node)
+                continue
+            context = self._on(node).context
+            states = {*node.op.updates, *range(node.auxiliary_from(), len(node.inputs))}
+            inputs = [
+                values[entry] if at in states else values[entry].as_in_context(context)
+                for at, entry in enumerate(node.inputs)
+            ]
+            if monitor is not None:
+                monitor.at_inputs(node, inputs)
+            found = (
+                node.op.at_once(nd, inputs) if node.op.traits.dynamic else invoke(node.op, inputs, None, self._on(node))
+            )
+            outputs = [found] if isinstance(found, NDArray) else list(found)
+            values.update({Entry(node, index): array for index, array in enumerate(outputs)})
+            if monitor is not None:
+                monitor.at_outputs(node, outputs)
+                _watch_gradient(monitor, node, outputs)
+        return [values[entry] for entry in self._entries]
+
+    def _variable(self, node: Node) -> NDArray:
+        """A handle of its own on the array of a variable, with the user's buffer as the place of its gradient."""
+        made = cast("NDArray", self._arrays[node]._plain())
+        if node in self._wanted:
+            made._past = Leaf(self._gradient(node), self._requests[node.name])
+        return made
+
+    def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
+        if not self._wanted:
+            return
+        if not self._made:
+            self.forward(is_train)
+        heads = self._given(out_grads)
+        recorded = [at for at, made in enumerate(self._made) if made._entry is not None]
+        reached: set[Any] = set()
+        if recorded:
+            tops = [self._made[at] for at in recorded]
+            reached = {id(leaf.grad) for leaf in leaves_of(tops)}
+            walk = Walk(True, False, bool(self._last_train), stores=True)
+            walk.go(tops, [heads[at] for at in recorded])
+            walk.store()
+        for node in self._wanted:
+            target = self._gradient(node)
+            if id(target) not in reached and self._requests[node.name] == "write":
+                target[:] = 0
+
+    def _given(self, out_grads: Any) -> list[NDArray | None]:
+        """The gradients of the outputs; None where there is none."""
+        given: list[NDArray | None] = [out_grads] if isinstance(out_grads, NDArray) else list(out_grads or [])
+        given = [*given, *[None] * len(self.outputs)][: len(self.outputs)]
+        for position, (head, output) in enumerate(zip(given, self.outputs, strict=True)):
+            if head is not None and head.shape != output.shape:
+                raise ShapeError(f"backward: out_grad {position} has shape {head.shape}, expected {output.shape}")
+        return given
+
+    def forward_backward(self, out_grads: Any = None, **kwargs: Any) -> list[NDArray]:
+        made = self.forward(True, **kwargs)
+        self.backward(out_grads)
+        return made
+
+    def internal_bytes(self) -> int:
+        return 0  # nothing is planned
+
+    @property
+    def plan(self) -> Plan:
+        raise ShapeError("this executor has no plan: values of the symbol are sparse")
+
+
+def _watch_gradient(monitor: Monitor, node: Node, outputs: Sequence[NDArray]) -> None:
+    """Have the gradients of a recorded operator's inputs shown."""
+    entry = outputs[0]._entry if outputs else None
+    if entry is None or not isinstance(entry.node, TapeNode):
+        return
+    inner = entry.node.gradient
+
+    def gradient(F: Any, inputs: Any, made: Any, heads: Any) -> Sequence[NDArray | None]:
+        found = cast("Sequence[NDArray | None]", inner(F, inputs, made, heads))
+        monitor.at_gradients(node, found)
+        return found
+
+    entry.node.gradient = gradient
+    entry.node.rules = None
+
+
+def is_sparse(symbol: Any, arrays: Mapping[str, NDArray], gradients: Mapping[str, NDArray]) -> bool:
+    """Tell whether a value of a symbol is sparse with these arrays, or a gradient is to be."""
+    bound = [*arrays.values(), *gradients.values()]
+    if any(each.stype != "default" for each in bound):
+        return True
+    nodes = symbol._nodes()
+    if not storage.may_be_sparse(nodes, {}):
+        return False
+    shapes = {node: arrays[node.name].shape for node in nodes if node.op is None}
+    dtypes = {node: arrays[node.name]._dtype for node in nodes if node.op is None}
+    _, all_shapes, _ = inferred(symbol._entries, shapes, dtypes, None)
+    return any(each != "default" for each in storage.infer_storage_types(nodes, {}, all_shapes).values())
