@@ -23,11 +23,18 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
-from flowmx.ops.registry.traits import Passing, Precision
+from flowmx.ops.registry.traits import BatchWise, Passing, Precision
 
 
 @operator("Concat", "concat")
-class Concat(Operator, keeps_layout=True, mirrored=False, passing=Passing.ALONE, precision=Precision.WIDEST):
+class Concat(
+    Operator,
+    keeps_layout=True,
+    mirrored=False,
+    passing=Passing.ALONE,
+    precision=Precision.WIDEST,
+    batch_wise=BatchWise.EACH,
+):
     """The inputs joined along an axis; their other axes must be equal."""
 
     variadic = "num_args"
@@ -37,6 +44,9 @@ class Concat(Operator, keeps_layout=True, mirrored=False, passing=Passing.ALONE,
     onnx_attributes: ClassVar[dict[str, str]] = {"axis": "dim"}
     num_args: int = required("Number of inputs.", low=1)
     dim: int = option(1, "The axis to join along.")
+
+    def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
+        return self.dim % len(inputs[0]) == 0
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         known = next((shape for shape in shapes if shape is not None), None)
@@ -109,7 +119,7 @@ class BackwardConcat(Operator, hidden=True, keeps_layout=True):
 
 
 @operator("stack")
-class Stack(Operator, precision=Precision.WIDEST):
+class Stack(Operator, precision=Precision.WIDEST, batch_wise=BatchWise.EACH):
     """Inputs of one shape joined along a new axis."""
 
     variadic = "num_args"
@@ -117,6 +127,9 @@ class Stack(Operator, precision=Precision.WIDEST):
     output_doc = "The shape of the inputs with a new axis of length num_args, their dtype"
     axis: int = option(0, "Position of the new axis.")
     num_args: int = required("Number of inputs.", low=1)
+
+    def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
+        return self.axis % (len(inputs[0]) + 1) == 0
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         completed, (shape,) = super().infer_shape(shapes)
@@ -139,7 +152,7 @@ class Stack(Operator, precision=Precision.WIDEST):
 _SQUEEZE = "Drop the axis, where each part has length 1 on it."
 
 
-class _Split(Operator):
+class _Split(Operator, batch_wise=BatchWise.FIRST):
     input_docs = described(data="any shape, any dtype")
     output_doc = (
         "A list of the parts, or the one part: the shape of data but for the axis, which squeeze_axis removes; "
@@ -158,6 +171,9 @@ class _Split(Operator):
 
     def outputs(self) -> tuple[str, ...]:
         return tuple(f"output{at}" for at in range(self.count()))
+
+    def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
+        return self.axis % len(inputs[0]) == 0
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         shape = shapes[0]

@@ -37,7 +37,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
-from flowmx.ops.registry.traits import Precision
+from flowmx.ops.registry.traits import BatchWise, Precision
 
 
 def as_matrix(array: Array, flatten: bool) -> Array:
@@ -66,7 +66,7 @@ def _is_plain(given: Sequence[Form]) -> bool:
 
 
 @operator("FullyConnected")
-class FullyConnected(Linear, precision=Precision.LOW):
+class FullyConnected(Linear, precision=Precision.LOW, batch_wise=BatchWise.FIRST):
     """Apply a linear transformation: Y = X Wᵀ + b.
 
     Shapes: data (batch, ...), weight (num_hidden, inputs), bias (num_hidden,), output (batch, num_hidden);

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-__all__ = ["Neutral", "Passing", "Precision", "Traits"]
+__all__ = ["BatchParts", "BatchWise", "Neutral", "Passing", "Precision", "Traits"]
 
 
 class Precision(Enum):
@@ -31,6 +31,31 @@ class Passing(Enum):
     ALWAYS = "always"
     ALIKE = "where shape and dtype are the same"
     ALONE = "where there is one input"
+
+
+class BatchWise(Enum):
+    """The inputs of which, in prediction, a part of the batch gives that part of the outputs' batch.
+
+    The batch is axis 0. It is not inherited from an operator, so another one that is made of it has to say it anew.
+    """
+
+    UNKNOWN = "not known, so that the whole batch is needed"
+    FIRST = "the first input; the others are needed whole"
+    ALL = "the inputs with the outputs' batch and number of axes; the others are broadcast, and needed whole"
+    EACH = "every input, each of which has the outputs' batch"
+    OWN = "what Operator.batch_parts says"
+
+
+class BatchParts(NamedTuple):
+    """What goes along with the batch: a part of these outputs follows from that part of these inputs.
+
+    Attributes:
+        inputs: positions of inputs; the others are needed whole.
+        outputs: positions of outputs; the others are the same for each part.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
 
 
 class Neutral(NamedTuple):
@@ -82,6 +107,7 @@ class Traits:
         input_named: MXNet's monitors call its only input data, not input0.
         sparse: calls on arrays make sparse ones, or sparse gradients, though all inputs are dense.
         typed_by_shapes: the outputs' dtypes may follow from the inputs' shapes, too.
+        batch_wise: how it goes along with the batch; asked by ``Operator.batch_parts``.
     """
 
     skips: bool = False
@@ -112,3 +138,4 @@ class Traits:
     input_named: bool = False
     sparse: bool = False
     typed_by_shapes: bool = False
+    batch_wise: BatchWise = BatchWise.UNKNOWN
