@@ -211,8 +211,8 @@ class Settings:
     )
     exec_slice: int = _setting(
         -1,
-        "How many examples of a batch predictions take at a time where layers go along with it, so that internal values "
-        "are that much smaller: auto (-1) for as few as cost no time, off (0) for the whole batch, or a number.",
+        "Examples of a batch that bound predictions take at a time, where layers allow it: auto (-1) for a quarter of "
+        "the memory where that costs no time, off (0) for all of them, or a number.",
         low=-1,
         aliases={"auto": "-1", "off": "0"},
     )

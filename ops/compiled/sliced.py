@@ -1,8 +1,8 @@
 """A region of a graph that runs slice by slice along the batch, as one operator.
 
-The planner makes it (``graph/planning/slices.py``), with a plan of the region for one slice. Its values are as large as a
-slice needs and lie where the operator works; what it reads and gives lies whole, and each slice reads and writes its part
-in place. The last slice may begin before the one before it ends: those rows are computed twice, to the same bits.
+The planner makes it (``graph/planning/slices.py``), with a plan of the region for one slice. Its values are as large as
+a slice needs and lie where the operator works; what it reads and gives lies whole, and each slice reads and writes its
+part in place. The last slice may begin before the one before it ends: those rows are computed twice, with one result.
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ def channels_last(
             continue
         for index in range(node.outputs()):
             entry = Entry(node, index)
-            if (laid is None or laid[index]) and entry not in external and 3 <= len(shapes[entry]) <= 5 and dtypes[entry] in kinds:
+            may = entry not in external and 3 <= len(shapes[entry]) <= 5 and dtypes[entry] in kinds
+            if may and (laid is None or laid[index]):
                 found.add(entry)
     return frozenset(found)

@@ -1,10 +1,10 @@
 """Slices: regions of a prediction that run a part of the batch at a time, so that their values are that much smaller.
 
 Where an operator goes along with the batch (``Operator.batch_parts``), nothing needs the whole batch at once. Such
-operators in a row of the order are a *run*. Of each run that keeps much alive a *region*, from its beginning on, runs slice
-by slice; it becomes one operator (:class:`~flowmx.ops.compiled.sliced.Sliced`) with a plan for one slice. Where the region
-ends and how long slices are is chosen by what both cost: bytes alive at once, against the time to read and order the
-weights again for each slice and to start so many more steps.
+operators in a row of the order are a *run*. Of each run that keeps much alive a *region*, from its beginning on, runs
+slice by slice; it becomes one operator (:class:`~flowmx.ops.compiled.sliced.Sliced`) with a plan for one slice. Where
+the region ends and how long slices are is chosen by what both cost: bytes alive at once, against the time to read and
+order the weights again for each slice and to start so many more steps.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from flowmx.graph.graph import Graph, Options, Rewriter, is_pure
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan, make_plan
-from flowmx.graph.planning.branches import nanoseconds
 from flowmx.graph.planning.layout import channels_last
 from flowmx.graph.planning.live import Values, nbytes
 from flowmx.ops.compiled.packed import Pack
@@ -29,14 +29,19 @@ from flowmx.ops.registry.traits import BatchParts
 
 LEAST = 4 << 20
 """Bytes that slices must save."""
-_MOST_LOSS = 0.02
-"""The part of the time that slices may cost, as estimated; measured it is to be at most 0.03."""
-_WORTH = 4.0
-"""A part of the time is worth so many times that part of the bytes."""
-_STEP_NS = 8_000
+_AIM = 0.25
+"""The part of the bytes to come down to. On a quarter of the batch kernels still are as fast as on the whole; each
+further halving saves less, and costs more."""
+_MOST_LOSS = 0.03
+"""The part of the time that slices may cost, as estimated."""
+_STEP_NS = 15_000
 """Nanoseconds that one more step takes."""
-_NS_A_BYTE = 0.2
+_NS_A_BYTE = 0.05
 """Nanoseconds for each byte of weights that are brought into order and read once more."""
+_FLOPS_A_NS = 400
+_ELEMENTS_A_NS = 4
+_COUNTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
+"""Numbers of slices to try."""
 _EVICTED = 16
 """Operators that may be taken out of a run for one that needs their whole results."""
 
@@ -73,13 +78,31 @@ class Choice(NamedTuple):
         stop: the position after its last operator.
         length: units in a slice.
         peak: about how many bytes are alive at most between the beginning and the end of the run.
-        loss: about how many nanoseconds it costs.
+        weight: what it is compared by.
     """
 
     stop: int
     length: int
-    peak: float
-    loss: float
+    peak: float = 0
+    weight: float = 0
+
+
+class Ends(NamedTuple):
+    """What each end of a region would mean, after the first operator of a run, after the second, and so on.
+
+    Attributes:
+        whole: the bytes that lie whole beside the slices.
+        most: the most bytes alive in the region, if it took the whole batch at once.
+        after: the most bytes alive between the region and the end of the run.
+        loss: the nanoseconds that each slice but the first costs.
+        cost: the nanoseconds that the region takes.
+    """
+
+    whole: Any
+    most: Any
+    after: Any
+    loss: Any
+    cost: Any
 
 
 # -- runs --------------------------------------------------------------------------------------------------
@@ -175,19 +198,19 @@ class Search:
     Args:
         graph: what is computed.
         order: the operators in the order in which they run, those left out that are kept from run to run.
-        external: the entries that get memory from outside.
+        kept: the bytes of results that are kept from run to run.
 
     Attributes:
         alive: the bytes alive at each step, if the whole batch is taken at once.
         whole: the most of them.
     """
 
-    def __init__(self, graph: Graph, order: Sequence[Node], external: Collection[Entry]) -> None:
-        self.graph, self.order = graph, order
+    def __init__(self, graph: Graph, order: Sequence[Node], kept: int) -> None:
+        self.graph, self.order, self._kept = graph, order, kept
         values = Values(graph, order)
         self.alive = values.alive(range(len(order)))
         self.whole = max(self.alive, default=0)
-        self._costs = [nanoseconds(graph, node) for node in order]
+        self._costs = np.array([self._nanoseconds(node) for node in order])
         self._last = [-1] * len(values.sizes)
         self._made: list[tuple[int, int]] = []  # (step, value)
         self._sizes = values.sizes
@@ -202,73 +225,71 @@ class Search:
         """The regions that are worth it."""
         if self.whole < LEAST:
             return []
-        found = [(run, self._best(run)) for run in runs(self.graph, self.order)]
+        found = [(run, choice) for run in runs(self.graph, self.order) if (choice := self._best(run)) is not None]
         left = list(self.alive)
-        for run, choice in found:
-            if choice is not None:
-                left[run.start : run.stop] = [0] * (run.stop - run.start)
-        most = max([*left, *[choice.peak for _, choice in found if choice is not None]], default=0)
+        for run, _ in found:
+            left[run.start : run.stop] = [0] * (run.stop - run.start)
+        most = max([*left, *[choice.peak for _, choice in found]])
         if self.whole - most < LEAST:
             return []
-        return [
-            (run, choice) for run, choice in found
-            if choice is not None and max(self.alive[run.start : run.stop]) > most
-        ]  # fmt: skip
+        return [(run, choice) for run, choice in found if max(self.alive[run.start : run.stop]) > most]
 
     def forced(self, length: int) -> list[tuple[Run, Choice]]:
         """All runs, in slices of so many units."""
         return [
-            (run, Choice(run.stop, length, 0, 0)) for run in runs(self.graph, self.order)
+            (run, Choice(run.stop, length)) for run in runs(self.graph, self.order)
             if run.units > length and len(run.members) > 1
         ]  # fmt: skip
 
     def _best(self, run: Run) -> Choice | None:
-        """The choice for a run that costs least, bytes and time weighed up; None where the whole does."""
-        total = sum(self._costs)
-        best, least = None, max(self.alive[run.start : run.stop]) / self.whole
-        for count in _counts(run.units):
+        """The choice for a run that costs the least time of those that come down to the aim, or else the smallest."""
+        ends = self._ends(run)
+        aim, most_loss = _AIM * (self.whole + self._kept) - self._kept, _MOST_LOSS * self._costs.sum()
+        best: Choice | None = None
+        for count in _COUNTS:
             length = -(-run.units // count)
-            for choice in self._ends(run, -(-run.units // length), length):
-                weighed = choice.peak / self.whole + _WORTH * choice.loss / total
-                if choice.loss <= _MOST_LOSS * total and weighed < least:
-                    best, least = choice, weighed
+            if count > run.units or -(-run.units // length) < count:
+                continue
+            peak = np.maximum(ends.whole + ends.most * (length / run.units), ends.after)
+            loss = (count - 1) * ends.loss + (count * length / run.units - 1) * ends.cost
+            weighed = np.where(loss > most_loss, np.inf, np.where(peak <= aim, loss / most_loss, 1 + peak))
+            at = int(weighed.argmin())
+            if weighed[at] < (best.weight if best else 1 + max(self.alive[run.start : run.stop])):
+                best = Choice(run.start + 1 + at, length, float(peak[at]), float(weighed[at]))
         return best
 
-    def _ends(self, run: Run, count: int, length: int) -> Iterable[Choice]:
-        """Each end that a region can have with so many slices."""
-        alive = self.alive
-        begins = sum(self._sizes[v] for at, v in self._made if at < run.start <= self._last[v])
-        leaving = [0] * (run.stop - run.start + 1)  # bytes made before a position in the run and read from it on
+    def _ends(self, run: Run) -> Ends:
+        """What each end of a region that begins with a run would mean."""
+        span = slice(run.start, run.stop)
+        before = sum(self._sizes[value] for at, value in self._made if at < run.start <= self._last[value])
+        leaving = np.zeros(len(self.order) + 2)
         for at, value in self._made:
-            if run.start <= at < run.stop and self._sizes[value]:
-                stop = min(self._last[value], run.stop)
-                leaving[at + 1 - run.start] += self._sizes[value]
-                if stop < run.stop:
-                    leaving[stop + 1 - run.start] -= self._sizes[value]
-        leaving = list(accumulate(leaving))
-        after = list(accumulate(reversed(alive[run.start : run.stop]), max, initial=0))[::-1]
-        most, loss, again = 0, 0.0, count * length / run.units - 1
-        for stop in range(run.start + 1, run.stop + 1):
-            node = self.order[stop - 1]
-            most = max(most, alive[stop - 1])
-            if node in run.members:
-                loss += self._loss(node, run.members[node], count) + again * self._costs[stop - 1]
-            peak = max(begins + leaving[stop - run.start] + most * length / run.units, after[stop - run.start])
-            yield Choice(stop, length, peak, loss)
+            if run.start <= at < run.stop:
+                leaving[at] += self._sizes[value]
+                leaving[self._last[value]] -= self._sizes[value]
+        alive = np.array(self.alive[span], float)
+        after = np.maximum.accumulate(np.append(alive[1:], 0.0)[::-1])[::-1]
+        members = [node in run.members for node in self.order[span]]
+        loss = [self._loss(node, run) for node in self.order[span]]
+        return Ends(
+            before + np.cumsum(leaving[run.start :])[: len(alive)], np.maximum.accumulate(alive), after,
+            np.cumsum(loss), np.cumsum(np.where(members, self._costs[span], 0)),
+        )  # fmt: skip
 
-    def _loss(self, node: Node, parts: BatchParts, count: int) -> float:
-        """About how many nanoseconds it costs to run an operator in so many slices."""
+    def _loss(self, node: Node, run: Run) -> float:
+        """About how many nanoseconds it costs to run an operator once more, for a slice."""
         assert node.op is not None
-        if node.op.traits.view:
+        if node not in run.members or node.op.traits.view:
             return 0
+        parts = run.members[node]
         sizes = [0 if at in parts.inputs else nbytes(self.graph, each) for at, each in enumerate(node.inputs)]
         made = sum(nbytes(self.graph, Entry(node, index)) for index in range(node.outputs()))
-        return (count - 1) * (_STEP_NS + _NS_A_BYTE * node.op.bytes_read(sizes, made))
+        return _STEP_NS + _NS_A_BYTE * node.op.bytes_read(sizes, made)
 
-
-def _counts(units: int) -> list[int]:
-    """Numbers of slices to try."""
-    return [count for power in range(1, 9) if (count := 1 << power) <= units]
+    def _nanoseconds(self, node: Node) -> float:
+        """About how long an operator takes at least, on a fast machine, where what slices cost counts most."""
+        flops, elements = _cost(self.graph, node)
+        return max(flops / _FLOPS_A_NS, elements / _ELEMENTS_A_NS)
 
 
 # -- the region as an operator -----------------------------------------------------------------------------
@@ -305,14 +326,16 @@ def cut(
     if not options.slice or graph.train or graph.gradients or not (options.share and options.in_place):
         return None
     each_time = [node for node in order if node.op is not None and not node.op.traits.once]
-    search = Search(graph, each_time, external)
+    once = [node for node in order if node.op is not None and node.op.traits.once]
+    kept = sum(nbytes(graph, Entry(node, index)) for node in once for index in range(node.outputs()))
+    search = Search(graph, each_time, kept)
     chosen = search.choose() if options.slice < 0 else search.forced(options.slice)
     if not chosen:
         return None
     kinds = options.channels_last
     laid = channels_last(order, graph.shapes, graph.dtypes, external, kinds) if kinds else frozenset()
     rewriter = Rewriter(graph)
-    made = [rewriter.keep(node) for node in order if node.op is not None and node.op.traits.once]
+    made = [rewriter.keep(node) for node in once]
     at = 0
     for run, choice in chosen:
         made += [rewriter.keep(node) for node in each_time[at : run.start]]

@@ -43,9 +43,11 @@ class InSlices:
         arrays = [*[inputs[at] for at in self._parts], *outputs]
         examples, length = op.batch
         first = len(op.rows)
-        for starts in op.starts:
+        for number, starts in enumerate(op.starts):
+            begin = min(number * length, examples - length)
+            where = f"{self._where} (examples {begin} to {begin + length - 1} of {examples})"
             begins = [*[starts[at] for at in self._parts], *starts[first:]]
             cut = zip(arrays, begins, self._lengths, strict=True)
-            runner.bind(self._given, [array[begin : begin + rows] for array, begin, rows in cut])
-            run_steps(run, self._steps, self._where)
+            runner.bind(self._given, [array[row : row + rows] for array, row, rows in cut])
+            run_steps(run, self._steps, where)
         runner.bind(self._given, [None] * len(self._given))
