@@ -117,7 +117,8 @@ class Setting(NamedTuple):
             (False, True): f" of at most {self.high}",
             (True, True): f" from {self.low} to {self.high}",
         }
-        return _KINDS[self.kind] + bounds[self.low is not None, self.high is not None]
+        words = [_KINDS[self.kind] + bounds[self.low is not None, self.high is not None], *self.aliases]
+        return " or ".join(words)
 
     def parse(self, text: str, variable: str = "") -> object:
         """Return the value that `text`, as found in the environment, stands for.
@@ -148,8 +149,8 @@ class Setting(NamedTuple):
             return value
         if self.kind is float and type(value) is int:
             value = float(value)
-        if isinstance(value, str):
-            value = self.aliases.get(value, value)
+        if isinstance(value, str) and value in self.aliases:
+            value = _PARSERS[self.kind](self.aliases[value])
         if type(value) is not self.kind or not self._within(value):
             raise self._error(value)
         return value
@@ -207,6 +208,13 @@ class Settings:
         0,
         "Most bytes of a bound symbol's internal values, for which as much as needed is recomputed; 0 is any number.",
         low=0,
+    )
+    exec_slice: int = _setting(
+        -1,
+        "Examples of a batch that bound predictions take at a time, where layers allow it: auto (-1) for a quarter of "
+        "the memory where that costs no time, off (0) for all of them, or a number.",
+        low=-1,
+        aliases={"auto": "-1", "off": "0"},
     )
     exec_num_temp: int = _setting(1, "Most temporary workspaces on each device.", low=1)
     exec_check: bool = _setting(

@@ -37,7 +37,7 @@ def test_names_that_stand_for_others_are_taken_from_programs_as_from_the_environ
     for each in dataclasses.fields(settings.Settings):
         for alias, value in each.metadata["aliases"].items():
             with settings.override(**{each.name: alias}):
-                assert getattr(settings.get(), each.name) == value
+                assert getattr(settings.get(), each.name) == settings.TABLE[each.name].parse(value)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ from flowmx.graph.passes.place import place
 from flowmx.graph.passes.recompute import recompute
 from flowmx.graph.passes.simplify import fold_constants, merge_common
 from flowmx.graph.plan import Plan, make_plan
+from flowmx.graph.planning import slices
+from flowmx.graph.planning.order import order
 from flowmx.ops import kernels
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Shape
@@ -109,7 +111,13 @@ def compile_graph(
     if external is None:
         external = {entry for entry in graph.outputs if _is_computed(entry)}
         external |= _written_straight(graph, straight)
-    return make_plan(graph, external, strided, options)
+    schedule = order(graph)
+    sliced = slices.cut(graph, schedule[0], external, strided, options)
+    if sliced is not None:
+        made = make_plan(sliced.graph, sliced.external, strided, options, (sliced.order, []))
+        if options.slice > 0 or made.internal_bytes() + slices.LEAST <= sliced.whole:
+            return made
+    return make_plan(graph, external, strided, options, schedule)
 
 
 def options_of(device_type: str) -> Options:
@@ -125,6 +133,7 @@ def options_of(device_type: str) -> Options:
         merge=settings.fresh("eliminate_common_expr"),
         mirror=config.backward_do_mirror,
         budget=config.exec_memory_budget or None,
+        slice=config.exec_slice,
     )
 
 

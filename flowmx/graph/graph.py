@@ -95,6 +95,8 @@ class Options:
         merge: compute once what several nodes would.
         mirror: compute cheap values again for the backward pass, rather than keep them.
         budget: the most bytes that internal values may take: as much as needed is computed again (None: any).
+        slice: how many examples of a batch are a slice, where regions of a prediction run in slices: as many as is
+            worth it (-1), or none at all (0).
     """
 
     device_type: str = "cpu"
@@ -107,6 +109,7 @@ class Options:
     merge: bool = True
     mirror: bool = False
     budget: int | None = None
+    slice: int = 0
 
 
 class Rewriter:

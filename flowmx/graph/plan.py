@@ -113,6 +113,7 @@ def make_plan(
     strided: Collection[Node] = (),
     options: Options | None = None,
     schedule: tuple[list[Node], list[Node]] | None = None,
+    laid: Collection[Entry] | None = None,
 ) -> Plan:
     """Order the nodes, and let values that never live at the same time share memory.
 
@@ -122,6 +123,7 @@ def make_plan(
         strided: variables whose arrays do not lie densely in C order.
         options: how.
         schedule: the operators of the forward and of the backward pass in an order of one's own, which must be legal.
+        laid: the entries that lie channels-last, where that is decided.
     """
     options = options or Options()
     forward, backward = schedule or order(graph)
@@ -129,7 +131,9 @@ def make_plan(
     if options.workers > 1:
         forward, backward = ([n for stage in each for chain in stage for n in chain] for each in stages)
     plan = Plan(graph, forward, backward, frozenset(external), keeps_values=not (options.in_place or options.share))
-    if options.channels_last:
+    if laid is not None:
+        plan.channels_last = frozenset(laid)
+    elif options.channels_last:
         plan.channels_last = channels_last(
             (*forward, *backward), graph.shapes, graph.dtypes, plan.external, options.channels_last
         )

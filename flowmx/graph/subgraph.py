@@ -95,7 +95,9 @@ class Program:
         all_dtypes = infer.infer_types(body.nodes, dict(zip(body.variables, dtypes, strict=True)))
         wanted = {body.variables[position]: request for position, request in requests}
         graph = graph_of(body.entries, list(wanted), all_shapes, all_dtypes, train)
-        plan = compile_graph(graph, options=replace(options_of(device.context.kernels), workers=1), external=())
+        plan = compile_graph(
+            graph, options=replace(options_of(device.context.kernels), workers=1, slice=0), external=()
+        )
         results = Results(plan, wanted)
         self.described = [(all_shapes[entry], all_dtypes[entry]) for entry in body.entries]
         """Shape and dtype of each output."""

@@ -28,7 +28,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
-from flowmx.ops.registry.traits import Quantization
+from flowmx.ops.registry.traits import BatchParts, BatchWise, Quantization
 
 Mode = Literal["clip", "wrap", "raise"]
 
@@ -81,7 +81,7 @@ class _Picking(Operator):
 
 
 @linear("take")
-class Take(_Picking, _Indexed):
+class Take(_Picking, _Indexed, batch_wise=BatchWise.OWN):
     """Slices of ``a`` along an axis, at the given indices: shape a[:axis] + indices + a[axis+1:]."""
 
     arguments = ("a", "indices")
@@ -93,6 +93,12 @@ class Take(_Picking, _Indexed):
     output_doc = "(*a.shape[:axis], *indices.shape, *a.shape[axis + 1:]), the dtype of a"
     axis: int = option(0, "The axis.")
     mode: Mode = option("clip", "For indices outside: clip them, wrap them around, or raise an error.")
+
+    def batch_parts(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> BatchParts | None:
+        by_index = self.axis % len(inputs[0]) == 0
+        if self.traits.batch_wise is BatchWise.UNKNOWN or self.mode == "raise" or not inputs[by_index]:
+            return None  # a message on indices speaks of all of them
+        return BatchParts((int(by_index),), (0,))
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         a, indices = shapes
@@ -129,7 +135,9 @@ class Take(_Picking, _Indexed):
 
 
 @operator("Embedding")
-class Embedding(_Picking, quantized=Quantization("_contrib_quantized_embedding", real=(0,))):
+class Embedding(
+    _Picking, quantized=Quantization("_contrib_quantized_embedding", real=(0,)), batch_wise=BatchWise.FIRST
+):
     """Rows of ``weight`` (input_dim, output_dim) at the given indices: shape data + (output_dim,).
 
     Indices outside are taken to the nearest row.
@@ -208,7 +216,7 @@ class BatchTake(_Indexed):
 
 
 @linear("pick", "choose_element_0index")
-class Pick(_Indexed):
+class Pick(_Indexed, batch_wise=BatchWise.EACH):
     """One element along an axis for each position of the other axes, at ``index``."""
 
     arguments = ("data", "index")
@@ -227,6 +235,9 @@ class Pick(_Indexed):
             return (1,) * len(shape)
         axis = axis_of(self, self.axis, len(shape))
         return (*shape[:axis], 1, *shape[axis + 1 :])
+
+    def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
+        return self.axis is None or self.axis % len(inputs[0]) == 0
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data, index = shapes
@@ -273,7 +284,7 @@ class Pick(_Indexed):
 
 
 @operator("one_hot")
-class OneHot(Operator, no_gradient=True):
+class OneHot(Operator, no_gradient=True, batch_wise=BatchWise.FIRST):
     """A new last axis with ``on_value`` at each index, ``off_value`` elsewhere (indices outside: nowhere)."""
 
     arguments = ("indices",)

@@ -23,13 +23,13 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
-from flowmx.ops.registry.traits import Passing, Precision, Quantization
+from flowmx.ops.registry.traits import BatchWise, Passing, Precision, Quantization
 
 
 @operator("Concat", "concat")
 class Concat(
     Operator, keeps_layout=True, mirrored=False, passing=Passing.ALONE, precision=Precision.WIDEST,
-    quantized=Quantization("_contrib_quantized_concat"),
+    quantized=Quantization("_contrib_quantized_concat"), batch_wise=BatchWise.EACH,
 ):  # fmt: skip
     """The inputs joined along an axis; their other axes must be equal."""
 
@@ -44,6 +44,9 @@ class Concat(
     def __post_init__(self) -> None:
         if self.dim <= 0:
             self.with_traits(quantized=None)
+
+    def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
+        return self.dim % len(inputs[0]) == 0
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         known = next((shape for shape in shapes if shape is not None), None)
@@ -116,7 +119,7 @@ class BackwardConcat(Operator, hidden=True, keeps_layout=True):
 
 
 @operator("stack")
-class Stack(Operator, precision=Precision.WIDEST):
+class Stack(Operator, precision=Precision.WIDEST, batch_wise=BatchWise.EACH):
     """Inputs of one shape joined along a new axis."""
 
     variadic = "num_args"
@@ -124,6 +127,9 @@ class Stack(Operator, precision=Precision.WIDEST):
     output_doc = "The shape of the inputs with a new axis of length num_args, their dtype"
     axis: int = option(0, "Position of the new axis.")
     num_args: int = required("Number of inputs.", low=1)
+
+    def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
+        return self.axis % (len(inputs[0]) + 1) == 0
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         completed, (shape,) = super().infer_shape(shapes)
@@ -146,7 +152,7 @@ class Stack(Operator, precision=Precision.WIDEST):
 _SQUEEZE = "Drop the axis, where each part has length 1 on it."
 
 
-class _Split(Operator):
+class _Split(Operator, batch_wise=BatchWise.FIRST):
     input_docs = described(data="any shape, any dtype")
     output_doc = (
         "A list of the parts, or the one part: the shape of data but for the axis, which squeeze_axis removes; "
@@ -165,6 +171,9 @@ class _Split(Operator):
 
     def outputs(self) -> tuple[str, ...]:
         return tuple(f"output{at}" for at in range(self.count()))
+
+    def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
+        return self.axis % len(inputs[0]) == 0
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         shape = shapes[0]

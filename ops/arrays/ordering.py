@@ -10,8 +10,8 @@ from flowmx.ops.arrays.indexing import whole
 from flowmx.ops.arrays.linear import Inferred, InferredTypes, Linear, linear, shape_of
 from flowmx.ops.arrays.reshaping import axis_of, times
 from flowmx.ops.registry.dtypes import FLOAT32, DType
-from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, family, operator, option
-from flowmx.ops.registry.traits import Precision
+from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described, family, operator, option
+from flowmx.ops.registry.traits import BatchWise, Precision
 
 
 def order_of(xp: Any, x: Array, axis: int, ascending: bool) -> Array:
@@ -59,13 +59,16 @@ class _Ordered(Operator, heavy=True):
         axis_of(self, self.axis, len(given))
         return given
 
+    def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
+        return self.axis is None or self.axis % len(inputs[0]) == 0
+
     def lined(self, x: Array) -> tuple[Array, int]:
         """The input and the axis to go along."""
         return (x.reshape(-1), 0) if self.axis is None else (x, self.axis)
 
 
 @operator("sort")
-class Sort(_Ordered, precision=Precision.GIVEN):
+class Sort(_Ordered, precision=Precision.GIVEN, batch_wise=BatchWise.FIRST):
     """The elements sorted along an axis."""
 
     input_docs = described(data="any shape, any dtype")
@@ -89,7 +92,7 @@ class Sort(_Ordered, precision=Precision.GIVEN):
 
 
 @operator("argsort")
-class ArgSort(_Ordered, no_gradient=True, precision=Precision.FLOAT32):
+class ArgSort(_Ordered, no_gradient=True, precision=Precision.FLOAT32, batch_wise=BatchWise.FIRST):
     """The positions along an axis in the order of their elements."""
 
     input_docs = described(data="any shape, any dtype")
@@ -109,7 +112,7 @@ class ArgSort(_Ordered, no_gradient=True, precision=Precision.FLOAT32):
 
 
 @operator("topk")
-class TopK(_Ordered, precision=Precision.FLOAT32):
+class TopK(_Ordered, precision=Precision.FLOAT32, batch_wise=BatchWise.FIRST):
     """The k largest (or smallest) elements along an axis, in order: values, positions, or a mask of them."""
 
     input_docs = described(data="any shape, any dtype")

@@ -10,6 +10,7 @@ from flowmx.ops.arrays.linear import Inferred
 from flowmx.ops.arrays.reshaping import axes_of, axis_of, divided, times
 from flowmx.ops.arrays.shape import View
 from flowmx.ops.registry.operators import Array, Operator, Shape, ShapeOrNone, described, operator, option, required
+from flowmx.ops.registry.traits import BatchWise
 
 
 class Permuting(View):
@@ -19,9 +20,12 @@ class Permuting(View):
         """The axes of the input in the order of the output's."""
         raise NotImplementedError
 
+    def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
+        return self.order(len(inputs[0]))[:1] != (0,)
+
 
 @operator("transpose")
-class Transpose(Permuting):
+class Transpose(Permuting, batch_wise=BatchWise.FIRST):
     """The axes in another order; reversed where none is given."""
 
     input_docs = described(data="any shape, any dtype")
@@ -58,7 +62,7 @@ class Transpose(Permuting):
 
 
 @operator("SwapAxis", "swapaxes")
-class SwapAxis(Permuting, input_named=True):
+class SwapAxis(Permuting, input_named=True, batch_wise=BatchWise.FIRST):
     """Two axes exchanged."""
 
     input_docs = described(data="any shape, any dtype")
@@ -88,12 +92,15 @@ class SwapAxis(Permuting, input_named=True):
 
 
 @operator("reverse", "flip")
-class Reverse(View, input_named=True):
+class Reverse(View, input_named=True, batch_wise=BatchWise.FIRST):
     """The elements in reverse order along the given axes."""
 
     input_docs = described(data="any shape, any dtype")
     output_doc = "The shape and dtype of data"
     axis: Shape = required("The axes.")
+
+    def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
+        return any(axis % len(inputs[0]) == 0 for axis in self.axis)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         if shapes[0] is not None:
@@ -121,7 +128,7 @@ def _image(op: Operator, shape: Shape) -> tuple[int, int, int, int]:
 
 
 @operator("depth_to_space")
-class DepthToSpace(View, input_named=True):
+class DepthToSpace(View, input_named=True, batch_wise=BatchWise.FIRST):
     """Blocks of channels spread over space: (n, c·b², h, w) becomes (n, c, h·b, w·b)."""
 
     input_docs = described(data="(n, c·b², h, w), any dtype")
@@ -148,7 +155,7 @@ class DepthToSpace(View, input_named=True):
 
 
 @operator("space_to_depth")
-class SpaceToDepth(View, input_named=True):
+class SpaceToDepth(View, input_named=True, batch_wise=BatchWise.FIRST):
     """Blocks of space gathered into channels: (n, c, h·b, w·b) becomes (n, c·b², h, w)."""
 
     input_docs = described(data="(n, c, h·b, w·b), any dtype")

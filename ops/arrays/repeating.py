@@ -11,11 +11,11 @@ from flowmx.errors import ShapeError
 from flowmx.ops.arrays.linear import Inferred, Linear, linear, shape_of
 from flowmx.ops.arrays.reshaping import axis_of, times
 from flowmx.ops.registry.operators import Array, Run, Shape, ShapeOrNone, described, option, required
-from flowmx.ops.registry.traits import Passing
+from flowmx.ops.registry.traits import BatchWise, Passing
 
 
 @linear("tile")
-class Tile(Linear, passing=Passing.ALIKE, input_named=True):
+class Tile(Linear, passing=Passing.ALIKE, input_named=True, batch_wise=BatchWise.FIRST):
     """The whole input repeated ``reps`` times along each axis."""
 
     input_docs = described(data="any shape, any dtype")
@@ -26,6 +26,9 @@ class Tile(Linear, passing=Passing.ALIKE, input_named=True):
         ndim = max(len(shape), len(self.reps))
         lengths = (1,) * (ndim - len(shape)) + shape
         return list(zip((1,) * (ndim - len(self.reps)) + self.reps, lengths, strict=True))
+
+    def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
+        return len(self.reps) > len(inputs[0])
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         if shapes[0] is None:
@@ -42,7 +45,7 @@ class Tile(Linear, passing=Passing.ALIKE, input_named=True):
 
 
 @linear("repeat")
-class Repeat(Linear, passing=Passing.ALIKE, input_named=True):
+class Repeat(Linear, passing=Passing.ALIKE, input_named=True, batch_wise=BatchWise.FIRST):
     """Each element repeated ``repeats`` times along an axis, or of the flattened input."""
 
     input_docs = described(data="any shape, any dtype")
@@ -71,7 +74,7 @@ class Repeat(Linear, passing=Passing.ALIKE, input_named=True):
 
 
 @linear("Pad", "pad")
-class Pad(Linear, passing=Passing.ALIKE, input_named=True):
+class Pad(Linear, passing=Passing.ALIKE, input_named=True, batch_wise=BatchWise.FIRST):
     """The input with elements added around it: a constant, the edge's, or the reflected content."""
 
     input_docs = described(data="any shape, any dtype")

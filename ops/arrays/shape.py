@@ -21,7 +21,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
-from flowmx.ops.registry.traits import Quantization
+from flowmx.ops.registry.traits import BatchParts, BatchWise, Quantization
 
 
 class View(Operator):
@@ -31,6 +31,11 @@ class View(Operator):
         """The input, seen with the output's shape."""
         return x.reshape(shape)
 
+    def batch_parts(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> BatchParts | None:
+        # Elements stay in their order: equal parts of it are equal parts of axis 0 on both sides.
+        is_own = self.traits.batch_wise is BatchWise.OWN and inputs[0] and outputs[0]
+        return BatchParts((0,), (0,)) if is_own else super().batch_parts(inputs, outputs)
+
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.copyto(outputs[0], self.view(inputs[0], outputs[0].shape))
 
@@ -39,7 +44,7 @@ class View(Operator):
 
 
 @operator("Reshape", "reshape")
-class Reshape(View, in_place=((0, 0),), view=True):
+class Reshape(View, in_place=((0, 0),), view=True, batch_wise=BatchWise.OWN):
     """The same elements with another shape.
 
     In ``shape`` 0 keeps the input's axis, -1 infers one axis, -2 copies all the rest, -3 merges two axes, and
@@ -78,7 +83,9 @@ class Reshape(View, in_place=((0, 0),), view=True):
 
 
 @operator("Flatten", "flatten")
-class Flatten(View, in_place=((0, 0),), view=True, quantized=Quantization("_contrib_quantized_flatten")):
+class Flatten(
+    View, in_place=((0, 0),), view=True, quantized=Quantization("_contrib_quantized_flatten"), batch_wise=BatchWise.OWN
+):
     """All axes but the first made one: (n, a, b, ...) becomes (n, a·b·...)."""
 
     input_docs = described(data="(n, ...), any dtype")
@@ -132,7 +139,7 @@ class ReshapeLike(View, in_place=((0, 0),), view=True, shapes_only=("rhs",)):
 
 
 @operator("expand_dims")
-class ExpandDims(View, in_place=((0, 0),), view=True):
+class ExpandDims(View, in_place=((0, 0),), view=True, batch_wise=BatchWise.OWN):
     """A new axis of length 1 at position ``axis`` of the output."""
 
     input_docs = described(data="any shape, any dtype")
@@ -155,7 +162,7 @@ class ExpandDims(View, in_place=((0, 0),), view=True):
 
 
 @operator("squeeze")
-class Squeeze(View, in_place=((0, 0),), view=True, input_named=True):
+class Squeeze(View, in_place=((0, 0),), view=True, input_named=True, batch_wise=BatchWise.OWN):
     """The input without its axes of length 1, or without the given ones."""
 
     input_docs = described(data="any shape, any dtype")

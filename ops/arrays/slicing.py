@@ -9,7 +9,7 @@ from flowmx.ops.arrays.linear import Inferred, InferredTypes, Linear, linear
 from flowmx.ops.arrays.reshaping import axis_of
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Run, Shape, ShapeOrNone, described, option, required
-from flowmx.ops.registry.traits import Passing
+from flowmx.ops.registry.traits import BatchWise, Passing
 
 Slices = tuple[slice, ...]
 
@@ -35,7 +35,7 @@ def _count(part: slice, length: int) -> int:
 
 
 @linear("slice", "crop")
-class Slice(_Slicing, passing=Passing.ALIKE):
+class Slice(_Slicing, passing=Passing.ALIKE, batch_wise=BatchWise.FIRST):
     """A part of the input: on each axis from ``begin`` to before ``end``, in steps of ``step``."""
 
     input_docs = described(data="any shape, any dtype")
@@ -62,6 +62,9 @@ class Slice(_Slicing, passing=Passing.ALIKE):
             raise ShapeError(f"{self.name}: step is {self.step}, expected no 0")
         return tuple(slice(*each) for each in zip(self.begin, self.end, steps, strict=True))
 
+    def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
+        return (self.step[:1] or (1,))[0] not in (None, 1)
+
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         shape = shapes[0]
         if shape is None:
@@ -71,7 +74,7 @@ class Slice(_Slicing, passing=Passing.ALIKE):
 
 
 @linear("slice_axis")
-class SliceAxis(_Slicing, passing=Passing.ALIKE):
+class SliceAxis(_Slicing, passing=Passing.ALIKE, batch_wise=BatchWise.FIRST):
     """A part of the input along one axis, from ``begin`` to before ``end``."""
 
     input_docs = described(data="any shape, any dtype")
@@ -94,7 +97,7 @@ class SliceAxis(_Slicing, passing=Passing.ALIKE):
 
 
 @linear("slice_like")
-class SliceLike(_Slicing, passing=Passing.ALIKE, shapes_only=("shape_like",)):
+class SliceLike(_Slicing, passing=Passing.ALIKE, shapes_only=("shape_like",), batch_wise=BatchWise.FIRST):
     """The first elements of ``data``, as many on the given axes as ``shape_like`` has (default: all axes)."""
 
     arguments = ("data", "shape_like")
@@ -119,6 +122,9 @@ class SliceLike(_Slicing, passing=Passing.ALIKE, shapes_only=("shape_like",)):
                 raise ShapeError(f"{self.name}: shape_like has shape {like}, expected at most {shape[at]} on axis {at}")
             key[at] = slice(0, like[there])
         return tuple(key)
+
+    def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
+        return not self.axes or any(axis % len(inputs[0]) == 0 for axis in self.axes)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         shape, like = shapes

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, operator
+from flowmx.ops.registry.traits import BatchWise
 
 
 class Link(NamedTuple):
@@ -24,7 +25,7 @@ class Link(NamedTuple):
 
 
 @operator("_chain")
-class Chain(Operator, hidden=True, keeps_layout=True):
+class Chain(Operator, hidden=True, keeps_layout=True, batch_wise=BatchWise.ALL):
     """Elementwise operators one after the other, each with one output; all outputs have one shape and dtype."""
 
     arguments = ()

@@ -15,6 +15,7 @@ from flowmx.ops.nn.convolution import Convolution, ConvolutionWeight
 from flowmx.ops.nn.linear import FullyConnected
 from flowmx.ops.nn.normalization.batch_norm import BatchNorm
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, family, operator, option
+from flowmx.ops.registry.traits import BatchParts, BatchWise
 
 Then = Literal["", "relu", "sigmoid", "tanh", "leaky"]
 
@@ -55,6 +56,11 @@ class Fused(Operator, hidden=True):
         """The inputs, or what belongs to each of them, by what they are for."""
         named = dict(zip(self.inputs(), values, strict=True))
         return Given(*[named.get(name) for name in Given._fields])
+
+    def batch_parts(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> BatchParts | None:
+        if self.traits.batch_wise is BatchWise.UNKNOWN or inputs[0][:1] != outputs[0][:1]:
+            return None
+        return BatchParts((0, *([len(inputs) - 1] if self.added else [])), (0,))
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         count = len(super().inputs())
@@ -107,17 +113,17 @@ def scaled_weight(weight: Array, *scale: Array) -> Array:
 
 
 @operator("_fused_Convolution")
-class FusedConvolution(Fused, Convolution):
+class FusedConvolution(Fused, Convolution, batch_wise=BatchWise.OWN):
     """Convolution with the operators that follow it: scale, addition, activation."""
 
 
 @operator("_fused_FullyConnected")
-class FusedFullyConnected(Fused, FullyConnected):
+class FusedFullyConnected(Fused, FullyConnected, batch_wise=BatchWise.OWN):
     """FullyConnected with the operators that follow it: scale, addition, activation."""
 
 
 @operator("_relu_BatchNorm")
-class BatchNormRelu(BatchNorm, hidden=True):
+class BatchNormRelu(BatchNorm, hidden=True, batch_wise=BatchWise.OWN):
     """BatchNorm, then a ReLU."""
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

@@ -17,6 +17,7 @@ from flowmx.ops.nn.common import bound, computing_dtype
 from flowmx.ops.nn.linear import multiply
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, family, operator, option
+from flowmx.ops.registry.traits import BatchParts, BatchWise
 
 INPUTS: dict[Shape, tuple[str, ...]] = {
     (1, 1, 1): ("queries", "keys", "values"),
@@ -100,7 +101,7 @@ def _product(run: Run, a: Array, b: Array) -> Array:
 
 
 @operator("_fused_attention")
-class FusedAttention(_Attention):
+class FusedAttention(_Attention, batch_wise=BatchWise.OWN):
     """Attention: values, weighted by softmax of the products of queries and keys.
 
     The output is (batch, length, heads, size), or its axes in the order of ``layout``. ``differentiable`` keeps a
@@ -115,6 +116,12 @@ class FusedAttention(_Attention):
 
     def outputs(self) -> tuple[str, ...]:
         return ("output", "stats") if self.differentiable else ("output",)
+
+    def batch_parts(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> BatchParts | None:
+        if self.layout != "NTC":
+            return None
+        along = [at for at, shape in enumerate(inputs) if shape[0] == outputs[0][0]]
+        return BatchParts(tuple(along), tuple(range(len(outputs))))
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         known = [shape for shape in shapes if shape is not None and -1 not in shape]

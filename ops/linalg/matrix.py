@@ -23,7 +23,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
-from flowmx.ops.registry.traits import Precision
+from flowmx.ops.registry.traits import BatchWise, Precision
 
 
 def _same(op: Operator, one: int, other: int, shapes: Sequence[ShapeOrNone]) -> None:
@@ -55,7 +55,7 @@ class Product(Operator, heavy=True, multiplies=True):
 
 
 @operator("dot")
-class Dot(Product, precision=Precision.WIDEST):
+class Dot(Product, precision=Precision.WIDEST, batch_wise=BatchWise.FIRST):
     """The sum of products over the last axis of lhs and the first axis of rhs.
 
     Matrices multiply; two vectors give the shape (1,). With more axes the others of lhs come first in the
@@ -73,6 +73,9 @@ class Dot(Product, precision=Precision.WIDEST):
     def __post_init__(self) -> None:
         if self.forward_stype not in (None, "default"):
             self.with_traits(sparse=True)
+
+    def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
+        return self.transpose_a or len(inputs[0]) < 2
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         lhs, rhs = shapes
@@ -188,7 +191,7 @@ def flipped(x: Array, flip: bool) -> Array:
 
 
 @operator("batch_dot")
-class BatchDot(Product, precision=Precision.WIDEST):
+class BatchDot(Product, precision=Precision.WIDEST, batch_wise=BatchWise.EACH):
     """The products of the matrices in two batches: (b, m, k) and (b, k, n) give (b, m, n)."""
 
     input_docs = described(

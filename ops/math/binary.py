@@ -19,7 +19,7 @@ from flowmx.ops.formulas.activations import smooth_l1
 from flowmx.ops.formulas.arrays import OnArrays
 from flowmx.ops.registry.dtypes import DType, is_floating
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, lookup, operator, option
-from flowmx.ops.registry.traits import Neutral, Precision, Quantization
+from flowmx.ops.registry.traits import BatchWise, Neutral, Precision, Quantization
 
 _INT64: DType = np.dtype(np.int64)
 _FLOAT64: DType = np.dtype(np.float64)
@@ -189,7 +189,7 @@ def sum_to(F: Any, gradient: Any, inputs: Any, position: int) -> Any:
     return F.op("_sum_like", gradient, like)
 
 
-class Pair(Operator, keeps_layout=True, in_place=((0, 0), (1, 0))):
+class Pair(Operator, keeps_layout=True, in_place=((0, 0), (1, 0)), batch_wise=BatchWise.ALL):
     """Base of operators of two arrays."""
 
     arguments = ("lhs", "rhs")
@@ -208,7 +208,7 @@ class Broadcasting(Pair):
         return shapes, [broadcast_shapes(self, shapes[0], shapes[1])]
 
 
-class Scalar(Operator, keeps_layout=True, in_place=((0, 0),)):
+class Scalar(Operator, keeps_layout=True, in_place=((0, 0),), batch_wise=BatchWise.ALL):
     """Base of operators of an array and a number."""
 
     input_docs = described(data="any shape, any dtype")
@@ -319,7 +319,7 @@ _SMOOTH_L1 = OnArrays(smooth_l1)
 
 
 @operator("smooth_l1")
-class SmoothL1(Operator, precision=Precision.FLOAT32):
+class SmoothL1(Operator, precision=Precision.FLOAT32, batch_wise=BatchWise.ALL):
     """Elementwise smooth L1: (σx)²/2 where |x| < 1/σ², |x| - 1/(2σ²) elsewhere."""
 
     scalar: float = option(1.0, "σ.")

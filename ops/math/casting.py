@@ -11,6 +11,7 @@ from flowmx.ops.arrays.creation import Ones, Zeros
 from flowmx.ops.arrays.linear import Inferred, InferredTypes, shape_of
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described, operator, required
+from flowmx.ops.registry.traits import BatchWise
 
 
 class _Fill(Operator, shapes_only=("data",)):
@@ -28,12 +29,12 @@ class _Fill(Operator, shapes_only=("data",)):
 
 
 @operator("zeros_like")
-class ZerosLike(_Fill):
+class ZerosLike(_Fill, batch_wise=BatchWise.ALL):
     """Zeros of the input's shape and dtype."""
 
 
 @operator("ones_like")
-class OnesLike(_Fill):
+class OnesLike(_Fill, batch_wise=BatchWise.ALL):
     """Ones of the input's shape and dtype."""
 
     value = 1
@@ -75,7 +76,7 @@ class SizeArray(_Shape):
 
 
 @operator("Cast", "cast")
-class Cast(Operator, casts=True):
+class Cast(Operator, casts=True, batch_wise=BatchWise.ALL):
     """The input as another element type."""
 
     input_docs = described(data="any shape, any dtype")
@@ -93,7 +94,7 @@ class Cast(Operator, casts=True):
 
 
 @operator("_cast_like")
-class CastLike(Operator, hidden=True, casts=True):
+class CastLike(Operator, hidden=True, casts=True, batch_wise=BatchWise.FIRST):
     """The first input as the element type of the second."""
 
     arguments = ("data", "like")

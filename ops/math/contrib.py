@@ -22,7 +22,7 @@ from flowmx.ops.registry.operators import (
     option,
     same_shape,
 )
-from flowmx.ops.registry.traits import Passing, Precision
+from flowmx.ops.registry.traits import BatchWise, Passing, Precision
 
 
 @operator("_contrib_allclose")
@@ -78,7 +78,7 @@ class IndexArray(Operator, no_gradient=True, input_named=True, shapes_only=("dat
 
 
 @operator("_contrib_div_sqrt_dim")
-class DivSqrtDim(Operator, in_place=((0, 0),)):
+class DivSqrtDim(Operator, in_place=((0, 0),), batch_wise=BatchWise.ALL):
     """The input divided by the root of the length of its last axis."""
 
     input_docs = described(data="(..., size), float")
@@ -110,7 +110,7 @@ class _Multiplier(Operator, in_place=((0, 0),)):
 
 
 @operator("_contrib_gradientmultiplier")
-class GradientMultiplier(_Multiplier, passing=Passing.ALWAYS):
+class GradientMultiplier(_Multiplier, passing=Passing.ALWAYS, batch_wise=BatchWise.ALL):
     """A copy of the input, whose gradient is multiplied by a number; a negative one reverses it."""
 
     onnx = "Identity"
@@ -144,7 +144,7 @@ class _Quadratic(Operator):
 
 
 @operator("_contrib_quadratic")
-class Quadratic(_Quadratic, in_place=((0, 0),), input_named=True):
+class Quadratic(_Quadratic, in_place=((0, 0),), input_named=True, batch_wise=BatchWise.ALL):
     """Elementwise a x² + b x + c."""
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

@@ -26,7 +26,7 @@ from flowmx.ops.formulas.frontend import gradient_of
 from flowmx.ops.math.special_gamma import polygamma
 from flowmx.ops.registry.dtypes import DType, is_floating
 from flowmx.ops.registry.operators import Array, Operator, Run, operator, option
-from flowmx.ops.registry.traits import Passing, Precision
+from flowmx.ops.registry.traits import BatchWise, Passing, Precision
 
 
 class Row(NamedTuple):
@@ -171,6 +171,7 @@ def _register(row: Row) -> None:
             body,
             in_place=((0, 0),),
             keeps_layout=True,
+            batch_wise=BatchWise.ALL,
             no_gradient=row.derivative is None,
             precision=row.precision,
             activation=row.activation,

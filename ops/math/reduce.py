@@ -16,7 +16,7 @@ from flowmx.ops.arrays.linear import Inferred, InferredTypes, Linear, bound, lin
 from flowmx.ops.arrays.reshaping import axes_of, axis_of, expect_elements
 from flowmx.ops.registry.dtypes import DType, is_floating
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described, family, operator, option
-from flowmx.ops.registry.traits import Passing, Precision
+from flowmx.ops.registry.traits import BatchWise, Passing, Precision
 
 
 def wide(x: Array) -> Array:
@@ -35,7 +35,7 @@ def reduce_into(function: Callable[..., Any], x: Array, axes: Shape, out: Array)
 
 
 @family
-class Reduction(Operator):
+class Reduction(Operator, batch_wise=BatchWise.FIRST):
     """Base of reductions over some axes."""
 
     input_docs = described(data="any shape, any dtype")
@@ -52,6 +52,9 @@ class Reduction(Operator):
             return tuple(range(ndim))
         given = axes_of(self, self.axis, ndim)
         return tuple(axis for axis in range(ndim) if (axis in given) != self.exclude)
+
+    def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
+        return 0 in self.axes(len(inputs[0]))
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         shape = shapes[0]
@@ -157,7 +160,7 @@ for _row in TABLE:
 
 
 @operator("norm")
-class Norm(Operator, precision=Precision.FLOAT32):
+class Norm(Operator, precision=Precision.FLOAT32, batch_wise=BatchWise.FIRST):
     """The L1 or L2 norm over the given axes."""
 
     input_docs = described(data="any shape, float")
@@ -174,6 +177,9 @@ class Norm(Operator, precision=Precision.FLOAT32):
     def axes(self, ndim: int) -> Shape:
         """The axes to reduce over."""
         return Reduction.axes(cast("Reduction", self), ndim)
+
+    def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
+        return 0 in self.axes(len(inputs[0]))
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return Reduction.infer_shape(cast("Reduction", self), shapes)
@@ -202,7 +208,7 @@ class Norm(Operator, precision=Precision.FLOAT32):
 
 
 @family
-class Position(Operator, no_gradient=True):
+class Position(Operator, no_gradient=True, batch_wise=BatchWise.FIRST):
     """Base of searches along an axis."""
 
     input_docs = described(data="any shape, any dtype")
@@ -212,6 +218,9 @@ class Position(Operator, no_gradient=True):
     function = ""
     axis: int | None = option(None, "The axis to search; None for the flattened array.")
     keepdims: bool = option(False, "Keep the searched axis, with length 1.")
+
+    def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
+        return self.axis is None or self.axis % len(inputs[0]) == 0
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         shape = shapes[0]
@@ -246,7 +255,7 @@ class ArgMin(Position):
 
 
 @operator("argmax_channel")
-class ArgMaxChannel(Operator, no_gradient=True):
+class ArgMaxChannel(Operator, no_gradient=True, batch_wise=BatchWise.FIRST):
     """The position of the maximum along axis 1, in the input's dtype."""
 
     input_docs = described(data="(batch, channels, ...), any dtype")
@@ -302,7 +311,7 @@ class SumLike(Operator, hidden=True, passing=Passing.ALIKE):
         return [F.broadcast_like(heads[0], shape_of(inputs, 0)), None]
 
 
-class _Broadcast(Operator, repeats=True, passing=Passing.ALIKE):
+class _Broadcast(Operator, repeats=True, passing=Passing.ALIKE, batch_wise=BatchWise.ALL):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.copyto(outputs[0], inputs[0])
 

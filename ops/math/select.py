@@ -12,11 +12,11 @@ from flowmx.errors import ShapeError, TypeInferenceError
 from flowmx.ops.arrays.linear import Inferred, InferredTypes
 from flowmx.ops.registry.dtypes import DType, is_floating, name_of
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, merge, operator, required
-from flowmx.ops.registry.traits import Passing, Precision
+from flowmx.ops.registry.traits import BatchWise, Passing, Precision
 
 
 @operator("where")
-class Where(Operator, precision=Precision.WIDEST):
+class Where(Operator, precision=Precision.WIDEST, batch_wise=BatchWise.EACH):
     """``x`` where the condition is not 0, else ``y``. A condition with one axis chooses whole rows."""
 
     arguments = ("condition", "x", "y")
@@ -64,7 +64,7 @@ class Where(Operator, precision=Precision.WIDEST):
 
 
 @operator("clip")
-class Clip(Operator, in_place=((0, 0),), keeps_layout=True):
+class Clip(Operator, in_place=((0, 0),), keeps_layout=True, batch_wise=BatchWise.ALL):
     """Each element taken to the nearest number from ``a_min`` to ``a_max``."""
 
     a_min: float = required("The smallest number.")
@@ -89,7 +89,14 @@ class Clip(Operator, in_place=((0, 0),), keeps_layout=True):
 
 
 @operator("add_n", "ElementWiseSum")
-class AddN(Operator, in_place=((0, 0),), keeps_layout=True, passing=Passing.ALONE, precision=Precision.WIDEST):
+class AddN(
+    Operator,
+    in_place=((0, 0),),
+    keeps_layout=True,
+    passing=Passing.ALONE,
+    precision=Precision.WIDEST,
+    batch_wise=BatchWise.ALL,
+):
     """The sum of the inputs, which have one shape."""
 
     variadic = "num_args"

@@ -22,11 +22,11 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
-from flowmx.ops.registry.traits import Precision
+from flowmx.ops.registry.traits import BatchWise, Precision
 
 
 @operator("_np_cumsum", "cumsum")
-class CumSum(Operator, precision=Precision.FLOAT32):
+class CumSum(Operator, precision=Precision.FLOAT32, batch_wise=BatchWise.FIRST):
     """The sums of all elements up to each one, along an axis, or in the flattened array."""
 
     arguments = ("a",)
@@ -34,6 +34,9 @@ class CumSum(Operator, precision=Precision.FLOAT32):
     output_doc = "The shape of a, or flat where axis is None; dtype `dtype`, or that of a (int64 for bool)"
     axis: int | None = option(None, "The axis; None for the flattened array.")
     dtype: DType | None = option(None, "The output's dtype (default: the input's).")
+
+    def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
+        return self.axis is None or self.axis % len(inputs[0]) == 0
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         shape = shapes[0]

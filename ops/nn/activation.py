@@ -31,7 +31,7 @@ from flowmx.ops.registry.operators import (
     required,
     same_shape,
 )
-from flowmx.ops.registry.traits import Precision, Quantization
+from flowmx.ops.registry.traits import BatchWise, Precision, Quantization
 
 _PLAIN = {kind: OnArrays(lambda p, x, of=row: of.compute(x)) for kind, row in ACTIVATIONS.items()}
 _BACKWARD = {kind: OnArrays(lambda p, head, y, of=row: head * of.slope(y), 2) for kind, row in ACTIVATIONS.items()}
@@ -41,7 +41,7 @@ _BEND = {kind: OnFrontend(lambda p, y, of=row: of.bend(y), ("y",)) for kind, row
 @operator("Activation")
 class Activation(
     Operator, in_place=((0, 0),), keeps_layout=True, float32_where=("act_type", ("softrelu",)),
-    quantized=Quantization("_contrib_quantized_act"),
+    quantized=Quantization("_contrib_quantized_act"), batch_wise=BatchWise.ALL,
 ):  # fmt: skip
     """Apply an activation to each element: relu max(x, 0), sigmoid 1/(1 + e⁻ˣ), tanh, softrelu log(1 + eˣ),
     softsign x/(1 + |x|).
@@ -84,7 +84,7 @@ _HARD_SIGMOID = OnArrays(hard_sigmoid)
 
 
 @operator("hard_sigmoid")
-class HardSigmoid(Operator, in_place=((0, 0),)):
+class HardSigmoid(Operator, in_place=((0, 0),), batch_wise=BatchWise.ALL):
     """Clip alpha·x + beta to 0 ... 1, elementwise."""
 
     onnx = "HardSigmoid"
@@ -107,7 +107,12 @@ _SECOND = {kind: OnFrontend(row.bend, ("x",)) for kind, row in RECTIFIERS.items(
 
 @operator("LeakyReLU")
 class LeakyReLU(
-    Operator, in_place=((0, 0),), uses_random=True, mode_matters=True, float32_where=("act_type", ("elu", "selu"))
+    Operator,
+    in_place=((0, 0),),
+    uses_random=True,
+    mode_matters=True,
+    float32_where=("act_type", ("elu", "selu")),
+    batch_wise=BatchWise.FIRST,
 ):
     """Rectifiers with a slope below zero, chosen by ``act_type``.
 
@@ -140,6 +145,9 @@ class LeakyReLU(
 
     def outputs(self) -> tuple[str, ...]:
         return ("output", "mask") if self.act_type == "rrelu" else ("output",)
+
+    def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
+        return len(inputs[0]) < 2
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         data = shapes[0]
@@ -286,7 +294,7 @@ def refuse_length(op: Any) -> None:
         raise ParameterError(f"{op.name}: use_length is True, but only softmax takes lengths")
 
 
-class _Softmax(Operator):
+class _Softmax(Operator, batch_wise=BatchWise.EACH):
     """The base of softmax, softmin and log_softmax."""
 
     arguments: ClassVar[tuple[str, ...]] = ("data", "length")
@@ -302,6 +310,9 @@ class _Softmax(Operator):
 
     def inputs(self) -> tuple[str, ...]:
         return self.arguments[: 2 if self.use_length else 1]
+
+    def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
+        return self.axis % len(inputs[0]) == 0
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         data, *length = shapes
@@ -357,7 +368,7 @@ class Softmax(_Softmax, in_place=((0, 0),), precision=Precision.FLOAT32):
 
 
 @operator("softmin")
-class Softmin(Softmax, in_place=((0, 0),), precision=Precision.FLOAT32):
+class Softmin(Softmax, in_place=((0, 0),), precision=Precision.FLOAT32, batch_wise=BatchWise.EACH):
     """Softmax of the negated data along an axis."""
 
     arguments = ("data",)
@@ -453,7 +464,7 @@ def _cast_back(F: Any, op: _Softmax, gradient: Any, inputs: Sequence[Any]) -> An
 
 
 @operator("SoftmaxActivation")
-class SoftmaxActivation(Operator, precision=Precision.FLOAT32):
+class SoftmaxActivation(Operator, precision=Precision.FLOAT32, batch_wise=BatchWise.FIRST):
     """Softmax along the last axis (``instance``), or over the channels, axis 1 (``channel``)."""
 
     input_docs = described(data="(batch, channels, ...), float")

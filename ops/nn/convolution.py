@@ -20,7 +20,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
-from flowmx.ops.registry.traits import Precision, Quantization
+from flowmx.ops.registry.traits import BatchWise, Precision, Quantization
 
 Tune = Literal["off", "limited_workspace", "fastest"]
 LAYOUTS = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
@@ -89,7 +89,7 @@ def _channels(op: Convolution | Deconvolution, data: ShapeOrNone) -> int:
 @operator("Convolution", "Convolution_v1")
 class Convolution(
     Linear, makes_channels_last=True, precision=Precision.LOW,
-    quantized=Quantization("_contrib_quantized_conv", always=True),
+    quantized=Quantization("_contrib_quantized_conv", always=True), batch_wise=BatchWise.FIRST,
 ):  # fmt: skip
     """Convolve data with filters (as a correlation: the kernel is not flipped).
 
@@ -195,7 +195,7 @@ class ConvolutionWeight(LinearWeight, Convolution, quantized=None):
 
 
 @operator("Deconvolution")
-class Deconvolution(Linear, makes_channels_last=True, precision=Precision.LOW):
+class Deconvolution(Linear, makes_channels_last=True, precision=Precision.LOW, batch_wise=BatchWise.FIRST):
     """Transposed convolution: what Convolution's gradient does to its data, as a forward.
 
     Shapes: data (batch, channels, *size), weight (channels, num_filter/num_group, *kernel), bias

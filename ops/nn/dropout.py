@@ -7,10 +7,13 @@ from typing import Any, ClassVar, Literal
 
 from flowmx.errors import ShapeError
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option
+from flowmx.ops.registry.traits import BatchWise
 
 
 @operator("Dropout")
-class Dropout(Operator, uses_random=True, mode_matters=True, keeps_layout=True, input_named=True):
+class Dropout(
+    Operator, uses_random=True, mode_matters=True, keeps_layout=True, input_named=True, batch_wise=BatchWise.FIRST
+):
     """In training, set each element to 0 with probability p and divide the others by 1 - p.
 
     From Srivastava et al., "Dropout", 2014. With ``axes`` the decision is one for all along those axes;

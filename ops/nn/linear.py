@@ -37,7 +37,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
-from flowmx.ops.registry.traits import Precision, Quantization
+from flowmx.ops.registry.traits import BatchWise, Precision, Quantization
 
 
 def as_matrix(array: Array, flatten: bool) -> Array:
@@ -67,7 +67,10 @@ def _is_plain(given: Sequence[Form]) -> bool:
 
 @operator("FullyConnected")
 class FullyConnected(
-    Linear, precision=Precision.LOW, quantized=Quantization("_contrib_quantized_fully_connected", always=True)
+    Linear,
+    precision=Precision.LOW,
+    quantized=Quantization("_contrib_quantized_fully_connected", always=True),
+    batch_wise=BatchWise.FIRST,
 ):
     """Apply a linear transformation: Y = X Wᵀ + b.
 

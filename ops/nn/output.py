@@ -13,7 +13,7 @@ from flowmx.ops.nn.activation import softmax_into
 from flowmx.ops.nn.common import bound, computing_dtype, expect_rank, expect_shape, unchecked
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, operator, option
-from flowmx.ops.registry.traits import Passing, Precision
+from flowmx.ops.registry.traits import BatchWise, Passing, Precision
 
 Normalization = Literal["null", "batch", "valid"]
 
@@ -47,7 +47,7 @@ class _Backward(Operator, hidden=True, is_loss=False):
 
 
 @operator("SoftmaxOutput", "Softmax")
-class SoftmaxOutput(_Labelled, is_loss=True, mirrored=False, precision=Precision.FLOAT32):
+class SoftmaxOutput(_Labelled, is_loss=True, mirrored=False, precision=Precision.FLOAT32, batch_wise=BatchWise.EACH):
     """Softmax, whose gradient is that of the cross-entropy with the label: output - one_hot(label).
 
     Shapes: data (batch, classes) and label (batch,) of class numbers; with ``multi_output`` data
@@ -241,7 +241,7 @@ def _register(row: _Regression) -> None:
     notes = "\n\nThe gradient is multiplied by grad_scale and divided by the outputs of one example."
 
     @operator(row.name)
-    class Output(_Labelled, is_loss=True, precision=Precision.FLOAT32):
+    class Output(_Labelled, is_loss=True, precision=Precision.FLOAT32, batch_wise=BatchWise.EACH):
         __doc__ = row.doc + notes
 
         input_docs = described(
@@ -293,7 +293,7 @@ for _row in _REGRESSIONS:
 
 
 @operator("SVMOutput")
-class SVMOutput(_Labelled, is_loss=True, precision=Precision.FLOAT32):
+class SVMOutput(_Labelled, is_loss=True, precision=Precision.FLOAT32, batch_wise=BatchWise.EACH):
     """The data, whose gradient is that of a support vector machine's hinge loss, squared by default.
 
     Shapes: data (batch, classes), label (batch,) of class numbers.
@@ -340,7 +340,14 @@ class BackwardSVMOutput(_Backward, SVMOutput):
 
 
 @operator("MakeLoss")
-class MakeLoss(Operator, is_loss=True, passing=Passing.ALWAYS, precision=Precision.FLOAT32, input_named=True):
+class MakeLoss(
+    Operator,
+    is_loss=True,
+    passing=Passing.ALWAYS,
+    precision=Precision.FLOAT32,
+    input_named=True,
+    batch_wise=BatchWise.ALL,
+):
     """The data as a loss: its gradient is ``grad_scale``, whatever the head gradient.
 
     ``normalization`` divides it by the batch, or by how many elements are above ``valid_thresh``.
@@ -374,7 +381,7 @@ class BackwardMakeLoss(_Backward, MakeLoss, no_gradient=True, passing=Passing.NE
 
 
 @operator("make_loss")
-class PlainLoss(Operator, is_loss=True, passing=Passing.ALWAYS, precision=Precision.FLOAT32):
+class PlainLoss(Operator, is_loss=True, passing=Passing.ALWAYS, precision=Precision.FLOAT32, batch_wise=BatchWise.ALL):
     """The data as a loss: its gradient is 1, whatever the head gradient."""
 
     onnx = "Identity"

@@ -15,7 +15,7 @@ from flowmx.ops.nn.common import bound, computing_dtype, expect_rank, scratch
 from flowmx.ops.nn.convolution import check_layout, per_axis
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option
-from flowmx.ops.registry.traits import Quantization
+from flowmx.ops.registry.traits import BatchWise, Quantization
 
 _PART_BYTES = 1 << 20
 
@@ -104,7 +104,11 @@ def _spread_max(run: Run, head: Array, data: Array, output: Array, line: _Axis, 
 
 @operator("Pooling", "Pooling_v1")
 class Pooling(
-    Operator, keeps_layout=True, input_named=True, quantized=Quantization("_contrib_quantized_pooling")
+    Operator,
+    keeps_layout=True,
+    input_named=True,
+    quantized=Quantization("_contrib_quantized_pooling"),
+    batch_wise=BatchWise.FIRST,
 ):
     """Reduce each window of the spatial axes to its maximum, mean, sum, or (Σx^p)^(1/p) for lp.
 

@@ -36,9 +36,7 @@ from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import Array, Run, ShapeOrNone, described, family, option, same_shape
 from flowmx.ops.registry.traits import Passing, Precision
 
-_ENDS = described(
-    min_data="(1,), float32; the lower end of the data's range", max_data="(1,), float32; the upper end"
-)
+_ENDS = described(min_data="(1,), float32; the lower end of the data's range", max_data="(1,), float32; the upper end")
 _INT32_STEPS = np.float32(2147483648)
 _SAME = "The shape and dtype of data; the ends of its range, (1,), float32"
 
@@ -178,7 +176,9 @@ class _Binary(Quantized, requantizes=True):
         lhs_min="(1,), float32; the lower end of lhs's range", lhs_max="(1,), float32; the upper end",
         rhs_min="(1,), float32; the lower end of rhs's range", rhs_max="(1,), float32; the upper end",
     )  # fmt: skip
-    output_doc = "The shape of lhs, int32, or bytes where the range is known before; the ends of its range, (1,), float32"
+    output_doc = (
+        "The shape of lhs, int32, or bytes where the range is known before; the ends of its range, (1,), float32"
+    )
     min_calib_range: float | None = option(None, "The lower end of the output's range, where it is known before.")
     max_calib_range: float | None = option(None, "The upper end.")
 

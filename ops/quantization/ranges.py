@@ -119,7 +119,9 @@ class Quantized(Operator, no_gradient=True, quantized=None):
     def with_ranges(self, shapes: Sequence[ShapeOrNone], result: ShapeOrNone) -> Inferred:
         """The shapes of inputs and outputs, from those of the inputs before the ranges and that of the result."""
         names, first = self.inputs(), self.ranges_from()
-        ends = [expect_shape(self, name, shape, RANGE) for name, shape in zip(names[first:], shapes[first:], strict=True)]
+        ends = [
+            expect_shape(self, name, shape, RANGE) for name, shape in zip(names[first:], shapes[first:], strict=True)
+        ]
         return [*shapes[:first], *ends], [result, *[RANGE] * (len(self.outputs()) - 1)]
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:

@@ -42,7 +42,7 @@ from flowmx.errors import ParameterError, ShapeError, TypeInferenceError
 from flowmx.ops.random.drawing import drawing
 from flowmx.ops.registry.dtypes import FLOAT32, DType, name_of
 from flowmx.ops.registry.parameters import MISSING, Parameter, Shape, declare, option, required
-from flowmx.ops.registry.traits import Traits
+from flowmx.ops.registry.traits import BatchParts, BatchWise, Traits
 from flowmx.suggestions import STANDS_FOR, did_you_mean
 
 if TYPE_CHECKING:
@@ -232,8 +232,12 @@ class Operator:
         """
         super().__init_subclass__()
         cls._given_traits = traits
-        bases = [each.__dict__.get("_given_traits", {}) for each in reversed(cls.__mro__)]
-        cls.traits = Traits(**{name: value for given in bases for name, value in given.items()})
+        given: dict[str, Any] = {}
+        for each in reversed(cls.__mro__):
+            given.update(each.__dict__.get("_given_traits", {}))
+            if "_interned" in each.__dict__:  # an operator: what is made of it need not keep to the batch as it does
+                given.pop("batch_wise", None)
+        cls.traits = Traits(**given)
 
     def with_traits(self, **traits: Any) -> None:
         """Let an instance that is being made have other traits than its class."""
@@ -346,6 +350,30 @@ class Operator:
     def visible_outputs(self) -> int:
         """The number of outputs that the user sees; the rest serve the gradient."""
         return self.outputs_visible or len(self.outputs())
+
+    def batch_parts(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> BatchParts | None:
+        """The inputs and outputs that go along with the batch, for inputs and outputs of these shapes, in prediction.
+
+        Cut along axis 0 into any number of equal parts, each part of these outputs follows from that part of these
+        inputs, by the same forward. None where it does not, or is not known to.
+        """
+        kind = self.traits.batch_wise
+        if kind in (BatchWise.UNKNOWN, BatchWise.OWN) or not all(outputs) or self.mixes_batch(inputs):
+            return None
+        batch = outputs[0][0]
+        if any(shape[0] != batch for shape in outputs):
+            return None
+        along = [at for at, shape in enumerate(inputs) if shape[:1] == (batch,)]
+        if kind is BatchWise.FIRST:
+            return BatchParts((0,), tuple(range(len(outputs)))) if 0 in along else None
+        if kind is BatchWise.EACH:
+            return BatchParts(tuple(along), tuple(range(len(outputs)))) if 0 < len(along) == len(inputs) else None
+        along = [at for at in along if len(inputs[at]) == len(outputs[0])]
+        return BatchParts(tuple(along), tuple(range(len(outputs)))) if along else None
+
+    def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
+        """True where its parameters let it work along axis 0, for :attr:`Traits.batch_wise` FIRST and ALL."""
+        return False
 
     def writes_more(self) -> bool:
         """True where the forward writes besides its outputs, so that it runs even where these have no elements."""

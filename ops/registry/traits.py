@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, NamedTuple
 
-__all__ = ["Neutral", "Passing", "Precision", "Quantization", "Traits"]
+__all__ = ["BatchParts", "BatchWise", "Neutral", "Passing", "Precision", "Quantization", "Traits"]
 
 
 class Precision(Enum):
@@ -31,6 +31,31 @@ class Passing(Enum):
     ALWAYS = "always"
     ALIKE = "where shape and dtype are the same"
     ALONE = "where there is one input"
+
+
+class BatchWise(Enum):
+    """The inputs of which, in prediction, a part of the batch gives that part of the outputs' batch.
+
+    The batch is axis 0. It is not inherited from an operator, so another one that is made of it has to say it anew.
+    """
+
+    UNKNOWN = "not known, so that the whole batch is needed"
+    FIRST = "the first input; the others are needed whole"
+    ALL = "the inputs with the outputs' batch and number of axes; the others are broadcast, and needed whole"
+    EACH = "every input, each of which has the outputs' batch"
+    OWN = "what Operator.batch_parts says"
+
+
+class BatchParts(NamedTuple):
+    """What goes along with the batch: a part of these outputs follows from that part of these inputs.
+
+    Attributes:
+        inputs: positions of inputs; the others are needed whole.
+        outputs: positions of outputs; the others are the same for each part.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
 
 
 class Neutral(NamedTuple):
@@ -106,6 +131,7 @@ class Traits:
         quantized: the quantized form, where there is one.
         requantizes: of a quantized operator, that its output is of int32, and is made bytes after it.
         calibrates: of a quantized operator, the value whose range it wants to know: its first input, or its output.
+        batch_wise: how it goes along with the batch; asked by ``Operator.batch_parts``.
     """
 
     skips: bool = False
@@ -139,3 +165,4 @@ class Traits:
     quantized: Quantization | None = None
     requantizes: bool = False
     calibrates: Literal["", "input", "output"] = ""
+    batch_wise: BatchWise = BatchWise.UNKNOWN

@@ -19,6 +19,7 @@ from flowmx.ops.arrays.linear import Inferred, Linear, linear, shape_of
 from flowmx.ops.arrays.reshaping import expect_elements
 from flowmx.ops.nn.common import computing_dtype, expect_rank, scratch
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option
+from flowmx.ops.registry.traits import BatchWise
 
 _PART_BYTES = 1 << 20
 _JOINT = 1 << 14
@@ -111,7 +112,7 @@ def averaging(made: int, length: int) -> Array:
 
 
 @operator("_contrib_BilinearResize2D")
-class BilinearResize2D(Operator):
+class BilinearResize2D(Operator, batch_wise=BatchWise.FIRST):
     """Resize images by bilinear interpolation.
 
     Shapes: data (batch, channels, height, width). The modes: ``size`` makes height × width (or the input's,
@@ -208,7 +209,7 @@ class BackwardBilinearResize2D(Operator, hidden=True):
 
 
 @linear("_contrib_AdaptiveAvgPooling2D")
-class AdaptiveAvgPooling2D(Linear):
+class AdaptiveAvgPooling2D(Linear, batch_wise=BatchWise.FIRST):
     """Average over as many windows as are asked for, whatever the input's size.
 
     Shapes: data (batch, channels, height, width), output (batch, channels, *output_size).

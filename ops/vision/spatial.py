@@ -24,6 +24,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.traits import BatchWise
 from flowmx.ops.vision.bilinear import Corners, corners, images_of, pixels_of
 
 
@@ -130,7 +131,7 @@ def sample(run: Run, data: Array, grid: Array, out: Array) -> None:
 
 
 @operator("BilinearSampler")
-class BilinearSampler(Operator):
+class BilinearSampler(Operator, batch_wise=BatchWise.EACH):
     """Images sampled at the positions of a grid, by bilinear interpolation; 0 outside.
 
     Shapes: data (batch, channels, height, width), grid (batch, 2, out height, out width), output
@@ -192,7 +193,7 @@ class BackwardBilinearSampler(Operator, hidden=True):
 
 
 @operator("SpatialTransformer")
-class SpatialTransformer(Operator):
+class SpatialTransformer(Operator, batch_wise=BatchWise.EACH):
     """Images under affine transformations: GridGenerator and BilinearSampler in one.
 
     Shapes: data (batch, channels, height, width), loc (batch, 6), output (batch, channels, *target_shape).

@@ -11,7 +11,7 @@ from flowmx.ops.arrays.linear import Inferred, Linear, linear, shape_of
 from flowmx.ops.nn.common import computing_dtype, expect_rank
 from flowmx.ops.nn.convolution import Deconvolution
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, operator, option, required
-from flowmx.ops.registry.traits import Precision
+from flowmx.ops.registry.traits import BatchWise, Precision
 
 
 @linear("_repeat_pixels")
@@ -51,7 +51,7 @@ def _enlarge(data: Array, blocks: Array) -> None:
 
 
 @operator("UpSampling")
-class UpSampling(Operator, skips=True, heavy=True, precision=Precision.GIVEN):
+class UpSampling(Operator, skips=True, heavy=True, precision=Precision.GIVEN, batch_wise=BatchWise.EACH):
     """Enlarge images ``scale`` times, by repeating pixels or by a transposed convolution.
 
     Shapes: data (batch, channels, height, width). ``nearest`` takes any number of inputs, each enlarged to the
@@ -75,6 +75,7 @@ class UpSampling(Operator, skips=True, heavy=True, precision=Precision.GIVEN):
 
     def __post_init__(self) -> None:
         if self.sample_type == "bilinear":
+            self.with_traits(batch_wise=BatchWise.FIRST)
             if self.num_filter < 1:
                 raise ParameterError(f"{self.name}: num_filter is {self.num_filter}, expected the input's channels")
             if self.num_args > 2:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from flowmx.graph.node import Entry, Node
+from flowmx.ops.compiled.sliced import Sliced
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Shape
 
@@ -35,11 +36,13 @@ def channels_last(
         op = node.op
         if op is None:
             continue
+        laid = op.laid if isinstance(op, Sliced) else None
         keeps = op.traits.keeps_layout and any(entry in found for entry in node.inputs)
-        if not (op.traits.makes_channels_last or keeps):
+        if not (op.traits.makes_channels_last or keeps or laid):
             continue
         for index in range(node.outputs()):
             entry = Entry(node, index)
-            if entry not in external and 3 <= len(shapes[entry]) <= 5 and dtypes[entry] in kinds:
+            may = entry not in external and 3 <= len(shapes[entry]) <= 5 and dtypes[entry] in kinds
+            if may and (laid is None or laid[index]):
                 found.add(entry)
     return frozenset(found)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from flowmx.graph.graph import Options
 from flowmx.graph.node import Entry, Node
+from flowmx.ops.compiled.sliced import Sliced
 from flowmx.ops.registry.operators import PLANNED, Laid, Shape, workspace_of
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ def workspaces(plan: Plan, steps: Sequence[Node], options: Options) -> dict[int,
     found = {}
     for position, node in enumerate(steps):
         assert node.op is not None
+        if isinstance(node.op, Sliced):
+            found[position] = max(PLANNED, node.op.plan.arena.size)
+            continue
         context = plan.graph.context(node)
         ask = workspace_of(options.device_type if context is None else context.kernels, node.op)
         if ask is not None:

@@ -16,10 +16,12 @@ from flowmx.graph.checking.poison import Poisoned
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.planning.workspace import laid
 from flowmx.graph.running.results import Ending, Results
+from flowmx.graph.running.slices import InSlices
 from flowmx.graph.running.steps import Part, Step
 from flowmx.ndarray.core import forward_of
 from flowmx.ops import kernels
 from flowmx.ops.compiled.chain import Chain
+from flowmx.ops.compiled.sliced import Sliced
 from flowmx.ops.registry.operators import Array, Run, Shape, TiedForward, tied_forward
 
 if TYPE_CHECKING:
@@ -99,7 +101,7 @@ class Runner:
             return None
         if not (any(self.plan.nbytes(each) for each in outputs) or node.op.writes_more()):
             return None
-        tied = tied_forward(self.device(node).kernels, node.op)
+        tied = self._tied_forward(node)
         if tied is not None:
             self._tied[node] = tied
         device = self.device(node)
@@ -107,6 +109,14 @@ class Runner:
         if self._poisoned is not None and not node.op.traits.once:
             forward = self._poisoned.wrap(forward, node)
         return self._step(forward, node.inputs, outputs, node)
+
+    def _tied_forward(self, node: Node) -> TiedForward | None:
+        """The forward of a node that is tied to its arrays, if there is one."""
+        assert node.op is not None
+        if isinstance(node.op, Sliced):
+            inner = Runner(Results(node.op.plan), self._devices, self._train, self._where)
+            return InSlices(node.op, inner, self._where)
+        return tied_forward(self.device(node).kernels, node.op)
 
     def _step_of_ending(self, ending: Ending) -> Step:
         forward = _accumulate if ending.adds else _copy if ending.source else _clear

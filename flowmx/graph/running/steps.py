@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from flowmx.graph.node import Node
 from flowmx.observability.safety import stepping, watch
+from flowmx.ops.compiled.sliced import Sliced
 from flowmx.ops.registry.dtypes import name_of
 from flowmx.ops.registry.operators import Array, Run
 from flowmx.profiler import stepping as timing
@@ -80,7 +81,7 @@ def run_steps(run: Run, steps: Sequence[Step], where: str, again: bool = False) 
         for step in steps if graphs is None else graphs.run(run, steps):
             step[0](run, step[1], step[2])
     except Exception as error:
-        if step is not None:
+        if step is not None and not isinstance(step.node.op, Sliced):  # its own step has done so
             _explain(error, step, where)
         raise
 

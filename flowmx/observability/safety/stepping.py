@@ -9,6 +9,7 @@ import numpy as np
 
 from flowmx.observability.safety.watch import Look
 from flowmx.ops.compiled.chain import Chain
+from flowmx.ops.compiled.sliced import Sliced
 from flowmx.ops.math.finite import all_finite
 from flowmx.ops.registry.operators import Array, Run
 
@@ -21,6 +22,9 @@ def run(look: Look, where: Run, step: Any) -> None:
         where: what steps may ask for.
         step: of a graph (:class:`flowmx.graph.running.steps.Step`).
     """
+    if isinstance(step.node.op, Sliced):  # each of its own steps is looked at
+        step.forward(where, step.inputs, step.outputs)
+        return
     inputs = _kept(step)
     step.forward(where, step.inputs, step.outputs)
     if step.node.op is None:  # a variable is copied to where an output lies: nothing is computed

@@ -10,11 +10,13 @@ import numpy as np
 from flowmx.ops.nn.common import positive_axis
 from flowmx.ops.nn.normalization.frames import BackwardNormalization, Frame, Normalization, around_axis, standardise
 from flowmx.ops.registry.operators import Array, Run, Shape, described, family, operator, option
-from flowmx.ops.registry.traits import Quantization
+from flowmx.ops.registry.traits import BatchParts, BatchWise, Quantization
 
 
 @family
-class BatchStatistics(Normalization, in_place=((0, 0),), mode_matters=True, keeps_layout=True):
+class BatchStatistics(
+    Normalization, in_place=((0, 0),), mode_matters=True, keeps_layout=True, batch_wise=BatchWise.OWN
+):
     """Base of BatchNorm and what differs from it in its parameters alone."""
 
     auxiliary: ClassVar[tuple[str, ...]] = ("moving_mean", "moving_var")
@@ -63,6 +65,11 @@ class BatchStatistics(Normalization, in_place=((0, 0),), mode_matters=True, keep
         run.xp.multiply(out, inverse, out=out, casting="unsafe")
         return mean, inverse
 
+    def batch_parts(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> BatchParts | None:
+        # By the moving statistics, as in prediction; the batch's tie it together.
+        mixes = self.traits.batch_wise is BatchWise.UNKNOWN or self.axis % len(inputs[0]) == 0
+        return None if mixes else BatchParts((0,), (0,))
+
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         super().forward(run, inputs, outputs)
         outputs[3][...] = self._by_batch(run, inputs[0])
@@ -94,9 +101,7 @@ class BatchNorm(BatchStatistics, quantized=Quantization("_contrib_quantized_batc
 
 
 @operator("_backward_BatchNorm")
-class BackwardBatchNorm(
-    BackwardNormalization, BatchNorm, in_place=((0, 0),), mode_matters=False, quantized=None
-):
+class BackwardBatchNorm(BackwardNormalization, BatchNorm, in_place=((0, 0),), mode_matters=False, quantized=None):
     """Gradients of BatchNorm; gamma's is 0 where it is fixed."""
 
     arguments = ("head", "data", "gamma", "mean", "var", "batch")

@@ -9,7 +9,7 @@ from flowmx.ops.compiled.fused import BatchNormRelu
 from flowmx.ops.nn.common import bound
 from flowmx.ops.nn.normalization.batch_norm import BatchNorm, BatchStatistics
 from flowmx.ops.registry.operators import Array, Operator, Run, kernel_for, operator, option, required
-from flowmx.ops.registry.traits import Precision
+from flowmx.ops.registry.traits import BatchWise, Precision
 
 
 def _run(op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -22,7 +22,7 @@ def _run(op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Arra
 
 
 @operator("_contrib_BatchNormWithReLU")
-class BatchNormWithReLU(BatchNorm, quantized=None):
+class BatchNormWithReLU(BatchNorm, quantized=None, batch_wise=BatchWise.OWN):
     """BatchNorm, then a ReLU."""
 
     outputs_counted = 4

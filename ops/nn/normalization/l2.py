@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from flowmx.ops.nn.common import computing_dtype, expect_rank
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, operator, option
-from flowmx.ops.registry.traits import Precision
+from flowmx.ops.registry.traits import BatchWise, Precision
 
 
 @operator("L2Normalization")
-class L2Normalization(Operator, precision=Precision.FLOAT32, input_named=True):
+class L2Normalization(Operator, precision=Precision.FLOAT32, input_named=True, batch_wise=BatchWise.FIRST):
     """Divide by the Euclidean norm √(Σx² + eps).
 
     Over each whole example (``instance``), over the channels at each position (``channel``), or over the

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar
 
 from flowmx.errors import ShapeError
 from flowmx.ops.nn.common import expect_rank, positive_axis
 from flowmx.ops.nn.normalization.frames import BackwardNormalization, Frame, Normalization, around_axis
 from flowmx.ops.registry.operators import Shape, described, operator, option
-from flowmx.ops.registry.traits import Precision
+from flowmx.ops.registry.traits import BatchWise, Precision
 
 
 @operator("LayerNorm")
-class LayerNorm(Normalization, precision=Precision.FLOAT32):
+class LayerNorm(Normalization, precision=Precision.FLOAT32, batch_wise=BatchWise.FIRST):
     """Normalise along one axis, then scale by gamma and add beta (Ba et al., "Layer Normalization", 2016).
 
     Shapes: data of any shape; gamma and beta as long as the axis. Further outputs with
@@ -29,6 +30,9 @@ class LayerNorm(Normalization, precision=Precision.FLOAT32):
     axis: int = option(-1, "The axis to normalise along.")
     eps: float = option(1e-5, "Added to the variance.", low=0)
     output_mean_var: bool = option(False, "Give the statistics as further outputs.")
+
+    def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
+        return self.axis % len(inputs[0]) == 0
 
     def frame(self, shape: Shape) -> Frame:
         axis = positive_axis(self, self.axis, shape)
@@ -48,7 +52,7 @@ class BackwardLayerNorm(BackwardNormalization, LayerNorm):
 
 
 @operator("InstanceNorm")
-class InstanceNorm(Normalization, precision=Precision.FLOAT32):
+class InstanceNorm(Normalization, precision=Precision.FLOAT32, batch_wise=BatchWise.FIRST):
     """Normalise each channel of each example over its positions (Ulyanov et al., 2016).
 
     Shapes: data (batch, channels, *size), gamma and beta (channels,).
@@ -76,7 +80,7 @@ class BackwardInstanceNorm(BackwardNormalization, InstanceNorm):
 
 
 @operator("GroupNorm")
-class GroupNorm(Normalization, precision=Precision.FLOAT32):
+class GroupNorm(Normalization, precision=Precision.FLOAT32, batch_wise=BatchWise.FIRST):
     """Normalise each group of channels of each example (Wu and He, "Group Normalization", 2018).
 
     Shapes: data (batch, channels, ...), gamma and beta (num_groups,), as in MXNet 1.9. Further outputs with

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 from flowmx.errors import ParameterError
 from flowmx.ops.nn.common import bound, computing_dtype, expect_rank
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, operator, option, required
-from flowmx.ops.registry.traits import Precision
+from flowmx.ops.registry.traits import BatchWise, Precision
 
 
 @operator("LRN")
-class LRN(Operator, keeps_layout=True, precision=Precision.FLOAT32, input_named=True):
+class LRN(Operator, keeps_layout=True, precision=Precision.FLOAT32, input_named=True, batch_wise=BatchWise.FIRST):
     """Local response normalisation across channels (Krizhevsky et al., 2012).
 
     y = x/(knorm + alpha/nsize · Σx²)^beta, the sum over the ``nsize`` channels around each.

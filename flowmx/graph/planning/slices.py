@@ -1,0 +1,481 @@
+"""Slices: regions of a prediction that run a part of the batch at a time, so that their values are that much smaller.
+
+Where an operator goes along with the batch (``Operator.batch_parts``), nothing needs the whole batch at once. Such
+operators in a row of the order are a *run*. Of each run that keeps much alive a *region*, from its beginning on, runs
+slice by slice; it becomes one operator (:class:`~flowmx.ops.compiled.sliced.Sliced`) with a plan for one slice. Where
+the region ends and how long slices are is chosen by what both cost: bytes alive at once, against the time to read and
+order the weights again for each slice and to start so many more steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flowmx.graph.graph import Graph, Options, Rewriter, is_pure
+from flowmx.graph.node import Entry, Node
+from flowmx.graph.plan import Plan, make_plan
+from flowmx.graph.planning.layout import channels_last
+from flowmx.graph.planning.live import Values, nbytes
+from flowmx.ops.compiled.packed import Pack
+from flowmx.ops.compiled.sliced import Sliced
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Shape, packed_size
+from flowmx.ops.registry.traits import BatchParts
+
+LEAST = 4 << 20
+"""Bytes that slices must save."""
+_AIM = 0.25
+"""The part of the bytes to come down to. On a quarter of the batch kernels still are as fast as on the whole; each
+further halving saves less, and costs more."""
+_MOST_LOSS = 0.03
+"""The part of the time that slices may cost, as estimated."""
+_STEP_NS = 15_000
+"""Nanoseconds that one more step takes."""
+_NS_A_BYTE = 0.05
+"""Nanoseconds for each byte of weights that are brought into order and read once more."""
+_FLOPS_A_NS = 400
+_ELEMENTS_A_NS = 4
+_COUNTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
+"""Numbers of slices to try."""
+_EVICTED = 16
+"""Operators that may be taken out of a run for one that needs their whole results."""
+
+
+class Member(NamedTuple):
+    """An operator of a run, with what of it goes along with the batch."""
+
+    node: Node
+    parts: BatchParts
+
+
+@dataclass
+class Run:
+    """Operators in a row that go along with the batch.
+
+    Attributes:
+        start, stop: positions in the order.
+        units: the greatest number of equal parts that the batch can be cut into.
+        members: by node.
+        before: operators between them that read none of them, and run before them.
+    """
+
+    start: int
+    stop: int
+    units: int
+    members: dict[Node, BatchParts] = field(default_factory=dict)
+    before: dict[Node, None] = field(default_factory=dict)
+
+
+class Choice(NamedTuple):
+    """Where a region ends and how it is cut.
+
+    Attributes:
+        stop: the position after its last operator.
+        length: units in a slice.
+        peak: about how many bytes are alive at most between the beginning and the end of the run.
+        weight: what it is compared by.
+    """
+
+    stop: int
+    length: int
+    peak: float = 0
+    weight: float = 0
+
+
+class Ends(NamedTuple):
+    """What each end of a region would mean, after the first operator of a run, after the second, and so on.
+
+    Attributes:
+        whole: the bytes that lie whole beside the slices.
+        most: the most bytes alive in the region, if it took the whole batch at once.
+        after: the most bytes alive between the region and the end of the run.
+        loss: the nanoseconds that each slice but the first costs.
+        cost: the nanoseconds that the region takes.
+    """
+
+    whole: Any
+    most: Any
+    after: Any
+    loss: Any
+    cost: Any
+
+
+# -- runs --------------------------------------------------------------------------------------------------
+
+
+def runs(graph: Graph, order: Sequence[Node]) -> list[Run]:
+    """The runs of an order, of those operators that compute something in each run of the graph."""
+    found: list[Run] = []
+    now: Run | None = None
+    for at, node in enumerate(order):
+        parts = _parts(graph, node)
+        if now is not None and _goes_on(graph, now, node, parts):
+            now.stop = at + 1
+            continue
+        units = 0 if parts is None else math.gcd(*_rows(graph, Member(node, parts)))
+        now = None
+        if parts is not None and units > 1:
+            now = Run(at, at + 1, units, {node: parts})
+            found.append(now)
+    return found
+
+
+def _parts(graph: Graph, node: Node) -> BatchParts | None:
+    """What of an operator goes along with the batch; None where it may not be in a region."""
+    op, context = node.op, graph.context(node)
+    assert op is not None
+    if op.traits.dynamic or not is_pure(op, train=False) or not (context is None or context.device_type == "cpu"):
+        return None
+    outputs = [graph.shapes[Entry(node, index)] for index in range(node.outputs())]
+    inputs = [graph.shapes[entry] for entry in node.inputs]
+    if not all(map(math.prod, (*inputs, *outputs))):
+        return None
+    return op.batch_parts(inputs, outputs)
+
+
+def _rows(graph: Graph, member: Member) -> list[int]:
+    """The lengths of axis 0 of what goes along."""
+    node, parts = member
+    entries = [*[node.inputs[at] for at in parts.inputs], *[Entry(node, at) for at in parts.outputs]]
+    return [graph.shapes[entry][0] for entry in entries]
+
+
+def _goes_on(graph: Graph, run: Run, node: Node, parts: BatchParts | None) -> bool:
+    """Let a run go on with an operator, in it or before it; False where it cannot."""
+    if parts is not None and graph.context(node) is graph.context(next(iter(run.members))):
+        fits = all(rows % run.units == 0 for rows in _rows(graph, Member(node, parts)))
+        if fits and _reads_parts(node, parts, run):
+            whole = [entry.node for at, entry in enumerate(node.inputs) if at not in parts.inputs]
+            if _evict(run, [each for each in whole if each in run.members]):
+                run.members[node] = parts
+                return True
+    if _is_before(node, run):
+        run.before[node] = None
+        return True
+    return False
+
+
+def _reads_parts(node: Node, parts: BatchParts, run: Run) -> bool:
+    """Tell whether what an operator reads of a run, part by part, is there part by part."""
+    read = [node.inputs[at] for at in parts.inputs if node.inputs[at].node in run.members]
+    return all(entry.index in run.members[entry.node].outputs for entry in read)
+
+
+def _is_before(node: Node, run: Run) -> bool:
+    """Tell whether an operator can run before all of a run."""
+    assert node.op is not None
+    return is_pure(node.op, train=False) and not any(entry.node in run.members for entry in node.inputs)
+
+
+def _evict(run: Run, needed: Iterable[Node]) -> bool:
+    """Let members whose whole results are needed run before the others, with what they read of them."""
+    found: dict[Node, None] = {}
+    stack = list(needed)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found[node] = None
+            stack += [entry.node for entry in node.inputs if entry.node in run.members]
+    if len(found) > min(_EVICTED, len(run.members) - 1):
+        return not found
+    for node in found:
+        del run.members[node]
+        run.before[node] = None
+    return True
+
+
+# -- the choice --------------------------------------------------------------------------------------------
+
+
+class Search:
+    """The search for regions.
+
+    Args:
+        graph: what is computed.
+        order: the operators in the order in which they run, those left out that are kept from run to run.
+        kept: the bytes of results that are kept from run to run.
+
+    Attributes:
+        alive: the bytes alive at each step, if the whole batch is taken at once.
+        whole: the most of them.
+    """
+
+    def __init__(self, graph: Graph, order: Sequence[Node], kept: int) -> None:
+        self.graph, self.order, self._kept = graph, order, kept
+        values = Values(graph, order)
+        self.alive = values.alive(range(len(order)))
+        self.whole = max(self.alive, default=0)
+        self._costs = np.array([self._nanoseconds(node) for node in order])
+        self._last = [-1] * len(values.sizes)
+        self._made: list[tuple[int, int]] = []  # (step, value)
+        self._sizes = values.sizes
+        for at, step in enumerate(values.steps):
+            self._made += [(at, value) for value in step.writes]
+            for value in (*step.writes, *step.reads):
+                self._last[value] = at
+        for value in values.wanted:
+            self._last[value] = len(order)
+
+    def choose(self) -> list[tuple[Run, Choice]]:
+        """The regions that are worth it."""
+        if self.whole < LEAST:
+            return []
+        found = [(run, choice) for run in runs(self.graph, self.order) if (choice := self._best(run)) is not None]
+        left = list(self.alive)
+        for run, _ in found:
+            left[run.start : run.stop] = [0] * (run.stop - run.start)
+        most = max([*left, *[choice.peak for _, choice in found]])
+        if self.whole - most < LEAST:
+            return []
+        return [(run, choice) for run, choice in found if max(self.alive[run.start : run.stop]) > most]
+
+    def forced(self, length: int) -> list[tuple[Run, Choice]]:
+        """All runs, in slices of so many units."""
+        return [
+            (run, Choice(run.stop, length)) for run in runs(self.graph, self.order)
+            if run.units > length and len(run.members) > 1
+        ]  # fmt: skip
+
+    def _best(self, run: Run) -> Choice | None:
+        """The choice for a run that costs the least time of those that come down to the aim, or else the smallest."""
+        ends = self._ends(run)
+        aim, most_loss = _AIM * (self.whole + self._kept) - self._kept, _MOST_LOSS * self._costs.sum()
+        best: Choice | None = None
+        for count in _COUNTS:
+            length = -(-run.units // count)
+            if count > run.units or -(-run.units // length) < count:
+                continue
+            peak = np.maximum(ends.whole + ends.most * (length / run.units), ends.after)
+            loss = (count - 1) * ends.loss + (count * length / run.units - 1) * ends.cost
+            weighed = np.where(loss > most_loss, np.inf, np.where(peak <= aim, loss / most_loss, 1 + peak))
+            at = int(weighed.argmin())
+            if weighed[at] < (best.weight if best else 1 + max(self.alive[run.start : run.stop])):
+                best = Choice(run.start + 1 + at, length, float(peak[at]), float(weighed[at]))
+        return best
+
+    def _ends(self, run: Run) -> Ends:
+        """What each end of a region that begins with a run would mean."""
+        span = slice(run.start, run.stop)
+        before = sum(self._sizes[value] for at, value in self._made if at < run.start <= self._last[value])
+        leaving = np.zeros(len(self.order) + 2)
+        for at, value in self._made:
+            if run.start <= at < run.stop:
+                leaving[at] += self._sizes[value]
+                leaving[self._last[value]] -= self._sizes[value]
+        alive = np.array(self.alive[span], float)
+        after = np.maximum.accumulate(np.append(alive[1:], 0.0)[::-1])[::-1]
+        members = [node in run.members for node in self.order[span]]
+        loss = [self._loss(node, run) for node in self.order[span]]
+        return Ends(
+            before + np.cumsum(leaving[run.start :])[: len(alive)], np.maximum.accumulate(alive), after,
+            np.cumsum(loss), np.cumsum(np.where(members, self._costs[span], 0)),
+        )  # fmt: skip
+
+    def _loss(self, node: Node, run: Run) -> float:
+        """About how many nanoseconds it costs to run an operator once more, for a slice."""
+        assert node.op is not None
+        if node not in run.members or node.op.traits.view:
+            return 0
+        parts = run.members[node]
+        sizes = [0 if at in parts.inputs else nbytes(self.graph, each) for at, each in enumerate(node.inputs)]
+        made = sum(nbytes(self.graph, Entry(node, index)) for index in range(node.outputs()))
+        return _STEP_NS + _NS_A_BYTE * node.op.bytes_read(sizes, made)
+
+    def _nanoseconds(self, node: Node) -> float:
+        """About how long an operator takes at least, on a fast machine, where what slices cost counts most."""
+        flops, elements = _cost(self.graph, node)
+        return max(flops / _FLOPS_A_NS, elements / _ELEMENTS_A_NS)
+
+
+# -- the region as an operator -----------------------------------------------------------------------------
+
+
+class Cut(NamedTuple):
+    """A graph whose regions are operators.
+
+    Attributes:
+        graph: the graph.
+        order: its operators, in the order to run them in.
+        external: the entries that get memory from outside.
+        whole: the bytes that are alive at most if the whole batch is taken at once.
+    """
+
+    graph: Graph
+    order: list[Node]
+    external: set[Entry]
+    whole: int
+
+
+def cut(
+    graph: Graph, order: Sequence[Node], external: Collection[Entry], strided: Collection[Node], options: Options
+) -> Cut | None:
+    """Put one operator in the place of each region that is worth it; None where none is.
+
+    Args:
+        graph: of a prediction, after all passes.
+        order: its operators, in the order to run them in.
+        external: the entries that get memory from outside.
+        strided: the variables whose arrays do not lie densely in C order.
+        options: how.
+    """
+    if not options.slice or graph.train or graph.gradients or not (options.share and options.in_place):
+        return None
+    each_time = [node for node in order if node.op is not None and not node.op.traits.once]
+    once = [node for node in order if node.op is not None and node.op.traits.once]
+    kept = sum(nbytes(graph, Entry(node, index)) for node in once for index in range(node.outputs()))
+    search = Search(graph, each_time, kept)
+    chosen = search.choose() if options.slice < 0 else search.forced(options.slice)
+    if not chosen:
+        return None
+    kinds = options.channels_last
+    laid = channels_last(order, graph.shapes, graph.dtypes, external, kinds) if kinds else frozenset()
+    rewriter = Rewriter(graph)
+    made = [rewriter.keep(node) for node in once]
+    at = 0
+    for run, choice in chosen:
+        made += [rewriter.keep(node) for node in each_time[at : run.start]]
+        part = each_time[run.start : choice.stop]
+        made += [rewriter.keep(node) for node in part if node not in run.members]
+        region = _Region(rewriter, run, [node for node in part if node in run.members], choice.length, laid)
+        made += region.put(external, strided, options)
+        at = choice.stop
+    made += [rewriter.keep(node) for node in each_time[at:]]
+    return Cut(rewriter.result(), made, {rewriter.new(entry) for entry in external}, search.whole)
+
+
+class _Region:
+    """A region that becomes an operator.
+
+    Args:
+        rewriter: of the graph.
+        run: what it is a part of.
+        nodes: its operators, in order.
+        length: units in a slice.
+        laid: the entries that lie channels-last.
+    """
+
+    def __init__(
+        self, rewriter: Rewriter, run: Run, nodes: Sequence[Node], length: int, laid: Collection[Entry]
+    ) -> None:  # fmt: skip
+        self._rewriter, self._run, self._nodes, self._length, self._laid = rewriter, run, nodes, length, laid
+        self._graph = rewriter.graph
+        self._shapes: dict[Entry, Shape] = {}
+        self._dtypes: dict[Entry, DType] = {}
+        self._inside: dict[Entry, Entry] = {}
+        self._variables: dict[tuple[Entry, bool], Entry] = {}
+        self._channels_last: set[Entry] = set()
+        self._packs: list[Node] = []
+
+    def put(self, external: Collection[Entry], strided: Collection[Node], options: Options) -> list[Node]:
+        """Make the operator's node, with what comes before it in the order; the region as it is where it cannot be."""
+        steps = [self._step(node, options) for node in self._nodes]
+        if None in steps:
+            return [self._rewriter.keep(node) for node in self._nodes]
+        inner, outputs = [step for step in steps if step is not None], self._outputs()
+        graph = Graph(
+            tuple([self._inside[entry] for entry in outputs]), {}, self._shapes, self._dtypes, False,
+            groups=self._graph.groups, default=self._graph.default,
+        )  # fmt: skip
+        loose = [made.node for (entry, _), made in self._variables.items() if entry.node in strided]
+        plan = make_plan(
+            graph, graph.outputs, loose, replace(options, workers=1, slice=0), (inner, []), self._channels_last
+        )
+        node = self._node(plan, outputs)
+        for index, entry in enumerate(outputs):
+            self._rewriter.replace(entry, Entry(node, index))
+        return [*self._packs, node]
+
+    def _step(self, node: Node, options: Options) -> Node | None:
+        """The operator of a slice; None where there is none."""
+        parts, op = self._run.members[node], node.op
+        inputs = [self._read(entry, at in parts.inputs) for at, entry in enumerate(node.inputs)]
+        if getattr(op, "packed", False):
+            pack = self._repacked(node, self._shapes[inputs[0]], options)
+            if pack is None:
+                return None
+            self._packs.append(pack)
+            inputs[1] = self._variable(Entry(pack, 0), False)
+        made = Node(op, node.name, tuple(inputs), node.attributes, node.given, node.origin)
+        for index in range(node.outputs()):
+            self._note(Entry(node, index), Entry(made, index), index in parts.outputs)
+            self._inside[Entry(node, index)] = Entry(made, index)
+        return made
+
+    def _read(self, entry: Entry, along: bool) -> Entry:
+        """What stands for an entry of the graph in a slice."""
+        return self._inside[entry] if entry in self._inside else self._variable(entry, along)
+
+    def _variable(self, entry: Entry, along: bool) -> Entry:
+        made = self._variables.get((entry, along))
+        if made is None:
+            made = Entry(Node(None, entry.node.output_name(entry.index), attributes=entry.node.attributes), 0)
+            self._variables[entry, along] = made
+            self._note(entry, made, along)
+        return made
+
+    def _note(self, entry: Entry, made: Entry, along: bool) -> None:
+        """Note the form of what stands for an entry in a slice."""
+        shape = self._rewriter.shapes[entry]
+        self._shapes[made] = (self._rows(entry), *shape[1:]) if along else shape
+        self._dtypes[made] = self._rewriter.dtypes[entry]
+        if entry in self._laid:
+            self._channels_last.add(made)
+
+    def _rows(self, entry: Entry) -> int:
+        """The rows of an entry that are a slice's."""
+        return self._rewriter.shapes[entry][0] // self._run.units * self._length
+
+    def _repacked(self, node: Node, data: Shape, options: Options) -> Node | None:
+        """The node that packs a layer's weight for a slice of its data; None where the kernel has no such layout."""
+        source = node.inputs[1].node
+        assert isinstance(source.op, Pack) and node.op is not None
+        context = self._graph.context(node)
+        size = packed_size(options.device_type if context is None else context.kernels, node.op, data)
+        if size is None:
+            return None
+        given = {name: getattr(source.op, name) for name in source.op.parameters}
+        op = type(source.op).create(**{**given, "data_shape": data, "size": size})
+        return self._rewriter.make(op, [self._rewriter.new(entry) for entry in source.inputs], source)
+
+    def _outputs(self) -> list[Entry]:
+        """The entries that are read outside of the region."""
+        members = set(self._nodes)
+        read = dict.fromkeys(entry for entry in self._graph.outputs if entry.node in members)
+        for node in self._rewriter.nodes:
+            if node not in members:
+                read.update(dict.fromkeys(entry for entry in node.inputs if entry.node in members))
+        return list(read)
+
+    def _node(self, plan: Plan, outputs: Sequence[Entry]) -> Node:
+        """The operator's node."""
+        run, length, first = self._run, self._length, self._nodes[0]
+        shapes, dtypes = self._rewriter.shapes, self._rewriter.dtypes
+        rows = [self._rows(entry) if along else 0 for entry, along in self._variables]
+        firsts = [*rows, *[self._rows(e) if e.index in run.members[e.node].outputs else 0 for e in outputs]]
+        begins = [min(at, run.units - length) for at in range(0, run.units, length)]
+        costs = [_cost(self._graph, node) for node in self._nodes]
+        op = Sliced.of(
+            plan=plan,
+            variables=tuple(self._variables.values()),
+            rows=tuple(rows),
+            starts=tuple([tuple([begin * each // length for each in firsts]) for begin in begins]),
+            forms=tuple([(shapes[entry], dtypes[entry]) for entry in outputs]),
+            batch=(run.units, length),
+            work=(sum(flops for flops, _ in costs), sum(elements for _, elements in costs)),
+            laid=tuple([entry in self._laid for entry in outputs]),
+        )
+        name = first.name if len(self._nodes) == 1 else f"{first.name} to {self._nodes[-1].name}"
+        self._rewriter.note(f"{name}: {len(plan.steps())} steps run in {op.told()}")
+        inputs = tuple([self._rewriter.new(entry) for entry, _ in self._variables])
+        return Node(op, name, inputs, first.attributes, None, first.origin)
+
+
+def _cost(graph: Graph, node: Node) -> tuple[int, int]:
+    assert node.op is not None
+    inputs = [graph.shapes[entry] for entry in node.inputs]
+    return node.op.cost(inputs, [graph.shapes[Entry(node, index)] for index in range(node.outputs())])

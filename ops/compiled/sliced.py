@@ -1,0 +1,68 @@
+"""A region of a graph that runs slice by slice along the batch, as one operator.
+
+The planner makes it (``graph/planning/slices.py``), with a plan of the region for one slice. Its values are as large as
+a slice needs and lie where the operator works; what it reads and gives lies whole, and each slice reads and writes its
+part in place. The last slice may begin before the one before it ends: those rows are computed twice, with one result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Operator, Shape, ShapeOrNone, operator
+
+
+@operator("_sliced")
+class Sliced(Operator, hidden=True):
+    """Operators that go along with the batch, one slice of it after the other."""
+
+    arguments = ()
+    plan: ClassVar[Any] = None
+    """What runs for each slice (:class:`flowmx.graph.plan.Plan`), its variables and outputs in the order of these."""
+    variables: ClassVar[tuple[Any, ...]] = ()
+    """The entries of the plan's graph that stand for the inputs."""
+    rows: ClassVar[tuple[int, ...]] = ()
+    """For each input, how many rows of it a slice reads; 0 where it reads the whole."""
+    starts: ClassVar[tuple[tuple[int, ...], ...]] = ()
+    """For each slice the first row of each input, then of each output."""
+    forms: ClassVar[tuple[tuple[Shape, DType], ...]] = ()
+    """Shape and dtype of each output."""
+    batch: ClassVar[tuple[int, int]] = (1, 1)
+    """How many examples there are, and how many of them are a slice."""
+    work: ClassVar[tuple[int, int]] = (0, 0)
+    """Floating-point operations and elements moved."""
+    laid: ClassVar[tuple[bool, ...]] = ()
+    """For each output, whether it lies channels-last where it is not the user's."""
+
+    @classmethod
+    def of(cls, **fields: Any) -> Sliced:
+        """The operator with these fields."""
+        made = cls()
+        for name, value in {**fields, "_specs": {}}.items():
+            object.__setattr__(made, name, value)
+        return made
+
+    def inputs(self) -> tuple[str, ...]:
+        return tuple([f"arg{index}" for index in range(len(self.rows))])
+
+    def outputs(self) -> tuple[str, ...]:
+        return tuple([f"output{index}" for index in range(len(self.forms))])
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        return shapes, [shape for shape, _ in self.forms]
+
+    def infer_type(self, dtypes: list[DType | None]) -> tuple[list[DType | None], list[DType | None]]:
+        return dtypes, [dtype for _, dtype in self.forms]
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
+        return self.work
+
+    def told(self) -> str:
+        """How it is cut, in words."""
+        examples, length = self.batch
+        return f"{len(self.starts)} slices of {length} of {examples}"
+
+    def __repr__(self) -> str:
+        return f"{self.name}({self.told()})"

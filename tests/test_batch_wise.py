@@ -1,0 +1,95 @@
+"""What operators say of the batch: which parts of their inputs give a part of their outputs, in prediction."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx import devices
+from flowmx.ops.registry.operators import Operator, Run, kernel_for, lookup
+from flowmx.ops.registry.traits import BatchWise
+from tests.graph_runs import operator_of
+from tests.op_cases import every_case
+from tests.rows import family, rows
+
+CASES: dict[str, list[Any]] = {}
+for _case in every_case():
+    CASES.setdefault(lookup(_case.op).name, []).append(_case)
+SAYING = sorted(name for name in CASES if lookup(name).traits.batch_wise is not BatchWise.UNKNOWN)
+ENOUGH = 185
+"""Operators of the tables that say something of the batch: a mistake in how that is stated loses many at once."""
+
+
+def computed(op, arrays, shapes, dtypes, fast):
+    """The outputs of an operator, of these shapes, by its plain forward or by the CPU's kernel."""
+    outputs = [np.full(shape, 7, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    forward = kernel_for("cpu", op.name) if fast else None
+    run = Run(devices.get(mx.cpu()), train=False)
+    with np.errstate(all="ignore"):
+        (op.forward if forward is None else lambda *args: forward(op, *args))(run, arrays, outputs)
+    return outputs
+
+
+def sliced(array, part, count):
+    """One of so many equal parts of an array along axis 0."""
+    rows = len(array) // count
+    return array[part * rows : (part + 1) * rows]
+
+
+def check(op, arrays, fast):
+    """Compare parts, computed from parts, with the same parts of the whole; returns how many were."""
+    spec = op.spec(tuple(each.shape for each in arrays), tuple(each.dtype for each in arrays))
+    parts = op.batch_parts([each.shape for each in arrays], spec.shapes)
+    if parts is None or op.draws(False) or not all(map(math.prod, spec.shapes)):
+        return 0
+    count = math.gcd(*[len(arrays[at]) for at in parts.inputs], *[spec.shapes[at][0] for at in parts.outputs])
+    whole = computed(op, arrays, spec.shapes, spec.dtypes, fast)
+    for part in (0, count - 1) if count > 1 else ():
+        given = [sliced(each, part, count) if at in parts.inputs else each for at, each in enumerate(arrays)]
+        expected = [sliced(each, part, count) if at in parts.outputs else each for at, each in enumerate(whole)]
+        found = computed(op, given, [each.shape for each in expected], spec.dtypes, fast)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5, err_msg=f"{op!r}, part {part} of {count}")
+    return count > 1
+
+
+@rows("name", SAYING, of=family)
+def test_a_part_of_the_batch_gives_that_part_of_the_outputs(name):
+    for case in CASES[name]:
+        for fast in (False, True)[: 1 + (kernel_for("cpu", name) is not None)]:
+            check(operator_of(case), case.given(), fast)
+
+
+def test_many_say_so_and_their_cases_show_it():
+    shown = [name for name in SAYING if any(check(operator_of(case), case.given(), False) for case in CASES[name])]
+    assert len(shown) >= ENOUGH
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "shapes"),
+    [
+        ("softmax", {"axis": 0}, [(4, 3)]),
+        ("Concat", {"dim": 0, "num_args": 2}, [(4, 3), (4, 3)]),
+        ("sum", {"axis": ()}, [(4, 3)]),
+        ("transpose", {}, [(4, 4)]),
+        ("dot", {"transpose_a": True}, [(4, 4), (4, 4)]),
+        ("BatchNorm", {"axis": 0}, [(4, 3), *[(4,)] * 4]),
+        ("_np_cumsum", {}, [(4, 1)]),
+        ("RNN", {"mode": "gru", "state_size": 2, "num_layers": 1}, [(4, 4, 2), (36,), (1, 4, 2)]),
+    ],
+)
+def test_what_ties_the_batch_together(name, parameters, shapes):
+    op = lookup(name).create(**parameters)
+    outputs = op.spec(tuple(shapes), (np.dtype(np.float32),) * len(shapes)).shapes
+    assert op.batch_parts(shapes, outputs) is None
+
+
+def test_a_new_operator_says_nothing_also_where_it_is_made_of_one_that_does():
+    for base in (Operator, lookup("relu"), lookup("softmax"), lookup("BatchNorm"), lookup("Reshape"), lookup("take")):
+        made = type("Made", (base,), {})
+        assert made.traits.batch_wise is BatchWise.UNKNOWN
+        shapes = [(4, 3), *[(3,)] * (len(base.arguments) + len(base.auxiliary) - 1)]
+        assert made().batch_parts(shapes, [(4, 3)]) is None
+    assert lookup("_backward_Activation").traits.batch_wise is BatchWise.UNKNOWN
