@@ -128,8 +128,11 @@ import flowmx as mx
 DATA = np.random.default_rng(0).standard_normal((64, 128)).astype("f")
 FEW = DATA[:16, :96]
 CALLS = [mx.nd.erf, mx.nd.softmax, lambda x: mx.nd.LeakyReLU(x, act_type="gelu"), lambda x: mx.nd.softmax(x, axis=0)]
-graphs = lambda F, x: F.softmax(F.tanh(F.erf(x) * 3)), lambda F, x: F.LeakyReLU(F.softmax(x * 2, axis=0), act_type="gelu")
-for graph in graphs:
+GRAPHS = [
+    lambda F, x: F.softmax(F.tanh(F.erf(x) * 3)),
+    lambda F, x: F.LeakyReLU(F.softmax(x * 2, axis=0), act_type="gelu"),
+]
+for graph in GRAPHS:
     CALLS.append(mx.gluon.nn.HybridLambda(graph))
     CALLS[-1].hybridize()
 

@@ -163,7 +163,9 @@ def test_the_command_line_writes_the_manifest(capsys):
         "t.py",
     ]
     assert cli.main(["launch", *given]) == 0
-    found = json.loads(capsys.readouterr().out)
+    text = capsys.readouterr().out
+    assert text.endswith("}\n")
+    found = json.loads(text)
     assert found["items"][-1]["spec"]["completions"] == 3
     assert found["items"][-1]["spec"]["template"]["spec"]["containers"][0]["command"][-2:] == ["python", "t.py"]
     for wrong, message in [(["--resource", "cpu"], "expected NAME=N"), (["--name", "My Job"], "expected at most 42")]:
