@@ -91,21 +91,16 @@ class QuantizedPooling(_Unary, Pooling, keeps_layout=False, makes_channels_last=
 
 @operator("_contrib_quantized_act")
 class QuantizedActivation(_Unary, Activation, in_place=(), keeps_layout=False, float32_where=None):
-    """The ReLU of quantized numbers, as int8."""
-
-    output_doc = "The shape of data, int8; the ends of its range, (1,), float32"
+    """The ReLU of quantized numbers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.act_type != "relu":
             raise ParameterError(f"{self.name}: act_type is {self.act_type!r}, expected 'relu'")
 
-    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
-        return self.with_types(dtypes, [(INT8, UINT8)], INT8)
-
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         data, low, high = inputs
-        run.xp.copyto(outputs[0], run.xp.clip(data, 0, 127), casting="unsafe")
+        run.xp.maximum(data, 0, out=outputs[0])
         put_range(outputs, low, high)
 
 

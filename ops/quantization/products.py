@@ -137,10 +137,7 @@ class _Product(Quantized, skips=True, requantizes=True):
 
 @operator("_contrib_quantized_conv")
 class QuantizedConv(_Product, Convolution, precision=Precision.GIVEN, makes_channels_last=False):
-    """Convolve quantized data with quantized filters, into int32 sums.
-
-    As in MXNet, uint8 data counts as int8's, with 127 steps, and a bias of uint8 data is added as it is.
-    """
+    """Convolve quantized data with quantized filters, into int32 sums."""
 
     input_docs = described(data="(batch, channels, *size), int8 or uint8", **_INPUTS)
     output_doc = "(batch, num_filter, *out), int32; the real numbers of the least and largest int32, (1,), float32"
@@ -153,15 +150,13 @@ class QuantizedConv(_Product, Convolution, precision=Precision.GIVEN, makes_chan
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         data, weight, *rest = inputs
         ends = rest[-4:] if self.no_bias else rest[1:]
-        size = product_magnitude(magnitude(*ends[:2]), magnitude(*ends[2:4]))
+        size = product_magnitude(magnitude(*ends[2:4]), magnitude(*ends[:2]), data.dtype)
         sums = convolved(run, self, data, weight, outputs[0].shape)
         run.xp.copyto(outputs[0], sums, casting="unsafe")
         if not self.no_bias:
-            bias = rest[0].astype(np.int32)
-            if data.dtype == INT8:
-                unit = np.float32(size / np.float32(2147483647))
-                scale = magnitude(*ends[4:]) / np.float32(127) / unit if size else np.float32(0)
-                bias = run.xp.rint(rest[0] * np.float32(scale)).astype(np.int32)
+            unit = np.float32(size / np.float32(2147483647))
+            scale = magnitude(*ends[4:]) / np.float32(127) / unit if size else np.float32(0)
+            bias = run.xp.rint(rest[0] * np.float32(scale)).astype(np.int32)
             outputs[0][...] += bias.reshape(-1, *(1,) * (data.ndim - 2))
         put_range(outputs, -size, size)
 
