@@ -1,7 +1,8 @@
 """Quantization to int8, as ``mxnet.contrib.quantization`` (docs/quantization.md).
 
-A quantized network computes on bytes: weights, and values between layers, are int8 or uint8 that stand for real numbers in
-a range. The ranges of values are measured on data (``calib_mode`` ``naive`` or ``entropy``), or at each call (``none``).
+A quantized network computes on bytes: weights, and values between layers, are int8 or uint8 that stand for real numbers
+in a range. The ranges of values are measured on data (``calib_mode`` ``naive`` or ``entropy``), or at each call
+(``none``).
 
 Example:
     >>> quantized = mx.contrib.quantization.quantize_net(net, calib_data=loader, calib_mode="naive")
@@ -49,13 +50,14 @@ __all__ = [
     "_DataIterWrapper", "_LayerHistogramCollector", "_LayerOutputMinMaxCollector", "_as_data_iter",
     "_calibrate_quantized_sym", "_collect_layer_histogram", "_collect_layer_output_min_max",
     "_collect_layer_statistics", "_get_optimal_threshold", "_get_optimal_thresholds", "_load_params", "_load_sym",
-    "_quantize_params", "_quantize_symbol", "_smooth_distribution", "calib_graph", "combine_histogram", "quantize_graph",
-    "quantize_model", "quantize_model_mkldnn", "quantize_net", "quantize_net_v2",
+    "_quantize_params", "_quantize_symbol", "_smooth_distribution", "calib_graph", "combine_histogram",
+    "quantize_graph", "quantize_model", "quantize_model_mkldnn", "quantize_net", "quantize_net_v2",
 ]  # fmt: skip
 
 Arrays = dict[str, NDArray]
 Quantized = tuple[Symbol, Arrays, Arrays]
 _BACKEND = "MKLDNN_QUANTIZE"
+_CPU = cpu()
 
 
 def _quantize_params(qsym: Symbol, params: Mapping[str, NDArray], th_dict: Mapping[str, Any]) -> Arrays:
@@ -151,7 +153,7 @@ def _load_params(params: Any, logger: Any = None) -> tuple[Arrays, Arrays]:
         if logger:
             logger.info(f"Loading params from file {params}")
         found: tuple[Arrays, Arrays] = ({}, {})
-        for key, value in nd.load(os.fspath(params)).items():
+        for key, value in dict(nd.load(os.fspath(params))).items():
             kind, name = key.split(":", 1)
             found[kind == "aux"][name] = value
         return found
@@ -162,7 +164,7 @@ def _load_params(params: Any, logger: Any = None) -> tuple[Arrays, Arrays]:
 
 def quantize_model(
     sym: Any, arg_params: Any, aux_params: Any, data_names: Sequence[str] = ("data",),
-    label_names: Sequence[str] | None = ("softmax_label",), ctx: Context = cpu(),
+    label_names: Sequence[str] | None = ("softmax_label",), ctx: Context = _CPU,
     excluded_sym_names: list[str] | None = None, excluded_op_names: list[str] | None = None,
     calib_mode: str | None = "entropy", calib_data: Any = None, num_calib_examples: int | None = None,
     quantized_dtype: str = "int8", quantize_mode: str = "smart", quantize_granularity: str = "tensor-wise",
@@ -184,7 +186,7 @@ def quantize_model(
         calib_data: a DataIter; not for ``none``.
         num_calib_examples: look at about as many examples (None: all).
         quantized_dtype: ``int8``, ``uint8``, or ``auto``: uint8 for what is never negative on the data.
-        quantize_mode: ``full``: all that can be; ``smart``: what is not worth it by itself only between layers that are.
+        quantize_mode: ``full``: all that can be; ``smart``: what is not worth it by itself only between what is.
         quantize_granularity: ``tensor-wise``, or ``channel-wise``: a scale for each output of a product.
         logger: told what is done.
 
@@ -217,7 +219,7 @@ def quantize_model(
 
 def quantize_model_mkldnn(
     sym: Any, arg_params: Any, aux_params: Any, data_names: Sequence[str] = ("data",),
-    label_names: Sequence[str] | None = ("softmax_label",), ctx: Context = cpu(),
+    label_names: Sequence[str] | None = ("softmax_label",), ctx: Context = _CPU,
     excluded_sym_names: list[str] | None = None, excluded_op_names: list[str] | None = None,
     calib_mode: str | None = "entropy", calib_data: Any = None, num_calib_examples: int | None = None,
     quantized_dtype: str = "int8", quantize_mode: str = "smart", quantize_granularity: str = "tensor-wise",
@@ -240,7 +242,7 @@ def quantize_model_mkldnn(
 
 
 def quantize_graph(
-    sym: Any, arg_params: Mapping[str, NDArray], aux_params: Mapping[str, NDArray], ctx: Context = cpu(),
+    sym: Any, arg_params: Mapping[str, NDArray], aux_params: Mapping[str, NDArray], ctx: Context = _CPU,
     excluded_sym_names: list[str] | None = None, excluded_op_names: list[str] | None = None,
     calib_mode: str | None = "entropy", quantized_dtype: str = "int8", quantize_mode: str = "full",
     quantize_granularity: str = "tensor-wise", LayerOutputCollector: Any = None, logger: Any = None,
@@ -309,7 +311,7 @@ def quantize_net_v2(
     quantize_granularity: str = "tensor-wise", exclude_layers: list[str] | None = None,
     exclude_layers_match: list[str] | None = None, exclude_operators: list[str] | None = None, calib_data: Any = None,
     data_shapes: Any = None, calib_mode: str | None = "none", num_calib_examples: int | None = None,
-    ctx: Context = cpu(), LayerOutputCollector: Any = None, logger: Any = None,
+    ctx: Context = _CPU, LayerOutputCollector: Any = None, logger: Any = None,
 ) -> SymbolBlock:  # fmt: skip
     """A quantized block from a block of float32, which is hybridized.
 
@@ -341,10 +343,9 @@ def quantize_net_v2(
         shapes = shapes or list(provided)
     if not shapes:
         raise ValueError("data_shapes is missing, expected a DataDesc for each input, or calib_data")
-    names = _traced(network, shapes, ctx)
+    names, symbol = _traced(network, shapes, ctx)
     if isinstance(calib_data, _DataIterWrapper):
         calib_data.provide_data = calib_data.provide_data[: len(names)]
-    _, symbol = network._cached_graph
     params = {name: param._reduce() for name, param in network.collect_params().items()}
     states = set(symbol.list_auxiliary_states())
     args = {name: params[name] for name in symbol.list_arguments() if name in params}
@@ -376,8 +377,12 @@ def quantize_net_v2(
     return made
 
 
-def _traced(network: HybridBlock, shapes: list[Any], ctx: Context) -> list[str]:
-    """Call a block with as many of the described inputs as it takes; returns the names of its inputs."""
+def _traced(network: HybridBlock, shapes: list[Any], ctx: Context) -> tuple[list[str], Symbol]:
+    """Call a block with as many of the described inputs as it takes; returns their names, and the graph.
+
+    Raises:
+        TypeError: it takes none of them.
+    """
     while True:
         try:
             network(*[nd.zeros(tuple(each[1]), ctx=ctx, dtype=getattr(each, "dtype", "float32")) for each in shapes])
@@ -385,15 +390,16 @@ def _traced(network: HybridBlock, shapes: list[Any], ctx: Context) -> list[str]:
             shapes.pop()
             if not shapes:
                 raise
-        else:
-            return list(network._cached_graph[0])
+            continue
+        names, symbol = network._cached_graph or ([], sym_module.Group([]))
+        return list(names), symbol
 
 
 def quantize_net(
     network: HybridBlock, quantized_dtype: str = "auto", quantize_mode: str = "full",
     exclude_layers: list[str] | None = None, exclude_layers_match: list[str] | None = None,
     exclude_operators: list[str] | None = None, calib_data: Any = None, data_shapes: Any = None,
-    calib_mode: str | None = "none", num_calib_examples: int | None = None, ctx: Context = cpu(), logger: Any = None,
+    calib_mode: str | None = "none", num_calib_examples: int | None = None, ctx: Context = _CPU, logger: Any = None,
 ) -> SymbolBlock:  # fmt: skip
     """A quantized block; MXNet's older form of :func:`quantize_net_v2`, whose arguments and errors these are."""
     warnings.warn("quantize_net: this is MXNet's older form, use quantize_net_v2", DeprecationWarning, stacklevel=2)

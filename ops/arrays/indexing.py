@@ -135,7 +135,7 @@ class Embedding(_Picking, quantized=Quantization("_contrib_quantized_embedding",
     Indices outside are taken to the nearest row.
     """
 
-    arguments = ("data", "weight")
+    arguments: ClassVar[tuple[str, ...]] = ("data", "weight")
     table = 1
     input_docs = described(
         data="any shape, int or float; row indices",

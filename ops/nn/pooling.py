@@ -103,9 +103,7 @@ def _spread_max(run: Run, head: Array, data: Array, output: Array, line: _Axis, 
 
 
 @operator("Pooling", "Pooling_v1")
-class Pooling(
-    Operator, keeps_layout=True, input_named=True, quantized=Quantization("_contrib_quantized_pooling")
-):
+class Pooling(Operator, keeps_layout=True, input_named=True, quantized=Quantization("_contrib_quantized_pooling")):
     """Reduce each window of the spatial axes to its maximum, mean, sum, or (Σx^p)^(1/p) for lp.
 
     Shapes: data (batch, channels, *size), output (batch, channels, *out), or with the channels last as ``layout``

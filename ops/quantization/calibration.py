@@ -22,13 +22,20 @@ def _smooth(counts: Array) -> Array | None:
     if not count:
         return None
     taken = _EPS * np.float32(counts.size - count) / np.float32(count)
-    return None if taken >= 1 else counts + np.where(filled, -taken, _EPS)
+    return None if taken >= 1 else counts + (_EPS - (taken + _EPS) * filled)
 
 
 def _total(values: Array) -> np.float32:
     """The sum in order, as MXNet adds: thresholds are often nearly as good as others, which rounding then decides."""
     total: np.float32 = np.cumsum(values, dtype=np.float32)[-1]
     return total
+
+
+def _merged(values: Array, levels: int, each: int) -> Array:
+    """The sums of so many neighbours each; what is left over goes to the last."""
+    sums = values[: levels * each].reshape(levels, each).sum(axis=1)
+    sums[-1] += values[levels * each :].sum()
+    return sums
 
 
 def _divergence(counts: Array, first: int, stop: int, levels: int, before: Array) -> float:
@@ -47,9 +54,7 @@ def _divergence(counts: Array, first: int, stop: int, levels: int, before: Array
     cut[0] = before[first + 1]
     cut[-1] += before[-1] - before[stop]
     merged = inner.size // levels
-    edges = np.arange(levels) * merged
-    sums = np.add.reduceat(inner, edges)
-    norms = np.add.reduceat(inner != 0, edges, dtype=np.float32)
+    sums, norms = (_merged(each, levels, merged) for each in (inner, (inner != 0).astype(np.float32)))
     means = np.divide(sums, norms, out=np.zeros(levels, np.float32), where=norms > 0)
     coarse = np.empty_like(cut)
     coarse[: levels * merged].reshape(levels, merged)[...] = means[:, None]

@@ -1,8 +1,8 @@
 """Layers with what follows them as one operator, as MXNet's files of quantized networks have them.
 
 A convolution with BatchNorm, a sum and an activation behind it, or a product with an activation, is a node with a body
-(:class:`flowmx.graph.subgraph.Body`) that says what it does to real numbers. Quantized, BatchNorm goes into the filters,
-filters get a scale for each channel, and the bytes of the result come from the sums at once.
+(:class:`flowmx.graph.subgraph.Body`) that says what it does to real numbers. Quantized, BatchNorm goes into the
+filters, filters get a scale for each channel, and the bytes of the result come from the sums at once.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ class Part(Operator, hidden=True, no_gradient=True, heavy=True, quantized=None):
         layers = [op for op in ops if type(op) is cls.layer_class]
         ends = [op for op in ops if not isinstance(op, (cls.layer_class, BatchNorm, SUMS))]
         if len(layers) != 1 or len(ends) > 1:
-            raise ParameterError(f"{cls.name}: its body is {ops}, expected one {cls.layer_class.name} and what follows it")
+            raise ParameterError(
+                f"{cls.name}: its body is {ops}, expected one {cls.layer_class.name} and what follows it"
+            )
         own: dict[str, Any] = {
             "subgraphs": bodies, "_specs": {}, "layer": layers[0], "then": ends[0] if ends else None,
             "norm": next((op for op in ops if isinstance(op, BatchNorm)), None),
@@ -151,7 +153,9 @@ class Part(Operator, hidden=True, no_gradient=True, heavy=True, quantized=None):
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         count = len(self.reals())
         found, outputs = self.subgraphs[0].infer_shape(shapes[:count])
-        ends = [expect_shape(self, name, shape, RANGE) for name, shape in zip(self.ranges(), shapes[count:], strict=False)]
+        ends = [
+            expect_shape(self, name, shape, RANGE) for name, shape in zip(self.ranges(), shapes[count:], strict=False)
+        ]
         return [*found, *ends], [*outputs[:1], *[RANGE] * (len(self.outputs()) - 1)]
 
     def cost(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[int, int]:
@@ -173,7 +177,7 @@ class Part(Operator, hidden=True, no_gradient=True, heavy=True, quantized=None):
         if self.then is None:
             return
         if isinstance(self.then, Clip):
-            run.xp.clip(values, 0, self.then.a_max * unit, out=values)  # type: ignore[attr-defined]
+            run.xp.clip(values, 0, self.then.a_max * unit, out=values)
         else:
             compute(self.then, run, [values], [values])
 
@@ -203,7 +207,7 @@ class ConvolutionPart(Part):
     def outputs(self) -> tuple[str, ...]:
         return ("output", "output_min", "output_max") if self.quantized else ("output",)
 
-    def states(self) -> tuple[int, ...]:
+    def auxiliary_positions(self) -> tuple[int, ...]:
         first = len(self.layer.inputs()) + 2
         return (first, first + 1) if self.with_bn else ()
 
@@ -290,7 +294,9 @@ class ProductPart(Part):
         return (*data, "min_weight", "max_weight", *(() if self.layer.no_bias else ("min_bias", "max_bias")))
 
     def outputs(self) -> tuple[str, ...]:
-        return ("output", "min_output", "max_output") if self.quantized and not self.enable_float_output else ("output",)
+        return (
+            ("output", "min_output", "max_output") if self.quantized and not self.enable_float_output else ("output",)
+        )
 
     @property
     def is_unsigned(self) -> bool:

@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from flowmx.errors import ParameterError, ShapeError
+from flowmx.errors import ParameterError
 from flowmx.ops.arrays.indexing import Embedding
 from flowmx.ops.arrays.joining import Concat
 from flowmx.ops.arrays.shape import Flatten
 from flowmx.ops.nn.activation import Activation
-from flowmx.ops.nn.common import bound
+from flowmx.ops.nn.common import bound, expect_shape
 from flowmx.ops.nn.normalization.batch_norm import BatchNorm
 from flowmx.ops.nn.pooling import Pooling
 from flowmx.ops.quantization.ranges import (
@@ -36,9 +36,7 @@ from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import Array, Run, ShapeOrNone, described, family, option, same_shape
 from flowmx.ops.registry.traits import Passing, Precision
 
-_ENDS = described(
-    min_data="(1,), float32; the lower end of the data's range", max_data="(1,), float32; the upper end"
-)
+_ENDS = described(min_data="(1,), float32; the lower end of the data's range", max_data="(1,), float32; the upper end")
 _INT32_STEPS = np.float32(2147483648)
 _SAME = "The shape and dtype of data; the ends of its range, (1,), float32"
 
@@ -173,7 +171,9 @@ class _Binary(Quantized, requantizes=True):
         lhs_min="(1,), float32; the lower end of lhs's range", lhs_max="(1,), float32; the upper end",
         rhs_min="(1,), float32; the lower end of rhs's range", rhs_max="(1,), float32; the upper end",
     )  # fmt: skip
-    output_doc = "The shape of lhs, int32, or bytes where the range is known before; the ends of its range, (1,), float32"
+    output_doc = (
+        "The shape of lhs, int32, or bytes where the range is known before; the ends of its range, (1,), float32"
+    )
     min_calib_range: float | None = option(None, "The lower end of the output's range, where it is known before.")
     max_calib_range: float | None = option(None, "The upper end.")
 
@@ -276,7 +276,7 @@ class QuantizedBatchNorm(
     )  # fmt: skip
     output_doc = "The shape of data, int8; the ends of its range, (1,), float32"
 
-    def states(self) -> tuple[int, ...]:
+    def auxiliary_positions(self) -> tuple[int, ...]:
         return (3, 4)
 
     def visible_outputs(self) -> int:
@@ -291,10 +291,11 @@ class QuantizedBatchNorm(
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data = shapes[0]
         channels = None if data is None else self.scale_shape(data)
-        for name, shape in zip(self.arguments[1:5], shapes[1:5], strict=True):
-            if shape is not None and channels is not None and shape != channels:
-                raise ShapeError(f"{self.name}: input {name} has shape {shape}, expected {channels}")
-        return self.with_ranges([data, *[channels] * 4, *shapes[5:]], data)
+        rest = [
+            expect_shape(self, name, shape, channels, data)
+            for name, shape in zip(self.arguments[1:5], shapes[1:5], strict=True)
+        ]
+        return self.with_ranges([data, *rest, *shapes[5:]], data)
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return self.with_types(dtypes, [(INT8, UINT8), *[(FLOAT32,)] * 4], INT8)
@@ -328,7 +329,7 @@ class QuantizedBatchNorm(
 class QuantizedEmbedding(Quantized, Embedding):
     """Rows of an int8 weight (input_dim, output_dim) at the given indices."""
 
-    arguments: ClassVar[tuple[str, ...]] = ("data", "weight", "min_weight", "max_weight")
+    arguments = ("data", "weight", "min_weight", "max_weight")
     input_docs = described(
         data="any shape, int or float; row indices", weight="(input_dim, output_dim), int8",
         min_weight="(1,), float32; the lower end of the weight's range", max_weight="(1,), float32; the upper end",

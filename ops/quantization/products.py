@@ -1,7 +1,7 @@
 """Convolutions and products of quantized numbers, with int32 sums.
 
-The sums are exact: they are computed in float32, by the kernels of real numbers, where no sum can reach 2**24, from where
-on float32 leaves whole numbers out. Elsewhere the channels are summed in parts, or in float64.
+The sums are exact: they are computed in float32, by the kernels of real numbers, where no sum can reach 2**24, from
+where on float32 leaves whole numbers out. Elsewhere the channels are summed in parts, or in float64.
 """
 
 from __future__ import annotations

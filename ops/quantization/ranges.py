@@ -1,7 +1,7 @@
 """The arithmetic of quantized numbers: a number of a range ``(low, high)`` is ``real = number · magnitude / steps``.
 
-Magnitude is the larger of \\|low\\| and \\|high\\|, so 0 is 0. How many steps a type has differs between operators, as it
-does in MXNet with oneDNN: most count half a step more than the type has, 127.5 and 255.5.
+Magnitude is the larger of ``low`` and ``high`` without their signs, so 0 is 0. How many steps a type has differs
+between operators, as it does in MXNet with oneDNN: most count half a step more than the type has, 127.5 and 255.5.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def number(array: Array) -> np.float32:
 
 def magnitude(low: Array, high: Array) -> np.float32:
     """The larger absolute value of two ends of a range."""
-    return np.maximum(np.abs(number(low)), np.abs(number(high)))
+    return np.float32(max(abs(number(low)), abs(number(high))))
 
 
 def scale_of(dtype: DType, size: np.float32) -> np.float32:
@@ -119,7 +119,9 @@ class Quantized(Operator, no_gradient=True, quantized=None):
     def with_ranges(self, shapes: Sequence[ShapeOrNone], result: ShapeOrNone) -> Inferred:
         """The shapes of inputs and outputs, from those of the inputs before the ranges and that of the result."""
         names, first = self.inputs(), self.ranges_from()
-        ends = [expect_shape(self, name, shape, RANGE) for name, shape in zip(names[first:], shapes[first:], strict=True)]
+        ends = [
+            expect_shape(self, name, shape, RANGE) for name, shape in zip(names[first:], shapes[first:], strict=True)
+        ]
         return [*shapes[:first], *ends], [result, *[RANGE] * (len(self.outputs()) - 1)]
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:

@@ -115,13 +115,16 @@ def _part(
     label = {Convolution: "conv", FullyConnected: "fully_connected", BatchNorm: "bn"}
     words = []
     for node in chain:
-        own, added = [], []
+        own: list[Entry] = []
+        added: list[Entry] = []
         for at, entry in enumerate(node.inputs):
             if before is not None and entry.node is before:
                 own.append(Entry(copies[before], 0))
                 continue
             source = sources[node][at]
-            variable = Entry(Node(None, f"{node.name}_{at}" if entry.node.op else entry.node.name, origin=node.origin), 0)
+            variable = Entry(
+                Node(None, f"{node.name}_{at}" if entry.node.op else entry.node.name, origin=node.origin), 0
+            )
             inputs.append(source)
             (added if isinstance(node.op, SUMS) else own).append(variable)
         copies[node] = Node(node.op, node.name, (*own, *added), node.attributes, node.given, node.origin)
@@ -151,7 +154,9 @@ def _after_convolution(chain: Sequence[Node], node: Node) -> str:
 def _after_product(chain: Sequence[Node], node: Node) -> str:
     """The same for a product."""
     op = node.op
-    fits = _is_rectifier(op, ("leaky", "elu", "gelu")) or isinstance(op, _ABS) or (isinstance(op, Clip) and op.a_min == 0)
+    fits = (
+        _is_rectifier(op, ("leaky", "elu", "gelu")) or isinstance(op, _ABS) or (isinstance(op, Clip) and op.a_min == 0)
+    )
     return "with_eltwise" if fits and len(chain) == 1 else ""
 
 

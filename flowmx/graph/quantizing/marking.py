@@ -21,15 +21,13 @@ def marked(
         excluded_operators: names of operators whose nodes do.
         everything: quantize all that can be; else what is not worth it by itself only between nodes that are.
     """
-    forms = {
-        node: node.op.traits.quantized
-        for node in nodes
-        if node.op is not None
-        and node.op.traits.quantized is not None
-        and node.op.name not in excluded_operators
-        and not any(name in excluded for name in _names(node))
-    }
-    found = {node: form for node, form in forms.items() if form is not None}
+    found: dict[Node, Quantization] = {}
+    for node in nodes:
+        form = None if node.op is None else node.op.traits.quantized
+        if form is None or node.op is None or node.op.name in excluded_operators:
+            continue
+        if not any(name in excluded for name in _names(node)):
+            found[node] = form
     if everything:
         return found
     always = [node for node, form in found.items() if form.always]

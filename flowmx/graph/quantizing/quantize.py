@@ -41,8 +41,7 @@ def quantize(entries: Sequence[Entry], how: Quantizing) -> tuple[list[Entry], li
     Raises:
         MXNetError: a node's parameters are none that its quantized form takes; names the node.
     """
-    made = _Quantizer(entries, how).made
-    return made
+    return _Quantizer(entries, how).made
 
 
 class _Quantizer:
@@ -156,7 +155,9 @@ def _quantized_operator(node: Node, form: Quantization, given: dict[str, str]) -
     values = {name: getattr(old, name) for name in old.attributes() if cls.takes(name)}
     bodies = {"subgraphs": old.subgraphs} if old.subgraphs else {}
     try:
-        return cls.create(**{**values, **dict(form.parameters), **{k: v for k, v in given.items() if cls.takes(k)}}, **bodies)
+        return cls.create(
+            **{**values, **dict(form.parameters), **{k: v for k, v in given.items() if cls.takes(k)}}, **bodies
+        )
     except ParameterError as error:
         raise MXNetError(f"node {node.name!r} can not be quantized: {error}; exclude it by its name") from None
 

@@ -94,9 +94,7 @@ class BatchNorm(BatchStatistics, quantized=Quantization("_contrib_quantized_batc
 
 
 @operator("_backward_BatchNorm")
-class BackwardBatchNorm(
-    BackwardNormalization, BatchNorm, in_place=((0, 0),), mode_matters=False, quantized=None
-):
+class BackwardBatchNorm(BackwardNormalization, BatchNorm, in_place=((0, 0),), mode_matters=False, quantized=None):
     """Gradients of BatchNorm; gamma's is 0 where it is fixed."""
 
     arguments = ("head", "data", "gamma", "mean", "var", "batch")
