@@ -125,9 +125,6 @@ class _Product(Quantized, skips=True, requantizes=True):
     def ranges_from(self) -> int:
         return 2 if self.no_bias else 3
 
-    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
-        return shapes
-
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return self.with_types(dtypes, [(INT8, UINT8), *[(INT8,)] * (self.ranges_from() - 1)], INT32)
 
@@ -172,6 +169,10 @@ class QuantizedFullyConnected(_Product, FullyConnected, precision=Precision.GIVE
         first = self.ranges_from()
         inputs, outputs = FullyConnected.infer_shape(self, shapes[:first])
         return self.with_ranges([*inputs, *shapes[first:]], outputs[0])
+
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
+        first = self.ranges_from()
+        return [*FullyConnected.infer_back(self, shapes[:first], outputs), *shapes[first:]]
 
     def bound(self, xp: Any, given: Any, made: Any) -> None:
         return None

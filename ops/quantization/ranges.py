@@ -14,11 +14,11 @@ import numpy as np
 from flowmx.errors import TypeInferenceError
 from flowmx.ops.nn.common import expect_shape
 from flowmx.ops.registry.dtypes import FLOAT32, DType, name_of
-from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, kernel_for, operator
+from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, kernel_for, merge, operator
 
 __all__ = [
-    "INT8", "INT32", "RANGE", "UINT8", "Inferred", "InferredTypes", "Quantized", "compute", "known_types", "magnitude",
-    "number", "operator", "product_magnitude", "put_range", "round_into", "scale_of",
+    "INT8", "INT32", "RANGE", "UINT8", "Inferred", "InferredTypes", "Quantized", "backwards", "compute", "known_types",
+    "magnitude", "number", "operator", "product_magnitude", "put_range", "round_into", "scale_of",
 ]  # fmt: skip
 
 INT8: DType = np.dtype(np.int8)
@@ -102,6 +102,12 @@ def known_types(
             )
         found.append(allowed[0] if dtype is None and len(allowed) == 1 else dtype)
     return found
+
+
+def backwards(shapes: list[ShapeOrNone], outputs: Sequence[ShapeOrNone]) -> list[ShapeOrNone]:
+    """The shapes of the inputs, where the first has that of the first output."""
+    both = merge(shapes[0], outputs[0])
+    return shapes if both is False else [both, *shapes[1:]]
 
 
 class Quantized(Operator, no_gradient=True, quantized=None):
