@@ -294,7 +294,9 @@ class Executor:
     def _one_by_one(self) -> Monitored:
         """The graph, to be computed operator by operator."""
         if self._monitored is None:
-            self._monitored = Monitored(self._entries, self._arrays, self._wanted, lambda node: self._on(node).context)
+            self._monitored = Monitored(
+                self._entries, self._arrays, self._wanted, lambda node: self._on(node).context, self._shapes
+            )
         return self._monitored
 
     def _take_gradients(self, found: Mapping[Node, NDArray]) -> None:

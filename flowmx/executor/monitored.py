@@ -19,7 +19,7 @@ from flowmx.graph.node import Entry, Node, topological
 from flowmx.ndarray import functions as F
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.core import allocate, invoke
-from flowmx.ops.registry.operators import Operator
+from flowmx.ops.registry.operators import Operator, Shape
 
 
 class Monitor(NamedTuple):
@@ -64,6 +64,13 @@ def _computed(op: Operator, inputs: Sequence[NDArray], device: Device) -> list[N
     return outputs
 
 
+def _sized(op: Operator, shape: Shape | None) -> Operator:
+    """The operator that makes an array of nothing, in the shape that was inferred where its own leaves lengths open."""
+    if shape is None or "shape" not in op.parameters or shape == op.shape:  # type: ignore[attr-defined]
+        return op
+    return type(op).create(**{name: getattr(op, name) for name in op.attributes()} | {"shape": shape})
+
+
 class Monitored:
     """A graph with arrays bound to its variables.
 
@@ -72,12 +79,14 @@ class Monitored:
         arrays: by variable.
         wanted: the variables to differentiate by.
         context_of: the device of a node.
+        shapes: of every entry.
     """
 
     def __init__(
         self, entries: Sequence[Entry], arrays: Mapping[Node, NDArray], wanted: Sequence[Node],
-        context_of: Callable[[Node], Context],
+        context_of: Callable[[Node], Context], shapes: Mapping[Entry, Shape],
     ) -> None:  # fmt: skip
+        self._shapes = shapes
         self._entries = entries
         self._nodes = topological(entries)
         self._arrays = arrays
@@ -102,6 +111,8 @@ class Monitored:
         return [self._values[entry] for entry in self._entries]
 
     def _compute(self, node: Node, op: Operator, monitor: Monitor) -> None:
+        if not node.inputs:
+            op = _sized(op, self._shapes.get(Entry(node, 0)))
         context = self._context_of(node)
         states = {*op.updates, *range(node.auxiliary_from(), len(node.inputs))}
         inputs = [

@@ -113,7 +113,7 @@ def auxiliary_nodes(nodes: Iterable[Node]) -> dict[Node, None]:
         entry.node: None
         for node in nodes
         if node.op is not None
-        for entry in [node.inputs[position] for position in node.op.states()]
+        for entry in [node.inputs[position] for position in node.op.auxiliary_positions()]
     }
 
 
@@ -128,7 +128,7 @@ def input_versions(nodes: Iterable[Node]) -> tuple[dict[Node, tuple[int, ...]], 
         if node.op is None:
             continue
         if node.versions is None:
-            written = {*node.op.updates, *node.op.states()}
+            written = {*node.op.updates, *node.op.auxiliary_positions()}
             for position in written:
                 source = node.inputs[position].node
                 current[source] = current.get(source, 0) + 1

@@ -431,12 +431,19 @@ class Symbol(Methods):
         return self
 
     def get_backend_symbol(self, backend: str) -> Symbol:
-        """This symbol: there is one backend, whose passes run when a symbol is bound."""
-        return self
+        """This symbol: there is one backend, whose passes run when a symbol is bound.
+
+        ``"MKLDNN_QUANTIZE"`` makes it ready for quantization, or ends that: layers go together with what follows them.
+        """
+        if backend != "MKLDNN_QUANTIZE":
+            return self
+        from flowmx.graph.quantizing.fuse import fused
+
+        return Symbol(fused(self._entries))
 
     def optimize_for(self, backend: str, *args: Any, **kwargs: Any) -> Symbol:
         """This symbol, as :meth:`get_backend_symbol`; the arguments are kept for MXNet's scripts."""
-        return self
+        return self.get_backend_symbol(backend)
 
     # -- text ------------------------------------------------------------------------------------------
 

@@ -143,7 +143,7 @@ class Embedding(
     Indices outside are taken to the nearest row.
     """
 
-    arguments = ("data", "weight")
+    arguments: ClassVar[tuple[str, ...]] = ("data", "weight")
     table = 1
     input_docs = described(
         data="any shape, int or float; row indices",

@@ -18,11 +18,24 @@ _EPS = np.float32(0.0001)
 def _smooth(counts: Array) -> Array | None:
     """The distribution with a little of its weight where it is 0; None where that can not be."""
     filled = counts != 0
-    count = int(filled.sum())
+    count = int(np.count_nonzero(filled))
     if not count:
         return None
     taken = _EPS * np.float32(counts.size - count) / np.float32(count)
-    return None if taken >= 1 else counts + np.where(filled, -taken, _EPS)
+    return None if taken >= 1 else counts + (_EPS - (taken + _EPS) * filled)
+
+
+def _total(values: Array) -> np.float32:
+    """The sum in order, as MXNet adds: thresholds are often nearly as good as others, which rounding then decides."""
+    total: np.float32 = np.cumsum(values, dtype=np.float32)[-1]
+    return total
+
+
+def _merged(values: Array, levels: int, each: int) -> Array:
+    """The sums of so many neighbours each; what is left over goes to the last."""
+    sums = values[: levels * each].reshape(levels, each).sum(axis=1)
+    sums[-1] += values[levels * each :].sum()
+    return sums
 
 
 def _divergence(counts: Array, first: int, stop: int, levels: int, before: Array) -> float:
@@ -41,18 +54,18 @@ def _divergence(counts: Array, first: int, stop: int, levels: int, before: Array
     cut[0] = before[first + 1]
     cut[-1] += before[-1] - before[stop]
     merged = inner.size // levels
-    edges = np.arange(levels) * merged
-    sums = np.add.reduceat(inner, edges)
-    norms = np.add.reduceat((inner != 0).astype(np.int64), edges)
-    means = np.divide(sums, norms, out=np.zeros(levels), where=norms > 0)
-    widths = np.full(levels, merged)
-    widths[-1] = inner.size - edges[-1]
-    coarse = np.where(cut != 0, np.repeat(means, widths), 0)
+    sums, norms = (_merged(each, levels, merged) for each in (inner, (inner != 0).astype(np.float32)))
+    means = np.divide(sums, norms, out=np.zeros(levels, np.float32), where=norms > 0)
+    coarse = np.empty_like(cut)
+    coarse[: levels * merged].reshape(levels, merged)[...] = means[:, None]
+    coarse[levels * merged :] = means[-1]
+    coarse[cut == 0] = 0
     p, q = _smooth(cut), _smooth(coarse)
     if p is None or q is None:
         return np.inf
-    p, q = p / p.sum(), q / q.sum()
-    return float(np.sum(p * np.log(p / q)))
+    p /= _total(p)
+    q /= _total(q)
+    return float(_total(p * np.log(p / q)))
 
 
 @operator("_contrib_calibrate_entropy")
@@ -82,14 +95,14 @@ class CalibrateEntropy(Operator, no_gradient=True):
         return known_types(self, dtypes, [(FLOAT32,)] * 2), [FLOAT32, FLOAT32]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        counts, edges = (_on_host(each).astype(np.float64) for each in inputs)
+        counts, edges = map(_on_host, inputs)
         levels = self.num_quantized_bins
         middle, half = counts.size // 2, levels // 2
         if middle < half:
             raise ShapeError(
                 f"{self.name}: hist has {counts.size} bins, expected at least num_quantized_bins, {levels}"
             )
-        before = np.concatenate([[0.0], np.cumsum(counts)])
+        before = np.concatenate([[0], np.cumsum(counts, dtype=np.float64)]).astype(np.float32)
         found = [
             _divergence(counts, middle - each, middle + each + 1, levels, before) for each in range(half, middle + 1)
         ]

@@ -15,6 +15,7 @@ from flowmx.ops.quantization.ranges import (
     Inferred,
     InferredTypes,
     Quantized,
+    backwards,
     magnitude,
     number,
     operator,
@@ -39,6 +40,9 @@ class Calibrated(Quantized):
     )
     min_calib_range: float | None = option(None, "The lower end of the range (by default that of the data).")
     max_calib_range: float | None = option(None, "The upper end of the range.")
+
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
+        return backwards(shapes, outputs)
 
     @property
     def calibrated(self) -> tuple[np.float32, np.float32] | None:
@@ -69,6 +73,9 @@ class Quantize(Quantized):
     )
     output_doc = "The shape of data, dtype `out_type`; the ends of its range, (1,), float32"
     out_type: Literal["int8", "uint8"] = option("uint8", "The dtype of the output.")
+
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
+        return backwards(shapes, outputs)
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return self.with_types(dtypes, [(FLOAT32,)], _BYTES[self.out_type])
@@ -126,6 +133,9 @@ class Dequantize(Operator, no_gradient=True):
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return [shapes[0], (1,), (1,)], [shapes[0]]
+
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
+        return backwards(shapes, outputs)
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return Quantized.with_types(self, dtypes, [(INT8, UINT8)], FLOAT32)  # type: ignore[arg-type]

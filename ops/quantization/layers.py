@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from flowmx.errors import ParameterError, ShapeError
+from flowmx.errors import ParameterError
 from flowmx.ops.arrays.indexing import Embedding
 from flowmx.ops.arrays.joining import Concat
 from flowmx.ops.arrays.shape import Flatten
 from flowmx.ops.nn.activation import Activation
-from flowmx.ops.nn.common import bound
+from flowmx.ops.nn.common import bound, expect_shape
 from flowmx.ops.nn.normalization.batch_norm import BatchNorm
 from flowmx.ops.nn.pooling import Pooling
 from flowmx.ops.quantization.ranges import (
@@ -89,21 +89,16 @@ class QuantizedPooling(_Unary, Pooling, keeps_layout=False, makes_channels_last=
 
 @operator("_contrib_quantized_act")
 class QuantizedActivation(_Unary, Activation, in_place=(), keeps_layout=False, float32_where=None):
-    """The ReLU of quantized numbers, as int8."""
-
-    output_doc = "The shape of data, int8; the ends of its range, (1,), float32"
+    """The ReLU of quantized numbers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.act_type != "relu":
             raise ParameterError(f"{self.name}: act_type is {self.act_type!r}, expected 'relu'")
 
-    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
-        return self.with_types(dtypes, [(INT8, UINT8)], INT8)
-
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         data, low, high = inputs
-        run.xp.copyto(outputs[0], run.xp.clip(data, 0, 127), casting="unsafe")
+        run.xp.maximum(data, 0, out=outputs[0])
         put_range(outputs, low, high)
 
 
@@ -281,7 +276,7 @@ class QuantizedBatchNorm(
     )  # fmt: skip
     output_doc = "The shape of data, int8; the ends of its range, (1,), float32"
 
-    def states(self) -> tuple[int, ...]:
+    def auxiliary_positions(self) -> tuple[int, ...]:
         return (3, 4)
 
     def visible_outputs(self) -> int:
@@ -296,10 +291,11 @@ class QuantizedBatchNorm(
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data = shapes[0]
         channels = None if data is None else self.scale_shape(data)
-        for name, shape in zip(self.arguments[1:5], shapes[1:5], strict=True):
-            if shape is not None and channels is not None and shape != channels:
-                raise ShapeError(f"{self.name}: input {name} has shape {shape}, expected {channels}")
-        return self.with_ranges([data, *[channels] * 4, *shapes[5:]], data)
+        rest = [
+            expect_shape(self, name, shape, channels, data)
+            for name, shape in zip(self.arguments[1:5], shapes[1:5], strict=True)
+        ]
+        return self.with_ranges([data, *rest, *shapes[5:]], data)
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return self.with_types(dtypes, [(INT8, UINT8), *[(FLOAT32,)] * 4], INT8)
@@ -333,7 +329,7 @@ class QuantizedBatchNorm(
 class QuantizedEmbedding(Quantized, Embedding):
     """Rows of an int8 weight (input_dim, output_dim) at the given indices."""
 
-    arguments: ClassVar[tuple[str, ...]] = ("data", "weight", "min_weight", "max_weight")
+    arguments = ("data", "weight", "min_weight", "max_weight")
     input_docs = described(
         data="any shape, int or float; row indices", weight="(input_dim, output_dim), int8",
         min_weight="(1,), float32; the lower end of the weight's range", max_weight="(1,), float32; the upper end",

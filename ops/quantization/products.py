@@ -1,7 +1,7 @@
 """Convolutions and products of quantized numbers, with int32 sums.
 
-The sums are exact: they are computed in float32, by the kernels of real numbers, where no sum can reach 2**24, from where
-on float32 leaves whole numbers out. Elsewhere the channels are summed in parts, or in float64.
+The sums are exact: they are computed in float32, by the kernels of real numbers, where no sum can reach 2**24, from
+where on float32 leaves whole numbers out. Elsewhere the channels are summed in parts, or in float64.
 """
 
 from __future__ import annotations
@@ -125,9 +125,6 @@ class _Product(Quantized, skips=True, requantizes=True):
     def ranges_from(self) -> int:
         return 2 if self.no_bias else 3
 
-    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
-        return shapes
-
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return self.with_types(dtypes, [(INT8, UINT8), *[(INT8,)] * (self.ranges_from() - 1)], INT32)
 
@@ -137,10 +134,7 @@ class _Product(Quantized, skips=True, requantizes=True):
 
 @operator("_contrib_quantized_conv")
 class QuantizedConv(_Product, Convolution, precision=Precision.GIVEN, makes_channels_last=False):
-    """Convolve quantized data with quantized filters, into int32 sums.
-
-    As in MXNet, uint8 data counts as int8's, with 127 steps, and a bias of uint8 data is added as it is.
-    """
+    """Convolve quantized data with quantized filters, into int32 sums."""
 
     input_docs = described(data="(batch, channels, *size), int8 or uint8", **_INPUTS)
     output_doc = "(batch, num_filter, *out), int32; the real numbers of the least and largest int32, (1,), float32"
@@ -153,15 +147,13 @@ class QuantizedConv(_Product, Convolution, precision=Precision.GIVEN, makes_chan
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         data, weight, *rest = inputs
         ends = rest[-4:] if self.no_bias else rest[1:]
-        size = product_magnitude(magnitude(*ends[:2]), magnitude(*ends[2:4]))
+        size = product_magnitude(magnitude(*ends[2:4]), magnitude(*ends[:2]), data.dtype)
         sums = convolved(run, self, data, weight, outputs[0].shape)
         run.xp.copyto(outputs[0], sums, casting="unsafe")
         if not self.no_bias:
-            bias = rest[0].astype(np.int32)
-            if data.dtype == INT8:
-                unit = np.float32(size / np.float32(2147483647))
-                scale = magnitude(*ends[4:]) / np.float32(127) / unit if size else np.float32(0)
-                bias = run.xp.rint(rest[0] * np.float32(scale)).astype(np.int32)
+            unit = np.float32(size / np.float32(2147483647))
+            scale = magnitude(*ends[4:]) / np.float32(127) / unit if size else np.float32(0)
+            bias = run.xp.rint(rest[0] * np.float32(scale)).astype(np.int32)
             outputs[0][...] += bias.reshape(-1, *(1,) * (data.ndim - 2))
         put_range(outputs, -size, size)
 
@@ -177,6 +169,10 @@ class QuantizedFullyConnected(_Product, FullyConnected, precision=Precision.GIVE
         first = self.ranges_from()
         inputs, outputs = FullyConnected.infer_shape(self, shapes[:first])
         return self.with_ranges([*inputs, *shapes[first:]], outputs[0])
+
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
+        first = self.ranges_from()
+        return [*FullyConnected.infer_back(self, shapes[:first], outputs), *shapes[first:]]
 
     def bound(self, xp: Any, given: Any, made: Any) -> None:
         return None

@@ -1,7 +1,7 @@
 """The arithmetic of quantized numbers: a number of a range ``(low, high)`` is ``real = number · magnitude / steps``.
 
-Magnitude is the larger of \\|low\\| and \\|high\\|, so 0 is 0. How many steps a type has differs between operators, as it
-does in MXNet with oneDNN: most count half a step more than the type has, 127.5 and 255.5.
+Magnitude is the larger of ``low`` and ``high`` without their signs, so 0 is 0. How many steps a type has differs
+between operators, as it does in MXNet with oneDNN: most count half a step more than the type has, 127.5 and 255.5.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 from flowmx.errors import TypeInferenceError
 from flowmx.ops.nn.common import expect_shape
 from flowmx.ops.registry.dtypes import FLOAT32, DType, name_of
-from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, kernel_for, operator
+from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, kernel_for, merge, operator
 
 __all__ = [
-    "INT8", "INT32", "RANGE", "UINT8", "Inferred", "InferredTypes", "Quantized", "compute", "known_types", "magnitude",
-    "number", "operator", "product_magnitude", "put_range", "round_into", "scale_of",
+    "INT8", "INT32", "RANGE", "UINT8", "Inferred", "InferredTypes", "Quantized", "backwards", "compute", "known_types",
+    "magnitude", "number", "operator", "product_magnitude", "put_range", "round_into", "scale_of",
 ]  # fmt: skip
 
 INT8: DType = np.dtype(np.int8)
@@ -42,7 +42,7 @@ def number(array: Array) -> np.float32:
 
 def magnitude(low: Array, high: Array) -> np.float32:
     """The larger absolute value of two ends of a range."""
-    return np.maximum(np.abs(number(low)), np.abs(number(high)))
+    return np.float32(max(abs(number(low)), abs(number(high))))
 
 
 def scale_of(dtype: DType, size: np.float32) -> np.float32:
@@ -102,6 +102,12 @@ def known_types(
             )
         found.append(allowed[0] if dtype is None and len(allowed) == 1 else dtype)
     return found
+
+
+def backwards(shapes: list[ShapeOrNone], outputs: Sequence[ShapeOrNone]) -> list[ShapeOrNone]:
+    """The shapes of the inputs, where the first has that of the first output."""
+    both = merge(shapes[0], outputs[0])
+    return shapes if both is False else [both, *shapes[1:]]
 
 
 class Quantized(Operator, no_gradient=True, quantized=None):

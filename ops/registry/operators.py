@@ -384,7 +384,7 @@ class Operator:
         count = len(self.inputs())
         return (*self.updates, *(range(count, count + len(self.auxiliary)) if train else ()))
 
-    def states(self) -> tuple[int, ...]:
+    def auxiliary_positions(self) -> tuple[int, ...]:
         """Positions of the inputs that are auxiliary states, which files and modules keep apart from parameters."""
         count = len(self.inputs())
         return tuple(range(count, count + len(self.auxiliary)))

@@ -1,0 +1,409 @@
+"""Quantization to int8, as ``mxnet.contrib.quantization`` (docs/quantization.md).
+
+A quantized network computes on bytes: weights, and values between layers, are int8 or uint8 that stand for real numbers
+in a range. The ranges of values are measured on data (``calib_mode`` ``naive`` or ``entropy``), or at each call
+(``none``).
+
+Example:
+    >>> quantized = mx.contrib.quantization.quantize_net(net, calib_data=loader, calib_mode="naive")
+    >>> quantized.hybridize()
+    >>> quantized(batch)
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from flowmx import ndarray as nd
+from flowmx import symbol as sym_module
+from flowmx.contrib.calibration import (
+    _as_data_iter,
+    _collect_layer_histogram,
+    _collect_layer_output_min_max,
+    _collect_layer_statistics,
+    _DataIterWrapper,
+    _get_optimal_threshold,
+    _get_optimal_thresholds,
+    _LayerHistogramCollector,
+    _LayerOutputMinMaxCollector,
+    _smooth_distribution,
+    collector_of,
+    combine_histogram,
+    ranges_of,
+)
+from flowmx.devices import Context, cpu
+from flowmx.gluon import HybridBlock, SymbolBlock
+from flowmx.graph.quantizing.calibrate import calibrated
+from flowmx.graph.quantizing.quantize import Quantizing, quantize
+from flowmx.io import DataIter
+from flowmx.module import Module
+from flowmx.ndarray import NDArray
+from flowmx.symbol import Symbol
+
+__all__ = [
+    "_DataIterWrapper", "_LayerHistogramCollector", "_LayerOutputMinMaxCollector", "_as_data_iter",
+    "_calibrate_quantized_sym", "_collect_layer_histogram", "_collect_layer_output_min_max",
+    "_collect_layer_statistics", "_get_optimal_threshold", "_get_optimal_thresholds", "_load_params", "_load_sym",
+    "_quantize_params", "_quantize_symbol", "_smooth_distribution", "calib_graph", "combine_histogram",
+    "quantize_graph", "quantize_model", "quantize_model_mkldnn", "quantize_net", "quantize_net_v2",
+]  # fmt: skip
+
+Arrays = dict[str, NDArray]
+Quantized = tuple[Symbol, Arrays, Arrays]
+_BACKEND = "MKLDNN_QUANTIZE"
+_CPU = cpu()
+
+
+def _quantize_params(qsym: Symbol, params: Mapping[str, NDArray], th_dict: Mapping[str, Any]) -> Arrays:
+    """The parameters of a quantized symbol, from those of the symbol of real numbers and the measured ranges."""
+    found: Arrays = {}
+    for name in qsym.list_arguments():
+        original = name.removesuffix("_quantize")
+        if name.endswith(("weight_quantize", "bias_quantize")) and original in params:
+            given = params[original].astype("float32", copy=False)
+            found[name], found[f"{name}_min"], found[f"{name}_max"] = nd.contrib.quantize(
+                given, nd.min(given), nd.max(given), out_type="int8"
+            )
+        elif name in params:
+            found[name] = params[name]
+        elif name.endswith(("_min", "_max")) and name[:-4] in th_dict:
+            end = th_dict[name[:-4]][name.endswith("_max")]
+            found[name] = nd.array(np.reshape(np.asarray(end, np.float32), (1,)))
+    return found
+
+
+def _quantize_symbol(
+    sym: Symbol, ctx: Context, excluded_symbols: Sequence[str] | None = None,
+    excluded_operators: Sequence[str] | None = None, offline_params: Sequence[str] | None = None,
+    quantized_dtype: str = "int8", quantize_mode: str = "smart", quantize_granularity: str = "tensor-wise",
+) -> tuple[Symbol, list[str]]:  # fmt: skip
+    """The quantized symbol, and the names of the values whose ranges it wants to know.
+
+    Raises:
+        ValueError: an unknown dtype, mode or granularity.
+    """
+    _check("quantized_dtype", quantized_dtype, ("int8", "uint8", "auto"))
+    _check("quantize_mode", quantize_mode, ("full", "smart"))
+    _check("quantize_granularity", quantize_granularity, ("tensor-wise", "channel-wise"))
+    for name, given in (("excluded_symbols", excluded_symbols), ("excluded_operators", excluded_operators)):
+        _check_names(name, given)
+    how = Quantizing(
+        frozenset(excluded_symbols or ()), frozenset(excluded_operators or ()), frozenset(offline_params or ()),
+        quantized_dtype, quantize_mode == "full", quantize_granularity == "channel-wise",
+    )  # fmt: skip
+    entries, names = quantize(sym._entries, how)
+    return Symbol(entries), names
+
+
+def _calibrate_quantized_sym(qsym: Symbol, th_dict: Mapping[str, Any] | None) -> Symbol:
+    """The quantized symbol with measured ranges."""
+    if not th_dict:
+        return qsym
+    ranges = {name: (_float(low), _float(high)) for name, (low, high) in th_dict.items()}
+    return Symbol(calibrated(qsym._entries, ranges))
+
+
+def _float(value: Any) -> float:
+    return float(np.reshape(value.asnumpy() if isinstance(value, NDArray) else value, -1)[0])
+
+
+def _check(name: str, given: Any, allowed: Sequence[str]) -> None:
+    if given not in allowed:
+        raise ValueError(f"{name} is {given!r}, expected {' or '.join(map(repr, allowed))}")
+
+
+def _check_names(name: str, given: Any) -> None:
+    if given is not None and not isinstance(given, list):
+        raise ValueError(f"{name} is {given!r}, expected a list of names")
+
+
+def _check_context(ctx: Any) -> None:
+    if not isinstance(ctx, Context):
+        raise ValueError(f"ctx is {ctx!r}, expected one device, such as mx.cpu()")
+
+
+def _load_sym(sym: Any, logger: Any = None) -> Symbol:
+    """The symbol, or that of a file.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(sym, Symbol):
+        return sym
+    if isinstance(sym, (str, os.PathLike)):
+        if logger:
+            logger.info(f"Loading symbol from file {sym}")
+        return sym_module.load(os.fspath(sym))
+    raise ValueError(f"sym is {type(sym).__name__}, expected a Symbol or the name of a file")
+
+
+def _load_params(params: Any, logger: Any = None) -> tuple[Arrays, Arrays]:
+    """Parameters and auxiliary states, as a pair or from a file.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(params, (str, os.PathLike)):
+        if logger:
+            logger.info(f"Loading params from file {params}")
+        found: tuple[Arrays, Arrays] = ({}, {})
+        for key, value in dict(nd.load(os.fspath(params))).items():
+            kind, name = key.split(":", 1)
+            found[kind == "aux"][name] = value
+        return found
+    if isinstance(params, (tuple, list)) and len(params) == 2:
+        return params[0], params[1]
+    raise ValueError("params is neither the name of a file nor a pair of dicts of parameters and auxiliary states")
+
+
+def quantize_model(
+    sym: Any, arg_params: Any, aux_params: Any, data_names: Sequence[str] = ("data",),
+    label_names: Sequence[str] | None = ("softmax_label",), ctx: Context = _CPU,
+    excluded_sym_names: list[str] | None = None, excluded_op_names: list[str] | None = None,
+    calib_mode: str | None = "entropy", calib_data: Any = None, num_calib_examples: int | None = None,
+    quantized_dtype: str = "int8", quantize_mode: str = "smart", quantize_granularity: str = "tensor-wise",
+    logger: Any = None,
+) -> Quantized:  # fmt: skip
+    """A quantized symbol with its parameters, operator by operator (see :func:`quantize_model_mkldnn`).
+
+    Args:
+        sym: a symbol of float32, or the name of its file.
+        arg_params: its parameters.
+        aux_params: its auxiliary states.
+        data_names: the names of its data.
+        label_names: the names of its labels.
+        ctx: the device to measure ranges on.
+        excluded_sym_names: names of nodes that stay as they are.
+        excluded_op_names: names of operators whose nodes do.
+        calib_mode: ``none``: ranges are found at each call; ``naive``: minima and maxima on the data; ``entropy``: by
+            the divergence of a value's distribution from the quantized one.
+        calib_data: a DataIter; not for ``none``.
+        num_calib_examples: look at about as many examples (None: all).
+        quantized_dtype: ``int8``, ``uint8``, or ``auto``: uint8 for what is never negative on the data.
+        quantize_mode: ``full``: all that can be; ``smart``: what is not worth it by itself only between what is.
+        quantize_granularity: ``tensor-wise``, or ``channel-wise``: a scale for each output of a product.
+        logger: told what is done.
+
+    Returns:
+        the symbol, its parameters and its auxiliary states.
+
+    Raises:
+        ValueError: wrong options, or no data where ranges are to be measured.
+        MXNetError: a node can not be quantized; names it.
+    """
+    symbol, (arg_params, aux_params) = _load_sym(sym, logger), _load_params((arg_params, aux_params), logger)
+    qsym, _, _, collector = quantize_graph(
+        symbol, arg_params, aux_params, ctx, excluded_sym_names, excluded_op_names, calib_mode, quantized_dtype,
+        quantize_mode, quantize_granularity, None, logger,
+    )  # fmt: skip
+    ranges: Mapping[str, Any] = {}
+    if calib_mode is not None and calib_mode != "none":
+        if not isinstance(calib_data, DataIter):
+            raise ValueError(
+                f"calib_data is {type(calib_data).__name__}, expected a DataIter for calib_mode {calib_mode!r}"
+            )
+        module = Module(symbol, data_names, label_names, context=ctx)
+        module.bind(calib_data.provide_data, calib_data.provide_label or None, for_training=False)
+        module.set_params(arg_params, aux_params)
+        _collect_layer_statistics(module, calib_data, collector, num_calib_examples, logger)
+        ranges = ranges_of(collector, calib_mode, quantized_dtype, logger)
+        qsym = _calibrate_quantized_sym(qsym, ranges)
+    return qsym, _quantize_params(qsym, arg_params, ranges), aux_params
+
+
+def quantize_model_mkldnn(
+    sym: Any, arg_params: Any, aux_params: Any, data_names: Sequence[str] = ("data",),
+    label_names: Sequence[str] | None = ("softmax_label",), ctx: Context = _CPU,
+    excluded_sym_names: list[str] | None = None, excluded_op_names: list[str] | None = None,
+    calib_mode: str | None = "entropy", calib_data: Any = None, num_calib_examples: int | None = None,
+    quantized_dtype: str = "int8", quantize_mode: str = "smart", quantize_granularity: str = "tensor-wise",
+    logger: Any = None,
+) -> Quantized:  # fmt: skip
+    """A quantized symbol with its parameters, layers put together with what follows them: the one to take.
+
+    The arguments and errors are those of :func:`quantize_model`; ``ctx`` must be a CPU. Filters have a scale for each
+    channel, and BatchNorm goes into them.
+    """
+    _check_context(ctx)
+    if ctx.device_type != "cpu":
+        raise ValueError(f"ctx is {ctx}, expected a CPU")
+    qsym, qarg_params, aux_params = quantize_model(
+        _load_sym(sym, logger).get_backend_symbol(_BACKEND), arg_params, aux_params, data_names, label_names, ctx,
+        excluded_sym_names, excluded_op_names, calib_mode, calib_data, num_calib_examples, quantized_dtype,
+        quantize_mode, quantize_granularity, logger,
+    )  # fmt: skip
+    return qsym.get_backend_symbol(_BACKEND), qarg_params, aux_params
+
+
+def quantize_graph(
+    sym: Any, arg_params: Mapping[str, NDArray], aux_params: Mapping[str, NDArray], ctx: Context = _CPU,
+    excluded_sym_names: list[str] | None = None, excluded_op_names: list[str] | None = None,
+    calib_mode: str | None = "entropy", quantized_dtype: str = "int8", quantize_mode: str = "full",
+    quantize_granularity: str = "tensor-wise", LayerOutputCollector: Any = None, logger: Any = None,
+) -> tuple[Symbol, Arrays, Any, Any]:  # fmt: skip
+    """A quantized symbol whose ranges are not measured yet, and what will measure them.
+
+    Run the symbol of float32 under ``executor.set_monitor_callback(collector.collect, monitor_all=True)``, then call
+    :func:`calib_graph`.
+
+    Args:
+        sym: as for :func:`quantize_model`, and so are the others.
+        arg_params: as there.
+        aux_params: as there.
+        ctx: as there.
+        excluded_sym_names: as there.
+        excluded_op_names: as there.
+        calib_mode: as there, or ``customize``.
+        quantized_dtype: as there.
+        quantize_mode: as there.
+        quantize_granularity: as there.
+        LayerOutputCollector: for ``customize``, an object with ``collect(name, array)`` that keeps ranges by name in
+            ``min_max_dict``.
+        logger: as there.
+
+    Returns:
+        the symbol, its parameters, its auxiliary states and the collector (None for the mode ``none``).
+    """
+    _check_names("excluded_sym_names", excluded_sym_names)
+    _check_context(ctx)
+    symbol = _load_sym(sym, logger)
+    qsym, names = _quantize_symbol(
+        symbol, ctx, excluded_sym_names, excluded_op_names, list(arg_params), quantized_dtype, quantize_mode,
+        quantize_granularity,
+    )  # fmt: skip
+    collector = None
+    if calib_mode is not None and calib_mode != "none":
+        collector = collector_of(calib_mode, quantized_dtype, names, LayerOutputCollector, logger)
+    return qsym, _quantize_params(qsym, arg_params, {}), aux_params, collector
+
+
+def calib_graph(
+    qsym: Symbol, arg_params: Mapping[str, NDArray], aux_params: Mapping[str, NDArray], collector: Any,
+    calib_mode: str = "entropy", quantized_dtype: str = "int8", logger: Any = logging,
+) -> tuple[Symbol, Arrays, Any]:  # fmt: skip
+    """A quantized symbol with the ranges that a collector found, and its parameters (see :func:`quantize_graph`).
+
+    Args:
+        qsym: the quantized symbol.
+        arg_params: the parameters of the symbol of float32.
+        aux_params: its auxiliary states.
+        collector: what measured the ranges.
+        calib_mode: ``naive``, ``entropy`` or ``customize``.
+        quantized_dtype: as for :func:`quantize_graph`.
+        logger: told what is done.
+
+    Raises:
+        ValueError: another mode.
+    """
+    ranges = ranges_of(collector, calib_mode, quantized_dtype, logger)
+    made = _calibrate_quantized_sym(qsym, ranges)
+    return made, _quantize_params(made, arg_params, ranges), aux_params
+
+
+def quantize_net_v2(
+    network: HybridBlock, quantized_dtype: str = "auto", quantize_mode: str = "full",
+    quantize_granularity: str = "tensor-wise", exclude_layers: list[str] | None = None,
+    exclude_layers_match: list[str] | None = None, exclude_operators: list[str] | None = None, calib_data: Any = None,
+    data_shapes: Any = None, calib_mode: str | None = "none", num_calib_examples: int | None = None,
+    ctx: Context = _CPU, LayerOutputCollector: Any = None, logger: Any = None,
+) -> SymbolBlock:  # fmt: skip
+    """A quantized block from a block of float32, which is hybridized.
+
+    Args:
+        network: the block.
+        quantized_dtype: as for :func:`quantize_model`, and so are those not named here.
+        quantize_mode: as there.
+        quantize_granularity: as there.
+        exclude_layers: names of nodes that stay as they are.
+        exclude_layers_match: parts of such names.
+        exclude_operators: names of operators whose nodes do.
+        calib_data: a DataIter or DataLoader.
+        data_shapes: descriptions of the inputs (``mx.io.DataDesc``), where there is no data.
+        calib_mode: as there, or ``customize``.
+        num_calib_examples: as there.
+        ctx: as there.
+        LayerOutputCollector: as for :func:`quantize_graph`.
+        logger: as there.
+
+    Raises:
+        ValueError: wrong options, or neither data nor shapes.
+        MXNetError: a node can not be quantized; names it.
+    """
+    _check_context(ctx)
+    network.hybridize()
+    shapes = list(data_shapes or ())
+    if calib_data is not None:
+        calib_data, provided = _as_data_iter(calib_data)
+        shapes = shapes or list(provided)
+    if not shapes:
+        raise ValueError("data_shapes is missing, expected a DataDesc for each input, or calib_data")
+    names, symbol = _traced(network, shapes, ctx)
+    if isinstance(calib_data, _DataIterWrapper):
+        calib_data.provide_data = calib_data.provide_data[: len(names)]
+    params = {name: param._reduce() for name, param in network.collect_params().items()}
+    states = set(symbol.list_auxiliary_states())
+    args = {name: params[name] for name in symbol.list_arguments() if name in params}
+    aux = {name: params[name] for name in states if name in params}
+    excluded = list(exclude_layers or ())
+    excluded += [
+        node.name for match in exclude_layers_match or () for node in symbol._nodes() if match in node.name
+    ]  # fmt: skip
+    if ctx.device_type == "cpu":
+        symbol = symbol.get_backend_symbol(_BACKEND)
+    qsym, qargs, _, collector = quantize_graph(
+        symbol, args, aux, ctx, excluded, exclude_operators, calib_mode, quantized_dtype, quantize_mode,
+        quantize_granularity, LayerOutputCollector, logger,
+    )  # fmt: skip
+    if collector is not None:
+        if calib_data is None:
+            raise ValueError(f"calib_data is missing, expected a DataIter or DataLoader for calib_mode {calib_mode!r}")
+        module = Module(symbol, [each.name for each in shapes], None, context=ctx)
+        module.bind(shapes, for_training=False)
+        module.set_params(args, aux, allow_missing=False, force_init=True)
+        _collect_layer_statistics(module, calib_data, collector, num_calib_examples, logger)
+        qsym, qargs, _ = calib_graph(qsym, args, aux, collector, str(calib_mode), quantized_dtype, logger)
+    if ctx.device_type == "cpu":
+        qsym = qsym.get_backend_symbol(_BACKEND)
+    made = SymbolBlock(qsym, [sym_module.var(name) for name in names])
+    used = made.collect_params()
+    known = {**qargs, **aux}
+    used.load_dict({name: known[name] for name in used}, ctx, cast_dtype=True, dtype_source="saved")
+    return made
+
+
+def _traced(network: HybridBlock, shapes: list[Any], ctx: Context) -> tuple[list[str], Symbol]:
+    """Call a block with as many of the described inputs as it takes; returns their names, and the graph.
+
+    Raises:
+        TypeError: it takes none of them.
+    """
+    while True:
+        try:
+            network(*[nd.zeros(tuple(each[1]), ctx=ctx, dtype=getattr(each, "dtype", "float32")) for each in shapes])
+        except TypeError:
+            shapes.pop()
+            if not shapes:
+                raise
+            continue
+        names, symbol = network._cached_graph or ([], sym_module.Group([]))
+        return list(names), symbol
+
+
+def quantize_net(
+    network: HybridBlock, quantized_dtype: str = "auto", quantize_mode: str = "full",
+    exclude_layers: list[str] | None = None, exclude_layers_match: list[str] | None = None,
+    exclude_operators: list[str] | None = None, calib_data: Any = None, data_shapes: Any = None,
+    calib_mode: str | None = "none", num_calib_examples: int | None = None, ctx: Context = _CPU, logger: Any = None,
+) -> SymbolBlock:  # fmt: skip
+    """A quantized block; MXNet's older form of :func:`quantize_net_v2`, whose arguments and errors these are."""
+    warnings.warn("quantize_net: this is MXNet's older form, use quantize_net_v2", DeprecationWarning, stacklevel=2)
+    return quantize_net_v2(
+        network, quantized_dtype, quantize_mode, "tensor-wise", exclude_layers, exclude_layers_match,
+        exclude_operators, calib_data, data_shapes, calib_mode, num_calib_examples, ctx, None, logger,
+    )  # fmt: skip
