@@ -155,3 +155,15 @@ def test_buckets_share_row_sparse_parameters():
         module.update()
     changed = (module.get_params()[0]["w"].asnumpy() != 1).any(axis=1)
     assert np.flatnonzero(changed).tolist() == list(range(3, 15))
+
+
+def test_gluon_has_one_trainer_for_a_sparse_parameter_and_no_sparse_symbol_blocks():
+    weight = mx.gluon.Parameter("w", shape=(4, 2), stype="row_sparse")
+    weight.initialize()
+    mx.gluon.Trainer([weight], "sgd")
+    with pytest.raises(RuntimeError, match="has a Trainer already"):
+        mx.gluon.Trainer([weight], "sgd")
+    with pytest.raises(AssertionError, match="'w' is row_sparse"):
+        mx.gluon.SymbolBlock(regression(), mx.sym.var("data"))
+    parts = mx.gluon.utils.split_and_load(mx.nd.ones((4, 2)).tostype("csr"), TWO)
+    assert [(each.stype, each.context) for each in parts] == [("csr", ctx) for ctx in TWO]

@@ -103,7 +103,7 @@ def _check_and_get(param: Parameter, arr_list: Sequence[NDArray] | None, ctx: An
 
 
 def _is_initialized(trainer: Trainer) -> bool:
-    return trainer._update_on_kvstore is not None
+    return trainer._kvstore is None or trainer._update_on_kvstore is not None
 
 
 def _set_initialized(trainer: Trainer, value: bool) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from flowmx import autograd, initializer, symbol
 from flowmx import ndarray as nd
 from flowmx.devices import Context, cpu, current_context, have_numerics
-from flowmx.errors import ArgumentError, MismatchError, MXNetError, NoParameterValue
+from flowmx.errors import ArgumentError, MismatchError, MXNetError, NoParameterValue, StateError
 from flowmx.initializer import InitDesc, Initializer
 from flowmx.ndarray import NDArray
 from flowmx.ndarray.array import check_request, untouched
@@ -210,6 +210,18 @@ class Parameter:
             raise RuntimeError(
                 f"parameter {self.name!r} is {self._stype}, so it has no {call}(): say with {instead}() which rows"
             )
+
+    def _set_trainer(self, trainer: Any) -> None:
+        """Tell the parameter of its trainer (None: it has none).
+
+        Raises:
+            StateError: it is sparse and has another one.
+        """
+        if self._stype != "default" and trainer is not None and self._trainer not in (None, trainer):
+            raise StateError(
+                f"Trainer: the {self._stype} parameter {self.name!r} has a Trainer already, and can have but one"
+            )
+        self._trainer = trainer
 
     def row_sparse_data(self, row_id: NDArray) -> NDArray:
         """The rows with these numbers of a row_sparse parameter, on the device of ``row_id``; it gets their gradient.

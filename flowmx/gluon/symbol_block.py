@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from flowmx import symbol as sym
+from flowmx.errors import ArgumentError
 from flowmx.gluon.hybrid import HybridBlock, Traced
 from flowmx.gluon.parameter import Contexts
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.graph.nesting import flatten, regroup
+from flowmx.graph.storage import declared as declared_storage
 from flowmx.symbol import Symbol
 
 __all__ = ["SymbolBlock"]
@@ -49,6 +51,13 @@ class SymbolBlock(HybridBlock):
 
     def _make_params(self, variables: Sequence[Symbol]) -> None:
         symbol = self._traced.symbol
+        names = {each.name for each in variables}
+        for node in symbol._nodes():
+            if node.op is None and node.name not in names and declared_storage(node) == "row_sparse":
+                raise ArgumentError(
+                    f"SymbolBlock: the parameter {node.name!r} is row_sparse, and a SymbolBlock has dense ones alone: "
+                    "use a Module, or a block with row_sparse_data()"
+                )
         # What the inputs do not declare follows from the parameters that do, as the files of other dtypes have it.
         declared = {each.name: each.attr("__dtype__") for each in variables}
         used = set(symbol.list_inputs())

@@ -77,7 +77,7 @@ class Trainer:
         self._reached = self._contexts
         for param in self._params:
             if param._stype != "default":
-                param._trainer = self
+                param._set_trainer(self)
         self._started: dict[int, NDArray] = {}
         """The first of a parameter's arrays when the store was initialized with it."""
         if self._kvstore is not None and compression_params:
@@ -97,7 +97,7 @@ class Trainer:
         """Validate ``update_on_kvstore`` against the store; None where it is decided at the first step."""
         store = self._kvstore
         if store is None:
-            return False
+            return None
         check_updates("Trainer", store, update_on_kvstore)
         return update_on_kvstore
 
@@ -205,14 +205,23 @@ class Trainer:
 
     def _on_kvstore(self, otherwise: bool | None) -> bool:
         """True where the store updates weights; decided at the first call: as given, or as the store is able to."""
+        if self._kvstore is None:
+            return False
         if self._update_on_kvstore is None:
             if otherwise is None:
-                otherwise = updates(self._kvstore, self._wanted, [param.shape or () for param in self._params])
+                otherwise = self._prefers_store(self._kvstore)
             self._update_on_kvstore = otherwise
         if self._update_on_kvstore and not self._started:
             assert self._kvstore is not None
             self._kvstore._install(self._updaters[0])
         return self._update_on_kvstore
+
+    def _prefers_store(self, store: KVStoreBase) -> bool:
+        """Tell whether the store updates weights where the user does not say."""
+        by_rows = any(param._grad_stype != "default" and param._stype == "default" for param in self._params)
+        if by_rows and not is_elsewhere(store):
+            return False  # sums of rows are brought to dense weights, and not whole weights
+        return updates(store, self._wanted, [param.shape or () for param in self._params])
 
     def _refuse_on_kvstore(self, call: str) -> None:
         if self._on_kvstore(otherwise=False):

@@ -44,10 +44,10 @@ def split_data(data: NDArray, num_slice: int, batch_axis: int = 0, even_split: b
         )
     each, longer = divmod(size, num_slice)
     ends = [each * (i + 1) + min(i + 1, longer) for i in range(num_slice)]
-    return [
-        nd.slice_axis(data, axis=batch_axis, begin=begin, end=end)
-        for begin, end in zip([0, *ends[:-1]], ends, strict=True)
-    ]
+    bounds = zip([0, *ends[:-1]], ends, strict=True)
+    if batch_axis == 0 and data.stype == "csr":
+        return [data[begin:end] for begin, end in bounds]
+    return [nd.slice_axis(data, axis=batch_axis, begin=begin, end=end) for begin, end in bounds]
 
 
 def split_and_load(
