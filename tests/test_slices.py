@@ -233,8 +233,8 @@ def test_new_values_parameters_and_shapes():
     for one, other in zip(results_of_another_run(parts), results_of_another_run(whole), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
     with settings.override(exec_slice=2):
-        parts = parts.reshape(data=(7, 3, 8, 8), allow_up_sizing=True)
-    whole = whole.reshape(data=(7, 3, 8, 8), allow_up_sizing=True)
+        parts = parts.reshape(data=(7, 3, 8, 8), softmax_label=(7,), allow_up_sizing=True)
+    whole = whole.reshape(data=(7, 3, 8, 8), softmax_label=(7,), allow_up_sizing=True)
     for executor in (whole, parts):
         executor.arg_dict["data"][:] = np.linspace(-1, 1, 7 * 192).reshape(7, 3, 8, 8)
     ((_, op),) = sliced(parts.plan)
