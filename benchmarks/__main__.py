@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import statistics
 
-from benchmarks import figure7, figure8, sim_scaling, turns
+from benchmarks import figure7, figure8, sim_scaling, slices, turns
 from benchmarks import gpu as gpus
 from benchmarks import hostile as attacks
 from benchmarks import images as pictures
@@ -91,6 +91,13 @@ def memory_strategies(rounds: int) -> None:
     for phase in figure7.PHASES:
         print(f"\n{phase}\n{figure7.table(figures, phase)}")
     print(f"\n{figure7.summary(figures)}")
+
+
+def sliced(rounds: int) -> None:
+    """Predictions in slices of the batch, beside the whole batch at once."""
+    figures = slices.measure(rounds)
+    slices.write(figures)
+    print(f"{slices.table(figures)}\n\n{slices.summary(figures)}")
 
 
 def scaling(rounds: int) -> None:
@@ -307,7 +314,8 @@ BENCHMARKS = {
     )
 }  # fmt: skip
 PICTURES = {
-    "figure7": memory_strategies, "figure8": scaling, "figure8_measure": scaling_measured, "sim_scaling": sim_scaled,
+    "figure7": memory_strategies, "slices": sliced, "figure8": scaling, "figure8_measure": scaling_measured,
+    "sim_scaling": sim_scaled,
 }  # fmt: skip
 """Measurements that write into the documentation: they run only when they are named."""
 

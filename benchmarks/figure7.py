@@ -31,6 +31,7 @@ class Strategy(NamedTuple):
 
 def _flowmx(label: str, in_place: int, match_range: int, colour: str) -> Strategy:
     chosen = {"FLOWMX_EXEC_ENABLE_INPLACE": str(in_place), "FLOWMX_EXEC_MATCH_RANGE": str(match_range)}
+    chosen["FLOWMX_EXEC_SLICE"] = "off"  # the paper's strategies take the whole batch at once
     return Strategy(label, "flowmx", "memory", chosen, colour)
 
 

@@ -8,6 +8,9 @@ import pytest
 
 import flowmx as mx
 from flowmx import devices
+from flowmx.ops.compiled.chain import Chain, Link
+from flowmx.ops.compiled.fused import BatchNormRelu, FusedConvolution, FusedFullyConnected
+from flowmx.ops.compiled.fused_attention import FusedAttention
 from flowmx.ops.registry.operators import Operator, Run, kernel_for, lookup
 from flowmx.ops.registry.traits import BatchWise
 from tests.graph_runs import operator_of
@@ -60,6 +63,41 @@ def test_a_part_of_the_batch_gives_that_part_of_the_outputs(name):
     for case in CASES[name]:
         for fast in (False, True)[: 1 + (kernel_for("cpu", name) is not None)]:
             check(operator_of(case), case.given(), fast)
+
+
+def random(*shapes):
+    rng = np.random.default_rng(0)
+    return [rng.uniform(0.5, 1.5, shape).astype("float32") for shape in shapes]
+
+
+def chain():
+    links = [Link(lookup("broadcast_add").create(), (0, 1), "sum"), Link(lookup("tanh").create(), (2,), "tanh")]
+    return Chain.of(2, links, (2, 3))
+
+
+CONV = {"kernel": (3, 3), "pad": (1, 1), "num_filter": 4, "scaled": True, "added": True, "then": "relu"}
+MADE = {
+    "chain": (chain(), random((4, 3, 5), (1, 3, 5))),
+    "convolution": (FusedConvolution.create(**CONV), random((4, 2, 6, 6), (4, 2, 3, 3), (4,), (4,), (4, 4, 6, 6))),
+    "product": (
+        FusedFullyConnected.create(num_hidden=4, added=True, then="relu"), random((4, 6), (4, 6), (4,), (4, 4))
+    ),
+    "normalisation": (BatchNormRelu.create(), random((4, 4, 5), (4,), (4,), (4,), (4,))),
+    "attention": (
+        FusedAttention.create(biased=True),
+        random((4, 6, 2, 1, 8), (4, 6, 2, 1, 8), (4, 6, 2, 1, 8), (4, 1, 6, 6)),
+    ),
+    "attention, one bias": (
+        FusedAttention.create(biased=True, parts=(3,)), random((4, 6, 2, 3, 8), (1, 1, 6, 6)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_part_of_the_batch_is_enough_for_what_passes_make(name):
+    op, arrays = MADE[name]
+    for fast in (False, True):
+        assert check(op, arrays, fast)
 
 
 def test_many_say_so_and_their_cases_show_it():

@@ -11,6 +11,7 @@ SGD = ("sgd_update", "sgd_mom_update")
 
 # Operators that no table names, and why.
 ELSEWHERE: dict[str, str] = {
+    "_sliced": "made by the planner, with a plan of its own: tests/test_slices.py",
     **dict.fromkeys(
         [
             *("_channel_window_sum", "_gather_channel", "_spread_bias", "_spread_channel"),

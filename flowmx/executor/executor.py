@@ -413,7 +413,7 @@ class Executor:
 
     def debug_str(self) -> str:
         """The steps in order, and the memory that the plan needs."""
-        plan = self.plan
+        plan = self.plan.unfolded()
         lines = [describe_graph(self._symbol._entries), "", "Steps:"]
         for phase, nodes in (("forward", plan.forward), ("backward", plan.backward)):
             for node in nodes:

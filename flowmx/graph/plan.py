@@ -100,11 +100,18 @@ class Plan:
 
     def unshared_bytes(self) -> int:
         """Bytes of the values if no two shared memory."""
-        return sum(self.nbytes(entry) for entry in (*self.place, *self.kept))
+        plan = self.unfolded()
+        return sum(plan.nbytes(entry) for entry in (*plan.place, *plan.kept))
 
     def lower_bound(self) -> int:
         """The largest sum of bytes alive at one step, below which no arena can be."""
-        return memory.lower_bound(self.lives)
+        return memory.lower_bound(self.unfolded().lives)
+
+    def unfolded(self) -> Plan:
+        """The plan with the steps of its slices in place; see :mod:`flowmx.graph.reports.unfolded`."""
+        from flowmx.graph.reports.unfolded import unfolded
+
+        return unfolded(self)
 
 
 def make_plan(

@@ -143,6 +143,7 @@ def _more_dtypes():
         if dtype != "float64":
             yield f"{dtype}, imperative", Mode(dtype=dtype)
         yield like, Mode(dtype=dtype, hybridize=STATIC)
+        yield f"{dtype}, sliced", Mode(dtype=dtype, hybridize=STATIC, settings={"exec_slice": 1})
         yield f"{dtype}, imported", Mode(dtype=dtype, hybridize=STATIC, imported=True, like=like)
         yield f"{dtype}, executor", Mode(runners.Bound, dtype=dtype, like=like, **SYMBOLIC)
 
@@ -164,6 +165,9 @@ MODES = {
     "mirrored": Mode(hybridize={}, settings={"backward_do_mirror": True}, **GRAPHS),
     "unshared": Mode(hybridize={}, settings={"exec_enable_inplace": False, "exec_match_range": 0}, **GRAPHS),
     "checked": Mode(hybridize=STATIC, settings={"exec_check": True, "engine_check": True}, **GRAPHS),
+    # Slices have kernels for fewer examples, which add up in another order.
+    "sliced": Mode(hybridize=BOTH, settings={"exec_slice": 1}),
+    "sliced, checked": Mode(hybridize=STATIC, settings={"exec_slice": 2, "exec_check": True, "engine_check": True}),
     "naive": Mode(hybridize=BOTH, settings={"engine_type": "NaiveEngine"}, **PACKED),
     "pooled": Mode(hybridize=STATIC, settings={"engine_type": "ThreadedEngine"}, **GRAPHS),
     "executor": Mode(runners.Bound, **SYMBOLIC, **GRAPHS),
@@ -171,6 +175,7 @@ MODES = {
     "executor, branches": Mode(
         runners.Bound, devices=("cpu(12)",), settings={"cpu_worker_nthreads": 2}, **SYMBOLIC, **GRAPHS
     ),
+    "executor, sliced": Mode(runners.Bound, settings={"exec_slice": 1}, **SYMBOLIC),
     # A module keeps what a backward pass would read, so that fewer operations become one kernel.
     "module": Mode(runners.Module, of_its_own=("observe",), **SYMBOLIC, **GRAPHS),
     "imported": Mode(hybridize=BOTH, imported=True, **PACKED),

@@ -325,6 +325,8 @@ def cut(
     """
     if not options.slice or graph.train or graph.gradients or not (options.share and options.in_place):
         return None
+    if options.workers > 1 and options.slice < 0:
+        return None  # branches run at the same time instead
     each_time = [node for node in order if node.op is not None and not node.op.traits.once]
     once = [node for node in order if node.op is not None and node.op.traits.once]
     kept = sum(nbytes(graph, Entry(node, index)) for node in once for index in range(node.outputs()))

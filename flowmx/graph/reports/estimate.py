@@ -19,6 +19,7 @@ from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
 from flowmx.graph.reports.occupancy import Occupancy
 from flowmx.graph.reports.sizes import in_words
+from flowmx.graph.reports.unfolded import unfolded
 
 _GRADIENT_STEP = re.compile(r"(.*)_backward\d+")
 
@@ -161,7 +162,7 @@ def estimate(
         outputs=summed(graph.outputs),
         heads=summed([Entry(node, 0) for node in _heads_read(graph, plan)]),
         activations=plan.arena.size + kept,
-        by_layer=tuple(_layers(graph, plan, [*(entry.node for entry in learned), *auxiliary])),
+        by_layer=tuple(_layers(graph, unfolded(plan), [*(entry.node for entry in learned), *auxiliary])),
         by_device=by_device,
         plan=plan,
     )

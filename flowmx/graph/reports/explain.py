@@ -14,6 +14,7 @@ from flowmx.graph.plan import Plan
 from flowmx.graph.reports.in_place import InPlace
 from flowmx.graph.reports.occupancy import Occupancy, label
 from flowmx.graph.reports.sizes import in_words
+from flowmx.graph.reports.unfolded import sliced, unfolded
 
 _NAMED = 4
 """Number of values listed by name among those whose bytes another one takes over."""
@@ -29,9 +30,12 @@ def explain(plan: Plan, limit: int | None = None) -> str:
     Returns:
         the text.
     """
+    slices = [f"{node.name}: {len(op.plan.steps())} steps, {op.told()}" for node, op in sliced(plan)]
+    plan = unfolded(plan)
     explanation = _Explanation(plan)
     lines = list(explanation.totals())
     parts = {
+        "Slices, each through all of these steps before the next": iter(slices),
         "What the passes did": iter(plan.graph.notes),
         "Kept from run to run, or for another device": explanation.kept(),
         "In the user's arrays": explanation.outside(),

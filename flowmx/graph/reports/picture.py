@@ -16,6 +16,7 @@ from flowmx.graph.plan import Plan
 from flowmx.graph.planning.memory import Life
 from flowmx.graph.reports.occupancy import Occupancy
 from flowmx.graph.reports.sizes import in_words
+from flowmx.graph.reports.unfolded import unfolded
 from flowmx.serialization.atomic import replace_file
 
 COLOURS = {"forward": "#4477aa", "gradient": "#ee7733", "workspace": "#228833"}
@@ -56,7 +57,8 @@ class Panel(NamedTuple):
 
 def panels(plan: Plan) -> list[Panel]:
     """The panels of the picture, one for each device."""
-    where = Occupancy(plan)
+    where = Occupancy(unfolded(plan))
+    plan = where.plan
     return [
         Panel(
             str(context or "device"),
@@ -95,6 +97,7 @@ def draw(plan: Plan, path: str | Path | None = None) -> str:
 
 
 def _svg(plan: Plan) -> str:
+    plan = unfolded(plan)
     where, found = Occupancy(plan), panels(plan)
     height = max(1, len(found)) * _HEIGHT
     lines = [

@@ -1,0 +1,264 @@
+"""Predictions in slices of the batch: the same results in less memory, and what else a user may notice of them."""
+
+import re
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from benchmarks.workers import networks
+from flowmx import settings
+from flowmx.devices import cpu
+from flowmx.gluon import nn
+from flowmx.graph.checking import race
+from flowmx.graph.compiler import compile_graph, graph_of, options_of
+from flowmx.graph.infer import infer_types, known_shapes
+from flowmx.graph.reports.unfolded import sliced
+
+S = mx.sym
+
+
+def conv(x, filters, **more):
+    return S.Convolution(x, num_filter=filters, kernel=(3, 3), pad=(1, 1), **more)
+
+
+def network():
+    """Branches, a residual sum, a normalisation that is folded and one that is not, and a product in the end."""
+    x = conv(S.var("data"), 8)
+    a = S.relu(S.BatchNorm(conv(x, 8, no_bias=True), fix_gamma=False))
+    b = S.Pooling(S.BatchNorm(S.relu(x)), kernel=(3, 3), pad=(1, 1), pool_type="avg")
+    x = S.concat(a, conv(S.relu(b), 8), S.broadcast_mul(x, S.mean(x, axis=(2, 3), keepdims=True)), dim=1)
+    x = S.relu(x + conv(x, 24))
+    return S.SoftmaxOutput(S.FullyConnected(S.Pooling(x, kernel=(2, 2), stride=(2, 2)), num_hidden=5), name="softmax")
+
+
+def attention():
+    """Heads go to axis 0, which is then several times the batch."""
+    data = S.var("data")
+    x = S.LayerNorm(data, S.var("gamma"), S.var("beta"))
+    q, k = (
+        S.reshape(
+            S.transpose(S.reshape(S.FullyConnected(x, num_hidden=8, flatten=False), (0, 0, 2, 4)), (0, 2, 1, 3)),
+            (-3, -2),
+        )
+        for _ in range(2)
+    )
+    weights = S.softmax(S.batch_dot(q, k, transpose_b=True))
+    x = S.reshape(S.batch_dot(weights, q), (-4, -1, 2, -2))
+    return S.relu(S.reshape(S.transpose(x, (0, 2, 1, 3)), (0, 0, -3))) + data
+
+
+def computed_weights():
+    """Weights that are computed from parameters, between what goes along with the batch."""
+    x = S.FullyConnected(S.var("data"), weight=S.tanh(S.var("w", shape=(6, 6))) * 2, num_hidden=6, no_bias=True)
+    y = S.FullyConnected(S.relu(x), weight=S.reshape(S.exp(S.var("v", shape=(36,))), (6, 6)), num_hidden=6)
+    return S.broadcast_add(x * y, S.reshape(S.var("b", shape=(6,)), (1, 6)))
+
+
+def views():
+    """Outputs and inputs of a region that are views, and one that is handed out twice."""
+    x = S.var("data")
+    y = S.reshape(S.relu(S.reshape(x, (0, -1))), (0, 2, -1))
+    return S.Group([S.Flatten(x), y, S.expand_dims(y, axis=1), y, S.sum(y, axis=0)])
+
+
+CASES = {
+    "network": (network, (3, 8, 8)),
+    "attention": (attention, (5, 8)),
+    "computed weights": (computed_weights, (6,)),
+    "views": (views, (2, 3)),
+}
+
+
+def bound(symbol, slices, batch, example, dtype="float32", seed=0):
+    """An executor with arrays that are the same for each way to slice."""
+    rng = np.random.default_rng(seed)
+    with settings.override(exec_slice=slices):
+        types = dict.fromkeys([*symbol.list_arguments(), *symbol.list_auxiliary_states()], dtype)
+        executor = symbol.simple_bind(mx.cpu(), grad_req="null", type_dict=types, data=(batch, *example))
+        for name, array in {**executor.arg_dict, **executor.aux_dict}.items():
+            array[:] = rng.uniform(0.5, 1.5, array.shape) if "var" in name else rng.normal(0, 0.4, array.shape)
+        executor.forward()
+    return executor
+
+
+def results(executor):
+    return [each.asnumpy().astype("float64") for each in executor.outputs]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", CASES)
+def test_slices_give_the_same(name, dtype):
+    make, example = CASES[name]
+    near = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 2e-2}[dtype]
+    for batch in (4, 7):
+        whole = bound(make(), "off", batch, example, dtype)
+        assert not sliced(whole.plan)
+        for length in (1, 2, 3):
+            with settings.override(exec_check=True):  # memory that holds no value is written over
+                parts = bound(make(), length, batch, example, dtype)
+            (_, op), *_ = sliced(parts.plan)
+            assert op.batch == (batch, length)
+            assert len(op.starts) == -(-batch // length)
+            for one, other in zip(results(parts), results(whole), strict=True):
+                np.testing.assert_allclose(one, other, rtol=near, atol=near * max(1, np.abs(other).max()))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_plans_of_slices_and_around_them_pass_the_race_check(name):
+    make, example = CASES[name]
+    with settings.override(exec_slice=2):
+        race.check(make(), rounds=1, is_train=False, data=(5, *example))
+        for _, op in sliced(bound(make(), 2, 5, example).plan):
+            race.check_plan(op.plan, options_of("cpu"), rounds=1)
+
+
+# -- memory ---------------------------------------------------------------------------------------------------
+
+
+def planned(symbol, slices, **shapes):
+    """The plan of a prediction, of which nothing is run."""
+    nodes = symbol._nodes()
+    known = {node: shapes[node.name] for node in nodes if node.name in shapes}
+    found = known_shapes(nodes, known)
+    with settings.override(exec_slice=slices):
+        return compile_graph(graph_of(symbol._entries, (), found, infer_types(nodes, {}), False, cpu(0)))
+
+
+@pytest.mark.parametrize("name", ["alexnet", "googlenet"])
+def test_networks_need_a_quarter_of_the_memory(name):
+    symbol = networks.symbol(mx, networks.NETWORKS[name])
+    whole, parts = (planned(symbol, slices, data=(64, 3, 224, 224)) for slices in ("off", "auto"))
+    assert parts.internal_bytes() <= 0.25 * whole.lower_bound()
+    assert sum(len(op.plan.steps()) for _, op in sliced(parts)) > 0.5 * len(whole.steps())
+
+
+def test_what_is_small_or_trains_runs_whole():
+    assert not sliced(planned(network(), "auto", data=(64, 3, 8, 8)))
+    executor = network().simple_bind(mx.cpu(), data=(64, 3, 8, 8))
+    assert not sliced(executor.plan)
+
+
+# -- what is in no region -------------------------------------------------------------------------------------
+
+
+class Twice(mx.operator.CustomOp):
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.assign(out_data[0], req[0], in_data[0] * 2)
+
+
+@mx.operator.register("twice_in_slices")
+class TwiceProp(mx.operator.CustomOpProp):
+    def create_operator(self, ctx, shapes, dtypes):
+        return Twice()
+
+
+TIED = {
+    "random": lambda x: S.Dropout(x, p=0.5, mode="always"),
+    "user code": lambda x: S.Custom(x, op_type="twice_in_slices"),
+    "loop": lambda x: S.contrib.foreach(lambda each, state: (each * 2, state), x, [])[0],
+    "along the batch": lambda x: S.softmax(x, axis=0),
+    "not known": lambda x: S.Pooling(S.RNN(x, S.var("p"), S.var("s"), state_size=3, num_layers=1, mode="gru"),
+                                     kernel=(1,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TIED)
+def test_what_ties_the_batch_together_is_in_no_region(kind):
+    tied = TIED[kind](S.relu(S.exp(S.var("data"))))
+    executor = bound(S.tanh(S.sqrt(S.abs(tied))), 1, 4, (3, 3))
+    inside = {each.op.name for _, op in sliced(executor.plan) for each in op.plan.forward}
+    outside = {node.op.name for node in executor.plan.forward} - {"_sliced"}
+    assert tied._nodes()[-1].op.name in outside | inside
+    assert not inside & {"Dropout", "Custom", "_foreach", "softmax", "RNN"}
+    results(executor)
+
+
+# -- what a user sees -----------------------------------------------------------------------------------------
+
+
+def test_reports_show_the_steps_and_how_they_are_cut():
+    executor = bound(network(), 2, 5, (3, 8, 8))
+    ((node, op),) = sliced(executor.plan)
+    text = executor.plan.explain()
+    assert f"{node.name}: {len(op.plan.steps())} steps, 3 slices of 2 of 5" in text
+    assert len(re.findall("forward  step", text)) == len(op.plan.steps()) + len(executor.plan.steps()) - 1
+    assert "(2, 8, 8, 8)" in executor.debug_str()
+    assert f"{op.plan.steps()[0].name}_output" in executor.plan.picture()
+    assert executor.plan.lower_bound() <= executor.plan.internal_bytes()
+    with settings.override(exec_slice=2):
+        estimate = network().memory_estimate(grad_req="null", data=(5, 3, 8, 8))
+    assert estimate.activations == executor.plan.internal_bytes()
+
+
+def test_an_error_names_the_operator_and_the_examples():
+    executor = bound(S.Group([S.tanh(S.LRN(S.var("data"), nsize=3, name="norm"))]), 2, 5, (3, 4, 4))
+    ((_, op),) = sliced(executor.plan)
+    assert op.plan.forward[0].name == "norm"
+    runner = executor._modes[False].runner
+    inner = runner.forward[0].forward._steps
+
+    def broken(run, inputs, outputs):
+        raise ValueError("out of order")
+
+    inner[0] = inner[0]._replace(forward=broken)
+    with pytest.raises(ValueError, match="out of order") as caught:
+        results_of_another_run(executor)
+    notes = "\n".join(caught.value.__notes__)
+    assert notes.count("in node") == 1
+    assert "in node 'norm' (LRN" in notes
+    assert "(examples 0 to 1 of 5)" in notes
+    assert "(2, 3, 4, 4) float32" in notes
+
+
+def results_of_another_run(executor):
+    executor.forward()
+    return results(executor)
+
+
+def test_a_watch_for_nan_looks_at_the_steps_inside():
+    executor = bound(S.exp(S.log(S.var("data"), name="the_log")), 2, 5, (3, 40))
+    executor.arg_dict["data"][:] = 1
+    executor.arg_dict["data"][3] = -1
+    with pytest.raises(ArithmeticError, match="log"), mx.safety.stop_at_nan():
+        results_of_another_run(executor)
+
+
+def test_new_values_parameters_and_shapes():
+    symbol = network()
+    whole, parts = (bound(symbol, slices, 5, (3, 8, 8)) for slices in ("off", 2))
+    for executor in (whole, parts):
+        executor.arg_dict["data"][:] = 0.3
+        executor.aux_dict[symbol.list_auxiliary_states()[0]][:] = 0.1
+    for one, other in zip(results_of_another_run(parts), results_of_another_run(whole), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+    with settings.override(exec_slice=2):
+        parts = parts.reshape(data=(7, 3, 8, 8), softmax_label=(7,), allow_up_sizing=True)
+    whole = whole.reshape(data=(7, 3, 8, 8), softmax_label=(7,), allow_up_sizing=True)
+    for executor in (whole, parts):
+        executor.arg_dict["data"][:] = np.linspace(-1, 1, 7 * 192).reshape(7, 3, 8, 8)
+    ((_, op),) = sliced(parts.plan)
+    assert op.batch == (7, 2)
+    for one, other in zip(results_of_another_run(parts), results_of_another_run(whole), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+@pytest.mark.parametrize("static_shape", [False, True])
+def test_hybridized_blocks_with_packed_weights(static_shape):
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(32, 3, in_channels=16, activation="relu"), nn.BatchNorm(), nn.Conv2D(32, 3, in_channels=32))
+    net.add(nn.Flatten(), nn.Dense(64, activation="relu"), nn.Dropout(0.5), nn.Dense(10))
+    net.initialize(mx.init.Xavier())
+    x = mx.nd.random.normal(shape=(7, 16, 12, 12))
+    expected = net(x).asnumpy()
+    for length in (1, 2, 3):
+        with settings.override(exec_slice=length):
+            net.hybridize(static_alloc=True, static_shape=static_shape)
+            for _ in range(2):
+                np.testing.assert_allclose(net(x).asnumpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("given", ["some", -2, "-2", 1.5])
+def test_a_bad_setting_is_refused(given):
+    with pytest.raises(settings.SettingError, match=r"EXEC_SLICE.*auto or off"), settings.override(exec_slice=given):
+        pass
