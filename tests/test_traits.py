@@ -28,6 +28,7 @@ NAMED = {
     "graph/passes/fold.py": ({"relu"}, "an activation's name, which layers take as a parameter"),
     "graph/passes/fuse.py": ({"relu"}, "likewise"),
     "graph/passes/notes.py": ({"max"}, "a kind of pooling"),
+    "graph/quantizing/fuse.py": ({"relu"}, "an activation's name"),
 }
 # Files that make operators by the names by which gradients and users call them.
 MAKING = {"graph/gradient.py", "executor/monitored.py"}
