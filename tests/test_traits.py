@@ -75,6 +75,7 @@ PASSING_ELSEWHERE = {
         ["LinearRegressionOutput", "MAERegressionOutput", "SVMOutput"], "plans keep output layers as steps of their own"
     ),
     "amp_multicast": "of arrays that have one dtype already",
+    "_contrib_quantized_flatten": "it gives a range as well",
 }
 READ_ELSEWHERE = {
     **dict.fromkeys(

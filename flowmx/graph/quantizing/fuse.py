@@ -210,7 +210,7 @@ def _has_half_a_range(node: Node, dtypes: Mapping[Entry, Any]) -> bool:
     op = node.op
     if not isinstance(op, ConvolutionPart) or not op.with_sum or not op.is_unsigned:
         return False
-    return bool(dtypes[node.inputs[op.inputs().index("sum")]] == INT8)
+    return bool(dtypes[node.inputs[len(op.reals()) - 1]] == INT8)
 
 
 def _takes(node: Node, name: str) -> bool:
