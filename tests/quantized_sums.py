@@ -1,7 +1,7 @@
 """Sums of bytes as oneDNN makes them on processors without VNNI, on which tests/fixtures/quantized.zip was recorded.
 
-There the products of two neighbours are added in 16 bits, which overflow; int8 data is made unsigned first, and filters for
-it are halved. With these sums in the place of exact ones, networks give MXNet's numbers to the bit.
+There the products of two neighbours are added in 16 bits, which overflow; int8 data is made unsigned first, and filters
+for it are halved. With these sums in the place of exact ones, networks give MXNet's numbers to the bit.
 """
 
 import numpy as np

@@ -26,7 +26,6 @@ _PATHS_LEFT_OUT = {
         ndarray.numpy ndarray.numpy_extension symbol.numpy symbol.numpy_extension
     """,
     "sparse storage of symbols, which is not here yet": "symbol.sparse",
-    "quantization, which is not here": "contrib.quantization",
     "how MXNet talks to its C++ library": "_api_internal _ctypes _cy3 _ffi _global_var api cython",
     "functions that MXNet writes when it is imported; they are in the module above": """
         ndarray.gen__internal ndarray.gen_contrib ndarray.gen_image ndarray.gen_linalg ndarray.gen_op ndarray.gen_random
