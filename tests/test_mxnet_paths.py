@@ -25,7 +25,6 @@ _PATHS_LEFT_OUT = {
         numpy_extension._register numpy_extension.utils numpy_dispatch_protocol numpy_op_fallback numpy_op_signature
         ndarray.numpy ndarray.numpy_extension symbol.numpy symbol.numpy_extension
     """,
-    "quantization, which is not here": "contrib.quantization",
     "how MXNet talks to its C++ library": "_api_internal _ctypes _cy3 _ffi _global_var api cython",
     "functions that MXNet writes when it is imported; they are in the module above": """
         ndarray.gen__internal ndarray.gen_contrib ndarray.gen_image ndarray.gen_linalg ndarray.gen_op ndarray.gen_random

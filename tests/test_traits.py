@@ -28,6 +28,7 @@ NAMED = {
     "graph/passes/fold.py": ({"relu"}, "an activation's name, which layers take as a parameter"),
     "graph/passes/fuse.py": ({"relu"}, "likewise"),
     "graph/passes/notes.py": ({"max"}, "a kind of pooling"),
+    "graph/quantizing/fuse.py": ({"relu"}, "an activation's name"),
 }
 # Files that make operators by the names by which gradients and users call them.
 MAKING = {"graph/gradient.py", "executor/monitored.py"}
@@ -74,6 +75,7 @@ PASSING_ELSEWHERE = {
         ["LinearRegressionOutput", "MAERegressionOutput", "SVMOutput"], "plans keep output layers as steps of their own"
     ),
     "amp_multicast": "of arrays that have one dtype already",
+    "_contrib_quantized_flatten": "it gives a range as well",
 }
 READ_ELSEWHERE = {
     **dict.fromkeys(

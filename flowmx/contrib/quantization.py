@@ -344,6 +344,7 @@ def quantize_net_v2(
     if not shapes:
         raise ValueError("data_shapes is missing, expected a DataDesc for each input, or calib_data")
     names, symbol = _traced(network, shapes, ctx)
+    del shapes[len(names) :]
     if isinstance(calib_data, _DataIterWrapper):
         calib_data.provide_data = calib_data.provide_data[: len(names)]
     params = {name: param._reduce() for name, param in network.collect_params().items()}

@@ -23,6 +23,7 @@ from flowmx.graph.passes.pack import pack_filters
 from flowmx.graph.passes.place import place
 from flowmx.graph.passes.recompute import recompute
 from flowmx.graph.passes.simplify import fold_constants, merge_common
+from flowmx.graph.passes.widen import widen
 from flowmx.graph.plan import Plan, make_plan
 from flowmx.graph.planning import slices
 from flowmx.graph.planning.order import order
@@ -34,6 +35,7 @@ Pass = Callable[[Graph, Options], Graph]
 
 PASSES: list[Pass] = [
     place,
+    widen,
     fold_constants,
     drop_identities,
     merge_common,

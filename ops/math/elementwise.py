@@ -25,7 +25,7 @@ from flowmx.ops.formulas.expressions import (
 from flowmx.ops.formulas.frontend import gradient_of
 from flowmx.ops.math.special_gamma import polygamma
 from flowmx.ops.registry.dtypes import DType, is_floating
-from flowmx.ops.registry.operators import Array, Operator, Run, operator, option
+from flowmx.ops.registry.operators import Array, Operator, Run, lookup, operator, option
 from flowmx.ops.registry.traits import BatchWise, Passing, Precision
 
 
@@ -195,3 +195,7 @@ class Polygamma(Operator, hidden=True):
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         return [heads[0] * F.op("_polygamma", inputs[0], order=self.order + 1)]
+
+
+ABSOLUTE = lookup("abs")
+"""The operator of absolute values."""

@@ -135,6 +135,10 @@ class QuantizedConcat(_Unary, Concat, keeps_layout=False, passing=Passing.NEVER,
     def ranges_from(self) -> int:
         return self.num_args
 
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
+        count = self.num_args
+        return [*Concat.infer_back(self, shapes[:count], outputs), *shapes[count:]]
+
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         joined, outputs = Concat.infer_shape(self, shapes[: self.num_args])
         return self.with_ranges([*joined, *shapes[self.num_args :]], outputs[0])
@@ -146,8 +150,8 @@ class QuantizedConcat(_Unary, Concat, keeps_layout=False, passing=Passing.NEVER,
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, count, out = run.xp, self.num_args, outputs[0]
         arrays, ends = inputs[:count], inputs[count:]
-        low = min(np.float32(0), *map(number, ends[::2]))
-        high = max(np.float32(0), *map(number, ends[1::2]))
+        low = min(np.float32(0), *[number(each) for each in ends[::2]])
+        high = max(np.float32(0), *[number(each) for each in ends[1::2]])
         scale = scale_of(out.dtype, np.maximum(-low, high))
         start = 0
         for index, array in enumerate(arrays):
@@ -287,6 +291,9 @@ class QuantizedBatchNorm(
 
     def ranges_from(self) -> int:
         return 5
+
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
+        return shapes
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data = shapes[0]

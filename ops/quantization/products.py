@@ -36,11 +36,11 @@ _EXACT = 1 << 24
 """Whole numbers up to here are float32's too."""
 
 
-def _largest(data: Array, weight: Array) -> float:
+def _largest(xp: Any, data: Array, weight: Array) -> float:
     """No sum of products is larger, whatever the data."""
     rows = weight.reshape(len(weight), -1)
-    most = np.abs(rows).sum(axis=1, dtype=np.float32).max() if rows.size else 0.0
-    return float(most) * (-np.iinfo(data.dtype).min or np.iinfo(data.dtype).max)
+    most = float(xp.abs(rows.astype(np.float32)).sum(axis=1).max()) if rows.size else 0.0
+    return most * (-np.iinfo(data.dtype).min or np.iinfo(data.dtype).max)
 
 
 def convolved(run: Run, op: Convolution, data: Array, weight: Array, shape: Shape) -> Array:
@@ -60,7 +60,7 @@ def convolved(run: Run, op: Convolution, data: Array, weight: Array, shape: Shap
 
 def _convolved(run: Run, op: Operator, data: Array, weight: Array, shape: Shape) -> Array:
     xp, channels = run.xp, data.shape[1]
-    if _largest(data, weight) < _EXACT:
+    if _largest(run.xp, data, weight) < _EXACT:
         out = xp.empty(shape, np.float32)
         compute(op, run, [data.astype(np.float32), weight], [out])
         return out
@@ -69,8 +69,8 @@ def _convolved(run: Run, op: Operator, data: Array, weight: Array, shape: Shape)
         op.forward(run, [data.astype(np.float64), weight.astype(np.float64)], [out])
         return out
     half = channels // 2
-    total = _convolved(run, op, data[:, :half], np.ascontiguousarray(weight[:, :half]), shape).astype(np.int32)
-    total += _convolved(run, op, data[:, half:], np.ascontiguousarray(weight[:, half:]), shape).astype(np.int32)
+    total = _convolved(run, op, data[:, :half], xp.ascontiguousarray(weight[:, :half]), shape).astype(np.int32)
+    total += _convolved(run, op, data[:, half:], xp.ascontiguousarray(weight[:, half:]), shape).astype(np.int32)
     return total
 
 
@@ -82,7 +82,7 @@ def multiplied(run: Run, data: Array, weight: Array) -> Array:
         data: int8 or uint8.
         weight: whole numbers of int8, of any dtype.
     """
-    dtype = np.float32 if _largest(data, weight) < _EXACT else np.float64
+    dtype = np.float32 if _largest(run.xp, data, weight) < _EXACT else np.float64
     out = run.xp.empty((data.shape[0], weight.shape[0]), dtype)
     matmul(run, data.astype(dtype), weight.astype(dtype, copy=False).T, out)
     return out
@@ -139,6 +139,13 @@ class QuantizedConv(_Product, Convolution, precision=Precision.GIVEN, makes_chan
     input_docs = described(data="(batch, channels, *size), int8 or uint8", **_INPUTS)
     output_doc = "(batch, num_filter, *out), int32; the real numbers of the least and largest int32, (1,), float32"
 
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
+        first = self.ranges_from()
+        return [*Convolution.infer_back(self, shapes[:first], outputs), *shapes[first:]]
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
+        return Convolution.cost(self, inputs, outputs)
+
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         first = self.ranges_from()
         inputs, outputs = Convolution.infer_shape(self, shapes[:first])
@@ -173,6 +180,9 @@ class QuantizedFullyConnected(_Product, FullyConnected, precision=Precision.GIVE
     def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
         first = self.ranges_from()
         return [*FullyConnected.infer_back(self, shapes[:first], outputs), *shapes[first:]]
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
+        return FullyConnected.cost(self, inputs, outputs)
 
     def bound(self, xp: Any, given: Any, made: Any) -> None:
         return None

@@ -37,7 +37,7 @@ InferredTypes = tuple[list[DType | None], list[DType | None]]
 
 def number(array: Array) -> np.float32:
     """The one number of an array."""
-    return np.float32(array.reshape(-1)[0])
+    return np.float32(float(array.reshape(-1)[0]))
 
 
 def magnitude(low: Array, high: Array) -> np.float32:

@@ -143,6 +143,9 @@ def settle(op: Operator, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     extra = [name for name in inputs if name not in names]
     if not extra:
         return inputs
+    first = op.arguments[: len(inputs)]
+    if len(inputs) == len(names) and all(name in inputs for name in first):  # all by position
+        return dict(zip(names, [inputs[name] for name in first], strict=True))
     renamed = dict(zip(extra, [name for name in names if name not in inputs], strict=False))
     return {renamed.get(name, name): value for name, value in inputs.items()}
 

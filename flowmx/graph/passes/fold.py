@@ -62,7 +62,12 @@ def _why_not(rewriter: Rewriter, norm: Node) -> str:
     if graph.context(layer) is not graph.context(norm):
         return f"{layer.name} is on another device"
     parameters = (*norm.inputs[1:], *layer.inputs[2:])
-    return "" if all(entry.node.is_variable for entry in parameters) else "a parameter of it is computed"
+    return "" if all(_stays(entry.node) for entry in parameters) else "a parameter of it is computed"
+
+
+def _stays(node: Node) -> bool:
+    """True for what is the same from run to run."""
+    return node.op is None or node.op.traits.once
 
 
 def _fold(rewriter: Rewriter, layer: Node, norm: Node) -> None:

@@ -31,7 +31,9 @@ def pack_filters(graph: Graph, options: Options) -> Graph:
 def _pack(rewriter: Rewriter, node: Node, options: Options) -> bool:
     """Let a layer read a packed weight; False where it cannot, or is as fast without."""
     graph, data, weight = rewriter.graph, node.inputs[0], node.inputs[1]
-    if not weight.node.is_variable or any(graph.dtypes[entry] != FLOAT32 for entry in node.inputs):
+    if not (weight.node.op is None or weight.node.op.traits.once) or any(
+        graph.dtypes[entry] != FLOAT32 for entry in node.inputs
+    ):
         return False
     context = graph.context(node)
     kind = options.device_type if context is None else context.kernels

@@ -13,6 +13,7 @@ from flowmx.graph.node import Entry, Node, topological
 from flowmx.graph.quantizing.calibrate import rebuilt, with_parameters
 from flowmx.graph.subgraph import Body
 from flowmx.ops.math.binary import SUMS
+from flowmx.ops.math.elementwise import ABSOLUTE
 from flowmx.ops.math.select import Clip
 from flowmx.ops.nn.activation import Activation, LeakyReLU
 from flowmx.ops.nn.convolution import Convolution
@@ -22,12 +23,11 @@ from flowmx.ops.nn.normalization.batch_norm import BatchNorm
 from flowmx.ops.quantization.conversions import Dequantize, Requantize
 from flowmx.ops.quantization.fused import ConvolutionPart, Part, ProductPart
 from flowmx.ops.quantization.ranges import INT8
-from flowmx.ops.registry.operators import Operator, lookup
+from flowmx.ops.registry.operators import Operator
 from flowmx.ops.registry.traits import Passing
 
 __all__ = ["fused"]
 
-_ABS = lookup("abs")
 _ENDS = ("min_calib_range", "max_calib_range")
 _Next = Callable[[Sequence[Node], Node], str]
 
@@ -155,7 +155,9 @@ def _after_product(chain: Sequence[Node], node: Node) -> str:
     """The same for a product."""
     op = node.op
     fits = (
-        _is_rectifier(op, ("leaky", "elu", "gelu")) or isinstance(op, _ABS) or (isinstance(op, Clip) and op.a_min == 0)
+        _is_rectifier(op, ("leaky", "elu", "gelu"))
+        or isinstance(op, ABSOLUTE)
+        or (isinstance(op, Clip) and op.a_min == 0)
     )
     return "with_eltwise" if fits and len(chain) == 1 else ""
 
@@ -208,7 +210,7 @@ def _has_half_a_range(node: Node, dtypes: Mapping[Entry, Any]) -> bool:
     op = node.op
     if not isinstance(op, ConvolutionPart) or not op.with_sum or not op.is_unsigned:
         return False
-    return bool(dtypes[node.inputs[op.inputs().index("sum")]] == INT8)
+    return bool(dtypes[node.inputs[len(op.reals()) - 1]] == INT8)
 
 
 def _takes(node: Node, name: str) -> bool:

@@ -16,7 +16,7 @@ __all__ = ["Quantizing", "quantize"]
 
 
 class Quantizing(NamedTuple):
-    """How to quantize.
+    """Choices in quantizing a graph.
 
     Attributes:
         excluded: names of nodes that stay as they are.

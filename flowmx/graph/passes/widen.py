@@ -1,0 +1,107 @@
+"""Prediction in 16 bits on processors without arithmetic for them: in float32, from parameters that are cast once.
+
+Operator by operator, each kernel would cast what it reads and what it makes. Here only what comes in and goes out is
+cast; the values between have more digits, and all that other passes do for float32 is done for them too.
+"""
+
+from __future__ import annotations
+
+from flowmx.graph.graph import Graph, Options, Rewriter
+from flowmx.graph.node import Entry, Node
+from flowmx.ops.compiled.widened import Widened
+from flowmx.ops.math.casting import Cast
+from flowmx.ops.registry.dtypes import FLOAT32, DType, is_floating
+from flowmx.ops.registry.operators import Operator
+
+
+def widen(graph: Graph, options: Options) -> Graph:
+    """Compute in float32 what is in 16 bits, where nothing is differentiated."""
+    halves = {entry for entry, dtype in graph.dtypes.items() if _is_half(dtype)}
+    if graph.train or graph.heads or options.device_type != "cpu" or not halves or graph.groups:
+        return graph
+    if not any(node.op is not None and node.op.traits.multiplies for node in graph.nodes()):
+        return graph
+    return _Widening(graph).result()
+
+
+def _is_half(dtype: DType) -> bool:
+    return dtype.itemsize == 2 and is_floating(dtype)
+
+
+class _Widening:
+    """One walk over a graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._rewriter = Rewriter(graph)
+        self._parameters = _parameters(self._rewriter.nodes)
+        self._wide: dict[Entry, Entry] = {}
+        """For each entry of 16 bits of the old graph the same in float32."""
+        self._narrow: dict[Entry, Entry] = {}
+        """For each of them that was computed in float32 a copy in 16 bits."""
+        for node in self._rewriter.nodes:
+            if node.op is not None and not self._widened(node, node.op):
+                for entry in node.inputs:
+                    self._as_half(entry)
+                self._rewriter.keep(node)
+        for entry in graph.wanted():
+            self._as_half(entry)
+
+    def result(self) -> Graph:
+        return self._rewriter.result()
+
+    def _widened(self, node: Node, op: Operator) -> bool:
+        """Compute a node in float32; False where it must stay as it is."""
+        rewriter, dtypes = self._rewriter, self._rewriter.graph.dtypes
+        made = [Entry(node, index) for index in range(node.outputs())]
+        if not any(_is_half(dtypes[entry]) for entry in (*node.inputs, *made)):
+            return False
+        traits = op.traits
+        if op.subgraphs or op.updates or traits.detached or traits.casts or traits.once or not node.inputs:
+            return False
+        shapes = tuple([rewriter.graph.shapes[entry] for entry in node.inputs])
+        spec = op.spec(shapes, tuple([_widest(dtypes[entry]) for entry in node.inputs]))
+        if [_widest(dtypes[entry]) for entry in made] != spec.dtypes:
+            return False  # a parameter says what it makes
+        copy = rewriter.make(op, [self._as_wide(entry) for entry in node.inputs], node)
+        for old, new in zip(made, (Entry(copy, index) for index in range(len(made))), strict=True):
+            if _is_half(dtypes[old]):
+                self._wide[old] = new
+            else:
+                rewriter.replace(old, new)
+        return True
+
+    def _as_wide(self, entry: Entry) -> Entry:
+        rewriter = self._rewriter
+        if not _is_half(rewriter.graph.dtypes[entry]):
+            return rewriter.new(entry)
+        if entry not in self._wide:
+            kind = Widened if entry.node in self._parameters else Cast
+            made = rewriter.make(kind.create(dtype=FLOAT32), [rewriter.new(entry)], entry.node)
+            self._wide[entry] = Entry(made, 0)
+        return self._wide[entry]
+
+    def _as_half(self, entry: Entry) -> None:
+        """Let an entry that was computed in float32 be there in 16 bits, too."""
+        rewriter = self._rewriter
+        dtype = rewriter.graph.dtypes[entry]
+        is_made = entry in self._wide and entry.node.op is not None and rewriter.new(entry) == entry
+        if is_made and entry not in self._narrow and not isinstance(self._wide[entry].node.op, Cast):
+            made = rewriter.make(Cast.create(dtype=dtype), [self._wide[entry]], entry.node)
+            self._narrow[entry] = Entry(made, 0)
+            rewriter.replace(entry, Entry(made, 0))
+
+
+def _widest(dtype: DType) -> DType:
+    return FLOAT32 if _is_half(dtype) else dtype
+
+
+def _parameters(nodes: list[Node]) -> set[Node]:
+    """The variables that are read as parameters alone: after the data of operators that have some."""
+    found: set[Node] = set()
+    others: set[Node] = set()
+    for node in nodes:
+        for at, entry in enumerate(node.inputs):
+            if entry.node.is_variable:
+                is_data = node.op is None or at == 0 or node.op.arguments[:1] != ("data",)
+                (others if is_data else found).add(entry.node)
+    return found - others

@@ -1,0 +1,234 @@
+"""mx.contrib.quantization: networks of MXNet 1.9.1, networks of our own, the pass, calibration, errors."""
+
+import io
+import zipfile
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx.contrib import quantization
+from tests import quantized_sums
+from tests.fixtures.record_quantized import ARCHIVE, OPTIONS
+
+NAMES = [f"{name} {options}" for name, all_of_it in OPTIONS.items() for options in all_of_it]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("quantized")
+    with zipfile.ZipFile(ARCHIVE) as archive:
+        archive.extractall(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    with zipfile.ZipFile(ARCHIVE) as archive, np.load(io.BytesIO(archive.read("outputs.npz"))) as found:
+        return dict(found)
+
+
+def load(folder, name):
+    return mx.gluon.SymbolBlock.imports(f"{folder}/{name}-symbol.json", ["data"], f"{folder}/{name}-0000.params")
+
+
+@pytest.fixture
+def networks(folder):
+    return {name: load(folder, name) for name in OPTIONS}
+
+
+def calibration(recorded):
+    return mx.io.NDArrayIter(recorded["x"], batch_size=8)
+
+
+# -- files of MXNet --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_mxnet_quantized_gives_its_numbers(folder, recorded, name, monkeypatch):
+    quantized_sums.install(monkeypatch)
+    expected = recorded[name]
+    step = np.abs(expected).max() / 127
+    given = load(folder, name)(mx.nd.array(recorded["x"])).asnumpy()
+    exact = not name.startswith("resnet auto")
+    np.testing.assert_allclose(given, expected, rtol=0, atol=1e-4 if exact else 1.25 * step)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_exact_sums_are_nearer_to_the_real_network(folder, recorded, name):
+    real = recorded[name.split()[0]]
+    given = load(folder, name)
+    given.hybridize()
+    error = np.abs(given(mx.nd.array(recorded["x"])).asnumpy() - real).max()
+    assert error <= 1.05 * np.abs(recorded[name] - real).max()
+
+
+@pytest.mark.parametrize("name", ["resnet auto naive", "mlp int8 none"])
+def test_files_are_written_as_they_were_read(folder, tmp_path, name):
+    given = load(folder, name)
+    given.hybridize()
+    given(mx.nd.zeros((2, 1, 8, 8)))
+    given.export(str(tmp_path / "again"))
+    first, second = (mx.sym.load(f"{where}-symbol.json") for where in (f"{folder}/{name}", tmp_path / "again"))
+    assert first.tojson() == second.tojson()
+    assert first.list_auxiliary_states() == second.list_auxiliary_states()
+    old, new = (mx.nd.load(f"{where}-0000.params") for where in (f"{folder}/{name}", tmp_path / "again"))
+    assert {key: value.dtype for key, value in old.items()} == {key: value.dtype for key, value in new.items()}
+
+
+# -- networks of our own ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["none", "naive"])
+@pytest.mark.parametrize("name", ["cnn", "resnet", "mlp"])
+def test_quantized_networks_agree_with_real_ones(networks, recorded, name, mode):
+    made = quantization.quantize_net_v2(
+        networks[name], calib_mode=mode, calib_data=calibration(recorded), quantize_granularity="tensor-wise"
+    )
+    made.hybridize()
+    given, real = made(mx.nd.array(recorded["x"])).asnumpy(), recorded[name]
+    assert np.abs(given - real).max() < 0.08 * np.abs(real).max()
+    assert (given.argmax(1) == real.argmax(1)).all()
+    assert {"int8"} <= {np.dtype(param.dtype).name for param in made.collect_params().values()} or name == "resnet"
+
+
+@pytest.mark.parametrize("dtype", ["int8", "auto"])
+def test_models_are_quantized_operator_by_operator(folder, recorded, dtype):
+    symbol, args, aux = mx.model.load_checkpoint(f"{folder}/resnet", 0)
+    made = quantization.quantize_model(
+        symbol, args, aux, label_names=None, calib_mode="naive", calib_data=calibration(recorded),
+        quantized_dtype=dtype, quantize_mode="full",
+    )  # fmt: skip
+    ops = made[0].attr_dict()
+    assert "min_calib_range" in ops["requantize_res_conv0_fwd" if "requantize_res_conv0_fwd" in ops else next(
+        name for name in ops if name.startswith("requantize_"))]  # fmt: skip
+    module = mx.mod.Module(made[0], label_names=None)
+    module.bind([("data", (16, 1, 8, 8))], for_training=False)
+    module.set_params(*made[1:])
+    module.forward(mx.io.DataBatch([mx.nd.array(recorded["x"])]), is_train=False)
+    given = module.get_outputs()[0].asnumpy()
+    assert (given.argmax(1) == recorded["resnet"].argmax(1)).mean() > 0.9
+
+
+def test_a_graph_is_quantized_and_calibrated_in_two_steps(folder, recorded):
+    symbol, args, aux = mx.model.load_checkpoint(f"{folder}/cnn", 0)
+    qsym, _, _, collector = quantization.quantize_graph(symbol, args, aux, calib_mode="naive", quantized_dtype="auto")
+    executor = symbol.bind(mx.cpu(), {**args, "data": mx.nd.array(recorded["x"])}, aux_states=aux)
+    executor.set_monitor_callback(collector.collect, monitor_all=True)
+    executor.forward()
+    qsym, qargs, _ = quantization.calib_graph(qsym, args, aux, collector, "naive", "auto")
+    bound = qsym.bind(mx.cpu(), {**qargs, "data": mx.nd.array(recorded["x"])})
+    given = bound.forward()[0].asnumpy()
+    assert np.abs(given - recorded["cnn"]).max() < 0.05 * np.abs(recorded["cnn"]).max()
+
+
+def test_thresholds_by_entropy(folder, recorded):
+    symbol, args, aux = mx.model.load_checkpoint(f"{folder}/mlp", 0)
+    qsym, _, _, given = quantization.quantize_graph(symbol, args, aux, calib_mode="entropy", quantized_dtype="auto")
+    collector = quantization._LayerHistogramCollector(num_bins=801, include_layer=given.include_layer)
+    executor = symbol.bind(mx.cpu(), {**args, "data": mx.nd.array(recorded["x"])}, aux_states=aux)
+    executor.set_monitor_callback(collector.collect, monitor_all=True)
+    executor.forward()
+    ends = {name: histogram[-1] for name, histogram in collector.hist_dict.items()}
+    assert set(ends) == set(given.include_layer)
+    qsym, qargs, _ = quantization.calib_graph(qsym, args, aux, collector, "entropy", "auto", logger=None)
+    for node, attributes in qsym.attr_dict().items():
+        if node.startswith("requantize_"):
+            name = f"{node.removeprefix('requantize_')}_output"
+            assert 0 < float(attributes["max_calib_range"]) <= 1.01 * ends[name]
+    bound = qsym.bind(mx.cpu(), {**qargs, "data": mx.nd.array(recorded["x"])})
+    assert (bound.forward()[0].asnumpy().argmax(1) == recorded["mlp"].argmax(1)).mean() > 0.9
+
+
+def test_what_is_excluded_stays_real(networks, recorded):
+    net = networks["cnn"]
+    names = [node["name"] for node in _nodes(net) if node["op"] == "Convolution"]
+    made = quantization.quantize_net_v2(net, data_shapes=[("data", (2, 1, 8, 8))], exclude_layers=names[:1])
+    assert _ops(made).count("_sg_mkldnn_conv") == 2
+    assert sum(node.get("attrs", {}).get("quantized") == "true" for node in _nodes(made)) == 1
+    made = quantization.quantize_net_v2(
+        net, data_shapes=[("data", (2, 1, 8, 8))], exclude_operators=["_sg_mkldnn_conv", "Pooling"]
+    )
+    assert not any(node.get("attrs", {}).get("quantized") == "true" for node in _nodes(made))
+    matched = quantization.quantize_net_v2(net, data_shapes=[("data", (2, 1, 8, 8))], exclude_layers_match=["conv"])
+    assert sum(node.get("attrs", {}).get("quantized") == "true" for node in _nodes(matched)) == 0
+
+
+def _nodes(block):
+    import json
+
+    return json.loads(block._traced.symbol.tojson())["nodes"]
+
+
+def _ops(block):
+    return [node["op"] for node in _nodes(block)]
+
+
+def test_smart_leaves_alone_what_has_no_quantized_neighbours():
+    data = mx.sym.var("data")
+    pooled = mx.sym.Pooling(data, kernel=(2, 2), name="before")
+    convolved = mx.sym.Convolution(pooled, kernel=(1, 1), num_filter=2, name="conv")
+    for mode, expected in (("full", 1), ("smart", 0)):
+        made, _ = quantization._quantize_symbol(convolved, mx.cpu(), quantize_mode=mode)
+        assert made.tojson().count("_contrib_quantized_pooling") == expected
+
+
+def test_fused_layers_take_their_ranges_at_once(networks, recorded):
+    made = quantization.quantize_net_v2(networks["resnet"], calib_mode="naive", calib_data=calibration(recorded))
+    ops = _ops(made)
+    assert "_contrib_requantize" not in ops and "BatchNorm" not in ops and "_contrib_quantized_elemwise_add" not in ops
+    assert ops.count("_sg_mkldnn_conv") == 6
+
+
+def test_sums_are_exact_where_float32_is_not():
+    rng = np.random.default_rng(0)
+    data, weight = rng.integers(200, 256, (2, 600, 3, 3)), rng.integers(100, 128, (2, 600, 3, 3))
+    ends = [mx.nd.array([each]) for each in (0.0, 1.0, -1.0, 1.0)]
+    given = mx.nd.contrib.quantized_conv(
+        mx.nd.array(data, dtype="uint8"), mx.nd.array(weight, dtype="int8"), *ends, kernel=(3, 3), num_filter=2,
+        no_bias=True,
+    )[0].asnumpy()  # fmt: skip
+    np.testing.assert_array_equal(given[:, :, 0, 0], np.tensordot(data, weight, ([1, 2, 3], [1, 2, 3])))
+
+
+# -- calibration, errors ---------------------------------------------------------------------------------------
+
+
+def test_histograms_grow_with_their_values():
+    first = np.linspace(-1, 1, 101)
+    counts, edges = np.histogram(first, bins=11, range=(-1, 1))
+    found = quantization.combine_histogram((counts, edges, -1, 1, 1), np.array([0.5, 3.0]), 0.5, 3.0, 3.0)
+    assert found[0].sum() == 103 and len(found[0]) % 2 == 1 and found[2:4] == (-1, 3.0) and found[4] >= 3
+    again = quantization.combine_histogram(found, np.array([0.0]), 0.0, 0.0, 0.0)
+    assert again[0].sum() == 104 and again[4] == found[4]
+
+
+def test_loaders_serve_as_data(networks, recorded):
+    loader = mx.gluon.data.DataLoader(
+        mx.gluon.data.ArrayDataset(recorded["x"], np.zeros(16, np.float32)), batch_size=8, num_workers=0
+    )
+    made = quantization.quantize_net_v2(networks["mlp"], calib_mode="naive", calib_data=loader, num_calib_examples=8)
+    given = made(mx.nd.array(recorded["x"])).asnumpy()
+    assert (given.argmax(1) == recorded["mlp"].argmax(1)).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"calib_mode": "best"}, "calib_mode is 'best', expected 'none', 'naive', 'entropy'"),
+        ({"quantized_dtype": "int4"}, "quantized_dtype is 'int4', expected 'int8' or 'uint8' or 'auto'"),
+        ({"quantize_mode": "most"}, "quantize_mode is 'most', expected 'full' or 'smart'"),
+        ({"calib_mode": "naive"}, "calib_data is missing, expected a DataIter or DataLoader"),
+        ({"ctx": [mx.cpu()]}, "expected one device"),
+        ({"exclude_operators": "Pooling"}, "excluded_operators is 'Pooling', expected a list of names"),
+    ],
+)
+def test_wrong_options_are_refused(networks, given, message):
+    with pytest.raises(ValueError, match=message):
+        quantization.quantize_net_v2(networks["mlp"], data_shapes=[("data", (2, 1, 8, 8))], **given)
+
+
+def test_batch_norm_without_a_range_says_what_to_do():
+    given = [mx.nd.ones((1, 2), dtype="int8"), *[mx.nd.ones((2,))] * 4, mx.nd.array([-1.0]), mx.nd.array([1.0])]
+    with pytest.raises(mx.base.MXNetError, match="exclude the operator BatchNorm"):
+        mx.nd.contrib.quantized_batch_norm(*given)[0].asnumpy()
