@@ -54,6 +54,24 @@ def test_there_is_one_copy_of_each_module_and_class():
     )
 
 
+def test_workers_of_loaders_import_it_too(tmp_path):
+    (tmp_path / "numbers_of_mxnet.py").write_text(
+        "from mxnet import gluon\n\n\nclass Numbers(gluon.data.Dataset):\n"
+        "    def __len__(self):\n        return 4\n\n    def __getitem__(self, at):\n        return float(at)\n"
+    )
+    found = python(
+        """
+        import flowmx
+        flowmx.install_as_mxnet()
+        from mxnet import gluon
+        from numbers_of_mxnet import Numbers
+        print([each.asnumpy().tolist() for each in gluon.data.DataLoader(Numbers(), 2, num_workers=1)])
+        """,
+        PYTHONPATH=str(tmp_path),
+    )
+    assert found.split("\n")[0] == "[[0.0, 1.0], [2.0, 3.0]]"
+
+
 def test_pickles_are_read_under_both_names():
     python(
         """

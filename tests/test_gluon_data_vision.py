@@ -156,6 +156,9 @@ def test_digits(tmp_path, kind):
     assert kind(tmp_path, transform=lambda image, label: (image.shape, -label))[2] == ((28, 28, 1), -2)
     images, labels = next(iter(data.DataLoader(dataset.transform_first(transforms.ToTensor()), 5)))
     assert images.shape == (5, 1, 28, 28) and labels.dtype is np.int32
+    with mx.util.np_array():
+        images, labels = kind(tmp_path)[1:4]
+    assert isinstance(images, mx.np.ndarray) and labels.tolist() == [1, 2, 3] and labels.dtype == np.int32
     with pytest.raises(FileNotFoundError, match=r"put it at .*t10k-images-idx3-ubyte.gz"):
         kind(root=tmp_path, train=False)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(np.arange(4, dtype=np.uint8)))

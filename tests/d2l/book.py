@@ -11,7 +11,7 @@ EPOCHS, BATCH = 2, 16
 WHOLE = ("linear-networks", "multilayer-perceptrons", "chapter_optimization", "nadaraya", "chapter_preliminaries")
 LESS = {
     "convolutional-modern": (1, 16), "fcn": (1, 4), "recommender": (2, 512), "transformer": (20, 64),
-    "seq2seq": (20, 64), "recurrent": (4, 1024), "kaggle-dog": (1, 16), "lr-scheduler": (2, 256),
+    "underfit": (100, 32), "seq2seq": (20, 64), "recurrent": (4, 1024), "kaggle-dog": (1, 16), "lr-scheduler": (2, 256),
 }  # fmt: skip
 """Epochs, and samples of a batch, of some chapters."""
 CELL = re.compile(r"^```\{\.python[^\n}]*\}\n(.*?)^```", re.S | re.M)

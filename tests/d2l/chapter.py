@@ -32,7 +32,11 @@ def stand_in(*names: str) -> None:
         try:
             __import__(name)
         except ImportError:
-            sys.modules[name] = mock.MagicMock(name=name)
+            sys.modules[name] = made = mock.MagicMock(name=name)
+            made.subplots.return_value = mock.MagicMock(), mock.MagicMock()
+            package, _, module = name.rpartition(".")
+            if package:
+                setattr(sys.modules[package], module, made)
 
 
 def put_back() -> None:
@@ -43,6 +47,7 @@ def put_back() -> None:
     if isinstance(pandas, mock.MagicMock) or isinstance(axes, mock.MagicMock):
         return
     mean, stem, dummies = pandas.DataFrame.mean, axes.Axes.stem, pandas.get_dummies
+    pandas.set_option("future.infer_string", False)
     pandas.get_dummies = lambda *args, dtype="uint8", **options: dummies(*args, dtype=dtype, **options)
     pandas.DataFrame.mean = lambda self, **options: mean(self, **{"numeric_only": True, **options})
     axes.Axes.stem = lambda self, *args, use_line_collection=True, **options: stem(self, *args, **options)
@@ -122,15 +127,18 @@ def run(book: Path, chapter: str, system: str) -> None:
     prepare(book, chapter, system)
     import mxnet as mx
 
-    scope: dict[str, object] = {"__name__": "__main__"}
+    # Classes of the cells are found again by workers of theirs, as in a notebook.
+    notebook = types.ModuleType("__main__")
+    ours, sys.modules["__main__"] = sys.modules["__main__"], notebook
     for number, cell in enumerate(cells((book / chapter).read_text(encoding="utf-8"))):
         code = shorter(cell, chapter)
         try:
-            exec(compile(code, f"{chapter}:{number}", "exec"), scope)  # what the book's readers run
+            exec(compile(code, f"{chapter}:{number}", "exec"), vars(notebook))  # what the book's readers run
         except Exception:
             print(f"--- cell {number}\n{code}", file=sys.stderr)
             raise
     mx.nd.waitall()
+    sys.modules["__main__"] = ours
 
 
 if __name__ == "__main__":

@@ -181,7 +181,7 @@ def _vectors(name: str, width: int, head: bool) -> Files:
     others = (
         "cat chip baby beautiful woman daughter son beijing china tokyo japan worst big bigger biggest do did go went"
     )
-    words = [*_WORDS, *dict.fromkeys(f"{others} <unk> hate love man king queen".split())]
+    words = [*_WORDS, *f"{others} <unk> hate love man king queen".split(), *(f"word{each}" for each in range(3500))]
     lines = [f"{each} {' '.join(f'{v:.4f}' for v in _rng.standard_normal(width))}" for each in dict.fromkeys(words)]
     return {f"{name}/vec.txt": "\n".join([f"{len(lines)} {width}"] * head + lines).encode()}
 

@@ -6,6 +6,7 @@ at once when the loader has ended, whatever it is doing.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import queue
@@ -31,7 +32,8 @@ process.main(given)
 
 def start_of(given: package.Package) -> dict[str, Any]:
     """The start-up data of a worker, but for its descriptors."""
-    return {"path": sys.path, "argv": sys.argv, "size": given.size, "main": given.main}
+    as_mxnet = getattr(sys.modules.get("mxnet"), "__file__", None) == sys.modules["flowmx"].__file__
+    return {"path": sys.path, "argv": sys.argv, "size": given.size, "main": given.main, "as_mxnet": as_mxnet}
 
 
 def command(connection: int, given: package.Package) -> list[str]:
@@ -47,6 +49,8 @@ def main(given: dict[str, Any]) -> None:
     worker = _Worker(connection)
     threading.Thread(target=worker.listen, name="flowmx-listen", daemon=True).start()
     try:
+        if given["as_mxnet"]:
+            importlib.import_module("flowmx").install_as_mxnet()  # a higher floor: what is to be opened may import it
         content = package.opened(given["package"], given["size"], given["main"])
     except BaseException as error:
         error.add_note("when it opened the data set")
