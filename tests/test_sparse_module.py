@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import flowmx as mx
+from tests.jobs import job
 
 ROWS, BATCH = 30, 8
 
@@ -101,6 +102,22 @@ def test_fit_score_and_predict_pull_the_rows(contexts):
     ((_, error),) = module.score(batches, "mse", sparse_row_id_fn=rows_of)
     assert error < 0.3
     module.predict(batches, sparse_row_id_fn=rows_of)
+
+
+@pytest.mark.usefixtures("one_thread_a_kernel")
+def test_workers_of_a_job_share_a_row_sparse_parameter():
+    def work(kv, stype="row_sparse"):
+        made = trained(stype, kvstore=kv, optimizer="sgd", epochs=1)
+        kv._barrier()
+        return made.get_params()[0]["w"].asnumpy(), made._group.on_devices("w")[0].stype
+
+    with job(2, 1) as made:
+        (first, stype), (second, _) = made.each(work)
+    with job(2, 1) as made:
+        (dense, _), _ = made.each(lambda kv: work(kv, "default"))
+    assert stype == "row_sparse"
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_allclose(first, dense, rtol=1e-5, atol=1e-6)
 
 
 def test_wrong_rows_are_refused():
