@@ -133,6 +133,8 @@ def test_trainers_of_a_job_share_a_row_sparse_parameter(tmp_path):
         loss.backward()
         trainer.step(1)
         params.save(str(tmp_path / f"{kv.rank}.params"))
+        with pytest.raises(RuntimeError, match="'w' is kept by servers"):
+            params.load(str(tmp_path / f"{kv.rank}.params"))
         wrong = mx.gluon.Parameter("v", shape=(4, 2), stype="row_sparse")
         wrong.initialize()
         trainer = mx.gluon.Trainer([wrong], "sgd", kvstore=kv, update_on_kvstore=False)

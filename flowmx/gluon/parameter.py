@@ -448,10 +448,15 @@ class Parameter:
 
         Raises:
             ShapeError: the value has another shape.
-            RuntimeError: it is not initialized.
+            RuntimeError: it is not initialized, or is row_sparse and servers keep it already.
         """
         if self._arrays is None and self._deferred is None:
             self._refuse()
+        if self._trainer is not None and self._trainer._has_given(self):
+            raise StateError(
+                f"parameter {self.name!r} is kept by servers, which have updated it by what was pushed: set or load it "
+                "before its first row_sparse_data() or step()"
+            )
         self.shape = data.shape
         if self._arrays is None:
             assert self._deferred is not None

@@ -321,6 +321,11 @@ class Trainer:
         store = self._kvstore
         return param._stype != "default" and store is not None and store._is_remote
 
+    def _has_given(self, param: Parameter) -> bool:
+        """Tell whether servers keep a row_sparse parameter by now."""
+        given = any(self._params[index] is param for index in self._started)
+        return given and self._is_kept_elsewhere(param)
+
     def _rows_of(self, param: Parameter, row_id: NDArray) -> NDArray | None:
         """Rows of a parameter that servers keep, which are pulled; None where its own arrays are what counts."""
         if not self._is_kept_elsewhere(param) or not self._on_kvstore(otherwise=None):
