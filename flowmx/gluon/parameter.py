@@ -511,7 +511,7 @@ class Parameter:
         if self._stype == "row_sparse" and self._trainer is not None:
             with autograd.pause():
                 pulled: NDArray | None = self._trainer._rows_of(
-                    self, nd.arange(self.shape[0], dtype="int64", ctx=cpu())
+                    self, nd.arange(len(self._copies()[0]), dtype="int64", ctx=cpu())
                 )
             if pulled is not None:
                 return pulled
