@@ -10,7 +10,7 @@ from flowmx.comm.client import Peer
 from flowmx.comm.errors import Refused
 from flowmx.comm.server import Service
 from flowmx.comm.view import Member, View
-from flowmx.kvstore import compression
+from flowmx.kvstore import compression, rows
 from flowmx.kvstore.server import snapshot
 from flowmx.kvstore.server.service import KVServer
 from flowmx.kvstore.server.snapshot import SnapshotError
@@ -274,6 +274,38 @@ async def test_compressed_gradients(params):
         await asyncio.gather(*(worker.push(sent, packing=made.config()) for worker, sent in pushes))
         expected = sum(made.decompress(sent, 35) for sent in packed).reshape(5, 7)
         np.testing.assert_array_equal(await job.workers[0].pull(), expected)
+
+
+async def test_a_gradient_by_rows_is_the_dense_one():
+    async with Job(servers=1, workers=2) as job:
+        await init_all(job, arrays(1, (6, 3))[0])
+        gradients = arrays(2, (6, 3))
+        for each in gradients:
+            each[[0, 3, 5]] = 0
+        stored = np.array([1, 2, 4])
+        await asyncio.gather(
+            job.workers[0].push(rows.encode(stored, gradients[0][stored]), packing=rows.PACKING),
+            job.workers[1].push(gradients[1]),
+        )
+        np.testing.assert_array_equal(await job.workers[0].pull(), gradients[0] + gradients[1])
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (rows.encode(np.array([6]), np.zeros((1, 3), "f")), "ascend, from 0 to 5"),
+        (rows.encode(np.array([-1]), np.zeros((1, 3), "f")), "ascend, from 0 to 5"),
+        (rows.encode(np.array([2, 2]), np.zeros((2, 3), "f")), "ascend, from 0 to 5"),
+        (rows.encode(np.array([2]), np.zeros((1, 2), "f")), "8 \\+ 12 for each row"),
+        (np.zeros(5, "f"), "not as float32"),
+        (np.zeros((5, 4), np.uint8), "of one dimension"),
+    ],
+)
+async def test_wrong_rows_are_refused(sent, why):
+    async with Job(servers=1, workers=1) as job:
+        await init_all(job, arrays(1, (6, 3))[0])
+        with pytest.raises(Refused, match=why):
+            await job.workers[0].push(sent, packing=rows.PACKING)
 
 
 async def test_rows_of_an_embedding():

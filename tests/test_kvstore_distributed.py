@@ -11,7 +11,9 @@ import flowmx as mx
 from flowmx.comm.endings import NodeGone
 from flowmx.engine.runtime import engine
 from flowmx.errors import KVStoreError, ShapeError, TypeInferenceError
-from flowmx.kvstore.worker import values
+from flowmx.kvstore import local
+from flowmx.kvstore import rows as rows_codec
+from flowmx.kvstore.worker import packing, values
 from tests.jobs import job
 
 pytestmark = pytest.mark.usefixtures("one_thread_a_kernel")
@@ -309,22 +311,80 @@ def test_gradients_may_be_replaced_by_their_sum(each):
     assert all((found == 1).all() for found in each(work))
 
 
-def test_sparse_values_travel_as_dense_ones_and_are_pulled_into_none(each, monkeypatch):
-    monkeypatch.setattr(values, "_told", set())
+def sparse_rows(shape, numbers, seed, dtype="float32"):
+    rows = np.random.default_rng(seed).standard_normal((len(numbers), *shape[1:])).astype(dtype)
+    return mx.nd.sparse.row_sparse_array((rows, numbers), shape=shape, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_pushed_rows_are_summed_as_dense_gradients_are_to_the_bit(each, dtype):
+    shape, pushed = (30, 4), {0: [[2, 5, 29], []], 1: [[5, 17], [0, 29]]}
 
     def work(kv):
-        kv.init("a", mx.nd.sparse.zeros("row_sparse", (4, 2)))
-        kv.push("a", mx.nd.sparse.row_sparse_array((np.ones((1, 2), np.float32), [kv.rank]), shape=(4, 2)))
+        kv._layout.bound = 50  # the table is cut into parts
+        for name in "ad":
+            kv.init(name, mx.nd.zeros(shape, dtype=dtype))
+        found = []
+        for step in range(2):
+            gradient = sparse_rows(shape, pushed[kv.rank][step], 10 * kv.rank + step, dtype)
+            kv.push("a", gradient)
+            kv.push("d", gradient.tostype("default"))
+            for name in "ad":
+                out = mx.nd.empty(shape, dtype=dtype)
+                kv.pull(name, out=out)
+                found.append(out.asnumpy())
+            rows = mx.nd.sparse.zeros("row_sparse", shape, dtype=dtype)
+            kv.row_sparse_pull("a", out=rows, row_ids=mx.nd.array([29, 5, 1, 5]))
+            found.append((rows.indices.asnumpy().tolist(), rows.asnumpy()))
+        return found
+
+    for first, first_dense, first_rows, second, second_dense, second_rows in each(work):
+        np.testing.assert_array_equal(first, first_dense)
+        np.testing.assert_array_equal(second, second_dense)
+        for whole, (numbers, rows) in ((first, first_rows), (second, second_rows)):
+            assert numbers == [1, 5, 29]
+            np.testing.assert_array_equal(rows[numbers], whole[numbers])
+            assert not np.delete(rows, numbers, 0).any()
+
+
+def test_only_the_rows_travel(monkeypatch):
+    sent = []
+    monkeypatch.setattr(
+        packing.rows, "encode", lambda *a, encode=rows_codec.encode: sent.append(encode(*a)) or sent[-1]
+    )
+
+    def work(kv):
+        kv.init("a", mx.nd.zeros((100_000, 8)))
+        out = mx.nd.sparse.zeros("row_sparse", (100_000, 8))
+        kv.push("a", [sparse_rows((100_000, 8), [3], 1), sparse_rows((100_000, 8), [3, 99_999], 2)])
+        kv.row_sparse_pull("a", out=out, row_ids=mx.nd.array([3, 99_999, 7], dtype="int64"))
+        return out.asnumpy()[[3, 99_999]]
+
+    with job(1, 1) as made:
+        (found,) = made.each(work)
+    rows = [sparse_rows((100_000, 8), numbers, seed).asnumpy() for numbers, seed in (([3], 1), ([3, 99_999], 2))]
+    np.testing.assert_array_equal(found, (rows[0] + rows[1])[[3, 99_999]])
+    assert sum(each.nbytes for each in sent) == 2 * (8 + 8 * 4)
+
+
+def test_other_sparse_values_travel_as_dense_ones(each, monkeypatch):
+    monkeypatch.setattr(values, "_told", set())
+    monkeypatch.setattr(local, "_warned", set())
+
+    def work(kv):
+        kv.init("a", mx.nd.sparse.zeros("csr", (4, 2)))
+        kv.push("a", sparse_rows((4, 2), [kv.rank], 1).tostype("default").tostype("csr"))
         out = mx.nd.empty((4, 2))
         kv.pull("a", out=out)
-        with pytest.raises(NotImplementedError, match="writes into dense ones alone"):
-            kv.row_sparse_pull("a", out=mx.nd.sparse.zeros("row_sparse", (4, 2)), row_ids=mx.nd.array([1]))
-        return out.asnumpy()
+        sparse = mx.nd.sparse.zeros("row_sparse", (4, 2))
+        kv.pull("a", out=sparse)
+        with pytest.raises(NotImplementedError, match="a csr array"):
+            kv.row_sparse_pull("a", out=mx.nd.sparse.zeros("csr", (4, 2)), row_ids=mx.nd.array([1]))
+        return out.asnumpy().any(axis=1).tolist(), sparse.asnumpy().any()
 
-    with pytest.warns(UserWarning, match="sends the sparse values of key 'a' as dense ones"):
+    with pytest.warns(UserWarning, match="left as they are"), pytest.warns(UserWarning, match="as dense ones"):
         results = each(work)
-    for found in results:
-        np.testing.assert_array_equal(found, [[1, 1], [1, 1], [0, 0], [0, 0]])
+    assert all(found == ([True] * WORKERS + [False] * (4 - WORKERS), False) for found in results)
 
 
 def test_bad_arguments_are_refused_at_the_call():

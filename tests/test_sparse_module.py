@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import flowmx as mx
+from tests.jobs import job
 
 ROWS, BATCH = 30, 8
 
@@ -101,6 +102,51 @@ def test_fit_score_and_predict_pull_the_rows(contexts):
     ((_, error),) = module.score(batches, "mse", sparse_row_id_fn=rows_of)
     assert error < 0.3
     module.predict(batches, sparse_row_id_fn=rows_of)
+
+
+@pytest.mark.usefixtures("one_thread_a_kernel")
+def test_workers_of_a_job_share_a_row_sparse_parameter():
+    def work(kv, stype="row_sparse"):
+        made = trained(stype, kvstore=kv, optimizer="sgd", epochs=1)
+        kv._barrier()
+        return made.get_params()[0]["w"].asnumpy(), made._group.on_devices("w")[0].stype
+
+    with job(2, 1) as made:
+        (first, stype), (second, _) = made.each(work)
+    with job(2, 1) as made:
+        (dense, _), _ = made.each(lambda kv: work(kv, "default"))
+    assert stype == "row_sparse"
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_allclose(first, dense, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("one_thread_a_kernel")
+def test_trainers_of_a_job_share_a_row_sparse_parameter(tmp_path):
+    def work(kv):
+        params = mx.gluon.ParameterDict()
+        weight = params.get("w", shape=(4, 2), stype="row_sparse", grad_stype="row_sparse")
+        params.initialize(init="ones")
+        trainer = mx.gluon.Trainer(params, "sgd", {"learning_rate": 1.0}, kvstore=kv)
+        with mx.autograd.record():
+            rows = weight.row_sparse_data(mx.nd.array([kv.rank, 2]))
+            loss = rows * (kv.rank + 1)
+        loss.backward()
+        trainer.step(1)
+        params.save(str(tmp_path / f"{kv.rank}.params"))
+        with pytest.raises(RuntimeError, match="'w' is kept by servers"):
+            params.load(str(tmp_path / f"{kv.rank}.params"))
+        wrong = mx.gluon.Parameter("v", shape=(4, 2), stype="row_sparse")
+        wrong.initialize()
+        trainer = mx.gluon.Trainer([wrong], "sgd", kvstore=kv, update_on_kvstore=False)
+        with pytest.raises(ValueError, match="update_on_kvstore is False"):
+            trainer.step(1, ignore_stale_grad=True)
+        return weight.row_sparse_data(mx.nd.arange(4)).asnumpy()
+
+    with job(2, 1) as made:
+        first, second = made.each(work)
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(first, mx.nd.load(str(tmp_path / "1.params"))["w"].asnumpy())
+    assert first[:, 0].tolist() == [1 - 3] * 4  # the gradient of an output is dense
 
 
 def test_wrong_rows_are_refused():

@@ -127,6 +127,19 @@ def test_a_gradient_goes_into_an_array_of_any_storage_type():
     assert executor.grad_dict["w"].stype == "row_sparse"
 
 
+def test_a_backward_pass_follows_any_forward_pass_and_another_backward_pass():
+    executor = model(**SPARSE).simple_bind(mx.cpu(), grad_req=GIVEN, **SHAPES)
+    for name, each in values().items():
+        executor.arg_dict[name][:] = each
+    found = []
+    for before in (lambda: None, lambda: executor.forward(), lambda: executor.forward(is_train=True), lambda: None):
+        before()
+        executor.backward()
+        found.append(executor.grad_dict["v"].asnumpy())
+    for each in found[1:]:
+        np.testing.assert_array_equal(each, found[0])
+
+
 def test_what_nothing_depends_on_has_a_gradient_of_zeros():
     a, b = mx.sym.var("a", stype="csr"), mx.sym.var("b")
     executor = mx.sym.Group([mx.sym.BlockGrad(a), b * 2]).simple_bind(mx.cpu(), a=(2, 2), b=(2,))

@@ -12,7 +12,7 @@ from flowmx.comm.headers import COMMON
 from flowmx.comm.limits import DEFAULT
 from flowmx.comm.members import Code
 from flowmx.comm.view import PHASES, Member, View
-from flowmx.kvstore import compression
+from flowmx.kvstore import compression, rows
 from flowmx.kvstore.server import coalesced, wire
 from flowmx.kvstore.server import protocol as p
 from flowmx.kvstore.server.core import MOST_AHEAD
@@ -138,9 +138,10 @@ def test_numbers():
     ):
         assert re.search(rf"\b{number}\b", text), number
     assert f"at most {wire.LONGEST} characters" in text
-    assert {next(iter(names(row[0]))) for row in tables(section("### Gradients in fewer bits"))} == set(
-        compression._MAKERS
-    )
+    assert {next(iter(names(row[0]))) for row in tables(section("### Gradients in fewer bits"))} == {
+        *compression._MAKERS,
+        rows.PACKING["type"],
+    }
 
 
 def test_joined_requests():

@@ -41,21 +41,25 @@ class SparseExecutor(Executor):
             for entry in self._entries
         ]
         self._made: list[NDArray] = []
-        """The recorded outputs of the last forward pass."""
-        self._watched = False
+        """The outputs of the last forward pass, if it was recorded: in training."""
 
     # -- running ---------------------------------------------------------------------------------------
 
     def forward(self, is_train: bool = False, **kwargs: Any) -> list[NDArray]:
         self._feed(kwargs)
         self._last_train = is_train
-        monitor = self._monitor if self._monitor is not None and self._monitor.is_active() else None
-        with Scope(bool(self._wanted), is_train):
-            self._made = self._run(monitor)
-        with Scope(False, is_train):
-            for made, output in zip(self._made, self.outputs, strict=True):
-                made.copyto(output)
+        self._compute(is_train, bool(self._wanted) and is_train)
         return self.outputs
+
+    def _compute(self, train: bool, records: bool) -> None:
+        """Enqueue the forward pass into the outputs."""
+        monitor = self._monitor if self._monitor is not None and self._monitor.is_active() else None
+        with Scope(records, train):
+            found = self._run(monitor)
+        with Scope(False, train):
+            for made, output in zip(found, self.outputs, strict=True):
+                made.copyto(output)
+        self._made = found if records else []
 
     def _run(self, monitor: Monitor | None) -> list[NDArray]:
         """Enqueue the operators; returns the outputs."""
@@ -92,15 +96,17 @@ class SparseExecutor(Executor):
     def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
         if not self._wanted:
             return
+        if self._last_train is None:
+            self._last_train = is_train
         if not self._made:
-            self.forward(is_train)
+            self._compute(self._last_train, True)
         heads = self._given(out_grads)
         recorded = [at for at, made in enumerate(self._made) if made._entry is not None]
         reached: set[Any] = set()
         if recorded:
             tops = [self._made[at] for at in recorded]
             reached = {id(leaf.grad) for leaf in leaves_of(tops)}
-            walk = Walk(True, False, bool(self._last_train), stores=True)
+            walk = Walk(True, False, self._last_train, stores=True)
             walk.go(tops, [heads[at] for at in recorded])
             walk.store()
         for node in self._wanted:

@@ -246,7 +246,8 @@ class Parameter:
 
     def _rows(self, array: NDArray, row_id: NDArray) -> NDArray:
         with autograd.pause():
-            rows: NDArray = nd.sparse.distinct_rows(array, row_id)
+            pulled = self._trainer._rows_of(self, row_id.as_in_context(array.context))
+            rows: NDArray = nd.sparse.distinct_rows(array, row_id) if pulled is None else pulled
         leaf = variable_of(array)
         if leaf is not None:
             mark(rows, leaf)
@@ -447,10 +448,15 @@ class Parameter:
 
         Raises:
             ShapeError: the value has another shape.
-            RuntimeError: it is not initialized.
+            RuntimeError: it is not initialized, or is row_sparse and servers keep it already.
         """
         if self._arrays is None and self._deferred is None:
             self._refuse()
+        if self._trainer is not None and self._trainer._has_given(self):
+            raise StateError(
+                f"parameter {self.name!r} is kept by servers, which have updated it by what was pushed: set or load it "
+                "before its first row_sparse_data() or step()"
+            )
         self.shape = data.shape
         if self._arrays is None:
             assert self._deferred is not None
@@ -501,7 +507,14 @@ class Parameter:
             self._place(self._reduce(), contexts)
 
     def _reduce(self) -> NDArray:
-        """Its value on the CPU: the mean over the devices."""
+        """Its value on the CPU: the mean over the devices, or what servers keep."""
+        if self._stype == "row_sparse" and self._trainer is not None:
+            with autograd.pause():
+                pulled: NDArray | None = self._trainer._rows_of(
+                    self, nd.arange(len(self._copies()[0]), dtype="int64", ctx=cpu())
+                )
+            if pulled is not None:
+                return pulled
         arrays = [array.detach().as_in_context(cpu()) for array in self._copies()]
         return arrays[0] if len(arrays) == 1 else nd.add_n(*arrays) / len(arrays)
 

@@ -51,9 +51,9 @@ class SymbolBlock(HybridBlock):
 
     def _make_params(self, variables: Sequence[Symbol]) -> None:
         symbol = self._traced.symbol
-        names = {each.name for each in variables}
+        inputs = {each.name for each in variables}
         for node in symbol._nodes():
-            if node.op is None and node.name not in names and declared_storage(node) == "row_sparse":
+            if node.op is None and node.name not in inputs and declared_storage(node) == "row_sparse":
                 raise ArgumentError(
                     f"SymbolBlock: the parameter {node.name!r} is row_sparse, and a SymbolBlock has dense ones alone: "
                     "use a Module, or a block with row_sparse_data()"

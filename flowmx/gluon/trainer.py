@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flowmx import autograd
+from flowmx import ndarray as nd
 from flowmx import optimizer as opt
 from flowmx.devices import Context
 from flowmx.errors import ArgumentKindError, StateError
@@ -211,6 +212,8 @@ class Trainer:
             if otherwise is None:
                 otherwise = self._prefers_store(self._kvstore)
             self._update_on_kvstore = otherwise
+        if not self._update_on_kvstore:
+            self._check_rows(self._kvstore)
         if self._update_on_kvstore and not self._started:
             assert self._kvstore is not None
             self._kvstore._install(self._updaters[0])
@@ -218,10 +221,24 @@ class Trainer:
 
     def _prefers_store(self, store: KVStoreBase) -> bool:
         """Tell whether the store updates weights where the user does not say."""
-        by_rows = any(param._grad_stype != "default" and param._stype == "default" for param in self._params)
-        if by_rows and not is_elsewhere(store):
+        if any(param._stype != "default" for param in self._params):
+            return True
+        if any(param._grad_stype != "default" for param in self._params) and not is_elsewhere(store):
             return False  # sums of rows are brought to dense weights, and not whole weights
         return updates(store, self._wanted, [param.shape or () for param in self._params])
+
+    def _check_rows(self, store: KVStoreBase) -> None:
+        """Check that the store may leave updates by rows to the devices.
+
+        Raises:
+            ValueError: it may not.
+        """
+        for param in self._params:
+            if param._stype != "default" or (param._grad_stype != "default" and is_elsewhere(store)):
+                raise ValueError(
+                    f"Trainer: update_on_kvstore is False, but parameter {param.name!r} is {param._stype} with a "
+                    f"{param._grad_stype} gradient, which the kvstore {store.type!r} is to update: leave it out"
+                )
 
     def _refuse_on_kvstore(self, call: str) -> None:
         if self._on_kvstore(otherwise=False):
@@ -273,8 +290,15 @@ class Trainer:
         assert store is not None
         store._refresh()
         self._share(params)
-        grads = [[param.grad(ctx) for ctx in self._reached] for _, param in params]
-        store._exchange([index for index, _ in params], grads, [param._copies() for _, param in params])
+        whole = []
+        for index, param in params:
+            if self._is_kept_elsewhere(param):
+                grads = [param.grad(ctx) for ctx in self._reached]
+                store.push(index, grads, priority=-index)  # type: ignore[attr-defined]
+            else:
+                whole.append((index, param))
+        sums = [[param.grad(ctx) for ctx in self._reached] for _, param in whole]
+        store._exchange([index for index, _ in whole], sums, [param._copies() for _, param in whole])
         for _, param in params:
             for ctx in self._contexts:
                 param._mark_used(ctx)
@@ -283,9 +307,34 @@ class Trainer:
         """Let the store know of parameters that it does not have, or that have new arrays."""
         for index, param in params:
             arrays = param._copies()
-            if self._started.get(index) is not arrays[0]:
-                self._started[index] = arrays[0]
+            before = self._started.get(index)
+            if before is arrays[0]:
+                continue
+            self._started[index] = arrays[0]
+            if not self._is_kept_elsewhere(param):
                 self._store()._share(index, arrays)
+            elif before is None:
+                self._store().init(index, arrays[0])  # type: ignore[attr-defined]
+
+    def _is_kept_elsewhere(self, param: Parameter) -> bool:
+        """Tell whether a parameter is row_sparse and servers keep it: its own arrays do not count then."""
+        store = self._kvstore
+        return param._stype != "default" and store is not None and store._is_remote
+
+    def _has_given(self, param: Parameter) -> bool:
+        """Tell whether servers keep a row_sparse parameter by now."""
+        given = any(self._params[index] is param for index in self._started)
+        return given and self._is_kept_elsewhere(param)
+
+    def _rows_of(self, param: Parameter, row_id: NDArray) -> NDArray | None:
+        """Rows of a parameter that servers keep, which are pulled; None where its own arrays are what counts."""
+        if not self._is_kept_elsewhere(param) or not self._on_kvstore(otherwise=None):
+            return None
+        index = next(index for index, each in enumerate(self._params) if each is param)
+        self._share([(index, param)])
+        made: NDArray = nd.sparse.zeros("row_sparse", param.shape, row_id.context, param.dtype)
+        self._store().row_sparse_pull(index, out=made, row_ids=row_id)  # type: ignore[attr-defined]
+        return made
 
     def _store(self) -> KVStoreBase:
         assert self._kvstore is not None
@@ -336,7 +385,9 @@ class Trainer:
         await store.barrier()  # type: ignore[attr-defined]
         if self._update_on_kvstore:
             for index in self._started:
-                store.pull(index, out=self._params[index]._copies(), priority=-index)  # type: ignore[attr-defined]
+                param = self._params[index]
+                if not self._is_kept_elsewhere(param):
+                    store.pull(index, out=param._copies(), priority=-index)  # type: ignore[attr-defined]
 
     # -- states ----------------------------------------------------------------------------------------
 

@@ -159,10 +159,7 @@ class KVStore(KVStoreBase):
             ShapeError: an array has another shape than the value.
         """
         with self._lock:
-            for slot, targets in self._targets("pull", key, out):
-                if ignore_sparse and any(each.stype != "default" for each in targets):
-                    targets = [each for each in targets if each.stype == "default"]
-                    warn_user("pull: sparse arrays were left as they are: use row_sparse_pull() with row_ids", _warned)
+            for slot, targets in self._pulled(key, out, ignore_sparse):
                 self._pull(slot, targets, priority)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
@@ -427,6 +424,16 @@ class KVStore(KVStoreBase):
                 for each in arrays:
                     refuse_in_place(each, call)
         return found
+
+    def _pulled(self, key: Any, out: Any, ignore_sparse: bool) -> list[tuple[Slot, list[NDArray]]]:
+        """The keys of a pull with the arrays to write into, without those that are left as they are."""
+        if not ignore_sparse:
+            return self._targets("pull", key, out)
+        found = KVStore._targets(self, "pull", key, out)
+        if not any(sparse.concerned(each) for _, targets in found for each in targets):
+            return found
+        warn_user("pull: sparse arrays were left as they are: use row_sparse_pull() with row_ids", _warned)
+        return [(slot, [each for each in targets if not sparse.concerned(each)]) for slot, targets in found]
 
     def _move(self, slot: Slot, pushed: NDArray) -> None:
         """Move a value to the device of its gradients, if the devices do the sums."""

@@ -262,10 +262,12 @@ class Block:
 
     def _gradient(self, part):
         if self.source.random() < 0.2:
-            packing = self.source.choice([{"type": "2bit", "threshold": 0.5}, {"type": "fp16"}, {"type": "bf16"}])
+            kinds = [{"type": "2bit", "threshold": 0.5}, {"type": "fp16"}, {"type": "bf16"}, {"type": "rows"}]
+            packing = self.source.choice(kinds)
             part += [0] * (5 - len(part)) + [packing]
-            dtype = {"2bit": np.uint32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}[packing["type"]]
-            return Tensor.of(np.zeros(1 if packing["type"] == "2bit" else 4, dtype))
+            kind = packing["type"]
+            dtype = {"2bit": np.uint32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16, "rows": np.uint8}[kind]
+            return Tensor.of(np.zeros({"2bit": 1, "rows": 12}.get(kind, 4), dtype))
         return self._tensor()
 
     def _tensor(self):

@@ -9,11 +9,12 @@ from flowmx.comm.errors import Refused
 from flowmx.comm.fields import mapping
 from flowmx.comm.frames import Message, Tensor
 from flowmx.comm.headers import take
-from flowmx.kvstore import compression
+from flowmx.kvstore import compression, rows
 from flowmx.kvstore.server import modes
 from flowmx.kvstore.server.modes import Mode
 from flowmx.kvstore.server.protocol import Part
 from flowmx.kvstore.server.wire import part_of
+from flowmx.ops.registry.dtypes import as_dtype
 
 __all__ = ["Item", "items_of", "mode_of", "uncompressed"]
 
@@ -92,6 +93,11 @@ def uncompressed(item: Item, shape: tuple[int, ...], dtype: str) -> Any:
 
 def _unpacked(item: Item, shape: tuple[int, ...], dtype: str) -> Any:
     assert item.tensor is not None and item.packing is not None
+    if item.packing == rows.PACKING:
+        try:
+            return rows.decode(item.tensor.array(), shape, as_dtype(dtype))
+        except ValueError as error:
+            raise Refused(f"key {item.part.key!r}: {error}", "invalid") from error
     if dtype != "float32":
         text = f"key {item.part.key!r}: compressed gradients are float32, and the value is {dtype}"
         raise Refused(text, "invalid")

@@ -1,4 +1,4 @@
-"""Compression of pushed gradients, with error feedback, as operations of the engine."""
+"""Compression of pushed gradients, with error feedback, and gradients by rows, as operations of the engine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from flowmx.comm.frames import Tensor
 from flowmx.engine import Operation, Variable, capture
 from flowmx.engine.runtime import engine
 from flowmx.errors import TypeInferenceError
+from flowmx.kvstore import rows
 from flowmx.kvstore.compression import Compression
 from flowmx.kvstore.shards import Key
 from flowmx.kvstore.worker.keys import KeyState
@@ -18,7 +19,7 @@ from flowmx.ndarray.array import dtype_of
 from flowmx.ndarray.core import BaseArray
 from flowmx.ops.registry.dtypes import name_of
 
-__all__ = ["Packed", "Packing"]
+__all__ = ["Packed", "Packing", "by_rows"]
 
 
 class Packed:
@@ -66,6 +67,25 @@ class Packing:
         op.priority = priority
         engine.enqueue(op)
         return found
+
+
+def by_rows(entry: KeyState, source: NDArray, priority: int) -> Packed:
+    """Enqueue that the rows which a row_sparse gradient stores are made ready to travel."""
+    found = Packed(rows.PACKING)
+    actor = source._storage.device.compute
+    arguments, writes = (entry, source, found), (found.variable,)
+    op = Operation(_pack_rows, arguments, (source._storage,), writes, actor, "kvstore rows", capture())
+    op.priority = priority
+    engine.enqueue(op)
+    return found
+
+
+def _pack_rows(entry: KeyState, source: BaseArray, found: Packed) -> None:
+    content, width = source._read(), max(entry.row, 1)
+    for shard in entry.shards:
+        first, last = shard.start // width, shard.stop // width
+        begin, end = np.searchsorted(content.indices, [first, last])
+        found.tensors.append(Tensor.of(rows.encode(content.indices[begin:end] - first, content.data[begin:end])))
 
 
 def _pack(compression: Compression, entry: KeyState, source: BaseArray, residual: Any, found: Packed) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,9 @@ from flowmx.kvstore.worker.keys import KeyState
 from flowmx.kvstore.worker.outbox import Exchange, Item
 from flowmx.ndarray.core import BaseArray
 from flowmx.ops.registry.dtypes import name_of
+from flowmx.ops.sparse.shapes import SparseShape
 
-__all__ = ["SMALL", "Transfers", "nbytes_of"]
+__all__ = ["SMALL", "Transfers", "check_dtype", "nbytes_of"]
 
 SMALL = 64 << 10
 """Bytes up to which a pushed gradient is copied, so that its array is free at once."""
@@ -38,14 +41,14 @@ class Transfers:
 
     def push(self, entry: KeyState, source: Any, exchange: Exchange, priority: int) -> None:
         """Send a push; where it is run at once, on the thread that pushes."""
-        _check_dtype(entry, source)
+        check_dtype(entry, source)
         entry.advance()
         tensors = _tensors(entry, source, np.array if nbytes_of(source) <= SMALL else np.asarray)
         self._send("push", entry, exchange, priority, tensors, source)
 
     def pushpull(self, entry: KeyState, source: Any, target: BaseArray, priority: int) -> Exchange:
         """Send a push, and receive the value into an array."""
-        _check_dtype(entry, source)
+        check_dtype(entry, source)
         entry.advance()
         exchange = Exchange(len(entry.shards))
         tensors = _tensors(entry, source, np.asarray)
@@ -59,23 +62,23 @@ class Transfers:
         return exchange
 
     def pull_rows(self, entry: KeyState, target: BaseArray, rows: BaseArray, priority: int) -> Exchange:
-        """Receive chosen rows into an array whose other rows become zeros."""
+        """Receive chosen rows into an array; its other rows become zeros, or are not stored where it is row_sparse."""
         wanted = np.unique(rows._read().astype(np.int64))
         count = entry.shape[0]
         wrong = wanted[(wanted < 0) | (wanted >= count)]
         if wrong.size:
             raise IndexError(f"row_sparse_pull: row {int(wrong[0])} of key {entry.key!r}, which has {count} rows")
-        result = target._written()
+        take = partial(_store_rows if isinstance(target._shape, SparseShape) else _scatter, target, wanted)
         if entry.has_rows:
-            return self._receive_rows(entry, result, wanted, priority)
+            return self._receive_rows(entry, take, wanted, priority)
         whole = np.empty(entry.shape, entry.dtype)  # cut between rows: all of it comes
-        exchange = Exchange(len(entry.shards), lambda: _scatter(result, wanted, whole[wanted]))
+        exchange = Exchange(len(entry.shards), lambda: take(whole[wanted]))
         self._send("pull", entry, exchange, priority, targets=entry.pieces(whole))
         return exchange
 
-    def _receive_rows(self, entry: KeyState, result: Any, wanted: Any, priority: int) -> Exchange:
+    def _receive_rows(self, entry: KeyState, take: Callable[[Any], object], wanted: Any, priority: int) -> Exchange:
         chosen = np.empty((len(wanted), *entry.shape[1:]), entry.dtype)
-        items, exchange = [], Exchange(1, lambda: _scatter(result, wanted, chosen))
+        items, exchange = [], Exchange(1, lambda: take(chosen))
         for shard, number in zip(entry.shards, entry.numbers, strict=True):
             first, last = shard.start // max(entry.row, 1), shard.stop // max(entry.row, 1)
             begin, end = np.searchsorted(wanted, [first, last])
@@ -128,7 +131,7 @@ def nbytes_of(source: Any) -> int:
     return source._dtype.itemsize * math.prod(source._shape) if isinstance(source, BaseArray) else 0
 
 
-def _check_dtype(entry: KeyState, source: Any) -> None:
+def check_dtype(entry: KeyState, source: Any) -> None:
     """Refuse what a server would, before the push counts: a pull would wait for it for ever."""
     if isinstance(source, BaseArray) and source._dtype != entry.dtype:
         raise KVStoreError(
@@ -143,6 +146,12 @@ def _tensors(entry: KeyState, source: Any, taken: Callable[[Any], Any]) -> Seque
     return [Tensor.of(piece) for piece in entry.pieces(taken(source._read()))]
 
 
-def _scatter(result: Any, rows: Any, chosen: Any) -> None:
+def _scatter(target: BaseArray, rows: Any, chosen: Any) -> None:
+    result = target._written()
     result[...] = 0
     result[rows] = chosen
+
+
+def _store_rows(target: BaseArray, rows: Any, chosen: Any) -> None:
+    content = importlib.import_module("flowmx.ops.sparse.content").Rows
+    target._storage.array = content(chosen.astype(target._dtype, copy=False), rows)

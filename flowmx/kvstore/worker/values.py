@@ -20,10 +20,10 @@ from flowmx.kvstore.worker.actor import Deferred
 from flowmx.kvstore.worker.groups import Groups
 from flowmx.kvstore.worker.keys import KeyState
 from flowmx.kvstore.worker.outbox import Exchange
-from flowmx.kvstore.worker.packing import Packing
+from flowmx.kvstore.worker.packing import Packing, by_rows
 from flowmx.kvstore.worker.session import Session
 from flowmx.kvstore.worker.step import Step
-from flowmx.kvstore.worker.transfers import SMALL, Transfers, nbytes_of
+from flowmx.kvstore.worker.transfers import SMALL, Transfers, check_dtype, nbytes_of
 from flowmx.ndarray import NDArray, empty
 from flowmx.ndarray.array import copy_into, dtype_of
 from flowmx.ndarray.core import BaseArray
@@ -159,7 +159,7 @@ class DistValues(KVStore):
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         with self._lock:
             self._session.check()
-            found = self._targets("pull", key, out)
+            found = [each for each in self._pulled(key, out, ignore_sparse) if each[1]]
             entries, targets = [self._entries[slot.key] for slot, _ in found], [each for _, each in found]
             alone, groups = self._groups.divide(entries, map(_are_here, targets))
             for group, places in groups:
@@ -191,28 +191,41 @@ class DistValues(KVStore):
 
     def _sources(self, call: str, key: Any, value: Any) -> list[tuple[Slot, list[NDArray]]]:
         return [
-            (slot, self._dense(call, slot.key, values)) for slot, values in super()._sources(call, key, value)
-        ]  # fmt: skip
+            (slot, values if self._travels_by_rows(slot, values) else self._dense(call, slot.key, values))
+            for slot, values in super()._sources(call, key, value)
+        ]
+
+    def _travels_by_rows(self, slot: Slot, values: list[NDArray]) -> bool:
+        """Tell whether only the stored rows of a pushed value are sent."""
+        return (
+            self._packing is None
+            and all(each.stype == "row_sparse" for each in values)
+            and self._entries[slot.key].has_rows
+        )
 
     def _targets(self, call: str, key: Any, out: Any) -> list[tuple[Slot, list[NDArray]]]:
         found = super()._targets(call, key, out)
+        taken = ("default", "row_sparse") if call == "row_sparse_pull" else ("default",)
         for slot, arrays in found:
-            if sparse.concerned(slot.value, arrays):
-                raise NotImplementedError(
-                    f"{call}: for key {slot.key!r} came an array that is not dense; a store of type {self.type!r} "
-                    "writes into dense ones alone: pull into one, and make it sparse with tostype"
-                )
+            for each in arrays:
+                if each.stype not in taken:
+                    raise NotImplementedError(
+                        f"{call}: for key {slot.key!r} came a {each.stype} array, and a store of type {self.type!r} "
+                        f"writes into {' and '.join(taken)} ones: pull rows with row_sparse_pull, or pull into a dense "
+                        "array, and make it sparse with tostype"
+                    )
         return found
 
     def _dense(self, call: str, key: Key, values: list[NDArray]) -> list[NDArray]:
         """The arrays of a key as they travel: dense."""
         if not any(isinstance(each._shape, SparseShape) for each in values):
             return values
-        warn_user(
-            f"{call}: a store of type {self.type!r} sends the sparse values of key {key!r} as dense ones, which is "
-            "right and takes as long as dense ones",
-            _told,
-        )
+        if call != "init":
+            warn_user(
+                f"{call}: a store of type {self.type!r} sends the sparse values of key {key!r} as dense ones, which is "
+                "right and takes as long as dense ones",
+                _told,
+            )
         return [each.tostype("default") for each in values]
 
     def _note_push(self, entries: Sequence[KeyState]) -> None:
@@ -257,6 +270,10 @@ class DistValues(KVStore):
 
     def _outgoing(self, slot: Slot, values: list[NDArray], priority: int) -> Any:
         """The payload for the values of all devices: an array in host memory, or a compressed one."""
+        if sparse.concerned(values[0]):
+            entry, total = self._entries[slot.key], sparse.total(values, cpu())
+            check_dtype(entry, total)
+            return by_rows(entry, total, priority)
         source = values[0]
         if len(values) > 1 or not isinstance(source._storage.device, CPUDevice):
             source = self._merged(slot, values, priority)
@@ -268,6 +285,8 @@ class DistValues(KVStore):
         """The array that an answer is received in: one of the targets, if possible."""
         kind = dtype_of(slot.value)
         for each in targets:
+            if sparse.concerned(each):
+                return each
             if each._view is None and dtype_of(each) == kind and isinstance(each._storage.device, CPUDevice):
                 return each
         return slot.value

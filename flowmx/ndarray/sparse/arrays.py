@@ -132,7 +132,7 @@ class BaseSparseNDArray(NDArray):
     def _read(self) -> Any:
         content = self._storage.array
         if content.__class__ is Unordered:
-            return content.in_order()  # type: ignore[union-attr]
+            return content.in_order()
         return self._storage.ensure() if content is None else content
 
     _written = _read
