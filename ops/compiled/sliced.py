@@ -31,8 +31,6 @@ class Sliced(Operator, hidden=True):
     """Shape and dtype of each output."""
     batch: ClassVar[tuple[int, int]] = (1, 1)
     """How many examples there are, and how many of them are a slice."""
-    work: ClassVar[tuple[int, int]] = (0, 0)
-    """Floating-point operations and elements moved."""
     laid: ClassVar[tuple[bool, ...]] = ()
     """For each output, whether it lies channels-last where it is not the user's."""
 
@@ -57,7 +55,12 @@ class Sliced(Operator, hidden=True):
         return dtypes, [dtype for _, dtype in self.forms]
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
-        return self.work
+        shapes = self.plan.graph.shapes
+        costs = [
+            node.op.cost([shapes[e] for e in node.inputs], [shapes[node, at] for at in range(node.outputs())])
+            for node in self.plan.forward
+        ]
+        return len(self.starts) * sum(flops for flops, _ in costs), len(self.starts) * sum(moved for _, moved in costs)
 
     def told(self) -> str:
         """How it is cut, in words."""

@@ -34,6 +34,10 @@ _AIM = 0.25
 further halving saves less, and costs more."""
 _MOST_LOSS = 0.03
 """The part of the time that slices may cost, as estimated."""
+_WORTH = 4.0
+"""A part of the time is worth so many times that part of the bytes, above what they are to come down to."""
+_MOST_RUNS = 16
+"""Runs that are looked at, those first that keep the most alive."""
 _STEP_NS = 15_000
 """Nanoseconds that one more step takes."""
 _NS_A_BYTE = 0.05
@@ -206,10 +210,11 @@ class Search:
     """
 
     def __init__(self, graph: Graph, order: Sequence[Node], kept: int) -> None:
-        self.graph, self.order, self._kept = graph, order, kept
+        self.graph, self.order = graph, order
         values = Values(graph, order)
         self.alive = values.alive(range(len(order)))
         self.whole = max(self.alive, default=0)
+        self._aim = _AIM * (self.whole + kept) - kept
         self._costs = np.array([self._nanoseconds(node) for node in order])
         self._last = [-1] * len(values.sizes)
         self._made: list[tuple[int, int]] = []  # (step, value)
@@ -225,7 +230,10 @@ class Search:
         """The regions that are worth it."""
         if self.whole < LEAST:
             return []
-        found = [(run, choice) for run in runs(self.graph, self.order) if (choice := self._best(run)) is not None]
+        every = [(max(self.alive[run.start : run.stop]), run) for run in runs(self.graph, self.order)]
+        large = sorted((each for each in every if each[0] > self._aim), key=lambda each: -each[0])[:_MOST_RUNS]
+        found = [(run, choice) for _, run in large if (choice := self._best(run)) is not None]
+        found.sort(key=lambda each: each[0].start)
         left = list(self.alive)
         for run, _ in found:
             left[run.start : run.stop] = [0] * (run.stop - run.start)
@@ -244,7 +252,7 @@ class Search:
     def _best(self, run: Run) -> Choice | None:
         """The choice for a run that costs the least time of those that come down to the aim, or else the smallest."""
         ends = self._ends(run)
-        aim, most_loss = _AIM * (self.whole + self._kept) - self._kept, _MOST_LOSS * self._costs.sum()
+        total = self._costs.sum()
         best: Choice | None = None
         for count in _COUNTS:
             length = -(-run.units // count)
@@ -252,9 +260,11 @@ class Search:
                 continue
             peak = np.maximum(ends.whole + ends.most * (length / run.units), ends.after)
             loss = (count - 1) * ends.loss + (count * length / run.units - 1) * ends.cost
-            weighed = np.where(loss > most_loss, np.inf, np.where(peak <= aim, loss / most_loss, 1 + peak))
+            part = loss / total
+            above = 1 + peak / self.whole + _WORTH * part
+            weighed = np.where(part > _MOST_LOSS, np.inf, np.where(peak <= self._aim, part, above))
             at = int(weighed.argmin())
-            if weighed[at] < (best.weight if best else 1 + max(self.alive[run.start : run.stop])):
+            if weighed[at] < (best.weight if best else 1 + max(self.alive[run.start : run.stop]) / self.whole):
                 best = Choice(run.start + 1 + at, length, float(peak[at]), float(weighed[at]))
         return best
 
@@ -460,7 +470,6 @@ class _Region:
         rows = [self._rows(entry) if along else 0 for entry, along in self._variables]
         firsts = [*rows, *[self._rows(e) if e.index in run.members[e.node].outputs else 0 for e in outputs]]
         begins = [min(at, run.units - length) for at in range(0, run.units, length)]
-        costs = [_cost(self._graph, node) for node in self._nodes]
         op = Sliced.of(
             plan=plan,
             variables=tuple(self._variables.values()),
@@ -468,7 +477,6 @@ class _Region:
             starts=tuple([tuple([begin * each // length for each in firsts]) for begin in begins]),
             forms=tuple([(shapes[entry], dtypes[entry]) for entry in outputs]),
             batch=(run.units, length),
-            work=(sum(flops for flops, _ in costs), sum(elements for _, elements in costs)),
             laid=tuple([entry in self._laid for entry in outputs]),
         )
         name = first.name if len(self._nodes) == 1 else f"{first.name} to {self._nodes[-1].name}"
