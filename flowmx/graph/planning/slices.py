@@ -38,6 +38,8 @@ _WORTH = 4.0
 """A part of the time is worth so many times that part of the bytes, above what they are to come down to."""
 _MOST_RUNS = 16
 """Runs that are looked at, those first that keep the most alive."""
+_WITH_WORKSPACE = 1.03
+"""By how much what lies whole counts for more than it takes, since workspaces of kernels are not counted."""
 _STEP_NS = 15_000
 """Nanoseconds that one more step takes."""
 _NS_A_BYTE = 0.05
@@ -258,7 +260,9 @@ class Search:
             length = -(-run.units // count)
             if count > run.units or -(-run.units // length) < count:
                 continue
-            peak = np.maximum(ends.whole + ends.most * (length / run.units), ends.after)
+            peak = np.maximum(
+                _WITH_WORKSPACE * ends.whole + ends.most * (length / run.units), _WITH_WORKSPACE * ends.after
+            )
             loss = (count - 1) * ends.loss + (count * length / run.units - 1) * ends.cost
             part = loss / total
             above = 1 + peak / self.whole + _WORTH * part
