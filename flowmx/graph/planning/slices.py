@@ -78,7 +78,7 @@ class Run:
 
 
 class Choice(NamedTuple):
-    """Where a region ends and how it is cut.
+    """The end of a region, and the length of its slices.
 
     Attributes:
         stop: the position after its last operator.
@@ -94,7 +94,7 @@ class Choice(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """What each end of a region would mean, after the first operator of a run, after the second, and so on.
+    """The consequences of each end of a region: after the first operator of a run, after the second, and so on.
 
     Attributes:
         whole: the bytes that lie whole beside the slices.
@@ -132,7 +132,7 @@ def runs(graph: Graph, order: Sequence[Node]) -> list[Run]:
 
 
 def _parts(graph: Graph, node: Node) -> BatchParts | None:
-    """What of an operator goes along with the batch; None where it may not be in a region."""
+    """The parts of an operator that go along with the batch; None where it may not be in a region."""
     op, context = node.op, graph.context(node)
     assert op is not None
     if op.traits.dynamic or not is_pure(op, train=False) or not (context is None or context.device_type == "cpu"):
@@ -273,7 +273,7 @@ class Search:
         return best
 
     def _ends(self, run: Run) -> Ends:
-        """What each end of a region that begins with a run would mean."""
+        """The consequences of each end of a region that begins with a run."""
         span = slice(run.start, run.stop)
         before = sum(self._sizes[value] for at, value in self._made if at < run.start <= self._last[value])
         leaving = np.zeros(len(self.order) + 2)
@@ -423,7 +423,7 @@ class _Region:
         return made
 
     def _read(self, entry: Entry, along: bool) -> Entry:
-        """What stands for an entry of the graph in a slice."""
+        """The entry that stands for one of the graph in a slice."""
         return self._inside[entry] if entry in self._inside else self._variable(entry, along)
 
     def _variable(self, entry: Entry, along: bool) -> Entry:
