@@ -63,7 +63,7 @@ class Sliced(Operator, hidden=True):
         return len(self.starts) * sum(flops for flops, _ in costs), len(self.starts) * sum(moved for _, moved in costs)
 
     def told(self) -> str:
-        """How it is cut, in words."""
+        """The cut in words."""
         examples, length = self.batch
         return f"{len(self.starts)} slices of {length} of {examples}"
 
