@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,8 @@ from flowmx.graph.graph import Graph, Options, Rewriter, is_pure
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan, make_plan
 from flowmx.graph.planning.layout import channels_last
-from flowmx.graph.planning.live import Values, nbytes
+from flowmx.graph.planning.live import nbytes
+from flowmx.graph.planning.order import Ordered
 from flowmx.ops.compiled.packed import Pack
 from flowmx.ops.compiled.sliced import Sliced
 from flowmx.ops.registry.dtypes import DType
@@ -203,35 +205,37 @@ class Search:
 
     Args:
         graph: what is computed.
-        order: the operators in the order in which they run, those left out that are kept from run to run.
-        kept: the bytes of results that are kept from run to run.
+        schedule: the order, of which those operators are left out whose results are kept from run to run.
+        kept: the bytes of such results.
 
     Attributes:
         alive: the bytes alive at each step, if the whole batch is taken at once.
         whole: the most of them.
     """
 
-    def __init__(self, graph: Graph, order: Sequence[Node], kept: int) -> None:
-        self.graph, self.order = graph, order
-        values = Values(graph, order)
-        self.alive = values.alive(range(len(order)))
+    def __init__(self, graph: Graph, schedule: Ordered, kept: int) -> None:
+        rows = zip(schedule.forward, schedule.steps, schedule.alive, strict=True)
+        each_time = [row for row in rows if row[0].op is not None and not row[0].op.traits.once]
+        self.graph, self.order = graph, [node for node, _, _ in each_time]
+        self.alive = [alive for _, _, alive in each_time]
         self.whole = max(self.alive, default=0)
         self._aim = _AIM * (self.whole + kept) - kept
-        self._costs = np.array([self._nanoseconds(node) for node in order])
-        self._last = [-1] * len(values.sizes)
+        self._last = [-1] * len(schedule.values.sizes)
         self._made: list[tuple[int, int]] = []  # (step, value)
-        self._sizes = values.sizes
-        for at, step in enumerate(values.steps):
+        self._sizes = schedule.values.sizes
+        for at, (_, step, _) in enumerate(each_time):
             self._made += [(at, value) for value in step.writes]
             for value in (*step.writes, *step.reads):
                 self._last[value] = at
-        for value in values.wanted:
-            self._last[value] = len(order)
+        for value in schedule.values.wanted:
+            self._last[value] = len(self.order)
+
+    @cached_property
+    def _costs(self) -> Any:
+        return np.array([self._nanoseconds(node) for node in self.order])
 
     def choose(self) -> list[tuple[Run, Choice]]:
         """The regions that are worth it."""
-        if self.whole < LEAST:
-            return []
         every = [(max(self.alive[run.start : run.stop]), run) for run in runs(self.graph, self.order)]
         large = sorted((each for each in every if each[0] > self._aim), key=lambda each: -each[0])[:_MOST_RUNS]
         found = [(run, choice) for _, run in large if (choice := self._best(run)) is not None]
@@ -326,13 +330,13 @@ class Cut(NamedTuple):
 
 
 def cut(
-    graph: Graph, order: Sequence[Node], external: Collection[Entry], strided: Collection[Node], options: Options
+    graph: Graph, schedule: Ordered, external: Collection[Entry], strided: Collection[Node], options: Options
 ) -> Cut | None:
     """Put one operator in the place of each region that is worth it; None where none is.
 
     Args:
         graph: of a prediction, after all passes.
-        order: its operators, in the order to run them in.
+        schedule: its operators, in the order to run them in.
         external: the entries that get memory from outside.
         strided: the variables whose arrays do not lie densely in C order.
         options: how.
@@ -341,15 +345,17 @@ def cut(
         return None
     if options.workers > 1 and options.slice < 0:
         return None  # branches run at the same time instead
-    each_time = [node for node in order if node.op is not None and not node.op.traits.once]
-    once = [node for node in order if node.op is not None and node.op.traits.once]
+    if options.slice < 0 and max(schedule.alive, default=0) < LEAST:
+        return None
+    once = [node for node in schedule.forward if node.op is not None and node.op.traits.once]
     kept = sum(nbytes(graph, Entry(node, index)) for node in once for index in range(node.outputs()))
-    search = Search(graph, each_time, kept)
+    search = Search(graph, schedule, kept)
     chosen = search.choose() if options.slice < 0 else search.forced(options.slice)
     if not chosen:
         return None
     kinds = options.channels_last
-    laid = channels_last(order, graph.shapes, graph.dtypes, external, kinds) if kinds else frozenset()
+    each_time = search.order
+    laid = channels_last(schedule.forward, graph.shapes, graph.dtypes, external, kinds) if kinds else frozenset()
     rewriter = Rewriter(graph)
     made = [rewriter.keep(node) for node in once]
     at = 0
