@@ -1,4 +1,4 @@
-"""What operators say of the batch: which parts of their inputs give a part of their outputs, in prediction."""
+"""Operators tell the truth of the batch: parts of their inputs give that part of their outputs, in prediction."""
 
 import math
 from typing import Any

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from flowmx import autograd, devices
@@ -124,6 +125,9 @@ class Executor:
         wanted = self._wanted if train or self._differentiates_prediction else []
         graph = graph_of(entries, wanted, self._shapes, self._dtypes, train, context, self._groups)
         gradients = {node: self._gradient(node) for node in wanted}
+        options = self._options
+        if self._wanted:  # the arena of training is there anyway
+            options = replace(options, slice=max(0, options.slice))
         plan = compile_graph(
             graph,
             straight=[
@@ -131,7 +135,7 @@ class Executor:
                 if self._requests[node.name] == "write" and gradients[node]._dtype == self._dtypes[Entry(node, 0)]
             ],
             strided=[node for node, bound in self._arrays.items() if not is_contiguous(bound)],
-            options=self._options,
+            options=options,
         )  # fmt: skip
         arrays = dict(self._arrays)
         read = {e.node for node in (*plan.forward, *plan.backward) for e in node.inputs}

@@ -26,7 +26,7 @@ from flowmx.graph.passes.simplify import fold_constants, merge_common
 from flowmx.graph.passes.widen import widen
 from flowmx.graph.plan import Plan, make_plan
 from flowmx.graph.planning import slices
-from flowmx.graph.planning.order import order
+from flowmx.graph.planning.order import ordered
 from flowmx.ops import kernels
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Shape
@@ -113,13 +113,13 @@ def compile_graph(
     if external is None:
         external = {entry for entry in graph.outputs if _is_computed(entry)}
         external |= _written_straight(graph, straight)
-    schedule = order(graph)
-    sliced = slices.cut(graph, schedule[0], external, strided, options)
+    schedule = ordered(graph)
+    sliced = slices.cut(graph, schedule, external, strided, options)
     if sliced is not None:
         made = make_plan(sliced.graph, sliced.external, strided, options, (sliced.order, []))
         if options.slice > 0 or made.internal_bytes() + slices.LEAST <= sliced.whole:
             return made
-    return make_plan(graph, external, strided, options, schedule)
+    return make_plan(graph, external, strided, options, schedule[:2])
 
 
 def options_of(device_type: str) -> Options:

@@ -20,19 +20,17 @@ class Sliced(Operator, hidden=True):
 
     arguments = ()
     plan: ClassVar[Any] = None
-    """What runs for each slice (:class:`flowmx.graph.plan.Plan`), its variables and outputs in the order of these."""
+    """The plan of a slice (:class:`flowmx.graph.plan.Plan`), its variables and outputs in the order of these."""
     variables: ClassVar[tuple[Any, ...]] = ()
     """The entries of the plan's graph that stand for the inputs."""
     rows: ClassVar[tuple[int, ...]] = ()
-    """For each input, how many rows of it a slice reads; 0 where it reads the whole."""
+    """For each input, the rows of it that a slice reads; 0 where it reads the whole."""
     starts: ClassVar[tuple[tuple[int, ...], ...]] = ()
     """For each slice the first row of each input, then of each output."""
     forms: ClassVar[tuple[tuple[Shape, DType], ...]] = ()
     """Shape and dtype of each output."""
     batch: ClassVar[tuple[int, int]] = (1, 1)
-    """How many examples there are, and how many of them are a slice."""
-    work: ClassVar[tuple[int, int]] = (0, 0)
-    """Floating-point operations and elements moved."""
+    """Numbers of examples: of all, and of a slice."""
     laid: ClassVar[tuple[bool, ...]] = ()
     """For each output, whether it lies channels-last where it is not the user's."""
 
@@ -57,10 +55,15 @@ class Sliced(Operator, hidden=True):
         return dtypes, [dtype for _, dtype in self.forms]
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
-        return self.work
+        shapes = self.plan.graph.shapes
+        costs = [
+            node.op.cost([shapes[e] for e in node.inputs], [shapes[node, at] for at in range(node.outputs())])
+            for node in self.plan.forward
+        ]
+        return len(self.starts) * sum(flops for flops, _ in costs), len(self.starts) * sum(moved for _, moved in costs)
 
     def told(self) -> str:
-        """How it is cut, in words."""
+        """The cut in words."""
         examples, length = self.batch
         return f"{len(self.starts)} slices of {length} of {examples}"
 

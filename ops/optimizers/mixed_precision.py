@@ -21,10 +21,11 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.traits import BatchWise
 
 
 @operator("amp_cast")
-class AmpCast(Operator, casts=True):
+class AmpCast(Operator, casts=True, batch_wise=BatchWise.ALL):
     """Cast a floating array to another floating dtype; integer arrays keep theirs."""
 
     input_docs = described(data="any shape, any dtype")

@@ -47,7 +47,7 @@ class BatchWise(Enum):
 
 
 class BatchParts(NamedTuple):
-    """What goes along with the batch: a part of these outputs follows from that part of these inputs.
+    """Inputs and outputs that go along with the batch: a part of these outputs follows from that part of these inputs.
 
     Attributes:
         inputs: positions of inputs; the others are needed whole.

@@ -14,10 +14,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from flowmx.graph.graph import Graph, predecessors
 from flowmx.graph.node import Node, topological
-from flowmx.graph.planning.live import Values
+from flowmx.graph.planning.live import StepValues, Values
 
 LATE = "__late__"
 """The attribute of nodes that run as late as they can."""
@@ -27,24 +28,51 @@ _GAIN = 0.995
 Walk = Callable[["Steps", Sequence[int]], list[int]]
 
 
+class Ordered(NamedTuple):
+    """The operators of the forward pass, and of the backward pass, in the order to run them in.
+
+    Attributes:
+        values: what they read and write.
+        steps: those of the forward pass, in its order.
+        alive: the bytes alive at each of these.
+    """
+
+    forward: list[Node]
+    backward: list[Node]
+    values: Values
+    steps: list[StepValues]
+    alive: list[int]
+
+
 def order(graph: Graph) -> tuple[list[Node], list[Node]]:
     """The operators of the forward pass, and of the backward pass, in the order to run them in."""
+    return ordered(graph)[:2]
+
+
+def ordered(graph: Graph) -> Ordered:
+    """The same, with what the order was chosen by."""
     forward, backward = _passes(graph)
     steps = Steps(graph, [*forward, *backward])
     passes = [range(len(forward)), range(len(forward), len(steps.nodes))]
     best = [list(each) for each in passes]
     least: list[float] = []
+    there: list[int] = []
     for found in zip(*map(steps.walks, passes), strict=True):
         alive = steps.values.alive([*found[0], *found[1]])
         cut = len(found[0])
         peaks = [max(part, default=0) for part in (alive[:cut], alive[cut:])]
         for which, peak in enumerate(peaks):
             if len(least) < len(passes):
-                best[which] = found[which]
                 least.append(peak)
             elif peak < _GAIN * least[which]:
-                best[which], least[which] = found[which], peak
-    return [steps.nodes[at] for at in best[0]], [steps.nodes[at] for at in best[1]]
+                least[which] = peak
+            else:
+                continue
+            best[which] = found[which]
+            if not which:
+                there = alive[:cut]
+    first, second = ([steps.nodes[at] for at in each] for each in best)
+    return Ordered(first, second, steps.values, [steps.values.steps[at] for at in best[0]], there)
 
 
 def apart(graph: Graph) -> tuple[list[Node], list[Node]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,8 @@ from flowmx.graph.graph import Graph, Options, Rewriter, is_pure
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan, make_plan
 from flowmx.graph.planning.layout import channels_last
-from flowmx.graph.planning.live import Values, nbytes
+from flowmx.graph.planning.live import nbytes
+from flowmx.graph.planning.order import Ordered
 from flowmx.ops.compiled.packed import Pack
 from flowmx.ops.compiled.sliced import Sliced
 from flowmx.ops.registry.dtypes import DType
@@ -34,6 +36,12 @@ _AIM = 0.25
 further halving saves less, and costs more."""
 _MOST_LOSS = 0.03
 """The part of the time that slices may cost, as estimated."""
+_WORTH = 4.0
+"""A part of the time is worth so many times that part of the bytes, above what they are to come down to."""
+_MOST_RUNS = 16
+"""Runs that are looked at, those first that keep the most alive."""
+_WITH_WORKSPACE = 1.03
+"""By how much what lies whole counts for more than it takes, since workspaces of kernels are not counted."""
 _STEP_NS = 15_000
 """Nanoseconds that one more step takes."""
 _NS_A_BYTE = 0.05
@@ -72,7 +80,7 @@ class Run:
 
 
 class Choice(NamedTuple):
-    """Where a region ends and how it is cut.
+    """The end of a region, and the length of its slices.
 
     Attributes:
         stop: the position after its last operator.
@@ -88,7 +96,7 @@ class Choice(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """What each end of a region would mean, after the first operator of a run, after the second, and so on.
+    """The consequences of each end of a region: after the first operator of a run, after the second, and so on.
 
     Attributes:
         whole: the bytes that lie whole beside the slices.
@@ -126,7 +134,7 @@ def runs(graph: Graph, order: Sequence[Node]) -> list[Run]:
 
 
 def _parts(graph: Graph, node: Node) -> BatchParts | None:
-    """What of an operator goes along with the batch; None where it may not be in a region."""
+    """The parts of an operator that go along with the batch; None where it may not be in a region."""
     op, context = node.op, graph.context(node)
     assert op is not None
     if op.traits.dynamic or not is_pure(op, train=False) or not (context is None or context.device_type == "cpu"):
@@ -197,35 +205,41 @@ class Search:
 
     Args:
         graph: what is computed.
-        order: the operators in the order in which they run, those left out that are kept from run to run.
-        kept: the bytes of results that are kept from run to run.
+        schedule: the order, of which those operators are left out whose results are kept from run to run.
+        kept: the bytes of such results.
 
     Attributes:
         alive: the bytes alive at each step, if the whole batch is taken at once.
         whole: the most of them.
     """
 
-    def __init__(self, graph: Graph, order: Sequence[Node], kept: int) -> None:
-        self.graph, self.order, self._kept = graph, order, kept
-        values = Values(graph, order)
-        self.alive = values.alive(range(len(order)))
+    def __init__(self, graph: Graph, schedule: Ordered, kept: int) -> None:
+        rows = zip(schedule.forward, schedule.steps, schedule.alive, strict=True)
+        each_time = [row for row in rows if row[0].op is not None and not row[0].op.traits.once]
+        self.graph, self.order = graph, [node for node, _, _ in each_time]
+        self.alive = [alive for _, _, alive in each_time]
         self.whole = max(self.alive, default=0)
-        self._costs = np.array([self._nanoseconds(node) for node in order])
-        self._last = [-1] * len(values.sizes)
+        self._aim = _AIM * (self.whole + kept) - kept
+        self._last = [-1] * len(schedule.values.sizes)
         self._made: list[tuple[int, int]] = []  # (step, value)
-        self._sizes = values.sizes
-        for at, step in enumerate(values.steps):
+        self._sizes = schedule.values.sizes
+        for at, (_, step, _) in enumerate(each_time):
             self._made += [(at, value) for value in step.writes]
             for value in (*step.writes, *step.reads):
                 self._last[value] = at
-        for value in values.wanted:
-            self._last[value] = len(order)
+        for value in schedule.values.wanted:
+            self._last[value] = len(self.order)
+
+    @cached_property
+    def _costs(self) -> Any:
+        return np.array([self._nanoseconds(node) for node in self.order])
 
     def choose(self) -> list[tuple[Run, Choice]]:
         """The regions that are worth it."""
-        if self.whole < LEAST:
-            return []
-        found = [(run, choice) for run in runs(self.graph, self.order) if (choice := self._best(run)) is not None]
+        every = [(max(self.alive[run.start : run.stop]), run) for run in runs(self.graph, self.order)]
+        large = sorted((each for each in every if each[0] > self._aim), key=lambda each: -each[0])[:_MOST_RUNS]
+        found = [(run, choice) for _, run in large if (choice := self._best(run)) is not None]
+        found.sort(key=lambda each: each[0].start)
         left = list(self.alive)
         for run, _ in found:
             left[run.start : run.stop] = [0] * (run.stop - run.start)
@@ -244,22 +258,26 @@ class Search:
     def _best(self, run: Run) -> Choice | None:
         """The choice for a run that costs the least time of those that come down to the aim, or else the smallest."""
         ends = self._ends(run)
-        aim, most_loss = _AIM * (self.whole + self._kept) - self._kept, _MOST_LOSS * self._costs.sum()
+        total = self._costs.sum()
         best: Choice | None = None
         for count in _COUNTS:
             length = -(-run.units // count)
             if count > run.units or -(-run.units // length) < count:
                 continue
-            peak = np.maximum(ends.whole + ends.most * (length / run.units), ends.after)
+            peak = np.maximum(
+                _WITH_WORKSPACE * ends.whole + ends.most * (length / run.units), _WITH_WORKSPACE * ends.after
+            )
             loss = (count - 1) * ends.loss + (count * length / run.units - 1) * ends.cost
-            weighed = np.where(loss > most_loss, np.inf, np.where(peak <= aim, loss / most_loss, 1 + peak))
+            part = loss / total
+            above = 1 + peak / self.whole + _WORTH * part
+            weighed = np.where(part > _MOST_LOSS, np.inf, np.where(peak <= self._aim, part, above))
             at = int(weighed.argmin())
-            if weighed[at] < (best.weight if best else 1 + max(self.alive[run.start : run.stop])):
+            if weighed[at] < (best.weight if best else 1 + max(self.alive[run.start : run.stop]) / self.whole):
                 best = Choice(run.start + 1 + at, length, float(peak[at]), float(weighed[at]))
         return best
 
     def _ends(self, run: Run) -> Ends:
-        """What each end of a region that begins with a run would mean."""
+        """The consequences of each end of a region that begins with a run."""
         span = slice(run.start, run.stop)
         before = sum(self._sizes[value] for at, value in self._made if at < run.start <= self._last[value])
         leaving = np.zeros(len(self.order) + 2)
@@ -312,13 +330,13 @@ class Cut(NamedTuple):
 
 
 def cut(
-    graph: Graph, order: Sequence[Node], external: Collection[Entry], strided: Collection[Node], options: Options
+    graph: Graph, schedule: Ordered, external: Collection[Entry], strided: Collection[Node], options: Options
 ) -> Cut | None:
     """Put one operator in the place of each region that is worth it; None where none is.
 
     Args:
         graph: of a prediction, after all passes.
-        order: its operators, in the order to run them in.
+        schedule: its operators, in the order to run them in.
         external: the entries that get memory from outside.
         strided: the variables whose arrays do not lie densely in C order.
         options: how.
@@ -327,15 +345,17 @@ def cut(
         return None
     if options.workers > 1 and options.slice < 0:
         return None  # branches run at the same time instead
-    each_time = [node for node in order if node.op is not None and not node.op.traits.once]
-    once = [node for node in order if node.op is not None and node.op.traits.once]
+    if options.slice < 0 and max(schedule.alive, default=0) < LEAST:
+        return None
+    once = [node for node in schedule.forward if node.op is not None and node.op.traits.once]
     kept = sum(nbytes(graph, Entry(node, index)) for node in once for index in range(node.outputs()))
-    search = Search(graph, each_time, kept)
+    search = Search(graph, schedule, kept)
     chosen = search.choose() if options.slice < 0 else search.forced(options.slice)
     if not chosen:
         return None
     kinds = options.channels_last
-    laid = channels_last(order, graph.shapes, graph.dtypes, external, kinds) if kinds else frozenset()
+    each_time = search.order
+    laid = channels_last(schedule.forward, graph.shapes, graph.dtypes, external, kinds) if kinds else frozenset()
     rewriter = Rewriter(graph)
     made = [rewriter.keep(node) for node in once]
     at = 0
@@ -409,7 +429,7 @@ class _Region:
         return made
 
     def _read(self, entry: Entry, along: bool) -> Entry:
-        """What stands for an entry of the graph in a slice."""
+        """The entry that stands for one of the graph in a slice."""
         return self._inside[entry] if entry in self._inside else self._variable(entry, along)
 
     def _variable(self, entry: Entry, along: bool) -> Entry:
@@ -460,7 +480,6 @@ class _Region:
         rows = [self._rows(entry) if along else 0 for entry, along in self._variables]
         firsts = [*rows, *[self._rows(e) if e.index in run.members[e.node].outputs else 0 for e in outputs]]
         begins = [min(at, run.units - length) for at in range(0, run.units, length)]
-        costs = [_cost(self._graph, node) for node in self._nodes]
         op = Sliced.of(
             plan=plan,
             variables=tuple(self._variables.values()),
@@ -468,7 +487,6 @@ class _Region:
             starts=tuple([tuple([begin * each // length for each in firsts]) for begin in begins]),
             forms=tuple([(shapes[entry], dtypes[entry]) for entry in outputs]),
             batch=(run.units, length),
-            work=(sum(flops for flops, _ in costs), sum(elements for _, elements in costs)),
             laid=tuple([entry in self._laid for entry in outputs]),
         )
         name = first.name if len(self._nodes) == 1 else f"{first.name} to {self._nodes[-1].name}"
