@@ -13,7 +13,7 @@ __all__ = ["PACKING", "decode", "encode"]
 Array: TypeAlias = npt.NDArray[Any]
 
 PACKING = {"type": "rows"}
-"""How a request says that a gradient travels so."""
+"""The `packing` of a gradient that travels so."""
 
 _NUMBER = np.dtype("<i8")
 

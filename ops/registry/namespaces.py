@@ -18,7 +18,7 @@ _SPARSE = """
     sign sin sinh slice sqrt square stop_gradient sum tan tanh trunc where zeros_like
 """
 SPARSE = _SPARSE.split()
-"""What ``mx.nd.sparse`` and ``mx.sym.sparse`` list, as MXNet; they have all other operators too."""
+"""The operators that ``mx.nd.sparse`` and ``mx.sym.sparse`` list, as MXNet; they have all others too."""
 
 Finders = tuple[Callable[[str], Any], Callable[[], list[str]]]
 
