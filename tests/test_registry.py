@@ -27,6 +27,7 @@ ELSEWHERE: dict[str, str] = {
         ["_fused_Convolution", "_fused_FullyConnected", "_relu_BatchNorm"],
         "made by the fusion pass: tests/test_fuse.py",
     ),
+    "_widened": "Cast, made by a pass: tests/test_widen.py",
     **dict.fromkeys(["_sg_mkldnn_conv", "_sg_mkldnn_fully_connected"], "they have bodies: tests/test_quantization.py"),
     **dict.fromkeys(
         [

@@ -153,7 +153,10 @@ def _load_params(params: Any, logger: Any = None) -> tuple[Arrays, Arrays]:
         if logger:
             logger.info(f"Loading params from file {params}")
         found: tuple[Arrays, Arrays] = ({}, {})
-        for key, value in dict(nd.load(os.fspath(params))).items():
+        loaded = nd.load(os.fspath(params))
+        if not isinstance(loaded, dict):
+            raise ValueError(f"the file {params} has arrays without names, expected names such as 'arg:fc_weight'")
+        for key, value in loaded.items():
             kind, name = key.split(":", 1)
             found[kind == "aux"][name] = value
         return found

@@ -125,6 +125,7 @@ class QuantizedConcat(_Unary, Concat, keeps_layout=False, passing=Passing.NEVER,
     """Quantized arrays joined along an axis, in one range that holds all of theirs; int8 if one of them is."""
 
     inputs_counted = (3, 0)
+    onnx = ""
     input_docs = described(data="arrays of int8 or uint8, whose shapes differ along `dim` alone; then of each the ends "
                            "of its range, (1,), float32")  # fmt: skip
     output_doc = "The joined shape, int8 or uint8; the ends of its range, (1,), float32"
