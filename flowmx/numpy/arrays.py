@@ -530,9 +530,8 @@ def _indices(array: BaseArray, parts: tuple[Any, ...]) -> tuple[Any, ...]:
         elif _is_mask(each):
             covered = array._shape[axis : axis + len(each.shape)]
             # A length of 0 fits any, as in NumPy: it chooses nothing.
-            if len(covered) != len(each.shape) or any(
-                n not in (0, m) for n, m in zip(each.shape, covered, strict=True)
-            ):
+            fits = [length in (0, whole) for length, whole in zip(each.shape, covered, strict=False)]
+            if len(covered) != len(each.shape) or not all(fits):
                 raise IndexError(
                     f"the mask has shape {tuple(each.shape)}, but the axes that it stands for are {covered}"
                 )

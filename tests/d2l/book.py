@@ -11,9 +11,12 @@ EPOCHS, BATCH = 2, 16
 WHOLE = ("linear-networks", "multilayer-perceptrons", "chapter_optimization", "nadaraya", "chapter_preliminaries")
 LESS = {
     "convolutional-modern": (1, 16), "fcn": (1, 4), "recommender": (2, 512), "transformer": (20, 64),
-    "underfit": (100, 32), "seq2seq": (20, 64), "recurrent": (4, 1024), "kaggle-dog": (1, 16), "lr-scheduler": (2, 256),
+    "underfit": (100, 32), "seq2seq": (20, 64), "recurrent": (1, 1024), "multiple-gpus": (1, 16),
+    "sentiment-analysis-rnn": (1, 16), "kaggle-dog": (1, 16), "lr-scheduler": (2, 256),
 }  # fmt: skip
 """Epochs, and samples of a batch, of some chapters."""
+SMALLER = {"0.3, 500, 50)": "0.3, 2, 1)", "(450, 300)": "(150, 100)", "(4000, 4000)": "(400, 400)"}
+"""What else is made smaller: passes over a picture, its size, matrices."""
 CELL = re.compile(r"^```\{\.python[^\n}]*\}\n(.*?)^```", re.S | re.M)
 
 
@@ -42,4 +45,6 @@ def shorter(cell: str, chapter: str) -> str:
             if at < len(parts) and parts[at].isdigit():
                 parts[at] = str(min(int(parts[at]), limit))
                 cell = cell.replace(line, line[: len(line) - len(values)] + ", ".join(parts))
-    return cell.replace("0.3, 500, 50)", "0.3, 2, 1)").replace("(4000, 4000)", "(400, 400)")
+    for long, short in SMALLER.items():
+        cell = cell.replace(long, short)
+    return cell

@@ -46,7 +46,8 @@ def put_back() -> None:
 
     if isinstance(pandas, mock.MagicMock) or isinstance(axes, mock.MagicMock):
         return
-    mean, stem, dummies = pandas.DataFrame.mean, axes.Axes.stem, pandas.get_dummies
+    mean, stem, dummies, csv = pandas.DataFrame.mean, axes.Axes.stem, pandas.get_dummies, pandas.read_csv
+    pandas.read_csv = lambda file, sep=",", **options: csv(file, sep=sep, **options)
     pandas.set_option("future.infer_string", False)
     pandas.get_dummies = lambda *args, dtype="uint8", **options: dummies(*args, dtype=dtype, **options)
     pandas.DataFrame.mean = lambda self, **options: mean(self, **{"numeric_only": True, **options})
