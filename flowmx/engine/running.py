@@ -24,7 +24,7 @@ from flowmx.errors import EngineError, OperationCancelled
 
 T = TypeVar("T")
 
-_NO_GUARD = contextlib.nullcontext()
+_NO_GUARD: AbstractContextManager[Any] = contextlib.nullcontext()
 _MOST_ATTEMPTS = 1000
 """The number of attempts at a step that interrupts break off: a fault of its own would break it off for ever."""
 
