@@ -1,5 +1,6 @@
 """Predictions in slices of the batch: the same results in less memory, and what else a user may notice of them."""
 
+import json
 import re
 
 import numpy as np
@@ -7,12 +8,13 @@ import pytest
 
 import flowmx as mx
 from benchmarks.workers import networks
-from flowmx import settings
+from flowmx import profiler, settings
 from flowmx.devices import cpu
 from flowmx.gluon import nn
 from flowmx.graph.checking import race
 from flowmx.graph.compiler import compile_graph, graph_of, options_of
 from flowmx.graph.infer import infer_types, known_shapes
+from flowmx.graph.planning import slices
 from flowmx.graph.reports.unfolded import sliced
 
 S = mx.sym
@@ -70,10 +72,10 @@ CASES = {
 }
 
 
-def bound(symbol, slices, batch, example, dtype="float32", seed=0):
+def bound(symbol, how, batch, example, dtype="float32", seed=0):
     """An executor with arrays that are the same for each way to slice."""
     rng = np.random.default_rng(seed)
-    with settings.override(exec_slice=slices):
+    with settings.override(exec_slice=how):
         types = dict.fromkeys([*symbol.list_arguments(), *symbol.list_auxiliary_states()], dtype)
         executor = symbol.simple_bind(mx.cpu(), grad_req="null", type_dict=types, data=(batch, *example))
         for name, array in {**executor.arg_dict, **executor.aux_dict}.items():
@@ -104,6 +106,20 @@ def test_slices_give_the_same(name, dtype):
                 np.testing.assert_allclose(one, other, rtol=near, atol=near * max(1, np.abs(other).max()))
 
 
+@pytest.mark.parametrize("byte", [0.0, 0.05, 0.2])
+@pytest.mark.parametrize("name", ["network", "attention"])
+def test_regions_that_are_chosen_give_the_same(name, byte, monkeypatch):
+    """Of small networks too, wherever it is said to cost little: how dear weights are moves the ends of regions."""
+    for constant, value in (("LEAST", 1), ("_STEP_NS", 0), ("_NS_A_BYTE", byte), ("_MOST_LOSS", 1.0)):
+        monkeypatch.setattr(slices, constant, value)
+    make, example = CASES[name]
+    parts, whole = (bound(make(), how, 14, example) for how in ("auto", "off"))
+    assert sliced(parts.plan)
+    assert parts.plan.internal_bytes() < whole.plan.internal_bytes()
+    for one, other in zip(results(parts), results(whole), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_plans_of_slices_and_around_them_pass_the_race_check(name):
     make, example = CASES[name]
@@ -116,19 +132,19 @@ def test_plans_of_slices_and_around_them_pass_the_race_check(name):
 # -- memory ---------------------------------------------------------------------------------------------------
 
 
-def planned(symbol, slices, **shapes):
+def planned(symbol, how, **shapes):
     """The plan of a prediction, of which nothing is run."""
     nodes = symbol._nodes()
     known = {node: shapes[node.name] for node in nodes if node.name in shapes}
     found = known_shapes(nodes, known)
-    with settings.override(exec_slice=slices):
+    with settings.override(exec_slice=how):
         return compile_graph(graph_of(symbol._entries, (), found, infer_types(nodes, {}), False, cpu(0)))
 
 
 @pytest.mark.parametrize("name", ["alexnet", "googlenet"])
 def test_networks_need_a_quarter_of_the_memory(name):
     symbol = networks.symbol(mx, networks.NETWORKS[name])
-    whole, parts = (planned(symbol, slices, data=(64, 3, 224, 224)) for slices in ("off", "auto"))
+    whole, parts = (planned(symbol, how, data=(64, 3, 224, 224)) for how in ("off", "auto"))
     assert parts.internal_bytes() <= 0.25 * whole.lower_bound()
     assert sum(len(op.plan.steps()) for _, op in sliced(parts)) > 0.5 * len(whole.steps())
 
@@ -191,6 +207,18 @@ def test_reports_show_the_steps_and_how_they_are_cut():
     assert estimate.activations == executor.plan.internal_bytes()
 
 
+@pytest.mark.usefixtures("profiler_afresh")
+def test_the_profiler_shows_each_step_as_often_as_it_runs():
+    executor = bound(S.tanh(S.LRN(S.var("data"), nsize=3)), 2, 5, (3, 4, 4))
+    profiler.set_config(profile_all=True, aggregate_stats=True)
+    profiler.set_state("run")
+    results_of_another_run(executor)
+    profiler.set_state("stop")
+    found = json.loads(profiler.dumps(format="json"))["Time"]["operator"]
+    assert found["LRN"]["Count"] == found["tanh"]["Count"] == 3
+    assert "_sliced" not in found
+
+
 def test_an_error_names_the_operator_and_the_examples():
     executor = bound(S.Group([S.tanh(S.LRN(S.var("data"), nsize=3, name="norm"))]), 2, 5, (3, 4, 4))
     ((_, op),) = sliced(executor.plan)
@@ -226,7 +254,7 @@ def test_a_watch_for_nan_looks_at_the_steps_inside():
 
 def test_new_values_parameters_and_shapes():
     symbol = network()
-    whole, parts = (bound(symbol, slices, 5, (3, 8, 8)) for slices in ("off", 2))
+    whole, parts = (bound(symbol, how, 5, (3, 8, 8)) for how in ("off", 2))
     for executor in (whole, parts):
         executor.arg_dict["data"][:] = 0.3
         executor.aux_dict[symbol.list_auxiliary_states()[0]][:] = 0.1
