@@ -172,3 +172,13 @@ def test_refuses_what_it_can_not_watch():
     monitor.tic()
     with pytest.raises(TypeError, match="stat_func gave 3 for conv0_output"):
         executor.forward()
+
+
+def test_states_that_follow_the_batch_are_shown_in_its_shape():
+    outputs, _ = mx.rnn.LSTMCell(num_hidden=3).unroll(2, mx.sym.var("data"))
+    bound = mx.sym.Group(outputs).simple_bind(mx.cpu(), data=(4, 2, 5), grad_req="null")
+    shapes = {}
+    bound.set_monitor_callback(lambda name, array: shapes.setdefault(name, array.shape), monitor_all=True)
+    found = bound.forward()
+    assert [each.shape for each in found] == [(4, 3), (4, 3)]
+    assert {shape[0] for name, shape in shapes.items() if "begin_state" in name} == {4}
