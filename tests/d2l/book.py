@@ -10,7 +10,7 @@ EPOCHS, BATCH = 2, 16
 """What a chapter trains at most, but for those of :data:`WHOLE` and :data:`LESS`."""
 WHOLE = ("linear-networks", "multilayer-perceptrons", "chapter_optimization", "nadaraya", "chapter_preliminaries")
 LESS = {
-    "convolutional-modern": (1, 16), "fcn": (1, 4), "recommender": (2, 512), "transformer": (20, 64),
+    "convolutional-modern": (1, 8), "fcn": (1, 4), "recommender": (2, 512), "transformer": (20, 64),
     "underfit": (100, 32), "seq2seq": (20, 64), "recurrent": (1, 1024), "multiple-gpus": (1, 16),
     "sentiment-analysis-rnn": (1, 16), "kaggle-dog": (1, 16), "lr-scheduler": (2, 256),
 }  # fmt: skip
