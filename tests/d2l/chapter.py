@@ -40,7 +40,7 @@ def stand_in(*names: str) -> None:
 
 
 def put_back() -> None:
-    """What newer pandas and Matplotlib took away from what the book uses."""
+    """Put back what newer pandas and Matplotlib took away from what the book uses."""
     import pandas
     from matplotlib import axes, pyplot
 

@@ -25,7 +25,7 @@ _rng = np.random.default_rng(0)
 
 
 def content(address: str) -> bytes:
-    """What is downloaded from an address: an archive, or a file.
+    """The bytes that are downloaded from an address: an archive, or a file.
 
     Raises:
         KeyError: nothing stands for that file.
