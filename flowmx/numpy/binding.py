@@ -99,7 +99,7 @@ def _moved(of: _Call) -> Bound | None:
 
 
 def _view(memory: Any, part: Any, dtype: DType) -> Callable[[Any], Any]:
-    """What takes a part of any array of one form, as it was taken of one: by shape, axes, an index, or its place."""
+    """A function that takes of any array of a form the part that was taken of one: by shape, axes, index or place."""
     offset, steps, form = part.ctypes.data - memory.ctypes.data, memory.strides, (part.shape, part.strides)
     lengths, strides = form
     axes = [steps.index(each) if each in steps else -1 for each in strides]

@@ -31,7 +31,7 @@ _seen: set[tuple[str, int]] = set()
 
 
 def whose(storage: Storage) -> Any:
-    """What a copy of an array's memory remembers."""
+    """The memory that a copy of a storage is a part of, for :attr:`Storage.copied_from`."""
     before: _Chain = storage.copied_from
     while before is not None and before[0]() is None:  # nobody can read that any more
         before = before[1]

@@ -7,16 +7,16 @@ import re
 __all__ = ["cells", "shorter"]
 
 EPOCHS, BATCH = 2, 16
-"""What a chapter trains at most, but for those of :data:`WHOLE` and :data:`LESS`."""
+"""The most that a chapter trains, but for those of :data:`WHOLE` and :data:`LESS`."""
 WHOLE = ("linear-networks", "multilayer-perceptrons", "chapter_optimization", "nadaraya", "chapter_preliminaries")
 LESS = {
-    "convolutional-modern": (1, 16), "fcn": (1, 4), "recommender": (2, 512), "transformer": (20, 64),
+    "convolutional-modern": (1, 8), "fcn": (1, 4), "recommender": (2, 512), "transformer": (20, 64),
     "underfit": (100, 32), "seq2seq": (20, 64), "recurrent": (1, 1024), "multiple-gpus": (1, 16),
     "sentiment-analysis-rnn": (1, 16), "kaggle-dog": (1, 16), "lr-scheduler": (2, 256),
 }  # fmt: skip
 """Epochs, and samples of a batch, of some chapters."""
 SMALLER = {"0.3, 500, 50)": "0.3, 2, 1)", "(450, 300)": "(150, 100)", "(4000, 4000)": "(400, 400)"}
-"""What else is made smaller: passes over a picture, its size, matrices."""
+"""Other things that are made smaller: passes over a picture, its size, matrices."""
 CELL = re.compile(r"^```\{\.python[^\n}]*\}\n(.*?)^```", re.S | re.M)
 
 

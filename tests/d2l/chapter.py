@@ -40,7 +40,7 @@ def stand_in(*names: str) -> None:
 
 
 def put_back() -> None:
-    """What newer pandas and Matplotlib took away from what the book uses."""
+    """Put back what newer pandas and Matplotlib took away from what the book uses."""
     import pandas
     from matplotlib import axes, pyplot
 
@@ -70,7 +70,7 @@ def prepare(book: Path, chapter: str, system: str) -> None:
     import requests
 
     requests.get = lambda address, **_: types.SimpleNamespace(content=data.content(address))
-    count = 96 if re.search(FEW, chapter) else 2048
+    count = 40 if "modern" in chapter else 96 if re.search(FEW, chapter) else 2048
     of_test = 10_000 if "geometry" in chapter else count // 2  # that chapter counts on the real test set's length
 
     def read(shape: tuple[int, ...]) -> Callable[[Any], Any]:

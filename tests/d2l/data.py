@@ -25,7 +25,7 @@ _rng = np.random.default_rng(0)
 
 
 def content(address: str) -> bytes:
-    """What is downloaded from an address: an archive, or a file.
+    """The bytes that are downloaded from an address: an archive, or a file.
 
     Raises:
         KeyError: nothing stands for that file.
@@ -105,7 +105,7 @@ def _folders(top: str, sets: dict[str, int], kinds: Iterable[str], size: tuple[i
 
 def _labelled(top: str, table: str, heads: tuple[str, str], kinds: list[str], size: int, kind: str) -> Files:
     """A competition's pictures: a folder to train with, one to test with, and a table of labels."""
-    count = 12 * len(kinds)
+    count = 20 * len(kinds)
     files = {f"{top}/train/{each}{kind}": picture(size, size, each, kind) for each in range(1, count + 1)}
     files |= {f"{top}/test/{each}{kind}": picture(size, size, each, kind) for each in range(1, 6)}
     rows = [heads, *((each, kinds[each % len(kinds)]) for each in range(1, count + 1))]
