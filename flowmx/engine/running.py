@@ -106,7 +106,7 @@ class Runner:
             if op is not None:
                 self.prepare()
                 # Where it runs this one alone, the guard would be of no use.
-                with _NO_GUARD if op is until and op.runs_user_code else self.guard():
+                with _NO_GUARD if op.runs_user_code and op is until else self.guard():
                     self.work(turn, op, until, light, deadline)
         except BaseException:
             try:
