@@ -22,13 +22,7 @@ NAMES: dict[str, list[str]] = {key: text.split() for key, text in _RECORDED.item
 """The callables of each namespace (``nd``, ``nd.linalg``, ..., ``sym``, ...) and the methods of NDArray and Symbol."""
 
 _REASONS: dict[str, str] = {
-    "quantization": """
-        _contrib_quantize _contrib_quantize_asym _contrib_quantize_v2 _contrib_dequantize _contrib_requantize
-        _contrib_calibrate_entropy _contrib_quantized_act _contrib_quantized_batch_norm _contrib_quantized_concat
-        _contrib_quantized_conv _contrib_quantized_elemwise_add _contrib_quantized_elemwise_mul
-        _contrib_quantized_embedding _contrib_quantized_flatten _contrib_quantized_fully_connected
-        _contrib_quantized_pooling _contrib_quantized_rnn
-    """,
+    "quantized recurrent layers and asymmetric ranges": "_contrib_quantize_asym _contrib_quantized_rnn",
     "DGL's operators on graphs as csr matrices": """
         _contrib_edge_id
         _contrib_dgl_adjacency _contrib_dgl_csr_neighbor_non_uniform_sample _contrib_dgl_csr_neighbor_uniform_sample

@@ -28,6 +28,37 @@ NAMED = {
     "graph/passes/fold.py": ({"relu"}, "an activation's name, which layers take as a parameter"),
     "graph/passes/fuse.py": ({"relu"}, "likewise"),
     "graph/passes/notes.py": ({"max"}, "a kind of pooling"),
+    "graph/storage.py": (
+        {
+            *(
+                "expm1",
+                "sin",
+                "cos",
+                "tan",
+                "arcsin",
+                "arctanh",
+                "degrees",
+                "radians",
+                "sinh",
+                "cosh",
+                "tanh",
+                "arcsinh",
+            ),
+            *(
+                "elemwise_mul",
+                "_maximum",
+                "_minimum",
+                "_hypot",
+                "_power",
+                "broadcast_mul",
+                "broadcast_div",
+                "norm",
+                "clip",
+            ),
+            *("LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput", "make_loss", "_copy"),
+        },
+        "whose gradients MXNet calls dense, of no rule that could be asked; and what makes a dense copy",
+    ),
     "graph/quantizing/fuse.py": ({"relu"}, "an activation's name"),
 }
 # Files that make operators by the names by which gradients and users call them.

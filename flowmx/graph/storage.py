@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 from flowmx.errors import MXNetError, ParameterError
 from flowmx.graph.gradient import Builder, Value, gradient
 from flowmx.graph.node import Entry, Node
+from flowmx.ops.arrays.indexing import Embedding
+from flowmx.ops.linalg.matrix import Dot
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Operator, Shape
+from flowmx.ops.second_names import CastStorage
 
 if TYPE_CHECKING:
     from flowmx.ops.sparse.ways import Way
@@ -54,7 +57,7 @@ def may_be_sparse(nodes: Sequence[Node], known: Mapping[Node, str]) -> bool:
 
 def makes_sparse(op: Operator) -> bool:
     """Tell whether an operator makes sparse values of dense ones."""
-    return op.traits.sparse and op.name in ("cast_storage", "dot")
+    return op.traits.sparse and isinstance(op, (CastStorage, Dot))
 
 
 def infer_storage_types(
@@ -114,17 +117,16 @@ def gradient_storage_types(
     return {node: build.stypes[entry] for node, entry in found.items()}
 
 
-_NAMES = """
-    expm1 sin cos tan arcsin arctanh degrees radians sinh cosh tanh arcsinh elemwise_mul _maximum _minimum _hypot
-    _power broadcast_mul broadcast_div norm clip LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput
-    make_loss
-"""
-_DENSE_GRADIENTS = frozenset(_NAMES.split())
+_DENSE_GRADIENTS = frozenset([
+    "expm1", "sin", "cos", "tan", "arcsin", "arctanh", "degrees", "radians", "sinh", "cosh", "tanh", "arcsinh",
+    "elemwise_mul", "_maximum", "_minimum", "_hypot", "_power", "broadcast_mul", "broadcast_div", "norm", "clip",
+    "LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput", "make_loss",
+])  # fmt: skip
 """Operators whose gradients are dense in MXNet, where ways would leave them sparse."""
 
 
 def _has_dense_gradient(op: Operator) -> bool:
-    return op.name in _DENSE_GRADIENTS or (op.name == "Embedding" and not op.traits.sparse)
+    return op.name in _DENSE_GRADIENTS or (isinstance(op, Embedding) and not op.traits.sparse)
 
 
 class _Builder(Builder):

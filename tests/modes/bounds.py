@@ -68,8 +68,19 @@ def noisy(dtype, seed, tell=lambda greatest: None):
     def wrap(net):
         for each in [net, *_inside(net)]:
             if not isinstance(each, _CONTAINERS):
-                _wrap(each, lambda made, size: _mapped(made, noise(size)))
+                _wrap(each, lambda made, size: _mapped(made, noise(size)), moved=move_averages)
         _wrap(net, lambda made, size: made, lambda array: _mapped(array, noise(1)))
+
+    def move_averages(block, data, params):
+        """Put noise on running averages, which add up all of an input in rounding of their own."""
+        if not (autograd.is_training() and "running_mean" in params):
+            return
+        share = unit(dtype, data.size) * (1 - block._kwargs["momentum"])
+        greatest = np.abs(data.asnumpy().astype(np.float64)).max(initial=0)
+        with autograd.pause():
+            for name, size in (("running_mean", greatest), ("running_var", greatest**2)):
+                values = params[name].asnumpy()
+                params[name][:] = values + share * size * random.standard_normal(values.shape)
 
     return wrap
 
@@ -80,15 +91,20 @@ def _inside(block):
         yield from _inside(each)
 
 
-def _wrap(block, after, before=lambda array: array):
-    """Let functions change what a block is given, and with the greatest number of elements of that, what it gives."""
+def _wrap(block, after, before=lambda array: array, moved=lambda block, data, params: None):
+    """Let functions change what a block is given, and with the greatest number of elements of that, what it gives.
+
+    ``moved`` is called with the block, its first input and its parameters by name, once it has computed.
+    """
     name = "hybrid_forward" if hasattr(block, "hybrid_forward") else "forward"
     real = getattr(block, name)
 
     def forward(*args, **params):
         sizes = [each.size for each in flat([list(args), list(params.values())]) if isinstance(each, mx.nd.NDArray)]
         given = [each if each is mx.nd else before(each) for each in args]
-        return after(real(*given, **params), max(sizes, default=1))
+        made = after(real(*given, **params), max(sizes, default=1))
+        moved(block, next((each for each in flat([given]) if isinstance(each, mx.nd.NDArray)), None), params)
+        return made
 
     setattr(block, name, forward)
 
