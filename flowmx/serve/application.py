@@ -83,7 +83,7 @@ async def _answer(request: web.Request) -> web.Response:
             reply = await _predict(request, found, note)
             await _pause(closing, front.wait_of(reply))
         answered(reply.status)
-        if reply.status >= 400:
+        if reply.status >= 400 and not front.is_for_want_of_room(reply):  # those have waited for a turn
             await _pause(closing, gate.wait_of(request.transport))
         response = web.Response(
             status=reply.status, body=reply.body, headers={**reply.headers, "Content-Type": reply.type}

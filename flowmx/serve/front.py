@@ -141,7 +141,12 @@ class Front:
 
         Clients who come again at once would otherwise take the processor from those who are answered.
         """
-        return self.turns.take(asyncio.get_running_loop().time()) if "Retry-After" in reply.headers else 0.0
+        return self.turns.take(asyncio.get_running_loop().time()) if self.is_for_want_of_room(reply) else 0.0
+
+    @staticmethod
+    def is_for_want_of_room(reply: Reply) -> bool:
+        """Tell whether a reply refuses what may be asked again."""
+        return "Retry-After" in reply.headers
 
     async def begin_in_turn(
         self, method: str, path: str, headers: Headers, pause: Callable[[float], Awaitable[object]]
