@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from flowmx.errors import ShapeError
-from flowmx.executor.executor import Executor
 from flowmx.executor.monitored import Monitor
+from flowmx.executor.unplanned import UnplannedExecutor
 from flowmx.graph import infer
 from flowmx.graph.casts import insert_casts
 from flowmx.graph.compiler import options_of
-from flowmx.graph.plan import Plan
 from flowmx.ndarray import core
 from flowmx.ndarray.array import NDArray
 from flowmx.symbol.symbol import Symbol
@@ -25,11 +23,13 @@ def is_dynamic(symbol: Symbol) -> bool:
     return any(node.op is not None and node.op.traits.dynamic for node in symbol._nodes())
 
 
-class DynamicExecutor(Executor):
+class DynamicExecutor(UnplannedExecutor):
     """An executor without a plan: each operator is an operation of its own.
 
     ``forward`` waits for what decides a shape, and makes new ``outputs``; before it there are none.
     """
+
+    reason = "shapes of the symbol follow from the content of arrays"
 
     def _prepare(self, outputs: Sequence[NDArray]) -> None:
         shapes = {node: bound.shape for node, bound in self._arrays.items()}
@@ -56,22 +56,6 @@ class DynamicExecutor(Executor):
             return
         if self._last_train is None:
             self.forward(is_train)
-        heads: list[NDArray | None] = [out_grads] if isinstance(out_grads, NDArray) else list(out_grads or [])
-        heads = [*heads, *[None] * len(self.outputs)][: len(self.outputs)]
-        for position, (head, output) in enumerate(zip(heads, self.outputs, strict=True)):
-            if head is not None and head.shape != output.shape:
-                raise ShapeError(f"backward: out_grad {position} has shape {head.shape}, expected {output.shape}")
+        heads = self._given(out_grads)
         train = is_train if self._last_train is None else self._last_train
         self._take_gradients(self._one_by_one().backward(heads, train, self._watching()))
-
-    def forward_backward(self, out_grads: Any = None, **kwargs: Any) -> list[NDArray]:
-        made = self.forward(True, **kwargs)
-        self.backward(out_grads)
-        return made
-
-    def internal_bytes(self) -> int:
-        return 0  # nothing is planned
-
-    @property
-    def plan(self) -> Plan:
-        raise ShapeError("this executor has no plan: shapes of the symbol follow from the content of arrays")

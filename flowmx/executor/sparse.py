@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from flowmx import ndarray as nd
-from flowmx.errors import ShapeError
-from flowmx.executor.executor import Executor, check_bound
+from flowmx.executor.executor import check_bound
 from flowmx.executor.monitored import Monitor
+from flowmx.executor.unplanned import UnplannedExecutor
 from flowmx.graph import storage
 from flowmx.graph.casts import inferred
 from flowmx.graph.node import Entry, Node, topological
-from flowmx.graph.plan import Plan
 from flowmx.ndarray import core
 from flowmx.ndarray.array import NDArray, empty
 from flowmx.ndarray.backward import Walk, leaves_of
@@ -24,8 +23,10 @@ from flowmx.ndarray.core import invoke
 from flowmx.ndarray.recording import Leaf, Scope, TapeNode
 
 
-class SparseExecutor(Executor):
+class SparseExecutor(UnplannedExecutor):
     """An executor without a plan, of which arguments, values, outputs and gradients may be sparse."""
+
+    reason = "values of the symbol are sparse"
 
     def _prepare(self, outputs: Sequence[NDArray]) -> None:
         shapes = {node: bound.shape for node, bound in self._arrays.items()}
@@ -113,27 +114,6 @@ class SparseExecutor(Executor):
             target = self._gradient(node)
             if id(target) not in reached and self._requests[node.name] == "write":
                 target[:] = 0
-
-    def _given(self, out_grads: Any) -> list[NDArray | None]:
-        """The gradients of the outputs; None where there is none."""
-        given: list[NDArray | None] = [out_grads] if isinstance(out_grads, NDArray) else list(out_grads or [])
-        given = [*given, *[None] * len(self.outputs)][: len(self.outputs)]
-        for position, (head, output) in enumerate(zip(given, self.outputs, strict=True)):
-            if head is not None and head.shape != output.shape:
-                raise ShapeError(f"backward: out_grad {position} has shape {head.shape}, expected {output.shape}")
-        return given
-
-    def forward_backward(self, out_grads: Any = None, **kwargs: Any) -> list[NDArray]:
-        made = self.forward(True, **kwargs)
-        self.backward(out_grads)
-        return made
-
-    def internal_bytes(self) -> int:
-        return 0  # nothing is planned
-
-    @property
-    def plan(self) -> Plan:
-        raise ShapeError("this executor has no plan: values of the symbol are sparse")
 
 
 def _watch_gradient(monitor: Monitor, node: Node, outputs: Sequence[NDArray]) -> None:
