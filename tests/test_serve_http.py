@@ -198,22 +198,6 @@ async def test_overload_is_503_with_retry_after(carried, gated):  # noqa: F811
         await asyncio.gather(first, *waiting)
 
 
-async def test_a_refusal_that_waits_for_its_turn_is_an_answer_where_there_is_room_by_then(carried, gated):  # noqa: F811
-    async with carried(gated) as ask:
-        ask.front.turns.rate = 20.0
-        first = await closed(gated)
-        waiting = [asyncio.create_task(gated([i, i])) for i in range(6)]
-        await asyncio.sleep(0)
-        asking = [asyncio.create_task(ask("POST", "/predict", b"[1, 2]", Content_Type=JSON)) for _ in range(40)]
-        done, later = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
-        assert {each.result()[0] for each in done} == {503}
-        Gate.let.set()
-        await asyncio.gather(first, *waiting)
-        found = [(await each)[0] for each in later]
-        assert {*found} <= {200, 503}
-        assert found.count(200) >= 10
-
-
 async def test_a_client_who_leaves_gives_its_rows_back(gated):  # noqa: F811
     async with Client(gated) as ask:
         first = await closed(gated)

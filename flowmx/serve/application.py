@@ -8,7 +8,6 @@ import logging
 import signal
 import ssl
 from collections.abc import Callable, Collection
-from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -76,15 +75,15 @@ async def _answer(request: web.Request) -> web.Response:
     front, gate, closing = application[FRONT], application[GATE], application[CLOSING]
     asked = request.method, request.match_info["tail"], request.headers
     with front.traced(*asked) as answered, gate.request(request.transport) as note:
-        found = await front.begin_in_turn(*asked, partial(_pause, closing))
-        if isinstance(found, Reply):
-            reply = found
-        else:
-            reply = await _predict(request, found, note)
-            await _pause(closing, front.wait_of(reply))
+        found = front.begin(*asked)
+        reply = found if isinstance(found, Reply) else await _predict(request, found, note)
         answered(reply.status)
-        if reply.status >= 400 and not front.is_for_want_of_room(reply):  # those have waited for a turn
-            await _pause(closing, gate.wait_of(request.transport))
+        seconds = front.wait_of(reply, asyncio.get_running_loop().time())
+        if not seconds and reply.status >= 400:
+            seconds = gate.wait_of(request.transport)
+        if seconds:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(closing.wait(), seconds)
         response = web.Response(
             status=reply.status, body=reply.body, headers={**reply.headers, "Content-Type": reply.type}
         )
@@ -93,13 +92,6 @@ async def _answer(request: web.Request) -> web.Response:
         if reply.status < 400:
             gate.prove(request.transport)
         return response
-
-
-async def _pause(closing: asyncio.Event, seconds: float) -> None:
-    """Wait, but no longer than the service runs."""
-    if seconds:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(closing.wait(), seconds)
 
 
 async def _predict(request: web.Request, call: Pending, note: Callable[[Phase], None]) -> Reply:

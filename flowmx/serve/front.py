@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncIterable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -117,7 +117,7 @@ class Front:
         self.max_body = limits.total if max_body is None else max_body
         self.max_text = min(max_text, self.max_body)
         self.budget = Budget(limits.in_flight)
-        self.turns = Turns(limits.refusals, _LONGEST_WAIT)
+        self._turns = Turns(limits.refusals, _LONGEST_WAIT)
         self._loading: asyncio.Future[None] | None = None
         self._tracing = tracing()
 
@@ -136,34 +136,12 @@ class Front:
             await self._repository.close()
         await self.models.drain()
 
-    def wait_of(self, reply: Reply) -> float:
+    def wait_of(self, reply: Reply, now: float) -> float:
         """Seconds after which a reply is to be sent: refusals for want of room are sent at a bounded rate.
 
         Clients who come again at once would otherwise take the processor from those who are answered.
         """
-        return self.turns.take(asyncio.get_running_loop().time()) if self.is_for_want_of_room(reply) else 0.0
-
-    @staticmethod
-    def is_for_want_of_room(reply: Reply) -> bool:
-        """Tell whether a reply refuses what may be asked again."""
-        return "Retry-After" in reply.headers
-
-    async def begin_in_turn(
-        self, method: str, path: str, headers: Headers, pause: Callable[[float], Awaitable[object]]
-    ) -> Reply | Pending:
-        """As :meth:`begin`; a refusal for want of room waits for its turn, and there may be room by then.
-
-        Args:
-            method: as for :meth:`begin`.
-            path: likewise.
-            headers: likewise.
-            pause: waits for so many seconds.
-        """
-        found = self.begin(method, path, headers)
-        if isinstance(found, Reply) and (seconds := self.wait_of(found)):
-            await pause(seconds)
-            return self.begin(method, path, headers)
-        return found
+        return self._turns.take(now) if "Retry-After" in reply.headers else 0.0
 
     def traced(
         self, method: str, path: str, headers: Headers

@@ -71,17 +71,14 @@ class Gateway:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         asked = scope["method"], _path(scope), headers
         with self.front.traced(*asked) as answered:
-            found = await self.front.begin_in_turn(*asked, asyncio.sleep)
-            if isinstance(found, Reply):
-                reply = found
-            else:
-                try:
-                    reply = await _predict(self.front, found, receive)
-                except _Disconnected:
-                    return
-                if seconds := self.front.wait_of(reply):
-                    await asyncio.sleep(seconds)
+            found = self.front.begin(*asked)
+            try:
+                reply = found if isinstance(found, Reply) else await _predict(self.front, found, receive)
+            except _Disconnected:
+                return
             answered(reply.status)
+        if seconds := self.front.wait_of(reply, asyncio.get_running_loop().time()):
+            await asyncio.sleep(seconds)
         await _send(reply, scope["method"] == "HEAD", send)
 
 
