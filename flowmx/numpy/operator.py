@@ -67,7 +67,8 @@ def function_of(xp: Any, name: str) -> Callable[..., Any]:
 
 
 def _take(xp: Any, a: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
-    return xp.take(a, indices if indices.dtype.kind in "iu" else indices.astype(np.int64), *args, **kwargs)
+    positions = xp.asarray(indices)
+    return xp.take(a, positions if positions.dtype.kind in "iu" else positions.astype(np.int64), *args, **kwargs)
 
 
 def _ldexp(xp: Any, x1: Any, x2: Any) -> Any:

@@ -73,7 +73,10 @@ WAITING = names("""
     ravel_multi_index diag_indices_from tril_indices_from triu_indices_from
 """)
 
-SHAPED = names("array_split delete hsplit dsplit insert pad repeat resize roll split tile vsplit")
+SHAPED = names("""
+    array_split broadcast_to delete hsplit dsplit insert moveaxis pad permute_dims repeat reshape resize roll split tile
+    transpose vsplit
+""")
 """Calls whose arguments after the first say what shape the result has: where they are arrays, they are waited for."""
 
 HOST = names("""
