@@ -134,3 +134,22 @@ def test_a_batch_of_none_through_a_network():
     executor.backward()
     for name in ("conv_weight", "conv_bias", "fc_weight", "fc_bias"):
         assert not gradients[name].asnumpy().any()
+
+
+@pytest.mark.parametrize("modes", [{}, {"static_alloc": True, "static_shape": True}], ids=["hybridized", "static"])
+def test_a_batch_of_nothing_goes_through_networks(modes):
+    nn = mx.gluon.nn
+    net = nn.HybridSequential()
+    net.add(
+        nn.Conv2D(8, 3, padding=1, activation="relu"), nn.BatchNorm(), nn.MaxPool2D(), nn.Conv2DTranspose(8, 2),
+        nn.Conv2D(8, 3, groups=8), nn.PReLU(), nn.LayerNorm(axis=1), nn.GroupNorm(2), nn.InstanceNorm(),
+        nn.AvgPool2D(), nn.GlobalAvgPool2D(), nn.Dense(5, activation="tanh"), nn.Dropout(0.5), nn.LayerNorm(),
+    )  # fmt: skip
+    net.initialize()
+    net(nd.ones((2, 3, 12, 12)))
+    net.hybridize(**modes)
+    assert net(nd.zeros((0, 3, 12, 12))).asnumpy().shape == (0, 5)
+    with mx.autograd.record():
+        out = net(nd.zeros((0, 3, 12, 12)))
+    out.backward()
+    assert not net[0].weight.grad().asnumpy().any()

@@ -143,6 +143,8 @@ class Forward(_Work):
 @cache
 def packed_filters(windows: Windows, data: Shape, weight: Shape, out: Shape, ends: Ends) -> Desc | None:
     """The layout of packed filters, chosen once for each key, since packed copies are kept."""
+    if 0 in out:
+        return None
     made = plan(
         Forward, windows, (data, channels_last_strides(data)), dense(weight), (out, channels_last_strides(out)), ends,
         (out, channels_last_strides(out)) if ends.added else None,
