@@ -26,9 +26,10 @@ _LIBRARY = f"{os.path.realpath(sysconfig.get_path('stdlib'))}{os.sep}"
 class _Stack(traceback.StackSummary):
     """Frames, some of which stand for several that are folded."""
 
-    def format_frame_summary(self, frame_summary: traceback.FrameSummary) -> str:
+    def format_frame_summary(self, frame_summary: traceback.FrameSummary, **options: Any) -> str:
+        """The text of a frame; Python 3.13 has options for it."""
         if frame_summary.filename:
-            return super().format_frame_summary(frame_summary)
+            return super().format_frame_summary(frame_summary, **options)
         return f"  [{frame_summary.name}; FLOWMX_TRACEBACKS=full shows them]\n"
 
 
