@@ -253,6 +253,14 @@ def attention(rounds: int) -> None:
     turns.report("Attention, 8 heads of 64 (milliseconds)", figures, bars)
 
 
+def sparse(rounds: int) -> None:
+    """Sparse arrays: products, a lazy step of an embedding, an epoch of a factorization machine."""
+    figures = turns.compare("sparse", ["mxnet", "scipy"], min(rounds, 3), pick=min)
+    bars = {name: [("mxnet", 0.8), ("scipy", 1.2)] for name in figures["flowmx"] if " x " in name}
+    bars |= {name: [("mxnet", 0.8 if "step" in name else 0.7)] for name in figures["flowmx"] if " x " not in name}
+    turns.report("Sparse arrays (milliseconds)", figures, bars)
+
+
 def importing(rounds: int) -> None:
     """The time that the import takes, in a fresh process."""
     turns.report("Import (seconds)", turns.compare("importing", ["mxnet", "torch"], rounds))
@@ -308,9 +316,8 @@ BENCHMARKS = {
     function.__name__: function
     for function in (
         engine, numpy_face, lenet, lag, runahead, networks, operators, chain, memory, recompute, resident, planning,
-        language, transformer, hybrid, gluon, small, shapes, detection, attention, importing, kvstore, recordio, images,
-        loader,
-        profiling, serving, hostile, gpu,
+        language, transformer, hybrid, gluon, small, shapes, detection, sparse, attention, importing, kvstore, recordio,
+        images, loader, profiling, serving, hostile, gpu,
     )
 }  # fmt: skip
 PICTURES = {

@@ -12,6 +12,7 @@ import flowmx as mx
 from flowmx import autograd, gluon
 from flowmx.errors import DataError, StorageFallbackWarning
 from flowmx.ndarray.sparse import calls
+from flowmx.ops.kernels.llvm import row_updates
 from flowmx.ops.kernels.llvm import sparse as loops
 from tests.rows import rows
 from tests.sparse_calls import A, names, recorded
@@ -234,6 +235,32 @@ def test_products_by_compiled_loops(dtype, columns, width, monkeypatch):
     assert calls_ == ["product", "transposed_product"]
 
 
+@pytest.mark.parametrize("stored", [[], [0], [1, 3, 5], [0, 1, 2], [0, 1, 2, 3, 4, 5]])
+def test_products_with_rows_of_which_some_are_stored(stored):
+    rng = np.random.default_rng(0)
+    dense = rng.integers(-2, 3, (4, 6)).astype("float32")
+    right = np.zeros((6, 3), "float32")
+    right[stored] = rng.standard_normal((len(stored), 3))
+    rows = mx.nd.sparse.row_sparse_array((right[stored], stored), shape=(6, 3))
+    np.testing.assert_allclose(mx.nd.dot(mx.nd.array(dense).tostype("csr"), rows).asnumpy(), dense @ right, rtol=1e-5)
+
+
+@pytest.mark.parametrize("head_rows", [[0, 2], [1, 4], [0, 1, 2, 3, 4]])
+def test_sums_of_squares_and_their_gradients_by_rows(head_rows):
+    stored = [0, 1, 3]
+    dense = np.zeros((5, 4), "float32")
+    dense[stored] = np.random.default_rng(0).standard_normal((3, 4))
+    x = mx.nd.sparse.row_sparse_array((dense[stored], stored), shape=(5, 4))
+    for axis, keepdims in ((0, False), (0, True), (1, False), (1, True)):
+        found = mx.nd._internal._square_sum(x, axis=axis, keepdims=keepdims)
+        np.testing.assert_allclose(found.asnumpy(), (dense**2).sum(axis=axis, keepdims=keepdims), rtol=1e-6)
+    head = np.zeros((5, 1), "float32")
+    head[head_rows] = np.arange(1, len(head_rows) + 1)[:, None]
+    back = mx.nd._internal._backward_square_sum(mx.nd.array(head).tostype("row_sparse"), x, axis=1, keepdims=True)
+    np.testing.assert_allclose(back.asnumpy(), 2 * dense * head, rtol=1e-6)
+    assert back.indices.asnumpy().tolist() == head_rows
+
+
 def test_a_product_refuses_indices_outside():
     x = mx.nd.sparse.csr_matrix(([1.0] * 6000, [0] * 5999 + [9], [0, 6000]), shape=(1, 5))
     with pytest.raises(DataError, match="not from 0 to 4"):
@@ -290,6 +317,28 @@ def test_a_lazy_update_is_the_dense_one_on_its_rows(name, arguments, weight_styp
         dense.update(0, small, mx.nd.array(grad), states[1])
     np.testing.assert_allclose(weight.asnumpy()[[1, 4]], small.asnumpy(), rtol=1e-6)
     np.testing.assert_array_equal(weight.asnumpy()[[0, 2, 3]], 1)
+
+
+@pytest.mark.parametrize("shape", [(400, 16), (400, 1), (400,), (400, 3, 5)], ids=str)
+@pytest.mark.parametrize(("name", "arguments"), [("sgd", {}), ("sgd", {"momentum": 0.9}), ("adam", {})])
+def test_lazy_updates_are_one_loop_over_their_rows(name, arguments, shape, monkeypatch):
+    taken: list[bool] = []
+    update = row_updates.update
+    monkeypatch.setattr(row_updates, "update", lambda *given: (taken.append(update(*given)), taken[-1])[1])
+    rng = np.random.default_rng(0)
+    rows = np.sort(rng.choice(400, 90, replace=False))
+    start, grad = (rng.standard_normal(each).astype("float32") for each in (shape, (90, *shape[1:])))
+    weights = mx.nd.array(start), mx.nd.array(start[rows])
+    kinds = [mx.optimizer.create(name, learning_rate=0.1, wd=0.01, **arguments) for _ in weights]
+    states = [kind.create_state(0, weight) for kind, weight in zip(kinds, weights, strict=True)]
+    sparse = mx.nd.sparse.row_sparse_array((grad, rows), shape=shape)
+    for _ in range(2):
+        for kind, weight, given, state in zip(kinds, weights, (sparse, mx.nd.array(grad)), states, strict=True):
+            kind.update(0, weight, given, state)
+    np.testing.assert_array_equal(weights[0].asnumpy()[rows], weights[1].asnumpy())
+    untouched = np.setdiff1d(np.arange(400), rows)
+    np.testing.assert_array_equal(weights[0].asnumpy()[untouched], start[untouched])
+    assert taken == [True, True]
 
 
 def test_an_update_that_is_not_lazy_decays_all_rows():

@@ -22,15 +22,28 @@ _CHUNK = 1 << 20
 
 def by_dense(a: Csr, b: Array | Rows) -> Array:
     """The product of a csr matrix with a matrix of which rows may be missing."""
-    shape = (len(a.indptr) - 1, b.data.shape[1] if isinstance(b, Rows) else b.shape[1])
-    if not isinstance(b, Rows):
-        _check(a, len(b))
-        made: Array | None = loops.product(*a, np.ascontiguousarray(b))
-        if made is not None:
-            return made
-    out = np.zeros(shape, a.data.dtype)
-    _add_grouped(out, a.data, a.indices, a.indptr, b)
-    return out
+    if isinstance(b, Rows):
+        a, b = _among_stored(a, b)
+    _check(a, len(b))
+    made: Array | None = loops.product(*a, np.ascontiguousarray(b))
+    if made is None:
+        made = np.zeros((len(a.indptr) - 1, b.shape[1]), a.data.dtype)
+        _add_grouped(made, a.data, a.indices, a.indptr, b)
+    return made
+
+
+def _among_stored(a: Csr, b: Rows) -> tuple[Csr, Array]:
+    """A matrix and stored rows, with the columns numbered by the rows that are stored, and none for the others."""
+    count = len(b.indices)
+    if not count or b.indices[-1] == count - 1:
+        if not (a.indices >= count).any():
+            return a, b.data
+        at, is_stored = a.indices, a.indices < count
+    else:
+        at = np.searchsorted(b.indices, a.indices).clip(0, count - 1)
+        is_stored = b.indices[at] == a.indices
+    before = np.concatenate([np.zeros(1, INDEX), np.cumsum(is_stored)])
+    return Csr(a.data[is_stored], at[is_stored], before[a.indptr]), b.data
 
 
 def transposed_by_dense(a: Csr, b: Array | Rows, count: int) -> Rows:
@@ -38,7 +51,7 @@ def transposed_by_dense(a: Csr, b: Array | Rows, count: int) -> Rows:
     if not isinstance(b, Rows) and len(b) == len(a.indptr) - 1:
         _check(a, count)
         columns, places = _stored(a.indices, count)
-        made = loops.transposed_product(*a, np.ascontiguousarray(b), places, len(columns))
+        made = loops.transposed_product(a.data, places, a.indptr, np.ascontiguousarray(b), len(columns))
         if made is not None:
             return Rows(made, columns)
     order = np.argsort(a.indices, kind="stable")
@@ -54,16 +67,16 @@ _columns: dict[int, tuple[weakref.ref[Array], Array, Array]] = {}
 
 
 def _stored(indices: Array, count: int) -> tuple[Array, Array]:
-    """The columns for which something is stored, in order, and for each column its place among these."""
+    """The columns for which something is stored, in order, and the place of each element's column among these."""
     known = _columns.get(id(indices))
-    if known is not None and known[0]() is indices and len(known[2]) == count:
+    if known is not None and known[0]() is indices:
         return known[1:]
     marks = np.zeros(count, bool)
     marks[indices] = True
     columns = np.flatnonzero(marks)
-    places = np.cumsum(marks) - 1
+    places = (indices if len(columns) == count else (np.cumsum(marks) - 1)[indices]).astype(np.int32)
     key = id(indices)
-    _columns[key] = weakref.ref(indices, lambda _, key=key: _columns.pop(key, None)), columns, places  # type: ignore[misc]
+    _columns[key] = weakref.ref(indices, lambda _, key=key, forget=_columns.pop: forget(key, None)), columns, places  # type: ignore[misc]
     return columns, places
 
 
@@ -85,7 +98,7 @@ def _check(a: Csr, count: int) -> None:
         if (indices.size and most >= bound) or (indices is a.indptr and (indices[1:] < indices[:-1]).any()):
             raise DataError(f"csr: an index of the matrix is not from 0 to {bound - 1}, or its rows are not in order")
         key = id(indices)
-        _checked[key] = weakref.ref(indices, lambda _, key=key: _checked.pop(key, None)), most + 1  # type: ignore[misc]
+        _checked[key] = weakref.ref(indices, lambda _, key=key, forget=_checked.pop: forget(key, None)), most + 1  # type: ignore[misc]
 
 
 def _add_grouped(out: Array, data: Array, rows: Array, starts: Array, b: Array | Rows) -> None:

@@ -69,11 +69,11 @@ def _square_sum(call: Call) -> Way | None:
         )
 
     def compute(run: Run, x: Rows) -> Raw:
-        made: Array = np.square(x.data).sum(axis=axis, keepdims=keep, dtype=x.data.dtype)
+        made: Array = np.einsum(f"ij,ij->{'ji'[axis]}", x.data, x.data)
         if axis == 1 and keep:
-            return Rows(made, x.indices)
+            return Rows(made[:, None], x.indices)
         if axis == 0:
-            return made
+            return made[None] if keep else made
         whole = np.zeros(shape[0], made.dtype)
         whole[x.indices] = made
         return whole
@@ -91,11 +91,14 @@ def _square_sum_gradient(call: Call) -> Way | None:
         return None
 
     def compute(run: Run, head: Raw, x: Rows) -> Raw:
-        if isinstance(head, Rows):
-            scale = gathered(head, x.indices)
+        if isinstance(head, Rows):  # the other rows' gradients are zeros
+            rows, data, scale = head.indices, gathered(x, head.indices), head.data
         else:
             assert isinstance(head, np.ndarray)
-            scale = head.reshape(1, -1) if axis[0] == 0 else head.reshape(-1, 1)[x.indices]
-        return Rows((x.data * 2 * scale).astype(x.data.dtype, copy=False), x.indices)
+            rows, data = x.indices, x.data * 1
+            scale = head.reshape(1, -1) if axis[0] == 0 else head.reshape(-1, 1)[rows]
+        data *= 2
+        data *= scale
+        return Rows(data, rows)
 
     return Way("row_sparse", compute)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.ops.kernels.llvm import row_updates as loops
 from flowmx.ops.registry.operators import Run, Shape
 from flowmx.ops.sparse.content import INDEX, Array, Rows, to_dense
 from flowmx.ops.sparse.ways import Call, Raw, Way, run_kernel, way
@@ -35,6 +36,8 @@ def _update(call: Call) -> Way | None:
         target = arrays[0] if call.in_place else arrays[0].copy()
         if is_lazy:
             rows = grad.indices
+            if loops.update(op, rows, [target, grad.data, *arrays[1:]]):
+                return target if isinstance(weight, np.ndarray) else Rows(target, weight.indices)
             parts = [each[rows] for each in arrays]
             out = parts[0] if _takes_own_memory(op) else np.empty_like(parts[0])
             if len(rows):

@@ -438,6 +438,11 @@ class Code:
         """One element of an int64 array."""
         return self.put(INDEX, f"load {INDEX}, {self.at(address, index, INDEX)}")
 
+    def load_short_index(self, address: Value, index: Value) -> Value:
+        """One element of an int32 array, as an index."""
+        read = self.put("i32", f"load i32, {self.at(address, index, 'i32')}")
+        return self.put(INDEX, f"sext {read} to {INDEX}")
+
     def store_one(self, value: Value, address: Value, index: Value) -> None:
         """Store one element."""
         self.do(f"store {self._narrowed(value)}, {self.at(address, index)}")

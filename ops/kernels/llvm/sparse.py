@@ -20,9 +20,10 @@ _REALS = {np.dtype(np.float32): FLOAT, np.dtype(np.float64): DOUBLE}
 
 _PARTS = 4
 """Results that are added up, each of a share of the matrix, where it has as many times more elements than results."""
+_COLUMNS = 16
+"""Columns of a task, or a multiple of these: those of a line of the cache."""
 
 _pack = struct.Struct("6q5q").pack
-_pack_columns = struct.Struct("6q6q").pack
 
 
 def _scalar(code: Code, name: str, a: Value, b: Value) -> Value:
@@ -56,9 +57,10 @@ def _rows_of_row(
     code.strips(code.index(0), length, sum_up)
 
 
-def _add_row(code: Code, factor: Value, b: Value, row: Value, out: Value, place: Value, length: Value) -> None:
-    """Add a multiple of a row to a row of the result."""
-    source, target = code.times(row, length), code.times(place, length)
+def _add_row(
+    code: Code, factor: Value, source: Value, b: Value, target: Value, out: Value, begin: Value, end: Value
+) -> None:
+    """Add a multiple of a row's columns from ``begin`` to ``end`` to those of a row of the result."""
 
     def add(column: Value, mask: Value | None) -> None:
         at = code.plus(target, column)
@@ -66,9 +68,10 @@ def _add_row(code: Code, factor: Value, b: Value, row: Value, out: Value, place:
         code.store(code.binary("fadd", code.load(out, at, mask), term), out, at, mask)
 
     # What is left over is done one by one: a masked load has to wait for the masked store before it.
-    whole = code.times(code.divided(length, code.index(code.lanes)), code.lanes)
-    code.strips(code.index(0), whole, add)
-    with code.loop(whole, length) as column:
+    lanes = code.index(code.lanes)
+    whole = code.plus(begin, code.times(code.divided(code.minus(end, begin), lanes), lanes))
+    code.strips(begin, whole, add)
+    with code.loop(whole, end) as column:
         at = code.plus(target, column)
         term = _scalar(code, "fmul", code.first(factor), code.load_one(b, code.plus(source, column)))
         code.store_one(_scalar(code, "fadd", code.load_one(out, at), term), out, at)
@@ -91,42 +94,33 @@ def _by_rows(real: Real, single: bool, features: frozenset[str]) -> str:
 
 
 def _by_columns(real: Real, single: bool, apart: bool, features: frozenset[str]) -> str:
-    """``out[places[indices[e]]] += data[e] · b[i]``, from zeros.
+    """``out[places[e]] += data[e] · b[i]`` over the elements e of all rows i, from zeros.
 
-    A task is either a share of the result's rows: it goes through all elements in order and adds what is for its rows.
-    Or, ``apart``, it is a share of the matrix's rows, which are added up in a result of its own. In both ways sums do
-    not depend on the number of threads.
+    A task is either a share of the columns of ``b``, or, ``apart``, a share of the matrix's rows, which are added up in
+    a result of its own. In both ways sums do not depend on the number of threads.
     """
     code = Code(real, features)
     share, length, rows, results = (code.word() for _ in range(4))
-    data, indices, starts, b, out, places = (code.array() for _ in range(6))
+    data, places, starts, b, out = (code.array() for _ in range(5))
     with code.tasks() as task:
         first = code.times(task, share)
-        last = code.least(code.plus(first, share), rows if apart else results)
-        mine = code.minus(last, first)
+        last = code.least(code.plus(first, share), rows if apart else length)
+        none = code.index(0)
+        columns = (none, length) if apart else (first, last)
         base = code.times(task, results)
-        with code.loop(first if apart else code.index(0), last if apart else rows) as row:
+        with code.loop(first if apart else none, last if apart else rows) as row:
             begin, end = code.load_index(starts, row), code.load_index(starts, code.plus(row, 1))
             with code.loop(begin, end) as e:
-                place = code.load_index(places, code.load_index(indices, e))
-                if apart:
-                    _add(code, single, data, e, b, row, out, code.plus(place, base), length)
+                place = code.load_short_index(places, e)
+                place = code.plus(place, base) if apart else place
+                factor = code.load_one(data, e)
+                if single:
+                    term = _scalar(code, "fmul", factor, code.load_one(b, row))
+                    code.store_one(_scalar(code, "fadd", code.load_one(out, place), term), out, place)
                 else:
-                    with code.when(code.put("i1", f"icmp ult {code.minus(place, first)}, {mine.name}")):
-                        _add(code, single, data, e, b, row, out, place, length)
+                    ends = code.times(row, length), b, code.times(place, length), out
+                    _add_row(code, code.spread(factor), *ends, *columns)
     return code.finish()
-
-
-def _add(
-    code: Code, single: bool, data: Value, e: Value, b: Value, row: Value, out: Value, place: Value, length: Value
-) -> None:
-    """Add a multiple of a row to a row of the result."""
-    factor = code.load_one(data, e)
-    if single:
-        term = _scalar(code, "fmul", factor, code.load_one(b, row))
-        code.store_one(_scalar(code, "fadd", code.load_one(out, place), term), out, place)
-    else:
-        _add_row(code, code.spread(factor), b, row, out, place, length)
 
 
 @lru_cache
@@ -169,17 +163,14 @@ def product(data: Array, indices: Array, starts: Array, b: Array) -> Array | Non
     return out
 
 
-def transposed_product(
-    data: Array, indices: Array, starts: Array, b: Array, places: Array, results: int
-) -> Array | None:
+def transposed_product(data: Array, places: Array, starts: Array, b: Array, results: int) -> Array | None:
     """The product of a csr matrix, transposed, with a matrix; None where it is not compiled.
 
     Args:
         data: the stored elements.
-        indices: their columns, int64, inside of ``places``.
+        places: the row of the result for each of them, int32.
         starts: where the rows begin, and the last ends, int64.
         b: the matrix.
-        places: the row of the result for each column, int64.
         results: the number of rows of the result.
     """
     rows, width = len(starts) - 1, b.shape[1]
@@ -187,11 +178,13 @@ def transposed_product(
     compiled = _columns_program(data.dtype, width == 1, apart).get() if _suits(width, data, b) else None
     if compiled is None:
         return None
-    indices, starts, places = _whole_numbers(indices, starts, places)
+    (starts,) = _whole_numbers(starts)
     out = np.zeros((_PARTS if apart else 1, results, width), data.dtype)
     threads = _threads(data.size * width)
-    whole = rows if apart else results
-    share = max(1, -(-whole // (_PARTS if apart else max(1, threads))))
-    arrays = (data, indices, starts, b, out, places)
-    team.run(compiled, _pack_columns(0, -(-whole // share), share, width, rows, results, *map(id, arrays)), threads)
+    if apart:
+        whole, share = rows, max(1, -(-rows // _PARTS))
+    else:
+        whole, share = width, max(_COLUMNS, -(-width // (threads * _COLUMNS)) * _COLUMNS)
+    arrays = (data, places, starts, b, out)
+    team.run(compiled, _pack(0, -(-whole // share), share, width, rows, results, *map(id, arrays)), threads)
     return out.sum(axis=0) if apart else out[0]
