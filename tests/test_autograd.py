@@ -273,6 +273,26 @@ def test_second_derivatives_of_linear_calls_are_zero(name):
     check_second(LINEAR[name], 0)
 
 
+@pytest.mark.parametrize("name", ["zeros_like", "ones_like", "round", "sign", "floor", "logical_not", "BlockGrad"])
+def test_a_gradient_that_is_zero_everywhere_does_not_depend_on_the_head(name):
+    x, head = mx.nd.array([3.0, -4]), mx.nd.array([1.0, 2])
+    x.attach_grad()
+    head.attach_grad()
+    head.grad[:] = 7
+    with autograd.record():
+        y = getattr(mx.nd, name)(x)
+        (gradient,) = autograd.grad([y], [x], [head], create_graph=True)
+        (gradient + head * 0).backward(retain_graph=True)
+        head.grad[:] = 7
+        gradient.backward()
+    assert gradient.asnumpy().tolist() == [0, 0]
+    assert head.grad.asnumpy().tolist() == [7, 7]
+    with autograd.record():
+        y = getattr(mx.nd, name)(x)
+    y.backward()
+    assert x.grad.asnumpy().tolist() == [0, 0]
+
+
 def test_second_derivatives_that_are_not_zero():
     check_second(lambda x: x * x, 2)
     check_second(lambda x: mx.nd.relu(x) ** 2, [0, 2, 2])

@@ -53,12 +53,14 @@ class OnFrontend:
 def gradient_of(derivative: Callable[[Expr, Expr, Expr], Expr]) -> Callable[..., list[Any]]:
     """The method ``gradient`` of an operator of one input, by its derivative: of input, output and head gradient.
 
-    It looks at no more of them than the derivative needs: the others may have been changed since.
+    It looks at no more of them than the derivative needs: the others may have been changed since. Where the derivative
+    is zero everywhere, no gradient flows, and no second one is that of a head.
     """
     places = {placeholder("x"): "inputs[0]", placeholder("y"): "outputs[0]", placeholder("g"): "heads[0]"}
     made = derivative(*places)
     if made.kind == "number":
-        return lambda self, F, inputs, outputs, heads: [F.zeros_like(heads[0])]
+        assert made.value == 0
+        return lambda self, F, inputs, outputs, heads: [None]
     parts = parts_of([made])
     return _written("self, F, inputs, outputs, heads", [made], places, [each for each in places if each in parts])
 
