@@ -257,6 +257,41 @@ def test_indices_read_and_write_as_numpys():
         np.array(A)[0] = [1, 2]
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        (True,), (False,), (True, 0), (0, True, True), (0, True, A[:, 0] > 0.5, 1),
+        (True, slice(None), onp.array([0, 1])), (False, slice(None), 1), (Ellipsis, True), (None, True, slice(0, 1)),
+        (onp.stack([A, B])[:, :, 0] > 0.5, True), (onp.True_, onp.array([1])),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_truth_values_among_indices(key):
+    source = onp.stack([A, B])
+    mine = tuple(np.array(part, dtype=part.dtype) if isinstance(part, onp.ndarray) else part for part in key)
+    x = np.array(source, dtype="float64")
+    x.attach_grad()
+    with autograd.record():
+        y = x[mine]
+        (y * y).sum().backward()
+    onp.testing.assert_array_equal(y.asnumpy(), source[key])
+    chosen = onp.zeros_like(source)
+    chosen[key] = 1
+    onp.testing.assert_allclose(x.grad.asnumpy(), 2 * source * chosen)
+    z = np.array(source, dtype="float64")
+    z[mine] = 7
+    source[key] = 7
+    onp.testing.assert_array_equal(z.asnumpy(), source)
+
+
+def test_masks_below_the_surface():
+    x, mask = np.array([[1.0, 2], [3, 4]]), np.array([True, False], dtype=bool)
+    assert np._internal.boolean_mask_assign_scalar(x, mask, 9.0, start_axis=1).tolist() == [[9, 2], [9, 4]]
+    assert x.tolist() == [[1, 2], [3, 4]]
+    np._internal.boolean_mask_assign_tensor(x, mask, np.array([5.0, 6]), out=x)
+    assert x.tolist() == [[5, 6], [3, 4]]
+
+
 def test_views_share_memory_and_the_tape_follows_them():
     x = np.array(A)
     part = x[1]

@@ -13,7 +13,7 @@ from flowmx.numpy.functions import call_of, finder, host_of, waiting_of
 
 __array_api_version__ = "2024.12"
 
-_MODULES = ("fft", "linalg", "random")
+_MODULES = ("_internal", "fft", "linalg", "random")
 
 
 def _constant(name: str) -> Any:

@@ -426,15 +426,11 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
         elif isinstance(value, np.generic):
             value = np.asarray(value)
         parts = key if isinstance(key, tuple) else (key,)
-        mask = _whole_mask(parts)
-        if mask is not None:
-            if not mask:
-                return
-            parts = (Ellipsis,)
-        elif len(parts) == 1 and _is_mask(parts[0]) and parts[0].shape == self._shape and _is_number(value):
+        if len(parts) == 1 and _is_mask(parts[0]) and parts[0].shape == self._shape and _is_number(value):
             # Where the mask is true: nothing waits for it.
             value, parts = call("where", (parts[0], value, self), {}), (Ellipsis,)
-        indexing.put(self, _indices(self, parts), value)
+        array, parts = _with_axes(self, parts)
+        indexing.put(array, _indices(array, parts), value)
 
     def reshape(self, *shape: Any, order: str = "C", **kwargs: Any) -> Any:
         """The same content with another shape; shares memory where that is possible. -1 stands for one length."""
@@ -503,16 +499,29 @@ def as_ndarray(array: BaseArray) -> Any:
     return _with_face(array, ndarray)
 
 
-def _whole_mask(parts: tuple[Any, ...]) -> bool | None:
-    """The only index where it is one truth value, else None."""
-    if len(parts) != 1:
-        return None
-    (part,) = parts
-    if isinstance(part, (bool, np.bool_)):
-        return bool(part)
-    if _is_mask(part) and part.shape == ():
-        return bool(part)
-    return None
+def _with_axes(array: BaseArray, parts: tuple[Any, ...]) -> tuple[BaseArray, tuple[Any, ...]]:
+    """An array with an axis for each truth value of a key, and the key with what each chooses along its axis."""
+    if not any(map(_is_truth, parts)):
+        return array, parts
+    basic: list[Any] = []
+    key: list[Any] = []
+    for part in parts:
+        if _is_truth(part):
+            basic.append(None)
+            key.append(np.zeros(int(bool(part)), np.int64))
+            continue
+        key.append(part)
+        if part is Ellipsis:
+            basic.append(part)
+        elif part is not None:
+            mask = np.asarray(part) if isinstance(part, list) else part
+            basic += [slice(None)] * (len(mask.shape) if _is_mask(mask) else 1)
+    return array[tuple(basic)], tuple(key)  # type: ignore[index]
+
+
+def _is_truth(part: Any) -> bool:
+    """Tell whether a part of a key is one truth value."""
+    return isinstance(part, (bool, np.bool_)) or (_is_mask(part) and part.shape == ())
 
 
 def _indices(array: BaseArray, parts: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -554,10 +563,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _gathered(array: BaseArray, parts: tuple[Any, ...]) -> Any:
-    mask = _whole_mask(parts)
-    if mask is not None:
-        positions = np.zeros(int(mask), np.int64)
-        return indexing._gather(call("expand_dims", (array, 0), {}), (positions,))
+    array, parts = _with_axes(array, parts)
     return indexing._gather(array, _indices(array, parts))
 
 

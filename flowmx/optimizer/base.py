@@ -17,6 +17,7 @@ from flowmx.ndarray import NDArray
 from flowmx.ops.registry.dtypes import is_floating, name_of
 from flowmx.optimizer import plain_data
 from flowmx.registry import Recorded, Registry
+from flowmx.semantics import semantics
 from flowmx.suggestions import refuse_unknown
 
 Index: TypeAlias = int | str
@@ -87,6 +88,7 @@ class Optimizer(Recorded):
         self.begin_num_update = begin_num_update
         self.num_update = begin_num_update
         self.aggregate_num = 0
+        self.allow_np_array = semantics.get().array  # of MXNet, for programs that ask: here steps take both kinds
         self.idx2name: dict[Index, str] = dict(param_idx2name or {})
         self.param_dict: dict[Index, Any] = dict(param_dict or {})
         self.sym_info = (sym.attr_dict(), sym.list_arguments()) if sym is not None else ()
