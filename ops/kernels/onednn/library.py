@@ -32,7 +32,17 @@ class DType(IntEnum):
     F16 = 1
     BF16 = 2
     F32 = 3
+    S32 = 4
+    S8 = 5
     U8 = 6
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of an element."""
+        return _SIZES[self]
+
+
+_SIZES = {DType.F16: 2, DType.BF16: 2, DType.F32: 4, DType.S32: 4, DType.S8: 1, DType.U8: 1}
 
 
 class Prop(IntEnum):

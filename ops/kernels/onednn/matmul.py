@@ -25,11 +25,10 @@ from flowmx.ops.kernels.onednn.layouts import (
     strided,
     suits,
 )
-from flowmx.ops.kernels.onednn.library import Arg, OneDNNError, Query
+from flowmx.ops.kernels.onednn.library import Arg, DType, OneDNNError, Query
 from flowmx.ops.kernels.onednn.primitives import Call, Primitive, Reorder, attributes
 from flowmx.ops.kernels.onednn.work import Operand, Work, plan
 from flowmx.ops.math.products import product
-from flowmx.ops.registry.operators import Shape
 
 SMALL = 1 << 18
 """Multiplications below which NumPy's product is faster: its call is cheaper, and it runs on one thread."""
@@ -40,16 +39,16 @@ SMALL_BY_VECTOR = 1 << 15
 class Product(Work):
     """C = A B, and what follows it; all with equal batch axes, vectors along the last axis.
 
-    B's layout may be left to the primitive (None).
+    B's layout may be left to the primitive: then its element type alone is given.
     """
 
-    def __init__(self, a: Geometry, b: Geometry | None, c: Geometry, ends: Ends = PLAIN) -> None:
+    def __init__(self, a: Geometry, b: Geometry | DType, c: Geometry, ends: Ends = PLAIN) -> None:
         super().__init__()
         lib = loaded()
         left, out = strided(*a), strided(*c)
-        right = any_layout((a[0][-1], c[0][-1])) if b is None else strided(*b)
+        right = strided(*b) if isinstance(b, Geometry) else any_layout((a[0][-1], c[0][-1]), b)
         vector = (*(1,) * (len(c[0]) - 1), c[0][-1])
-        bias = plain(vector) if ends.own_bias else None
+        bias = plain(vector, ends.vectors) if ends.own_bias else None
         desc = lib.create(
             "matmul_primitive_desc_create", lib.engine, left.handle, right.handle,
             None if bias is None else bias.handle, out.handle, attributes(*ends.posts(vector)),
@@ -93,21 +92,21 @@ class FullyConnect(Work):
     """FullyConnected and what follows it: the data, and the addend, are brought to C order where they lie otherwise."""
 
     def __init__(
-        self, data: Geometry, rows: int, weight: Geometry, out: Shape, ends: Ends, addend: Geometry | None,
+        self, data: Geometry, rows: int, weight: Geometry, out: Geometry, ends: Ends, addend: Geometry | None,
         packed: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         units, width = weight[0]
         self._ends = ends
-        given = None if packed else turned(weight)
-        self._product = Product(dense((rows, width)), given, dense((rows, units)), ends)
+        given = weight.dtype if packed else turned(weight)
+        self._product = Product(dense((rows, width), data.dtype), given, dense((rows, units), out.dtype), ends)
         self._inner = self.room.take(self._product.room.nbytes)
         wanted = self._product.run.descriptor(Arg.WEIGHTS)
-        lies = packed_matrix(rows, weight[0], ends) if packed else wanted
+        lies = packed_matrix(rows, weight, ends, data.dtype, out.dtype) if packed else wanted
         assert lies is not None
         self._weight = Operand(self.room, lies, wanted)
-        self._source = Operand(self.room, strided(*data), plain(data[0]))
-        self._addend = None if addend is None else Reorder(self.room, strided(*addend), plain(out))
+        self._source = Operand(self.room, strided(*data), plain(data.shape, data.dtype))
+        self._addend = None if addend is None else Reorder(self.room, strided(*addend), plain(out.shape, out.dtype))
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         data, weight, *more, out = addresses
@@ -121,13 +120,13 @@ class FullyConnect(Work):
 
 
 @cache
-def packed_matrix(rows: int, weight: Shape, ends: Ends) -> Desc | None:
+def packed_matrix(rows: int, weight: Geometry, ends: Ends, data: DType, out: DType) -> Desc | None:
     """The layout of a packed weight, chosen once for each key, since packed copies are kept."""
-    units, width = weight
+    units, width = weight.shape
     if rows == 1 or rows * units * width < SMALL:
         return None
     try:
-        made = Product(dense((rows, width)), None, dense((rows, units)), ends)
+        made = Product(dense((rows, width), data), weight.dtype, dense((rows, units), out), ends)
     except OneDNNError:
         return None
     return made.run.descriptor(Arg.WEIGHTS)
@@ -135,8 +134,8 @@ def packed_matrix(rows: int, weight: Shape, ends: Ends) -> Desc | None:
 
 def turned(weight: Geometry) -> Geometry:
     """A weight as the right matrix of a product."""
-    (units, width), (along, across) = weight
-    return (width, units), (across, along)
+    (units, width), (along, across), dtype = weight
+    return Geometry((width, units), (across, along), dtype)
 
 
 class Gradient(Work):
@@ -146,7 +145,7 @@ class Gradient(Work):
         super().__init__()
         self._product = Product(left, right, out)
         self._inner = self.room.take(self._product.room.nbytes)
-        self._inputs = [Operand(self.room, strided(*each), plain(each[0])) for each in inputs]
+        self._inputs = [Operand(self.room, strided(*each), plain(each.shape, each.dtype)) for each in inputs]
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         given, made = list(zip(self._inputs, addresses[:2], strict=True)), []

@@ -43,7 +43,7 @@ class _Work(Work):
     def __init__(self, data: Geometry, out: Geometry, eps: float, flags: int) -> None:
         super().__init__()
         self.order = channels_last if is_channels_last(data) or is_channels_last(out) else plain
-        self.data = self.order(data[0])
+        self.data = self.order(data.shape, data.dtype)
         self.channels = plain((data[0][1],))
         self.eps, self.flags = ctypes.c_float(eps), flags
 

@@ -29,7 +29,7 @@ from flowmx.ops.kernels.onednn.layouts import (
     strided,
     suits,
 )
-from flowmx.ops.kernels.onednn.library import Alg, Arg, Handle, Prop, Query, Unsupported
+from flowmx.ops.kernels.onednn.library import Alg, Arg, DType, Handle, Prop, Query, Unsupported
 from flowmx.ops.kernels.onednn.primitives import Call, Primitive, attributes
 from flowmx.ops.kernels.onednn.work import Operand, Work, plan, with_copies
 from flowmx.ops.nn.pooling import Pooling, lowest
@@ -61,7 +61,7 @@ def _algorithm(op: Pooling) -> Alg:
     return Alg.POOLING_AVG_INCLUDE_PADDING if include else Alg.POOLING_AVG_EXCLUDE_PADDING
 
 
-Order = Callable[[Shape], Desc]
+Order = Callable[[Shape, DType], Desc]
 
 
 def _order(data: Geometry, out: Geometry) -> Order:
@@ -75,7 +75,7 @@ class _Work(Work):
     def __init__(self, op: Pooling, data: Geometry, out: Geometry, order: Order) -> None:
         super().__init__()
         self.algorithm = _algorithm(op)
-        self.data, self.out = order(data[0]), order(out[0])
+        self.data, self.out = order(data.shape, data.dtype), order(out.shape, out.dtype)
         stride, size, before, after = _windows(op, data[0][2:], out[0][2:])
         self.windows = [dims(each) for each in (stride, size, (0,) * len(size), before, after)]
 
