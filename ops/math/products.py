@@ -22,8 +22,13 @@ def product(device_type: str) -> Callable[[F], F]:
     return register
 
 
+def multiplies(run: Run, a: Array, b: Array, out: Array) -> bool:
+    """Compute ``out = a @ b`` for matrices, or stacks of them, by the device's own product; False where it can not."""
+    fast = _products.get(run.device.kernels)
+    return fast is not None and fast(a, b, out)
+
+
 def matmul(run: Run, a: Array, b: Array, out: Array) -> None:
     """Compute ``out = a @ b`` for matrices, or stacks of them, of one dtype."""
-    fast = _products.get(run.device.kernels)
-    if fast is None or not fast(a, b, out):
+    if not multiplies(run, a, b, out):
         run.xp.matmul(a, b, out=out)

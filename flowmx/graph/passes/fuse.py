@@ -4,14 +4,14 @@ What is fused: into a convolution or FullyConnected the bias, the addition and t
 
     relu(Convolution(x) + bias + other)
 
-nothing remains but one step, which may write over ``other`` (in float32, for which there are kernels); a ReLU into
-BatchNorm; and the two sums over a convolution's head that are its weight's and its bias's gradient. Of two layers that
-are added, the later one adds.
+nothing remains but one step, which may write over ``other`` (in the element types for which there are kernels); a
+ReLU into BatchNorm; and the two sums over a convolution's head that are its weight's and its bias's gradient. Of two
+layers that are added, the later one adds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -31,7 +31,7 @@ from flowmx.ops.nn.activation import Activation, LeakyReLU
 from flowmx.ops.nn.convolution import Convolution, ConvolutionWeight
 from flowmx.ops.nn.linear import BackwardBias, FullyConnected
 from flowmx.ops.nn.normalization.batch_norm import BatchNorm
-from flowmx.ops.registry.dtypes import FLOAT32
+from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Operator
 
 FUSED: dict[type, type[Operator]] = {
@@ -66,7 +66,7 @@ class _Group:
 def fuse(graph: Graph, options: Options) -> Graph:
     """The same outputs and gradients, by fewer steps."""
     rewriter = Rewriter(graph)
-    groups = _groups(rewriter)
+    groups = _groups(rewriter, options.multiplied)
     fused = {node for group in groups.values() for node in (group.layer, *group.members)}
     relus = _relus(rewriter)
     biases = {
@@ -116,13 +116,13 @@ def fused(layer: Node, **changes: Any) -> Operator:
 # -- layers and what follows them -----------------------------------------------------------------------
 
 
-def _groups(rewriter: Rewriter) -> dict[Node, _Group]:
+def _groups(rewriter: Rewriter, dtypes: Collection[DType]) -> dict[Node, _Group]:
     """Groups of nodes to fuse, by the last node of each; later layers choose first."""
     readers = {entry: node for node in rewriter.nodes for entry in node.inputs}
     taken: set[Node] = set()
     found = {}
     for node in reversed(rewriter.nodes):
-        if type(node.op) in FUSED and rewriter.dtypes[Entry(node, 0)] == FLOAT32:
+        if type(node.op) in FUSED and rewriter.dtypes[Entry(node, 0)] in dtypes:
             group = _grown(rewriter, node, readers, taken)
             taken.update(group.members)
             if group.members:

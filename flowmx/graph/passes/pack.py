@@ -11,7 +11,6 @@ from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes.fuse import FUSED, fused
 from flowmx.ops.compiled.fused import FusedConvolution, FusedFullyConnected
 from flowmx.ops.compiled.packed import PackConvolution, PackFullyConnected
-from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.operators import Operator, packed_size
 
 PACKED: dict[type, type[Operator]] = {FusedConvolution: PackConvolution, FusedFullyConnected: PackFullyConnected}
@@ -31,15 +30,15 @@ def pack_filters(graph: Graph, options: Options) -> Graph:
 def _pack(rewriter: Rewriter, node: Node, options: Options) -> bool:
     """Let a layer read a packed weight; False where it cannot, or is as fast without."""
     graph, data, weight = rewriter.graph, node.inputs[0], node.inputs[1]
-    if not (weight.node.op is None or weight.node.op.traits.once) or any(
-        graph.dtypes[entry] != FLOAT32 for entry in node.inputs
-    ):
+    dtype = graph.dtypes[data]
+    stays = weight.node.op is None or weight.node.op.traits.once
+    if not stays or dtype != graph.dtypes[weight] or dtype not in options.multiplied:
         return False
     context = graph.context(node)
     kind = options.device_type if context is None else context.kernels
     shape = graph.shapes[data]
     layer = fused(node, packed=True, scaled=False)
-    size = packed_size(kind, layer, shape)
+    size = packed_size(kind, layer, shape, dtype)
     if size is None:
         return False
     scaled = getattr(node.op, "scaled", False)

@@ -249,6 +249,10 @@ class Fused:
         loop = Loop(made if isinstance(made, tuple) else (made,), count, real)
         return loop if loop.is_exact else None
 
+    def takes(self, op: Operator, dtype: Any) -> bool:
+        """Tell whether there is a loop over elements of this type."""
+        return self.loop(op, dtype, len(op.inputs())) is not None
+
     def __call__(self, op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """The kernel: compute into the outputs."""
         out = outputs[0]

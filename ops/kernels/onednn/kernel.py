@@ -24,7 +24,7 @@ from flowmx.ops.registry.operators import Bound as BoundForward
 
 Make = Callable[[Any, Sequence[Geometry], Sequence[Geometry]], Work | None]
 """From an operator and how its inputs and outputs lie, what computes it; None where oneDNN cannot."""
-PackedSize = Callable[[Any, Shape], int | None]
+PackedSize = Callable[[Any, Shape, DType], int | None]
 Compute = Callable[[Any, Any, Sequence[Array], Sequence[Array]], None]
 """A function that computes an operator, called as ``compute(op, run, inputs, outputs)``."""
 
@@ -115,7 +115,7 @@ class Kernel:
 
         Args:
             make: what computes an operator.
-            packed_size: the elements of a copy of its weight in the order that it wants, for data of a shape.
+            packed_size: the elements of a copy of its weight in the order that it wants, for data of a shape and dtype.
             dtypes: the element types that it is asked with; which of them go together, ``make`` decides.
         """
         self._make = make
@@ -126,6 +126,10 @@ class Kernel:
 
         With the operator, so that no other one has its identity.
         """
+
+    def takes(self, op: Operator, dtype: DType) -> bool:
+        """Tell whether it computes on elements of this type."""
+        return dtype in self._dtypes
 
     def computed(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """The inputs, or the outputs, that must be of the kernel's element types: all of them."""

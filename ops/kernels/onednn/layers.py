@@ -19,8 +19,8 @@ from flowmx.ops.kernels.onednn.convolution import (
     packed_filters,
 )
 from flowmx.ops.kernels.onednn.ends import PLAIN, ends_of
-from flowmx.ops.kernels.onednn.kernel import Kernel, Make
-from flowmx.ops.kernels.onednn.layouts import Desc, Geometry, c_strides, dense, dense_vectors, plain, strided
+from flowmx.ops.kernels.onednn.kernel import Kernel, Make, PackedSize
+from flowmx.ops.kernels.onednn.layouts import TYPES, Desc, Geometry, c_strides, dense, dense_vectors, plain, strided
 from flowmx.ops.kernels.onednn.library import DType
 from flowmx.ops.kernels.onednn.matmul import SMALL, SMALL_BY_VECTOR, FullyConnect, Gradient, packed_matrix, turned
 from flowmx.ops.kernels.onednn.primitives import Call, Reorder
@@ -28,6 +28,7 @@ from flowmx.ops.kernels.onednn.vector import ConnectVector
 from flowmx.ops.kernels.onednn.work import Work, plan
 from flowmx.ops.nn.convolution import Convolution, Deconvolution
 from flowmx.ops.nn.linear import FullyConnected
+from flowmx.ops.registry.dtypes import DType as NumPyType
 from flowmx.ops.registry.operators import Shape, kernel
 
 Geometries = Sequence[Geometry]
@@ -128,25 +129,26 @@ class Pack(Work):
         return [self._copy.at(base, weight, copy, *scale)]
 
 
-def _filters_lie(op: Any, data: Shape) -> Desc | None:
+def _filters_lie(op: Any, data: Shape, dtype: DType) -> Desc | None:
     ends = ends_of(op)._replace(scaled=False)
-    return packed_filters(op.geometry, dense(data), dense(op.weight_shape(data)), dense(op.convolved(data)), ends)
+    given, weight, out = (dense(each, dtype) for each in (data, op.weight_shape(data), op.convolved(data)))
+    return packed_filters(op.geometry, given, weight, out, ends)
 
 
-def _matrix_lies(op: Any, data: Shape) -> Desc | None:
-    weight = dense(op.weight_shape(data))
+def _matrix_lies(op: Any, data: Shape, dtype: DType) -> Desc | None:
+    weight = dense(op.weight_shape(data), dtype)
     rows = prod(data) // weight.shape[1]
-    return packed_matrix(rows, weight, ends_of(op)._replace(scaled=False), DType.F32, DType.F32)
+    return packed_matrix(rows, weight, ends_of(op)._replace(scaled=False), dtype, dtype)
 
 
 def _pack_filters(op: Any, inputs: Geometries, outputs: Geometries) -> Work | None:
-    lies = _filters_lie(op, op.data_shape)
+    lies = _filters_lie(op, op.data_shape, inputs[0].dtype)
     mask = 3 if op.num_group > 1 else 1
     return None if lies is None else Pack(grouped(op.geometry, inputs[0]), lies, mask, *_scale(op, inputs))
 
 
 def _pack_matrix(op: Any, inputs: Geometries, outputs: Geometries) -> Work | None:
-    lies = _matrix_lies(op, op.data_shape)
+    lies = _matrix_lies(op, op.data_shape, inputs[0].dtype)
     return None if lies is None else Pack(turned(inputs[0]), lies, 2, *_scale(op, inputs))
 
 
@@ -154,12 +156,14 @@ def _scale(op: Any, inputs: Geometries) -> list[Geometry | None]:
     return [inputs[1] if op.scaled else None]
 
 
-def _size(lies: Callable[[Any, Shape], Desc | None]) -> Callable[[Any, Shape], int | None]:
+def _size(lies: Callable[[Any, Shape, DType], Desc | None]) -> PackedSize:
     """The elements of a copy in this layout; None where it would be that of the weight."""
 
-    def size(op: Any, data: Shape) -> int | None:
-        found = lies(op, data)
-        return None if found is None or found == plain(op.weight_shape(data)) else found.nbytes // 4
+    def size(op: Any, data: Shape, dtype: NumPyType) -> int | None:
+        kind = TYPES[dtype]
+        found = lies(op, data, kind)
+        is_same = found is None or found == plain(op.weight_shape(data), kind)
+        return None if found is None or is_same else -(-found.nbytes // kind.nbytes)
 
     return size
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Container, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,8 +29,17 @@ TYPES: dict[np.dtype[Any], DType] = {
     if name in BY_NAME
 }  # fmt: skip
 """The element types of arrays that oneDNN knows."""
-FLOATS = frozenset([FLOAT32])
-"""Those that a kernel takes which says nothing else."""
+
+
+class _Floats(Container[np.dtype[Any]]):
+    """float32, and bfloat16 where the processor multiplies it; asked when the first array comes."""
+
+    def __contains__(self, dtype: object) -> bool:
+        return dtype == FLOAT32 or dtype in halves()
+
+
+FLOATS = _Floats()
+"""The element types that a kernel takes which says nothing else."""
 
 
 def loaded() -> Library:
@@ -43,6 +52,13 @@ def loaded() -> Library:
     if found is None:
         raise Unsupported("oneDNN is not installed")
     return found
+
+
+@cache
+def halves() -> frozenset[np.dtype[Any]]:
+    """The element types of 16 bits in which kernels compute: bfloat16, where the processor multiplies it."""
+    found, name = library(), "bfloat16"
+    return frozenset([BY_NAME[name]] if found and name in BY_NAME and found.multiplies(DType.BF16) else [])
 
 
 class Desc:

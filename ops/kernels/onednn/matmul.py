@@ -29,6 +29,7 @@ from flowmx.ops.kernels.onednn.library import Arg, DType, OneDNNError, Query
 from flowmx.ops.kernels.onednn.primitives import Call, Primitive, Reorder, attributes
 from flowmx.ops.kernels.onednn.work import Operand, Work, plan
 from flowmx.ops.math.products import product
+from flowmx.ops.registry.dtypes import FLOAT32
 
 SMALL = 1 << 18
 """Multiplications below which NumPy's product is faster: its call is cheaper, and it runs on one thread."""
@@ -68,7 +69,7 @@ def multiply(a: Array, b: Array, c: Array) -> bool:
     count = c.size * a.shape[-1]
     if count < SMALL_BY_VECTOR or not suits(a, b, c):
         return False
-    if c.ndim == 2 and 1 in c.shape and _by_vector(a, b, c):
+    if c.ndim == 2 and 1 in c.shape and c.dtype == FLOAT32 == a.dtype and _by_vector(a, b, c):
         return True
     if count < SMALL:
         return False
@@ -123,7 +124,8 @@ class FullyConnect(Work):
 def packed_matrix(rows: int, weight: Geometry, ends: Ends, data: DType, out: DType) -> Desc | None:
     """The layout of a packed weight, chosen once for each key, since packed copies are kept."""
     units, width = weight.shape
-    if rows == 1 or rows * units * width < SMALL:
+    # A vector is multiplied by float32 without oneDNN, from a weight in C order.
+    if rows * units * width < SMALL or (rows == 1 and weight.dtype == DType.F32):
         return None
     try:
         made = Product(dense((rows, width), data), weight.dtype, dense((rows, units), out), ends)
