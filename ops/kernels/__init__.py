@@ -11,6 +11,7 @@ import pkgutil
 from typing import TYPE_CHECKING
 
 from flowmx.ops.registry.dtypes import FLOAT32
+from flowmx.ops.registry.traits import Precision
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +45,8 @@ def computes(device_type: str, op: Operator, dtype: DType) -> bool:
     from flowmx.ops.registry.operators import kernel_for
 
     kernel = kernel_for(device_type, op.name)
-    if kernel is None and op.traits.multiplies:  # by the device's product
+    if kernel is None and op.traits.heavy and op.traits.precision in (Precision.LOW, Precision.WIDEST):
+        # By the device's product.
         return dtype in multiplied(device_type)
     ask = getattr(kernel, "takes", None)
     return op.traits.moves or op.traits.repeats or bool(ask is not None and ask(op, dtype))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from flowmx.ops.math.conversion import as_type
 from flowmx.ops.math.products import matmul
 from flowmx.ops.nn.common import product, scratch
 from flowmx.ops.recurrent import loops
@@ -45,7 +46,8 @@ class BackwardRNN(RNN, hidden=True, skips=False, uses_random=False, mode_matters
         xp, count = run.xp, RNN.visible_outputs(self)
         heads, given, layout = inputs[:count], self.read(run, inputs[count:-1]), self.layout
         time, batch, features = given.data.shape
-        dtype = given.data.dtype
+        dtype = inputs[-1].dtype
+        given = given._replace(data=as_type(run, given.data, dtype), parameters=as_type(run, given.parameters, dtype))
         kept = layout.kept(inputs[-1], time, batch, self.p > 0)
         weights = layout.unpack(given.parameters, features)
         total = outputs[1] if outputs[1].dtype == dtype else xp.empty(outputs[1].shape, dtype)

@@ -83,9 +83,10 @@ def _by_gate(gates: Array, count: int) -> Array:
 
 
 def _simple_forward(activate: Callable[[Any, Array], None], run: Run, track: Track) -> None:
+    product = track.recurrence(run)
     for step, gates in enumerate(track.gates):
         hidden = track.hidden[step]
-        matmul(run, track.before(step), track.weight.T, hidden)
+        product(track.before(step), hidden)
         hidden += gates
         activate(run.xp, hidden)
         hold(run.xp, track, step, (hidden, track.before(step)))
@@ -136,8 +137,9 @@ def lstm_forward(run: Run, track: Track) -> None:
     total = scratch(run, "lstm gates", track.gates.shape[1:], track.gates.dtype)
     product = scratch(run, "lstm product", track.more.shape[2:], track.gates.dtype)
     cells, squashed = track.more
+    recur = track.recurrence(run)
     for step, gates in enumerate(track.gates):
-        matmul(run, track.before(step), track.weight.T, total)
+        recur(track.before(step), total)
         total += gates
         total *= scale
         xp.tanh(total, out=total)
@@ -226,9 +228,10 @@ def gru_forward(run: Run, track: Track) -> None:
     xp, units = run.xp, track.more.shape[-1]
     total = scratch(run, "gru gates", track.gates.shape[1:], track.gates.dtype)
     (inner,) = track.more
+    recur = track.recurrence(run)
     for step, gates in enumerate(track.gates):
         hidden, before = track.hidden[step], track.before(step)
-        matmul(run, before, track.weight.T, total)
+        recur(before, total)
         xp.add(total[:, 2 * units :], track.bias, out=inner[step])
         switches, new = gates[:, : 2 * units], gates[:, 2 * units :]
         reset, update = gates[:, :units], gates[:, units : 2 * units]

@@ -211,9 +211,15 @@ class BackwardData(_Work):
         ]  # fmt: skip
 
 
-def _is_wrong(implementation: str, windows: Windows, channels: int) -> bool:
-    """Tell whether oneDNN 3.2 makes wrong gradients of filters: of 1x1 with strides, where channels fill no block."""
-    return implementation.startswith("jit_1x1") and max(windows.stride) > 1 and channels % _BLOCK > 0
+def _is_wrong(implementation: str, windows: Windows, data: Shape) -> bool:
+    """Tell whether oneDNN 3.2 makes wrong gradients of filters.
+
+    Of 1x1 with strides, where channels fill no block; of numbers of 16 bits, where a window reaches over all the data
+    into padding.
+    """
+    if implementation.startswith("jit_bf16:"):
+        return any(pad and windows.reach(axis) > data[2 + axis] for axis, pad in enumerate(windows.pad))
+    return implementation.startswith("jit_1x1") and max(windows.stride) > 1 and data[1] % _BLOCK > 0
 
 
 class BackwardWeights(_Work):
@@ -231,7 +237,7 @@ class BackwardWeights(_Work):
             self.data.handle, self.weight.handle, None if bias is None else bias.handle, self.out.handle,
             *self.windows, hint, attributes(),
         )  # fmt: skip
-        if _is_wrong(lib.implementation(desc), windows, data[0][1]):
+        if _is_wrong(lib.implementation(desc), windows, data.shape):
             lib.call("primitive_desc_next_impl", desc)
         arguments: dict[int, Desc | Query] = {
             Arg.SRC: self.data, Arg.DIFF_DST: self.out, Arg.DIFF_WEIGHTS: Query.DIFF_WEIGHTS

@@ -11,14 +11,17 @@ from functools import cache
 import numpy as np
 
 from flowmx.ops.kernels.llvm import vector_product
+from flowmx.ops.kernels.llvm.casts import copy
 from flowmx.ops.kernels.onednn.ends import PLAIN, Ends
 from flowmx.ops.kernels.onednn.layouts import (
+    TYPES,
     Array,
     Desc,
     Geometry,
     any_layout,
     dense,
     geometry,
+    halves,
     loaded,
     plain,
     pointer,
@@ -26,10 +29,11 @@ from flowmx.ops.kernels.onednn.layouts import (
     suits,
 )
 from flowmx.ops.kernels.onednn.library import Arg, DType, OneDNNError, Query
-from flowmx.ops.kernels.onednn.primitives import Call, Primitive, Reorder, attributes
-from flowmx.ops.kernels.onednn.work import Operand, Work, plan
-from flowmx.ops.math.products import product
+from flowmx.ops.kernels.onednn.primitives import LINE, Call, Primitive, Reorder, attributes
+from flowmx.ops.kernels.onednn.work import Operand, Work, first_line, plan
+from flowmx.ops.math.products import again, multiplying, product
 from flowmx.ops.registry.dtypes import FLOAT32
+from flowmx.ops.registry.dtypes import DType as NumPyType
 
 SMALL = 1 << 18
 """Multiplications below which NumPy's product is faster: its call is cheaper, and it runs on one thread."""
@@ -78,6 +82,62 @@ def multiply(a: Array, b: Array, c: Array) -> bool:
         return False
     made(pointer(a), pointer(b), pointer(c))
     return True
+
+
+@multiplying("cpu")
+def _multiplies(dtype: NumPyType) -> bool:
+    return dtype in halves()
+
+
+class _Reordering(Work):
+    """A matrix in the order of a product."""
+
+    def __init__(self, given: Geometry, wanted: Desc) -> None:
+        super().__init__()
+        self._copy = Reorder(self.room, strided(*given), wanted)
+
+    def calls(self, base: int, *addresses: int) -> list[Call]:
+        return [self._copy.at(base, *addresses)]
+
+
+class _Again:
+    """Products of matrices of so many rows with one right factor, which is brought into the product's order once."""
+
+    def __init__(self, product: Product, b: Array, rows: int, dtype: NumPyType) -> None:
+        wanted = product.run.descriptor(Arg.WEIGHTS)
+        self._memory = np.empty(wanted.nbytes + LINE, np.uint8)
+        self._weight = first_line(self._memory)
+        _Reordering(geometry(b), wanted)(pointer(b), self._weight)
+        self._room = np.empty(product.nbytes, np.uint8)
+        self._base = first_line(self._room)
+        self._given = None if b.dtype == dtype else np.empty((rows, len(b)), b.dtype)
+        self._out = np.empty((rows, b.shape[1]), dtype)
+        primitive, places = product.calls(self._base, 0, self._weight, 0)[0]
+        self._call = primitive.call(places)
+        self._rest = places[3:]
+
+    def __call__(self, a: Array, out: Array) -> None:
+        """Compute one."""
+        if self._given is not None:
+            if not copy(a, self._given):
+                self._given[...] = a
+            a = self._given
+        elif not a.flags.c_contiguous:
+            a = np.ascontiguousarray(a)
+        made = out if out.flags.c_contiguous else self._out
+        self._call.point((pointer(a), self._weight, pointer(made), *self._rest))
+        self._call()
+        if made is not out:
+            out[...] = made
+
+
+@again("cpu")
+def _repeated(b: Array, rows: int, dtype: NumPyType) -> _Again | None:
+    if dtype != FLOAT32 or rows * b.size < SMALL_BY_VECTOR or not suits(b) or (b.dtype == dtype and rows == 1):
+        return None
+    kind = TYPES[b.dtype]
+    product = plan(Product, dense((rows, len(b)), kind), kind, dense((rows, b.shape[1])))
+    return None if product is None else _Again(product, b, rows, dtype)
 
 
 def _by_vector(a: Array, b: Array, c: Array) -> bool:
