@@ -92,8 +92,8 @@ def _mobilenet() -> list[Any]:
     return [*made, conv(1280, 1, relu=6, norm=True), pool(7, 1, kind="avg"), ("fc", 1000, False)]
 
 
-def _normed(*arguments: Any, **more: Any) -> Any:
-    return conv(*arguments, norm=True, **more)
+def _normed(filters: int, kernel: Any, stride: int = 1, pad: Any = 0) -> Any:
+    return conv(filters, kernel, stride, pad, norm=True)
 
 
 def _inception_v3() -> list[Any]:
@@ -105,12 +105,17 @@ def _inception_v3() -> list[Any]:
         )  # fmt: skip
 
     def c(width: int) -> Any:
-        flat, tall = {"kernel": (1, 7), "pad": (0, 3)}, {"kernel": (7, 1), "pad": (3, 0)}
+        def flat(filters: int) -> Any:
+            return _normed(filters, (1, 7), pad=(0, 3))
+
+        def tall(filters: int) -> Any:
+            return _normed(filters, (7, 1), pad=(3, 0))
+
         return (
-            "concat", [_normed(192, 1)], [_normed(width, 1), _normed(width, **flat), _normed(192, **tall)],
+            "concat", [_normed(192, 1)], [_normed(width, 1), flat(width), tall(192)],
             [
-                _normed(width, 1), _normed(width, **tall), _normed(width, **flat), _normed(width, **tall),
-                _normed(192, **flat),
+                _normed(width, 1), tall(width), flat(width), tall(width),
+                flat(192),
             ],
             [pool(3, 1, 1, "avg"), _normed(192, 1)],
         )  # fmt: skip

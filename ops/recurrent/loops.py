@@ -114,12 +114,13 @@ def _simple_backward(
     grads: GateGradients,
 ) -> None:  # fmt: skip
     xp, outer = run.xp, grads.outer
+    spread = track.spreading(run)
     for step in reversed(range(len(outer))):
         state += heads[step]
         passing = split(xp, track, step, state)
         slope(xp, track.hidden[step], outer[step])
         outer[step] *= state
-        matmul(run, outer[step], track.weight, state)
+        spread(outer[step], state)
         join((state,), passing)
 
 
@@ -199,6 +200,7 @@ def _lstm_factors(run: Run, track: Track, part: slice, out: Array) -> tuple[Arra
 def _lstm_backward(run: Run, track: Track, heads: Array, state: Array, cell: Array, grads: GateGradients) -> None:
     xp, outer = run.xp, grads.outer
     product = scratch(run, "lstm product", cell.shape, cell.dtype)
+    spread = track.spreading(run)
     for part in _parts(len(outer), outer):
         slope, forget = _lstm_factors(run, track, part, outer)
         for step in reversed(range(part.start, part.stop)):
@@ -216,7 +218,7 @@ def _lstm_backward(run: Run, track: Track, heads: Array, state: Array, cell: Arr
             gates[:, :3] *= cell[:, None]
             gates[:, 3] *= made
             cell *= forget[at]
-            matmul(run, outer[step], track.weight, state)
+            spread(outer[step], state)
             join((state, cell), passing)
 
 
@@ -267,6 +269,7 @@ def _gru_factors(run: Run, track: Track, part: slice, out: Array) -> Array:
 def _gru_backward(run: Run, track: Track, heads: Array, state: Array, cell: Array, grads: GateGradients) -> None:
     xp, (outer, inner, _) = run.xp, grads
     product = scratch(run, "gru product", state.shape, state.dtype)
+    spread = track.spreading(run)
     for part in _parts(len(outer), outer):
         gates = _gru_factors(run, track, part, outer)
         for step in reversed(range(part.start, part.stop)):
@@ -278,7 +281,7 @@ def _gru_backward(run: Run, track: Track, heads: Array, state: Array, cell: Arra
             mine[:, 0] *= mine[:, 2]
             inner[step] = outer[step]
             _by_gate(inner[step], 3)[:, 2] *= reset
-            matmul(run, inner[step], track.weight, product)
+            spread(inner[step], product)
             state *= update
             state += product
             join((state,), passing)

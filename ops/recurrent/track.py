@@ -48,6 +48,10 @@ class Track(NamedTuple):
         """The product of an output and the recurrent weight, for all steps."""
         return repeated(run, self.weight.T, self.gates.shape[1], self.gates.dtype, len(self.gates))
 
+    def spreading(self, run: Run) -> Once:
+        """The product of the gates' gradients and the recurrent weight, for all steps."""
+        return repeated(run, self.weight, self.gates.shape[1], self.gates.dtype, len(self.gates))
+
     def before(self, step: int) -> Array:
         """The output before a step."""
         return self.hidden[step - 1] if step else self.state
