@@ -37,7 +37,7 @@ class _Widening:
     def __init__(self, graph: Graph, options: Options) -> None:
         self._rewriter = Rewriter(graph)
         self._options = options
-        self._parameters = _parameters(self._rewriter.nodes)
+        self._parameters = _parameters(graph)
         self._wide: dict[Entry, Entry] = {}
         """For each entry of 16 bits of the old graph the same in float32."""
         self._narrow: dict[Entry, Entry] = {}
@@ -120,13 +120,22 @@ def _widest(dtype: DType) -> DType:
     return FLOAT32 if _is_half(dtype) else dtype
 
 
-def _parameters(nodes: list[Node]) -> set[Node]:
-    """The variables that are read as parameters alone: after the data of operators that have some."""
+def _parameters(graph: Graph) -> set[Node]:
+    """The variables that are read as parameters alone, as any type: after the data of operators that have some."""
     found: set[Node] = set()
-    others: set[Node] = set()
-    for node in nodes:
-        for at, entry in enumerate(node.inputs):
-            if entry.node.is_variable:
-                is_data = node.op is None or at == 0 or node.op.arguments[:1] != ("data",)
-                (others if is_data else found).add(entry.node)
+    others = {_uncast(entry).node for entry in graph.wanted()}
+    for node in graph.nodes():
+        if node.op is None or not node.op.traits.casts:
+            for at, entry in enumerate(node.inputs):
+                source = _uncast(entry).node
+                if source.is_variable:
+                    is_data = node.op is None or at == 0 or node.op.arguments[:1] != ("data",)
+                    (others if is_data else found).add(source)
     return found - others
+
+
+def _uncast(entry: Entry) -> Entry:
+    """What was cast to an entry, or else the entry itself."""
+    while entry.node.op is not None and entry.node.op.traits.casts:
+        entry = entry.node.inputs[0]
+    return entry
