@@ -156,7 +156,7 @@ def test_batch_norm_moves_statistics_of_either_type(axis_last, dtype):
     op = lookup("BatchNorm").create(fix_gamma=False, momentum=0.5)
     vectors = [random.normal(1, 0.1, 12).astype(dtype) for _ in range(2)]
     moving = [np.zeros(12, dtype), np.ones(12, dtype)]
-    out, mean, inverse, batch = np.empty_like(x), *(np.empty(12, np.float32) for _ in range(2)), np.empty(1, np.float32)
+    out, (mean, inverse, batch) = np.empty_like(x), [np.empty(size, np.float32) for size in (12, 12, 1)]
     kernel_for("cpu", "BatchNorm")(op, run(True), [x, *vectors, *moving], [out, mean, inverse, batch])
     wide = x.astype(np.float64)
     centre = wide.mean((0, 2, 3))

@@ -63,9 +63,9 @@ def multiplying(device_type: str) -> Callable[[H], H]:
     return register
 
 
-def has_product(run: Run, dtype: DType) -> bool:
-    """Tell whether the device multiplies numbers of 16 bits of this kind and adds up in float32."""
-    ask = _halves.get(run.device.kernels)
+def has_product(device_type: str, dtype: DType) -> bool:
+    """Tell whether a device multiplies numbers of 16 bits of this kind and adds up in float32."""
+    ask = _halves.get(device_type)
     return ask is not None and ask(dtype)
 
 

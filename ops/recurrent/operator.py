@@ -172,7 +172,7 @@ class RNN(Operator, skips=True, uses_random=True, mode_matters=True, heavy=True,
         if lengths is not None:
             running = run.xp.arange(time)[:, None, None] < lengths[None, :, None]
         dtype = computing_dtype(given["data"].dtype)
-        stay = ("data", "parameters") if has_product(run, given["data"].dtype) else ()
+        stay = ("data", "parameters") if has_product(run.device.kernels, given["data"].dtype) else ()
         ready = {name: array if name in stay else as_type(run, array, dtype) for name, array in given.items()}
         return _Inputs(
             ready["data"], ready["parameters"], ready["state"], ready.get("state_cell"),
