@@ -66,11 +66,11 @@ def computed(op, inputs, train, order):
     """The results of an operator on bfloat16 by its kernel, and exact ones of the same numbers."""
     given = [each.astype(BFLOAT16) for each in inputs]
     exact = [each.astype(np.float64) for each in given]
-    shapes = op.spec(tuple(each.shape for each in given), (BFLOAT16,) * len(given)).shapes
-    expected = [np.zeros(shape) for shape in shapes]
+    made = op.spec(tuple(each.shape for each in given), (BFLOAT16,) * len(given))
+    expected = [np.zeros(shape) for shape in made.shapes]
     op.forward(run(train), exact, expected)
     laid = order if op.traits.keeps_layout or op.traits.makes_channels_last else "C"
-    found = [in_order(np.full(shape, 7, BFLOAT16), laid) for shape in shapes]
+    found = [in_order(np.full(*form), laid) for form in zip(made.shapes, [7] * len(expected), made.dtypes, strict=True)]
     kernel = kernel_for("cpu", op.name)
     laid_out = [in_order(each, order) for each in given]
     if kernel is None:
@@ -119,8 +119,11 @@ def test_gradients_of_convolutions_are_exact_on_small_integers(kernel, stride, p
         return random.integers(-2, 3, shape).astype(np.float64)
 
     x, weight, head = (numbers(shape) for shape in (data, shapes[1], outputs[0]))
-    for name, inputs in (("weight", [head, x]), ("data", [head, weight, x])):
-        op = lookup(f"_backward_Convolution_{name}").create(**parameters, no_bias=True)
+    for name, inputs in (
+        ("_backward_Convolution_weight", [head, x]), ("_wide_backward_Convolution_weight", [head, x]),
+        ("_backward_Convolution_data", [head, weight, x]),
+    ):  # fmt: skip
+        op = lookup(name).create(**parameters, no_bias=True)
         for found, expected in zip(*computed(op, inputs, False, order), strict=True):
             assert_rounded(found, expected)
 
@@ -371,6 +374,33 @@ def test_parameters_of_mixed_precision_are_cast_once():
     plan = bound._mode(False).plan
     casts = [node for node in plan.forward if node.op.traits.casts]
     assert all(not node.inputs[0].node.is_variable or node.inputs[0].node.name == "data" for node in casts)
+
+
+@multiplies
+def test_gradients_of_mixed_precision_are_summed_and_stay_in_float32():
+    """No cast of a gradient of a weight is left."""
+    data = mx.sym.var("data")
+    x = mx.sym.Convolution(data, kernel=(3, 3), num_filter=16, no_bias=True, name="conv")
+    made = mx.sym.FullyConnected(mx.sym.Activation(x, act_type="relu"), num_hidden=32, name="fc")
+    symbol = amp.convert_symbol(made, target_dtype="bfloat16")
+    bound = symbol.simple_bind(mx.cpu(), grad_req={"conv_weight": "write", "fc_weight": "write"}, data=(4, 8, 9, 9))
+    random = np.random.default_rng(0)
+    for array in bound.arg_dict.values():
+        array[:] = random.normal(size=array.shape).astype(BFLOAT16).astype(np.float32)
+    head = mx.nd.array(random.normal(size=(4, 32))).astype(bound.forward(is_train=True)[0].dtype)
+    bound.backward(head)
+    plan = bound._mode(True).plan
+    names = [node.op.name for node in plan.backward]
+    assert {"_wide_backward_Convolution_weight", "_wide_backward_FullyConnected_weight"} <= set(names)
+    casts = [node for node in plan.backward if node.op.traits.casts]
+    assert not [node.name for node in casts if "_weight" in node.inputs[0].node.op.name]
+    plain = made.simple_bind(mx.cpu(), grad_req={"conv_weight": "write", "fc_weight": "write"}, data=(4, 8, 9, 9))
+    for name, array in plain.arg_dict.items():
+        array[:] = bound.arg_dict[name]
+    plain.forward(is_train=True)
+    plain.backward(head.astype("float32"))
+    pairs = [(bound.grad_dict[name], plain.grad_dict[name]) for name in ("conv_weight", "fc_weight")]
+    assert_near(*([each.asnumpy() for each in side] for side in zip(*pairs, strict=True)))
 
 
 @pytest.mark.parametrize("model", ["resnet18_v1", "mobilenet_v2_0_25", "mobilenet0_25"])

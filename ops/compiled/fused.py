@@ -13,10 +13,10 @@ from flowmx.errors import TypeInferenceError
 from flowmx.ops.math.reduce import wide
 from flowmx.ops.nn.activation import Activation, LeakyReLU
 from flowmx.ops.nn.common import computing_dtype, expect_shape
-from flowmx.ops.nn.convolution import Convolution, ConvolutionWeight
-from flowmx.ops.nn.linear import FullyConnected
+from flowmx.ops.nn.convolution import Convolution, ConvolutionWeight, DeconvolutionWeight
+from flowmx.ops.nn.linear import FullyConnected, FullyConnectedWeight
 from flowmx.ops.nn.normalization.batch_norm import BatchNorm
-from flowmx.ops.registry.dtypes import DType, name_of
+from flowmx.ops.registry.dtypes import FLOAT32, DType, name_of
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, family, operator, option
 from flowmx.ops.registry.traits import BatchParts, BatchWise
 
@@ -191,6 +191,32 @@ class ConvolutionWeightBias(ConvolutionWeight):
         super().forward(run, inputs, outputs)
         axes = (0, *range(2, inputs[0].ndim))
         inputs[0].sum(axis=axes, out=outputs[1])
+
+
+@family
+class WideGradient(Operator, hidden=True):
+    """The gradient of a layer's weight in float32, in which it is summed, for factors of 16 bits.
+
+    It stands before the gradient in 16 bits among the bases.
+    """
+
+    def infer_type(self, dtypes: list[DType | None]) -> tuple[list[DType | None], list[DType | None]]:
+        return super().infer_type(dtypes)[0], [FLOAT32]
+
+
+@operator("_wide_backward_Convolution_weight")
+class WideConvolutionWeight(WideGradient, ConvolutionWeight):
+    """The gradient of Convolution for its weight, in float32."""
+
+
+@operator("_wide_backward_Deconvolution_weight")
+class WideDeconvolutionWeight(WideGradient, DeconvolutionWeight):
+    """The gradient of Deconvolution for its weight, in float32."""
+
+
+@operator("_wide_backward_FullyConnected_weight")
+class WideFullyConnectedWeight(WideGradient, FullyConnectedWeight):
+    """The gradient of FullyConnected for its weight, in float32."""
 
 
 @operator("_copy_to_device")

@@ -228,13 +228,14 @@ class BackwardWeights(_Work):
     def __init__(
         self, windows: Windows, head: Geometry, data: Geometry, weight: Geometry, bias_grad: DType | None = None
     ) -> None:
-        super().__init__(windows, data, weight, head)
+        super().__init__(windows, data, weight._replace(dtype=data.dtype), head)  # as the forward has them
         lib, room = loaded(), self.room
+        made = any_layout(self.weight_given.shape, weight.dtype)
         bias = None if bias_grad is None else plain((head[0][1],), bias_grad)
         hint = lib.own(self, "primitive_desc", self.forward_desc(bias, True))
         desc = lib.create(
             "convolution_backward_weights_primitive_desc_create", lib.engine, int(Alg.CONVOLUTION_DIRECT),
-            self.data.handle, self.weight.handle, None if bias is None else bias.handle, self.out.handle,
+            self.data.handle, made.handle, None if bias is None else bias.handle, self.out.handle,
             *self.windows, hint, attributes(),
         )  # fmt: skip
         if _is_wrong(lib.implementation(desc), windows, data.shape):
@@ -247,8 +248,8 @@ class BackwardWeights(_Work):
         self._run = Primitive(room, desc, arguments)
         self._source = Operand(room, strided(*data), self.data)
         self._head = Operand(room, strided(*head), self.out)
-        made = self._run.descriptor(Arg.DIFF_WEIGHTS)
-        self._target = Operand(room, strided(*self.weight_given), made, is_output=True)
+        given = strided(*self.weight_given._replace(dtype=weight.dtype))
+        self._target = Operand(room, given, self._run.descriptor(Arg.DIFF_WEIGHTS), is_output=True)
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         head, data, weight, *bias = addresses

@@ -179,6 +179,9 @@ KERNELS: dict[str, Make] = {
     "FullyConnected": _fully_connected,
     "_backward_FullyConnected_data": _fully_connected_data,
     "_backward_FullyConnected_weight": _fully_connected_weight,
+    "_wide_backward_Convolution_weight": _convolution_weight,
+    "_wide_backward_Deconvolution_weight": _deconvolution_weight,
+    "_wide_backward_FullyConnected_weight": _fully_connected_weight,
     "_pack_Convolution": _pack_filters,
     "_pack_FullyConnected": _pack_matrix,
 }
