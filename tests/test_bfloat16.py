@@ -427,7 +427,7 @@ def test_statistics_of_batch_norm_stay_float32():
 # -- training ---------------------------------------------------------------------------------------------
 
 
-def losses(dtype, images, labels, steps=150):
+def losses(dtype, images, labels, steps=100):
     """The losses of a small network on digits."""
     mx.random.seed(1)
     net = nn.HybridSequential()

@@ -135,7 +135,7 @@ def _parameters(graph: Graph) -> set[Node]:
 
 
 def _uncast(entry: Entry) -> Entry:
-    """What was cast to an entry, or else the entry itself."""
+    """The source of a cast entry, or else the entry itself."""
     while entry.node.op is not None and entry.node.op.traits.casts:
         entry = entry.node.inputs[0]
     return entry
