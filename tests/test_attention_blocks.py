@@ -39,7 +39,7 @@ def computed(op, inputs, fast):
 
 
 # dtype, the relative error that it may have, and that of what is summed with cancellation
-DTYPES = [("float32", 2e-4, 2e-5), ("bfloat16", 2**-6, 2**-7)]
+DTYPES = [("float32", 2e-4, 2e-5), ("bfloat16", 2**-6, 2**-6)]
 
 
 @pytest.mark.parametrize(("dtype", "relative", "absolute"), DTYPES, ids=["float32", "bfloat16"])
