@@ -11,6 +11,7 @@ import statistics
 
 from benchmarks import figure7, figure8, sim_scaling, slices, turns
 from benchmarks import gpu as gpus
+from benchmarks import half as halves
 from benchmarks import hostile as attacks
 from benchmarks import images as pictures
 from benchmarks import kvstore as stores
@@ -231,6 +232,11 @@ def operators(rounds: int) -> None:
     turns.report("Operators (microseconds; + with the gradient)", figures, bars)
 
 
+def half(rounds: int) -> None:
+    """Networks in bfloat16 on the CPU, beside float32 and PyTorch's bfloat16."""
+    halves.compare(min(rounds, 3))
+
+
 def chain(rounds: int) -> None:
     """Chains of ten elementwise operators on ten million elements, compared with one pass over the same memory."""
     one, three = ("read and write, 1", 1.5), ("read and write, 3", 1.5)
@@ -317,7 +323,7 @@ BENCHMARKS = {
     for function in (
         engine, numpy_face, lenet, lag, runahead, networks, operators, chain, memory, recompute, resident, planning,
         language, transformer, hybrid, gluon, small, shapes, detection, sparse, attention, importing, kvstore, recordio,
-        images, loader, profiling, serving, hostile, gpu,
+        images, loader, profiling, serving, hostile, gpu, half,
     )
 }  # fmt: skip
 PICTURES = {

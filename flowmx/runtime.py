@@ -39,7 +39,7 @@ def _installed(*names: str) -> bool:
 
 
 @cache
-def _cpu_flags() -> frozenset[str]:
+def cpu_flags() -> frozenset[str]:
     """The CPU's feature flags from ``/proc/cpuinfo``; empty where there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -94,7 +94,7 @@ _FEATURES: Mapping[str, bool | Callable[[], bool]] = {
 
 def _enabled(name: str) -> bool:
     if name in _CPU:
-        return _CPU[name] in _cpu_flags()
+        return _CPU[name] in cpu_flags()
     found = _FEATURES[name]
     return found() if callable(found) else found
 

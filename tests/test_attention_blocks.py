@@ -9,6 +9,7 @@ import pytest
 import flowmx as mx
 from flowmx import devices
 from flowmx.ops.kernels.llvm import attention
+from flowmx.ops.registry.dtypes import as_dtype
 from flowmx.ops.registry.operators import Run, kernel_for, lookup
 
 pytest.importorskip("llvmlite")
@@ -37,22 +38,31 @@ def computed(op, inputs, fast):
     return made
 
 
+# dtype, the relative error that it may have, and that of what is summed with cancellation
+DTYPES = [("float32", 2e-4, 2e-5), ("bfloat16", 2**-6, 2**-6)]
+
+
+@pytest.mark.parametrize(("dtype", "relative", "absolute"), DTYPES, ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(("parts", "layout", "shapes", "bias"), FORMS, ids=str)
-def test_as_the_plain_forward(parts, layout, shapes, bias, monkeypatch):
+def test_as_the_plain_forward(parts, layout, shapes, bias, dtype, relative, absolute, monkeypatch):
     monkeypatch.setattr(attention, "_BLOCK", 1)  # 256 queries at a time
     rng = np.random.default_rng(0)
-    inputs = [rng.standard_normal(shape).astype("float32") for shape in shapes]
+    narrow = as_dtype(dtype)
+    inputs = [rng.standard_normal(shape).astype(narrow).astype("float32") for shape in shapes]
     if bias is not None:
         inputs.append(np.where(rng.uniform(size=bias) < 0.3, -1e9, rng.standard_normal(bias)).astype("float32"))
     params = {"parts": parts, "layout": layout, "scale": 0.3, "biased": bias is not None}
     op = lookup("_fused_attention").create(**params, differentiable=True)
-    made, expected = (computed(op, inputs, fast) for fast in (True, False))
-    head = rng.standard_normal(expected[0].shape).astype("float32")
-    back, given = lookup("_backward_fused_attention").create(**params), [head, *expected, *inputs]
+    expected, made = computed(op, inputs, False), computed(op, [each.astype(narrow) for each in inputs], True)
+    head = rng.standard_normal(expected[0].shape).astype(narrow).astype("float32")
+    back = lookup("_backward_fused_attention").create(**params)
+    out, stats = expected
+    given = [head.astype(narrow), out.astype(narrow), stats, *(each.astype(narrow) for each in inputs)]
     made += computed(back, given, True)
-    expected += computed(back, given, False)
+    expected += computed(back, [head, *expected, *inputs], False)
     for one, other in zip(made, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
+        atol = absolute * np.abs(other).max()
+        np.testing.assert_allclose(one.astype("float32"), other, rtol=relative, atol=atol)
 
 
 class Attention(mx.gluon.HybridBlock):

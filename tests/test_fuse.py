@@ -209,7 +209,7 @@ def test_a_scale_goes_where_the_kernel_is_fast(channels):
     shapes, outputs = op.infer_shape([(2, channels, 32, 32), *[None] * 4])
     inputs = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
     assert_close(*both(op, inputs, outputs, "channels last"))
-    lie = [(shape, layouts.channels_last_strides(shape)) for shape in (shapes[0], outputs[0])]
+    lie = [layouts.Geometry(shape, layouts.channels_last_strides(shape)) for shape in (shapes[0], outputs[0])]
     made = convolution.Forward(op.geometry, lie[0], layouts.dense(shapes[1]), lie[1], ends_of(op), lie[1])
     assert not made._run.implementation().startswith("ref")
     assert made._does.scaled == (channels == 16)

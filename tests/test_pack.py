@@ -135,7 +135,7 @@ LAYERS = {
 def packed_pair(kind, scaled, size, **more):
     parameters, data = LAYERS[kind]
     layer = lookup(f"_fused_{kind}").create(**parameters, **more, packed=True)
-    size = packed_size("cpu", layer, data) if size is None else size
+    size = packed_size("cpu", layer, data, FLOAT32) if size is None else size
     pack = lookup(f"_pack_{kind}").create(**parameters, **more, packed=True, scaled=scaled, data_shape=data, size=size)
     return layer, pack, data
 

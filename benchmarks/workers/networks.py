@@ -8,9 +8,16 @@ from __future__ import annotations
 from typing import Any
 
 
-def conv(filters: int, kernel: int, stride: int = 1, pad: int = 0, relu: bool = True, norm: bool = False) -> Any:
-    """A convolution, with what follows it."""
-    return ("conv", filters, kernel, stride, pad, relu, norm)
+def conv(
+    filters: int, kernel: Any, stride: int = 1, pad: Any = 0, relu: Any = True, norm: bool = False, groups: int = 1
+) -> Any:
+    """A convolution, with what follows it; kernel and pad may be pairs, relu may be 6: clipped there."""
+    return ("conv", filters, kernel, stride, pad, relu, norm, groups)
+
+
+def pair(value: Any) -> tuple[int, int]:
+    """A number for both axes, or one for each."""
+    return value if isinstance(value, tuple) else (value, value)
 
 
 def pool(kernel: int, stride: int, pad: int = 0, kind: str = "max", full: bool = False) -> Any:
@@ -65,6 +72,83 @@ def residual(filters: int, stride: int, project: bool) -> Any:
     return ("add", body, [conv(filters, 1, stride, relu=False, norm=True)] if project else [])
 
 
+def inverted(inside: int, out: int, stride: int, wide: int, adds: bool) -> Any:
+    """A MobileNetV2 block."""
+    body = [
+        *([] if wide == inside else [conv(wide, 1, relu=6, norm=True)]),
+        conv(wide, 3, stride, 1, 6, True, wide), conv(out, 1, relu=False, norm=True),
+    ]  # fmt: skip
+    return [("sum", body, [])] if adds else body
+
+
+def _mobilenet() -> list[Any]:
+    made, inside = [conv(32, 3, 2, 1, 6, True)], 32
+    for times, out, count, stride in (
+        (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1),
+    ):  # fmt: skip
+        for number in range(count):
+            made += inverted(inside, out, 1 if number else stride, times * inside, number > 0)
+            inside = out
+    return [*made, conv(1280, 1, relu=6, norm=True), pool(7, 1, kind="avg"), ("fc", 1000, False)]
+
+
+def _normed(filters: int, kernel: Any, stride: int = 1, pad: Any = 0) -> Any:
+    return conv(filters, kernel, stride, pad, norm=True)
+
+
+def _inception_v3() -> list[Any]:
+    def a(last: int) -> Any:
+        return (
+            "concat", [_normed(64, 1)], [_normed(48, 1), _normed(64, 5, pad=2)],
+            [_normed(64, 1), _normed(96, 3, pad=1), _normed(96, 3, pad=1)],
+            [pool(3, 1, 1, "avg"), _normed(last, 1)],
+        )  # fmt: skip
+
+    def c(width: int) -> Any:
+        def flat(filters: int) -> Any:
+            return _normed(filters, (1, 7), pad=(0, 3))
+
+        def tall(filters: int) -> Any:
+            return _normed(filters, (7, 1), pad=(3, 0))
+
+        return (
+            "concat", [_normed(192, 1)], [_normed(width, 1), flat(width), tall(192)],
+            [
+                _normed(width, 1), tall(width), flat(width), tall(width),
+                flat(192),
+            ],
+            [pool(3, 1, 1, "avg"), _normed(192, 1)],
+        )  # fmt: skip
+
+    def e() -> Any:
+        split = ("concat", [_normed(384, (1, 3), pad=(0, 1))], [_normed(384, (3, 1), pad=(1, 0))])
+        return (
+            "concat", [_normed(320, 1)], [_normed(384, 1), split], [_normed(448, 1), _normed(384, 3, pad=1), split],
+            [pool(3, 1, 1, "avg"), _normed(192, 1)],
+        )  # fmt: skip
+
+    b = (
+        "concat", [_normed(384, 3, 2)], [_normed(64, 1), _normed(96, 3, pad=1), _normed(96, 3, 2)], [pool(3, 2)],
+    )  # fmt: skip
+    d = (
+        "concat", [_normed(192, 1), _normed(320, 3, 2)],
+        [_normed(192, 1), _normed(192, (1, 7), pad=(0, 3)), _normed(192, (7, 1), pad=(3, 0)), _normed(192, 3, 2)],
+        [pool(3, 2)],
+    )  # fmt: skip
+    return [
+        _normed(32, 3, 2), _normed(32, 3), _normed(64, 3, pad=1), pool(3, 2), _normed(80, 1), _normed(192, 3),
+        pool(3, 2), a(32), a(64), a(64), b, c(128), c(160), c(160), c(192), d, e(), e(), pool(8, 1, kind="avg"),
+        ("fc", 1000, False),
+    ]  # fmt: skip
+
+
+def _vgg_16() -> list[Any]:
+    made: list[Any] = []
+    for filters, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        made += [*[conv(filters, 3, 1, 1)] * count, pool(2, 2)]
+    return [*made, ("fc", 4096, True), ("fc", 4096, True), ("fc", 1000, False)]
+
+
 ALEXNET = [
     conv(64, 11, 4, 2), pool(3, 2), conv(192, 5, 1, 2), pool(3, 2), conv(384, 3, 1, 1), conv(256, 3, 1, 1),
     conv(256, 3, 1, 1), pool(3, 2), ("fc", 4096, True), ("fc", 4096, True), ("fc", 1000, False),
@@ -106,7 +190,7 @@ INCEPTION_BN = [
 ]  # fmt: skip
 NETWORKS: dict[str, list[Any]] = {
     "alexnet": ALEXNET, "googlenet": GOOGLENET, "vgg_a": VGG_A, "resnet_18": RESNET_18, "resnet_50": RESNET_50,
-    "inception_bn": INCEPTION_BN,
+    "inception_bn": INCEPTION_BN, "vgg_16": _vgg_16(), "mobilenet_v2": _mobilenet(), "inception_v3": _inception_v3(),
 }  # fmt: skip
 
 
@@ -118,13 +202,16 @@ def symbol(mx: Any, layers: list[Any]) -> Any:
 def _symbol(mx: Any, x: Any, layers: list[Any]) -> Any:
     for kind, *rest in layers:
         if kind == "conv":
-            filters, kernel, stride, pad, relu, norm = rest
+            filters, kernel, stride, pad, relu, norm, groups = rest
             x = mx.sym.Convolution(
-                x, num_filter=filters, kernel=(kernel, kernel), stride=(stride, stride), pad=(pad, pad), no_bias=norm
-            )
+                x, num_filter=filters, kernel=pair(kernel), stride=pair(stride), pad=pair(pad), no_bias=norm,
+                num_group=groups,
+            )  # fmt: skip
             if norm:
                 x = mx.sym.BatchNorm(x, fix_gamma=False, eps=1e-5)
-            if relu:
+            if relu == 6:
+                x = mx.sym.clip(x, 0, 6)
+            elif relu:
                 x = mx.sym.Activation(x, act_type="relu")
         elif kind == "pool":
             kernel, stride, pad, type_, full = rest
@@ -138,6 +225,8 @@ def _symbol(mx: Any, x: Any, layers: list[Any]) -> Any:
                 x = mx.sym.Activation(x, act_type="relu")
         elif kind == "concat":
             x = mx.sym.Concat(*(_symbol(mx, x, branch) for branch in rest), dim=1)
+        elif kind == "sum":
+            x = _symbol(mx, x, rest[0]) + _symbol(mx, x, rest[1])
         else:
             x = mx.sym.Activation(_symbol(mx, x, rest[0]) + _symbol(mx, x, rest[1]), act_type="relu")
     return x
@@ -154,6 +243,8 @@ def module(torch: Any, layers: list[Any], size: int = 224) -> Any:
 
         def forward(self, x: Any) -> Any:
             found = [branch(x) for branch in self.branches]
+            if self.how == "sum":
+                return found[0] + found[1]
             return torch.cat(found, 1) if self.how == "concat" else torch.relu_(found[0] + found[1])
 
     def build(x: Any, layers: list[Any]) -> tuple[Any, Any]:
@@ -166,12 +257,12 @@ def module(torch: Any, layers: list[Any], size: int = 224) -> Any:
 
         for kind, *rest in layers:
             if kind == "conv":
-                filters, kernel, stride, pad, relu, norm = rest
-                x = put(nn.Conv2d(x.shape[1], filters, kernel, stride, pad, bias=not norm), x)
+                filters, kernel, stride, pad, relu, norm, groups = rest
+                x = put(nn.Conv2d(x.shape[1], filters, kernel, stride, pad, bias=not norm, groups=groups), x)
                 if norm:
                     x = put(nn.BatchNorm2d(filters), x)
                 if relu:
-                    x = put(nn.ReLU(inplace=True), x)
+                    x = put(nn.ReLU6(inplace=True) if relu == 6 else nn.ReLU(inplace=True), x)
             elif kind == "pool":
                 kernel, stride, pad, type_, full = rest
                 x = put(

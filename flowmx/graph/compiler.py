@@ -131,6 +131,7 @@ def options_of(device_type: str) -> Options:
         share=config.exec_match_range > 0,
         workspaces=config.exec_num_temp,
         channels_last=kernels.like_channels_last(device_type),
+        multiplied=kernels.multiplied(device_type),
         workers=config.cpu_worker_nthreads if device_type == "cpu" else config.gpu_worker_nthreads,
         merge=settings.fresh("eliminate_common_expr"),
         mirror=config.backward_do_mirror,

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from flowmx.devices import Context
 from flowmx.graph.node import Entry, Node, topological
-from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import Operator, Shape
 
 RANK = "__rank__"
@@ -90,6 +90,7 @@ class Options:
         share: let values that never live at the same time share memory.
         workspaces: where nothing shares memory, how many places steps of a device work in, by turns.
         channels_last: the element types of values that may lie channels-last, where kernels are faster then.
+        multiplied: the element types for which there are kernels of layers and of what is fused into them.
         workers: how many operations a device runs at a time: branches may then run at the same time.
         pack: keep copies of filters in the order that kernels want, which takes memory and saves time.
         merge: compute once what several nodes would.
@@ -104,6 +105,7 @@ class Options:
     share: bool = True
     workspaces: int = 1
     channels_last: frozenset[DType] = frozenset()
+    multiplied: frozenset[DType] = frozenset([FLOAT32])
     workers: int = 1
     pack: bool = False
     merge: bool = True

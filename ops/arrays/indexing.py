@@ -70,7 +70,7 @@ class _Indexed(Linear):
         return dtypes, [dtypes[0]]
 
 
-class _Picking(Operator):
+class _Picking(Operator, moves=True):
     """Only the elements that are picked are read of a table."""
 
     table: ClassVar[int]

@@ -28,7 +28,7 @@ from flowmx.ops.registry.traits import BatchWise, Passing, Precision, Quantizati
 
 @operator("Concat", "concat")
 class Concat(
-    Operator, keeps_layout=True, mirrored=False, passing=Passing.ALONE, precision=Precision.WIDEST,
+    Operator, keeps_layout=True, mirrored=False, moves=True, passing=Passing.ALONE, precision=Precision.WIDEST,
     quantized=Quantization("_contrib_quantized_concat"), batch_wise=BatchWise.EACH,
 ):  # fmt: skip
     """The inputs joined along an axis; their other axes must be equal."""
@@ -91,7 +91,7 @@ class Concat(
 
 
 @operator("_backward_Concat")
-class BackwardConcat(Operator, hidden=True, keeps_layout=True):
+class BackwardConcat(Operator, hidden=True, moves=True, keeps_layout=True):
     """A head split into parts of the shapes of the further inputs."""
 
     variadic = "num_args"
@@ -119,7 +119,7 @@ class BackwardConcat(Operator, hidden=True, keeps_layout=True):
 
 
 @operator("stack")
-class Stack(Operator, precision=Precision.WIDEST, batch_wise=BatchWise.EACH):
+class Stack(Operator, moves=True, precision=Precision.WIDEST, batch_wise=BatchWise.EACH):
     """Inputs of one shape joined along a new axis."""
 
     variadic = "num_args"
@@ -152,7 +152,7 @@ class Stack(Operator, precision=Precision.WIDEST, batch_wise=BatchWise.EACH):
 _SQUEEZE = "Drop the axis, where each part has length 1 on it."
 
 
-class _Split(Operator, batch_wise=BatchWise.FIRST):
+class _Split(Operator, moves=True, batch_wise=BatchWise.FIRST):
     input_docs = described(data="any shape, any dtype")
     output_doc = (
         "A list of the parts, or the one part: the shape of data but for the axis, which squeeze_axis removes; "

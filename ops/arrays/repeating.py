@@ -15,7 +15,7 @@ from flowmx.ops.registry.traits import BatchWise, Passing
 
 
 @linear("tile")
-class Tile(Linear, passing=Passing.ALIKE, input_named=True, batch_wise=BatchWise.FIRST):
+class Tile(Linear, moves=True, passing=Passing.ALIKE, input_named=True, batch_wise=BatchWise.FIRST):
     """The whole input repeated ``reps`` times along each axis."""
 
     input_docs = described(data="any shape, any dtype")
@@ -45,7 +45,7 @@ class Tile(Linear, passing=Passing.ALIKE, input_named=True, batch_wise=BatchWise
 
 
 @linear("repeat")
-class Repeat(Linear, passing=Passing.ALIKE, input_named=True, batch_wise=BatchWise.FIRST):
+class Repeat(Linear, moves=True, passing=Passing.ALIKE, input_named=True, batch_wise=BatchWise.FIRST):
     """Each element repeated ``repeats`` times along an axis, or of the flattened input."""
 
     input_docs = described(data="any shape, any dtype")
@@ -74,7 +74,7 @@ class Repeat(Linear, passing=Passing.ALIKE, input_named=True, batch_wise=BatchWi
 
 
 @linear("Pad", "pad")
-class Pad(Linear, passing=Passing.ALIKE, input_named=True, batch_wise=BatchWise.FIRST):
+class Pad(Linear, moves=True, passing=Passing.ALIKE, input_named=True, batch_wise=BatchWise.FIRST):
     """The input with elements added around it: a constant, the edge's, or the reflected content."""
 
     input_docs = described(data="any shape, any dtype")

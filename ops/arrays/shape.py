@@ -24,7 +24,7 @@ from flowmx.ops.registry.operators import (
 from flowmx.ops.registry.traits import BatchParts, BatchWise, Quantization
 
 
-class View(Operator):
+class View(Operator, moves=True):
     """Base of operators whose output is a NumPy view of the input, copied."""
 
     def view(self, x: Array, shape: Shape) -> Array:

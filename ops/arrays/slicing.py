@@ -14,7 +14,7 @@ from flowmx.ops.registry.traits import BatchWise, Passing
 Slices = tuple[slice, ...]
 
 
-class _Slicing(Linear):
+class _Slicing(Linear, moves=True):
     def key(self, shape: Shape, others: Sequence[Shape]) -> Slices:
         """The slice of each axis, from the shapes of the input and of the other inputs."""
         raise NotImplementedError

@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, Literal, NamedTuple
 
+from flowmx.errors import TypeInferenceError
+from flowmx.ops.math.reduce import wide
 from flowmx.ops.nn.activation import Activation, LeakyReLU
-from flowmx.ops.nn.common import expect_shape
-from flowmx.ops.nn.convolution import Convolution, ConvolutionWeight
-from flowmx.ops.nn.linear import FullyConnected
+from flowmx.ops.nn.common import computing_dtype, expect_shape
+from flowmx.ops.nn.convolution import Convolution, ConvolutionWeight, DeconvolutionWeight
+from flowmx.ops.nn.linear import FullyConnected, FullyConnectedWeight
 from flowmx.ops.nn.normalization.batch_norm import BatchNorm
+from flowmx.ops.registry.dtypes import FLOAT32, DType, name_of
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, family, operator, option
 from flowmx.ops.registry.traits import BatchParts, BatchWise
 
@@ -75,6 +78,20 @@ class Fused(Operator, hidden=True):
             completed.append(expect_shape(self, "addend", rest.pop(0), outputs[0]))
         return completed, outputs
 
+    def infer_type(self, dtypes: list[DType | None]) -> tuple[list[DType | None], list[DType | None]]:
+        # Bias and scale may be float32 beside data of 16 bits.
+        given = self.parts(dtypes)
+        named = given._asdict()
+        of_data = [name for name in self.inputs() if name not in ("bias", "scale")]
+        found = next((named[name] for name in of_data if named[name] is not None), None)
+        for name in of_data:
+            if found is not None and named[name] not in (None, found):
+                raise TypeInferenceError(
+                    f"{self.name}: {name} has dtype {name_of(named[name])}, expected {name_of(found)}"
+                )
+        completed = [found if named[name] is None else named[name] for name in self.inputs()]
+        return completed, [found] * len(self.outputs())
+
     def weight_shape(self, data: Shape) -> Shape:
         """The shape of the weight for data of this shape."""
         count = len(super().inputs())
@@ -135,7 +152,7 @@ class BatchNormRelu(BatchNorm, hidden=True, batch_wise=BatchWise.OWN):
 class ScaleAndShift(Operator, hidden=True, once=True):
     """BatchNorm in prediction as two vectors (channels,): a factor and an addend for each channel.
 
-    A bias is what was added before it.
+    A bias is what was added before it. For numbers of 16 bits they are float32.
     """
 
     arguments = ("gamma", "beta", "mean", "var", "bias")
@@ -147,13 +164,18 @@ class ScaleAndShift(Operator, hidden=True, once=True):
     def inputs(self) -> tuple[str, ...]:
         return self.arguments[: 5 if self.biased else 4]
 
+    def infer_type(self, dtypes: list[DType | None]) -> tuple[list[DType | None], list[DType | None]]:
+        var = dtypes[3]
+        return dtypes, [None if var is None else computing_dtype(var)] * 2
+
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         (gamma, beta, mean, var), (scale, shift) = inputs[:4], outputs
+        var, mean = wide(var), wide(mean)
         scale[...] = 1 / run.xp.sqrt(var + var.dtype.type(self.eps))
         if not self.fix_gamma:
-            scale *= gamma
-        shift[...] = (inputs[4] - mean if self.biased else -mean) * scale
-        shift += beta
+            scale *= wide(gamma)
+        shift[...] = (wide(inputs[4]) - mean if self.biased else -mean) * scale
+        shift += wide(beta)
 
 
 @operator("_backward_Convolution_weight_bias")
@@ -169,6 +191,32 @@ class ConvolutionWeightBias(ConvolutionWeight):
         super().forward(run, inputs, outputs)
         axes = (0, *range(2, inputs[0].ndim))
         inputs[0].sum(axis=axes, out=outputs[1])
+
+
+@family
+class WideGradient(Operator, hidden=True):
+    """The gradient of a layer's weight in float32, in which it is summed, for factors of 16 bits.
+
+    It stands before the gradient in 16 bits among the bases.
+    """
+
+    def infer_type(self, dtypes: list[DType | None]) -> tuple[list[DType | None], list[DType | None]]:
+        return super().infer_type(dtypes)[0], [FLOAT32]
+
+
+@operator("_wide_backward_Convolution_weight")
+class WideConvolutionWeight(WideGradient, ConvolutionWeight):
+    """The gradient of Convolution for its weight, in float32."""
+
+
+@operator("_wide_backward_Deconvolution_weight")
+class WideDeconvolutionWeight(WideGradient, DeconvolutionWeight):
+    """The gradient of Deconvolution for its weight, in float32."""
+
+
+@operator("_wide_backward_FullyConnected_weight")
+class WideFullyConnectedWeight(WideGradient, FullyConnectedWeight):
+    """The gradient of FullyConnected for its weight, in float32."""
 
 
 @operator("_copy_to_device")

@@ -11,6 +11,7 @@ import pkgutil
 from typing import TYPE_CHECKING
 
 from flowmx.ops.registry.dtypes import FLOAT32
+from flowmx.ops.registry.traits import Precision
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +30,26 @@ def like_channels_last(device_type: str) -> frozenset[DType]:
 
     if device_type == "gpu":
         return cuda.convolution.channels_last()
-    return frozenset([FLOAT32] if device_type == "cpu" and library() is not None else [])
+    return multiplied(device_type) if device_type == "cpu" and library() is not None else frozenset()
+
+
+def multiplied(device_type: str) -> frozenset[DType]:
+    """The element types in which a device's kernels multiply, and do what is fused into a product."""
+    from flowmx.ops.kernels.onednn.layouts import halves
+
+    return frozenset([FLOAT32]) | (halves() if device_type == "cpu" else frozenset())
+
+
+def computes(device_type: str, op: Operator, dtype: DType) -> bool:
+    """Tell whether an operator's kernel computes on elements of a type of 16 bits as they are in memory."""
+    from flowmx.ops.registry.operators import kernel_for
+
+    kernel = kernel_for(device_type, op.name)
+    if kernel is None and op.traits.heavy and op.traits.precision in (Precision.LOW, Precision.WIDEST):
+        # By the device's product.
+        return dtype in multiplied(device_type)
+    ask = getattr(kernel, "takes", None)
+    return op.traits.moves or op.traits.repeats or bool(ask is not None and ask(op, dtype))
 
 
 def weight_of_link(device_type: str, op: Operator, dtype: DType, count: int) -> int | None:

@@ -8,7 +8,9 @@ from typing import Any
 from flowmx.ops.kernels.llvm import batch_norm as loops
 from flowmx.ops.kernels.onednn import normalization as onednn
 from flowmx.ops.kernels.onednn.kernel import plainly
+from flowmx.ops.kernels.onednn.layouts import FLOATS
 from flowmx.ops.nn.normalization.batch_norm import BatchNorm
+from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Run, kernel
 
 
@@ -33,3 +35,11 @@ def _backward_batch_norm(op: Any, run: Run, inputs: Sequence[Array], outputs: Se
         plainly(op, run, inputs, outputs)
     elif op.fix_gamma:
         outputs[1].fill(0)
+
+
+def _takes(op: Any, dtype: DType) -> bool:
+    return dtype in FLOATS
+
+
+for _kernel in (_batch_norm, _batch_norm_relu, _backward_batch_norm):
+    _kernel.takes = _takes  # type: ignore[attr-defined]

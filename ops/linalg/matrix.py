@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from flowmx.errors import ShapeError
 from flowmx.ops.arrays.linear import Inferred, shape_of
-from flowmx.ops.math.products import matmul
+from flowmx.ops.math.products import matmul, multiplies
 from flowmx.ops.math.reduce import wide
 from flowmx.ops.registry.operators import (
     Array,
@@ -36,9 +36,11 @@ def _same(op: Operator, one: int, other: int, shapes: Sequence[ShapeOrNone]) -> 
 
 def multiply(run: Run, a: Array, b: Array, out: Array) -> None:
     """The matrix product (in batches) of ``a`` and ``b``, into ``out`` of the same element count."""
-    left, right = wide(a), wide(b)
     shape = (*a.shape[:-1], b.shape[-1])
-    # Half precision is multiplied as float32: faster, and rounded once.
+    if out.dtype.itemsize == 2 and out.flags.c_contiguous and multiplies(run, a, b, out.reshape(shape)):
+        return
+    left, right = wide(a), wide(b)
+    # Half precision is multiplied as float32 where there is no product of it: faster, and rounded once.
     if left is a and right is b and out.flags.c_contiguous:
         matmul(run, left, right, out.reshape(shape))
     else:

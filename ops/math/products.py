@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from flowmx.ops.math.conversion import as_type
+from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Run
 
+Once = Callable[[Array, Array], None]
+"""A product whose right factor is known: ``function(a, out)``."""
+Again = Callable[[Array, int, DType], "Once | None"]
 Product = Callable[[Array, Array, Array], bool]
 F = TypeVar("F", bound=Product)
 _products: dict[str, Product] = {}
+_again: dict[str, Again] = {}
+_halves: dict[str, Callable[[DType], bool]] = {}
+A = TypeVar("A", bound=Again)
+H = TypeVar("H", bound=Callable[[DType], bool])
 
 
 def product(device_type: str) -> Callable[[F], F]:
@@ -22,8 +31,66 @@ def product(device_type: str) -> Callable[[F], F]:
     return register
 
 
+def multiplies(run: Run, a: Array, b: Array, out: Array) -> bool:
+    """Compute ``out = a @ b`` for matrices, or stacks of them, by the device's own product; False where it can not."""
+    fast = _products.get(run.device.kernels)
+    return fast is not None and fast(a, b, out)
+
+
 def matmul(run: Run, a: Array, b: Array, out: Array) -> None:
     """Compute ``out = a @ b`` for matrices, or stacks of them, of one dtype."""
-    fast = _products.get(run.device.kernels)
-    if fast is None or not fast(a, b, out):
+    if not multiplies(run, a, b, out):
         run.xp.matmul(a, b, out=out)
+
+
+def again(device_type: str) -> Callable[[A], A]:
+    """Register ``function(b, rows, dtype)``, which prepares products of so many rows with one right factor, or not."""
+
+    def register(function: A) -> A:
+        _again[device_type] = function
+        return function
+
+    return register
+
+
+def multiplying(device_type: str) -> Callable[[H], H]:
+    """Register ``function(dtype)``, which tells whether a device has a product of numbers of 16 bits."""
+
+    def register(function: H) -> H:
+        _halves[device_type] = function
+        return function
+
+    return register
+
+
+def has_product(device_type: str, dtype: DType) -> bool:
+    """Tell whether a device multiplies numbers of 16 bits of this kind and adds up in float32."""
+    ask = _halves.get(device_type)
+    return ask is not None and ask(dtype)
+
+
+def summed(run: Run, a: Array, b: Array, out: Array) -> None:
+    """Compute ``out = a @ b`` where the factors may be of 16 bits beside a result of more."""
+    if not multiplies(run, a, b, out):
+        run.xp.matmul(as_type(run, a, out.dtype), as_type(run, b, out.dtype), out=out)
+
+
+def repeated(run: Run, b: Array, rows: int, dtype: DType, times: int) -> Once:
+    """The product ``a @ b`` for many a of so many rows, and results of a dtype, which a is of as well.
+
+    Args:
+        run: where.
+        b: the matrix, perhaps of 16 bits.
+        rows: of each a.
+        dtype: of a and the results.
+        times: how many products there will be: to bring a matrix into another order pays for several alone.
+    """
+    prepare = _again.get(run.device.kernels)
+    made = None if prepare is None or times < _FEW else prepare(b, rows, dtype)
+    if made is not None:
+        return made
+    wide = as_type(run, b, dtype)
+    return lambda a, out: matmul(run, a, wide, out)
+
+
+_FEW = 4

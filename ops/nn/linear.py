@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from flowmx.ops.math.conversion import as_type, cast
-from flowmx.ops.math.products import matmul
+from flowmx.ops.math.products import matmul, multiplies
 from flowmx.ops.nn.common import (
     Linear,
     LinearData,
@@ -49,12 +49,12 @@ def as_matrix(array: Array, flatten: bool) -> Array:
 
 
 def multiply(run: Run, a: Array, b: Array, out: Array) -> None:
-    """Compute ``out = a @ b`` for matrices, 16 bits in float32 where the host computes."""
+    """Compute ``out = a @ b`` for matrices, 16 bits in float32 where the host has no product of them."""
     dtype = computing_dtype(out.dtype)
     # A GPU multiplies 16 bits as they are, and adds up in float32.
     if dtype == out.dtype or run.xp is not np:
         matmul(run, a, b, out)
-    else:
+    elif not multiplies(run, a, b, out):
         wide = scratch(run, "product", out.shape, dtype)
         matmul(run, as_type(run, a, dtype), as_type(run, b, dtype), wide)
         cast(run, wide, out)

@@ -359,7 +359,7 @@ def lowest(dtype: DType) -> float:
     """The maximum of an empty window: the dtype's lowest finite value, as in MXNet."""
     if dtype.kind in "iu":
         return float(np.iinfo(dtype).min)
-    return float(np.finfo(dtype if dtype.kind == "f" else computing_dtype(dtype)).min)
+    return float(np.finfo(dtype).min) if dtype.kind == "f" else -(2.0 - 2.0**-7) * 2.0**127  # bfloat16's
 
 
 def _shrunk(shape: Shape, line: _Axis) -> Shape:

@@ -83,6 +83,9 @@ def update(run: Run, rule: Rule, p: Any, mixed: bool, inputs: Sequence[Array], o
         inputs: the weight, the gradient and the states, which are updated.
         out: the new weight.
     """
+    fast = _mixed.get(run.device.kernels) if mixed else None
+    if fast is not None and fast(rule, p, inputs, out):
+        return
     formula = _on_arrays(rule, p, len(inputs) - mixed)
     numbers = formula.numbers(p, computing_dtype((inputs[-1] if mixed else out).dtype))
     for weight, grad, *states, target in blocks(*inputs, out):
@@ -91,6 +94,21 @@ def update(run: Run, rule: Rule, p: Any, mixed: bool, inputs: Sequence[Array], o
         formula.run(run.xp, numbers, (w, grad, *states), (into, *states))
         if mixed:
             run.xp.copyto(target, w, casting="unsafe")
+
+
+Mixed = Callable[[Rule, Any, Sequence[Array], Array], bool]
+X = TypeVar("X", bound=Mixed)
+_mixed: dict[str, Mixed] = {}
+
+
+def mixed_update(device_type: str) -> Callable[[X], X]:
+    """Register what updates a float32 copy and rounds it to the weight in one pass; False where it can not."""
+
+    def register(function: X) -> X:
+        _mixed[device_type] = function
+        return function
+
+    return register
 
 
 _made: dict[Hashable, OnArrays] = {}

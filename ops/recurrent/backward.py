@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flowmx.ops.math.products import matmul
+from flowmx.ops.math.conversion import as_type
+from flowmx.ops.math.products import matmul, summed
 from flowmx.ops.nn.common import product, scratch
 from flowmx.ops.recurrent import loops
 from flowmx.ops.recurrent.layout import Weights
@@ -45,7 +46,7 @@ class BackwardRNN(RNN, hidden=True, skips=False, uses_random=False, mode_matters
         xp, count = run.xp, RNN.visible_outputs(self)
         heads, given, layout = inputs[:count], self.read(run, inputs[count:-1]), self.layout
         time, batch, features = given.data.shape
-        dtype = given.data.dtype
+        dtype = inputs[-1].dtype
         kept = layout.kept(inputs[-1], time, batch, self.p > 0)
         weights = layout.unpack(given.parameters, features)
         total = outputs[1] if outputs[1].dtype == dtype else xp.empty(outputs[1].shape, dtype)
@@ -68,8 +69,9 @@ class BackwardRNN(RNN, hidden=True, skips=False, uses_random=False, mode_matters
                 made = self._go_back(run, track, along(part, direction), states, direction)
                 for out, state in zip(outputs[2:], states, strict=False):
                     out[row] = state
-                self._weigh(run, track, made, direction, x, grads[layer][direction])
-                _spread(run, made.outer, sides.input, below, add=direction > 0)
+                outer = as_type(run, made.outer, sides.input.dtype)
+                self._weigh(run, track, made, outer, direction, x, grads[layer][direction])
+                _spread(run, outer, sides.input, below, add=direction > 0)
             mask = kept[layer].mask
             head = below if mask is None else xp.multiply(below, mask, out=below)
         if head is not outputs[0]:
@@ -89,13 +91,17 @@ class BackwardRNN(RNN, hidden=True, skips=False, uses_random=False, mode_matters
         loops.backward(self.mode, run, track, heads, states[0], states[1], GateGradients(*turned))
         return GateGradients(outer, inner, projected)
 
-    def _weigh(self, run: Run, track: Track, made: GateGradients, direction: int, x: Array, grads: Weights) -> None:
-        """The gradients of one layer's parameters in one direction."""
-        matmul(run, rows_of(made.outer).T, rows_of(x), grads.input)
+    def _weigh(
+        self, run: Run, track: Track, made: GateGradients, outer: Array, direction: int, x: Array, grads: Weights
+    ) -> None:  # fmt: skip
+        """The gradients of one layer's parameters in one direction; ``outer`` is that of ``made`` as a factor."""
+        dtype = outer.dtype
+        summed(run, rows_of(outer).T, rows_of(as_type(run, x, dtype)), grads.input)
         inner, hidden = along(made.inner, direction), track.hidden
+        factor = along(outer if made.inner is made.outer else as_type(run, made.inner, dtype), direction)
         # In the data's order of time, where the rows of all steps lie one behind the other.
-        later, before = (along(each, direction) for each in (inner[1:], hidden[:-1]))
-        matmul(run, rows_of(later).T, rows_of(before), grads.recurrent)
+        later, before = (along(each, direction) for each in (factor[1:], hidden[:-1]))
+        summed(run, rows_of(later).T, as_type(run, rows_of(before), dtype), grads.recurrent)
         if len(inner):
             grads.recurrent[...] += inner[0].T @ track.state
         rows_of(made.outer).sum(axis=0, out=grads.input_bias)
@@ -114,7 +120,7 @@ def _spread(run: Run, gates: Array, weight: Array, out: Array, add: bool) -> Non
     rows, made = rows_of(gates), rows_of(out)
     for start in range(0, len(rows), ROWS):
         part = made[start : start + ROWS]
+        product = run.xp.empty(part.shape, part.dtype) if add else part
+        summed(run, rows[start : start + ROWS], weight, product)
         if add:
-            part += rows[start : start + ROWS] @ weight
-        else:
-            matmul(run, rows[start : start + ROWS], weight, part)
+            part += product

@@ -83,9 +83,10 @@ def _by_gate(gates: Array, count: int) -> Array:
 
 
 def _simple_forward(activate: Callable[[Any, Array], None], run: Run, track: Track) -> None:
+    product = track.recurrence(run)
     for step, gates in enumerate(track.gates):
         hidden = track.hidden[step]
-        matmul(run, track.before(step), track.weight.T, hidden)
+        product(track.before(step), hidden)
         hidden += gates
         activate(run.xp, hidden)
         hold(run.xp, track, step, (hidden, track.before(step)))
@@ -113,12 +114,13 @@ def _simple_backward(
     grads: GateGradients,
 ) -> None:  # fmt: skip
     xp, outer = run.xp, grads.outer
+    spread = track.spreading(run)
     for step in reversed(range(len(outer))):
         state += heads[step]
         passing = split(xp, track, step, state)
         slope(xp, track.hidden[step], outer[step])
         outer[step] *= state
-        matmul(run, outer[step], track.weight, state)
+        spread(outer[step], state)
         join((state,), passing)
 
 
@@ -136,8 +138,9 @@ def lstm_forward(run: Run, track: Track) -> None:
     total = scratch(run, "lstm gates", track.gates.shape[1:], track.gates.dtype)
     product = scratch(run, "lstm product", track.more.shape[2:], track.gates.dtype)
     cells, squashed = track.more
+    recur = track.recurrence(run)
     for step, gates in enumerate(track.gates):
-        matmul(run, track.before(step), track.weight.T, total)
+        recur(track.before(step), total)
         total += gates
         total *= scale
         xp.tanh(total, out=total)
@@ -197,6 +200,7 @@ def _lstm_factors(run: Run, track: Track, part: slice, out: Array) -> tuple[Arra
 def _lstm_backward(run: Run, track: Track, heads: Array, state: Array, cell: Array, grads: GateGradients) -> None:
     xp, outer = run.xp, grads.outer
     product = scratch(run, "lstm product", cell.shape, cell.dtype)
+    spread = track.spreading(run)
     for part in _parts(len(outer), outer):
         slope, forget = _lstm_factors(run, track, part, outer)
         for step in reversed(range(part.start, part.stop)):
@@ -214,7 +218,7 @@ def _lstm_backward(run: Run, track: Track, heads: Array, state: Array, cell: Arr
             gates[:, :3] *= cell[:, None]
             gates[:, 3] *= made
             cell *= forget[at]
-            matmul(run, outer[step], track.weight, state)
+            spread(outer[step], state)
             join((state, cell), passing)
 
 
@@ -226,9 +230,10 @@ def gru_forward(run: Run, track: Track) -> None:
     xp, units = run.xp, track.more.shape[-1]
     total = scratch(run, "gru gates", track.gates.shape[1:], track.gates.dtype)
     (inner,) = track.more
+    recur = track.recurrence(run)
     for step, gates in enumerate(track.gates):
         hidden, before = track.hidden[step], track.before(step)
-        matmul(run, before, track.weight.T, total)
+        recur(before, total)
         xp.add(total[:, 2 * units :], track.bias, out=inner[step])
         switches, new = gates[:, : 2 * units], gates[:, 2 * units :]
         reset, update = gates[:, :units], gates[:, units : 2 * units]
@@ -264,6 +269,7 @@ def _gru_factors(run: Run, track: Track, part: slice, out: Array) -> Array:
 def _gru_backward(run: Run, track: Track, heads: Array, state: Array, cell: Array, grads: GateGradients) -> None:
     xp, (outer, inner, _) = run.xp, grads
     product = scratch(run, "gru product", state.shape, state.dtype)
+    spread = track.spreading(run)
     for part in _parts(len(outer), outer):
         gates = _gru_factors(run, track, part, outer)
         for step in reversed(range(part.start, part.stop)):
@@ -275,7 +281,7 @@ def _gru_backward(run: Run, track: Track, heads: Array, state: Array, cell: Arra
             mine[:, 0] *= mine[:, 2]
             inner[step] = outer[step]
             _by_gate(inner[step], 3)[:, 2] *= reset
-            matmul(run, inner[step], track.weight, product)
+            spread(inner[step], product)
             state *= update
             state += product
             join((state,), passing)

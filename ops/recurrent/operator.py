@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from flowmx.errors import ParameterError
 from flowmx.ops.math.conversion import as_type, cast
-from flowmx.ops.math.products import matmul
+from flowmx.ops.math.products import has_product, summed
+from flowmx.ops.math.reduce import wide
 from flowmx.ops.nn.common import bound, computing_dtype, expect_rank, expect_shape, product, scratch
 from flowmx.ops.recurrent import loops
 from flowmx.ops.recurrent.layout import KINDS, Kept, Layout, Weights
@@ -38,7 +39,7 @@ ROWS = 512
 
 
 class _Inputs(NamedTuple):
-    """The inputs by name, in the computing dtype; what an instance does not take is None."""
+    """The inputs by name, states in the computing dtype; what an instance does not take is None."""
 
     data: Array
     parameters: Array
@@ -163,7 +164,7 @@ class RNN(Operator, skips=True, uses_random=True, mode_matters=True, heavy=True,
     # -- computing -------------------------------------------------------------------------------------
 
     def read(self, run: Run, arrays: Sequence[Array]) -> _Inputs:
-        """The inputs, ready to compute with."""
+        """The inputs, ready to compute with; data and parameters stay in 16 bits where the device multiplies them."""
         given = dict(zip(RNN.inputs(self), arrays, strict=True))
         time = len(given["data"])
         lengths = given.pop("sequence_length", None)
@@ -171,9 +172,10 @@ class RNN(Operator, skips=True, uses_random=True, mode_matters=True, heavy=True,
         if lengths is not None:
             running = run.xp.arange(time)[:, None, None] < lengths[None, :, None]
         dtype = computing_dtype(given["data"].dtype)
-        wide = {name: as_type(run, array, dtype) for name, array in given.items()}
+        stay = ("data", "parameters") if has_product(run.device.kernels, given["data"].dtype) else ()
+        ready = {name: array if name in stay else as_type(run, array, dtype) for name, array in given.items()}
         return _Inputs(
-            wide["data"], wide["parameters"], wide["state"], wide.get("state_cell"),
+            ready["data"], ready["parameters"], ready["state"], ready.get("state_cell"),
             None if running is None else running.astype(dtype),
         )  # fmt: skip
 
@@ -189,10 +191,10 @@ class RNN(Operator, skips=True, uses_random=True, mode_matters=True, heavy=True,
             along(kept.hidden[..., direction * outputs : (direction + 1) * outputs], direction),
             kept.more[direction][:, :: -1 if direction else 1],
             weights.recurrent,
-            weights.recurrent_bias[-layout.units :],
+            wide(weights.recurrent_bias[-layout.units :]),
             given.state[row],
             None if given.state_cell is None else given.state_cell[row],
-            weights.projection,
+            None if weights.projection is None else wide(weights.projection),
             None if given.running is None else along(given.running, direction),
             clip,
             self.lstm_state_clip_nan,
@@ -228,9 +230,10 @@ class RNN(Operator, skips=True, uses_random=True, mode_matters=True, heavy=True,
 
     def _bias(self, weights: Weights) -> Array:
         """The bias (gates·units,) of every step; a GRU adds the recurrent bias of its new gate by itself."""
-        total = weights.input_bias + weights.recurrent_bias
+        given = wide(weights.input_bias)
+        total = given + wide(weights.recurrent_bias)
         if self.mode == "gru":
-            total[-self.state_size :] = weights.input_bias[-self.state_size :]
+            total[-self.state_size :] = given[-self.state_size :]
         return total
 
     def _drop(self, run: Run, mask: Array | None) -> None:
@@ -259,10 +262,10 @@ def along(array: Array, direction: int) -> Array:
 
 def _affine(run: Run, x: Array, weight: Array, bias: Array, out: Array) -> None:
     """Compute x Wᵀ + b into ``out``, with x (time, batch, inputs)."""
-    rows, made = rows_of(x), rows_of(out)
+    rows, made = rows_of(as_type(run, x, weight.dtype)), rows_of(out)
     for start in range(0, len(rows), ROWS):
         part = made[start : start + ROWS]
-        matmul(run, rows[start : start + ROWS], weight.T, part)
+        summed(run, rows[start : start + ROWS], weight.T, part)
         part += bias
 
 

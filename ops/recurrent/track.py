@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from flowmx.ops.registry.operators import Array
+from flowmx.ops.math.products import Once, repeated
+from flowmx.ops.registry.operators import Array, Run
 
 
 class Track(NamedTuple):
@@ -16,7 +17,7 @@ class Track(NamedTuple):
         hidden: (time, batch, outputs), the outputs; written by the forward.
         more: (kept, time, batch, units), written by the forward: an LSTM's cells and their tanh; what the
             recurrence gives a GRU's new gate, with its bias.
-        weight: the recurrent weight (gates·units, outputs).
+        weight: the recurrent weight (gates·units, outputs), perhaps of 16 bits beside gates of float32.
         bias: the recurrent bias of a GRU's new gate (units,); all other biases are in the gates already.
         state: the initial output (batch, outputs).
         cell: an LSTM's initial cell (batch, units), else None.
@@ -42,6 +43,14 @@ class Track(NamedTuple):
     def plain(self) -> bool:
         """True without projection, clipping and lengths: what registered loops are asked for."""
         return self.projection is None and self.running is None and self.clip is None
+
+    def recurrence(self, run: Run) -> Once:
+        """The product of an output and the recurrent weight, for all steps."""
+        return repeated(run, self.weight.T, self.gates.shape[1], self.gates.dtype, len(self.gates))
+
+    def spreading(self, run: Run) -> Once:
+        """The product of the gates' gradients and the recurrent weight, for all steps."""
+        return repeated(run, self.weight, self.gates.shape[1], self.gates.dtype, len(self.gates))
 
     def before(self, step: int) -> Array:
         """The output before a step."""

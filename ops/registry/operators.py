@@ -589,9 +589,10 @@ def kernel(device_type: str, name: str) -> Callable[[Callable[..., None]], Calla
     It may be an object with more to it: ``workspace(operator, inputs, outputs)`` gives, for arrays that are
     :class:`Laid` so, how many bytes it needs besides them; ``tie(operator)`` gives a forward ``function(run, inputs,
     outputs)`` for one step of a bound graph, whose method ``use(memory)`` receives those bytes;
-    ``packed_size(operator, data_shape)`` gives the number of elements of a packed copy of a layer's weight in its
-    layout, or None; ``bind(operator, inputs, outputs)`` gives, for arrays of these :data:`Form`, a :data:`Bound`
-    forward with less to decide, or None.
+    ``packed_size(operator, data_shape, dtype)`` gives the number of elements of a packed copy of a layer's weight in
+    its layout, or None; ``takes(operator, dtype)`` tells whether it computes on elements of 16 bits as they are;
+    ``bind(operator, inputs, outputs)`` gives, for arrays of these :data:`Form`, a :data:`Bound` forward with less to
+    decide, or None.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -606,10 +607,10 @@ def workspace_of(device_type: str, op: Operator) -> Callable[[Any, Sequence[Laid
     return getattr(kernel_for(device_type, op.name), "workspace", None)
 
 
-def packed_size(device_type: str, op: Operator, data: Shape) -> int | None:
-    """The elements of a layer's packed weight, for data of a shape; None where its kernel is as fast without."""
+def packed_size(device_type: str, op: Operator, data: Shape, dtype: DType) -> int | None:
+    """The elements of a layer's packed weight, for data of a form; None where its kernel is as fast without."""
     ask = getattr(kernel_for(device_type, op.name), "packed_size", None)
-    return None if ask is None else ask(op, data)
+    return None if ask is None else ask(op, data, dtype)
 
 
 def tied_forward(device_type: str, op: Operator) -> TiedForward | None:

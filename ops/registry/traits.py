@@ -119,6 +119,7 @@ class Traits:
         view: the output is the first input's bytes with another shape, so that a plan needs no step for it.
         casts: the output is the first input in another dtype.
         repeats: every element of the output is one of the first input's, with the axes broadcast.
+        moves: elements of the inputs are copied to other places, and at most filled up with a number.
         shapes_only: the names of inputs of which the forward looks at nothing but shape and dtype.
         passing: when the first output is the first input, to the bit.
         neutral: for arithmetic with two operands, the number that changes nothing.
@@ -153,6 +154,7 @@ class Traits:
     view: bool = False
     casts: bool = False
     repeats: bool = False
+    moves: bool = False
     shapes_only: tuple[str, ...] = ("like",)
     passing: Passing = Passing.NEVER
     neutral: Neutral | None = None

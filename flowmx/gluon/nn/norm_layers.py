@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from flowmx.gluon.hybrid import HybridBlock, Layer
-from flowmx.ops.registry.dtypes import as_dtype
+from flowmx.ops.registry.dtypes import as_dtype, is_floating
 
 __all__ = ["BatchNorm", "BatchNormReLU", "GroupNorm", "InstanceNorm", "LayerNorm"]
 
@@ -51,8 +49,9 @@ class BatchNorm(Layer):
         self.running_var = _vector(self, "running_var", in_channels, running_variance_initializer, False)
 
     def cast(self, dtype: Any) -> None:
-        """Change the element type of its parameters; with float16 inputs they stay float32."""
-        super().cast("float32" if as_dtype(dtype) == np.float16 else dtype)
+        """Change the element type of its parameters; with inputs of 16 bits they stay float32."""
+        given = as_dtype(dtype)
+        super().cast("float32" if given.itemsize == 2 and is_floating(given) else dtype)
 
     def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
         return F.BatchNorm(x, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs)

@@ -7,6 +7,7 @@ are computed once, and again when a parameter or a statistic has changed.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from flowmx.graph.graph import Graph, Options, Rewriter
@@ -15,7 +16,7 @@ from flowmx.graph.passes.fuse import FUSED, fused
 from flowmx.ops.compiled.fused import ScaleAndShift
 from flowmx.ops.nn.normalization.batch_norm import BatchNorm, BatchStatistics
 from flowmx.ops.nn.normalization.batch_norm_variants import BatchNormWithReLU, SyncBatchNorm
-from flowmx.ops.registry.dtypes import FLOAT32
+from flowmx.ops.registry.dtypes import DType, name_of
 
 NORMALIZATIONS: dict[type, str] = {BatchNorm: "", SyncBatchNorm: "", BatchNormWithReLU: "relu"}
 """Normalisations that can be folded into a layer, and the activation that comes with each."""
@@ -29,7 +30,7 @@ def fold_normalization(graph: Graph, options: Options) -> Graph:
     folded = {}
     for node in rewriter.nodes:
         if type(node.op) in NORMALIZATIONS:
-            reason = _why_not(rewriter, node)
+            reason = _why_not(rewriter, node, options.multiplied)
             if reason:
                 rewriter.note(f"{node.name} stays: {reason}")
             else:
@@ -43,7 +44,7 @@ def fold_normalization(graph: Graph, options: Options) -> Graph:
     return rewriter.result()
 
 
-def _why_not(rewriter: Rewriter, norm: Node) -> str:
+def _why_not(rewriter: Rewriter, norm: Node, dtypes: Collection[DType]) -> str:
     """The reason why a normalisation can not be folded into the layer before it; empty if it can."""
     op, source, graph = norm.op, norm.inputs[0], rewriter.graph
     layer: Any = source.node
@@ -57,8 +58,8 @@ def _why_not(rewriter: Rewriter, norm: Node) -> str:
         return f"its axis {op.axis} is not that of the channels of {layer.name}"
     if any(rewriter.uses.get(Entry(norm, index)) for index in range(1, norm.outputs())):
         return "its statistics are used elsewhere too"
-    if any(graph.dtypes[entry] != FLOAT32 for entry in (source, *norm.inputs)):
-        return "it is not in float32"
+    if any(graph.dtypes[entry] not in dtypes for entry in (source, *norm.inputs)):
+        return f"it is not in {' or '.join(sorted(map(name_of, dtypes)))}"
     if graph.context(layer) is not graph.context(norm):
         return f"{layer.name} is on another device"
     parameters = (*norm.inputs[1:], *layer.inputs[2:])

@@ -4,14 +4,14 @@ What is fused: into a convolution or FullyConnected the bias, the addition and t
 
     relu(Convolution(x) + bias + other)
 
-nothing remains but one step, which may write over ``other`` (in float32, for which there are kernels); a ReLU into
-BatchNorm; and the two sums over a convolution's head that are its weight's and its bias's gradient. Of two layers that
-are added, the later one adds.
+nothing remains but one step, which may write over ``other`` (in the element types for which there are kernels); a
+ReLU into BatchNorm; and the two sums over a convolution's head that are its weight's and its bias's gradient. Of two
+layers that are added, the later one adds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -25,13 +25,16 @@ from flowmx.ops.compiled.fused import (
     Fused,
     FusedConvolution,
     FusedFullyConnected,
+    WideConvolutionWeight,
+    WideDeconvolutionWeight,
+    WideFullyConnectedWeight,
 )
 from flowmx.ops.math.binary import SUMS
 from flowmx.ops.nn.activation import Activation, LeakyReLU
-from flowmx.ops.nn.convolution import Convolution, ConvolutionWeight
-from flowmx.ops.nn.linear import BackwardBias, FullyConnected
+from flowmx.ops.nn.convolution import Convolution, ConvolutionWeight, DeconvolutionWeight
+from flowmx.ops.nn.linear import BackwardBias, FullyConnected, FullyConnectedWeight
 from flowmx.ops.nn.normalization.batch_norm import BatchNorm
-from flowmx.ops.registry.dtypes import FLOAT32
+from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import Operator
 
 FUSED: dict[type, type[Operator]] = {
@@ -41,6 +44,12 @@ FUSED: dict[type, type[Operator]] = {
     FusedFullyConnected: FusedFullyConnected,
 }
 """For each layer that others go into, the operator that the whole becomes."""
+_WIDE: dict[type, type[Operator]] = {
+    ConvolutionWeight: WideConvolutionWeight,
+    DeconvolutionWeight: WideDeconvolutionWeight,
+    FullyConnectedWeight: WideFullyConnectedWeight,
+}
+"""For the gradient of each layer's weight the operator that gives it in float32."""
 _THEN = Fused.parameters["then"].choices
 
 
@@ -66,13 +75,14 @@ class _Group:
 def fuse(graph: Graph, options: Options) -> Graph:
     """The same outputs and gradients, by fewer steps."""
     rewriter = Rewriter(graph)
-    groups = _groups(rewriter)
+    groups = _groups(rewriter, options.multiplied)
     fused = {node for group in groups.values() for node in (group.layer, *group.members)}
     relus = _relus(rewriter)
     biases = {
         node.inputs[0]: node for node in rewriter.nodes if isinstance(node.op, BackwardBias) and node.op.axis == 1
     }
     late = _behind(graph.heads, rewriter.nodes)
+    widened = _widened(rewriter, options.multiplied)
     for node in rewriter.nodes:
         if node in groups:
             _put_group(rewriter, groups[node], node)
@@ -88,6 +98,10 @@ def fuse(graph: Graph, options: Options) -> Graph:
         ):
             _put(rewriter, node, ConvolutionWeightBias, [Entry(node, 0), Entry(bias, 0)])
             rewriter.note(f"{bias.name} is computed with {node.name}")
+        elif node in widened:
+            made = rewriter.make(_WIDE[type(node.op)].create(**_parameters(node.op)), _renewed(rewriter, node), node)
+            rewriter.replace(Entry(widened[node], 0), Entry(made, 0))
+            rewriter.note(f"{node.name} is computed in float32, to which it was cast")
         else:
             rewriter.keep(node)
     return rewriter.result()
@@ -116,13 +130,13 @@ def fused(layer: Node, **changes: Any) -> Operator:
 # -- layers and what follows them -----------------------------------------------------------------------
 
 
-def _groups(rewriter: Rewriter) -> dict[Node, _Group]:
+def _groups(rewriter: Rewriter, dtypes: Collection[DType]) -> dict[Node, _Group]:
     """Groups of nodes to fuse, by the last node of each; later layers choose first."""
     readers = {entry: node for node in rewriter.nodes for entry in node.inputs}
     taken: set[Node] = set()
     found = {}
     for node in reversed(rewriter.nodes):
-        if type(node.op) in FUSED and rewriter.dtypes[Entry(node, 0)] == FLOAT32:
+        if type(node.op) in FUSED and rewriter.dtypes[Entry(node, 0)] in dtypes:
             group = _grown(rewriter, node, readers, taken)
             taken.update(group.members)
             if group.members:
@@ -212,6 +226,22 @@ def _relus(rewriter: Rewriter) -> dict[Node, Node]:
             if source.index == 0 and type(source.node.op) is BatchNorm and rewriter.uses[source] == 1:
                 found[source.node] = node
     return found
+
+
+def _widened(rewriter: Rewriter, dtypes: Collection[DType]) -> dict[Node, Node]:
+    """Gradients of weights in 16 bits that are only cast to float32, and those casts."""
+    found = {}
+    for node in rewriter.nodes:
+        if node.op is not None and node.op.traits.casts and rewriter.dtypes[Entry(node, 0)] == FLOAT32:
+            source = node.inputs[0]
+            is_half = rewriter.dtypes[source] in dtypes and rewriter.dtypes[source] != FLOAT32
+            if is_half and type(source.node.op) in _WIDE and rewriter.uses[source] == 1:
+                found[source.node] = node
+    return found
+
+
+def _renewed(rewriter: Rewriter, node: Node) -> list[Entry]:
+    return [rewriter.new(entry) for entry in node.inputs]
 
 
 def _put(rewriter: Rewriter, node: Node, kind: type[Operator], stands_for: list[Entry]) -> None:

@@ -1,13 +1,16 @@
-"""Prediction in 16 bits on processors without arithmetic for them: in float32, from parameters that are cast once.
+"""Prediction in 16 bits where a processor, or a kernel, has no arithmetic for them: in float32.
 
-Operator by operator, each kernel would cast what it reads and what it makes. Here only what comes in and goes out is
-cast; the values between have more digits, and all that other passes do for float32 is done for them too.
+Operator by operator, each kernel would cast what it reads and what it makes. Here only what comes into a region of such
+operators and goes out of it is cast; the values between have more digits, and all that other passes do for float32 is
+done for them too. Parameters are cast once. Where the processor multiplies numbers of 16 bits, operators whose kernels
+take them stay as they are, except between those that do not.
 """
 
 from __future__ import annotations
 
 from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
+from flowmx.ops import kernels
 from flowmx.ops.compiled.widened import Widened
 from flowmx.ops.math.casting import Cast
 from flowmx.ops.registry.dtypes import FLOAT32, DType, is_floating
@@ -15,13 +18,13 @@ from flowmx.ops.registry.operators import Operator
 
 
 def widen(graph: Graph, options: Options) -> Graph:
-    """Compute in float32 what is in 16 bits, where nothing is differentiated."""
+    """Compute in float32 what has no kernel in 16 bits, where nothing is differentiated."""
     halves = {entry for entry, dtype in graph.dtypes.items() if _is_half(dtype)}
     if graph.train or graph.heads or options.device_type != "cpu" or not halves or graph.groups:
         return graph
     if not any(node.op is not None and node.op.traits.multiplies for node in graph.nodes()):
         return graph
-    return _Widening(graph).result()
+    return _Widening(graph, options).result()
 
 
 def _is_half(dtype: DType) -> bool:
@@ -31,15 +34,16 @@ def _is_half(dtype: DType) -> bool:
 class _Widening:
     """One walk over a graph."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, options: Options) -> None:
         self._rewriter = Rewriter(graph)
-        self._parameters = _parameters(self._rewriter.nodes)
+        self._options = options
+        self._parameters = _parameters(graph)
         self._wide: dict[Entry, Entry] = {}
         """For each entry of 16 bits of the old graph the same in float32."""
         self._narrow: dict[Entry, Entry] = {}
         """For each of them that was computed in float32 a copy in 16 bits."""
         for node in self._rewriter.nodes:
-            if node.op is not None and not self._widened(node, node.op):
+            if node.op is not None and not self._cast_once(node, node.op) and not self._widened(node, node.op):
                 for entry in node.inputs:
                     self._as_half(entry)
                 self._rewriter.keep(node)
@@ -53,7 +57,8 @@ class _Widening:
         """Compute a node in float32; False where it must stay as it is."""
         rewriter, dtypes = self._rewriter, self._rewriter.graph.dtypes
         made = [Entry(node, index) for index in range(node.outputs())]
-        if not any(_is_half(dtypes[entry]) for entry in (*node.inputs, *made)):
+        halves = [dtypes[entry] for entry in (*node.inputs, *made) if _is_half(dtypes[entry])]
+        if not halves or self._stays(node, op, halves[0]):
             return False
         traits = op.traits
         if op.subgraphs or op.updates or traits.detached or traits.casts or traits.once or not node.inputs:
@@ -68,6 +73,26 @@ class _Widening:
                 self._wide[old] = new
             else:
                 rewriter.replace(old, new)
+        return True
+
+    def _stays(self, node: Node, op: Operator, dtype: DType) -> bool:
+        """Tell whether a node is computed in 16 bits: its kernel does so, and not all that it reads is float32 now."""
+        if dtype not in self._options.multiplied or not kernels.computes(self._options.device_type, op, dtype):
+            return False
+        halves = [entry for entry in node.inputs if _is_half(self._rewriter.graph.dtypes[entry])]
+        return op.traits.multiplies or not halves or not all(map(self._is_wide, halves))
+
+    def _is_wide(self, entry: Entry) -> bool:
+        """Tell whether an entry of 16 bits is computed in float32, and was in 16 bits for no reader so far."""
+        return entry in self._wide and entry not in self._narrow and not isinstance(self._wide[entry].node.op, Cast)
+
+    def _cast_once(self, node: Node, op: Operator) -> bool:
+        """Cast a parameter once and for all; False for other nodes."""
+        if not op.traits.casts or node.inputs[0].node not in self._parameters:
+            return False
+        dtype = self._rewriter.graph.dtypes[Entry(node, 0)]
+        made = self._rewriter.make(Widened.create(dtype=dtype), list(node.inputs), node)
+        self._rewriter.replace(Entry(node, 0), Entry(made, 0))
         return True
 
     def _as_wide(self, entry: Entry) -> Entry:
@@ -95,13 +120,22 @@ def _widest(dtype: DType) -> DType:
     return FLOAT32 if _is_half(dtype) else dtype
 
 
-def _parameters(nodes: list[Node]) -> set[Node]:
-    """The variables that are read as parameters alone: after the data of operators that have some."""
+def _parameters(graph: Graph) -> set[Node]:
+    """The variables that are read as parameters alone, as any type: after the data of operators that have some."""
     found: set[Node] = set()
-    others: set[Node] = set()
-    for node in nodes:
-        for at, entry in enumerate(node.inputs):
-            if entry.node.is_variable:
-                is_data = node.op is None or at == 0 or node.op.arguments[:1] != ("data",)
-                (others if is_data else found).add(entry.node)
+    others = {_uncast(entry).node for entry in graph.wanted()}
+    for node in graph.nodes():
+        if node.op is None or not node.op.traits.casts:
+            for at, entry in enumerate(node.inputs):
+                source = _uncast(entry).node
+                if source.is_variable:
+                    is_data = node.op is None or at == 0 or node.op.arguments[:1] != ("data",)
+                    (others if is_data else found).add(source)
     return found - others
+
+
+def _uncast(entry: Entry) -> Entry:
+    """The source of a cast entry, or else the entry itself."""
+    while entry.node.op is not None and entry.node.op.traits.casts:
+        entry = entry.node.inputs[0]
+    return entry

@@ -457,7 +457,8 @@ class _Region:
         source = node.inputs[1].node
         assert isinstance(source.op, Pack) and node.op is not None
         context = self._graph.context(node)
-        size = packed_size(options.device_type if context is None else context.kernels, node.op, data)
+        kind = options.device_type if context is None else context.kernels
+        size = packed_size(kind, node.op, data, self._rewriter.dtypes[node.inputs[0]])
         if size is None:
             return None
         given = {name: getattr(source.op, name) for name in source.op.parameters}

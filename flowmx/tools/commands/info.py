@@ -12,6 +12,9 @@ from typing import Any
 
 from flowmx import settings
 from flowmx.devices import num_gpus
+from flowmx.ops import kernels
+from flowmx.ops.registry.dtypes import name_of
+from flowmx.runtime import cpu_flags
 from flowmx.tools.usage import parser
 
 __all__ = ["collect", "cores", "main"]
@@ -59,6 +62,7 @@ def collect() -> dict[str, Any]:
         "cores": cores(),
         "packages": {name: _version(name) for name in PACKAGES},
         "devices": _devices(),
+        "numbers": _numbers(),
         "settings": [
             {
                 "variable": row.variable,
@@ -79,7 +83,11 @@ def _as_text(found: dict[str, Any]) -> str:
     for name, version in found["packages"].items():
         purpose = f"  ({PACKAGES[name]})" if PACKAGES[name] else ""
         lines.append(f"  {name:<21} {version or 'not installed'}{purpose}")
-    lines += ["", "devices", *(f"  {device}" for device in found["devices"]), "", "settings"]
+    lines += ["", "devices", *(f"  {device}" for device in found["devices"]), "", "narrow numbers on the CPU"]
+    for name, row in found["numbers"].items():
+        has = " and ".join(row["instructions"]) or "nothing"
+        lines.append(f"  {name:<9} the processor has {has} for products: they are computed in {row['computed in']}")
+    lines += ["", "settings"]
     for row in found["settings"]:
         value = "unset" if row["value"] is None else row["value"]
         lines.append(f"  {row['variable']} = {value}  ({row['source']})")
@@ -87,6 +95,26 @@ def _as_text(found: dict[str, Any]) -> str:
     if found["ignored"]:
         lines += ["", "ignored: variables of MXNet that no setting reads", *(f"  {each}" for each in found["ignored"])]
     return "\n".join(lines)
+
+
+_INSTRUCTIONS = {
+    "bfloat16": ("avx512_bf16", "amx_bf16", "bf16"),
+    "float16": ("avx512_fp16", "amx_fp16", "asimdhp"),
+    "int8": ("avx_vnni", "avx512_vnni", "amx_int8", "i8mm"),
+}
+"""Flags of processors that have instructions for products of such numbers."""
+
+
+def _numbers() -> dict[str, dict[str, Any]]:
+    """For each kind of narrow numbers the processor's instructions for products, and the type that is computed in."""
+    flags, used = cpu_flags(), {name_of(dtype) for dtype in kernels.multiplied("cpu")}
+    return {
+        name: {
+            "instructions": [each for each in wanted if each in flags],
+            "computed in": f"{name}, summed in float32" if name in used else "float32",
+        }
+        for name, wanted in _INSTRUCTIONS.items()
+    }
 
 
 def _version(distribution: str) -> str | None:

@@ -1,7 +1,8 @@
 """Attention on a CPU, some queries at a time: their products with all keys stay in the cache, and none is kept.
 
 Memory follows the length, not its square. The gradient computes the products again, and weights from the logarithm of
-each row's sum (Dao, "FlashAttention-2", 2023).
+each row's sum (Dao, "FlashAttention-2", 2023). Factors may be of 16 bits, where the processor multiplies them; what is
+summed is float32.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import numpy as np
 from flowmx.ops.compiled.fused_attention import BackwardFusedAttention, FusedAttention
 from flowmx.ops.formulas.expressions import Expr, Parameters
 from flowmx.ops.kernels.llvm.rows import Kind, Row, Rows
-from flowmx.ops.math.products import matmul
+from flowmx.ops.kernels.llvm.softmax import computed
+from flowmx.ops.math.products import has_product, summed
+from flowmx.ops.math.reduce import wide
 from flowmx.ops.nn.common import scratch
 from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import Array, Run, kernel
@@ -30,7 +33,11 @@ _QUERIES = 256
 
 def takes(dtype: DType, pairs: int) -> bool:
     """Tell whether attention on so many pairs of vectors of a dtype is better computed so."""
-    return dtype == FLOAT32 and pairs >= LEAST
+    return _computes(dtype) and pairs >= LEAST
+
+
+def _computes(dtype: DType) -> bool:
+    return dtype == FLOAT32 or (has_product("cpu", dtype) and computed(dtype))
 
 
 class _Scaled(NamedTuple):
@@ -96,20 +103,26 @@ def _parts(queries: int, keys: int) -> Iterator[slice]:
         yield slice(start, min(start + step, queries))
 
 
-def _memory(run: Run, slot: str, *shape: int) -> Array:
+def _memory(run: Run, slot: str, *shape: int, dtype: DType = FLOAT32) -> Array:
     """Memory for the products of some queries."""
-    return scratch(run, f"attention's {slot}", shape, FLOAT32)
+    return scratch(run, f"attention's {slot}", shape, dtype)
 
 
-def _suits(*arrays: Array) -> bool:
-    return all(array.dtype == FLOAT32 for array in arrays)
+def _factor(run: Run, slot: str, summed: Array, dtype: DType) -> Array:
+    """Memory for what follows from sums, to be multiplied again: their own in float32."""
+    return summed if dtype == FLOAT32 else _memory(run, slot, *summed.shape, dtype=dtype)
+
+
+def _suits(inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
+    dtype = inputs[0].dtype
+    return _computes(dtype) and all(array.dtype in (dtype, FLOAT32) for array in (*inputs, *outputs))
 
 
 @kernel("cpu", "_fused_attention")
 def attention(op: FusedAttention, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """The forward."""
-    rows, out = _forward_rows(op.biased), op.facing(outputs[0])
-    if not _suits(*inputs, *outputs) or not rows.is_ready():
+    rows, out, dtype = _forward_rows(op.biased), op.facing(outputs[0]), inputs[0].dtype
+    if not _suits(inputs, outputs) or not rows.is_ready():
         op.forward(run, inputs, outputs)
         return
     for head in _heads(op, inputs):
@@ -117,10 +130,13 @@ def attention(op: FusedAttention, run: Run, inputs: Sequence[Array], outputs: Se
         stats = np.empty((len(head.queries), 1), np.float32)
         for part in _parts(len(head.queries), len(head.keys)):
             scores = _memory(run, "scores", part.stop - part.start, len(head.keys))
-            matmul(run, head.queries[part], head.keys.T, scores)
+            summed(run, head.queries[part], head.keys.T, scores)
             given = [scores, *map(np.ascontiguousarray, _bias(op, inputs, head, part))]
-            rows.run(_Scaled(op.scale), (*scores.shape, 1), given, [scores, stats[part]])
-            matmul(run, scores, head.values, made[part])
+            weights = _factor(run, "weights", scores, dtype)
+            if not rows.run(_Scaled(op.scale), (*scores.shape, 1), given, [weights, stats[part]]):
+                op.forward(run, inputs, outputs)
+                return
+            summed(run, weights, head.values, made[part])
         out[head.place] = made
         if op.differentiable:
             outputs[1][head.place] = stats
@@ -129,32 +145,43 @@ def attention(op: FusedAttention, run: Run, inputs: Sequence[Array], outputs: Se
 @kernel("cpu", "_backward_fused_attention")
 def backward(op: BackwardFusedAttention, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """The gradients."""
-    rows = _backward_rows(op.biased)
-    if not _suits(*inputs, *outputs) or not rows.is_ready():
+    rows, dtype = _backward_rows(op.biased), inputs[3].dtype
+    if not _suits(inputs, outputs) or not rows.is_ready():
         op.forward(run, inputs, outputs)
         return
     heads, outs, stats, made = op.facing(inputs[0]), op.facing(inputs[1]), inputs[2], op.views(outputs)
     for head in _heads(op, inputs[3:]):
         of_out, out = (np.ascontiguousarray(each[head.place]) for each in (heads, outs))
-        along = np.einsum("ij,ij->i", of_out, out)
+        along = np.einsum("ij,ij->i", wide(of_out), wide(out))
         of_row = np.ascontiguousarray(stats[head.place][:, 0])
-        of_queries, keys = np.empty_like(head.queries), np.ascontiguousarray(head.keys.T)
-        of_keys, of_values = np.zeros_like(head.keys), np.zeros_like(head.values)
-        more_keys, more_values = np.empty_like(head.keys), np.empty_like(head.values)
+        of_queries, keys = np.empty(head.queries.shape, FLOAT32), np.ascontiguousarray(head.keys.T)
+        of_keys, of_values, more_keys, more_values = (
+            np.zeros(each.shape, FLOAT32) for each in (head.keys, head.values) * 2
+        )
         for part in _parts(len(head.queries), len(head.keys)):
             shape = (len(head.keys), part.stop - part.start)
-            weights, of_scores = (_memory(run, slot, *shape) for slot in ("scores", "gradient"))
-            matmul(run, head.keys, head.queries[part].T, weights)
-            matmul(run, head.values, of_out[part].T, of_scores)
+            scores, gradient = (_memory(run, slot, *shape) for slot in ("scores", "gradient"))
+            summed(run, head.keys, head.queries[part].T, scores)
+            summed(run, head.values, of_out[part].T, gradient)
             bias = [np.ascontiguousarray(each.T) for each in _bias(op, inputs, head, part)]
-            given = [weights, of_scores, *bias, of_row[part], along[part]]
-            rows.run(_Scaled(op.scale), (*shape, 1), given, [weights, of_scores])
+            given = [scores, gradient, *bias, of_row[part], along[part]]
+            weights, of_scores = _factor(run, "weights", scores, dtype), _factor(run, "of scores", gradient, dtype)
+            if not rows.run(_Scaled(op.scale), (*shape, 1), given, [weights, of_scores]):
+                op.forward(run, inputs, outputs)
+                return
             turned = _memory(run, "queries", len(keys), shape[1])
-            matmul(run, keys, of_scores, turned)
+            summed(run, keys, of_scores, turned)
             of_queries[part] = turned.T
-            matmul(run, of_scores, head.queries[part], more_keys)
-            matmul(run, weights, of_out[part], more_values)
+            summed(run, of_scores, head.queries[part], more_keys)
+            summed(run, weights, of_out[part], more_values)
             of_keys += more_keys
             of_values += more_values
         for view, each in zip(made, (of_queries, of_keys, of_values), strict=True):
             view[head.place] = each
+
+
+def _takes(op: Any, dtype: DType) -> bool:
+    return _computes(dtype)
+
+
+attention.takes = backward.takes = _takes  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ import numpy as np
 from flowmx.ops.formulas.expressions import Expr, maximum, sqrt
 from flowmx.ops.kernels.llvm.rows import Kind, Row, Rows
 from flowmx.ops.kernels.llvm.softmax import LEAST, around, suits
+from flowmx.ops.math.reduce import wide
 from flowmx.ops.registry.operators import Array, Run, Shape
 
 
@@ -81,7 +82,7 @@ def forward(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]
     rows, var = _FORWARD[batch, relu], np.empty_like(mean)
     if not batch:
         mean[...] = moving_mean
-        np.divide(1, np.sqrt(moving_var + moving_var.dtype.type(op.eps)), out=inverse)
+        np.divide(1, np.sqrt(wide(moving_var) + inverse.dtype.type(op.eps)), out=inverse)
     given = [data, scale, beta] if batch else [data, scale, beta, mean, inverse]
     made = [out, mean, inverse, var] if batch else [out]
     if not rows.run(op, inputs=given, outputs=made, **_seen(data.shape, op.axis)):

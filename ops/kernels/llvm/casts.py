@@ -24,16 +24,13 @@ _pack = struct.Struct("6q").pack
 
 def _write(source: Real, target: Real, features: frozenset[str]) -> str:
     code = Code(source, features)
-    size, share, given, made = code.word(), code.word(), code.array(), code.array()
+    size, share, given, made = code.word(), code.word(), code.array(source), code.array(target)
     with code.tasks() as task:
         start = code.times(task, share)
         stop = code.least(code.plus(start, share), size)
 
         def body(index: Any, mask: Any) -> None:
-            code.real = source
-            value = code.load(given, index, mask)
-            code.real = target
-            code.store(value, made, index, mask)
+            code.store(code.load(given, index, mask), made, index, mask)
 
         code.strips(start, stop, body)
     return code.finish()

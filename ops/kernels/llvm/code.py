@@ -89,7 +89,7 @@ class Code:
     """The text of one function, as it grows.
 
     Args:
-        real: the element type it computes in.
+        real: the element type it computes in, and of arrays in memory that are not said to be of another one.
         features: what the processor can do, as LLVM names it.
     """
 
@@ -106,6 +106,8 @@ class Code:
         self._names = 0
         self._words = 2
         self._streams = False
+        self._reals: dict[str, Real] = {}
+        """The element types of arrays, by the name of their address."""
 
     # -- text ------------------------------------------------------------------------------------------
 
@@ -176,12 +178,15 @@ class Code:
         self._entry.append(f"  {every} = shufflevector {self.vector} {first}, {self.vector} poison, {zeros}")
         return Value(self.vector, every)
 
-    def array(self) -> Value:
-        """The next word, a NumPy array: the address of its data."""
+    def array(self, real: Real | None = None) -> Value:
+        """The next word, a NumPy array of these elements: the address of its data."""
         head = self._load_word("ptr")
         place, name = self._name(), self._name()
         self._entry.append(f"  {place} = getelementptr i8, ptr {head.name}, i64 {DATA}")
         self._entry.append(f"  {name} = load ptr, ptr {place}, align 8")
+        if real is not None:
+            assert real.name == self.real.name
+            self._reals[name] = real
         return Value("ptr", name)
 
     # -- control ---------------------------------------------------------------------------------------
@@ -330,45 +335,46 @@ class Code:
 
     def at(self, address: Value, index: Value, type: str = "") -> Value:
         """The address of an element."""
-        return self.put("ptr", f"getelementptr {type or self._kept[0]}, {address}, {index}")
+        return self.put("ptr", f"getelementptr {type or self._kept(address)[0]}, {address}, {index}")
 
     def load(self, address: Value, index: Value, mask: Value | None = None, other: Value | None = None) -> Value:
         """A vector from an element on; lanes outside the mask are ``other`` (default 0)."""
-        place, size = self.at(address, index), self.real.nbytes
-        kept, suffix = f"<{self.lanes} x {self._kept[0]}>", self._kept[1]
+        real, (element, suffix) = self._real(address), self._kept(address)
+        place, size, kept = self.at(address, index), real.nbytes, f"<{self.lanes} x {element}>"
         if mask is None:
-            return self._widened(self.put(kept, f"load {kept}, {place}, align {size}"))
+            return self._widened(self.put(kept, f"load {kept}, {place}, align {size}"), real)
         name = f"llvm.masked.load.v{self.lanes}{suffix}.p0"
-        filled = Value(kept, "zeroinitializer") if other is None or self.real.kept else other
-        found = self._widened(self.call(name, kept, place, Value("i32", str(size)), mask, filled))
+        filled = Value(kept, "zeroinitializer") if other is None or real.kept else other
+        found = self._widened(self.call(name, kept, place, Value("i32", str(size)), mask, filled), real)
         return found if filled is other or other is None else self.choose(mask, found, other)
 
     def store(
         self, value: Value, address: Value, index: Value, mask: Value | None = None, streams: bool = False
     ) -> None:  # fmt: skip
         """Store a vector from an element on; one that streams goes past the caches, to the start of a cache line."""
-        place, size, value = self.at(address, index), self.real.nbytes, self._narrowed(value)
+        real = self._real(address)
+        place, size, value = self.at(address, index), real.nbytes, self._narrowed(value, real)
         if mask is None and streams:
             self._streams = True
             self.do(f"store {value}, {place}, align {self.lanes * size}, !nontemporal !0")
         elif mask is None:
             self.do(f"store {value}, {place}, align {size}")
         else:
-            name = f"llvm.masked.store.v{self.lanes}{self._kept[1]}.p0"
+            name = f"llvm.masked.store.v{self.lanes}{self._kept(address)[1]}.p0"
             self.call(name, "void", value, place, Value("i32", str(size)), mask)
 
     def gather(self, address: Value, start: Value, step: Value, mask: Value | None = None) -> Value:
         """A vector of elements so far apart; lanes outside the mask are 0."""
-        kept, places = f"<{self.lanes} x {self._kept[0]}>", self._places(address, start, step)
-        given = (places, Value("i32", str(self.real.nbytes)), self._or_all(mask), Value(kept, "zeroinitializer"))
-        return self._widened(
-            self.call(f"llvm.masked.gather.v{self.lanes}{self._kept[1]}.v{self.lanes}p0", kept, *given)
-        )
+        real, (element, suffix) = self._real(address), self._kept(address)
+        kept, places = f"<{self.lanes} x {element}>", self._places(address, start, step)
+        given = (places, Value("i32", str(real.nbytes)), self._or_all(mask), Value(kept, "zeroinitializer"))
+        return self._widened(self.call(f"llvm.masked.gather.v{self.lanes}{suffix}.v{self.lanes}p0", kept, *given), real)
 
     def scatter(self, value: Value, address: Value, start: Value, step: Value, mask: Value | None = None) -> None:
         """Store a vector's elements so far apart."""
-        given = (self._narrowed(value), self._places(address, start, step), Value("i32", str(self.real.nbytes)))
-        name = f"llvm.masked.scatter.v{self.lanes}{self._kept[1]}.v{self.lanes}p0"
+        real = self._real(address)
+        given = (self._narrowed(value, real), self._places(address, start, step), Value("i32", str(real.nbytes)))
+        name = f"llvm.masked.scatter.v{self.lanes}{self._kept(address)[1]}.v{self.lanes}p0"
         self.call(name, "void", *given, self._or_all(mask))
 
     def _places(self, address: Value, start: Value, step: Value) -> Value:
@@ -377,35 +383,39 @@ class Code:
         numbers = ", ".join(f"{INDEX} {lane}" for lane in range(self.lanes))
         apart = self.put(wide, f"mul <{self.lanes} x {INDEX}> <{numbers}>, {self.spread(step).name}")
         at = self.put(wide, f"add {apart}, {self.spread(start).name}")
-        return self.put(f"<{self.lanes} x ptr>", f"getelementptr {self._kept[0]}, {address}, {at}")
+        return self.put(f"<{self.lanes} x ptr>", f"getelementptr {self._kept(address)[0]}, {address}, {at}")
 
     def _or_all(self, mask: Value | None) -> Value:
         return self._every(self.mask, "i1 true") if mask is None else mask
 
-    @property
-    def _kept(self) -> tuple[str, str]:
-        """The element type in memory: LLVM's name, and the suffix of functions."""
-        kept = self.real.kept or self.real
+    def _real(self, address: Value) -> Real:
+        """The element type of an array."""
+        return self._reals.get(address.name, self.real)
+
+    def _kept(self, address: Value) -> tuple[str, str]:
+        """The element type of an array in memory: LLVM's name, and the suffix of functions."""
+        real = self._real(address)
+        kept = real.kept or real
         return kept.name, kept.suffix
 
-    def _widened(self, value: Value) -> Value:
+    def _widened(self, value: Value, real: Real) -> Value:
         """Convert a loaded value, a vector or one element, to the element type of registers."""
-        if self.real.kept is None:
+        if real.kept is None:
             return value
-        wide, integers = (self.vector, self.integers) if value.is_vector else (self.real.name, self.real.integer)
-        if self.real.kept.name == "half":
+        wide, integers = (self.vector, self.integers) if value.is_vector else (real.name, real.integer)
+        if real.kept.name == "half":
             return self.put(wide, f"fpext {value} to {wide}")
         bits = self.put(integers, f"zext {value} to {integers}")
         return self.put(wide, f"bitcast {self._shifted('shl', bits)} to {wide}")
 
-    def _narrowed(self, value: Value) -> Value:
+    def _narrowed(self, value: Value, real: Real) -> Value:
         """Round a value to the element type of memory before it is stored: to nearest, ties to even."""
-        if self.real.kept is None:
+        if real.kept is None:
             return value
-        kept = f"<{self.lanes} x {self.real.kept.name}>" if value.is_vector else self.real.kept.name
-        if self.real.kept.name == "half":
+        kept = f"<{self.lanes} x {real.kept.name}>" if value.is_vector else real.kept.name
+        if real.kept.name == "half":
             return self.put(kept, f"fptrunc {value} to {kept}")
-        integers = self.integers if value.is_vector else self.real.integer
+        integers = self.integers if value.is_vector else real.integer
         bits = self.put(integers, f"bitcast {value} to {integers}")
         high = self._shifted("lshr", bits)
         odd = self.put(integers, f"and {high}, {self._whole(1, integers)}")
@@ -431,8 +441,8 @@ class Code:
 
     def load_one(self, address: Value, index: Value) -> Value:
         """One element."""
-        kept = self._kept[0]
-        return self._widened(self.put(kept, f"load {kept}, {self.at(address, index)}"))
+        kept = self._kept(address)[0]
+        return self._widened(self.put(kept, f"load {kept}, {self.at(address, index)}"), self._real(address))
 
     def load_index(self, address: Value, index: Value) -> Value:
         """One element of an int64 array."""
@@ -445,7 +455,7 @@ class Code:
 
     def store_one(self, value: Value, address: Value, index: Value) -> None:
         """Store one element."""
-        self.do(f"store {self._narrowed(value)}, {self.at(address, index)}")
+        self.do(f"store {self._narrowed(value, self._real(address))}, {self.at(address, index)}")
 
     # -- numbers ---------------------------------------------------------------------------------------
 

@@ -77,12 +77,14 @@ class Loop:
         outputs: the formulas.
         inputs: how many arrays they take.
         real: the element type.
+        reals: that of each array in memory, inputs first, where they are not all of this one.
     """
 
-    def __init__(self, outputs: Sequence[Expr], inputs: int, real: Real) -> None:
+    def __init__(self, outputs: Sequence[Expr], inputs: int, real: Real, reals: Sequence[Real] = ()) -> None:
         self.outputs = outputs
         self.inputs = inputs
         self.real = real
+        self._reals = reals or [real] * (inputs + len(outputs))
         self.uniforms = uniforms(outputs)
         self.program = Program(self._write)
         self._pack = struct.Struct(f"4q{len(self.uniforms)}d").pack
@@ -103,8 +105,9 @@ class Loop:
         code = Code(self.real, features)
         size, share = code.word(), code.word()
         numbers = {uniform: code.number() for uniform in self.uniforms}
-        sources = {placeholder(position): code.array() for position in range(self.inputs)}
-        targets = [code.array() for _ in self.outputs]
+        reals = iter(self._reals)
+        sources = {placeholder(position): code.array(next(reals)) for position in range(self.inputs)}
+        targets = [code.array(next(reals)) for _ in self.outputs]
         fixed = invariants(code, self.outputs, numbers)
         with code.tasks() as task:
             start = code.times(task, share)
@@ -248,6 +251,10 @@ class Fused:
             return None
         loop = Loop(made if isinstance(made, tuple) else (made,), count, real)
         return loop if loop.is_exact else None
+
+    def takes(self, op: Operator, dtype: Any) -> bool:
+        """Tell whether there is a loop over elements of this type."""
+        return self.loop(op, dtype, len(op.inputs())) is not None
 
     def __call__(self, op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """The kernel: compute into the outputs."""

@@ -13,7 +13,7 @@ from flowmx.ops.arrays.indexing import positions
 from flowmx.ops.kernels.llvm import team
 from flowmx.ops.kernels.llvm.code import FLOAT, INDEX, Code, Value
 from flowmx.ops.kernels.llvm.program import Program
-from flowmx.ops.kernels.llvm.softmax import suits
+from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.operators import Array, Run, kernel
 
 _LEAST = 1 << 14
@@ -30,6 +30,10 @@ _pack_one_hot = struct.Struct("5q2d2q").pack
 
 _INDEX_TYPES = {np.dtype(np.int64): "i64", np.dtype(np.int32): "i32", np.dtype(np.float32): "float"}
 _INT64 = np.dtype(np.int64)
+
+
+def _suits(*arrays: Array) -> bool:
+    return all(array.dtype == FLOAT32 and array.flags.c_contiguous for array in arrays)
 
 
 def _position(code: Code, indices: Value, at: Value, kind: str, mode: str, rows: Value) -> Value:
@@ -183,7 +187,7 @@ def _embedding_kernel(op: Any, run: Run, inputs: Sequence[Array], outputs: Seque
 def _add_rows(run: Run, mode: str, head: Array, index: Array, out: Array) -> bool:
     """The sums of a head's rows by index, into ``out``, where the function takes such arrays."""
     rows = len(out)
-    if head.size < _LEAST or not rows or not suits(head, out):
+    if head.size < _LEAST or not rows or not _suits(head, out):
         return False
     index, mode = _readable(run, index, rows, mode, "take")
     compiled = _program(_scatter, _INDEX_TYPES[index.dtype], mode).get()
@@ -208,7 +212,7 @@ def _backward_take_kernel(op: Any, run: Run, inputs: Sequence[Array], outputs: S
 @kernel("cpu", "one_hot")
 def _one_hot_kernel(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     index, out = inputs[0], outputs[0]
-    compiled = _one_hot_program.get() if out.size >= _LEAST and suits(out) else None
+    compiled = _one_hot_program.get() if out.size >= _LEAST and _suits(out) else None
     if compiled is None:
         op.forward(run, inputs, outputs)
         return

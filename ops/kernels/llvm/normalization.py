@@ -8,7 +8,7 @@ from typing import Any
 
 from flowmx.ops.formulas.expressions import Expr, Parameters, sqrt
 from flowmx.ops.kernels.llvm.rows import Kind, Row, Rows
-from flowmx.ops.kernels.llvm.softmax import LEAST, OfRows, around, suits
+from flowmx.ops.kernels.llvm.softmax import LEAST, OfRows, around, suits, takes
 from flowmx.ops.registry.operators import Array, Run, kernel
 
 
@@ -68,3 +68,6 @@ def _l2_normalization(op: Any, run: Run, inputs: Sequence[Array], outputs: Seque
     fast = x.size >= LEAST and suits(x, out)
     if not (fast and _l2_rows.run(op, shape, [x], [out])):
         op.forward(run, inputs, outputs)
+
+
+_l2_normalization.takes = takes  # type: ignore[attr-defined]

@@ -2,11 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+from typing import Any
+
 from flowmx.ops.formulas import updates
-from flowmx.ops.kernels.llvm.elementwise import fused
-from flowmx.ops.optimizers.updates import REGISTERED
+from flowmx.ops.formulas.expressions import Parameters, placeholder
+from flowmx.ops.kernels.llvm.code import FLOAT
+from flowmx.ops.kernels.llvm.elementwise import Loop, fused, real_of
+from flowmx.ops.kernels.llvm.functions import expanded
+from flowmx.ops.optimizers.updates import REGISTERED, Rule, mixed_update
+from flowmx.ops.registry.operators import Array
 
 for _name, _rule in REGISTERED.items():
     fused(_name, _rule.formula, variant=updates.form, least=1)
 
 fused("lamb_update_phase1", updates.lamb_direction, variant=updates.form_of_lamb, least=1)
+
+_loops: dict[Hashable, Loop | None] = {}
+
+
+@mixed_update("cpu")
+def _mixed(rule: Rule, p: Any, inputs: Sequence[Array], out: Array) -> bool:
+    """Update a float32 copy from a gradient of 16 bits, and round it to the weight."""
+    _, grad, *states, weight = inputs
+    arrays = [weight, grad, *states, weight, *states, out]
+    if not all(each.flags.c_contiguous for each in arrays):
+        return False
+    key = (rule.name, updates.form(p), tuple([each.dtype for each in arrays]))
+    if key not in _loops:
+        _loops[key] = _loop(rule, p, arrays, 2 + len(states))
+    loop = _loops[key]
+    return loop is not None and loop.run(out.size, loop.values(p), arrays)
+
+
+def _loop(rule: Rule, p: Any, arrays: Sequence[Array], count: int) -> Loop | None:
+    reals = [real_of(each.dtype) for each in arrays]
+    known = [each for each in reals if each is not None and each.name == FLOAT.name]
+    made = expanded(rule.formula(Parameters(p), *map(placeholder, range(count))))
+    if made is None or len(known) < len(reals):
+        return None
+    return Loop([*made, made[0]], count, FLOAT, known)

@@ -19,16 +19,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, kinds, parameter, placeholder, uniforms
 from flowmx.ops.kernels.llvm import functions, team
-from flowmx.ops.kernels.llvm.code import FLOAT, Code, Value
+from flowmx.ops.kernels.llvm.code import FLOAT, Code, Real, Value
 from flowmx.ops.kernels.llvm.compiler import Compiled
+from flowmx.ops.kernels.llvm.elementwise import real_of
 from flowmx.ops.kernels.llvm.lowering import invariants, lower
 from flowmx.ops.kernels.llvm.program import Program
+from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.operators import Array
 
 Formula = Callable[..., Any]
@@ -119,7 +122,10 @@ class Row:
 
 
 class Rows:
-    """A formula over rows of float32, compiled for rows along the last axis, and for rows side by side.
+    """A formula over rows, compiled for rows along the last axis, and for rows side by side.
+
+    It is computed in float32; each array may be of 16 bits, and is then widened as it is read, and rounded once as it
+    is written.
 
     Args:
         kind: the arrays that it takes, in this order: full, columns, singles; outputs, results, totals.
@@ -144,7 +150,9 @@ class Rows:
         self._pack = struct.Struct(f"2q6q{len(self._uniforms)}d").pack
         self._pack_places = struct.Struct(f"{count}q").pack
         self._known: dict[Any, _Known] = {}
-        self._programs = (Program(self._along), Program(self._side_by_side))
+        self._arrays = count - bool(kind.totals)
+        self._programs: dict[tuple[Any, ...], tuple[Program, Program]] = {}
+        """For the element types of the arrays: the function along the last axis, and that side by side."""
 
     def run(
         self, op: Any, shape: tuple[int, int, int], inputs: Sequence[Array], outputs: Sequence[Array],
@@ -159,9 +167,10 @@ class Rows:
             outputs: likewise; totals need an inner of 1.
             parts: how many parts each row has; arrays are then of shape (parts, outer, length), and inner is 1.
         """
-        known = self._known.get((op, shape, parts))
+        dtypes = tuple([array.dtype for array in (*inputs, *outputs)])
+        known = self._known.get((op, shape, parts, dtypes))
         if known is None:
-            known = self._learn(op, shape, parts)
+            known = self._learn(op, shape, parts, dtypes)
             if known is None:
                 return False
         compiled, head, shares, is_shared = known
@@ -173,10 +182,10 @@ class Rows:
         team.run(compiled, words, team.count() if is_shared else 1)
         return True
 
-    def _learn(self, op: Any, shape: tuple[int, int, int], parts: int) -> _Known | None:
+    def _learn(self, op: Any, shape: tuple[int, int, int], parts: int, dtypes: tuple[Any, ...]) -> _Known | None:
         """Remember what calls of an operator on arrays of a shape need; None where it is not compiled (yet)."""
         outer, length, inner = shape
-        program = self._programs[inner != 1]
+        program = self._program(dtypes, inner)
         compiled = program.compiled or program.get()
         if compiled is None:
             return None
@@ -196,21 +205,36 @@ class Rows:
         shares = (tasks, self.kind.totals, length) if self.kind.totals else None
         if len(self._known) >= _KEPT:
             self._known.clear()
-        made = self._known[op, shape, parts] = compiled, head, shares, size > _TWO_TASKS and tasks > 1
+        made = self._known[op, shape, parts, dtypes] = compiled, head, shares, size > _TWO_TASKS and tasks > 1
         return made
 
-    def is_ready(self, inner: int = 1) -> bool:
-        """Tell whether rows along the last axis (or with more behind it) are computed, and compile them if it can."""
-        return self._programs[inner != 1].get() is not None
+    def is_ready(self, inner: int = 1, dtypes: Sequence[Any] = ()) -> bool:
+        """Tell whether rows along the last axis (or with more behind it) are computed, and compile them if it can.
+
+        ``dtypes`` are those of all arrays; without them all are float32.
+        """
+        return self._program(tuple(dtypes) or (FLOAT32,) * self._arrays, inner).get() is not None
+
+    def _program(self, dtypes: tuple[Any, ...], inner: int) -> Program:
+        """The function for arrays of these element types."""
+        known = self._programs.get(dtypes)
+        if known is None:
+            reals = [real_of(dtype) for dtype in dtypes]
+            made = Program(partial(self._along, reals)), Program(partial(self._side_by_side, reals))
+            known = self._programs.setdefault(dtypes, made)
+        return known[inner != 1]
 
     # -- text ------------------------------------------------------------------------------------------
 
-    def _begin(self, features: frozenset[str]) -> tuple[Code, list[Value], dict[Expr, Value], dict[str, list[Value]]]:
+    def _begin(
+        self, reals: Sequence[Real | None], features: frozenset[str]
+    ) -> tuple[Code, list[Value], dict[Expr, Value], dict[str, list[Value]]]:
         code, kind = Code(FLOAT, features), self.kind
         sizes = [*(code.word() for _ in range(5)), code.counter()]
         numbers = {uniform: code.number() for uniform in self._uniforms}
         groups = ("full", "columns", "singles", "outputs", "results", "totals")
-        addresses = {group: [code.array() for _ in range(getattr(kind, group))] for group in groups}
+        each = iter(reals)
+        addresses = {group: [code.array(next(each)) for _ in range(getattr(kind, group))] for group in groups}
         addresses["shares"] = [code.array()] if kind.totals else []
         return code, sizes, numbers, addresses
 
@@ -219,9 +243,9 @@ class Rows:
         start = {"full": 0, "columns": kind.full, "singles": kind.full + kind.columns}[which]
         return self._inputs[start : start + getattr(kind, which)]
 
-    def _along(self, features: frozenset[str]) -> str:
+    def _along(self, reals: Sequence[Real | None], features: frozenset[str]) -> str:
         """Vectors along the row."""
-        code, (rows, share, length, _, parts, done), numbers, at = self._begin(features)
+        code, (rows, share, length, _, parts, done), numbers, at = self._begin(reals, features)
         stride = code.times(rows, length)
         zero = code.index(0)
         with code.tasks() as task:
@@ -332,9 +356,9 @@ class Rows:
 
                 code.strips(code.index(0), length, add)
 
-    def _side_by_side(self, features: frozenset[str]) -> str:
+    def _side_by_side(self, reals: Sequence[Real | None], features: frozenset[str]) -> str:
         """A row in each lane."""
-        code, (units, share, length, inner, _, _), numbers, at = self._begin(features)
+        code, (units, share, length, inner, _, _), numbers, at = self._begin(reals, features)
         width = code.put("i64", f"add i64 {inner.name}, {code.lanes - 1}")
         blocks = code.put("i64", f"sdiv i64 {width.name}, {code.lanes}")
         with code.tasks() as task:

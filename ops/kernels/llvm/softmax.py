@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from flowmx.ops.formulas.expressions import Expr, Parameters
+from flowmx.ops.kernels.llvm.code import FLOAT
+from flowmx.ops.kernels.llvm.elementwise import real_of
 from flowmx.ops.kernels.llvm.rows import Kind, Row, Rows
+from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Bound, Form, Run, Shape, kernel
 
 LEAST = 4096
 """Elements below which the plain forward runs."""
-_FLOAT32 = np.dtype(np.float32)
 
 
 def softmax(p: Parameters, row: Row, x: Expr) -> Expr:
@@ -79,9 +82,16 @@ def around(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 
+@cache
+def computed(dtype: DType) -> bool:
+    """Tell whether rows of an element type are computed: float32, or of 16 bits that the processor widens."""
+    real = real_of(dtype)
+    return real is not None and real.name == FLOAT.name
+
+
 def suits(*arrays: Array) -> bool:
-    """Tell whether row kernels take these arrays: float32 in C order."""
-    return all(array.dtype == _FLOAT32 and array.flags.c_contiguous for array in arrays)
+    """Tell whether row kernels take these arrays: of float32 or 16 bits, in C order."""
+    return all(computed(array.dtype) and array.flags.c_contiguous for array in arrays)
 
 
 class OfRows:
@@ -104,15 +114,20 @@ class OfRows:
         if not (fast and self._rows.run(*self._place(op, out.shape), inputs, outputs)):
             op.forward(run, inputs, outputs)
 
+    def takes(self, op: Any, dtype: DType) -> bool:
+        """Tell whether it computes on elements of this type."""
+        return len(op.inputs()) == self._count and computed(dtype)
+
     def bind(self, op: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
         """The kernel for arrays of these shapes and dtypes."""
         shape = made[0][0]
-        if any(dtype != _FLOAT32 for _, dtype in (*given, *made)) or len(given) != self._count:
+        dtypes = [dtype for _, dtype in (*given, *made)]
+        if not all(map(computed, dtypes)) or len(given) != self._count:
             return None
         if math.prod(shape) < LEAST:
             return op.forward  # type: ignore[no-any-return]
         compute, (parameters, place) = self._rows.run, self._place(op, shape)
-        self._rows.is_ready(place[2])
+        self._rows.is_ready(place[2], dtypes)
 
         def bound(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
             for each in (*inputs, *outputs):
@@ -176,3 +191,12 @@ def _softmax_cross_entropy(op: Any, run: Run, inputs: Sequence[Array], outputs: 
         return
     here = np.take_along_axis(x, label.astype(np.int64)[:, None], axis=1)[:, 0]
     outputs[0][...] = (totals - here).sum()
+
+
+def takes(op: Any, dtype: DType) -> bool:
+    """Tell whether rows of this element type are computed: the answer of the kernels that are functions."""
+    return computed(dtype)
+
+
+for _kernel in (_softmax_output, _softmax_activation):
+    _kernel.takes = takes  # type: ignore[attr-defined]

@@ -28,7 +28,7 @@ from flowmx.ops.kernels.onednn.layouts import (
     plain,
     strided,
 )
-from flowmx.ops.kernels.onednn.library import Alg, Arg, Handle, Prop, Query
+from flowmx.ops.kernels.onednn.library import Alg, Arg, DType, Handle, Prop, Query
 from flowmx.ops.kernels.onednn.primitives import Call, Post, Primitive, Reorder, attributes
 from flowmx.ops.kernels.onednn.work import Operand, Work, plan
 from flowmx.ops.nn.windows import Geometry as Windows
@@ -43,11 +43,11 @@ _BLOCK = 16
 
 def grouped(windows: Windows, weight: Geometry) -> Geometry:
     """The filters as oneDNN sees them: the groups are an axis of their own."""
-    shape, strides = weight
+    shape, strides, dtype = weight
     if windows.groups == 1:
         return weight
     each = shape[0] // windows.groups
-    return (windows.groups, each, *shape[1:]), (strides[0] * each, *strides)
+    return Geometry((windows.groups, each, *shape[1:]), (strides[0] * each, *strides), dtype)
 
 
 def _window_arguments(windows: Windows) -> tuple[Any, ...]:
@@ -58,12 +58,12 @@ def _window_arguments(windows: Windows) -> tuple[Any, ...]:
 class _Work(Work):
     """The base of the three kinds of propagation: descriptors of data, filters and output."""
 
-    def __init__(self, windows: Windows, data: Shape, weight: Geometry, out: Shape) -> None:
+    def __init__(self, windows: Windows, data: Geometry, weight: Geometry, out: Geometry) -> None:
         super().__init__()
         self.weight_given = grouped(windows, weight)
-        self.data = channels_last(data)
-        self.weight = any_layout(self.weight_given[0])
-        self.out, self.out_shape = channels_last(out), out
+        self.data = channels_last(data.shape, data.dtype)
+        self.weight = any_layout(self.weight_given.shape, weight.dtype)
+        self.out, self.out_shape = channels_last(out.shape, out.dtype), out.shape
         self.windows = _window_arguments(windows)
 
     def forward_desc(self, bias: Desc | None, train: bool, posts: Sequence[Post] = ()) -> Handle:
@@ -87,9 +87,9 @@ class Forward(_Work):
         self, windows: Windows, data: Geometry, weight: Geometry, out: Geometry, ends: Ends,
         addend: Geometry | None = None, packed: bool = False,
     ) -> None:  # fmt: skip
-        lies = packed_filters(windows, data[0], weight[0], out[0], ends) if packed else None
+        lies = packed_filters(windows, data, weight, out, ends) if packed else None
         self._parts, (data, out, *rest) = _part(data, out, *(() if addend is None else (addend,)))
-        super().__init__(windows, data[0], weight, out[0])
+        super().__init__(windows, data, weight, out)
         self.ends, room = ends, self.room
         self._does = ends
         desc = self._desc(ends)
@@ -100,11 +100,14 @@ class Forward(_Work):
         arguments: dict[int, Desc | Query] = {Arg.SRC: self.data, Arg.WEIGHTS: Query.WEIGHTS, Arg.DST: self.out}
         self._run = Primitive(room, desc, {**arguments, **self._does.arguments(self._vector(self._does))})
         self._source = Operand(room, strided(*data), self.data)
-        scale = (3 if windows.groups > 1 else 1, plain((out[0][1],))) if ends.scaled != self._does.scaled else None
-        self._filters = Operand(room, lies or strided(*self.weight_given), self.filters(), scale=scale)
+        scale = (3 if windows.groups > 1 else 1, plain((out[0][1],), ends.vectors))
+        self._filters = Operand(
+            room, lies or strided(*self.weight_given), self.filters(),
+            scale=scale if ends.scaled != self._does.scaled else None,
+        )  # fmt: skip
         self._target = Operand(room, strided(*out), self.out, is_output=True)
         self._addend = Reorder(room, strided(*rest[0]), self.out) if rest else None
-        self._steps = [4 * shape[0] * strides[0] for shape, strides in (data, out, *rest)]
+        self._steps = [dtype.nbytes * shape[0] * strides[0] for shape, strides, dtype in (data, out, *rest)]
 
     def filters(self) -> Desc:
         """The layout in which the primitive wants the filters."""
@@ -117,7 +120,7 @@ class Forward(_Work):
 
     def _desc(self, ends: Ends) -> Handle:
         vector = self._vector(ends)
-        return self.forward_desc(plain(vector) if ends.own_bias else None, False, ends.posts(vector))
+        return self.forward_desc(plain(vector, ends.vectors) if ends.own_bias else None, False, ends.posts(vector))
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         data, weight, *more, out = addresses
@@ -140,36 +143,42 @@ class Forward(_Work):
         return [*before, self._run.at(base, source, filters, target, *vectors), *self._target.after(base, out)]
 
 
+def packed_filters(windows: Windows, data: Geometry, weight: Geometry, out: Geometry, ends: Ends) -> Desc | None:
+    """The layout of packed filters, for data and output of these shapes and types, however they lie."""
+    return _packed_filters(windows, _lying_last(data), dense(weight.shape, weight.dtype), _lying_last(out), ends)
+
+
 @cache
-def packed_filters(windows: Windows, data: Shape, weight: Shape, out: Shape, ends: Ends) -> Desc | None:
-    """The layout of packed filters, chosen once for each key, since packed copies are kept."""
-    if 0 in out:
+def _packed_filters(windows: Windows, data: Geometry, weight: Geometry, out: Geometry, ends: Ends) -> Desc | None:
+    """The layout, chosen once for each key, since packed copies are kept."""
+    if 0 in out.shape:
         return None
-    made = plan(
-        Forward, windows, (data, channels_last_strides(data)), dense(weight), (out, channels_last_strides(out)), ends,
-        (out, channels_last_strides(out)) if ends.added else None,
-    )  # fmt: skip
+    made = plan(Forward, windows, data, weight, out, ends, out if ends.added else None)
     return None if made is None else made.filters()
 
 
+def _lying_last(array: Geometry) -> Geometry:
+    return array._replace(strides=channels_last_strides(array.shape))
+
+
 def _part(data: Geometry, *others: Geometry) -> tuple[int, list[Geometry]]:
-    """Split the batch into equal parts: their number, and the shape and strides of each array's part."""
-    shape, _ = data
-    batch, each = shape[0], 4 * prod(shape[1:])
+    """Split the batch into equal parts: their number, and the geometry of each array's part."""
+    shape, _, dtype = data
+    batch, each = shape[0], dtype.nbytes * prod(shape[1:])
     if is_channels_last(data) or batch * each <= _PART:
         size = batch
     else:
         size = max(n for n in range(1, batch + 1) if batch % n == 0 and (n == 1 or n * each <= _PART))
-    return batch // size, [((size, *shape[1:]), strides) for shape, strides in (data, *others)]
+    return batch // size, [each._replace(shape=(size, *each.shape[1:])) for each in (data, *others)]
 
 
 class BackwardData(_Work):
     """The gradient for the data; also a deconvolution's forward, with a bias where wanted."""
 
     def __init__(
-        self, windows: Windows, head: Geometry, weight: Geometry, data: Geometry, has_bias: bool = False
+        self, windows: Windows, head: Geometry, weight: Geometry, data: Geometry, bias: DType | None = None
     ) -> None:
-        super().__init__(windows, data[0], weight, head[0])
+        super().__init__(windows, data, weight, head)
         lib, room = loaded(), self.room
         hint = lib.own(self, "primitive_desc", self.forward_desc(None, True))
         desc = lib.create(
@@ -181,12 +190,12 @@ class BackwardData(_Work):
         self._head = Operand(room, strided(*head), self.out)
         self._filters = Operand(room, strided(*self.weight_given), self._run.descriptor(Arg.WEIGHTS))
         self._target = Operand(room, strided(*data), self.data, is_output=True)
-        self._bias = self._adding(data[0]) if has_bias else None
+        self._bias = None if bias is None else self._adding(data[0], bias)
 
-    def _adding(self, data: Shape) -> Primitive:
+    def _adding(self, data: Shape, dtype: DType) -> Primitive:
         """Make the primitive that adds a bias to the data."""
         lib = loaded()
-        bias = plain((1, data[1], *(1,) * (len(data) - 2)))
+        bias = plain((1, data[1], *(1,) * (len(data) - 2)), dtype)
         desc = lib.create(
             "binary_primitive_desc_create", lib.engine, int(Alg.BINARY_ADD), self.data.handle, bias.handle,
             self.data.handle, attributes(),
@@ -204,27 +213,34 @@ class BackwardData(_Work):
         ]  # fmt: skip
 
 
-def _is_wrong(implementation: str, windows: Windows, channels: int) -> bool:
-    """Tell whether oneDNN 3.2 makes wrong gradients of filters: of 1x1 with strides, where channels fill no block."""
-    return implementation.startswith("jit_1x1") and max(windows.stride) > 1 and channels % _BLOCK > 0
+def _is_wrong(implementation: str, windows: Windows, data: Shape) -> bool:
+    """Tell whether oneDNN 3.2 makes wrong gradients of filters.
+
+    Of 1x1 with strides, where channels fill no block; of numbers of 16 bits, where a window reaches over all the data
+    into padding.
+    """
+    if implementation.startswith("jit_bf16:"):
+        return any(pad and windows.reach(axis) > data[2 + axis] for axis, pad in enumerate(windows.pad))
+    return implementation.startswith("jit_1x1") and max(windows.stride) > 1 and data[1] % _BLOCK > 0
 
 
 class BackwardWeights(_Work):
     """The gradient for the filters, and for the bias where wanted."""
 
     def __init__(
-        self, windows: Windows, head: Geometry, data: Geometry, weight: Geometry, with_bias: bool = False
+        self, windows: Windows, head: Geometry, data: Geometry, weight: Geometry, bias_grad: DType | None = None
     ) -> None:
-        super().__init__(windows, data[0], weight, head[0])
+        super().__init__(windows, data, weight._replace(dtype=data.dtype), head)  # as the forward has them
         lib, room = loaded(), self.room
-        bias = plain((head[0][1],)) if with_bias else None
+        made = any_layout(self.weight_given.shape, weight.dtype)
+        bias = None if bias_grad is None else plain((head[0][1],), bias_grad)
         hint = lib.own(self, "primitive_desc", self.forward_desc(bias, True))
         desc = lib.create(
             "convolution_backward_weights_primitive_desc_create", lib.engine, int(Alg.CONVOLUTION_DIRECT),
-            self.data.handle, self.weight.handle, None if bias is None else bias.handle, self.out.handle,
+            self.data.handle, made.handle, None if bias is None else bias.handle, self.out.handle,
             *self.windows, hint, attributes(),
         )  # fmt: skip
-        if _is_wrong(lib.implementation(desc), windows, data[0][1]):
+        if _is_wrong(lib.implementation(desc), windows, data.shape):
             lib.call("primitive_desc_next_impl", desc)
         arguments: dict[int, Desc | Query] = {
             Arg.SRC: self.data, Arg.DIFF_DST: self.out, Arg.DIFF_WEIGHTS: Query.DIFF_WEIGHTS
@@ -234,8 +250,8 @@ class BackwardWeights(_Work):
         self._run = Primitive(room, desc, arguments)
         self._source = Operand(room, strided(*data), self.data)
         self._head = Operand(room, strided(*head), self.out)
-        made = self._run.descriptor(Arg.DIFF_WEIGHTS)
-        self._target = Operand(room, strided(*self.weight_given), made, is_output=True)
+        given = strided(*self.weight_given._replace(dtype=weight.dtype))
+        self._target = Operand(room, given, self._run.descriptor(Arg.DIFF_WEIGHTS), is_output=True)
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         head, data, weight, *bias = addresses

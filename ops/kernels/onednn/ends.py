@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from flowmx.ops.kernels.onednn.layouts import Desc, Shape, plain
-from flowmx.ops.kernels.onednn.library import Alg, Arg, Query
+from flowmx.ops.kernels.onednn.layouts import Desc, Geometry, Shape, plain
+from flowmx.ops.kernels.onednn.library import Alg, Arg, DType, Query
 from flowmx.ops.kernels.onednn.primitives import Post
 
 _ACTIVATIONS = {
@@ -18,13 +18,14 @@ _ACTIVATIONS = {
 
 
 class Ends(NamedTuple):
-    """The parts of an epilogue."""
+    """The parts of an epilogue; ``vectors`` is the element type of bias and scale."""
 
     bias: bool = False
     scaled: bool = False
     added: bool = False
     then: str = ""
     slope: float = 0.0
+    vectors: DType = DType.F32
 
     @property
     def own_bias(self) -> bool:
@@ -35,7 +36,8 @@ class Ends(NamedTuple):
         """The post-operations of the product; ``vector`` is the shape of scale and bias."""
         made: list[Post] = []
         if self.scaled:
-            made = [("binary", Alg.BINARY_MUL, vector), ("binary", Alg.BINARY_ADD, vector)][: 1 + self.bias]
+            kinds = (Alg.BINARY_MUL, Alg.BINARY_ADD)[: 1 + self.bias]
+            made = [("binary", kind, vector, self.vectors) for kind in kinds]
         if self.added:
             made.append(("sum",))
         if self.then:
@@ -45,9 +47,9 @@ class Ends(NamedTuple):
     def arguments(self, vector: Shape) -> dict[int, Desc | Query]:
         """The arguments of a primitive that does them, in the order of :meth:`addresses`."""
         if self.own_bias:
-            return {Arg.BIAS: plain(vector)}
+            return {Arg.BIAS: plain(vector, self.vectors)}
         count = sum(post[0] == "binary" for post in self.posts(vector))
-        return {Arg.ATTR_POST_OP * (position + 1) | Arg.SRC_1: plain(vector) for position in range(count)}
+        return {Arg.ATTR_POST_OP * (position + 1) | Arg.SRC_1: plain(vector, self.vectors) for position in range(count)}
 
     def addresses(self, bias: list[int], scale: list[int]) -> tuple[int, ...]:
         """The addresses of the arguments that the epilogue adds, in the order of their descriptors."""
@@ -57,8 +59,9 @@ class Ends(NamedTuple):
 PLAIN = Ends()
 
 
-def ends_of(op: Any) -> Ends:
-    """The epilogue of an operator, plain or fused."""
+def ends_of(op: Any, *given: Geometry) -> Ends:
+    """The epilogue of an operator, plain or fused, for what it is given besides data and weight."""
     scaled, added = getattr(op, "scaled", False), getattr(op, "added", False)
     then = getattr(op, "then", "")
-    return Ends(not op.no_bias, scaled, added, then, op.slope if then == "leaky" else 0.0)
+    vectors = [each.dtype for each in given[: len(given) - added]]
+    return Ends(not op.no_bias, scaled, added, then, op.slope if then == "leaky" else 0.0, *vectors[:1])

@@ -7,24 +7,24 @@ tied kernel remembers what it made for the step's arrays and, while these stay t
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from operator import call, is_
 from typing import Any
 
 import numpy as np
 
-from flowmx.ops.kernels.onednn.layouts import FLOAT32, Array, Geometry, geometry, pointer, suits
+from flowmx.ops.kernels.onednn.layouts import FLOATS, TYPES, Array, Geometry, geometry, pointer, suits
 from flowmx.ops.kernels.onednn.library import OneDNNError, library
 from flowmx.ops.kernels.onednn.primitives import Bound
 from flowmx.ops.kernels.onednn.work import FixedWork, Work, first_line
 from flowmx.ops.math.conversion import as_type, cast
-from flowmx.ops.registry.dtypes import is_floating
+from flowmx.ops.registry.dtypes import FLOAT32, DType, is_floating
 from flowmx.ops.registry.operators import PLANNED, Form, Laid, Operator, Run, Shape, kernel_for
 from flowmx.ops.registry.operators import Bound as BoundForward
 
 Make = Callable[[Any, Sequence[Geometry], Sequence[Geometry]], Work | None]
 """From an operator and how its inputs and outputs lie, what computes it; None where oneDNN cannot."""
-PackedSize = Callable[[Any, Shape], int | None]
+PackedSize = Callable[[Any, Shape, DType], int | None]
 Compute = Callable[[Any, Any, Sequence[Array], Sequence[Array]], None]
 """A function that computes an operator, called as ``compute(op, run, inputs, outputs)``."""
 
@@ -95,6 +95,10 @@ def _with_dense_vectors(arrays: Sequence[Array]) -> list[Array]:
     return [np.ascontiguousarray(each) if each.ndim == 1 else each for each in arrays]
 
 
+def _laid(each: Laid) -> Geometry:
+    return Geometry(each.shape, each.strides, TYPES[each.dtype])
+
+
 def _threads() -> int:
     """The number of threads that a primitive takes here; 0 without oneDNN."""
     found = library()
@@ -104,14 +108,18 @@ def _threads() -> int:
 class Kernel:
     """A forward by oneDNN, for :func:`flowmx.ops.registry.operators.kernel`; the plain one where oneDNN cannot."""
 
-    def __init__(self, make: Make, packed_size: PackedSize | None = None) -> None:
+    def __init__(
+        self, make: Make, packed_size: PackedSize | None = None, dtypes: Container[DType] = FLOATS
+    ) -> None:  # fmt: skip
         """Make it.
 
         Args:
             make: what computes an operator.
-            packed_size: the elements of a copy of its weight in the order that it wants, for data of a shape.
+            packed_size: the elements of a copy of its weight in the order that it wants, for data of a shape and dtype.
+            dtypes: the element types that it is asked with; which of them go together, ``make`` decides.
         """
         self._make = make
+        self._dtypes = dtypes
         self.packed_size = packed_size
         self._chosen: dict[Any, tuple[Operator, Compute]] = {}
         """By operator, number of threads and how its arrays lie.
@@ -119,13 +127,17 @@ class Kernel:
         With the operator, so that no other one has its identity.
         """
 
+    def takes(self, op: Operator, dtype: DType) -> bool:
+        """Tell whether it computes on elements of this type."""
+        return dtype in self._dtypes
+
     def computed(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """The inputs, or the outputs, that must be float32: all of them."""
+        """The inputs, or the outputs, that must be of the kernel's element types: all of them."""
         return arrays
 
     def work(self, op: Operator, inputs: Sequence[Array], outputs: Sequence[Array]) -> Work | None:
         """The primitives that compute the operator on arrays of these layouts; None where oneDNN does not take them."""
-        if not suits(*self.computed(inputs), *self.computed(outputs)):
+        if not suits(*self.computed(inputs), *self.computed(outputs), among=self._dtypes):
             return None
         return self._make(op, [geometry(each) for each in inputs], [geometry(each) for each in outputs])
 
@@ -178,9 +190,9 @@ class Kernel:
     def workspace(self, op: Operator, inputs: Sequence[Laid], outputs: Sequence[Laid]) -> int:
         """The bytes of workspace for arrays that lie like this."""
         arrays = (*self.computed(inputs), *self.computed(outputs))
-        if library() is None or any(each.dtype != FLOAT32 or 0 in each.shape for each in arrays):
+        if library() is None or any(each.dtype not in self._dtypes or 0 in each.shape for each in arrays):
             return 0
-        work = self._make(op, [each[:2] for each in inputs], [each[:2] for each in outputs])
+        work = self._make(op, [*map(_laid, inputs)], [*map(_laid, outputs)])
         return 0 if work is None else work.nbytes
 
     def tie(self, op: Operator) -> TiedKernel:

@@ -3,22 +3,43 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable, Container, Sequence
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from flowmx.ops.kernels.llvm.code import DATA
 from flowmx.ops.kernels.llvm.compiler import knows_arrays
 from flowmx.ops.kernels.onednn.library import ANY_LAYOUT, Dims, DType, Handle, Library, Unsupported, library
+from flowmx.ops.registry.dtypes import BY_NAME, FLOAT32
 
 Array = Any
 Shape = tuple[int, ...]
 
 KEPT = 2048
 """The most descriptors, and the most plans of primitives, that are kept."""
-FLOAT32 = np.dtype(np.float32)
+
+TYPES: dict[np.dtype[Any], DType] = {
+    BY_NAME[name]: dtype
+    for name, dtype in {
+        "float32": DType.F32, "bfloat16": DType.BF16, "float16": DType.F16, "int32": DType.S32, "int8": DType.S8,
+        "uint8": DType.U8,
+    }.items()
+    if name in BY_NAME
+}  # fmt: skip
+"""The element types of arrays that oneDNN knows."""
+
+
+class _Floats(Container[np.dtype[Any]]):
+    """float32, and bfloat16 where the processor multiplies it; asked when the first array comes."""
+
+    def __contains__(self, dtype: object) -> bool:
+        return dtype == FLOAT32 or dtype in halves()
+
+
+FLOATS = _Floats()
+"""The element types that a kernel takes which says nothing else."""
 
 
 def loaded() -> Library:
@@ -31,6 +52,13 @@ def loaded() -> Library:
     if found is None:
         raise Unsupported("oneDNN is not installed")
     return found
+
+
+@cache
+def halves() -> frozenset[np.dtype[Any]]:
+    """The element types of 16 bits in which kernels compute: bfloat16, where the processor multiplies it."""
+    found, name = library(), "bfloat16"
+    return frozenset([BY_NAME[name]] if found and name in BY_NAME and found.multiplies(DType.BF16) else [])
 
 
 class Desc:
@@ -59,15 +87,15 @@ def plain(shape: Shape, dtype: DType = DType.F32) -> Desc:
     return strided(shape, c_strides(shape), dtype)
 
 
-def channels_last(shape: Shape) -> Desc:
+def channels_last(shape: Shape, dtype: DType = DType.F32) -> Desc:
     """(batch, channels, *size) with the channels contiguous in memory."""
-    return strided(shape, channels_last_strides(shape))
+    return strided(shape, channels_last_strides(shape), dtype)
 
 
 @lru_cache(KEPT)
-def any_layout(shape: Shape) -> Desc:
+def any_layout(shape: Shape, dtype: DType = DType.F32) -> Desc:
     """Elements as the primitive likes them best."""
-    return Desc(loaded().create("memory_desc_create_with_tag", len(shape), Dims(*shape), int(DType.F32), ANY_LAYOUT))
+    return Desc(loaded().create("memory_desc_create_with_tag", len(shape), Dims(*shape), int(dtype), ANY_LAYOUT))
 
 
 def c_strides(shape: Shape) -> Shape:
@@ -85,29 +113,38 @@ def channels_last_strides(shape: Shape) -> Shape:
     return (moved[0], moved[-1], *moved[1:-1])
 
 
-Geometry = tuple[Shape, Shape]
-"""Shape and strides (in elements) of an array."""
+class Geometry(NamedTuple):
+    """Shape and strides (in elements) of an array, and the type of its elements."""
+
+    shape: Shape
+    strides: Shape
+    dtype: DType = DType.F32
 
 
 def geometry(array: Array) -> Geometry:
-    """The shape and strides (in elements) of a float32 array."""
-    return array.shape, tuple([stride >> 2 for stride in array.strides])
+    """The geometry of an array, whose element type is one of ``TYPES``."""
+    dtype = array.dtype
+    size = dtype.itemsize
+    return _made(Geometry, (array.shape, tuple([stride // size for stride in array.strides]), TYPES[dtype]))
 
 
-def dense(shape: Shape) -> Geometry:
-    """The shape and strides (in elements) of an array in C order."""
-    return shape, c_strides(shape)
+_made = tuple.__new__  # a named tuple's own takes as long as all the rest
+
+
+def dense(shape: Shape, dtype: DType = DType.F32) -> Geometry:
+    """The geometry of an array in C order."""
+    return Geometry(shape, c_strides(shape), dtype)
 
 
 def is_channels_last(array: Geometry) -> bool:
     """Tell whether the channels (axis 1) are contiguous, and not only because no other axis has elements."""
-    shape, strides = array
+    shape, strides, _ = array
     return len(shape) > 2 and strides == channels_last_strides(shape) and strides != c_strides(shape)
 
 
 def dense_vectors(vectors: Sequence[Geometry]) -> bool:
     """Tell whether each of these vectors is contiguous."""
-    return all(strides == (1,) or shape == (1,) for shape, strides in vectors)
+    return all(strides == (1,) or shape == (1,) for shape, strides, _ in vectors)
 
 
 def _pointer(array: Array) -> int:
@@ -123,9 +160,9 @@ pointer: Callable[[Array], int] = _pointer_of_head if knows_arrays() else _point
 """The address of the first element: from where an array object keeps it, since to ask it costs as much as a product."""
 
 
-def suits(*arrays: Array) -> bool:
-    """Tell whether a kernel takes these arrays: float32 and not empty."""
-    return all(array.dtype == FLOAT32 and array.size > 0 for array in arrays)
+def suits(*arrays: Array, among: Container[np.dtype[Any]] = FLOATS) -> bool:
+    """Tell whether a kernel takes these arrays: of element types among some, and not empty."""
+    return all(array.dtype in among and array.size > 0 for array in arrays)
 
 
 def dims(values: Sequence[int]) -> Any:

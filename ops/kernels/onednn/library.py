@@ -32,7 +32,19 @@ class DType(IntEnum):
     F16 = 1
     BF16 = 2
     F32 = 3
+    S32 = 4
+    S8 = 5
     U8 = 6
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of an element."""
+        return _SIZES[self]
+
+
+_NEEDS = {DType.BF16: 0x80, DType.F16: 0x100}
+"""The bit of ``dnnl_cpu_isa_t`` for instructions that multiply numbers of 16 bits (avx512_core_bf16, _fp16)."""
+_SIZES = {DType.F16: 2, DType.BF16: 2, DType.F32: 4, DType.S32: 4, DType.S8: 1, DType.U8: 1}
 
 
 class Prop(IntEnum):
@@ -183,6 +195,10 @@ class Library:
         text = ctypes.c_char_p()
         self.call("primitive_desc_query", primitive_desc, Query.IMPLEMENTATION, 0, ctypes.byref(text))
         return (text.value or b"").decode()
+
+    def multiplies(self, dtype: DType) -> bool:
+        """Tell whether the processor has instructions for products of this type, and oneDNN is free to use them."""
+        return not ~int(self._dll.dnnl_get_effective_cpu_isa()) & _NEEDS.get(dtype, 0)
 
     def version(self) -> str:
         """The library's version."""

@@ -11,25 +11,29 @@ from functools import cache
 import numpy as np
 
 from flowmx.ops.kernels.llvm import vector_product
+from flowmx.ops.kernels.llvm.casts import copy
 from flowmx.ops.kernels.onednn.ends import PLAIN, Ends
 from flowmx.ops.kernels.onednn.layouts import (
+    TYPES,
     Array,
     Desc,
     Geometry,
     any_layout,
     dense,
     geometry,
+    halves,
     loaded,
     plain,
     pointer,
     strided,
     suits,
 )
-from flowmx.ops.kernels.onednn.library import Arg, OneDNNError, Query
-from flowmx.ops.kernels.onednn.primitives import Call, Primitive, Reorder, attributes
-from flowmx.ops.kernels.onednn.work import Operand, Work, plan
-from flowmx.ops.math.products import product
-from flowmx.ops.registry.operators import Shape
+from flowmx.ops.kernels.onednn.library import Arg, DType, OneDNNError, Query
+from flowmx.ops.kernels.onednn.primitives import LINE, Call, Primitive, Reorder, attributes
+from flowmx.ops.kernels.onednn.work import Operand, Work, first_line, plan
+from flowmx.ops.math.products import again, multiplying, product
+from flowmx.ops.registry.dtypes import FLOAT32
+from flowmx.ops.registry.dtypes import DType as NumPyType
 
 SMALL = 1 << 18
 """Multiplications below which NumPy's product is faster: its call is cheaper, and it runs on one thread."""
@@ -40,16 +44,16 @@ SMALL_BY_VECTOR = 1 << 15
 class Product(Work):
     """C = A B, and what follows it; all with equal batch axes, vectors along the last axis.
 
-    B's layout may be left to the primitive (None).
+    B's layout may be left to the primitive: then its element type alone is given.
     """
 
-    def __init__(self, a: Geometry, b: Geometry | None, c: Geometry, ends: Ends = PLAIN) -> None:
+    def __init__(self, a: Geometry, b: Geometry | DType, c: Geometry, ends: Ends = PLAIN) -> None:
         super().__init__()
         lib = loaded()
         left, out = strided(*a), strided(*c)
-        right = any_layout((a[0][-1], c[0][-1])) if b is None else strided(*b)
+        right = strided(*b) if isinstance(b, Geometry) else any_layout((a[0][-1], c[0][-1]), b)
         vector = (*(1,) * (len(c[0]) - 1), c[0][-1])
-        bias = plain(vector) if ends.own_bias else None
+        bias = plain(vector, ends.vectors) if ends.own_bias else None
         desc = lib.create(
             "matmul_primitive_desc_create", lib.engine, left.handle, right.handle,
             None if bias is None else bias.handle, out.handle, attributes(*ends.posts(vector)),
@@ -69,7 +73,7 @@ def multiply(a: Array, b: Array, c: Array) -> bool:
     count = c.size * a.shape[-1]
     if count < SMALL_BY_VECTOR or not suits(a, b, c):
         return False
-    if c.ndim == 2 and 1 in c.shape and _by_vector(a, b, c):
+    if c.ndim == 2 and 1 in c.shape and c.dtype == FLOAT32 == a.dtype and _by_vector(a, b, c):
         return True
     if count < SMALL:
         return False
@@ -78,6 +82,62 @@ def multiply(a: Array, b: Array, c: Array) -> bool:
         return False
     made(pointer(a), pointer(b), pointer(c))
     return True
+
+
+@multiplying("cpu")
+def _multiplies(dtype: NumPyType) -> bool:
+    return dtype in halves()
+
+
+class _Reordering(Work):
+    """A matrix in the order of a product."""
+
+    def __init__(self, given: Geometry, wanted: Desc) -> None:
+        super().__init__()
+        self._copy = Reorder(self.room, strided(*given), wanted)
+
+    def calls(self, base: int, *addresses: int) -> list[Call]:
+        return [self._copy.at(base, *addresses)]
+
+
+class _Again:
+    """Products of matrices of so many rows with one right factor, which is brought into the product's order once."""
+
+    def __init__(self, product: Product, b: Array, rows: int, dtype: NumPyType) -> None:
+        wanted = product.run.descriptor(Arg.WEIGHTS)
+        self._memory = np.empty(wanted.nbytes + LINE, np.uint8)
+        self._weight = first_line(self._memory)
+        _Reordering(geometry(b), wanted)(pointer(b), self._weight)
+        self._room = np.empty(product.nbytes, np.uint8)
+        self._base = first_line(self._room)
+        self._given = None if b.dtype == dtype else np.empty((rows, len(b)), b.dtype)
+        self._out = np.empty((rows, b.shape[1]), dtype)
+        primitive, places = product.calls(self._base, 0, self._weight, 0)[0]
+        self._call = primitive.call(places)
+        self._rest = places[3:]
+
+    def __call__(self, a: Array, out: Array) -> None:
+        """Compute one."""
+        if self._given is not None:
+            if not copy(a, self._given):
+                self._given[...] = a
+            a = self._given
+        elif not a.flags.c_contiguous:
+            a = np.ascontiguousarray(a)
+        made = out if out.flags.c_contiguous else self._out
+        self._call.point((pointer(a), self._weight, pointer(made), *self._rest))
+        self._call()
+        if made is not out:
+            out[...] = made
+
+
+@again("cpu")
+def _repeated(b: Array, rows: int, dtype: NumPyType) -> _Again | None:
+    if dtype != FLOAT32 or rows * b.size < SMALL_BY_VECTOR or not suits(b) or (b.dtype == dtype and rows == 1):
+        return None
+    kind = TYPES[b.dtype]
+    product = plan(Product, dense((rows, len(b)), kind), kind, dense((rows, b.shape[1])))
+    return None if product is None else _Again(product, b, rows, dtype)
 
 
 def _by_vector(a: Array, b: Array, c: Array) -> bool:
@@ -93,21 +153,21 @@ class FullyConnect(Work):
     """FullyConnected and what follows it: the data, and the addend, are brought to C order where they lie otherwise."""
 
     def __init__(
-        self, data: Geometry, rows: int, weight: Geometry, out: Shape, ends: Ends, addend: Geometry | None,
+        self, data: Geometry, rows: int, weight: Geometry, out: Geometry, ends: Ends, addend: Geometry | None,
         packed: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         units, width = weight[0]
         self._ends = ends
-        given = None if packed else turned(weight)
-        self._product = Product(dense((rows, width)), given, dense((rows, units)), ends)
+        given = weight.dtype if packed else turned(weight)
+        self._product = Product(dense((rows, width), data.dtype), given, dense((rows, units), out.dtype), ends)
         self._inner = self.room.take(self._product.room.nbytes)
         wanted = self._product.run.descriptor(Arg.WEIGHTS)
-        lies = packed_matrix(rows, weight[0], ends) if packed else wanted
+        lies = packed_matrix(rows, weight, ends, data.dtype, out.dtype) if packed else wanted
         assert lies is not None
         self._weight = Operand(self.room, lies, wanted)
-        self._source = Operand(self.room, strided(*data), plain(data[0]))
-        self._addend = None if addend is None else Reorder(self.room, strided(*addend), plain(out))
+        self._source = Operand(self.room, strided(*data), plain(data.shape, data.dtype))
+        self._addend = None if addend is None else Reorder(self.room, strided(*addend), plain(out.shape, out.dtype))
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         data, weight, *more, out = addresses
@@ -121,13 +181,14 @@ class FullyConnect(Work):
 
 
 @cache
-def packed_matrix(rows: int, weight: Shape, ends: Ends) -> Desc | None:
+def packed_matrix(rows: int, weight: Geometry, ends: Ends, data: DType, out: DType) -> Desc | None:
     """The layout of a packed weight, chosen once for each key, since packed copies are kept."""
-    units, width = weight
-    if rows == 1 or rows * units * width < SMALL:
+    units, width = weight.shape
+    # A vector is multiplied by float32 without oneDNN, from a weight in C order.
+    if rows * units * width < SMALL or (rows == 1 and weight.dtype == DType.F32):
         return None
     try:
-        made = Product(dense((rows, width)), None, dense((rows, units)), ends)
+        made = Product(dense((rows, width), data), weight.dtype, dense((rows, units), out), ends)
     except OneDNNError:
         return None
     return made.run.descriptor(Arg.WEIGHTS)
@@ -135,8 +196,8 @@ def packed_matrix(rows: int, weight: Shape, ends: Ends) -> Desc | None:
 
 def turned(weight: Geometry) -> Geometry:
     """A weight as the right matrix of a product."""
-    (units, width), (along, across) = weight
-    return (width, units), (across, along)
+    (units, width), (along, across), dtype = weight
+    return Geometry((width, units), (across, along), dtype)
 
 
 class Gradient(Work):
@@ -146,7 +207,7 @@ class Gradient(Work):
         super().__init__()
         self._product = Product(left, right, out)
         self._inner = self.room.take(self._product.room.nbytes)
-        self._inputs = [Operand(self.room, strided(*each), plain(each[0])) for each in inputs]
+        self._inputs = [Operand(self.room, strided(*each), plain(each.shape, each.dtype)) for each in inputs]
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         given, made = list(zip(self._inputs, addresses[:2], strict=True)), []

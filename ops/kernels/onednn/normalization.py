@@ -34,6 +34,7 @@ from flowmx.ops.kernels.onednn.library import (
 from flowmx.ops.kernels.onednn.primitives import Call, Post, Primitive, attributes
 from flowmx.ops.kernels.onednn.work import Operand, Work, plan, with_copies
 from flowmx.ops.nn.normalization.batch_norm import BatchNorm
+from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.operators import Run
 
 
@@ -43,7 +44,7 @@ class _Work(Work):
     def __init__(self, data: Geometry, out: Geometry, eps: float, flags: int) -> None:
         super().__init__()
         self.order = channels_last if is_channels_last(data) or is_channels_last(out) else plain
-        self.data = self.order(data[0])
+        self.data = self.order(data.shape, data.dtype)
         self.channels = plain((data[0][1],))
         self.eps, self.flags = ctypes.c_float(eps), flags
 
@@ -122,11 +123,16 @@ def _fits(op: BatchNorm, *arrays: Array) -> bool:
     return 2 <= rank <= 5 and op.axis in (1, 1 - rank) and suits(*arrays)
 
 
+def _wide(vector: Array) -> Array:
+    """A parameter as oneDNN takes it: float32, in a row."""
+    return np.ascontiguousarray(vector, np.float32)
+
+
 def batch_norm(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array], relu: bool = False) -> bool:
     """Compute BatchNorm; False where oneDNN cannot."""
     data, gamma, beta, moving_mean, moving_var = inputs
     out, mean, inverse, from_batch = outputs
-    if not _fits(op, data, out, moving_mean):
+    if not _fits(op, data, out) or mean.dtype != FLOAT32:
         return False
     batch = run.train and not op.use_global_stats
     made = plan(Forward, geometry(data), geometry(out), op.eps, _flags(op, not batch), relu)
@@ -135,8 +141,8 @@ def batch_norm(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequen
     var = np.empty_like(mean)
     if not batch:
         mean[...], var[...] = moving_mean, moving_var
-    scales = () if op.fix_gamma else (np.ascontiguousarray(gamma),)
-    made(*map(pointer, (data, out, np.ascontiguousarray(beta), mean, var, *scales)))
+    vectors = [_wide(beta), mean, var, *([] if op.fix_gamma else [_wide(gamma)])]
+    made(*map(pointer, (data, out, *vectors)))
     if batch:
         op.follow(moving_mean, mean)
         op.follow(moving_var, var)
@@ -149,7 +155,7 @@ def backward_batch_norm(op: Any, inputs: Sequence[Array], outputs: Sequence[Arra
     """Compute BatchNorm's gradients; False where oneDNN cannot."""
     head, data, gamma, mean, inverse = inputs[:5]
     out, gamma_grad, beta_grad = outputs
-    if not _fits(op, head, data, out, mean):
+    if not _fits(op, head, data, out) or mean.dtype != FLOAT32:
         return False
     flags = _flags(op, not op.over_batch(inputs))
     made = plan(Backward, geometry(head), geometry(data), geometry(out), op.eps, flags)
@@ -157,8 +163,10 @@ def backward_batch_norm(op: Any, inputs: Sequence[Array], outputs: Sequence[Arra
         return False
     var = 1 / np.square(inverse) - inverse.dtype.type(op.eps)
     targets = (beta_grad,) if op.fix_gamma else (beta_grad, gamma_grad)
-    found = [each if each.flags.c_contiguous else np.empty(each.shape, each.dtype) for each in targets]
-    scales = () if op.fix_gamma else (np.ascontiguousarray(gamma), found[1])
+    found = [
+        each if each.flags.c_contiguous and each.dtype == FLOAT32 else np.empty(each.shape, FLOAT32) for each in targets
+    ]
+    scales = () if op.fix_gamma else (_wide(gamma), found[1])
     made(*map(pointer, (head, data, out, mean, var, found[0], *scales)))
     for target, result in zip(targets, found, strict=True):
         if result is not target:

@@ -15,6 +15,7 @@ import numpy as np
 from flowmx.ops.compiled.pooling import NotedPooling
 from flowmx.ops.kernels.onednn.kernel import Kernel, plainly
 from flowmx.ops.kernels.onednn.layouts import (
+    FLOATS,
     Array,
     Desc,
     Geometry,
@@ -30,10 +31,11 @@ from flowmx.ops.kernels.onednn.layouts import (
     suits,
 )
 from flowmx.ops.kernels.onednn.library import Alg, Arg, Handle, Prop, Query, Unsupported
+from flowmx.ops.kernels.onednn.library import DType as Type
 from flowmx.ops.kernels.onednn.primitives import Call, Primitive, attributes
 from flowmx.ops.kernels.onednn.work import Operand, Work, plan, with_copies
 from flowmx.ops.nn.pooling import Pooling, lowest
-from flowmx.ops.registry.dtypes import is_floating
+from flowmx.ops.registry.dtypes import DType, is_floating
 from flowmx.ops.registry.operators import Form, Operator, Run, kernel
 
 
@@ -61,7 +63,7 @@ def _algorithm(op: Pooling) -> Alg:
     return Alg.POOLING_AVG_INCLUDE_PADDING if include else Alg.POOLING_AVG_EXCLUDE_PADDING
 
 
-Order = Callable[[Shape], Desc]
+Order = Callable[[Shape, Type], Desc]
 
 
 def _order(data: Geometry, out: Geometry) -> Order:
@@ -75,7 +77,7 @@ class _Work(Work):
     def __init__(self, op: Pooling, data: Geometry, out: Geometry, order: Order) -> None:
         super().__init__()
         self.algorithm = _algorithm(op)
-        self.data, self.out = order(data[0]), order(out[0])
+        self.data, self.out = order(data.shape, data.dtype), order(out.shape, out.dtype)
         stride, size, before, after = _windows(op, data[0][2:], out[0][2:])
         self.windows = [dims(each) for each in (stride, size, (0,) * len(size), before, after)]
 
@@ -152,11 +154,14 @@ def _pooling(op: Pooling, run: Run, inputs: Sequence[Array], outputs: Sequence[A
 @kernel("cpu", "_backward_Pooling")
 def _backward_pooling(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     head, data, output, out = map(op.channels_first, (*inputs, outputs[0]))
+    if not suits(head, data, out):
+        plainly(op, run, inputs, outputs)
+        return
     values, order = output, _order(geometry(out), geometry(head))
     if op.pool_type == "max":
         values = np.empty_like(output)
         order = _order(geometry(data), geometry(values))
-    made = plan(Backward, op, geometry(head), geometry(out), order) if suits(head, data, out) else None
+    made = plan(Backward, op, geometry(head), geometry(out), order)
     if made is not None and op.pool_type != "max":
         made(pointer(head), pointer(out))
         return
@@ -167,6 +172,13 @@ def _backward_pooling(op: Any, run: Run, inputs: Sequence[Array], outputs: Seque
     note = np.empty(again.note_bytes, np.uint8)
     again(pointer(data), pointer(values), pointer(note))
     made(pointer(head), pointer(out), pointer(note))
+
+
+def _takes(op: Any, dtype: DType) -> bool:
+    return dtype in FLOATS and op.pool_type in ("max", "avg")
+
+
+_pooling.takes = _backward_pooling.takes = _takes  # type: ignore[attr-defined]
 
 
 class NotedBackward(Backward):

@@ -19,22 +19,24 @@ LINE = 64
 
 Post = tuple[Any, ...]
 """A post-operation of a primitive: ``("sum",)`` adds what is there, ``("eltwise", algorithm, alpha, beta)``
-applies a function, ``("binary", algorithm, shape)`` combines it with another array."""
+applies a function, ``("binary", algorithm, shape, dtype)`` combines it with another array."""
+Scales = tuple[tuple[int, int], ...]
+"""Arguments that are multiplied by numbers of their own, and for each a mask of the axes along which these differ."""
 
 
 @lru_cache(KEPT)
-def attributes(*posts: Post, scales: int | None = None) -> Handle:
+def attributes(*posts: Post, scales: Scales = ()) -> Handle:
     """The attributes of a primitive: scratch memory from us, and what is done to its output.
 
     Args:
         *posts: in the order in which they are done.
-        scales: a mask of the axes along which the source is multiplied by numbers of their own.
+        scales: what is multiplied by numbers that are given when it runs, as ``ATTR_SCALES`` of each argument.
     """
     lib = loaded()
     made = lib.create("primitive_attr_create")
     lib.call("primitive_attr_set_scratchpad_mode", made, 1)
-    if scales is not None:
-        lib.call("primitive_attr_set_scales_mask", made, int(Arg.SRC), scales)
+    for argument, mask in scales:
+        lib.call("primitive_attr_set_scales_mask", made, argument, mask)
     post_ops = lib.create("post_ops_create")
     for kind, *given in posts:
         if kind == "sum":
@@ -43,7 +45,8 @@ def attributes(*posts: Post, scales: int | None = None) -> Handle:
             algorithm, *numbers = given
             lib.call("post_ops_append_eltwise", post_ops, int(algorithm), *map(ctypes.c_float, numbers))
         else:
-            lib.call("post_ops_append_binary", post_ops, int(given[0]), plain(given[1]).handle)
+            algorithm, shape, dtype = given
+            lib.call("post_ops_append_binary", post_ops, int(algorithm), plain(shape, dtype).handle)
     lib.call("primitive_attr_set_post_ops", made, post_ops)
     lib.call("post_ops_destroy", post_ops)
     return made
@@ -198,7 +201,7 @@ class Reorder(Primitive):
         lib = loaded()
         made = lib.create(
             "reorder_primitive_desc_create", source.handle, lib.engine, target.handle, lib.engine,
-            attributes() if scale is None else attributes(scales=scale[0]),
+            attributes() if scale is None else attributes(scales=((int(Arg.SRC), scale[0]),)),
         )  # fmt: skip
         arguments: dict[int, Desc | Query] = {Arg.SRC: source, Arg.DST: target}
         if scale is not None:

@@ -20,7 +20,7 @@ class _Work(Work):
 
     def __init__(self, op: LRN, data: Geometry) -> None:
         super().__init__()
-        self.data = channels_last(data[0])
+        self.data = channels_last(data.shape, data.dtype)
         self.numbers = [ctypes.c_float(each) for each in (op.alpha, op.beta, op.knorm)]
         self.size = ctypes.c_int64(op.nsize)
 

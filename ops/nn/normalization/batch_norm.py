@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from flowmx.ops.math.reduce import wide
 from flowmx.ops.nn.common import positive_axis
 from flowmx.ops.nn.normalization.frames import BackwardNormalization, Frame, Normalization, around_axis, standardise
 from flowmx.ops.registry.operators import Array, Run, Shape, described, family, operator, option
@@ -49,6 +50,9 @@ class BatchStatistics(
 
     def follow(self, moving: Array, new: Array) -> None:
         """Let a moving statistic follow the batch's."""
+        if moving.dtype.itemsize == 2:
+            moving[...] = wide(moving) * self.momentum + (1 - self.momentum) * new.reshape(moving.shape)
+            return
         moving *= self.momentum
         moving += (1 - self.momentum) * new.reshape(moving.shape)
 
