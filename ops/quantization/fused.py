@@ -20,7 +20,6 @@ from flowmx.ops.nn.common import expect_shape
 from flowmx.ops.nn.convolution import Convolution
 from flowmx.ops.nn.linear import FullyConnected, as_matrix
 from flowmx.ops.nn.normalization.batch_norm import BatchNorm
-from flowmx.ops.quantization.products import convolved, multiplied
 from flowmx.ops.quantization.ranges import (
     INT8,
     INT32,
@@ -28,8 +27,10 @@ from flowmx.ops.quantization.ranges import (
     UINT8,
     Inferred,
     InferredTypes,
+    Range,
     compute,
     known_types,
+    largest,
     magnitude,
     operator,
     product_magnitude,
@@ -37,10 +38,12 @@ from flowmx.ops.quantization.ranges import (
     round_into,
     scale_of,
 )
-from flowmx.ops.registry.dtypes import FLOAT32, DType
+from flowmx.ops.quantization.sums import Int8, Int8Convolution, Int8FullyConnected, convolved, layer_of, multiplied
+from flowmx.ops.registry.dtypes import FLOAT32, DType, name_of
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, family, option
 from flowmx.ops.registry.traits import Quantization
 
+_MOST_OF_INT8 = 127.0
 _HALF_OF_INT32 = np.float32(2147483647) / 2
 
 
@@ -48,10 +51,10 @@ class Filters(NamedTuple):
     """A weight in whole numbers.
 
     Attributes:
-        whole: the numbers, float32.
+        whole: the numbers, int8.
         scales: the steps for each unit of a real number: one for each output, or one.
         size: the largest absolute weight.
-        bias: the bias in real numbers, or None.
+        bias: the bias in the units of the sums, whole numbers of float32, or None.
     """
 
     whole: Array
@@ -75,7 +78,25 @@ def _whole_filters(xp: Any, weight: Array, bias: Array | None, data_scale: np.fl
     scales = scales.astype(np.float32)
     whole = rows * scales[:, None]
     xp.clip(xp.rint(whole, out=whole), -128, 127, out=whole)
-    return Filters(whole.reshape(weight.shape), scales, size, bias)
+    if bias is not None:
+        bias = xp.rint(bias * (scales * data_scale))
+    return Filters(whole.reshape(weight.shape).astype(np.int8), scales, size, bias)
+
+
+class Settled(NamedTuple):
+    """A layer whose ranges are known, as the operators that compute it.
+
+    Attributes:
+        filters: makes weight, bias and scale of the parameters, once.
+        kind: what computes the layer.
+        given: its parameters.
+        ends: the range of the output; None where that is real.
+    """
+
+    filters: SettledFilters
+    kind: type[Int8]
+    given: dict[str, Any]
+    ends: Range | None
 
 
 @family
@@ -84,6 +105,7 @@ class Part(Operator, hidden=True, no_gradient=True, heavy=True, quantized=None):
 
     arguments = ()
     layer_class: ClassVar[type[Operator]]
+    settled_class: ClassVar[type[Int8]]
     layer: ClassVar[Any]
     """The convolution or product."""
     norm: ClassVar[BatchNorm | None]
@@ -172,6 +194,47 @@ class Part(Operator, hidden=True, no_gradient=True, heavy=True, quantized=None):
         """Compute on quantized numbers."""
         raise NotImplementedError
 
+    def filters(self, xp: Any, given: dict[str, Array], data_scale: np.float32) -> Filters:
+        """The weight and the bias in whole numbers, from the inputs by name, for data of so many steps a unit."""
+        raise NotImplementedError
+
+    def parameters_read(self) -> tuple[str, ...]:
+        """The names of the inputs that :meth:`filters` reads."""
+        count = len(self.layer.inputs())
+        return self.reals()[1:count]
+
+    def settled(self, kinds: Sequence[DType], ranges: Sequence[Range | None]) -> Settled | None:
+        """This layer with ranges that are known; None where one is not, or where no kernel fuses what follows.
+
+        Args:
+            kinds: the dtypes of data, addend (any where there is none) and output.
+            ranges: those of the data and of the addend.
+        """
+        data, ends = ranges[0], self.calibrated
+        is_real = kinds[-1] == FLOAT32
+        if data is None or (ends is None and not is_real):
+            return None
+        unit = np.float32(1) if is_real or ends is None else scale_of(kinds[-1], largest(ends))
+        end = self._end(unit)
+        if end is None:
+            return None
+        filters = SettledFilters.of(self, scale_of(kinds[0], largest(data)), unit)
+        given = {**layer_of(self.layer), **end, "scaled": True, "unsigned": kinds[0] == UINT8}
+        given["made"] = name_of(kinds[-1])
+        return Settled(filters, self.settled_class, given, ends)
+
+    def _end(self, unit: np.float32) -> dict[str, Any] | None:
+        """The activation as :class:`Int8` does it in so many steps a unit; None where it does not."""
+        then = self.then
+        if then is None:
+            return {}
+        if isinstance(then, Clip):
+            return {"then": "clip", "top": float(np.float32(then.a_max * unit))}
+        if isinstance(then, Activation):
+            return {"then": "relu"} if then.act_type == "relu" else None
+        leaks = isinstance(then, LeakyReLU) and then.act_type == "leaky"
+        return {"then": "leaky", "slope": then.slope} if leaks else None  # type: ignore[attr-defined]
+
     def activate(self, run: Run, values: Array, unit: Any) -> None:
         """Apply the activation, in place, to values of which so many are a unit of a real number."""
         if self.then is None:
@@ -186,7 +249,7 @@ class Part(Operator, hidden=True, no_gradient=True, heavy=True, quantized=None):
 class ConvolutionPart(Part):
     """A convolution, and BatchNorm, a sum and an activation behind it as far as they are there."""
 
-    layer_class = Convolution
+    layer_class, settled_class = Convolution, Int8Convolution
     with_bn: bool = option(False, "BatchNorm follows.")
     with_act: bool = option(False, "An activation follows, before the sum.")
     with_sum: bool = option(False, "The sum with another array follows.")
@@ -231,6 +294,12 @@ class ConvolutionPart(Part):
         made = INT32 if self.calibrated is None else UINT8 if self.is_unsigned else INT8
         return known_types(self, dtypes, expected), [made, FLOAT32, FLOAT32]
 
+    def parameters_read(self) -> tuple[str, ...]:
+        return self.reals()[1 : len(self.reals()) - self.with_sum]
+
+    def filters(self, xp: Any, given: dict[str, Array], data_scale: np.float32) -> Filters:
+        return _whole_filters(xp, *self._folded(xp, given), data_scale, self.calibrated is not None)
+
     def _folded(self, xp: Any, given: dict[str, Array]) -> tuple[Array, Array | None]:
         """Filters and bias with BatchNorm in them."""
         weight, bias, norm = given["weight"], given.get("bias"), self.norm
@@ -240,31 +309,44 @@ class ConvolutionPart(Part):
         mean = given["mean"] if bias is None else given["mean"] - bias
         return weight * factor.reshape(-1, *(1,) * (weight.ndim - 1)), given["beta"] - factor * mean
 
+    def settled(self, kinds: Sequence[DType], ranges: Sequence[Range | None]) -> Settled | None:
+        made = super().settled(kinds, ranges)
+        if made is None or not self.with_sum:
+            return made
+        addend = ranges[1]
+        if addend is None or self.calibrated is None:
+            return None
+        if _sums_in_int8(*kinds[1:]):
+            most = made.given.get("top", _MOST_OF_INT8)
+            made.given.update(then="clip", top=min(most, _MOST_OF_INT8))
+        own = scale_of(kinds[1], largest(addend))
+        made.given.update(added=True, factor=float(np.float32(scale_of(kinds[-1], largest(self.calibrated)) / own)))
+        return made
+
     def compute(self, run: Run, given: dict[str, Array], outputs: Sequence[Array]) -> None:
         xp, data, out, ends = run.xp, given["data"], outputs[0], self.calibrated
         size = magnitude(given["data_min"], given["data_max"])
         data_scale = scale_of(data.dtype, size)
-        filters = _whole_filters(xp, *self._folded(xp, given), data_scale, ends is not None)
+        filters = self.filters(xp, given, data_scale)
         values = convolved(run, self.layer, data, filters.whole, out.shape)
         values = values.astype(np.float32, copy=False)
         column = (-1, *(1,) * (values.ndim - 2))
         units = filters.scales * data_scale
         if filters.bias is not None:
-            values += xp.rint(filters.bias * units).reshape(column)
+            values += filters.bias.reshape(column)
         if ends is None:
             whole = product_magnitude(filters.size, size, data.dtype)
             ends, unit = (-whole, whole), units[0]
         else:
-            unit = scale_of(out.dtype, np.maximum(abs(ends[0]), abs(ends[1])))
+            unit = scale_of(out.dtype, largest(ends))
             values *= (unit / units).reshape(column)
         if self.with_sum:
             addend = given["sum"]
             own = scale_of(addend.dtype, magnitude(given["sum_min"], given["sum_max"]))
             values += addend * np.float32(unit / own)
         self.activate(run, values, unit)
-        if self.with_sum and addend.dtype == INT8 and out.dtype == UINT8:
-            # MXNet sums in the memory of the addend, so that int8 is all there is room for.
-            xp.clip(values, 0, 127, out=values)
+        if self.with_sum and _sums_in_int8(addend.dtype, out.dtype):
+            xp.clip(values, 0, _MOST_OF_INT8, out=values)
         round_into(xp, values, out)
         put_range(outputs, *ends)
 
@@ -273,7 +355,7 @@ class ConvolutionPart(Part):
 class ProductPart(Part):
     """A product, and an activation behind it where there is one."""
 
-    layer_class = FullyConnected
+    layer_class, settled_class = FullyConnected, Int8FullyConnected
     enable_float_output: bool = option(False, "Give real numbers, and no range.")
     with_eltwise: bool = option(False, "An activation follows.")
     channel_wise_quantize: bool | None = option(None, "The weight is real, and gets a scale for each output.")
@@ -320,12 +402,12 @@ class ProductPart(Part):
         made = INT32 if self.calibrated is None else UINT8 if self.is_unsigned else INT8
         return known_types(self, dtypes, expected), [made, FLOAT32, FLOAT32]
 
-    def _filters(self, xp: Any, given: dict[str, Array], data_scale: np.float32) -> Filters:
-        """The weight, and the bias in the units of the sums."""
+    def parameters_read(self) -> tuple[str, ...]:
+        return (*super().parameters_read(), *self.ranges()[2:])
+
+    def filters(self, xp: Any, given: dict[str, Array], data_scale: np.float32) -> Filters:
         if self.channel_wise_quantize:
-            made = _whole_filters(xp, given["weight"], given.get("bias"), data_scale, True)
-            bias = None if made.bias is None else xp.rint(made.bias * made.scales * data_scale)
-            return made._replace(bias=bias)
+            return _whole_filters(xp, given["weight"], given.get("bias"), data_scale, True)
         size = magnitude(given["min_weight"], given["max_weight"])
         scale, whole = scale_of(INT8, size), given["weight"]
         bias = given.get("bias")
@@ -338,14 +420,14 @@ class ProductPart(Part):
                 smaller = np.float32(most * own / data_scale / scale)
                 whole, scale, factor = _rounded(xp, whole * smaller), np.float32(scale * smaller), most
             bias = _rounded(xp, bias * factor)
-        return Filters(whole.astype(np.float32), xp.full((1,), scale, np.float32), size, bias)
+        return Filters(whole.astype(np.int8), xp.full((1,), scale, np.float32), size, bias)
 
     def compute(self, run: Run, given: dict[str, Array], outputs: Sequence[Array]) -> None:
         xp, data, ends = run.xp, given["data"], self.calibrated
         flatten = self.layer.flatten
         size = magnitude(given["min_data"], given["max_data"])
         data_scale = scale_of(data.dtype, size)
-        filters = self._filters(xp, given, data_scale)
+        filters = self.filters(xp, given, data_scale)
         values = multiplied(run, as_matrix(data, flatten), filters.whole).astype(np.float32, copy=False)
         if filters.bias is not None:
             values += filters.bias
@@ -362,14 +444,62 @@ class ProductPart(Part):
         if ends is None:
             outputs[0][...] = values
             return
-        values *= scale_of(outputs[0].dtype, np.maximum(abs(ends[0]), abs(ends[1])))
+        values *= scale_of(outputs[0].dtype, largest(ends))
         round_into(xp, values, outputs[0])
         put_range(outputs, *ends)
+
+
+def _sums_in_int8(addend: DType, made: DType) -> bool:
+    """True where MXNet sums in the memory of an int8 addend, so that int8 is all there is room for."""
+    return addend == INT8 and made == UINT8
 
 
 def _rounded(xp: Any, values: Array) -> Array:
     """The nearest whole numbers, halves away from zero."""
     return xp.trunc(values + xp.copysign(np.float32(0.5), values))
+
+
+@operator("_settled_filters")
+class SettledFilters(Operator, hidden=True, no_gradient=True, once=True):
+    """The parameters of a quantized layer as its kernel takes them, for known ranges of data and output."""
+
+    arguments = ()
+    output_names = ("weight", "bias", "scale")
+    part: ClassVar[Part]
+    """The layer."""
+    data_scale: ClassVar[np.float32]
+    """The steps of the data for each unit of a real number."""
+    unit: ClassVar[np.float32]
+    """Those of the output; 1 where it is real."""
+
+    @classmethod
+    def of(cls, part: Part, data_scale: np.float32, unit: np.float32) -> SettledFilters:
+        """The operator for a layer."""
+        made = cls()
+        for name, value in {"part": part, "data_scale": data_scale, "unit": unit, "_specs": {}}.items():
+            object.__setattr__(made, name, value)
+        return made
+
+    def inputs(self) -> tuple[str, ...]:
+        return self.part.parameters_read()
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        weight = shapes[0]
+        each = None if weight is None else weight[:1]
+        return shapes, [weight, each, each]
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return dtypes, [INT8, FLOAT32, FLOAT32]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        weight, bias, scale = outputs
+        made = self.part.filters(run.xp, dict(zip(self.inputs(), inputs, strict=True)), self.data_scale)
+        weight[...] = made.whole
+        scale[...] = self.unit / (made.scales * self.data_scale)
+        bias[...] = 0 if made.bias is None else made.bias * scale
+
+    def __repr__(self) -> str:
+        return f"{self.name}({self.part!r})"
 
 
 _OLD_NAMES = {"with_relu": "with_act", "with_postsum_relu": "with_postsum_act"}

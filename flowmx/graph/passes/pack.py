@@ -11,10 +11,22 @@ from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes.fuse import FUSED, fused
 from flowmx.ops.compiled.fused import FusedConvolution, FusedFullyConnected
 from flowmx.ops.compiled.packed import PackConvolution, PackFullyConnected
+from flowmx.ops.quantization.sums import (
+    Int8,
+    Int8Convolution,
+    Int8FullyConnected,
+    PackInt8Convolution,
+    PackInt8FullyConnected,
+)
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.operators import Operator, packed_size
 
-PACKED: dict[type, type[Operator]] = {FusedConvolution: PackConvolution, FusedFullyConnected: PackFullyConnected}
+PACKED: dict[type, type[Operator]] = {
+    FusedConvolution: PackConvolution,
+    FusedFullyConnected: PackFullyConnected,
+    Int8Convolution: PackInt8Convolution,
+    Int8FullyConnected: PackInt8FullyConnected,
+}
 
 
 def pack_filters(graph: Graph, options: Options) -> Graph:
@@ -23,33 +35,41 @@ def pack_filters(graph: Graph, options: Options) -> Graph:
         return graph
     rewriter = Rewriter(graph)
     for node in rewriter.nodes:
-        if node.op is not None and not (type(node.op) in FUSED and _pack(rewriter, node, options)):
+        is_layer = type(node.op) in FUSED or isinstance(node.op, Int8)
+        if node.op is not None and not (is_layer and _pack(rewriter, node, options)):
             rewriter.keep(node)
     return rewriter.result()
 
 
 def _pack(rewriter: Rewriter, node: Node, options: Options) -> bool:
     """Let a layer read a packed weight; False where it cannot, or is as fast without."""
-    graph, data, weight = rewriter.graph, node.inputs[0], node.inputs[1]
-    if not (weight.node.op is None or weight.node.op.traits.once) or any(
-        graph.dtypes[entry] != FLOAT32 for entry in node.inputs
-    ):
+    graph, op, data, weight = rewriter.graph, node.op, node.inputs[0], node.inputs[1]
+    assert op is not None
+    if not (weight.node.op is None or weight.node.op.traits.once):
+        return False
+    is_int8 = isinstance(op, Int8)
+    if not is_int8 and any(graph.dtypes[entry] != FLOAT32 for entry in node.inputs):
         return False
     context = graph.context(node)
     kind = options.device_type if context is None else context.kernels
     shape = graph.shapes[data]
-    layer = fused(node, packed=True, scaled=False)
+    layer: Operator = _packed(op) if is_int8 else fused(node, packed=True, scaled=False)
     size = packed_size(kind, layer, shape)
     if size is None:
         return False
-    scaled = getattr(node.op, "scaled", False)
-    named = dict(zip(node.op.inputs() if node.op is not None else (), map(rewriter.new, node.inputs), strict=True))
+    # The scale of sums of bytes comes after them.
+    scaled = not is_int8 and getattr(op, "scaled", False)
+    named = dict(zip(op.inputs(), map(rewriter.new, node.inputs), strict=True))
     scale = [named.pop("scale")] if scaled else []
-    packing = PACKED[type(layer)].create(
-        **{name: getattr(layer, name) for name in layer.attributes()}, scaled=scaled, data_shape=shape, size=size
-    )
+    given = {name: getattr(layer, name) for name in layer.attributes()}
+    packing = PACKED[type(layer)].create(**{**given, "scaled": scaled, "data_shape": shape, "size": size})
     label = f"{weight.node.name} packed"
     named["weight"] = Entry(rewriter.make(packing, [named["weight"], *scale], node, label), 0)
     rewriter.replace(Entry(node, 0), Entry(rewriter.make(layer, list(named.values()), node), 0))
     rewriter.note(f"{weight.node.name} is packed for {node.name}")
     return True
+
+
+def _packed(op: Operator) -> Operator:
+    """A layer on bytes that reads a packed weight."""
+    return type(op).create(**{name: getattr(op, name) for name in op.attributes()}, packed=True)

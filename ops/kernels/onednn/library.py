@@ -60,6 +60,7 @@ class Alg(IntEnum):
     ELTWISE_RELU = 0x20
     ELTWISE_TANH = 0x21
     ELTWISE_LOGISTIC = 0x29
+    ELTWISE_CLIP = 0x2E
     POOLING_MAX = 0x1FF
     POOLING_AVG_INCLUDE_PADDING = 0x2FF
     POOLING_AVG_EXCLUDE_PADDING = 0x3FF
@@ -112,6 +113,10 @@ ANY_LAYOUT = 1
 
 _KEPT_PRIMITIVES = 64
 """Primitives that oneDNN keeps by itself: few, since we keep those that we use."""
+
+
+_AVX512_VNNI = 0x40
+"""The bit of ``dnnl_cpu_isa_t`` for VNNI among the instructions of AVX-512."""
 
 
 class ExecArg(ctypes.Structure):
@@ -193,6 +198,16 @@ class Library:
         text = ctypes.c_char_p()
         self.call("primitive_desc_query", primitive_desc, Query.IMPLEMENTATION, 0, ctypes.byref(text))
         return (text.value or b"").decode()
+
+    def sums_bytes_exactly(self, implementation: str) -> bool:
+        """Tell whether an implementation of products of bytes sums them in 32 bits from the first addition on.
+
+        Without VNNI the products of two neighbours are added in 16 bits, which overflow, and some filters are halved.
+        """
+        isa: int = self._dll.dnnl_get_effective_cpu_isa()
+        if implementation.startswith("ref"):
+            return False  # it would be exact, and slower than sums in float32
+        return bool(isa & _AVX512_VNNI) or "vnni" in implementation
 
     def version(self) -> str:
         """The library's version."""
