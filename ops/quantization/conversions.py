@@ -93,7 +93,7 @@ class Quantize(Quantized):
 
 
 @operator("_contrib_quantize_v2")
-class QuantizeV2(Calibrated, calibrates="input"):
+class QuantizeV2(Calibrated, calibrates="input", makes_channels_last=True):
     """Quantize real numbers by the range of the data, or by one that is known before.
 
     The output is the data, times 127.5 (int8) or 255.5 (uint8) over the larger absolute end of the range, rounded; what
@@ -135,7 +135,7 @@ class QuantizeV2(Calibrated, calibrates="input"):
 
 
 @operator("_contrib_dequantize")
-class Dequantize(Operator, no_gradient=True):
+class Dequantize(Operator, no_gradient=True, keeps_layout=True):
     """Real numbers of quantized ones: the data, times the larger absolute end of the range, over 127.5 or 255.5."""
 
     arguments = ("data", "min_range", "max_range")
@@ -165,7 +165,7 @@ class Dequantize(Operator, no_gradient=True):
 
 
 @operator("_contrib_requantize")
-class Requantize(Calibrated, calibrates="input"):
+class Requantize(Calibrated, calibrates="input", keeps_layout=True):
     """Quantize int32 sums to int8 or uint8, by the range of the data or by one that is known before."""
 
     arguments = ("data", "min_range", "max_range")

@@ -70,7 +70,7 @@ class _Unary(Quantized):
 
 
 @operator("_contrib_quantized_pooling")
-class QuantizedPooling(_Unary, Pooling, keeps_layout=False, makes_channels_last=False, input_named=False):
+class QuantizedPooling(_Unary, Pooling, input_named=False):
     """Reduce each window of the spatial axes to its maximum or mean; means are rounded."""
 
     input_docs = described(data="(batch, channels, *size), int8 or uint8", **_ENDS)
@@ -93,7 +93,7 @@ class QuantizedPooling(_Unary, Pooling, keeps_layout=False, makes_channels_last=
 
 
 @operator("_contrib_quantized_act")
-class QuantizedActivation(_Unary, Activation, in_place=(), keeps_layout=False, float32_where=None):
+class QuantizedActivation(_Unary, Activation, in_place=(), float32_where=None):
     """The ReLU of quantized numbers."""
 
     def __post_init__(self) -> None:
@@ -126,7 +126,7 @@ _FLATTEN = Flatten.create()
 
 
 @operator("_contrib_quantized_concat")
-class QuantizedConcat(_Unary, Concat, keeps_layout=False, passing=Passing.NEVER, precision=Precision.GIVEN):
+class QuantizedConcat(_Unary, Concat, passing=Passing.NEVER, precision=Precision.GIVEN):
     """Quantized arrays joined along an axis, in one range that holds all of theirs; int8 if one of them is."""
 
     inputs_counted = (3, 0)
@@ -188,7 +188,7 @@ class QuantizedConcat(_Unary, Concat, keeps_layout=False, passing=Passing.NEVER,
 
 
 @family
-class _Binary(Quantized, requantizes=True):
+class _Binary(Quantized, requantizes=True, keeps_layout=True):
     """Base of the sum and the product of two quantized arrays."""
 
     arguments: ClassVar[tuple[str, ...]] = ("lhs", "rhs", "lhs_min", "lhs_max", "rhs_min", "rhs_max")

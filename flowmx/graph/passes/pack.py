@@ -9,7 +9,7 @@ from __future__ import annotations
 from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes.fuse import FUSED, fused
-from flowmx.ops.compiled.fused import FusedConvolution, FusedFullyConnected
+from flowmx.ops.compiled.fused import Fused, FusedConvolution, FusedFullyConnected
 from flowmx.ops.compiled.packed import PackConvolution, PackFullyConnected
 from flowmx.ops.quantization.sums import (
     Int8,
@@ -62,6 +62,8 @@ def _pack(rewriter: Rewriter, node: Node, options: Options) -> bool:
     named = dict(zip(op.inputs(), map(rewriter.new, node.inputs), strict=True))
     scale = [named.pop("scale")] if scaled else []
     given = {name: getattr(layer, name) for name in layer.attributes()}
+    if is_int8:  # how a copy lies depends on the sums alone
+        given = {name: value for name, value in given.items() if name not in Fused.parameters} | {"packed": True}
     packing = PACKED[type(layer)].create(**{**given, "scaled": scaled, "data_shape": shape, "size": size})
     label = f"{weight.node.name} packed"
     named["weight"] = Entry(rewriter.make(packing, [named["weight"], *scale], node, label), 0)

@@ -63,13 +63,14 @@ class Connect(FullyConnect):
         _refuse(self.implementation(), weight.shape[1])
 
     def packed(self, rows: int, weight: Geometry, ends: Ends, data: DType, out: DType) -> Desc | None:
-        return _packed(rows, weight, ends, data, out)
+        return _packed(rows, weight, data, out)
 
 
 @cache
-def _packed(rows: int, weight: Geometry, ends: Ends, data: DType, out: DType) -> Desc:
-    """The layout, chosen once for each key, since packed copies are kept."""
+def _packed(rows: int, weight: Geometry, data: DType, out: DType) -> Desc:
+    """The layout, chosen once for each key, since packed copies are kept; the same whatever follows the sums."""
     units, width = weight.shape
+    ends = Ends(True, True, mask=2)
     made = Product(dense((rows, width), data), weight.dtype, dense((rows, units), out), ends)
     return made.run.descriptor(Arg.WEIGHTS)
 
@@ -143,10 +144,10 @@ def _matrix(op: Any, data: Shape) -> Desc | None:
     weight, rows = dense(op.weight_shape(data), DType.S8), _rows(op, data)
     if rows * prod(weight.shape) < SMALL_BY_VECTOR:
         return None
-    out, ends = dense((rows, op.num_hidden), _made(op)), _ends(op, 2)
+    out, ends = dense((rows, op.num_hidden), _made(op)), Ends(True, True, mask=2)
     if plan(Connect, dense((rows, weight.shape[1]), _data(op)), rows, weight, out, ends, None, True) is None:
         return None
-    return _packed(rows, weight, ends, _data(op), _made(op))
+    return _packed(rows, weight, _data(op), _made(op))
 
 
 def _pack_matrix(op: Any, inputs: Geometries, outputs: Geometries) -> Work | None:
