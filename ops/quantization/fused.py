@@ -20,6 +20,7 @@ from flowmx.ops.nn.common import expect_shape
 from flowmx.ops.nn.convolution import Convolution
 from flowmx.ops.nn.linear import FullyConnected, as_matrix
 from flowmx.ops.nn.normalization.batch_norm import BatchNorm
+from flowmx.ops.quantization.conversions import QuantizeV2
 from flowmx.ops.quantization.ranges import (
     INT8,
     INT32,
@@ -91,12 +92,14 @@ class Settled(NamedTuple):
         kind: what computes the layer.
         given: its parameters.
         ends: the range of the output; None where that is real.
+        after: operators on real numbers that come after it, one after the other.
     """
 
     filters: SettledFilters
     kind: type[Int8]
     given: dict[str, Any]
     ends: Range | None
+    after: tuple[Operator, ...] = ()
 
 
 @family
@@ -203,19 +206,22 @@ class Part(Operator, hidden=True, no_gradient=True, heavy=True, quantized=None):
         count = len(self.layer.inputs())
         return self.reals()[1:count]
 
-    def settled(self, kinds: Sequence[DType], ranges: Sequence[Range | None]) -> Settled | None:
+    def settled(
+        self, kinds: Sequence[DType], ranges: Sequence[Range | None], end: dict[str, Any] | None = None
+    ) -> Settled | None:
         """This layer with ranges that are known; None where one is not, or where no kernel fuses what follows.
 
         Args:
             kinds: the dtypes of data, addend (any where there is none) and output.
             ranges: those of the data and of the addend.
+            end: the activation as parameters, where it is not the layer's.
         """
         data, ends = ranges[0], self.calibrated
         is_real = kinds[-1] == FLOAT32
         if data is None or (ends is None and not is_real):
             return None
         unit = np.float32(1) if is_real or ends is None else scale_of(kinds[-1], largest(ends))
-        end = self._end(unit)
+        end = self._end(unit) if end is None else end
         if end is None:
             return None
         filters = SettledFilters.of(self, scale_of(kinds[0], largest(data)), unit)
@@ -309,8 +315,10 @@ class ConvolutionPart(Part):
         mean = given["mean"] if bias is None else given["mean"] - bias
         return weight * factor.reshape(-1, *(1,) * (weight.ndim - 1)), given["beta"] - factor * mean
 
-    def settled(self, kinds: Sequence[DType], ranges: Sequence[Range | None]) -> Settled | None:
-        made = super().settled(kinds, ranges)
+    def settled(
+        self, kinds: Sequence[DType], ranges: Sequence[Range | None], end: dict[str, Any] | None = None
+    ) -> Settled | None:
+        made = super().settled(kinds, ranges, end)
         if made is None or not self.with_sum:
             return made
         addend = ranges[1]
@@ -404,6 +412,21 @@ class ProductPart(Part):
 
     def parameters_read(self) -> tuple[str, ...]:
         return (*super().parameters_read(), *self.ranges()[2:])
+
+    def settled(
+        self, kinds: Sequence[DType], ranges: Sequence[Range | None], end: dict[str, Any] | None = None
+    ) -> Settled | None:
+        made, then = super().settled(kinds, ranges, end), self.then
+        if made is not None or then is None:
+            return made
+        # What no kernel does on the way is done to real numbers, as compute() does.
+        made = super().settled((*kinds[:-1], FLOAT32), ranges, {})
+        ends = self.calibrated
+        if made is None or ends is None or kinds[-1] == FLOAT32:
+            return None if made is None else made._replace(after=(then,))
+        low, high = map(float, ends)
+        to_bytes = QuantizeV2.create(out_type=name_of(kinds[-1]), min_calib_range=low, max_calib_range=high)
+        return made._replace(after=(then, to_bytes))
 
     def filters(self, xp: Any, given: dict[str, Array], data_scale: np.float32) -> Filters:
         if self.channel_wise_quantize:

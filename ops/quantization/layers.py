@@ -172,7 +172,7 @@ class QuantizedConcat(_Unary, Concat, passing=Passing.NEVER, precision=Precision
     def pieces(
         self, inputs: Sequence[Array], outputs: Sequence[Array]
     ) -> Iterator[tuple[Array, Array, np.float32 | None]]:
-        """For each array its part of the output, and what it is multiplied by: None where it stays; writes the range."""
+        """For each array its part of the output, and what it is multiplied by, or None; then the range is written."""
         out, count = outputs[0], self.num_args
         ranges = [range_of(*inputs[at : at + 2]) for at in range(count, 3 * count, 2)]
         whole = self.whole_range(ranges)

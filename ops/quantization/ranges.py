@@ -17,8 +17,9 @@ from flowmx.ops.registry.dtypes import FLOAT32, DType, name_of
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, kernel_for, merge, operator
 
 __all__ = [
-    "INT8", "INT32", "RANGE", "UINT8", "Inferred", "InferredTypes", "Quantized", "Range", "backwards", "compute", "known_types",
-    "largest", "magnitude", "number", "operator", "product_magnitude", "put_range", "range_of", "round_into", "scale_of",
+    "INT8", "INT32", "RANGE", "UINT8", "Inferred", "InferredTypes", "Quantized", "Range", "backwards", "compute",
+    "known_types", "largest", "magnitude", "number", "operator", "product_magnitude", "put_range", "range_of",
+    "round_into", "scale_of",
 ]  # fmt: skip
 
 INT8: DType = np.dtype(np.int8)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -42,11 +42,14 @@ class Int8(Fused, no_gradient=True):
     are float32, a number for each output. Without all of these it gives the sums.
     """
 
-    then: Literal["", "relu", "leaky", "clip"] = option("", "The activation in the end.")
+    then: Literal["", "relu", "leaky", "clip"] = option("", "The activation in the end.")  # type: ignore[assignment]
     top: float = option(0.0, "The largest result, of clip; the least is 0.")
     factor: float = option(1.0, "What the addend is multiplied by.")
     unsigned: bool = option(False, "The data is uint8.")
     made: Literal["int32", "int8", "uint8", "float32"] = option("int32", "The dtype of the output.")
+
+    if TYPE_CHECKING:  # the layer's, whose default it is
+        no_bias: bool
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         data = UINT8 if self.unsigned else INT8

@@ -96,6 +96,8 @@ class _Settling:
         weight, bias, scale = (Entry(filters, index) for index in range(3))
         inputs = [rewriter.new(data), weight, bias, scale, *([] if addend is None else [rewriter.new(addend)])]
         layer = rewriter.make(made.kind.create(**made.given), inputs, node)
+        for each in made.after:
+            layer = rewriter.make(each, [Entry(layer, 0)], node)
         rewriter.replace(Entry(node, 0), Entry(layer, 0))
         self._put_range(node, made.ends)
         rewriter.note(f"{node.name} works on bytes, with filters that are kept")

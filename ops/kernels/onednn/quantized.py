@@ -6,12 +6,22 @@ A conversion is a reorder that multiplies and rounds on the way, from any layout
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from flowmx.ops.kernels.onednn.layouts import Array, Geometry, channels_last, geometry, loaded, plain, pointer, strided, suits
-from flowmx.ops.kernels.onednn.library import Alg, Arg
+from flowmx.ops.kernels.onednn.layouts import (
+    Array,
+    Desc,
+    Geometry,
+    channels_last,
+    geometry,
+    loaded,
+    plain,
+    pointer,
+    strided,
+    suits,
+)
+from flowmx.ops.kernels.onednn.library import Alg, Arg, Query
 from flowmx.ops.kernels.onednn.pooling import Forward
 from flowmx.ops.kernels.onednn.primitives import Call, Primitive, Reorder, attributes
 from flowmx.ops.kernels.onednn.work import Work, plan
@@ -62,10 +72,9 @@ class Add(Work):
             attributes(scales=scales),
         )  # fmt: skip
         number = plain((1,))
-        arguments = dict(zip((Arg.SRC, Arg.SRC_1, Arg.DST), given, strict=True))
-        self._run = Primitive(
-            self.room, desc, {**arguments, **{Arg.ATTR_SCALES | argument: number for argument, _ in scales}}
-        )  # fmt: skip
+        arguments: dict[int, Desc | Query] = dict(zip((Arg.SRC, Arg.SRC_1, Arg.DST), given, strict=True))
+        arguments |= {Arg.ATTR_SCALES | argument: number for argument, _ in scales}
+        self._run = Primitive(self.room, desc, arguments)
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         return [self._run.at(base, *addresses)]
