@@ -16,6 +16,7 @@ from benchmarks import images as pictures
 from benchmarks import kvstore as stores
 from benchmarks import loader as loaders
 from benchmarks import profiling as profilers
+from benchmarks import quantized as bytewise
 from benchmarks import recordio as records
 from benchmarks import serving as services
 
@@ -91,6 +92,11 @@ def memory_strategies(rounds: int) -> None:
     for phase in figure7.PHASES:
         print(f"\n{phase}\n{figure7.table(figures, phase)}")
     print(f"\n{figure7.summary(figures)}")
+
+
+def int8(rounds: int) -> None:
+    """Predictions in int8, beside float32, MXNet's int8 and onnxruntime's."""
+    bytewise.report(min(rounds, 3))
 
 
 def sliced(rounds: int) -> None:
@@ -314,7 +320,7 @@ BENCHMARKS = {
     )
 }  # fmt: skip
 PICTURES = {
-    "figure7": memory_strategies, "slices": sliced, "figure8": scaling, "figure8_measure": scaling_measured,
+    "figure7": memory_strategies, "slices": sliced, "figure8": scaling, "figure8_measure": scaling_measured, "int8": int8,
     "sim_scaling": sim_scaled,
 }  # fmt: skip
 """Measurements that write into the documentation: they run only when they are named."""

@@ -81,7 +81,7 @@ def summed(op, data, weight):
 
 
 def expected(op, data, weight, bias=None, scale=None, addend=None):
-    """What a layer gives, as real numbers before they are rounded."""
+    """The results of a layer as real numbers, before they are rounded."""
     values = summed(op, data, weight).astype(np.float64)
     column = [1] * values.ndim
     column[-1 if isinstance(op, Int8FullyConnected) else 1] = -1

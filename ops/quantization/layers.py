@@ -249,7 +249,7 @@ class QuantizedAdd(_Binary):
         self.put_range(outputs, ends)
 
     def factors(self, inputs: Sequence[Array], made: DType) -> tuple[list[np.float32], Range]:
-        """What both summands are multiplied by, and the range of the sum."""
+        """The factors of both summands, and the range of the sum."""
         ranges = [range_of(*inputs[2:4]), range_of(*inputs[4:])]
         ends = self.known_range((), ranges)
         assert ends is not None
