@@ -315,12 +315,12 @@ BENCHMARKS = {
     for function in (
         engine, numpy_face, lenet, lag, runahead, networks, operators, chain, memory, recompute, resident, planning,
         language, transformer, hybrid, gluon, small, shapes, detection, attention, importing, kvstore, recordio, images,
-        loader,
+        loader, int8,
         profiling, serving, hostile, gpu,
     )
 }  # fmt: skip
 PICTURES = {
-    "figure7": memory_strategies, "slices": sliced, "figure8": scaling, "figure8_measure": scaling_measured, "int8": int8,
+    "figure7": memory_strategies, "slices": sliced, "figure8": scaling, "figure8_measure": scaling_measured,
     "sim_scaling": sim_scaled,
 }  # fmt: skip
 """Measurements that write into the documentation: they run only when they are named."""

@@ -8,6 +8,7 @@ import pytest
 
 import flowmx as mx
 from flowmx.contrib import quantization
+from flowmx.ops.quantization import calibration as calibration_of
 from tests import quantized_sums
 from tests.fixtures.record_quantized import ARCHIVE, OPTIONS
 
@@ -138,6 +139,37 @@ def test_thresholds_by_entropy(folder, recorded):
             assert 0 < float(attributes["max_calib_range"]) <= 1.01 * ends[name]
     bound = qsym.bind(mx.cpu(), {**qargs, "data": mx.nd.array(recorded["x"])})
     assert (bound.forward()[0].asnumpy().argmax(1) == recorded["mlp"].argmax(1)).mean() > 0.9
+
+
+def histograms():
+    rng = np.random.default_rng(0)
+    normal = rng.standard_normal(5000)
+    for name, values in {
+        "normal": normal, "relu": np.maximum(normal, 0), "long tails": rng.standard_t(2, 5000), "few": normal[:40],
+        "steps": np.round(normal * 5) / 5, "one": np.full(9, 0.25), "one large": [*normal[:500], 1000.0],
+    }.items():  # fmt: skip
+        end = np.abs(values).max()
+        counts, edges = np.histogram(values, bins=1001, range=(-end, end))
+        for factor in (1, 0.125) if name == "normal" else (1,):
+            yield pytest.param(counts.astype(np.float32) * factor, edges.astype(np.float32), id=f"{name} {factor}")
+    yield pytest.param(np.zeros(1001, np.float32), np.linspace(-1, 1, 1002, dtype=np.float32), id="nothing")
+
+
+@pytest.mark.parametrize(("counts", "edges"), list(histograms()))
+@pytest.mark.parametrize("levels", [63, 127])
+def test_thresholds_by_entropy_are_those_of_trying_them_all(counts, edges, levels):
+    middle = len(counts) // 2
+    before = np.concatenate([[0], np.cumsum(counts, dtype=np.float64)]).astype(np.float32)
+    tried = [
+        calibration_of._divergence(counts, middle - each, middle + each + 1, levels, before)
+        for each in range(levels // 2, middle + 1)
+    ]
+    best = int(np.argmin(tried))
+    threshold, divergence = mx.nd.contrib.calibrate_entropy(
+        mx.nd.array(counts), mx.nd.array(edges), num_quantized_bins=levels
+    )
+    assert threshold.asscalar() == edges[middle + levels // 2 + best + 1]
+    assert divergence.asscalar() == tried[best]
 
 
 def test_what_is_excluded_stays_real(networks, recorded):
