@@ -402,6 +402,23 @@ def test_filters_are_made_once_and_again_when_a_parameter_changes(monkeypatch):
     np.testing.assert_array_equal(given[0], given[2])
 
 
+def test_filters_are_made_once_where_ranges_are_not_known(monkeypatch):
+    calls = []
+    whole = fused._whole_filters
+    monkeypatch.setattr(fused, "_whole_filters", lambda *given: calls.append(None) or whole(*given))
+    net = network()
+    net(mx.nd.array(DATA))
+    made = quantization.quantize_net_v2(net, calib_mode="none", data_shapes=[("data", DATA.shape)])
+    made.hybridize()
+    given = [made(mx.nd.array(DATA)).asnumpy() for _ in range(2)]
+    assert len(calls) == 2
+    names = [node.op.name for node in bound(made).plan.forward]
+    assert names.count("_convolution_by_filters") == 2
+    np.testing.assert_array_equal(*given)
+    monkeypatch.setattr(compiler, "PASSES", [each for each in compiler.PASSES if each is not settle])
+    np.testing.assert_array_equal(bound(made).forward()[0].asnumpy(), given[0])
+
+
 SCRIPT = """
 import sys
 sys.path.insert(0, {root!r})

@@ -45,6 +45,8 @@ ELSEWHERE: dict[str, str] = {
     **dict.fromkeys(
         [
             "_settled_filters",
+            "_whole_filters",
+            "_convolution_by_filters",
             *(f"_{label}int8_{layer}" for label in ("", "pack_") for layer in ("Convolution", "FullyConnected")),
         ],
         "made of quantized layers: tests/test_int8.py",

@@ -8,7 +8,7 @@ filters, filters get a scale for each channel, and the bytes of the result come 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from flowmx.ops.quantization.ranges import (
     known_types,
     largest,
     magnitude,
+    number,
     operator,
     product_magnitude,
     put_range,
@@ -331,11 +332,20 @@ class ConvolutionPart(Part):
         made.given.update(added=True, factor=float(np.float32(scale_of(kinds[-1], largest(self.calibrated)) / own)))
         return made
 
+    def whole_filters(self, xp: Any, given: dict[str, Array]) -> Filters:
+        """The filters where the output's range is not known before, which no range enters; the bias in real numbers."""
+        weight, bias = self._folded(xp, given)
+        return _whole_filters(xp, weight, None, np.float32(1), False)._replace(bias=bias)
+
     def compute(self, run: Run, given: dict[str, Array], outputs: Sequence[Array]) -> None:
+        size = magnitude(given["data_min"], given["data_max"])
+        self.compute_by(run, given, outputs, self.filters(run.xp, given, scale_of(given["data"].dtype, size)))
+
+    def compute_by(self, run: Run, given: dict[str, Array], outputs: Sequence[Array], filters: Filters) -> None:
+        """Compute on quantized numbers with these filters."""
         xp, data, out, ends = run.xp, given["data"], outputs[0], self.calibrated
         size = magnitude(given["data_min"], given["data_max"])
         data_scale = scale_of(data.dtype, size)
-        filters = self.filters(xp, given, data_scale)
         values = convolved(run, self.layer, data, filters.whole, out.shape)
         values = values.astype(np.float32, copy=False)
         column = (-1, *(1,) * (values.ndim - 2))
@@ -498,10 +508,7 @@ class SettledFilters(Operator, hidden=True, no_gradient=True, once=True):
     @classmethod
     def of(cls, part: Part, data_scale: np.float32, unit: np.float32) -> SettledFilters:
         """The operator for a layer."""
-        made = cls()
-        for name, value in {"part": part, "data_scale": data_scale, "unit": unit, "_specs": {}}.items():
-            object.__setattr__(made, name, value)
-        return made
+        return _about(cls(), part=part, data_scale=data_scale, unit=unit)
 
     def inputs(self) -> tuple[str, ...]:
         return self.part.parameters_read()
@@ -523,6 +530,89 @@ class SettledFilters(Operator, hidden=True, no_gradient=True, once=True):
 
     def __repr__(self) -> str:
         return f"{self.name}({self.part!r})"
+
+
+@operator("_whole_filters")
+class WholeFilters(Operator, hidden=True, no_gradient=True, once=True):
+    """The filters of a convolution whose output's range is found at each call, folded and in whole numbers."""
+
+    arguments = ()
+    output_names = ("weight", "scale", "size", "bias")
+    part: ClassVar[ConvolutionPart]
+    """The layer."""
+
+    @classmethod
+    def of(cls, part: ConvolutionPart) -> WholeFilters:
+        """The operator for a layer."""
+        return _about(cls(), part=part)
+
+    def inputs(self) -> tuple[str, ...]:
+        return self.part.parameters_read()
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        weight = shapes[0]
+        return shapes, [weight, RANGE, RANGE, None if weight is None else weight[:1]]
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return dtypes, [INT8, FLOAT32, FLOAT32, FLOAT32]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        made = self.part.whole_filters(run.xp, dict(zip(self.inputs(), inputs, strict=True)))
+        for out, value in zip(outputs, (made.whole, made.scales, made.size, made.bias), strict=True):
+            out[...] = 0 if value is None else value
+
+
+@operator("_convolution_by_filters")
+class ConvolutionByFilters(Operator, hidden=True, no_gradient=True, heavy=True):
+    """A quantized convolution by such filters, with what follows it; its range is found at each call."""
+
+    arguments = ()
+    output_names = ("output", "output_min", "output_max")
+    part: ClassVar[ConvolutionPart]
+    """The layer."""
+
+    @classmethod
+    def of(cls, part: ConvolutionPart) -> ConvolutionByFilters:
+        """The operator for a layer."""
+        return _about(cls(), part=part)
+
+    def inputs(self) -> tuple[str, ...]:
+        return (
+            "data",
+            *WholeFilters.output_names,
+            *self.part.reals()[-1:][not self.part.with_sum :],
+            *self.part.ranges(),
+        )
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return shapes, [None if shapes[0] is None else self.part.layer.convolved(shapes[0]), RANGE, RANGE]
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return dtypes, [INT32, FLOAT32, FLOAT32]
+
+    def cost(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[int, int]:
+        cost: tuple[int, int] = self.part.layer.cost(inputs[: len(self.part.layer.inputs())], outputs[:1])
+        return cost
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        given = dict(zip(self.inputs(), inputs, strict=True))
+        units = given["scale"] * scale_of(given["data"].dtype, magnitude(given["data_min"], given["data_max"]))
+        bias = run.xp.rint(given["bias"] * units)
+        filters = Filters(given["weight"], given["scale"], number(given["size"]), bias)
+        self.part.compute_by(run, given, outputs, filters)
+
+    def __repr__(self) -> str:
+        return f"{self.name}({self.part!r})"
+
+
+Made = TypeVar("Made", bound=Operator)
+
+
+def _about(made: Made, **own: Any) -> Made:
+    """An operator with facts that are no parameters."""
+    for name, value in {**own, "_specs": {}}.items():
+        object.__setattr__(made, name, value)
+    return made
 
 
 _OLD_NAMES = {"with_relu": "with_act", "with_postsum_relu": "with_postsum_act"}

@@ -14,7 +14,7 @@ import numpy as np
 from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
 from flowmx.ops.compiled.constant import Constant
-from flowmx.ops.quantization.fused import Part
+from flowmx.ops.quantization.fused import ConvolutionByFilters, ConvolutionPart, Part, WholeFilters
 from flowmx.ops.quantization.ranges import Quantized, Range
 
 
@@ -45,7 +45,7 @@ class _Settling:
     def _visit(self, node: Node) -> None:
         op = node.op
         if isinstance(op, Part) and op.quantized:
-            if not self._settled(node, op):
+            if not self._settled(node, op) and not self._by_filters(node, op):
                 self._rewriter.keep(node)
                 self._put_range(node, op.calibrated)
             return
@@ -77,6 +77,24 @@ class _Settling:
                 self._constants[key] = Entry(self._rewriter.make(Constant(value), [], node, f"{node.name} range"), 0)
             self._rewriter.replace(entry, self._constants[key])
 
+    def _by_filters(self, node: Node, op: Part) -> bool:
+        """Let a convolution whose range is found at each call read filters that are kept; False where it is none."""
+        if not isinstance(op, ConvolutionPart) or op.calibrated is not None:
+            return False
+        rewriter = self._rewriter
+        named = dict(zip(op.inputs(), map(rewriter.new, node.inputs), strict=True))
+        read = [named[name] for name in op.parameters_read()]
+        if not all(map(_stays, read)):
+            return False
+        filters = rewriter.make(WholeFilters.of(op), read, node, f"{node.name} filters")
+        named |= {name: Entry(filters, index) for index, name in enumerate(WholeFilters.output_names)}
+        made = ConvolutionByFilters.of(op)
+        layer = rewriter.make(made, [named[name] for name in made.inputs()], node)
+        for index in range(node.outputs()):
+            rewriter.replace(Entry(node, index), Entry(layer, index))
+        rewriter.note(f"{node.name} reads filters that are kept")
+        return True
+
     def _settled(self, node: Node, op: Part) -> bool:
         """Put the operators of a settled layer in the place of a node; False where it has to stay."""
         rewriter, graph = self._rewriter, self._graph
@@ -86,7 +104,7 @@ class _Settling:
         first = len(op.reals())
         ranges = self._ranges([*node.inputs[first : first + 2], *node.inputs[first + 2 :][-2 * (addend is not None) :]])
         read = [named[name] for name in op.parameters_read()]
-        if not all(entry.node.op is None or entry.node.op.traits.once for entry in read):
+        if not all(map(_stays, read)):
             return False
         made = op.settled(kinds, ranges)
         if made is None:
@@ -102,3 +120,8 @@ class _Settling:
         self._put_range(node, made.ends)
         rewriter.note(f"{node.name} works on bytes, with filters that are kept")
         return True
+
+
+def _stays(entry: Entry) -> bool:
+    """True for what is the same from run to run."""
+    return entry.node.op is None or entry.node.op.traits.once
