@@ -71,7 +71,7 @@ def _divergence(counts: Array, first: int, stop: int, levels: int, before: Array
 _TERMS = 12
 """Terms of the series for p·log(p) around a count."""
 _CONVERGES = 0.3
-"""What may be taken from a count of 1 so that these are enough."""
+"""The most that may be taken from a count of 1 so that these are enough."""
 _MARGIN = 2e-4
 """Divergences that differ by less may change places where they are computed in float32."""
 
