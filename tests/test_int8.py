@@ -377,6 +377,7 @@ def test_plans_give_what_operators_give_one_by_one(monkeypatch, dtype, granulari
     layers = [node.op.name for node in settled.plan.forward if node.op.name.startswith("_int8_")]
     assert layers == ["_int8_Convolution"] * 2 + ["_int8_FullyConnected"] * 3
     assert not any(node.op.name.startswith("_sg_") for node in settled.plan.forward)
+    assert "Layers by precision: 5 in int8\n" in settled.plan.explain(0)
     monkeypatch.setattr(compiler, "PASSES", [each for each in compiler.PASSES if each is not settle])
     plain = bound(made)
     assert any(node.op.name.startswith("_sg_") for node in plain.plan.forward)

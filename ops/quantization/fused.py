@@ -104,7 +104,7 @@ class Settled(NamedTuple):
 
 
 @family
-class Part(Operator, hidden=True, no_gradient=True, heavy=True, quantized=None):
+class Part(Operator, hidden=True, no_gradient=True, heavy=True, multiplies=True, quantized=None):
     """Base of layers with what follows them; ``subgraphs`` is the body."""
 
     arguments = ()
@@ -563,7 +563,7 @@ class WholeFilters(Operator, hidden=True, no_gradient=True, once=True):
 
 
 @operator("_convolution_by_filters")
-class ConvolutionByFilters(Operator, hidden=True, no_gradient=True, heavy=True):
+class ConvolutionByFilters(Operator, hidden=True, no_gradient=True, heavy=True, multiplies=True):
     """A quantized convolution by such filters, with what follows it; its range is found at each call."""
 
     arguments = ()

@@ -125,7 +125,7 @@ def _images(path: Path, how: Lowering, inputs: list[Input], unread: tuple[str, .
             f"--calibrate {path}: images are one input of 3 channels, height and width; the inputs are "
             f"{[(each.name, each.shape) for each in inputs]}"
         )
-    moments = {}
+    moments: dict[str, float] = {}
     for label, given in (("mean", how.mean), ("std", how.std)):
         numbers = given * 3 if len(given) == 1 else given
         if len(numbers) != 3:
