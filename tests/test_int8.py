@@ -443,3 +443,41 @@ def test_sums_are_exact_on_processors_without_vnni(new_python):
         env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"},
     )  # fmt: skip
     assert given.stdout.strip() == "exact", given.stderr
+
+
+# -- ONNX ----------------------------------------------------------------------------------------------------
+
+
+def exported(made, tmp_path):
+    arrays = {name: param.data() for name, param in made.collect_params().items()}
+    path = str(tmp_path / "net.onnx")
+    mx.contrib.onnx.export_model(made._traced.symbol, arrays, [DATA.shape], np.float32, path)
+    return path
+
+
+@pytest.mark.parametrize("granularity", ["tensor-wise", "channel-wise"])
+def test_quantized_networks_are_written_as_onnx(tmp_path, granularity):
+    onnx = pytest.importorskip("onnx")
+    mx.random.seed(0)
+    made = quantized(network(), DATA, quantize_granularity=granularity)
+    path = exported(made, tmp_path)
+    graph = onnx.load(path).graph
+    kinds = [node.op_type for node in graph.node]
+    assert kinds.count("QuantizeLinear") >= 6 and {"Conv", "Gemm", "MaxPool", "Relu"} <= set(kinds)
+    assert "BatchNormalization" not in kinds
+    assert sum(each.data_type == onnx.TensorProto.INT8 and len(each.dims) > 1 for each in graph.initializer) == 5
+    symbol, arguments, auxiliary = mx.contrib.onnx.import_model(path)
+    back = mx.gluon.SymbolBlock(symbol, mx.sym.var("data"))
+    held = back.collect_params()
+    held.load_dict({name: {**arguments, **auxiliary}[name] for name in held}, cast_dtype=True, dtype_source="saved")
+    given, expected = (each(mx.nd.array(DATA)).asnumpy() for each in (back, made))
+    assert np.abs(given - expected).max() <= 0.02 * np.abs(expected).max()
+
+
+def test_ranges_that_are_not_known_are_not_written_as_onnx(tmp_path):
+    pytest.importorskip("onnx")
+    net = network()
+    net(mx.nd.array(DATA))
+    made = quantization.quantize_net_v2(net, calib_mode="none", data_shapes=[("data", DATA.shape)])
+    with pytest.raises(mx.base.MXNetError, match="its range is found at each call: quantize with calib_mode 'naive'"):
+        exported(made, tmp_path)

@@ -45,7 +45,7 @@ from flowmx.ops.registry.dtypes import FLOAT32, DType, name_of
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, family, option
 from flowmx.ops.registry.traits import Quantization
 
-_MOST_OF_INT8 = 127.0
+MOST_OF_INT8 = 127.0
 _HALF_OF_INT32 = np.float32(2147483647) / 2
 
 
@@ -73,7 +73,7 @@ def _whole_filters(xp: Any, weight: Array, bias: Array | None, data_scale: np.fl
     if by_channel:
         scales = xp.where(sizes > 0, np.float32(127.5) / xp.where(sizes > 0, sizes, 1), np.float32(2147483647))
         if bias is not None:  # the bias, in the units of the sums, must be an int32
-            most = _HALF_OF_INT32 / xp.maximum(xp.abs(bias), np.float32(1e-30)) / data_scale
+            most = _HALF_OF_INT32 / xp.maximum(xp.abs(bias), np.float32(1e-20)) / data_scale
             scales = xp.minimum(scales, most)
     else:
         scales = xp.full((1,), scale_of(INT8, size), np.float32)
@@ -172,6 +172,10 @@ class Part(Operator, hidden=True, no_gradient=True, heavy=True, multiplies=True,
     def ranges(self) -> tuple[str, ...]:
         """Names of the inputs that are, where it is quantized."""
         raise NotImplementedError
+
+    def ranges_of_data(self) -> tuple[str, ...]:
+        """The names of those that belong to data and addend, not to parameters."""
+        return self.ranges()
 
     def inputs(self) -> tuple[str, ...]:
         return (*self.reals(), *(self.ranges() if self.quantized else ()))
@@ -325,9 +329,9 @@ class ConvolutionPart(Part):
         addend = ranges[1]
         if addend is None or self.calibrated is None:
             return None
-        if _sums_in_int8(*kinds[1:]):
-            most = made.given.get("top", _MOST_OF_INT8)
-            made.given.update(then="clip", top=min(most, _MOST_OF_INT8))
+        if sums_in_int8(*kinds[1:]):
+            most = made.given.get("top", MOST_OF_INT8)
+            made.given.update(then="clip", top=min(most, MOST_OF_INT8))
         own = scale_of(kinds[1], largest(addend))
         made.given.update(added=True, factor=float(np.float32(scale_of(kinds[-1], largest(self.calibrated)) / own)))
         return made
@@ -363,8 +367,8 @@ class ConvolutionPart(Part):
             own = scale_of(addend.dtype, magnitude(given["sum_min"], given["sum_max"]))
             values += addend * np.float32(unit / own)
         self.activate(run, values, unit)
-        if self.with_sum and _sums_in_int8(addend.dtype, out.dtype):
-            xp.clip(values, 0, _MOST_OF_INT8, out=values)
+        if self.with_sum and sums_in_int8(addend.dtype, out.dtype):
+            xp.clip(values, 0, MOST_OF_INT8, out=values)
         round_into(xp, values, out)
         put_range(outputs, *ends)
 
@@ -419,6 +423,9 @@ class ProductPart(Part):
             return known_types(self, dtypes, expected), [FLOAT32]
         made = INT32 if self.calibrated is None else UINT8 if self.is_unsigned else INT8
         return known_types(self, dtypes, expected), [made, FLOAT32, FLOAT32]
+
+    def ranges_of_data(self) -> tuple[str, ...]:
+        return self.ranges()[:2]
 
     def parameters_read(self) -> tuple[str, ...]:
         return (*super().parameters_read(), *self.ranges()[2:])
@@ -482,7 +489,7 @@ class ProductPart(Part):
         put_range(outputs, *ends)
 
 
-def _sums_in_int8(addend: DType, made: DType) -> bool:
+def sums_in_int8(addend: DType, made: DType) -> bool:
     """True where MXNet sums in the memory of an int8 addend, so that int8 is all there is room for."""
     return addend == INT8 and made == UINT8
 

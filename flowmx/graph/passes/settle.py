@@ -7,15 +7,14 @@ remains is one step from bytes to bytes, for which there are kernels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
+from flowmx.graph.quantizing.known import known_ends, ranges_of
 from flowmx.ops.compiled.constant import Constant
 from flowmx.ops.quantization.fused import ConvolutionByFilters, ConvolutionPart, Part, WholeFilters
-from flowmx.ops.quantization.ranges import Quantized, Range
+from flowmx.ops.quantization.ranges import Quantized
 
 
 def settle(graph: Graph, options: Options) -> Graph:
@@ -31,8 +30,8 @@ class _Settling:
     def __init__(self, graph: Graph) -> None:
         self._rewriter = Rewriter(graph)
         self._graph = graph
-        self._known: dict[Entry, np.float32] = {}
-        """The ends of ranges that are known, by entries of the old graph."""
+        self._known = known_ends(self._rewriter.nodes, graph.dtypes)
+        self._wanted = set(graph.wanted())
         self._constants: dict[bytes, Entry] = {}
         for node in self._rewriter.nodes:
             if node.op is not None:
@@ -44,38 +43,22 @@ class _Settling:
 
     def _visit(self, node: Node) -> None:
         op = node.op
-        if isinstance(op, Part) and op.quantized:
-            if not self._settled(node, op) and not self._by_filters(node, op):
-                self._rewriter.keep(node)
-                self._put_range(node, op.calibrated)
-            return
-        self._rewriter.keep(node)
-        if isinstance(op, Quantized):
-            first = op.ranges_from()
-            kinds = [self._graph.dtypes[entry] for entry in (*node.inputs[:first], Entry(node, 0))]
-            self._put_range(node, op.known_range(kinds, self._ranges(node.inputs[first:])))
+        layer = op if isinstance(op, Part) and op.quantized else None
+        if layer is None or not (self._settled(node, layer) or self._by_filters(node, layer)):
+            self._rewriter.keep(node)
+        for index in range(1, node.outputs()):
+            self._put_end(Entry(node, index))
 
-    def _ranges(self, entries: Sequence[Entry]) -> list[Range | None]:
-        """The ranges in pairs of entries, where they are known."""
-        found: list[Range | None] = []
-        for low, high in zip(entries[::2], entries[1::2], strict=True):
-            both = self._known.get(low), self._known.get(high)
-            found.append(None if both[0] is None or both[1] is None else (both[0], both[1]))
-        return found
-
-    def _put_range(self, node: Node, ends: Range | None) -> None:
-        """Let constants stand for the last two outputs of a node, where its range is known."""
-        if ends is None or node.outputs() < 3:
+    def _put_end(self, entry: Entry) -> None:
+        """Let a constant stand for the end of a range that is known."""
+        if entry not in self._known or entry in self._wanted:
             return
-        for index, end in enumerate(ends, 1):
-            entry, value = Entry(node, index), np.full((1,), end, np.float32)
-            if entry in self._graph.wanted():
-                continue
-            self._known[entry] = np.float32(end)
-            key = value.tobytes()
-            if key not in self._constants:
-                self._constants[key] = Entry(self._rewriter.make(Constant(value), [], node, f"{node.name} range"), 0)
-            self._rewriter.replace(entry, self._constants[key])
+        value = np.full((1,), self._known[entry], np.float32)
+        key = value.tobytes()
+        if key not in self._constants:
+            made = self._rewriter.make(Constant(value), [], entry.node, f"{entry.node.name} range")
+            self._constants[key] = Entry(made, 0)
+        self._rewriter.replace(entry, self._constants[key])
 
     def _by_filters(self, node: Node, op: Part) -> bool:
         """Let a convolution whose range is found at each call read filters that are kept; False where it is none."""
@@ -97,27 +80,24 @@ class _Settling:
 
     def _settled(self, node: Node, op: Part) -> bool:
         """Put the operators of a settled layer in the place of a node; False where it has to stay."""
-        rewriter, graph = self._rewriter, self._graph
+        rewriter = self._rewriter
+        if any(Entry(node, index) in self._wanted for index in range(1, node.outputs())):
+            return False
         named = dict(zip(op.inputs(), node.inputs, strict=True))
         data, addend = node.inputs[0], named.get("sum")
-        kinds = [graph.dtypes[each] for each in (data, addend or data, Entry(node, 0))]
-        first = len(op.reals())
-        ranges = self._ranges([*node.inputs[first : first + 2], *node.inputs[first + 2 :][-2 * (addend is not None) :]])
+        kinds = [self._graph.dtypes[each] for each in (data, addend or data, Entry(node, 0))]
         read = [named[name] for name in op.parameters_read()]
-        if not all(map(_stays, read)):
-            return False
-        made = op.settled(kinds, ranges)
+        ends = [named[name] for name in op.ranges_of_data()]
+        made = op.settled(kinds, ranges_of(ends, self._known)) if all(map(_stays, read)) else None
         if made is None:
             return False
-        label = f"{node.name} filters"
-        filters = rewriter.make(made.filters, [rewriter.new(entry) for entry in read], node, label)
+        filters = rewriter.make(made.filters, list(map(rewriter.new, read)), node, f"{node.name} filters")
         weight, bias, scale = (Entry(filters, index) for index in range(3))
         inputs = [rewriter.new(data), weight, bias, scale, *([] if addend is None else [rewriter.new(addend)])]
         layer = rewriter.make(made.kind.create(**made.given), inputs, node)
         for each in made.after:
             layer = rewriter.make(each, [Entry(layer, 0)], node)
         rewriter.replace(Entry(node, 0), Entry(layer, 0))
-        self._put_range(node, made.ends)
         rewriter.note(f"{node.name} works on bytes, with filters that are kept")
         return True
 
