@@ -26,14 +26,14 @@ def like_channels_last(device_type: str) -> frozenset[DType]:
     """The element types in which a device's kernels are faster with the channels contiguous in memory."""
     from flowmx.ops.kernels import cuda
     from flowmx.ops.kernels.onednn.library import library
-    from flowmx.ops.quantization.ranges import INT8, UINT8
+    from flowmx.ops.quantization.ranges import INT8, INT32, UINT8
 
     if device_type == "gpu":
         return cuda.convolution.channels_last()
     found = library() if device_type == "cpu" else None
     if found is None:
         return frozenset()
-    return frozenset([FLOAT32, *((INT8, UINT8) if found.multiplies_bytes() else ())])
+    return frozenset([FLOAT32, *((INT8, UINT8, INT32) if found.multiplies_bytes() else ())])
 
 
 def weight_of_link(device_type: str, op: Operator, dtype: DType, count: int) -> int | None:

@@ -8,6 +8,7 @@ filters, filters get a scale for each channel, and the bytes of the result come 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -83,6 +84,23 @@ def _whole_filters(xp: Any, weight: Array, bias: Array | None, data_scale: np.fl
     if bias is not None:
         bias = xp.rint(bias * (scales * data_scale))
     return Filters(whole.reshape(weight.shape).astype(np.int8), scales, size, bias)
+
+
+class _Sums(NamedTuple):
+    """A convolution of bytes that gives int32.
+
+    Attributes:
+        layer: the convolution of real numbers.
+        end: the activation, as parameters.
+    """
+
+    layer: Operator
+    end: dict[str, Any]
+
+    def of(self, unsigned: bool, biased: bool, packed: bool) -> Operator:
+        """The operator for data of a type."""
+        given = {**layer_of(self.layer), **self.end, "unsigned": unsigned, "no_bias": not biased, "packed": packed}
+        return Int8Convolution.create(**given)
 
 
 class Settled(NamedTuple):
@@ -345,12 +363,27 @@ class ConvolutionPart(Part):
         size = magnitude(given["data_min"], given["data_max"])
         self.compute_by(run, given, outputs, self.filters(run.xp, given, scale_of(given["data"].dtype, size)))
 
-    def compute_by(self, run: Run, given: dict[str, Array], outputs: Sequence[Array], filters: Filters) -> None:
-        """Compute on quantized numbers with these filters."""
+    @cached_property
+    def _sums(self) -> _Sums | None:
+        """The layer as one of sums in int32, where it is one with a bias and a ReLU at most."""
+        end = self._end(np.float32(1))
+        return _Sums(self.layer, end) if not self.with_sum and end in ({}, {"then": "relu"}) else None
+
+    def compute_by(
+        self, run: Run, given: dict[str, Array], outputs: Sequence[Array], filters: Filters, packed: bool = False
+    ) -> None:
+        """Compute on quantized numbers with these filters, whose weight may be a packed one."""
         xp, data, out, ends = run.xp, given["data"], outputs[0], self.calibrated
         size = magnitude(given["data_min"], given["data_max"])
         data_scale = scale_of(data.dtype, size)
-        values = convolved(run, self.layer, data, filters.whole, out.shape)
+        if ends is None and self._sums is not None:
+            layer = self._sums.of(data.dtype == UINT8, filters.bias is not None, packed)
+            inputs = [data, filters.whole, *([] if filters.bias is None else [filters.bias])]
+            compute(layer, run, inputs, [out])
+            whole = product_magnitude(filters.size, size, data.dtype)
+            put_range(outputs, -whole, whole)
+            return
+        values = convolved(run, self.layer, data, filters.whole, out.shape, packed)
         values = values.astype(np.float32, copy=False)
         column = (-1, *(1,) * (values.ndim - 2))
         units = filters.scales * data_scale
@@ -570,18 +603,22 @@ class WholeFilters(Operator, hidden=True, no_gradient=True, once=True):
 
 
 @operator("_convolution_by_filters")
-class ConvolutionByFilters(Operator, hidden=True, no_gradient=True, heavy=True, multiplies=True):
+class ConvolutionByFilters(
+    Operator, hidden=True, no_gradient=True, heavy=True, multiplies=True, makes_channels_last=True
+):
     """A quantized convolution by such filters, with what follows it; its range is found at each call."""
 
     arguments = ()
     output_names = ("output", "output_min", "output_max")
     part: ClassVar[ConvolutionPart]
     """The layer."""
+    packed: ClassVar[bool] = False
+    """True where the weight is a copy in a kernel's order."""
 
     @classmethod
-    def of(cls, part: ConvolutionPart) -> ConvolutionByFilters:
+    def of(cls, part: ConvolutionPart, packed: bool = False) -> ConvolutionByFilters:
         """The operator for a layer."""
-        return _about(cls(), part=part)
+        return _about(cls(), part=part, packed=packed)
 
     def inputs(self) -> tuple[str, ...]:
         return (
@@ -606,7 +643,7 @@ class ConvolutionByFilters(Operator, hidden=True, no_gradient=True, heavy=True, 
         units = given["scale"] * scale_of(given["data"].dtype, magnitude(given["data_min"], given["data_max"]))
         bias = run.xp.rint(given["bias"] * units)
         filters = Filters(given["weight"], given["scale"], number(given["size"]), bias)
-        self.part.compute_by(run, given, outputs, filters)
+        self.part.compute_by(run, given, outputs, filters, self.packed)
 
     def __repr__(self) -> str:
         return f"{self.name}({self.part!r})"

@@ -82,10 +82,12 @@ def round_into(xp: Any, values: Array, out: Array) -> None:
     """
     ends = np.iinfo(out.dtype)
     xp.rint(values, out=values)
-    if ends.max > 1 << 24 and values.dtype == FLOAT32:  # float32 has no number between int32's last and 2**31
-        values = values.astype(np.float64)
-    xp.clip(values, ends.min, ends.max, out=values)
+    # float32 has no number between int32's last and 2**31.
+    above = values >= 1 << 31 if ends.max >= 1 << 24 and values.dtype == FLOAT32 else None
+    xp.clip(values, ends.min, ends.max if above is None else np.float32(2147483520), out=values)
     xp.copyto(out, values, casting="unsafe")
+    if above is not None:
+        out[above] = ends.max
 
 
 def compute(op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

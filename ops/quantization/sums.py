@@ -25,7 +25,7 @@ from flowmx.ops.registry.traits import BatchWise
 
 __all__ = [
     "Int8", "Int8Convolution", "Int8FullyConnected", "PackInt8Convolution", "PackInt8FullyConnected", "convolved",
-    "layer_of", "multiplied",
+    "layer_of", "multiplied", "summing",
 ]  # fmt: skip
 
 _BESIDES = ("no_bias", "workspace", "cudnn_tune", "cudnn_off", "layout")
@@ -142,7 +142,9 @@ class PackInt8FullyConnected(_PackInt8, Int8FullyConnected):
     """The weight of a product of bytes."""
 
 
-def convolved(run: Run, op: Convolution, data: Array, weight: Array, shape: Shape) -> Array:
+def convolved(
+    run: Run, op: Convolution, data: Array, weight: Array, shape: Shape, packed: bool = False
+) -> Array:  # fmt: skip
     """The exact sums of a convolution without bias, as int32.
 
     Args:
@@ -151,10 +153,19 @@ def convolved(run: Run, op: Convolution, data: Array, weight: Array, shape: Shap
         data: int8 or uint8.
         weight: int8.
         shape: that of the result.
+        packed: the weight is a packed one.
     """
-    out = run.xp.empty(shape, INT32)
-    compute(_summing(op, data.dtype == UINT8), run, [data, weight], [out])
+    out = _lying_as(run.xp, data, shape)
+    compute(summing(op, data.dtype == UINT8, packed), run, [data, weight], [out])
     return out
+
+
+def _lying_as(xp: Any, data: Array, shape: Shape) -> Array:
+    """An array of int32 with the channels contiguous in memory where those of the data are."""
+    rank = len(shape)
+    if data.ndim != rank or data.strides[1] != data.itemsize or rank < 3:
+        return xp.empty(shape, INT32)
+    return xp.empty((shape[0], *shape[2:], shape[1]), INT32).transpose(0, rank - 1, *range(1, rank - 1))
 
 
 def multiplied(run: Run, data: Array, weight: Array) -> Array:
@@ -199,9 +210,9 @@ def layer_of(op: Operator) -> dict[str, Any]:
     return {name: getattr(op, name) for name in op.parameters if name not in _BESIDES}
 
 
-def _summing(op: Convolution, unsigned: bool) -> Operator:
-    """The operator that gives the sums of a convolution."""
-    return _kept(op, f"_summing_{unsigned}", Int8Convolution, unsigned=unsigned)
+def summing(op: Convolution, unsigned: bool, packed: bool = False) -> Operator:
+    """The operator that gives the sums of a convolution, for uint8 or int8 data."""
+    return _kept(op, f"_summing_{unsigned}_{packed}", Int8Convolution, unsigned=unsigned, packed=packed)
 
 
 def _real(op: Convolution) -> Operator:

@@ -11,12 +11,15 @@ from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes.fuse import FUSED, fused
 from flowmx.ops.compiled.fused import Fused, FusedConvolution, FusedFullyConnected
 from flowmx.ops.compiled.packed import PackConvolution, PackFullyConnected
+from flowmx.ops.quantization.fused import ConvolutionByFilters
+from flowmx.ops.quantization.ranges import UINT8
 from flowmx.ops.quantization.sums import (
     Int8,
     Int8Convolution,
     Int8FullyConnected,
     PackInt8Convolution,
     PackInt8FullyConnected,
+    summing,
 )
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.operators import Operator, packed_size
@@ -35,7 +38,7 @@ def pack_filters(graph: Graph, options: Options) -> Graph:
         return graph
     rewriter = Rewriter(graph)
     for node in rewriter.nodes:
-        is_layer = type(node.op) in FUSED or isinstance(node.op, Int8)
+        is_layer = type(node.op) in FUSED or isinstance(node.op, (Int8, ConvolutionByFilters))
         if node.op is not None and not (is_layer and _pack(rewriter, node, options)):
             rewriter.keep(node)
     return rewriter.result()
@@ -47,13 +50,13 @@ def _pack(rewriter: Rewriter, node: Node, options: Options) -> bool:
     assert op is not None
     if not (weight.node.op is None or weight.node.op.traits.once):
         return False
-    is_int8 = isinstance(op, Int8)
+    is_int8 = isinstance(op, (Int8, ConvolutionByFilters))
     if not is_int8 and any(graph.dtypes[entry] != FLOAT32 for entry in node.inputs):
         return False
     context = graph.context(node)
     kind = options.device_type if context is None else context.kernels
     shape = graph.shapes[data]
-    layer: Operator = _packed(op) if is_int8 else fused(node, packed=True, scaled=False)
+    layer = _packed(op, graph.dtypes[data] == UINT8) if is_int8 else fused(node, packed=True, scaled=False)
     size = packed_size(kind, layer, shape)
     if size is None:
         return False
@@ -67,11 +70,16 @@ def _pack(rewriter: Rewriter, node: Node, options: Options) -> bool:
     packing = PACKED[type(layer)].create(**{**given, "scaled": scaled, "data_shape": shape, "size": size})
     label = f"{weight.node.name} packed"
     named["weight"] = Entry(rewriter.make(packing, [named["weight"], *scale], node, label), 0)
-    rewriter.replace(Entry(node, 0), Entry(rewriter.make(layer, list(named.values()), node), 0))
+    reader = ConvolutionByFilters.of(op.part, True) if isinstance(op, ConvolutionByFilters) else layer
+    made = rewriter.make(reader, list(named.values()), node)
+    for index in range(node.outputs()):
+        rewriter.replace(Entry(node, index), Entry(made, index))
     rewriter.note(f"{weight.node.name} is packed for {node.name}")
     return True
 
 
-def _packed(op: Operator) -> Operator:
-    """A layer on bytes that reads a packed weight."""
+def _packed(op: Operator, unsigned: bool) -> Operator:
+    """The layer on bytes, for uint8 or int8 data, that reads a packed weight."""
+    if isinstance(op, ConvolutionByFilters):
+        return summing(op.part.layer, unsigned, True)
     return type(op).create(**{name: getattr(op, name) for name in op.attributes()}, packed=True)
