@@ -89,7 +89,7 @@ class Forward(_Work):
         self, windows: Windows, data: Geometry, weight: Geometry, out: Geometry, ends: Ends,
         addend: Geometry | None = None, packed: bool = False,
     ) -> None:  # fmt: skip
-        lies = packed_filters(windows, data, weight, out, ends) if packed else None
+        lies = self.packed(windows, data, weight, out, ends) if packed else None
         self._parts, (data, out, *rest) = _part(data, out, *(() if addend is None else (addend,)))
         super().__init__(windows, data, weight, out)
         self.ends, room = ends, self.room
@@ -110,6 +110,10 @@ class Forward(_Work):
         self._target = Operand(room, strided(*out), self.out, is_output=True)
         self._addend = Reorder(room, strided(*rest[0]), channels_last(out.shape, rest[0].dtype)) if rest else None
         self._steps = [dtype.nbytes * shape[0] * strides[0] for shape, strides, dtype in (data, out, *rest)]
+
+    def packed(self, windows: Windows, data: Geometry, weight: Geometry, out: Geometry, ends: Ends) -> Desc | None:
+        """The layout of packed filters."""
+        return packed_filters(windows, data, weight, out, ends)
 
     def implementation(self) -> str:
         """The name of the implementation that oneDNN chose."""

@@ -10,7 +10,7 @@ from functools import cache
 from math import prod
 from typing import Any
 
-from flowmx.ops.kernels.onednn.convolution import Forward, grouped
+from flowmx.ops.kernels.onednn.convolution import Forward, grouped, packed_filters
 from flowmx.ops.kernels.onednn.ends import Ends
 from flowmx.ops.kernels.onednn.kernel import Kernel
 from flowmx.ops.kernels.onednn.layers import Pack
@@ -54,6 +54,14 @@ class Convolve(Forward):
         super().__init__(windows, data, weight, out, ends, *more)
         _refuse(self.implementation(), prod(weight.shape[1:]))
 
+    def packed(self, windows: Any, data: Geometry, weight: Geometry, out: Geometry, ends: Ends) -> Desc | None:
+        return packed_filters(windows, data, weight, out, _plainest(ends.mask))
+
+
+def _plainest(mask: int | None) -> Ends:
+    """The epilogue that packed weights are laid out for, the same whatever follows the sums."""
+    return Ends(True, True, mask=mask)
+
 
 class Connect(FullyConnect):
     """A product of bytes and what follows it."""
@@ -70,8 +78,7 @@ class Connect(FullyConnect):
 def _packed(rows: int, weight: Geometry, data: DType, out: DType) -> Desc:
     """The layout, chosen once for each key, since packed copies are kept; the same whatever follows the sums."""
     units, width = weight.shape
-    ends = Ends(True, True, mask=2)
-    made = Product(dense((rows, width), data), weight.dtype, dense((rows, units), out), ends)
+    made = Product(dense((rows, width), data), weight.dtype, dense((rows, units), out), _plainest(2))
     return made.run.descriptor(Arg.WEIGHTS)
 
 
@@ -108,14 +115,29 @@ def _convolution(op: Any, inputs: Geometries, outputs: Geometries) -> Work | Non
     return plan(Convolve, op.geometry, data, weight, outputs[0], ends, addend[0] if addend else None, op.packed)
 
 
-def _filters(op: Any, data: Shape) -> Desc | None:
-    """The layout of packed filters for data of a shape; the same whatever follows the sums."""
-    out, ends = op.convolved(data), Ends(True, True, mask=_mask(op))
-    made = plan(
-        Convolve, op.geometry, Geometry(data, channels_last_strides(data), _data(op)),
-        dense(op.weight_shape(data), DType.S8), Geometry(out, channels_last_strides(out), _made(op)), ends,
+def _arrays(op: Any, data: Shape) -> tuple[Geometry, Geometry, Geometry]:
+    """Data, weight and output, channels-last."""
+    out = op.convolved(data)
+    return (
+        Geometry(data, channels_last_strides(data), _data(op)), dense(op.weight_shape(data), DType.S8),
+        Geometry(out, channels_last_strides(out), _made(op)),
     )  # fmt: skip
-    return None if made is None else made.filters()
+
+
+def _filters(op: Any, data: Shape) -> Desc | None:
+    """The layout of packed filters for data of a shape; None where sums are not exact."""
+    arrays, ends = _arrays(op, data), _plainest(_mask(op))
+    return None if plan(Convolve, op.geometry, *arrays, ends) is None else packed_filters(op.geometry, *arrays, ends)
+
+
+def _reads_packed(op: Any, data: Shape) -> bool:
+    """True where the layer's own primitive, with all that follows the sums, can read the packed filters."""
+    *arrays, out = _arrays(op, data)
+    addends = [out._replace(dtype=kind) for kind in (DType.S8, DType.U8)] if op.added else [None]
+    return all(
+        plan(Convolve, op.geometry, *arrays, out, _ends(op, _mask(op), *([each] if each else [])), each, True)
+        for each in addends
+    )
 
 
 def _pack_filters(op: Any, inputs: Geometries, outputs: Geometries) -> Work | None:
@@ -144,7 +166,7 @@ def _matrix(op: Any, data: Shape) -> Desc | None:
     weight, rows = dense(op.weight_shape(data), DType.S8), _rows(op, data)
     if rows * prod(weight.shape) < SMALL_BY_VECTOR:
         return None
-    out, ends = dense((rows, op.num_hidden), _made(op)), Ends(True, True, mask=2)
+    out, ends = dense((rows, op.num_hidden), _made(op)), _plainest(2)
     if plan(Connect, dense((rows, weight.shape[1]), _data(op)), rows, weight, out, ends, None, True) is None:
         return None
     return _packed(rows, weight, _data(op), _made(op))
@@ -157,7 +179,7 @@ def _pack_matrix(op: Any, inputs: Geometries, outputs: Geometries) -> Work | Non
 
 def _filters_size(op: Any, data: Shape) -> int | None:
     found = _filters(op, data)
-    return None if found is None else found.nbytes
+    return None if found is None or not _reads_packed(op, data) else found.nbytes
 
 
 def _matrix_size(op: Any, data: Shape) -> int | None:
