@@ -264,3 +264,36 @@ def test_batch_norm_without_a_range_says_what_to_do():
     given = [mx.nd.ones((1, 2), dtype="int8"), *[mx.nd.ones((2,))] * 4, mx.nd.array([-1.0]), mx.nd.array([1.0])]
     with pytest.raises(mx.base.MXNetError, match="exclude the operator BatchNorm"):
         mx.nd.contrib.quantized_batch_norm(*given)[0].asnumpy()
+
+
+def test_what_is_joined_has_one_range():
+    mx.random.seed(0)
+    rng = np.random.default_rng(0)
+    data = mx.sym.var("data")
+    branches = [
+        mx.sym.Activation(mx.sym.Convolution(data, kernel=(1, 1), num_filter=4, name=f"conv{at}"), act_type="relu")
+        for at in range(4)
+    ]
+    pooled = mx.sym.Pooling(branches[2], kernel=(3, 3), pad=(1, 1), name="pooled")
+    joined = mx.sym.Concat(mx.sym.Concat(*branches[:2], dim=1), pooled, dim=1)
+    symbol = mx.sym.Group([mx.sym.FullyConnected(joined, num_hidden=2, name="fc"), branches[3]])
+    x = rng.standard_normal((4, 3, 6, 6)).astype(np.float32)
+    shapes, _, _ = symbol.infer_shape(data=x.shape)
+    params = {
+        name: mx.nd.array(rng.standard_normal(shape) * (1 + 3 * ("conv1" in name)))
+        for name, shape in zip(symbol.list_arguments(), shapes, strict=True) if name != "data"
+    }  # fmt: skip
+    made, args, _ = quantization.quantize_model_mkldnn(
+        symbol, params, {}, label_names=None, calib_mode="naive", calib_data=mx.io.NDArrayIter(x, batch_size=4),
+        quantize_mode="full", quantized_dtype="auto",
+    )  # fmt: skip
+    ends = [
+        (attributes["min_calib_range"], attributes["max_calib_range"])
+        for name, attributes in made.attr_dict().items() if "sg_mkldnn_conv" in name and "max_calib_range" in attributes
+    ]  # fmt: skip
+    assert len(ends) == 4 and sorted(map(ends.count, ends)) == [1, 3, 3, 3]
+    real, given = (
+        each.bind(mx.cpu(), {**held, "data": mx.nd.array(x)}).forward()[0].asnumpy()
+        for each, held in ((symbol, params), (made, args))
+    )
+    assert np.abs(real - given).max() < 0.05 * np.abs(real).max()
