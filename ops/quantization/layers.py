@@ -117,8 +117,11 @@ class QuantizedFlatten(_Unary):
         return self.with_ranges(shapes, _FLATTEN.infer_shape(shapes[:1])[1][0])
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        data, low, high = inputs
-        run.xp.copyto(outputs[0], data.reshape(outputs[0].shape))
+        (data, low, high), out = inputs, outputs[0]
+        if out.flags.c_contiguous:
+            run.xp.copyto(out.reshape(data.shape), data)
+        else:
+            run.xp.copyto(out, data.reshape(out.shape))
         put_range(outputs, low, high)
 
 

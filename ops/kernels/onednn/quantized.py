@@ -27,7 +27,7 @@ from flowmx.ops.kernels.onednn.primitives import Call, Primitive, Reorder, attri
 from flowmx.ops.kernels.onednn.work import Work, plan
 from flowmx.ops.nn.pooling import Pooling
 from flowmx.ops.quantization.conversions import Dequantize, QuantizeV2, Requantize
-from flowmx.ops.quantization.layers import QuantizedAdd, QuantizedConcat, QuantizedFlatten, QuantizedPooling
+from flowmx.ops.quantization.layers import QuantizedAdd, QuantizedConcat, QuantizedPooling
 from flowmx.ops.quantization.ranges import INT8, INT32, UINT8, magnitude, put_range, round_into
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.operators import Run, kernel
@@ -44,17 +44,6 @@ class Rescale(Work):
     def __init__(self, source: Geometry, target: Geometry) -> None:
         super().__init__()
         self._copy = Reorder(self.room, strided(*source), strided(*target), (0, plain((1,))))
-
-    def calls(self, base: int, *addresses: int) -> list[Call]:
-        return [self._copy.at(base, *addresses)]
-
-
-class Move(Work):
-    """From one array of bytes to another of the same shape."""
-
-    def __init__(self, source: Geometry, target: Geometry) -> None:
-        super().__init__()
-        self._copy = Reorder(self.room, strided(*source), strided(*target))
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         return [self._copy.at(base, *addresses)]
@@ -92,17 +81,6 @@ def _rescale(source: Array, target: Array, factor: np.float32) -> None:
         np.multiply(source, factor, out=target, dtype=np.float32)
     else:
         round_into(np, np.multiply(source, factor, dtype=np.float32), target)
-
-
-def _move(source: Array, target: Array) -> None:
-    """``target[...] = source`` for bytes."""
-    made = None
-    if target.size >= _SMALL and 0 < target.ndim <= 12 and suits(source, target, among=_BYTES):
-        made = plan(Move, geometry(source), geometry(target))
-    if made is None:
-        target[...] = source
-    else:
-        made(pointer(source), pointer(target))
 
 
 @kernel("cpu", "_contrib_quantize_v2")
@@ -152,19 +130,9 @@ class Pool(Forward):
 def _concat(op: QuantizedConcat, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     for part, array, factor in op.pieces(inputs, outputs):
         if factor is None:
-            _move(array, part)
+            part[...] = array  # NumPy copies bytes faster than a reorder, in any layout
         else:
             _rescale(array, part, factor)
-
-
-@kernel("cpu", "_contrib_quantized_flatten")
-def _flatten(op: QuantizedFlatten, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    data, *ends = inputs
-    if outputs[0].flags.c_contiguous:
-        _move(data, outputs[0].reshape(data.shape))
-        put_range(outputs, *ends)
-    else:
-        op.forward(run, inputs, outputs)
 
 
 @kernel("cpu", "_contrib_quantized_elemwise_add")
