@@ -47,6 +47,7 @@ ELSEWHERE: dict[str, str] = {
             "_settled_filters",
             "_whole_filters",
             "_convolution_by_filters",
+            "_product_by_packed",
             *(f"_{label}int8_{layer}" for label in ("", "pack_") for layer in ("Convolution", "FullyConnected")),
         ],
         "made of quantized layers: tests/test_int8.py",

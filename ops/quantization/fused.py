@@ -86,21 +86,23 @@ def _whole_filters(xp: Any, weight: Array, bias: Array | None, data_scale: np.fl
     return Filters(whole.reshape(weight.shape).astype(np.int8), scales, size, bias)
 
 
-class _Sums(NamedTuple):
-    """A convolution of bytes that gives int32.
+class Sums(NamedTuple):
+    """A layer on bytes that gives int32.
 
     Attributes:
-        layer: the convolution of real numbers.
+        kind: what computes it.
+        layer: the layer of real numbers.
         end: the activation, as parameters.
     """
 
+    kind: type[Int8]
     layer: Operator
     end: dict[str, Any]
 
     def of(self, unsigned: bool, biased: bool, packed: bool) -> Operator:
         """The operator for data of a type."""
         given = {**layer_of(self.layer), **self.end, "unsigned": unsigned, "no_bias": not biased, "packed": packed}
-        return Int8Convolution.create(**given)
+        return self.kind.create(**given)
 
 
 class Settled(NamedTuple):
@@ -223,6 +225,13 @@ class Part(Operator, hidden=True, no_gradient=True, heavy=True, multiplies=True,
     def filters(self, xp: Any, given: dict[str, Array], data_scale: np.float32) -> Filters:
         """The weight and the bias in whole numbers, from the inputs by name, for data of so many steps a unit."""
         raise NotImplementedError
+
+    @cached_property
+    def sums(self) -> Sums | None:
+        """The layer as one of sums in int32, where it is one with a bias and a ReLU at most."""
+        end = self._end(np.float32(1))
+        is_one = self.quantized and self.calibrated is None and len(self.outputs()) == 3 and "sum" not in self.reals()
+        return Sums(self.settled_class, self.layer, end) if is_one and end in ({}, {"then": "relu"}) else None
 
     def parameters_read(self) -> tuple[str, ...]:
         """The names of the inputs that :meth:`filters` reads."""
@@ -363,12 +372,6 @@ class ConvolutionPart(Part):
         size = magnitude(given["data_min"], given["data_max"])
         self.compute_by(run, given, outputs, self.filters(run.xp, given, scale_of(given["data"].dtype, size)))
 
-    @cached_property
-    def _sums(self) -> _Sums | None:
-        """The layer as one of sums in int32, where it is one with a bias and a ReLU at most."""
-        end = self._end(np.float32(1))
-        return _Sums(self.layer, end) if not self.with_sum and end in ({}, {"then": "relu"}) else None
-
     def compute_by(
         self, run: Run, given: dict[str, Array], outputs: Sequence[Array], filters: Filters, packed: bool = False
     ) -> None:
@@ -376,8 +379,8 @@ class ConvolutionPart(Part):
         xp, data, out, ends = run.xp, given["data"], outputs[0], self.calibrated
         size = magnitude(given["data_min"], given["data_max"])
         data_scale = scale_of(data.dtype, size)
-        if ends is None and self._sums is not None:
-            layer = self._sums.of(data.dtype == UINT8, filters.bias is not None, packed)
+        if self.sums is not None:
+            layer = self.sums.of(data.dtype == UINT8, filters.bias is not None, packed)
             inputs = [data, filters.whole, *([] if filters.bias is None else [filters.bias])]
             compute(layer, run, inputs, [out])
             whole = product_magnitude(filters.size, size, data.dtype)
@@ -493,7 +496,7 @@ class ProductPart(Part):
                 smaller = np.float32(most * own / data_scale / scale)
                 whole, scale, factor = _rounded(xp, whole * smaller), np.float32(scale * smaller), most
             bias = _rounded(xp, bias * factor)
-        return Filters(whole.astype(np.int8), xp.full((1,), scale, np.float32), size, bias)
+        return Filters(whole.astype(np.int8, copy=False), xp.full((1,), scale, np.float32), size, bias)
 
     def compute(self, run: Run, given: dict[str, Array], outputs: Sequence[Array]) -> None:
         xp, data, ends = run.xp, given["data"], self.calibrated
@@ -501,6 +504,14 @@ class ProductPart(Part):
         size = magnitude(given["min_data"], given["max_data"])
         data_scale = scale_of(data.dtype, size)
         filters = self.filters(xp, given, data_scale)
+        if self.sums is not None:
+            is_packed = "packed" in given and filters.whole is given["weight"]
+            layer = self.sums.of(data.dtype == UINT8, filters.bias is not None, is_packed)
+            bias = [] if filters.bias is None else [filters.bias.astype(np.float32, copy=False)]
+            compute(layer, run, [data, given["packed"] if is_packed else filters.whole, *bias], outputs[:1])
+            whole = product_magnitude(size, filters.size, data.dtype)
+            put_range(outputs, -whole, whole)
+            return
         values = multiplied(run, as_matrix(data, flatten), filters.whole).astype(np.float32, copy=False)
         if filters.bias is not None:
             values += filters.bias
@@ -644,6 +655,41 @@ class ConvolutionByFilters(
         bias = run.xp.rint(given["bias"] * units)
         filters = Filters(given["weight"], given["scale"], number(given["size"]), bias)
         self.part.compute_by(run, given, outputs, filters, self.packed)
+
+    def __repr__(self) -> str:
+        return f"{self.name}({self.part!r})"
+
+
+@operator("_product_by_packed")
+class ProductByPacked(Operator, hidden=True, no_gradient=True, heavy=True, multiplies=True):
+    """A quantized product whose range is found at each call, by a packed copy of its weight."""
+
+    arguments = ()
+    output_names = ("output", "min_output", "max_output")
+    part: ClassVar[ProductPart]
+    """The layer."""
+
+    @classmethod
+    def of(cls, part: ProductPart) -> ProductByPacked:
+        """The operator for a layer."""
+        return _about(cls(), part=part)
+
+    def inputs(self) -> tuple[str, ...]:
+        return (*self.part.inputs(), "packed")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        found, outputs = self.part.infer_shape(shapes[:-1])
+        return [*found, shapes[-1]], outputs
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        found, outputs = self.part.infer_type(dtypes[:-1])
+        return [*found, INT8], outputs
+
+    def cost(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[int, int]:
+        return self.part.cost(inputs[:-1], outputs)
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        self.part.compute(run, dict(zip(self.inputs(), inputs, strict=True)), outputs)
 
     def __repr__(self) -> str:
         return f"{self.name}({self.part!r})"

@@ -11,7 +11,7 @@ from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes.fuse import FUSED, fused
 from flowmx.ops.compiled.fused import Fused, FusedConvolution, FusedFullyConnected
 from flowmx.ops.compiled.packed import PackConvolution, PackFullyConnected
-from flowmx.ops.quantization.fused import ConvolutionByFilters
+from flowmx.ops.quantization.fused import ConvolutionByFilters, ProductByPacked, ProductPart
 from flowmx.ops.quantization.ranges import UINT8
 from flowmx.ops.quantization.sums import (
     Int8,
@@ -30,6 +30,7 @@ PACKED: dict[type, type[Operator]] = {
     Int8Convolution: PackInt8Convolution,
     Int8FullyConnected: PackInt8FullyConnected,
 }
+_OF_BYTES = (Int8, ConvolutionByFilters, ProductPart)
 
 
 def pack_filters(graph: Graph, options: Options) -> Graph:
@@ -38,7 +39,7 @@ def pack_filters(graph: Graph, options: Options) -> Graph:
         return graph
     rewriter = Rewriter(graph)
     for node in rewriter.nodes:
-        is_layer = type(node.op) in FUSED or isinstance(node.op, (Int8, ConvolutionByFilters))
+        is_layer = type(node.op) in FUSED or isinstance(node.op, _OF_BYTES)
         if node.op is not None and not (is_layer and _pack(rewriter, node, options)):
             rewriter.keep(node)
     return rewriter.result()
@@ -50,15 +51,15 @@ def _pack(rewriter: Rewriter, node: Node, options: Options) -> bool:
     assert op is not None
     if not (weight.node.op is None or weight.node.op.traits.once):
         return False
-    is_int8 = isinstance(op, (Int8, ConvolutionByFilters))
+    is_int8 = isinstance(op, _OF_BYTES)
     if not is_int8 and any(graph.dtypes[entry] != FLOAT32 for entry in node.inputs):
         return False
     context = graph.context(node)
     kind = options.device_type if context is None else context.kernels
     shape = graph.shapes[data]
     layer = _packed(op, graph.dtypes[data] == UINT8) if is_int8 else fused(node, packed=True, scaled=False)
-    size = packed_size(kind, layer, shape)
-    if size is None:
+    size = None if layer is None else packed_size(kind, layer, shape)
+    if layer is None or size is None:
         return False
     # The scale of sums of bytes comes after them.
     scaled = not is_int8 and getattr(op, "scaled", False)
@@ -69,8 +70,14 @@ def _pack(rewriter: Rewriter, node: Node, options: Options) -> bool:
         given = {name: value for name, value in given.items() if name not in Fused.parameters} | {"packed": True}
     packing = PACKED[type(layer)].create(**{**given, "scaled": scaled, "data_shape": shape, "size": size})
     label = f"{weight.node.name} packed"
-    named["weight"] = Entry(rewriter.make(packing, [named["weight"], *scale], node, label), 0)
-    reader = ConvolutionByFilters.of(op.part, True) if isinstance(op, ConvolutionByFilters) else layer
+    packed = Entry(rewriter.make(packing, [named["weight"], *scale], node, label), 0)
+    reader = layer
+    if isinstance(op, ProductPart):
+        named["packed"], reader = packed, ProductByPacked.of(op)
+    else:
+        named["weight"] = packed
+        if isinstance(op, ConvolutionByFilters):
+            reader = ConvolutionByFilters.of(op.part, True)
     made = rewriter.make(reader, list(named.values()), node)
     for index in range(node.outputs()):
         rewriter.replace(Entry(node, index), Entry(made, index))
@@ -78,8 +85,12 @@ def _pack(rewriter: Rewriter, node: Node, options: Options) -> bool:
     return True
 
 
-def _packed(op: Operator, unsigned: bool) -> Operator:
+def _packed(op: Operator, unsigned: bool) -> Operator | None:
     """The layer on bytes, for uint8 or int8 data, that reads a packed weight."""
     if isinstance(op, ConvolutionByFilters):
         return summing(op.part.layer, unsigned, True)
+    if isinstance(op, ProductPart):
+        if op.sums is None or op.channel_wise_quantize:
+            return None
+        return op.sums.of(unsigned, not op.layer.no_bias, True)
     return type(op).create(**{name: getattr(op, name) for name in op.attributes()}, packed=True)
