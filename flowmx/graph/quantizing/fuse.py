@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from flowmx.graph.infer import partial_types
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.graph.quantizing.calibrate import rebuilt, with_parameters
@@ -215,7 +217,7 @@ def _aligned(entries: Sequence[Entry]) -> list[Entry]:
             ranges = [ends.get(each, _range_of(each)) for each in sources]
             lows, highs = zip(*[each for each in ranges if each is not None], strict=True) if ranges else ((), ())
             if len(sources) > 1:
-                ends.update(dict.fromkeys(sources, (min(0, *lows), max(0, *highs))))
+                ends.update(dict.fromkeys(sources, (min(np.float32(0), *lows), max(np.float32(0), *highs))))
 
     def change(node: Node, inputs: tuple[Entry, ...]) -> Node | None:
         if node not in ends:
