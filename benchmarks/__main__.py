@@ -96,7 +96,7 @@ def memory_strategies(rounds: int) -> None:
 
 def int8(rounds: int) -> None:
     """Predictions in int8, beside float32, MXNet's int8 and onnxruntime's."""
-    bytewise.report(min(rounds, 3))
+    bytewise.report(3 * rounds)
 
 
 def sliced(rounds: int) -> None:

@@ -1,6 +1,9 @@
-"""Milliseconds of a prediction of an image network in float32 and in int8, on two threads.
+"""A server of predictions of an image network in float32 and in int8, on two threads.
 
     python int8.py SYSTEM NETWORK BATCH [FILE]
+
+It prints a line of JSON when it is ready, with the largest error of int8. For each line ``float32`` or ``int8`` that it
+reads it computes one prediction, and prints the milliseconds, so that systems take turns call by call.
 
 flowmx and MXNet build the network of the model zoo and quantize it by the ranges of the batch. flowmx writes it to FILE
 as ONNX besides, where one is named; onnxruntime reads it there and quantizes it.
@@ -12,6 +15,7 @@ import importlib
 import json
 import os
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,9 +23,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 import numpy as np
-from timing import best_ms, sizes
-
-SECONDS = 2.0
+from timing import sizes
 
 
 def batch_of(network: str, batch: int) -> Any:
@@ -30,7 +32,7 @@ def batch_of(network: str, batch: int) -> Any:
     return np.random.default_rng(0).standard_normal((batch, 3, size, size)).astype(np.float32)
 
 
-def mxnet_like(mx: Any, network: str, batch: int, file: str | None) -> dict[str, float]:
+def mxnet_like(mx: Any, network: str, batch: int, file: str | None) -> None:
     """flowmx and MXNet run the same code."""
     data = batch_of(network, batch)
     x = mx.nd.array(data)
@@ -51,20 +53,23 @@ def mxnet_like(mx: Any, network: str, batch: int, file: str | None) -> dict[str,
         symbol = net(mx.sym.var("data"))
         params = {name: param.data() for name, param in net.collect_params().items()}
         mx.contrib.onnx.export_model(symbol, params, [data.shape], np.float32, file)
-    return timed(lambda: net(x).wait_to_read(), lambda: quantized(x).wait_to_read(), real, given)
+    served(lambda: net(x).wait_to_read(), lambda: quantized(x).wait_to_read(), real, given)
 
 
-def timed(real_step: Any, quantized_step: Any, real: Any, given: Any) -> dict[str, float]:
-    """The figures, the two forms by turns."""
-    steps = {"float32_ms": real_step, "int8_ms": quantized_step}
-    turns = [{name: best_ms(step, SECONDS) for name, step in steps.items()} for _ in range(2)]
-    figures = {name: min(turn[name] for turn in turns) for name in steps}
-    figures["int8_of_float32"] = figures["int8_ms"] / figures["float32_ms"]
-    figures["error"] = float(np.abs(given - real).max() / np.abs(real).max())
-    return figures
+def served(real_step: Any, quantized_step: Any, real: Any, given: Any) -> None:
+    """Say that all is ready, then answer lines."""
+    steps = {"float32": real_step, "int8": quantized_step}
+    for step in steps.values():
+        for _ in range(3):
+            step()
+    print(json.dumps({"error": float(np.abs(given - real).max() / np.abs(real).max())}), flush=True)
+    for line in sys.stdin:
+        start = time.perf_counter()
+        steps[line.strip()]()
+        print(1000 * (time.perf_counter() - start), flush=True)
 
 
-def onnxruntime(network: str, batch: int, file: str) -> dict[str, float]:
+def onnxruntime(network: str, batch: int, file: str) -> None:
     """The quantized model is kept beside the file."""
     import onnxruntime as ort
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
@@ -92,11 +97,11 @@ def onnxruntime(network: str, batch: int, file: str) -> dict[str, float]:
     options.intra_op_num_threads = 2
     sessions = [ort.InferenceSession(each, options, ["CPUExecutionProvider"]) for each in (file, quantized)]
     real, given = (each.run(None, {"data": data})[0] for each in sessions)
-    return timed(*[lambda each=each: each.run(None, {"data": data}) for each in sessions], real, given)
+    served(*[lambda each=each: each.run(None, {"data": data}) for each in sessions], real, given)
 
 
 def main() -> None:
-    """Print the figures of one system."""
+    """Serve one system."""
     system, network, *rest = sys.argv[1:]
     (batch,) = sizes(rest[:1], [16])
     file = rest[1] if len(rest) > 1 else None
@@ -104,11 +109,10 @@ def main() -> None:
         warnings.simplefilter("ignore")
         if system == "onnxruntime":
             assert file is not None
-            figures = onnxruntime(network, batch, file)
+            onnxruntime(network, batch, file)
         else:
             mx = importlib.import_module(system)
-            figures = mxnet_like(mx, network, batch, file if system == "flowmx" else None)
-    print(json.dumps(figures))
+            mxnet_like(mx, network, batch, file if system == "flowmx" else None)
 
 
 if __name__ == "__main__":
