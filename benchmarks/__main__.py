@@ -17,6 +17,7 @@ from benchmarks import images as pictures
 from benchmarks import kvstore as stores
 from benchmarks import loader as loaders
 from benchmarks import profiling as profilers
+from benchmarks import quantized as bytewise
 from benchmarks import recordio as records
 from benchmarks import serving as services
 
@@ -92,6 +93,11 @@ def memory_strategies(rounds: int) -> None:
     for phase in figure7.PHASES:
         print(f"\n{phase}\n{figure7.table(figures, phase)}")
     print(f"\n{figure7.summary(figures)}")
+
+
+def int8(rounds: int) -> None:
+    """Predictions in int8, beside float32, MXNet's int8 and onnxruntime's."""
+    bytewise.report(3 * rounds)
 
 
 def sliced(rounds: int) -> None:
@@ -323,7 +329,7 @@ BENCHMARKS = {
     for function in (
         engine, numpy_face, lenet, lag, runahead, networks, operators, chain, memory, recompute, resident, planning,
         language, transformer, hybrid, gluon, small, shapes, detection, sparse, attention, importing, kvstore, recordio,
-        images, loader, profiling, serving, hostile, gpu, half,
+        images, loader, profiling, serving, hostile, gpu, half, int8,
     )
 }  # fmt: skip
 PICTURES = {

@@ -9,8 +9,8 @@ from typing import NamedTuple
 _CODE = re.compile(r"```.*?```", re.DOTALL)
 _SPAN = re.compile(r"`([^`\n]+)`")
 _SETTING = re.compile(r"\b(?:FLOWMX|MXNET)_[A-Z][A-Z0-9_]*(?<!_)\b(?!\.\.\.)")
-_COMMAND = re.compile(r"python -m flowmx(?: --[a-z-]+)* ([a-z][a-z0-9-]*)")
-_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+_COMMAND = re.compile(r"python -m flowmx(?: --[a-z0-9-]+)* ([a-z][a-z0-9-]*)")
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 _NAME = re.compile(r"(?<![\w.`])mx(?:\.[A-Za-z_]\w*)+")
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 

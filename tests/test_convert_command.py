@@ -9,6 +9,7 @@ import flowmx as mx
 from flowmx import cli
 from flowmx.tools.commands import comparing, converting
 from flowmx.tools.commands.converting import Job
+from tests.fixtures import record_images
 
 
 @pytest.fixture
@@ -176,3 +177,67 @@ def test_what_can_not_be_converted(checkpoint, source, target, message, capsys):
     assert convert(checkpoint / source, checkpoint / target) == 1
     shown = capsys.readouterr().err
     assert message in shown and shown.startswith("flowmx: error: ") and shown.count("\n") == 1
+
+
+@pytest.mark.parametrize("options", [["--mode", "naive"], ["--mode", "entropy", "--exclude", "fc"], ["--mode", "none"]])
+def test_a_model_in_int8(checkpoint, capsys, options):
+    rng = np.random.default_rng(0)
+    np.savez(checkpoint / "rows.npz", data=rng.random((40, 1, 6, 6), np.float32))
+    given = [] if "none" in options else ["--calibrate", checkpoint / "rows.npz", "--examples", "16"]
+    where = checkpoint / "net", checkpoint / "small" / "net"
+    assert convert(*where, "--int8", *given, *options, "--shape", "1,6,6", "--check") == 0
+    assert "the outputs of a random input differ by" in capsys.readouterr().out
+    symbol, _, _ = mx.model.load_checkpoint(str(where[1]), 3)
+    layers = [each["name"] for each in json.loads(symbol.tojson())["nodes"] if "quantized_sg" in each["name"]]
+    assert len(layers) == (1 if "--exclude" in options else 2)
+
+
+def test_a_model_in_bfloat16(checkpoint):
+    assert convert(checkpoint / "net", checkpoint / "half", "--bf16", "--shape", "1,6,6", "--check") == 0
+    symbol, _, _ = mx.model.load_checkpoint(str(checkpoint / "half"), 3)
+    assert "bfloat16" in symbol.tojson(remove_amp_cast=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--int8"], "--int8 needs --calibrate FILE, or --mode none"),
+        (["--int8", "--calibrate", "rows.csv"], "expected .rec, .npz or .npy"),
+        (["--int8", "--calibrate", "wrong.npy"], "the rows of data have shape (5,), expected (1, 6, 6), and some"),
+        (["--int8", "--calibrate", "other.npz"], "holds a, b, expected data"),
+        (["--int8", "--calibrate", "images.rec"], "images are one input of 3 channels"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused(checkpoint, monkeypatch, capsys, options, message):
+    monkeypatch.chdir(checkpoint)
+    np.save("wrong.npy", np.zeros((3, 5), np.float32))
+    np.savez("other.npz", a=np.zeros(3), b=np.zeros(3))
+    expected = message if "images" not in options[-1] else "images.rec"
+    assert convert("net", "small", *options, "--shape", "1,6,6") == 1
+    assert expected in capsys.readouterr().err
+
+
+def test_a_model_in_int8_by_images_is_served(tmp_path):
+    data = mx.sym.var("data")
+    below = mx.sym.Convolution(data, kernel=(3, 3), num_filter=8, no_bias=True, name="conv")
+    below = mx.sym.Activation(mx.sym.BatchNorm(below, name="norm"), act_type="relu")
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(below, num_hidden=3, name="fc"), name="softmax")
+    module = mx.mod.Module(net)
+    module.bind([("data", (2, 3, 24, 20))], [("softmax_label", (2,))])
+    module.init_params(mx.init.Xavier())
+    module.save_checkpoint(str(tmp_path / "net"), 1)
+    (tmp_path / "small").mkdir()
+    images = record_images.FOLDER / "small.rec"
+    options = ["--int8", "--calibrate", images, "--examples", "7", "--mean", "120", "--std", "60,60,60"]
+    assert convert(tmp_path / "net", tmp_path / "small", *options, "--shape", "3,24,20") == 0
+    rows = np.random.default_rng(0).standard_normal((4, 3, 24, 20)).astype(np.float32)
+
+    async def served(folder):
+        async with mx.serve.Predictor(str(folder), shape=(3, 24, 20), max_batch=4) as predictor:
+            return await predictor(rows)
+
+    (tmp_path / "whole").mkdir()
+    for path in tmp_path.glob("net-*"):
+        path.rename(tmp_path / "whole" / path.name)
+    real, small = (mx.run(served(tmp_path / name)) for name in ("whole", "small"))
+    assert 0 < np.abs(real - small).max() < 0.1

@@ -78,7 +78,9 @@ def test_onnxruntime_computes_the_same_and_so_does_what_is_read_back(cases, tmp_
     for case in cases:
         try:
             opset = max(OLDEST, first_opset(lookup(case.op).onnx or "Identity"))
-            check(tmp_path, *made(case), opset_version=opset)
+            # ONNX divides by a scale where MXNet multiplies, so halves of steps may go either way.
+            steps = int(lookup(case.op).name.startswith("_contrib_quantize"))
+            check(tmp_path, *made(case), steps=steps, opset_version=opset)
         except Exception as error:
             error.add_note(f"row {case.id}")
             raise
@@ -93,7 +95,8 @@ def test_what_has_no_counterpart_is_refused_by_name(case, tmp_path):
 
 
 def test_every_converter_has_a_row():
-    assert set(exporters()) - {lookup(case.op).name for case in KEPT} == RANDOM
+    parts = {"_sg_mkldnn_conv", "_sg_mkldnn_fully_connected"}  # with bodies: tests/test_int8.py
+    assert set(exporters()) - {lookup(case.op).name for case in KEPT} == RANDOM | parts
 
 
 def test_an_operator_that_needs_a_later_opset_says_so(tmp_path, monkeypatch):

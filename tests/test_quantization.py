@@ -8,6 +8,7 @@ import pytest
 
 import flowmx as mx
 from flowmx.contrib import quantization
+from flowmx.ops.quantization import calibration as calibration_of
 from tests import quantized_sums
 from tests.fixtures.record_quantized import ARCHIVE, OPTIONS
 
@@ -140,6 +141,37 @@ def test_thresholds_by_entropy(folder, recorded):
     assert (bound.forward()[0].asnumpy().argmax(1) == recorded["mlp"].argmax(1)).mean() > 0.9
 
 
+def histograms():
+    rng = np.random.default_rng(0)
+    normal = rng.standard_normal(5000)
+    for name, values in {
+        "normal": normal, "relu": np.maximum(normal, 0), "long tails": rng.standard_t(2, 5000), "few": normal[:40],
+        "steps": np.round(normal * 5) / 5, "one": np.full(9, 0.25), "one large": [*normal[:500], 1000.0],
+    }.items():  # fmt: skip
+        end = np.abs(values).max()
+        counts, edges = np.histogram(values, bins=1001, range=(-end, end))
+        for factor in (1, 0.125) if name == "normal" else (1,):
+            yield pytest.param(counts.astype(np.float32) * factor, edges.astype(np.float32), id=f"{name} {factor}")
+    yield pytest.param(np.zeros(1001, np.float32), np.linspace(-1, 1, 1002, dtype=np.float32), id="nothing")
+
+
+@pytest.mark.parametrize(("counts", "edges"), list(histograms()))
+@pytest.mark.parametrize("levels", [63, 127])
+def test_thresholds_by_entropy_are_those_of_trying_them_all(counts, edges, levels):
+    middle = len(counts) // 2
+    before = np.concatenate([[0], np.cumsum(counts, dtype=np.float64)]).astype(np.float32)
+    tried = [
+        calibration_of._divergence(counts, middle - each, middle + each + 1, levels, before)
+        for each in range(levels // 2, middle + 1)
+    ]
+    best = int(np.argmin(tried))
+    threshold, divergence = mx.nd.contrib.calibrate_entropy(
+        mx.nd.array(counts), mx.nd.array(edges), num_quantized_bins=levels
+    )
+    assert threshold.asscalar() == edges[middle + levels // 2 + best + 1]
+    assert divergence.asscalar() == tried[best]
+
+
 def test_what_is_excluded_stays_real(networks, recorded):
     net = networks["cnn"]
     names = [node["name"] for node in _nodes(net) if node["op"] == "Convolution"]
@@ -232,3 +264,36 @@ def test_batch_norm_without_a_range_says_what_to_do():
     given = [mx.nd.ones((1, 2), dtype="int8"), *[mx.nd.ones((2,))] * 4, mx.nd.array([-1.0]), mx.nd.array([1.0])]
     with pytest.raises(mx.base.MXNetError, match="exclude the operator BatchNorm"):
         mx.nd.contrib.quantized_batch_norm(*given)[0].asnumpy()
+
+
+def test_what_is_joined_has_one_range():
+    mx.random.seed(0)
+    rng = np.random.default_rng(0)
+    data = mx.sym.var("data")
+    branches = [
+        mx.sym.Activation(mx.sym.Convolution(data, kernel=(1, 1), num_filter=4, name=f"conv{at}"), act_type="relu")
+        for at in range(4)
+    ]
+    pooled = mx.sym.Pooling(branches[2], kernel=(3, 3), pad=(1, 1), name="pooled")
+    joined = mx.sym.Concat(mx.sym.Concat(*branches[:2], dim=1), pooled, dim=1)
+    symbol = mx.sym.Group([mx.sym.FullyConnected(joined, num_hidden=2, name="fc"), branches[3]])
+    x = rng.standard_normal((4, 3, 6, 6)).astype(np.float32)
+    shapes, _, _ = symbol.infer_shape(data=x.shape)
+    params = {
+        name: mx.nd.array(rng.standard_normal(shape) * (1 + 3 * ("conv1" in name)))
+        for name, shape in zip(symbol.list_arguments(), shapes, strict=True) if name != "data"
+    }  # fmt: skip
+    made, args, _ = quantization.quantize_model_mkldnn(
+        symbol, params, {}, label_names=None, calib_mode="naive", calib_data=mx.io.NDArrayIter(x, batch_size=4),
+        quantize_mode="full", quantized_dtype="auto",
+    )  # fmt: skip
+    ends = [
+        (attributes["min_calib_range"], attributes["max_calib_range"])
+        for name, attributes in made.attr_dict().items() if "sg_mkldnn_conv" in name and "max_calib_range" in attributes
+    ]  # fmt: skip
+    assert len(ends) == 4 and sorted(map(ends.count, ends)) == [1, 3, 3, 3]
+    real, given = (
+        each.bind(mx.cpu(), {**held, "data": mx.nd.array(x)}).forward()[0].asnumpy()
+        for each, held in ((symbol, params), (made, args))
+    )
+    assert np.abs(real - given).max() < 0.05 * np.abs(real).max()

@@ -44,6 +44,16 @@ ELSEWHERE: dict[str, str] = {
     **dict.fromkeys(["_pack_Convolution", "_pack_FullyConnected"], "made by the packing pass: tests/test_pack.py"),
     **dict.fromkeys(
         [
+            "_settled_filters",
+            "_whole_filters",
+            "_convolution_by_filters",
+            "_product_by_packed",
+            *(f"_{label}int8_{layer}" for label in ("", "pack_") for layer in ("Convolution", "FullyConnected")),
+        ],
+        "made of quantized layers: tests/test_int8.py",
+    ),
+    **dict.fromkeys(
+        [
             *(rule.name for rule in RULES),
             *(f"_{mixed}{kind}_{name}" for mixed in ("", "mp_") for kind in ("lars", "lbsgd") for name in SGD),
         ],
@@ -77,7 +87,8 @@ INPUTS = ("arguments", "auxiliary", "inputs")
 ANY_ORDER: dict[str, str] = {
     "_backward_LRN": "all inputs have one shape",
     **dict.fromkeys(
-        ["_fused_Convolution", "_fused_FullyConnected"], "what is added comes after the layer's own inputs"
+        ["_fused_Convolution", "_fused_FullyConnected", "_int8_Convolution", "_int8_FullyConnected"],
+        "what is added comes after the layer's own inputs",
     ),
 }
 

@@ -60,7 +60,9 @@ def alone(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("alone")
 def test_the_code_of_a_page_runs(page):
     pytest.importorskip(
-        {"README": "sklearn", "gluon": "sklearn", "data": "PIL", "onnx": "onnx"}.get(page.stem, "numpy")
+        {"README": "sklearn", "gluon": "sklearn", "int8": "sklearn", "data": "PIL", "onnx": "onnx"}.get(
+            page.stem, "numpy"
+        )
     )
     tutorial.run(page, GIVEN.get(page.stem, ""), LEFT_OUT.get(page.stem, ()))
 

@@ -22,6 +22,7 @@ from flowmx.graph.passes.notes import note_maxima
 from flowmx.graph.passes.pack import pack_filters
 from flowmx.graph.passes.place import place
 from flowmx.graph.passes.recompute import recompute
+from flowmx.graph.passes.settle import settle
 from flowmx.graph.passes.simplify import fold_constants, merge_common
 from flowmx.graph.passes.widen import widen
 from flowmx.graph.plan import Plan, make_plan
@@ -35,6 +36,7 @@ Pass = Callable[[Graph, Options], Graph]
 
 PASSES: list[Pass] = [
     place,
+    settle,
     widen,
     fold_constants,
     drop_identities,

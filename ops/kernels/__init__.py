@@ -27,10 +27,14 @@ def like_channels_last(device_type: str) -> frozenset[DType]:
     """The element types in which a device's kernels are faster with the channels contiguous in memory."""
     from flowmx.ops.kernels import cuda
     from flowmx.ops.kernels.onednn.library import library
+    from flowmx.ops.quantization.ranges import INT8, INT32, UINT8
 
     if device_type == "gpu":
         return cuda.convolution.channels_last()
-    return multiplied(device_type) if device_type == "cpu" and library() is not None else frozenset()
+    found = library() if device_type == "cpu" else None
+    if found is None:
+        return frozenset()
+    return multiplied(device_type) | ({INT8, UINT8, INT32} if found.multiplies_bytes() else set())
 
 
 def multiplied(device_type: str) -> frozenset[DType]:

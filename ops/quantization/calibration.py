@@ -68,6 +68,106 @@ def _divergence(counts: Array, first: int, stop: int, levels: int, before: Array
     return float(_total(p * np.log(p / q)))
 
 
+_TERMS = 12
+"""Terms of the series for p·log(p) around a count."""
+_CONVERGES = 0.3
+"""The most that may be taken from a count of 1 so that these are enough."""
+_MARGIN = 2e-4
+"""Divergences that differ by less may change places where they are computed in float32."""
+
+
+def _estimates(counts: Array, levels: int) -> Array:
+    """The divergences of all thresholds in float64, from sums over ranges of bins.
+
+    Those that can not be told so are -inf. The counts must be 0 or at least 1.
+    """
+    middle = counts.size // 2
+    widths = np.arange(levels // 2, middle + 1)
+    firsts, stops, sizes = middle - widths, middle + widths + 1, 2 * widths + 1
+    filled = counts > 0
+    logs = np.log(np.where(filled, counts, 1))
+    whole, number = _sums_before(counts), _sums_before(filled)
+    left, right = whole[firsts + 1], whole[-1] - whole[stops]
+    end = np.where(stops - 1 > firsts, counts[stops - 1], 0)
+    ends = left, end + right
+    new = [left > 0, (end == 0) & (right > 0)]  # bins that are filled by what is cut off alone
+    means, kept, bins = (np.zeros((len(widths), levels)) for _ in range(3))
+    for each in np.unique(sizes // levels):
+        rows = np.flatnonzero(sizes // levels == each)
+        for made, before, first in ((kept, whole, counts), (bins, number, filled)):
+            made[rows] = _by_level(before, firsts[rows], stops[rows], levels, each)
+            made[rows, 0] -= first[firsts[rows]]
+    np.divide(kept, bins, out=means, where=bins > 0)
+    kept[:, 0] += left
+    kept[:, -1] += right
+    for level, more in zip((0, -1), new, strict=True):
+        bins[:, level] += more
+    is_empty = means == 0
+    count = bins.sum(axis=1)
+    count_q = (bins * ~is_empty).sum(axis=1)
+    with np.errstate(all="ignore"):
+        taken, taken_q = (float(_EPS) * (sizes - each) / each for each in (count, count_q))
+        inner = [_sums_before(np.where(filled, each, 0)) for each in (counts * logs, logs + 1)]
+        inner += [_sums_before(np.where(filled, np.exp(-power * logs), 0)) for power in range(1, _TERMS)]
+        sums = [each[stops - 1] - each[firsts + 1] for each in inner]
+        own = sums[0] - taken * sums[1]
+        for power, each in enumerate(sums[2:], 2):
+            own += taken**power / (power * (power - 1)) * each
+        for each in ends:
+            rest = each - taken
+            own += np.where(each > 0, rest * np.log(rest), 0)
+        kept -= taken[:, None] * bins
+        means = np.where(is_empty, float(_EPS), means - taken_q[:, None])
+        cross = (kept * np.log(means)).sum(axis=1)
+        spread = (means * bins * ~is_empty).sum(axis=1) + taken_q * count_q
+        found = (own - cross) / whole[-1] + np.log(spread / whole[-1])
+    found[(taken >= _CONVERGES) | ~np.isfinite(found)] = -np.inf
+    return found
+
+
+def _sums_before(values: Array) -> Array:
+    return np.concatenate([[0], np.cumsum(values, dtype=np.float64)])
+
+
+def _by_level(before: Array, firsts: Array, stops: Array, levels: int, each: int) -> Array:
+    """The sums of so many bins a level, and of what is left over in the last, for windows that grow by one a side."""
+    step = before.strides[0]
+    made = np.empty((len(firsts), levels))
+    shown = np.lib.stride_tricks.as_strided(
+        before[firsts[0] :], (len(firsts), levels), (-step, each * step), writeable=False
+    )  # fmt: skip
+    np.subtract(shown[:, 1:], shown[:, :-1], out=made[:, :-1])
+    made[:, -1] = before[stops] - shown[:, -1]
+    return made
+
+
+def _best(counts: Array, levels: int) -> tuple[int, float]:
+    """The least divergence, and which of the thresholds has it."""
+    middle, half = counts.size // 2, levels // 2
+    before = _sums_before(counts).astype(np.float32)
+
+    def exactly(which: int) -> float:
+        each = half + which
+        return _divergence(counts, middle - each, middle + each + 1, levels, before)
+
+    wide = counts.astype(np.float64)
+    if np.all((wide == 0) | (wide >= 1)) and np.isfinite(wide).all() and wide.any():
+        likely = _estimates(wide, levels)
+        order = np.argsort(likely, kind="stable")
+    else:
+        likely = np.full(middle - half + 1, -np.inf)
+        order = np.arange(len(likely))
+    found: dict[int, float] = {}
+    for which in order.tolist():
+        # Estimates of those left are no less: none of them can be the best one.
+        if found and likely[which] > min(found.values()) + _MARGIN:
+            break
+        found[which] = exactly(which)
+    ordered = sorted(found)
+    best = ordered[int(np.argmin([found[which] for which in ordered]))]
+    return best, found[best]
+
+
 @operator("_contrib_calibrate_entropy")
 class CalibrateEntropy(Operator, no_gradient=True):
     """The threshold beyond which to cut a histogram off, so that few levels tell the most of it.
@@ -102,13 +202,9 @@ class CalibrateEntropy(Operator, no_gradient=True):
             raise ShapeError(
                 f"{self.name}: hist has {counts.size} bins, expected at least num_quantized_bins, {levels}"
             )
-        before = np.concatenate([[0], np.cumsum(counts, dtype=np.float64)]).astype(np.float32)
-        found = [
-            _divergence(counts, middle - each, middle + each + 1, levels, before) for each in range(half, middle + 1)
-        ]
-        best = int(np.argmin(found))
+        best, divergence = _best(counts, levels)
         outputs[0][...] = edges[middle + half + best + 1]
-        outputs[1][...] = found[best]
+        outputs[1][...] = divergence
 
 
 def _on_host(array: Any) -> Any:

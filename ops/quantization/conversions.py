@@ -15,11 +15,13 @@ from flowmx.ops.quantization.ranges import (
     Inferred,
     InferredTypes,
     Quantized,
+    Range,
     backwards,
+    largest,
     magnitude,
     number,
     operator,
-    put_range,
+    range_of,
     round_into,
 )
 from flowmx.ops.registry.dtypes import FLOAT32, DType
@@ -80,18 +82,18 @@ class Quantize(Quantized):
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return self.with_types(dtypes, [(FLOAT32,)], _BYTES[self.out_type])
 
+    def known_range(self, dtypes: Sequence[DType], ranges: Sequence[Range | None]) -> Range | None:
+        given = ranges[0]
+        return _symmetric(given) if given is not None and self.out_type == "int8" else given
+
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        data, low, high = inputs
-        size = magnitude(low, high)
-        round_into(run.xp, data * np.float32(np.iinfo(outputs[0].dtype).max / size), outputs[0])
-        if self.out_type == "int8":
-            put_range(outputs, -size, size)
-        else:
-            put_range(outputs, low, high)
+        data, *ends = inputs
+        round_into(run.xp, data * np.float32(np.iinfo(outputs[0].dtype).max / magnitude(*ends)), outputs[0])
+        self.put_range(outputs, range_of(*ends))
 
 
 @operator("_contrib_quantize_v2")
-class QuantizeV2(Calibrated, calibrates="input"):
+class QuantizeV2(Calibrated, calibrates="input", makes_channels_last=True):
     """Quantize real numbers by the range of the data, or by one that is known before.
 
     The output is the data, times 127.5 (int8) or 255.5 (uint8) over the larger absolute end of the range, rounded; what
@@ -106,21 +108,34 @@ class QuantizeV2(Calibrated, calibrates="input"):
         made = given if given in (INT8, UINT8) else self.made
         return self.with_types(dtypes, [(FLOAT32, INT8, UINT8)], made)
 
+    def known_range(self, dtypes: Sequence[DType], ranges: Sequence[Range | None]) -> Range | None:
+        given, made = dtypes
+        ends = self.calibrated
+        if given == FLOAT32:
+            return _symmetric(ends) if ends is not None and made == INT8 else ends
+        steps = STEPS[given]
+        return ends or (-steps if given == INT8 else np.float32(0), steps)
+
+    def steps_of(self, data: Array, made: DType) -> tuple[np.float32, Range]:
+        """The steps for each unit of real data, and the range of the result."""
+        found = (number(data.min()), number(data.max())) if self.calibrated is None and data.size else None
+        ends = self.calibrated or found or (np.float32(0), np.float32(0))
+        size = largest(ends)
+        return STEPS[made] / size if size else np.float32(0), _symmetric(ends) if made == INT8 else ends
+
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        data, out, ends = inputs[0], outputs[0], self.calibrated
+        data, out = inputs[0], outputs[0]
+        ends = self.known_range((data.dtype, out.dtype), ())
         if data.dtype != FLOAT32:
             run.xp.copyto(out, data)
-            steps = STEPS[data.dtype]
-            put_range(outputs, *(ends or (-steps if data.dtype == INT8 else 0, steps)))
-            return
-        low, high = ends or ((number(data.min()), number(data.max())) if data.size else (np.float32(0), np.float32(0)))
-        size = np.maximum(abs(low), abs(high))
-        round_into(run.xp, data * (STEPS[out.dtype] / size if size else np.float32(0)), out)
-        put_range(outputs, *((-size, size) if out.dtype == INT8 else (low, high)))
+        else:
+            steps, ends = self.steps_of(data, out.dtype)
+            round_into(run.xp, data * steps, out)
+        self.put_range(outputs, ends)
 
 
 @operator("_contrib_dequantize")
-class Dequantize(Operator, no_gradient=True):
+class Dequantize(Operator, no_gradient=True, keeps_layout=True):
     """Real numbers of quantized ones: the data, times the larger absolute end of the range, over 127.5 or 255.5."""
 
     arguments = ("data", "min_range", "max_range")
@@ -140,14 +155,17 @@ class Dequantize(Operator, no_gradient=True):
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return Quantized.with_types(self, dtypes, [(INT8, UINT8)], FLOAT32)  # type: ignore[arg-type]
 
+    def unit(self, dtype: DType, size: np.float32) -> np.float32:
+        """The real number of a step, for a range of a magnitude."""
+        return np.float32(size / STEPS[dtype])
+
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         data, low, high = inputs
-        scale = np.float32(magnitude(low, high) / STEPS[data.dtype])
-        run.xp.multiply(data, scale, out=outputs[0], dtype=np.float32)
+        run.xp.multiply(data, self.unit(data.dtype, magnitude(low, high)), out=outputs[0], dtype=np.float32)
 
 
 @operator("_contrib_requantize")
-class Requantize(Calibrated, calibrates="input"):
+class Requantize(Calibrated, calibrates="input", keeps_layout=True):
     """Quantize int32 sums to int8 or uint8, by the range of the data or by one that is known before."""
 
     arguments = ("data", "min_range", "max_range")
@@ -160,18 +178,37 @@ class Requantize(Calibrated, calibrates="input"):
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return self.with_types(dtypes, [(INT32,)], self.made)
 
-    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        data, low, high = inputs
-        out, ends, whole = outputs[0], self.calibrated, magnitude(low, high)
-        if ends is not None:
-            size = np.maximum(abs(ends[0]), abs(ends[1]))
+    def known_range(self, dtypes: Sequence[DType], ranges: Sequence[Range | None]) -> Range | None:
+        return None if self.calibrated is None else _ends_of(largest(self.calibrated), self.made)
+
+    def steps_of(self, data: Array, made: DType, whole: np.float32) -> tuple[np.float32, Range]:
+        """The steps for each unit of the sums, for a range of these of a magnitude, and the range of the result."""
+        if self.calibrated is not None:
+            size = largest(self.calibrated)
         else:
             most = max(-int(data.min()), int(data.max())) if data.size else 0
             size = np.float32(np.float32(most) * whole / _INT32_STEPS)
+        return self.factor(whole, size, made), _ends_of(size, made)
+
+    def factor(self, whole: np.float32, size: np.float32, made: DType) -> np.float32:
+        """The steps for each unit of sums, for a range of these and one of the result, of these magnitudes."""
         unit = np.float32(whole / _INT32_STEPS)
-        scale = np.float32(unit * np.float32(np.iinfo(out.dtype).max / size)) if size else np.float32(0)
-        round_into(run.xp, run.xp.multiply(data, scale, dtype=np.float32), out)
-        put_range(outputs, 0 if out.dtype == UINT8 else -size, size)
+        return np.float32(unit * np.float32(np.iinfo(made).max / size)) if size else np.float32(0)
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        data, *ends = inputs
+        scale, made = self.steps_of(data, outputs[0].dtype, magnitude(*ends))
+        round_into(run.xp, run.xp.multiply(data, scale, dtype=np.float32), outputs[0])
+        self.put_range(outputs, made)
+
+
+def _symmetric(ends: Range) -> Range:
+    size = largest(ends)
+    return -size, size
+
+
+def _ends_of(size: np.float32, dtype: DType) -> Range:
+    return np.float32(0) if dtype == UINT8 else -size, size
 
 
 __all__ = ["Calibrated", "Dequantize", "Quantize", "QuantizeV2", "Requantize"]

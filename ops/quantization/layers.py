@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,12 +23,14 @@ from flowmx.ops.quantization.ranges import (
     Inferred,
     InferredTypes,
     Quantized,
+    Range,
     compute,
+    largest,
     magnitude,
-    number,
     operator,
     product_magnitude,
     put_range,
+    range_of,
     round_into,
     scale_of,
 )
@@ -60,12 +62,15 @@ class _Unary(Quantized):
     def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
         return shapes
 
+    def known_range(self, dtypes: Sequence[DType], ranges: Sequence[Range | None]) -> Range | None:
+        return ranges[0]
+
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> Any:
         raise NotImplementedError
 
 
 @operator("_contrib_quantized_pooling")
-class QuantizedPooling(_Unary, Pooling, keeps_layout=False, makes_channels_last=False, input_named=False):
+class QuantizedPooling(_Unary, Pooling, input_named=False):
     """Reduce each window of the spatial axes to its maximum or mean; means are rounded."""
 
     input_docs = described(data="(batch, channels, *size), int8 or uint8", **_ENDS)
@@ -88,7 +93,7 @@ class QuantizedPooling(_Unary, Pooling, keeps_layout=False, makes_channels_last=
 
 
 @operator("_contrib_quantized_act")
-class QuantizedActivation(_Unary, Activation, in_place=(), keeps_layout=False, float32_where=None):
+class QuantizedActivation(_Unary, Activation, in_place=(), float32_where=None):
     """The ReLU of quantized numbers."""
 
     def __post_init__(self) -> None:
@@ -112,8 +117,11 @@ class QuantizedFlatten(_Unary):
         return self.with_ranges(shapes, _FLATTEN.infer_shape(shapes[:1])[1][0])
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        data, low, high = inputs
-        run.xp.copyto(outputs[0], data.reshape(outputs[0].shape))
+        (data, low, high), out = inputs, outputs[0]
+        if out.flags.c_contiguous:
+            run.xp.copyto(out.reshape(data.shape), data)
+        else:
+            run.xp.copyto(out, data.reshape(out.shape))
         put_range(outputs, low, high)
 
 
@@ -121,7 +129,7 @@ _FLATTEN = Flatten.create()
 
 
 @operator("_contrib_quantized_concat")
-class QuantizedConcat(_Unary, Concat, keeps_layout=False, passing=Passing.NEVER, precision=Precision.GIVEN):
+class QuantizedConcat(_Unary, Concat, passing=Passing.NEVER, precision=Precision.GIVEN):
     """Quantized arrays joined along an axis, in one range that holds all of theirs; int8 if one of them is."""
 
     inputs_counted = (3, 0)
@@ -148,27 +156,42 @@ class QuantizedConcat(_Unary, Concat, keeps_layout=False, passing=Passing.NEVER,
         made = INT8 if INT8 in dtypes[: self.num_args] else UINT8
         return self.with_types(dtypes, [(INT8, UINT8)] * self.num_args, made)
 
+    def known_range(self, dtypes: Sequence[DType], ranges: Sequence[Range | None]) -> Range | None:
+        known = [each for each in ranges if each is not None]
+        return None if len(known) < len(ranges) else self.whole_range(known)
+
+    def whole_range(self, ranges: Sequence[Range]) -> Range:
+        """The range that holds all of these."""
+        lows, highs = zip(*ranges, strict=True)
+        return min(np.float32(0), *lows), max(np.float32(0), *highs)
+
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        xp, count, out = run.xp, self.num_args, outputs[0]
-        arrays, ends = inputs[:count], inputs[count:]
-        low = min(np.float32(0), *[number(each) for each in ends[::2]])
-        high = max(np.float32(0), *[number(each) for each in ends[1::2]])
-        scale = scale_of(out.dtype, np.maximum(-low, high))
-        start = 0
-        for index, array in enumerate(arrays):
-            end = start + array.shape[self.dim]
-            part = out[(*(slice(None),) * (self.dim % out.ndim), slice(start, end))]
-            own = scale_of(array.dtype, magnitude(*ends[2 * index : 2 * index + 2]))
-            if own == scale and array.dtype == out.dtype:
+        for part, array, factor in self.pieces(inputs, outputs):
+            if factor is None:
                 part[...] = array
             else:
-                round_into(xp, xp.multiply(array, np.float32(scale / own), dtype=np.float32), part)
+                round_into(run.xp, run.xp.multiply(array, factor, dtype=np.float32), part)
+
+    def pieces(
+        self, inputs: Sequence[Array], outputs: Sequence[Array]
+    ) -> Iterator[tuple[Array, Array, np.float32 | None]]:
+        """For each array its part of the output, and what it is multiplied by, or None; then the range is written."""
+        out, count = outputs[0], self.num_args
+        ranges = [range_of(*inputs[at : at + 2]) for at in range(count, 3 * count, 2)]
+        whole = self.whole_range(ranges)
+        scale, start = scale_of(out.dtype, largest(whole)), 0
+        for array, ends in zip(inputs, ranges, strict=False):
+            end = start + array.shape[self.dim]
+            part = out[(*(slice(None),) * (self.dim % out.ndim), slice(start, end))]
+            own = scale_of(array.dtype, largest(ends))
+            stays = own == scale and array.dtype == out.dtype
+            yield part, array, None if stays else np.float32(scale / own)
             start = end
-        put_range(outputs, low, high)
+        self.put_range(outputs, whole)
 
 
 @family
-class _Binary(Quantized, requantizes=True):
+class _Binary(Quantized, requantizes=True, keeps_layout=True):
     """Base of the sum and the product of two quantized arrays."""
 
     arguments: ClassVar[tuple[str, ...]] = ("lhs", "rhs", "lhs_min", "lhs_max", "rhs_min", "rhs_max")
@@ -208,26 +231,35 @@ class QuantizedAdd(_Binary):
             made = (dtypes[0] or INT8) if dtypes[0] == dtypes[1] else INT8
         return self.with_types(dtypes, [(INT8, UINT8)] * 2, made)
 
+    def known_range(self, dtypes: Sequence[DType], ranges: Sequence[Range | None]) -> Range | None:
+        if self.calibrated is not None or None in ranges:
+            return self.calibrated
+        size = np.float32(sum(largest(each) for each in ranges if each is not None))
+        return -size, size
+
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, (one, other), out = run.xp, inputs[:2], outputs[0]
-        sizes = magnitude(*inputs[2:4]), magnitude(*inputs[4:])
-        ends = self.calibrated
-        if ends is None:
-            size = np.float32(sizes[0] + sizes[1])
-            ends = (-size, size)
-        size = np.maximum(abs(ends[0]), abs(ends[1]))
-        scale = np.float32((_INT32_STEPS if out.dtype == INT32 else STEPS[out.dtype]) / size) if size else np.float32(0)
         wide = np.float64 if out.dtype == INT32 else np.float32
+        factors, ends = self.factors(inputs, out.dtype)
         first, second = (
-            xp.multiply(each, wide(scale / scale_of(each.dtype, own)), dtype=wide)
-            for each, own in zip((one, other), sizes, strict=True)
+            xp.multiply(each, wide(factor), dtype=wide) for each, factor in zip((one, other), factors, strict=True)
         )
         if one.dtype != other.dtype and out.dtype == INT8:  # MXNet makes the unsigned one signed first
             unsigned = first if one.dtype == UINT8 else second
             xp.clip(xp.rint(unsigned, out=unsigned), -128, 127, out=unsigned)
         first += second
         round_into(xp, first, out)
-        put_range(outputs, *ends)
+        self.put_range(outputs, ends)
+
+    def factors(self, inputs: Sequence[Array], made: DType) -> tuple[list[np.float32], Range]:
+        """The factors of both summands, and the range of the sum."""
+        ranges = [range_of(*inputs[2:4]), range_of(*inputs[4:])]
+        ends = self.known_range((), ranges)
+        assert ends is not None
+        size = largest(ends)
+        scale = np.float32((_INT32_STEPS if made == INT32 else STEPS[made]) / size) if size else np.float32(0)
+        sizes = map(largest, ranges)
+        return [scale / scale_of(each.dtype, own) for each, own in zip(inputs[:2], sizes, strict=True)], ends
 
 
 @operator("_contrib_quantized_elemwise_mul")
@@ -293,6 +325,10 @@ class QuantizedBatchNorm(
     def ranges_from(self) -> int:
         return 5
 
+    def known_range(self, dtypes: Sequence[DType], ranges: Sequence[Range | None]) -> Range | None:
+        low, high = self.min_calib_range, self.max_calib_range
+        return None if low is None or high is None else (np.float32(low), np.float32(high))
+
     def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
         return shapes
 
@@ -311,13 +347,13 @@ class QuantizedBatchNorm(
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, data, out = run.xp, inputs[0], outputs[0]
         gamma, beta, mean, var = inputs[1:5]
-        if self.min_calib_range is None or self.max_calib_range is None:
+        ends = self.known_range((), ())
+        if ends is None:
             raise ParameterError(
                 f"{self.name}: min_calib_range and max_calib_range are missing; quantize with calib_mode 'naive' or "
                 "'entropy', or exclude the operator BatchNorm"
             )
-        low, high = np.float32(self.min_calib_range), np.float32(self.max_calib_range)
-        size = np.maximum(abs(low), abs(high))
+        size = largest(ends)
         factor = gamma / xp.sqrt(var + np.float32(self.eps))
         shift = (beta - mean * factor) * STEPS[INT8] / size
         factor = factor * magnitude(*inputs[5:]) / size / np.sqrt(np.float32(1 + self.eps))
@@ -330,7 +366,7 @@ class QuantizedBatchNorm(
         real *= factor.reshape(frame.scale)
         real += shift.reshape(frame.scale)
         round_into(xp, real.reshape(data.shape), out)
-        put_range(outputs, low, high)
+        self.put_range(outputs, ends)
 
 
 @operator("_contrib_quantized_embedding")

@@ -1,8 +1,4 @@
-"""Convolutions and products of quantized numbers, with int32 sums.
-
-The sums are exact: they are computed in float32, by the kernels of real numbers, where no sum can reach 2**24, from
-where on float32 leaves whole numbers out. Elsewhere the channels are summed in parts, or in float64.
-"""
+"""Convolutions and products of quantized numbers, with int32 sums (``sums.py``)."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from flowmx.ops.math.products import matmul
 from flowmx.ops.nn.convolution import Convolution
 from flowmx.ops.nn.linear import FullyConnected, as_matrix
 from flowmx.ops.quantization.ranges import (
@@ -21,83 +16,16 @@ from flowmx.ops.quantization.ranges import (
     Inferred,
     InferredTypes,
     Quantized,
-    compute,
     magnitude,
     operator,
     product_magnitude,
     put_range,
     scale_of,
 )
+from flowmx.ops.quantization.sums import convolved, multiplied
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described
+from flowmx.ops.registry.operators import Array, Run, Shape, ShapeOrNone, described
 from flowmx.ops.registry.traits import Precision
-
-_EXACT = 1 << 24
-"""Whole numbers up to here are float32's too."""
-
-
-def _largest(xp: Any, data: Array, weight: Array) -> float:
-    """No sum of products is larger, whatever the data."""
-    rows = weight.reshape(len(weight), -1)
-    most = float(xp.abs(rows.astype(np.float32)).sum(axis=1).max()) if rows.size else 0.0
-    return most * (-np.iinfo(data.dtype).min or np.iinfo(data.dtype).max)
-
-
-def convolved(run: Run, op: Convolution, data: Array, weight: Array, shape: Shape) -> Array:
-    """The exact sums of a convolution without bias: whole numbers, as float32, float64 or int32.
-
-    Args:
-        run: what it runs in.
-        op: the convolution; only its geometry counts.
-        data: int8 or uint8.
-        weight: whole numbers of int8, of any dtype.
-        shape: that of the result.
-    """
-    plain = _without_bias(op)
-    real = weight.astype(np.float32, copy=False)
-    return _convolved(run, plain, data, real, shape)
-
-
-def _convolved(run: Run, op: Operator, data: Array, weight: Array, shape: Shape) -> Array:
-    xp, channels = run.xp, data.shape[1]
-    if _largest(run.xp, data, weight) < _EXACT:
-        out = xp.empty(shape, np.float32)
-        compute(op, run, [data.astype(np.float32), weight], [out])
-        return out
-    if channels != weight.shape[1] or channels == 1:  # groups, whose sums are short, or a huge window
-        out = xp.empty(shape, np.float64)
-        op.forward(run, [data.astype(np.float64), weight.astype(np.float64)], [out])
-        return out
-    half = channels // 2
-    total = _convolved(run, op, data[:, :half], xp.ascontiguousarray(weight[:, :half]), shape).astype(np.int32)
-    total += _convolved(run, op, data[:, half:], xp.ascontiguousarray(weight[:, half:]), shape).astype(np.int32)
-    return total
-
-
-def multiplied(run: Run, data: Array, weight: Array) -> Array:
-    """The exact products of two matrices, the second transposed, as float32 or float64.
-
-    Args:
-        run: what it runs in.
-        data: int8 or uint8.
-        weight: whole numbers of int8, of any dtype.
-    """
-    dtype = np.float32 if _largest(run.xp, data, weight) < _EXACT else np.float64
-    out = run.xp.empty((data.shape[0], weight.shape[0]), dtype)
-    matmul(run, data.astype(dtype), weight.astype(dtype, copy=False).T, out)
-    return out
-
-
-def _without_bias(op: Convolution) -> Operator:
-    found: Operator | None = op.__dict__.get("_plain")
-    if found is None:
-        found = Convolution.create(
-            kernel=op.kernel, stride=op.stride, dilate=op.dilate, pad=op.pad, num_filter=op.num_filter,
-            num_group=op.num_group, no_bias=True,
-        )  # fmt: skip
-        object.__setattr__(op, "_plain", found)
-    return found
-
 
 _INPUTS = described(
     weight="the shape that the operator on real numbers wants, int8",

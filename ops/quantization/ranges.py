@@ -17,8 +17,9 @@ from flowmx.ops.registry.dtypes import FLOAT32, DType, name_of
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, kernel_for, merge, operator
 
 __all__ = [
-    "INT8", "INT32", "RANGE", "UINT8", "Inferred", "InferredTypes", "Quantized", "backwards", "compute", "known_types",
-    "magnitude", "number", "operator", "product_magnitude", "put_range", "round_into", "scale_of",
+    "INT8", "INT32", "RANGE", "UINT8", "Inferred", "InferredTypes", "Quantized", "Range", "backwards", "compute",
+    "known_types", "largest", "magnitude", "number", "operator", "product_magnitude", "put_range", "range_of",
+    "round_into", "scale_of",
 ]  # fmt: skip
 
 INT8: DType = np.dtype(np.int8)
@@ -31,6 +32,8 @@ _LEVELS = {INT8: np.float32(127), UINT8: np.float32(255)}
 RANGE: ShapeOrNone = (1,)
 """The shape of one end of a range."""
 
+Range = tuple[np.float32, np.float32]
+"""The ends of a range."""
 Inferred = tuple[list[ShapeOrNone], list[ShapeOrNone]]
 InferredTypes = tuple[list[DType | None], list[DType | None]]
 
@@ -40,9 +43,19 @@ def number(array: Array) -> np.float32:
     return np.float32(float(array.reshape(-1)[0]))
 
 
+def range_of(low: Array, high: Array) -> Range:
+    """The range that two arrays hold."""
+    return number(low), number(high)
+
+
+def largest(ends: Range) -> np.float32:
+    """The larger absolute value of the ends of a range."""
+    return np.float32(max(abs(ends[0]), abs(ends[1])))
+
+
 def magnitude(low: Array, high: Array) -> np.float32:
-    """The larger absolute value of two ends of a range."""
-    return np.float32(max(abs(number(low)), abs(number(high))))
+    """The same of a range in two arrays."""
+    return largest(range_of(low, high))
 
 
 def scale_of(dtype: DType, size: np.float32) -> np.float32:
@@ -69,10 +82,12 @@ def round_into(xp: Any, values: Array, out: Array) -> None:
     """
     ends = np.iinfo(out.dtype)
     xp.rint(values, out=values)
-    if ends.max > 1 << 24 and values.dtype == FLOAT32:  # float32 has no number between int32's last and 2**31
-        values = values.astype(np.float64)
-    xp.clip(values, ends.min, ends.max, out=values)
+    # float32 has no number between int32's last and 2**31.
+    above = values >= 1 << 31 if ends.max >= 1 << 24 and values.dtype == FLOAT32 else None
+    xp.clip(values, ends.min, ends.max if above is None else np.float32(2147483520), out=values)
     xp.copyto(out, values, casting="unsafe")
+    if above is not None:
+        out[above] = ends.max
 
 
 def compute(op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -121,6 +136,20 @@ class Quantized(Operator, no_gradient=True, quantized=None):
     def ranges_from(self) -> int:
         """The number of inputs before the ranges."""
         return 1
+
+    def known_range(self, dtypes: Sequence[DType], ranges: Sequence[Range | None]) -> Range | None:
+        """The range of the output, where it follows from those of the inputs; None where it follows from data.
+
+        Args:
+            dtypes: those of the inputs before the ranges, and of the output.
+            ranges: of each pair of inputs from :meth:`ranges_from` on; None where it is not known.
+        """
+        return None
+
+    def put_range(self, outputs: Sequence[Array], ends: Range | None) -> None:
+        """Write the range of the output, which must be known."""
+        assert ends is not None
+        put_range(outputs, *ends)
 
     def with_ranges(self, shapes: Sequence[ShapeOrNone], result: ShapeOrNone) -> Inferred:
         """The shapes of inputs and outputs, from those of the inputs before the ranges and that of the result."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from flowmx.contrib.onnx.steps import Steps, described, tensor_type
 from flowmx.contrib.onnx.table import ONNXError, Unsupported, exporters, need_onnx
 from flowmx.graph import infer
 from flowmx.graph.node import Entry, Node, topological
+from flowmx.graph.quantizing.known import Ends, known_ends
 from flowmx.ndarray import NDArray
 from flowmx.ops.registry.operators import DType
 from flowmx.symbol import Symbol
@@ -106,6 +108,24 @@ class GraphExport:
         (array,) = symbol.bind(None, values, grad_req="null", aux_states=auxiliary).forward()
         made: np.ndarray[Any, Any] = array.asnumpy()
         return made
+
+    @cached_property
+    def _ends(self) -> Ends:
+        return known_ends(self._nodes, self.dtypes)
+
+    def end(self, entry: Entry) -> np.float32:
+        """The number of an entry that is the end of a range.
+
+        Raises:
+            Unsupported: it is found at each call.
+        """
+        known = self._ends.get(entry)
+        try:
+            return np.float32(self.content(entry).reshape(-1)[0]) if known is None else known
+        except Unsupported:
+            raise Unsupported(
+                "its range is found at each call: quantize with calib_mode 'naive' or 'entropy'"
+            ) from None
 
     # -- the file --------------------------------------------------------------------------------------
 

@@ -83,6 +83,22 @@ class NodeExport:
         """
         return self._graph.content(self._node.inputs[at])
 
+    def range(self, at: int) -> tuple[np.float32, np.float32]:
+        """The range whose ends are an input and the next one.
+
+        Raises:
+            Unsupported: it is found at each call.
+        """
+        low, high = (self._graph.end(entry) for entry in self._node.inputs[at : at + 2])
+        return low, high
+
+    def knows_range(self, at: int) -> bool:
+        """True where :meth:`range` is known."""
+        try:
+            return bool(self.range(at))
+        except Unsupported:
+            return False
+
     def uses(self, output: int) -> bool:
         """True where an output is used."""
         return Entry(self._node, output) in self._graph.used

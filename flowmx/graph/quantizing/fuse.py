@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from flowmx.graph.infer import partial_types
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.graph.quantizing.calibrate import rebuilt, with_parameters
@@ -22,13 +24,15 @@ from flowmx.ops.nn.linear import FullyConnected
 from flowmx.ops.nn.normalization.batch_norm import BatchNorm
 from flowmx.ops.quantization.conversions import Dequantize, Requantize
 from flowmx.ops.quantization.fused import ConvolutionPart, Part, ProductPart
-from flowmx.ops.quantization.ranges import INT8
+from flowmx.ops.quantization.layers import QuantizedConcat, QuantizedPooling
+from flowmx.ops.quantization.ranges import INT8, Range
 from flowmx.ops.registry.operators import Operator
 from flowmx.ops.registry.traits import Passing
 
 __all__ = ["fused"]
 
 _ENDS = ("min_calib_range", "max_calib_range")
+_JOINING = (QuantizedConcat, QuantizedPooling)
 _Next = Callable[[Sequence[Node], Node], str]
 
 
@@ -40,7 +44,7 @@ def fused(entries: Sequence[Entry]) -> list[Entry]:
     found = rebuilt(entries, _without_identities)
     found = _joined(found, Convolution, ConvolutionPart, _after_convolution)
     found = _joined(found, FullyConnected, ProductPart, _after_product)
-    return _with_ends(found)
+    return _aligned(_with_ends(found))
 
 
 def _without_identities(node: Node, inputs: tuple[Entry, ...]) -> Entry | None:
@@ -198,6 +202,57 @@ def _with_ends(entries: Sequence[Entry]) -> list[Entry]:
         return with_parameters(node, inputs, **_times(node, 2)) if is_half else None
 
     return rebuilt(found, widen)
+
+
+def _aligned(entries: Sequence[Entry]) -> list[Entry]:
+    """The graph with one range for all that is joined, so that joining only copies.
+
+    That holds through pooling and further joins, for what nothing else reads.
+    """
+    readers = _readers(entries)
+    ends: dict[Node, Range] = {}
+    for node in topological(entries):
+        if isinstance(node.op, QuantizedConcat):
+            sources = _joined_sources(node, readers)
+            ranges = [ends.get(each, _range_of(each)) for each in sources]
+            lows, highs = zip(*[each for each in ranges if each is not None], strict=True) if ranges else ((), ())
+            if len(sources) > 1:
+                ends.update(dict.fromkeys(sources, (min(np.float32(0), *lows), max(np.float32(0), *highs))))
+
+    def change(node: Node, inputs: tuple[Entry, ...]) -> Node | None:
+        if node not in ends:
+            return None
+        given = {name: f"{end:.9g}" for name, end in zip(_ENDS, ends[node], strict=True)}
+        return with_parameters(node, inputs, **given)
+
+    return rebuilt(entries, change)
+
+
+def _joined_sources(join: Node, readers: Mapping[Node, Sequence[Node | None]]) -> list[Node]:
+    """The nodes with ranges of their own whose values a node joins, and those joined with them later on."""
+    seen, found, left = {join}, [], [join]
+    goes_on = len({*readers[join]}) == 1
+    while left:
+        node = left.pop(0)
+        for source in dict.fromkeys(entry.node for entry in node.inputs):
+            if source in seen or source in found or any(reader not in seen for reader in readers[source]):
+                continue
+            if _range_of(source) is not None:
+                found.append(source)
+            elif isinstance(source.op, _JOINING):
+                seen.add(source)
+                left.append(source)
+        for reader in {*readers[node]} if goes_on else ():
+            if reader is not None and reader not in seen and isinstance(reader.op, _JOINING):
+                seen.add(reader)
+                left.append(reader)
+    return found
+
+
+def _range_of(node: Node) -> Range | None:
+    """The range that a node was given."""
+    found: Range | None = getattr(node.op, "calibrated", None)
+    return found
 
 
 def _times(node: Node, factor: float) -> dict[str, str]:

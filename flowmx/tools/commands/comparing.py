@@ -17,18 +17,26 @@ __all__ = ["check"]
 
 _CLOSE = 1e-4
 """The tolerated difference of outputs, relative to the largest of them."""
+_CLOSE_IN = {"int8": 0.25, "bfloat16": 0.05}
+"""The same of models of fewer bits."""
 
 
-def check(job: Job) -> str:
+def check(job: Job, lowered: str = "") -> str:
     """Compare source and target; returns a sentence that says how.
+
+    Args:
+        job: what was converted.
+        lowered: ``int8`` or ``bfloat16``, where that is what it was converted to.
 
     Raises:
         ValueError: they differ.
     """
+    if lowered:
+        return _models(job, _CLOSE_IN[lowered])
     return {"arrays": _arrays, "states": _states, "symbol": _symbols}.get(form(job.target), _models)(job)
 
 
-def _models(job: Job) -> str:
+def _models(job: Job, close: float = _CLOSE) -> str:
     first = _loaded(job.source, job, job.epoch)
     shape = {each.name: each.shape for each in first.inputs}
     second = _loaded(job.target, job._replace(shape=shape), None)
@@ -36,8 +44,8 @@ def _models(job: Job) -> str:
         raise ValueError(f"the inputs differ: {first.inputs} and {second.inputs}")
     rows = {each.name: _random(each, job.batch or 2) for each in first.inputs}
     worst = _worst(_outputs(first, rows), _outputs(second, rows))
-    if not worst <= _CLOSE:
-        raise ValueError(f"the outputs of a random input differ by {worst:.2g} of the largest, expected {_CLOSE}")
+    if not worst <= close:
+        raise ValueError(f"the outputs of a random input differ by {worst:.2g} of the largest, expected {close}")
     return f"the outputs of a random input differ by {worst:.2g} of the largest"
 
 

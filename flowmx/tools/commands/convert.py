@@ -24,8 +24,21 @@ def main(argv: Sequence[str]) -> int:
         given.source, given.target, usage.shapes(given.shape), given.dtype, given.batch, given.epoch, given.states,
         given.opset,
     )  # fmt: skip
-    convert(job)
-    checked = f": {check(job)}" if given.check else ""
+    lowered = "int8" if given.int8 else "bfloat16" if given.bf16 else ""
+    if lowered:
+        from flowmx.tools.commands.lowering import Lowering, lower
+
+        options = {"mean": given.mean, "std": given.std}
+        lower(
+            job,
+            Lowering(
+                lowered, given.calibrate, given.mode, given.examples, exclude=tuple(given.exclude or ()),
+                **{name: value for name, value in options.items() if value is not None},
+            ),
+        )  # fmt: skip
+    else:
+        convert(job)
+    checked = f": {check(job, lowered)}" if given.check else ""
     sys.stdout.write(f"{given.source} -> {given.target}{checked}\n")
     return usage.FINE
 
@@ -41,6 +54,8 @@ def _parser() -> argparse.ArgumentParser:
             "resnet-0000.params resnet.safetensors --check",
             "old-symbol.json new-symbol.json",
             "trainer.states for-mxnet.states",
+            "resnet resnet-int8 --int8 --calibrate images.rec --shape 3,224,224",
+            "resnet resnet-bf16 --bf16 --shape 3,224,224",
         ],
         exits={1: "it failed, or --check found a difference"},
     )  # fmt: skip
@@ -57,5 +72,23 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--states", choices=["mxnet", "flowmx"], default="mxnet", help="whose format of states (default: %(default)s)"
     )
+    bits = parser.add_argument_group("fewer bits, in a checkpoint")
+    kind = bits.add_mutually_exclusive_group()
+    kind.add_argument("--int8", action="store_true", help="quantize what can be")
+    kind.add_argument("--bf16", action="store_true", help="compute in bfloat16 what mixed precision does")
+    bits.add_argument("--calibrate", type=Path, metavar="FILE", help="data to measure ranges on: .rec, .npz, .npy")
+    bits.add_argument(
+        "--mode", choices=["naive", "entropy", "none"], default="naive",
+        help="least and largest values; the thresholds that tell the most; or ranges at each call (default: "
+        "%(default)s)",
+    )  # fmt: skip
+    bits.add_argument("--examples", type=int, default=256, help="rows to measure on (default: %(default)s)")
+    bits.add_argument("--mean", type=_numbers, metavar="R,G,B", help="of images, or one number (default: as train's)")
+    bits.add_argument("--std", type=_numbers, metavar="R,G,B", help="likewise")
+    bits.add_argument("--exclude", action="append", metavar="LAYER", help="stays as it is; again for each")
     parser.add_argument("--check", action="store_true", help="run both on a random input, or compare them")
     return parser
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(each) for each in text.split(","))

@@ -17,7 +17,7 @@ from flowmx.optimizer import convert_states
 from flowmx.serialization.atomic import replace_file
 from flowmx.serve.loading import load
 
-__all__ = ["CONVERSIONS", "Job", "checkpoint", "convert", "form", "read_arrays"]
+__all__ = ["CONVERSIONS", "Job", "checkpoint", "convert", "form", "prefix_of", "read_arrays"]
 
 _ENDINGS = {
     ".onnx": "onnx", ".json": "symbol", ".params": "arrays", ".safetensors": "arrays", ".npz": "arrays",
@@ -131,10 +131,15 @@ def _to_onnx(job: Job) -> None:
     )  # fmt: skip
 
 
+def prefix_of(target: Path) -> str:
+    """The prefix of a checkpoint that is written: the target, its symbol's, or ``model`` in a folder."""
+    prefix = str(target / "model" if target.is_dir() else target).removesuffix(_SYMBOL)
+    return prefix.removesuffix(".json")
+
+
 def _from_onnx(job: Job) -> None:
     symbol, arguments, auxiliary = onnx.import_model(job.source)
-    prefix = str(job.target / "model" if job.target.is_dir() else job.target).removesuffix(_SYMBOL)
-    prefix = prefix.removesuffix(".json")
+    prefix = prefix_of(job.target)
     Path(prefix).parent.mkdir(parents=True, exist_ok=True)
     model.save_checkpoint(prefix, 0, symbol, arguments, auxiliary)
 

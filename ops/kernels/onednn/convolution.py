@@ -29,7 +29,7 @@ from flowmx.ops.kernels.onednn.layouts import (
     strided,
 )
 from flowmx.ops.kernels.onednn.library import Alg, Arg, DType, Handle, Prop, Query
-from flowmx.ops.kernels.onednn.primitives import Call, Post, Primitive, Reorder, attributes
+from flowmx.ops.kernels.onednn.primitives import Call, Post, Primitive, Reorder, Scales, attributes
 from flowmx.ops.kernels.onednn.work import Operand, Work, plan
 from flowmx.ops.nn.windows import Geometry as Windows
 from flowmx.ops.registry.operators import Shape
@@ -66,13 +66,15 @@ class _Work(Work):
         self.out, self.out_shape = channels_last(out.shape, out.dtype), out.shape
         self.windows = _window_arguments(windows)
 
-    def forward_desc(self, bias: Desc | None, train: bool, posts: Sequence[Post] = ()) -> Handle:
+    def forward_desc(
+        self, bias: Desc | None, train: bool, posts: Sequence[Post] = (), scales: Scales = ()
+    ) -> Handle:  # fmt: skip
         lib = loaded()
         return lib.create(
             "convolution_forward_primitive_desc_create", lib.engine,
             int(Prop.FORWARD_TRAINING if train else Prop.FORWARD_INFERENCE), int(Alg.CONVOLUTION_DIRECT),
             self.data.handle, self.weight.handle, None if bias is None else bias.handle, self.out.handle,
-            *self.windows, attributes(*posts),
+            *self.windows, attributes(*posts, scales=scales),
         )  # fmt: skip
 
 
@@ -87,13 +89,13 @@ class Forward(_Work):
         self, windows: Windows, data: Geometry, weight: Geometry, out: Geometry, ends: Ends,
         addend: Geometry | None = None, packed: bool = False,
     ) -> None:  # fmt: skip
-        lies = packed_filters(windows, data, weight, out, ends) if packed else None
+        lies = self.packed(windows, data, weight, out, ends) if packed else None
         self._parts, (data, out, *rest) = _part(data, out, *(() if addend is None else (addend,)))
         super().__init__(windows, data, weight, out)
         self.ends, room = ends, self.room
         self._does = ends
         desc = self._desc(ends)
-        if ends.scaled and loaded().implementation(desc).startswith("ref"):
+        if ends.scaled and not ends.scales and loaded().implementation(desc).startswith("ref"):
             loaded().own(self, "primitive_desc", desc)
             self._does = ends._replace(scaled=False)  # the filters are scaled instead
             desc = self._desc(self._does)
@@ -106,8 +108,16 @@ class Forward(_Work):
             scale=scale if ends.scaled != self._does.scaled else None,
         )  # fmt: skip
         self._target = Operand(room, strided(*out), self.out, is_output=True)
-        self._addend = Reorder(room, strided(*rest[0]), self.out) if rest else None
+        self._addend = Reorder(room, strided(*rest[0]), channels_last(out.shape, rest[0].dtype)) if rest else None
         self._steps = [dtype.nbytes * shape[0] * strides[0] for shape, strides, dtype in (data, out, *rest)]
+
+    def packed(self, windows: Windows, data: Geometry, weight: Geometry, out: Geometry, ends: Ends) -> Desc | None:
+        """The layout of packed filters."""
+        return packed_filters(windows, data, weight, out, ends)
+
+    def implementation(self) -> str:
+        """The name of the implementation that oneDNN chose."""
+        return self._run.implementation()
 
     def filters(self) -> Desc:
         """The layout in which the primitive wants the filters."""
@@ -120,7 +130,8 @@ class Forward(_Work):
 
     def _desc(self, ends: Ends) -> Handle:
         vector = self._vector(ends)
-        return self.forward_desc(plain(vector, ends.vectors) if ends.own_bias else None, False, ends.posts(vector))
+        bias = plain(vector, ends.vectors) if ends.own_bias else None
+        return self.forward_desc(bias, False, ends.posts(vector), ends.scales)
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         data, weight, *more, out = addresses

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from enum import IntEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ class Alg(IntEnum):
     ELTWISE_RELU = 0x20
     ELTWISE_TANH = 0x21
     ELTWISE_LOGISTIC = 0x29
+    ELTWISE_CLIP = 0x2E
     POOLING_MAX = 0x1FF
     POOLING_AVG_INCLUDE_PADDING = 0x2FF
     POOLING_AVG_EXCLUDE_PADDING = 0x3FF
@@ -114,6 +116,10 @@ ANY_LAYOUT = 1
 
 _KEPT_PRIMITIVES = 64
 """Primitives that oneDNN keeps by itself: few, since we keep those that we use."""
+
+
+_AVX2_VNNI, _AVX512_VNNI = 0x8, 0x40
+"""The bits of ``dnnl_cpu_isa_t`` for VNNI among the instructions of AVX2 and of AVX-512."""
 
 
 class ExecArg(ctypes.Structure):
@@ -196,9 +202,27 @@ class Library:
         self.call("primitive_desc_query", primitive_desc, Query.IMPLEMENTATION, 0, ctypes.byref(text))
         return (text.value or b"").decode()
 
+    @cached_property
+    def _isa(self) -> int:
+        """The processor's instructions as far as they are used, as bits of ``dnnl_cpu_isa_t``."""
+        return int(self._dll.dnnl_get_effective_cpu_isa())
+
     def multiplies(self, dtype: DType) -> bool:
         """Tell whether the processor has instructions for products of this type, and oneDNN is free to use them."""
-        return not ~int(self._dll.dnnl_get_effective_cpu_isa()) & _NEEDS.get(dtype, 0)
+        return not ~self._isa & _NEEDS.get(dtype, 0)
+
+    def multiplies_bytes(self) -> bool:
+        """Tell whether the processor has instructions that sum products of bytes exactly."""
+        return bool(self._isa & (_AVX512_VNNI | _AVX2_VNNI))
+
+    def sums_bytes_exactly(self, implementation: str) -> bool:
+        """Tell whether an implementation of products of bytes sums them in 32 bits from the first addition on.
+
+        Without VNNI the products of two neighbours are added in 16 bits, which overflow, and some filters are halved.
+        """
+        if implementation.startswith("ref"):
+            return False  # it would be exact, and slower than sums in float32
+        return bool(self._isa & _AVX512_VNNI) or (self.multiplies_bytes() and "vnni" in implementation)
 
     def version(self) -> str:
         """The library's version."""

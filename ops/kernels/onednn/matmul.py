@@ -56,7 +56,7 @@ class Product(Work):
         bias = plain(vector, ends.vectors) if ends.own_bias else None
         desc = lib.create(
             "matmul_primitive_desc_create", lib.engine, left.handle, right.handle,
-            None if bias is None else bias.handle, out.handle, attributes(*ends.posts(vector)),
+            None if bias is None else bias.handle, out.handle, attributes(*ends.posts(vector), scales=ends.scales),
         )  # fmt: skip
         arguments: dict[int, Desc | Query] = {
             Arg.SRC: left, Arg.WEIGHTS: Query.WEIGHTS, Arg.DST: out, **ends.arguments(vector)
@@ -163,11 +163,19 @@ class FullyConnect(Work):
         self._product = Product(dense((rows, width), data.dtype), given, dense((rows, units), out.dtype), ends)
         self._inner = self.room.take(self._product.room.nbytes)
         wanted = self._product.run.descriptor(Arg.WEIGHTS)
-        lies = packed_matrix(rows, weight, ends, data.dtype, out.dtype) if packed else wanted
+        lies = self.packed(rows, weight, ends, data.dtype, out.dtype) if packed else wanted
         assert lies is not None
         self._weight = Operand(self.room, lies, wanted)
         self._source = Operand(self.room, strided(*data), plain(data.shape, data.dtype))
         self._addend = None if addend is None else Reorder(self.room, strided(*addend), plain(out.shape, out.dtype))
+
+    def packed(self, rows: int, weight: Geometry, ends: Ends, data: DType, out: DType) -> Desc | None:
+        """The layout of a packed weight."""
+        return packed_matrix(rows, weight, ends, data, out)
+
+    def implementation(self) -> str:
+        """The name of the implementation that oneDNN chose."""
+        return self._product.run.implementation()
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         data, weight, *more, out = addresses

@@ -93,8 +93,8 @@ class _Work(Work):
 class Forward(_Work):
     """Output = the windows' maxima or averages; with ``note``, also where the maxima were."""
 
-    def __init__(self, op: Pooling, data: Geometry, out: Geometry, note: bool) -> None:
-        super().__init__(op, data, out, _order(data, out))
+    def __init__(self, op: Pooling, data: Geometry, out: Geometry, note: bool, order: Order | None = None) -> None:
+        super().__init__(op, data, out, order or _order(data, out))
         arguments: dict[int, Desc | Query] = {Arg.SRC: self.data, Arg.DST: self.out}
         if note:
             arguments[Arg.WORKSPACE] = Query.WORKSPACE

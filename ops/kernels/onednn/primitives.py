@@ -18,8 +18,9 @@ LINE = 64
 
 
 Post = tuple[Any, ...]
-"""A post-operation of a primitive: ``("sum",)`` adds what is there, ``("eltwise", algorithm, alpha, beta)``
-applies a function, ``("binary", algorithm, shape, dtype)`` combines it with another array."""
+"""A post-operation of a primitive: ``("sum", factor, dtype)`` adds what is there (of the output's dtype where that is
+0), ``("eltwise", algorithm, alpha, beta)`` applies a function, ``("binary", algorithm, shape, dtype)`` combines it with
+another array."""
 Scales = tuple[tuple[int, int], ...]
 """Arguments that are multiplied by numbers of their own, and for each a mask of the axes along which these differ."""
 
@@ -40,7 +41,8 @@ def attributes(*posts: Post, scales: Scales = ()) -> Handle:
     post_ops = lib.create("post_ops_create")
     for kind, *given in posts:
         if kind == "sum":
-            lib.call("post_ops_append_sum", post_ops, ctypes.c_float(1), 0, 0)
+            factor, dtype = given
+            lib.call("post_ops_append_sum", post_ops, ctypes.c_float(factor), 0, int(dtype))
         elif kind == "eltwise":
             algorithm, *numbers = given
             lib.call("post_ops_append_eltwise", post_ops, int(algorithm), *map(ctypes.c_float, numbers))
