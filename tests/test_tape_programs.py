@@ -18,7 +18,7 @@ from tests.tape.generate import make
 from tests.tape.jets import DIRECTIONS, Jet
 from tests.tape.statements import KINDS, UNARY, unary
 
-FOUND = [51191]
+FOUND = [51191, 90469]
 """Seeds of programs that once gave a wrong gradient."""
 
 

@@ -352,10 +352,14 @@ def key_of(
     places: dict[Any, int] = {leaf: -at for at, leaf in enumerate(leaves, 2)}
     key: list[Any] = [train, len(leaves)]
     add = key.append
+    written = set()
     for leaf in leaves:
         if leaf.grad is None or leaf.request not in ("write", "add"):
             return None
+        written.add(leaf.grad._storage)
         add(leaf.request)
+    if any(grad is not None and grad._storage in written for grad in given):
+        return None  # what is written is read as well, and may need no writing
     for at, node in enumerate(nodes):
         rules = node.rules
         if rules is None or node.kept is None:
