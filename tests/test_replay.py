@@ -100,6 +100,15 @@ def test_a_total_that_is_the_head_gradient_itself_stays_its_owners(forms):
     assert head.asnumpy().tolist() == [5.0, 7.0]
 
 
+def test_a_head_gradient_that_is_the_buffer_itself_teaches_nothing(forms):
+    x = variable([2.0, 3.0])
+    for number in range(5):
+        x.backward(x.grad)
+        assert x.grad.asnumpy().tolist() == ([0.0, 0.0] if number == 0 else [5.0, 7.0 + number - 1])
+        x.backward(nd.array([5.0, 7.0 + number]))
+        assert x.grad.asnumpy().tolist() == [5.0, 7.0 + number]
+
+
 def test_batches_without_rows_and_values_that_are_no_numbers(forms):
     weight = variable([[1.0, 2.0], [3.0, 4.0]])
     for rows, value in ((0, 1.0), (2, np.nan), (2, np.inf)):
