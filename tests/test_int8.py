@@ -226,7 +226,7 @@ def test_packed_weights_give_the_same(kind, shape, parameters, data_type):
     rng = np.random.default_rng(0)
     given = {**parameters, "scaled": True, "unsigned": data_type == UINT8, "made": "uint8", "then": "relu"}
     op = layer(kind, given)
-    size = packed_size("cpu", layer(kind, given, packed=True), shape)
+    size = packed_size("cpu", layer(kind, given, packed=True), shape, data_type)
     is_small = shape == (1, 1, 1, 1) or (kind is Int8FullyConnected and np.prod(shape) * op.num_hidden < 1 << 15)
     if size is None:
         assert is_small or len(shape) != 4

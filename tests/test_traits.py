@@ -60,6 +60,7 @@ NAMED = {
         "whose gradients MXNet calls dense, of no rule that could be asked; and what makes a dense copy",
     ),
     "graph/quantizing/fuse.py": ({"relu"}, "an activation's name"),
+    "graph/passes/settle.py": ({"sum"}, "an input's name"),
 }
 # Files that make operators by the names by which gradients and users call them.
 MAKING = {"graph/gradient.py", "executor/monitored.py"}
