@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from flowmx.devices import Device
+from flowmx.graph import collector
 from flowmx.graph.compiler import compile_graph, graph_of, options_of
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.running.memory import Blocks
@@ -79,6 +80,7 @@ class Compiled:
                     self._pool = self._compile()
         return self._pool
 
+    @collector.paused()
     def _compile(self) -> Pool:
         context = self.device.context
         graph = graph_of(self.entries, self.wanted, self.shapes, self.dtypes, self.train, context)

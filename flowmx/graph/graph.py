@@ -61,7 +61,11 @@ class Graph:
 
     def forward(self) -> list[Node]:
         """The operators that the outputs need, in order."""
-        return [node for node in _in_order(self.outputs) if not node.is_variable]
+        return list(self._forward)
+
+    @cached_property
+    def _forward(self) -> list[Node]:
+        return [node for node in _in_order(self.outputs) if node.op is not None]
 
     def uses(self) -> dict[Entry, int]:
         """Number of reads of each entry; an output or a gradient counts as one more."""
@@ -121,18 +125,21 @@ class Rewriter:
     Attributes:
         graph: the old graph.
         nodes: its nodes in order.
-        uses: how often each of its entries is read.
         shapes, dtypes: of old and new entries.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.nodes = graph.nodes()
-        self.uses = graph.uses()
         self.shapes: MutableMapping[Entry, Shape] = dict(graph.shapes)
         self.dtypes: MutableMapping[Entry, DType] = dict(graph.dtypes)
         self._replaced: dict[Entry, Entry] = {}
         self._notes: list[str] = []
+
+    @cached_property
+    def uses(self) -> dict[Entry, int]:
+        """How often each entry of the old graph is read."""
+        return self.graph.uses()
 
     def new(self, entry: Entry) -> Entry:
         """The entry that replaces an old one (itself, if nothing does)."""
@@ -140,17 +147,20 @@ class Rewriter:
 
     def keep(self, node: Node) -> Node:
         """Copy a node with replaced inputs (the node itself, if none is)."""
-        replaced = self._replaced.get
-        inputs = tuple([replaced(entry, entry) for entry in node.inputs])
-        return node if inputs == node.inputs else self._copy(node, inputs, node.attributes)
+        replaced = self._replaced
+        for entry in node.inputs:
+            if entry in replaced:
+                inputs = tuple([replaced.get(each, each) for each in node.inputs])
+                return node if inputs == node.inputs else self._copy(node, inputs)
+        return node
 
     def mark(self, node: Node, attributes: Mapping[str, str]) -> Node:
         """Copy a node with replaced inputs and more attributes."""
         inputs = tuple([self.new(entry) for entry in node.inputs])
         return self._copy(node, inputs, {**node.attributes, **attributes})
 
-    def _copy(self, node: Node, inputs: tuple[Entry, ...], attributes: Mapping[str, str]) -> Node:
-        made = Node(node.op, node.name, inputs, attributes, node.given, node.origin)
+    def _copy(self, node: Node, inputs: tuple[Entry, ...], attributes: Mapping[str, str] | None = None) -> Node:
+        made = node.over(inputs, attributes)
         for index in range(node.outputs()):
             self.replace(Entry(node, index), Entry(made, index))
         return made
@@ -173,7 +183,9 @@ class Rewriter:
         self._notes.append(text)
 
     def result(self) -> Graph:
-        """The new graph."""
+        """The new graph; the old one where nothing has changed."""
+        if not self._replaced:
+            return self.graph.with_notes(*self._notes) if self._notes else self.graph
         return replace(
             self.graph,
             outputs=tuple([self.new(entry) for entry in self.graph.outputs]),
@@ -189,7 +201,7 @@ def ranked(graph: Graph) -> Graph:
 
     What is drawn depends on that order, and must not depend on the passes, which join steps where a dtype allows it.
     """
-    ordered = [node for node in graph.nodes() if _orders(node)]
+    ordered = [node for node in graph.nodes() if _has_order(node)]
     if len(ordered) < 2:
         return graph
     rewriter = Rewriter(graph)
@@ -206,13 +218,20 @@ def _in_order(entries: Sequence[Entry]) -> list[Node]:
     """Every node that entries depend on, inputs before users, those with a rank in the order of their ranks."""
     found = topological(entries)
     ranks = {node: int(node.attributes[RANK]) for node in found if RANK in node.attributes}
+    if not ranks:
+        return found
     order = sorted(ranks, key=ranks.__getitem__)
     return found if order == list(ranks) else topological([*[Entry(node, 0) for node in order], *entries])
 
 
+def _has_order(node: Node) -> bool:
+    """Tell whether a step must come in the order of the program."""
+    return node.op is not None and (node.op.traits.uses_random or node.op.traits.detached)
+
+
 def _orders(node: Node) -> tuple[str, ...]:
     """The kinds of effects of a step that must come in the order of the program."""
-    if node.op is None:
+    if node.op is None or not _has_order(node):
         return ()
     kinds = {"random": node.op.traits.uses_random, "user code": node.op.traits.detached}
     return tuple([kind for kind, is_one in kinds.items() if is_one])

@@ -238,6 +238,37 @@ def _inputs_for(op: Operator, wanted: DType, count: int) -> list[DType | None]:
         return unknown
 
 
+def from_variables(
+    nodes: Sequence[Node], shapes: Mapping[Node, ShapeOrNone], dtypes: Mapping[Node, DType]
+) -> tuple[dict[Entry, Shape], dict[Entry, DType]] | None:
+    """The shapes and dtypes of every entry, where all of them follow from the variables' in one walk; else None.
+
+    That is where nothing is open, and no error to be told.
+    """
+    found_shapes: dict[Entry, Shape] = {}
+    found_dtypes: dict[Entry, DType] = {}
+    for node in nodes:
+        if node.op is None:
+            shape, dtype = shapes.get(node), dtypes.get(node)
+            if shape is None or -1 in shape or dtype is None:
+                return None
+            found_shapes[Entry(node, 0)], found_dtypes[Entry(node, 0)] = shape, dtype
+            continue
+        inputs = node.inputs
+        try:
+            spec = node.op.spec(
+                tuple([found_shapes[entry] for entry in inputs]), tuple([found_dtypes[entry] for entry in inputs])
+            )
+        except MXNetError:
+            return None
+        if not spec.follows:
+            return None
+        for index, shape in enumerate(spec.shapes):
+            entry = Entry(node, index)
+            found_shapes[entry], found_dtypes[entry] = shape, spec.dtypes[index]
+    return found_shapes, found_dtypes
+
+
 def known_shapes(nodes: Sequence[Node], given: Mapping[Node, ShapeOrNone]) -> dict[Entry, Shape]:
     """The shape of every entry of ``nodes``, all of which must follow from those ``given``.
 

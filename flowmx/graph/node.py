@@ -39,9 +39,22 @@ class Node:
         self.op = op
         self.name = name
         self.inputs = inputs
-        self.attributes = dict(attributes or {})
-        self.given = dict(given or {})
+        self.attributes = dict(attributes) if attributes else {}
+        self.given = dict(given) if given else {}
         self.origin = origin
+
+    def over(self, inputs: tuple[Entry, ...], attributes: Mapping[str, str] | None = None) -> Node:
+        """The same operator over other inputs, for a pass that rewrites a graph.
+
+        Args:
+            inputs: as many as it has.
+            attributes: in place of its own, which the new node shares.
+        """
+        made = Node.__new__(Node)
+        made.op, made.name, made.inputs = self.op, self.name, inputs
+        made.attributes = self.attributes if attributes is None else dict(attributes)
+        made.given, made.origin, made.versions = self.given, self.origin, None
+        return made
 
     @property
     def is_variable(self) -> bool:
