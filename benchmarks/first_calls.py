@@ -1,4 +1,4 @@
-"""First calls of ten hybridized networks in fresh processes, beside MXNet's: with an empty kernel cache, and a warm one.
+"""First calls of ten hybridized networks in fresh processes, with an empty and a warm kernel cache, beside MXNet's.
 
 python -m benchmarks.first_calls [MODEL ...] [--phases predict train] [--rounds 5]
 """

@@ -472,7 +472,7 @@ def compiled(monkeypatch, tmp_path):
     texts, generate = [], compiler_of_loops._generate
     monkeypatch.setattr(compiler_of_loops, "_loaded", {})
     monkeypatch.setattr(
-        compiler_of_loops, "_generate", lambda host, text: (texts.append(text), generate(host, text))[1]
+        compiler_of_loops, "_generate", lambda host, text, *plain: (texts.append(text), generate(host, text, *plain))[1]
     )
     monkeypatch.setattr(kernel, "_forms", {})
     with mx.engine.using(kernel_cache=str(tmp_path)):

@@ -516,6 +516,47 @@ def test_a_cache_that_can_not_be_written_is_harmless(tmp_path, monkeypatch):
         assert (add(compiler.compile(adder(77.5)(compiler.features()))) == 77.5).all()
 
 
+@pytest.mark.parametrize("features", ["host", "none"])
+def test_plain_code_gives_the_bits_of_the_better_code_that_replaces_it(features, tmp_path, monkeypatch):
+    if features == "none":
+        monkeypatch.setattr(compiler, "features", frozenset)
+    x, y = placeholder(0), placeholder(1)
+    formulas = [getattr(functions, name)(x) for name in FUNCTIONS] + [functions.normal(x), x * y + x, x / y - x * y]
+    values, others = every_float(), every_float()[::-1].copy()
+    for number, formula in enumerate(formulas):
+        with settings.override(kernel_cache=str(tmp_path / str(number))):
+            loop, found, files = Loop([formula], 2, FLOAT), [], []
+            loop.program.may_be_plain = True
+            for _ in range(2):
+                out = np.empty_like(values)
+                assert loop.run(values.size, [], [values, others, out])
+                found.append((loop.program.compiled, out.tobytes()))
+                files.append([each.suffix for each in (tmp_path / str(number)).iterdir()])
+                loop.program._improve()
+            assert files == [[".plain"], [""]]
+            assert found[0][0] is not found[1][0]
+            assert found[0][1] == found[1][1]
+
+
+def test_plain_code_of_the_cache_is_taken_until_there_is_better_code(tmp_path, monkeypatch):
+    text, made = adder(4321)(compiler.features()), []
+    monkeypatch.setattr(compiler, "_emit", lambda *a, real=compiler._emit: made.append(1) or real(*a))
+    monkeypatch.setattr(compiler, "_load", lambda host, key, code: code)
+
+    def anew(function):
+        monkeypatch.setattr(compiler, "_loaded", {})
+        return function(text)
+
+    with settings.override(kernel_cache=str(tmp_path)):
+        plain = anew(compiler.compile_plainly)
+        assert anew(compiler.compile_plainly) == plain
+        assert not plain[1]
+        assert len(made) == 1
+        better = anew(compiler.improve)
+        assert anew(compiler.compile_plainly) == (better, True)
+        assert len(made) == 2
+
+
 def test_an_event_loop_never_compiles():
     program = Program(adder(31))
 

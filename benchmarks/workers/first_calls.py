@@ -137,7 +137,7 @@ def residual_gru(mx: Any, rng: Any) -> tuple[Any, list[Any]]:
 
 
 def deepar(mx: Any, rng: Any) -> tuple[Any, list[Any]]:
-    """A forecaster of series as gluonts' DeepAR trains it: LSTM cells over lagged values; Student's t (Salinas, 2017)."""
+    """A forecaster as gluonts' DeepAR trains it (Salinas, 2017): LSTM cells over lagged values, Student's t."""
     nn, rnn, cells = mx.gluon.nn, mx.gluon.rnn, 40
 
     class DeepAR(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]

@@ -103,6 +103,12 @@ def topological(entries: Iterable[Entry]) -> list[Node]:
     The order is that of MXNet, on which the order of ``list_arguments`` rests.
     """
     order: dict[Node, None] = {}
+    walk(entries, order)
+    return list(order)
+
+
+def walk(entries: Iterable[Entry], order: dict[Node, None]) -> None:
+    """Add the nodes that entries depend on to those that are in order already, as :func:`topological` does."""
     for root, _ in entries:
         stack = [(root, iter(root.inputs))] if root not in order else []
         while stack:
@@ -117,7 +123,6 @@ def topological(entries: Iterable[Entry]) -> list[Node]:
             else:
                 stack.pop()
                 order[node] = None
-    return list(order)
 
 
 def auxiliary_nodes(nodes: Iterable[Node]) -> dict[Node, None]:

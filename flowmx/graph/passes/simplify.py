@@ -153,7 +153,7 @@ def merge_common(graph: Graph, options: Options) -> Graph:
             says[op] = numbers.setdefault(_says(op), len(numbers)) if is_pure(op, graph.train) else None
         kept, said = rewriter.keep(node), says[op]
         inputs = kept.inputs
-        if said is None or (changing and any([entry.node in changing for entry in inputs])):
+        if said is None or (changing and any(entry.node in changing for entry in inputs)):
             continue
         key = (said, inputs, graph.context(node) if graph.groups else None)
         first, made = known.get(key, (None, node))

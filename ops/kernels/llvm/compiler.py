@@ -1,6 +1,10 @@
 """From LLVM's assembly to functions in memory, by llvmlite, with a cache of machine code on disk.
 
-llvmlite is imported at the first compilation. A file of the cache is named by a digest of all that its content
+llvmlite is imported at the first compilation. To choose and order instructions well takes LLVM five times as long as to
+do it plainly; a graph that waits for many functions gets the plain code at first (:func:`compile_plainly`), which gives
+the same bits: the text says what is rounded, and in what order.
+
+A file of the cache is named by a digest of all that its content
 follows from: the text, LLVM's version, the processor and its features. It begins with a digest of what
 follows, so that a damaged file is found out and made anew. A folder that can not be written costs only time.
 """
@@ -14,6 +18,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +37,8 @@ _PASSES = ("sroa", "simplify_cfg", "instruction_combine")
 """LLVM's passes over a text, in order. It works on vectors already, and its loops are as they should be: what is left
 is to keep variables in registers, and to tidy up. LLVM's own choice takes 20 times as long.
 """
+_PLAIN = ".plain"
+"""The ending of files of plain code."""
 _GENERATION = 2
 """Part of the cache key; increase it when :func:`_generate` makes other code of the same text."""
 
@@ -55,6 +62,8 @@ class _Host(NamedTuple):
     """The compiler for this machine."""
 
     machine: Any
+    plain: Any
+    """The one for plain code."""
     engine: Any
     features: frozenset[str]
     identity: str
@@ -78,8 +87,11 @@ def _set_up() -> _Host | None:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         name, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
-        machine = llvm.Target.from_default_triple().create_target_machine(
-            cpu=name, features=features.flatten(), opt=3, reloc="pic", codemodel="small", jit=True
+        machine, plain = (
+            llvm.Target.from_default_triple().create_target_machine(
+                cpu=name, features=features.flatten(), opt=level, reloc="pic", codemodel="small", jit=True
+            )
+            for level in (3, 0)
         )
         engine = llvm.create_lljit_compiler(machine, use_jit_link=True)
         keep(engine)
@@ -94,7 +106,7 @@ def _set_up() -> _Host | None:
         name,
         features.flatten(),
     )
-    return _Host(machine, engine, able, repr(identity))
+    return _Host(machine, plain, engine, able, repr(identity))
 
 
 def knows_arrays() -> bool:
@@ -123,22 +135,70 @@ def compile(text: str) -> Compiled:
         Unavailable: llvmlite is missing.
     """
     with _lock:
-        host = _host()
-        if host is None:
-            raise Unavailable("llvmlite is not installed")
-        key = _DIGEST(f"{host.identity}\n{text}".encode()).hexdigest()
-        known = _loaded.get(key)
-        if known is None:
-            path = _folder() / key
-            machine_code = _read(path)
-            if machine_code is None:
-                machine_code = _generate(host, text)
-                _write(path, machine_code)
-            known = _loaded[key] = _load(host, key, machine_code)
-        return known
+        host, key = _key(text)
+        return _function(host, key, lambda: _generate(host, text))
 
 
-def _generate(host: _Host, text: str) -> bytes:
+def compile_plainly(text: str) -> tuple[Compiled, bool]:
+    """The same function, from the cache or compiled now, and whether it is what :func:`compile` gives.
+
+    Else it is code that may be slower, and is there in a fifth of the time.
+
+    Raises:
+        Unavailable: llvmlite is missing.
+    """
+    with _lock:
+        host, key = _key(text)
+        if key in _loaded or (_folder() / key).exists():
+            return compile(text), True
+        return _function(host, f"{key}{_PLAIN}", lambda: _generate(host, text, True)), False
+
+
+def improve(text: str) -> Compiled:
+    """What :func:`compile` gives, for a function of which there is plain code; in the cache it takes that one's place.
+
+    Raises:
+        Unavailable: llvmlite is missing.
+    """
+    with _lock:
+        host, key = _key(text)
+        found = _function(host, key, lambda: _emit(host, host.machine, text))
+        with suppress(OSError):
+            (_folder() / f"{key}{_PLAIN}").unlink()
+        return found
+
+
+def _function(host: _Host, name: str, generate: Callable[[], bytes]) -> Compiled:
+    """The function of that name, from memory, from the cache, or made now."""
+    known = _loaded.get(name)
+    if known is None:
+        path = _folder() / name
+        machine_code = _read(path)
+        if machine_code is None:
+            machine_code = generate()
+            _write(path, machine_code)
+        known = _loaded[name] = _load(host, name, machine_code)
+    return known
+
+
+def _key(text: str) -> tuple[_Host, str]:
+    """The compiler, and the key of a text in the cache.
+
+    Raises:
+        Unavailable: llvmlite is missing.
+    """
+    host = _host()
+    if host is None:
+        raise Unavailable("llvmlite is not installed")
+    return host, _DIGEST(f"{host.identity}\n{text}".encode()).hexdigest()
+
+
+def _generate(host: _Host, text: str, is_plain: bool = False) -> bytes:
+    return _emit(host, host.plain if is_plain else host.machine, text)
+
+
+def _emit(host: _Host, machine: Any, text: str) -> bytes:
+    """Machine code by one of the compiler's machines."""
     import llvmlite.binding as llvm
 
     module = llvm.parse_assembly(text)
@@ -147,7 +207,7 @@ def _generate(host: _Host, text: str) -> bytes:
     for name in _PASSES:
         getattr(passes, f"add_{name}_pass")()
     passes.run(module, llvm.create_pass_builder(host.machine, llvm.create_pipeline_tuning_options()))
-    code: bytes = host.machine.emit_object(module)
+    code: bytes = machine.emit_object(module)
     return code
 
 

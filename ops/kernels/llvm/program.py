@@ -20,6 +20,8 @@ from flowmx.ops.registry.operators import compiling
 _log = logging.getLogger("flowmx.kernels")
 _PATIENCE = 20.0
 """Seconds to wait for a compilation, after which the plain forward runs until it is there."""
+_REST = 1.0
+"""Seconds from plain code to the time when better code is made: a short program does without."""
 
 
 class Program:
@@ -30,14 +32,21 @@ class Program:
 
     Args:
         write: writes its text, for a processor with these features.
+
+    Attributes:
+        compiled: the function, once it is there.
+        failed: whether it could not be compiled.
+        may_be_plain: whether plain code is to do until there is better one.
     """
 
-    __slots__ = ("_begun", "_lock", "_write", "compiled", "failed")
+    __slots__ = ("_begun", "_lock", "_plain_text", "_write", "compiled", "failed", "may_be_plain")
 
     def __init__(self, write: Callable[[frozenset[str]], str]) -> None:
         self._write = write
         self.compiled: compiler.Compiled | None = None
         self.failed = False
+        self.may_be_plain = False
+        self._plain_text = ""
         self._begun = False
         self._lock = threading.Lock()
 
@@ -66,10 +75,25 @@ class Program:
                 return
             try:
                 if compiler.available():
-                    self.compiled = compiler.compile(self._write(compiler.features()))
+                    text = self._write(compiler.features())
+                    if self.may_be_plain:
+                        self.compiled, is_final = compiler.compile_plainly(text)
+                        self._plain_text = "" if is_final else text
+                    else:
+                        self.compiled = compiler.compile(text)
             except Exception:
                 _log.exception("a fused loop could not be compiled; the plain one runs instead")
             self.failed = self.compiled is None
+
+    def _improve(self) -> None:
+        """Replace plain code by better one."""
+        with engine.ending.gate.working(), self._lock:
+            text, self._plain_text = self._plain_text, ""
+            if text and not _ahead.is_over:
+                try:
+                    self.compiled = compiler.improve(text)
+                except Exception:
+                    _log.exception("a fused loop could not be compiled better; it stays as it is")
 
 
 class _Ahead:
@@ -81,6 +105,7 @@ class _Ahead:
 
     def __init__(self) -> None:
         self.is_over = False
+        self._ending = threading.Event()
         self._threads: list[threading.Thread] = []
 
     def do(self, work: Sequence[Callable[[], object]]) -> None:
@@ -97,9 +122,14 @@ class _Ahead:
             if not self.is_over:
                 each()
 
+    def rest(self) -> None:
+        """Leave the processor to whoever waits for a first result."""
+        self._ending.wait(_REST)
+
     def end(self) -> None:
         """Begin nothing more, and wait for what is under way."""
         self.is_over = True
+        self._ending.set()
         for each in self._threads:
             each.join(_PATIENCE)
 
@@ -109,10 +139,12 @@ atexit.register(_ahead.end)
 
 
 def begin_compiling(programs: Sequence[Program]) -> None:
-    """Let functions that will be asked for be compiled meanwhile, in this order."""
-    wanted = [each._compile for each in dict.fromkeys(programs) if each.compiled is None and not each.failed]
+    """Let functions that will be asked for be compiled meanwhile, in this order: plainly at first."""
+    wanted = [each for each in dict.fromkeys(programs) if each.compiled is None and not each.failed]
+    for each in wanted:
+        each.may_be_plain = True
     if wanted:
-        _ahead.do(wanted)
+        _ahead.do([*[each._compile for each in wanted], _ahead.rest, *[each._improve for each in wanted]])
 
 
 def load_ahead() -> None:
