@@ -31,10 +31,11 @@ def infer_shapes(nodes: Sequence[Node], known: Mapping[Node, ShapeOrNone]) -> di
         else:
             shapes.update((Entry(node, index), None) for index in range(node.outputs()))
     open_ = [node for node in nodes if node.op is not None]
+    known_of: _Learned = {}
     for turn in range(_ROUNDS):
         changed, left = False, []
         for node in open_:
-            learned = _infer_node(node, shapes)
+            learned = _infer_node(node, shapes, known_of)
             changed |= learned
             if not _is_settled(node, shapes) or (learned and _reads_twice(node)):
                 left.append(node)
@@ -82,11 +83,32 @@ def _declared_shape(node: Node) -> ShapeOrNone:
     return tuple(n if n > 0 else -1 for n in shape) if shape is not None else None
 
 
-def _infer_node(node: Node, shapes: dict[Entry, ShapeOrNone]) -> bool:
-    op = node.op
+_Learned = dict[tuple[Any, ...], tuple[list[ShapeOrNone], list[ShapeOrNone]]]
+"""What an operator made of shapes: for it and what was known, the inputs' and the outputs'. Others in the graph are like
+it, as in an unrolled network."""
+
+
+def _infer_node(node: Node, shapes: dict[Entry, ShapeOrNone], learned: _Learned) -> bool:
+    op, outputs = node.op, _outputs(node)
     assert op is not None
     given = [shapes[entry] for entry in node.inputs]
-    outputs = _outputs(node)
+    key = (op, *given, *[shapes[entry] for entry in outputs])
+    known = learned.get(key)
+    if known is None:
+        known = learned[key] = _asked(node, op, given, outputs, shapes)
+    inputs, results = known
+    changed = False
+    for entry, shape in (*zip(node.inputs, inputs, strict=True), *zip(outputs, results, strict=True)):
+        if shapes[entry] != shape:
+            shapes[entry] = shape
+            changed = True
+    return changed
+
+
+def _asked(
+    node: Node, op: Operator, given: list[ShapeOrNone], outputs: list[Entry], shapes: Mapping[Entry, ShapeOrNone]
+) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+    """The shapes of a node's inputs and outputs, as far as its operator knows."""
     try:
         if _is_plain(op):
             # What the output's users know of it holds for the inputs too.
@@ -100,12 +122,7 @@ def _infer_node(node: Node, shapes: dict[Entry, ShapeOrNone]) -> bool:
         results = [merge_or_raise(shapes[e], r, op) for e, r in zip(outputs, results, strict=True)]
     except MXNetError as error:
         _raise_at(node, error, {e.node.output_name(e.index): shapes[e] for e in node.inputs})
-    changed = False
-    for entry, shape in (*zip(node.inputs, inputs, strict=True), *zip(outputs, results, strict=True)):
-        if shapes[entry] != shape:
-            shapes[entry] = shape
-            changed = True
-    return changed
+    return inputs, results
 
 
 def from_inputs(op: Operator, given: Sequence[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
