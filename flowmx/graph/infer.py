@@ -30,15 +30,15 @@ def infer_shapes(nodes: Sequence[Node], known: Mapping[Node, ShapeOrNone]) -> di
             shapes[Entry(node, 0)] = _begun_with(known.get(node), _declared_shape(node))
         else:
             shapes.update((Entry(node, index), None) for index in range(node.outputs()))
-    open_ = [node for node in nodes if node.op is not None]
+    open_ = [(node, _outputs(node)) for node in nodes if node.op is not None]
     known_of: _Learned = {}
     for turn in range(_ROUNDS):
         changed, left = False, []
-        for node in open_:
-            learned = _infer_node(node, shapes, known_of)
+        for node, outputs in open_:
+            learned, is_settled = _infer_node(node, outputs, shapes, known_of)
             changed |= learned
-            if not _is_settled(node, shapes) or (learned and _reads_twice(node)):
-                left.append(node)
+            if not is_settled or (learned and _reads_twice(node)):
+                left.append((node, outputs))
         open_ = left[::-1]
         if not open_ or (not changed and turn):
             break
@@ -51,15 +51,6 @@ def _begun_with(given: ShapeOrNone, declared: ShapeOrNone) -> ShapeOrNone:
         return given
     both: Any = merge(given, declared)
     return declared if both is False else both
-
-
-def _is_settled(node: Node, shapes: Mapping[Entry, ShapeOrNone]) -> bool:
-    """Tell whether all shapes of a node's inputs and outputs are fully known."""
-    for entry in (*node.inputs, *_outputs(node)):
-        shape = shapes[entry]
-        if shape is None or -1 in shape:
-            return False
-    return True
 
 
 def _reads_twice(node: Node) -> bool:
@@ -83,26 +74,29 @@ def _declared_shape(node: Node) -> ShapeOrNone:
     return tuple(n if n > 0 else -1 for n in shape) if shape is not None else None
 
 
-_Learned = dict[tuple[Any, ...], tuple[list[ShapeOrNone], list[ShapeOrNone]]]
-"""What an operator made of shapes: for it and what was known, the inputs' and the outputs'. Others in the graph are like
-it, as in an unrolled network."""
+_Learned = dict[tuple[Any, ...], tuple[list[ShapeOrNone], bool]]
+"""By operator and what was known: the shapes of inputs and outputs, and whether they are complete. Others in the graph
+are like it, as in an unrolled network."""
 
 
-def _infer_node(node: Node, shapes: dict[Entry, ShapeOrNone], learned: _Learned) -> bool:
-    op, outputs = node.op, _outputs(node)
+def _infer_node(
+    node: Node, outputs: list[Entry], shapes: dict[Entry, ShapeOrNone], learned: _Learned
+) -> tuple[bool, bool]:
+    """Infer the shapes at one node; returns whether something was learned, and whether nothing is left to learn."""
+    op = node.op
     assert op is not None
     given = [shapes[entry] for entry in node.inputs]
     key = (op, *given, *[shapes[entry] for entry in outputs])
     known = learned.get(key)
     if known is None:
-        known = learned[key] = _asked(node, op, given, outputs, shapes)
-    inputs, results = known
+        inputs, results = _asked(node, op, given, outputs, shapes)
+        known = learned[key] = [*inputs, *results], all(map(complete, (*inputs, *results)))
     changed = False
-    for entry, shape in (*zip(node.inputs, inputs, strict=True), *zip(outputs, results, strict=True)):
+    for entry, shape in zip((*node.inputs, *outputs), known[0], strict=True):
         if shapes[entry] != shape:
             shapes[entry] = shape
             changed = True
-    return changed
+    return changed, known[1]
 
 
 def _asked(

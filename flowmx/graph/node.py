@@ -127,12 +127,17 @@ def walk(entries: Iterable[Entry], order: dict[Node, None]) -> None:
 
 def auxiliary_nodes(nodes: Iterable[Node]) -> dict[Node, None]:
     """The variables that an operator uses as auxiliary states, in order."""
-    return {
-        entry.node: None
-        for node in nodes
-        if node.op is not None
-        for entry in [node.inputs[position] for position in node.op.auxiliary_positions()]
-    }
+    found: dict[Node, None] = {}
+    positions: dict[Operator, tuple[int, ...]] = {}
+    for node in nodes:
+        op = node.op
+        if op is None:
+            continue
+        if op not in positions:
+            positions[op] = op.auxiliary_positions()
+        if positions[op]:
+            found.update((node.inputs[position].node, None) for position in positions[op])
+    return found
 
 
 def input_versions(nodes: Iterable[Node]) -> tuple[dict[Node, tuple[int, ...]], dict[Node, int]]:

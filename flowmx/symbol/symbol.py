@@ -58,12 +58,13 @@ class Symbol(Methods):
         ['data', 'fc_weight', 'fc_bias']
     """
 
-    __slots__ = ("_entries",)
+    __slots__ = ("_entries", "_order")
     __array_ufunc__ = None
     """NumPy leaves operators with a number of its own on the left to the symbol."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._entries = tuple(entries)
+        self._order: list[Node] | None = None
 
     # -- structure -------------------------------------------------------------------------------------
 
@@ -74,7 +75,9 @@ class Symbol(Methods):
         return next(iter(nodes)).name if len(nodes) == 1 else None
 
     def _nodes(self) -> list[Node]:
-        return topological(self._entries)
+        if self._order is None:
+            self._order = topological(self._entries)
+        return list(self._order)
 
     def _variables(self) -> tuple[list[Node], list[Node]]:
         """The arguments and the auxiliary states."""
@@ -549,7 +552,8 @@ def compose(
     given = {key: _text(value) for key, value in parameters.items()}
     op = cls.create(**parameters)
     label = name.current().get(label, _SPACE.sub("", called).lower())
-    scope = _attributes_of(cls, {**attribute.current(), **dict(attributes or {})})
+    scope = {**attribute.current(), **attributes} if attributes else attribute.current()
+    scope = _attributes_of(cls, scope) if scope else {}
     origin = capture(3)
     entries: list[Entry] = []
     names = (*op.inputs(), *op.auxiliary)
@@ -589,7 +593,7 @@ def _attributes_of(cls: type[Operator], given: Mapping[str, Any]) -> dict[str, s
 def _begin(op: Operator, entries: Sequence[Entry]) -> None:
     """Set the operator's default initializers on its variables that have none."""
     defaults = default_initializers(op.name)
-    if not defaults:
+    if not defaults:  # as of nearly all
         return
     for argument, entry in zip((*op.inputs(), *op.auxiliary), entries, strict=True):
         if argument in defaults and entry.node.is_variable:
