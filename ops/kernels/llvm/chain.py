@@ -114,7 +114,8 @@ def _formula(op: Operator) -> Fused:
 
 
 @lru_cache(maxsize=1)
-def _can_compile() -> bool:
+def can_compile() -> bool:
+    """Tell whether there is a compiler; the first time it begins to be loaded."""
     found = find_spec("llvmlite") is not None
     if found:
         load_ahead()  # it takes as long as many a graph, which is planned meanwhile
@@ -129,7 +130,7 @@ def weight(op: Operator, dtype: DType, count: int) -> int | None:
         dtype: of its inputs and its output.
         count: how many inputs it has.
     """
-    if not _can_compile():
+    if not can_compile():
         return None
     known: dict[Any, int | None] = op.__dict__.get("_weights", {})
     if (dtype, count) not in known:

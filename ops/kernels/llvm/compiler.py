@@ -4,35 +4,27 @@ llvmlite is imported at the first compilation. To choose and order instructions 
 do it plainly; a graph that waits for many functions gets the plain code at first (:func:`compile_plainly`), which gives
 the same bits: the text says what is rounded, and in what order.
 
-A file of the cache is named by a digest of all that its content
-follows from: the text, LLVM's version, the processor and its features. It begins with a digest of what
-follows, so that a damaged file is found out and made anew. A folder that can not be written costs only time.
+A file of the cache (:mod:`flowmx.disk_cache`) is named by a digest of the text, LLVM's version, the processor and its
+features.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from flowmx import settings
+from flowmx import disk_cache
 from flowmx.ops.kernels.llvm.code import DATA
 
 Function = Callable[[bytes], None]
 _PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_char_p)  # releases the interpreter's lock
-_DIGEST = hashlib.sha256
-_DIGEST_SIZE = _DIGEST().digest_size
-
 _PASSES = ("sroa", "simplify_cfg", "instruction_combine")
 """LLVM's passes over a text, in order. It works on vectors already, and its loops are as they should be: what is left
 is to keep variables in registers, and to tidy up. LLVM's own choice takes 20 times as long.
@@ -149,7 +141,7 @@ def compile_plainly(text: str) -> tuple[Compiled, bool]:
     """
     with _lock:
         host, key = _key(text)
-        if key in _loaded or (_folder() / key).exists():
+        if key in _loaded or (disk_cache.folder() / key).exists():
             return compile(text), True
         return _function(host, f"{key}{_PLAIN}", lambda: _generate(host, text, True)), False
 
@@ -164,7 +156,7 @@ def improve(text: str) -> Compiled:
         host, key = _key(text)
         found = _function(host, key, lambda: _emit(host, host.machine, text))
         with suppress(OSError):
-            (_folder() / f"{key}{_PLAIN}").unlink()
+            (disk_cache.folder() / f"{key}{_PLAIN}").unlink()
         return found
 
 
@@ -172,11 +164,11 @@ def _function(host: _Host, name: str, generate: Callable[[], bytes]) -> Compiled
     """The function of that name, from memory, from the cache, or made now."""
     known = _loaded.get(name)
     if known is None:
-        path = _folder() / name
-        machine_code = _read(path)
+        path = disk_cache.folder() / name
+        machine_code = disk_cache.read(path)
         if machine_code is None:
             machine_code = generate()
-            _write(path, machine_code)
+            disk_cache.write(path, machine_code)
         known = _loaded[name] = _load(host, name, machine_code)
     return known
 
@@ -190,7 +182,7 @@ def _key(text: str) -> tuple[_Host, str]:
     host = _host()
     if host is None:
         raise Unavailable("llvmlite is not installed")
-    return host, _DIGEST(f"{host.identity}\n{text}".encode()).hexdigest()
+    return host, disk_cache.digest(f"{host.identity}\n{text}".encode()).hexdigest()
 
 
 def _generate(host: _Host, text: str, is_plain: bool = False) -> bytes:
@@ -224,41 +216,3 @@ def _load(host: _Host, key: str, machine_code: bytes) -> Compiled:
 def keep(thing: Any) -> None:
     """Keep it for ever: a thread may run its code, or look at it, while the interpreter ends."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-
-
-# -- the cache ---------------------------------------------------------------------------------------------
-
-
-def _folder() -> Path:
-    """The folder of cached machine code: FLOWMX_KERNEL_CACHE, else one in the user's cache folder."""
-    named = settings.get().kernel_cache
-    if named:
-        return Path(named)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path("~").expanduser() / ".cache") / "flowmx" / "kernels"
-
-
-def _read(path: Path) -> bytes | None:
-    """The content of a file of the cache, or None where there is no sound one."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return None
-    digest, machine_code = content[:_DIGEST_SIZE], content[_DIGEST_SIZE:]
-    return machine_code if digest == _DIGEST(machine_code).digest() else None
-
-
-def _write(path: Path, machine_code: bytes) -> None:
-    """Put a file into the cache as a whole, or not at all."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, made = tempfile.mkstemp(dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(_DIGEST(machine_code).digest() + machine_code)
-            Path(made).replace(path)
-        except BaseException:
-            Path(made).unlink()
-            raise
-    except OSError:
-        pass  # read-only or full: it is compiled again next time
