@@ -28,13 +28,14 @@ from flowmx.graph.node import Entry, Node, topological
 from flowmx.graph.plan import Plan
 from flowmx.graph.planning.memory import Life, Packing
 from flowmx.graph.planning.workspace import workspaces
+from flowmx.graph.running.ahead import compile_unplanned
 from flowmx.ops import kernels
 from flowmx.ops.compiled.chain import Chain, Link
 from flowmx.ops.compiled.constant import Constant
 from flowmx.ops.registry.dtypes import DType, as_dtype, name_of
 from flowmx.ops.registry.operators import Operator, Shape, lookup
 
-LEAST = 64
+LEAST = 32
 """Operators from which on a graph's plan is kept: others are planned in no time."""
 _MOST_FILES = 64
 """Plans in the folder; the oldest make room."""
@@ -71,7 +72,7 @@ def plan_of(
     plan = None if source is None else source.read()
     if plan is None:
         graph = graph_of(entries, wanted, shapes, dtypes, train, context)
-        plan = compile_graph(graph, straight=wanted, options=options)
+        plan = compile_graph(graph, straight=wanted, options=options, begin=compile_unplanned)
         if source is not None:
             source.write(plan)
     return plan

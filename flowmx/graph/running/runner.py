@@ -17,14 +17,14 @@ from flowmx.devices import Context, Device
 from flowmx.graph.checking.poison import Poisoned
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.planning.workspace import laid
+from flowmx.graph.running.ahead import compile_loops
 from flowmx.graph.running.results import Ending, Results
 from flowmx.graph.running.slices import InSlices
 from flowmx.graph.running.steps import Part, Step
 from flowmx.ndarray.core import forward_of
-from flowmx.ops import kernels
 from flowmx.ops.compiled.chain import Chain
 from flowmx.ops.compiled.sliced import Sliced
-from flowmx.ops.registry.operators import Array, Laid, Operator, Run, Shape, TiedForward, tied_forward
+from flowmx.ops.registry.operators import Array, Run, Shape, TiedForward, tied_forward
 
 if TYPE_CHECKING:
     from flowmx.graph.running.memory import Block
@@ -70,14 +70,8 @@ class Runner:
     def _compile_ahead(self) -> None:
         """Let what the steps run be compiled while the first ones already do."""
         nodes = [step.node for step in (*self.once, *self.forward, *self.backward) if type(step.node.op) is Chain]
-        steps: dict[object, tuple[Operator, list[Laid], list[Laid]]] = {}
-        for node in nodes:
-            op: Any = node.op
-            inputs = [laid(self.plan, entry) for entry in node.inputs]
-            outputs = [laid(self.plan, Entry(node, index)) for index in range(node.outputs())]
-            steps.setdefault((id(op.prepared), *inputs, *outputs), (op, inputs, outputs))
-        if steps:
-            kernels.compile_ahead(self.device(nodes[0]).kernels, list(steps.values()))
+        if nodes:
+            compile_loops(nodes, lambda entry: laid(self.plan, entry), self.device(nodes[0]).kernels)
 
     def part(self, device: Device, once: Sequence[Step] = (), steps: Sequence[Step] = ()) -> Part:
         """Steps to run as one operation of a device."""

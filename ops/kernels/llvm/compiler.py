@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -128,13 +129,14 @@ def compile(text: str) -> Compiled:
     """
     with _lock:
         host, key = _key(text)
-        return _function(host, key, lambda: _generate(host, text))
+        return _function(host, disk_cache.folder() / key, lambda: _generate(host, text))
 
 
-def compile_plainly(text: str) -> tuple[Compiled, bool]:
-    """The same function, from the cache or compiled now, and whether it is what :func:`compile` gives.
+def compile_plainly(text: str) -> tuple[Compiled, Path | None]:
+    """The same function, from the cache or compiled now: code that may be slower, and is there in a fifth of the time.
 
-    Else it is code that may be slower, and is there in a fifth of the time.
+    Returns:
+        it, and its file for :func:`improve`; None where it is what :func:`compile` gives.
 
     Raises:
         Unavailable: llvmlite is missing.
@@ -142,33 +144,35 @@ def compile_plainly(text: str) -> tuple[Compiled, bool]:
     with _lock:
         host, key = _key(text)
         if key in _loaded or (disk_cache.folder() / key).exists():
-            return compile(text), True
-        return _function(host, f"{key}{_PLAIN}", lambda: _generate(host, text, True)), False
+            return compile(text), None
+        path = disk_cache.folder() / f"{key}{_PLAIN}"
+        return _function(host, path, lambda: _generate(host, text, True)), path
 
 
-def improve(text: str) -> Compiled:
-    """What :func:`compile` gives, for a function of which there is plain code; in the cache it takes that one's place.
+def improve(text: str, plain: Path) -> Compiled:
+    """What :func:`compile` gives, for a function of which there is plain code; it takes the place of that one's file.
 
     Raises:
         Unavailable: llvmlite is missing.
     """
     with _lock:
         host, key = _key(text)
-        found = _function(host, key, lambda: _emit(host, host.machine, text))
+        found = _function(host, plain.with_name(key), lambda: _emit(host, host.machine, text), plain.exists())
         with suppress(OSError):
-            (disk_cache.folder() / f"{key}{_PLAIN}").unlink()
+            plain.unlink()
         return found
 
 
-def _function(host: _Host, name: str, generate: Callable[[], bytes]) -> Compiled:
-    """The function of that name, from memory, from the cache, or made now."""
+def _function(host: _Host, path: Path, generate: Callable[[], bytes], is_kept: bool = True) -> Compiled:
+    """The function of a file's name, from memory, from the file, or made now."""
+    name = path.name
     known = _loaded.get(name)
     if known is None:
-        path = disk_cache.folder() / name
         machine_code = disk_cache.read(path)
         if machine_code is None:
             machine_code = generate()
-            disk_cache.write(path, machine_code)
+            if is_kept:
+                disk_cache.write(path, machine_code)
         known = _loaded[name] = _load(host, name, machine_code)
     return known
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
+import os
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from flowmx.devices.streams import here
 from flowmx.engine.runtime import engine
@@ -36,17 +39,15 @@ class Program:
     Attributes:
         compiled: the function, once it is there.
         failed: whether it could not be compiled.
-        may_be_plain: whether plain code is to do until there is better one.
     """
 
-    __slots__ = ("_begun", "_lock", "_plain_text", "_write", "compiled", "failed", "may_be_plain")
+    __slots__ = ("_begun", "_lock", "_plain", "_write", "compiled", "failed")
 
     def __init__(self, write: Callable[[frozenset[str]], str]) -> None:
         self._write = write
         self.compiled: compiler.Compiled | None = None
         self.failed = False
-        self.may_be_plain = False
-        self._plain_text = ""
+        self._plain: tuple[str, Path] | None = None
         self._begun = False
         self._lock = threading.Lock()
 
@@ -65,8 +66,9 @@ class Program:
         except RuntimeError:  # the interpreter is about to end
             return None
         self._begun = True
-        if not on_a_loop:
-            thread.join(_PATIENCE)
+        if on_a_loop:
+            return None
+        thread.join(_PATIENCE)
         return self.compiled
 
     def _compile(self) -> None:
@@ -76,11 +78,10 @@ class Program:
             try:
                 if compiler.available():
                     text = self._write(compiler.features())
-                    if self.may_be_plain:
-                        self.compiled, is_final = compiler.compile_plainly(text)
-                        self._plain_text = "" if is_final else text
-                    else:
-                        self.compiled = compiler.compile(text)
+                    self.compiled, path = compiler.compile_plainly(text)
+                    if path is not None:
+                        self._plain = text, path
+                        _ahead.later(self._improve)
             except Exception:
                 _log.exception("a fused loop could not be compiled; the plain one runs instead")
             self.failed = self.compiled is None
@@ -88,10 +89,10 @@ class Program:
     def _improve(self) -> None:
         """Replace plain code by better one."""
         with engine.ending.gate.working(), self._lock:
-            text, self._plain_text = self._plain_text, ""
-            if text and not _ahead.is_over:
+            plain, self._plain = self._plain, None
+            if plain is not None and not _ahead.is_over:
                 try:
-                    self.compiled = compiler.improve(text)
+                    self.compiled = compiler.improve(*plain)
                 except Exception:
                     _log.exception("a fused loop could not be compiled better; it stays as it is")
 
@@ -106,6 +107,8 @@ class _Ahead:
     def __init__(self) -> None:
         self.is_over = False
         self._ending = threading.Event()
+        self._lock = threading.Lock()
+        self._waiting: deque[Callable[[], object]] = deque()
         self._threads: list[threading.Thread] = []
 
     def do(self, work: Sequence[Callable[[], object]]) -> None:
@@ -122,9 +125,20 @@ class _Ahead:
             if not self.is_over:
                 each()
 
-    def rest(self) -> None:
-        """Leave the processor to whoever waits for a first result."""
+    def later(self, work: Callable[[], object]) -> None:
+        """Call a function in a while, when nobody waits for a first result any more."""
+        with self._lock:
+            self._waiting.append(work)
+            if len(self._waiting) > 1:
+                return
+        self.do([self._do_waiting])
+
+    def _do_waiting(self) -> None:
         self._ending.wait(_REST)
+        while self._waiting and not self.is_over:
+            self._waiting[0]()
+            with self._lock:
+                self._waiting.popleft()
 
     def end(self) -> None:
         """Begin nothing more, and wait for what is under way."""
@@ -133,18 +147,23 @@ class _Ahead:
         for each in self._threads:
             each.join(_PATIENCE)
 
+    def forget(self) -> None:
+        """Forget what waits: in a fork, whose parent does it."""
+        self._lock = threading.Lock()
+        self._waiting.clear()
+
 
 _ahead = _Ahead()
 atexit.register(_ahead.end)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_ahead.forget)
 
 
 def begin_compiling(programs: Sequence[Program]) -> None:
-    """Let functions that will be asked for be compiled meanwhile, in this order: plainly at first."""
+    """Let functions that will be asked for be compiled meanwhile, in this order."""
     wanted = [each for each in dict.fromkeys(programs) if each.compiled is None and not each.failed]
-    for each in wanted:
-        each.may_be_plain = True
     if wanted:
-        _ahead.do([*[each._compile for each in wanted], _ahead.rest, *[each._improve for each in wanted]])
+        _ahead.do([each._compile for each in wanted])
 
 
 def load_ahead() -> None:
