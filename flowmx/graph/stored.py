@@ -12,7 +12,7 @@ import marshal
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -435,8 +435,9 @@ class _Reading:
 
     def _operator(self, row: Any) -> Operator:
         name, *rest = row
-        maker: Callable[..., Operator] | None = {"_chain": self._chain, "_constant": _constant}.get(name)
-        return _made(row) if maker is None else maker(*rest)
+        if name == "_chain":
+            return self._chain(*rest)
+        return _constant(*rest) if name == "_constant" else _made(row)
 
     def _chain(self, count: int, links: Sequence[Any], results: Sequence[int]) -> Operator:
         return Chain.of(count, [Link(self._ops[op], tuple(inputs), name) for op, inputs, name in links], results)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from flowmx.engine.origin import warn_user
@@ -67,11 +66,16 @@ def split(
     return inputs, parameters
 
 
-@lru_cache(None)
 def _order(cls: type[Operator]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The names of an operator's inputs, and of all that it takes, in order."""
-    names = (*cls.arguments, *cls.auxiliary)
-    return names, (*names, *cls.parameters)
+    known = _orders.get(cls)
+    if known is None:
+        names = (*cls.arguments, *cls.auxiliary)
+        known = _orders[cls] = names, (*names, *cls.parameters)
+    return known
+
+
+_orders: dict[type[Operator], tuple[tuple[str, ...], tuple[str, ...]]] = {}
 
 
 def drop_unknown(cls: type[Operator], parameters: dict[str, Any]) -> dict[str, Any]:
