@@ -59,7 +59,7 @@ class _Noted:
                 self._values.append(value)
 
     def form(self, results: Sequence[Value | None]) -> _Form | None:
-        """What was noted; None where something was done that no call shows."""
+        """The calls that were noted; None where something was done that no call shows."""
         found = [None if value is None else self._numbers.get(id(value), -1) for value in results]
         return _Form(self.calls, found) if self.is_whole and -1 not in found else None
 
@@ -68,7 +68,7 @@ class Builder:
     """Makes nodes for a gradient graph; what gradients get as ``F``."""
 
     repeats: ClassVar[bool] = True
-    """Whether to do again what an equal operator's gradient did."""
+    """True where an equal operator's gradient is not asked again."""
 
     def __init__(self, shapes: dict[Entry, Shape], dtypes: dict[Entry, DType]) -> None:
         self.shapes = shapes

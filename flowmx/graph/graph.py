@@ -163,7 +163,7 @@ class Rewriter:
 
     @cached_property
     def uses(self) -> dict[Entry, int]:
-        """How often each entry of the old graph is read."""
+        """The number of reads of each entry of the old graph."""
         return self.graph.uses()
 
     def new(self, entry: Entry) -> Entry:

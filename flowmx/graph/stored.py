@@ -79,7 +79,7 @@ def plan_of(
 
 
 class Source:
-    """What a plan is made of.
+    """The graph and all else that a plan is made of.
 
     Args:
         nodes: of the graph before it is compiled, inputs before users.

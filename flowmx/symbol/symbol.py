@@ -6,6 +6,7 @@ import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -551,7 +552,7 @@ def compose(
     """Make a node; inputs that are not given become variables called ``<node>_<input>``, as in MXNet."""
     given = {key: _text(value) for key, value in parameters.items()}
     op = cls.create(**parameters)
-    label = name.current().get(label, _SPACE.sub("", called).lower())
+    label = name.current().get(label, _hint(called))
     scope = {**attribute.current(), **attributes} if attributes else attribute.current()
     scope = _attributes_of(cls, scope) if scope else {}
     origin = capture(3)
@@ -580,6 +581,12 @@ def compose(
     # What is composed of symbols of mx.sym.np is one, as results of arrays of mx.np are.
     made_of = next((each.__class__ for each in inputs.values()), Symbol)
     return made_of([Entry(node, index) for index in range(op.visible_outputs())])
+
+
+@lru_cache(None)
+def _hint(called: str) -> str:
+    """The beginning of the names of an operator's nodes."""
+    return _SPACE.sub("", called).lower()
 
 
 def _attributes_of(cls: type[Operator], given: Mapping[str, Any]) -> dict[str, str]:

@@ -31,7 +31,7 @@ _KEPT = 1024
 
 
 class _Common(NamedTuple):
-    """What chains have in common that differ in nothing but the names of their links, as those of an unrolled cell."""
+    """The part that chains share which differ in nothing but the names of their links, as those of an unrolled cell."""
 
     done: tuple[tuple[int, ...], ...]
     traits: Traits
@@ -41,7 +41,7 @@ class _Common(NamedTuple):
 
 @lru_cache(_KEPT)
 def _common(count: int, calls: tuple[tuple[Operator, tuple[int, ...]], ...], results: tuple[int, ...]) -> _Common:
-    """It for so many inputs, operators with the values that they read, and results."""
+    """The common part for so many inputs, operators with the values that they read, and results."""
     last = {value: at for at, (_, inputs) in enumerate(calls) for value in inputs}
     done: list[list[int]] = [[] for _ in calls]
     for value, at in last.items():

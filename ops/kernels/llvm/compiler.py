@@ -150,7 +150,7 @@ def compile_plainly(text: str) -> tuple[Compiled, Path | None]:
 
 
 def improve(text: str, plain: Path) -> Compiled:
-    """What :func:`compile` gives, for a function of which there is plain code; it takes the place of that one's file.
+    """The function that :func:`compile` gives, where there is plain code; it takes the place of that one's file.
 
     Raises:
         Unavailable: llvmlite is missing.
