@@ -56,8 +56,7 @@ def compare(rounds: int, models: Sequence[str] = MODELS, phases: Sequence[str] =
 
 
 def first_operators(rounds: int) -> None:
-    """The import, and the first operators of a process."""
-    turns.report("Import (seconds)", turns.compare("importing", ["mxnet", "torch"], rounds, pick=min))
+    """The first operators of a process."""
     figures = turns.compare("first_calls", ["mxnet"], rounds, ["eager", "predict"], min)
     turns.report("First operators of a process (milliseconds)", figures)
 
