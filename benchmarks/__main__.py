@@ -255,7 +255,7 @@ def attention(rounds: int) -> None:
 
 
 def first_calls(rounds: int) -> None:
-    """First calls of ten hybridized networks in fresh processes, with an empty and a warm cache; the first operators."""
+    """First calls of ten hybridized networks in fresh processes, with an empty and a warm cache; first operators."""
     firsts.compare(min(rounds, 3))
     firsts.first_operators(rounds)
 
@@ -315,9 +315,8 @@ BENCHMARKS = {
     function.__name__: function
     for function in (
         engine, numpy_face, lenet, lag, runahead, networks, operators, chain, memory, recompute, resident, planning,
-        language, transformer, hybrid, gluon, small, shapes, detection, attention, first_calls, importing, kvstore, recordio, images,
-        loader,
-        profiling, serving, hostile, gpu,
+        language, transformer, hybrid, gluon, small, shapes, detection, attention, first_calls, importing, kvstore, recordio,
+        images, loader, profiling, serving, hostile, gpu,
     )
 }  # fmt: skip
 PICTURES = {
