@@ -315,8 +315,8 @@ BENCHMARKS = {
     function.__name__: function
     for function in (
         engine, numpy_face, lenet, lag, runahead, networks, operators, chain, memory, recompute, resident, planning,
-        language, transformer, hybrid, gluon, small, shapes, detection, attention, first_calls, importing, kvstore, recordio,
-        images, loader, profiling, serving, hostile, gpu,
+        language, transformer, hybrid, gluon, small, shapes, detection, attention, first_calls, importing, kvstore,
+        recordio, images, loader, profiling, serving, hostile, gpu,
     )
 }  # fmt: skip
 PICTURES = {

@@ -177,6 +177,8 @@ class Rewriter:
     def keep(self, node: Node) -> Node:
         """Copy a node with replaced inputs (the node itself, if none is)."""
         replaced = self._replaced
+        if not replaced:
+            return node
         for entry in node.inputs:
             if entry in replaced:
                 inputs = tuple([replaced.get(each, each) for each in node.inputs])

@@ -128,6 +128,7 @@ class _Search:
         self._wanted = set(graph.wanted())
         nodes = [node for node in graph.nodes() if node.op is not None]
         self._at = {node: position for position, node in enumerate(nodes)}
+        self._may_join: dict[Operator, bool] = {}
         self._known: dict[Any, int | None] = {}
         self._weights = {node: weight for node in nodes if (weight := self._weight(node)) is not None}
         self._places = {node: self._place(node) for node in self._weights}
@@ -153,7 +154,9 @@ class _Search:
         """The weight of a node as a member of a group; None if it can not be in any."""
         op, graph = node.op, self._graph
         assert op is not None
-        if len(node.inputs) >= MOST_ARRAYS or node.outputs() != 1:
+        if op not in self._may_join:
+            self._may_join[op] = _may_join(op)
+        if not self._may_join[op] or len(node.inputs) >= MOST_ARRAYS:
             return None
         shapes, dtypes = graph.shapes, graph.dtypes
         context = graph.context(node)
@@ -207,10 +210,13 @@ class _Search:
         return math.prod(self._graph.shapes[entry]) * self._graph.dtypes[entry].itemsize
 
 
+def _may_join(op: Operator) -> bool:
+    """Tell whether an operator can be a member of a group for some inputs."""
+    return len(op.outputs()) == 1 and is_pure(op) and not op.traits.mode_matters and not op.traits.once
+
+
 def _weight(op: Operator, device_type: str, made: Form, given: Sequence[Form]) -> int | None:
     """The weight of an operator with one output of this form, for inputs of these; None where it can be no member."""
-    if not is_pure(op) or op.traits.mode_matters or op.traits.once:
-        return None
     whole, dtype = made
     for shape, kind in given:
         if kind != dtype:
