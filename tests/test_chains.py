@@ -492,6 +492,19 @@ def test_chains_that_differ_in_the_order_of_inputs_are_compiled_once(compiled):
         np.testing.assert_array_equal(each, found[0])
 
 
+def test_chains_that_differ_in_names_share_what_is_prepared_and_dtypes_do_not(compiled):
+    chain = gates("xyz")
+    renamed = Chain.of(3, [link._replace(name=f"other {link.name}") for link in chain.links], [5])
+    assert renamed.prepared is chain.prepared
+    for dtype in (np.float32, np.float64, np.float32):
+        for each in (chain, renamed):
+            x, y, z = (value.astype(dtype) for value in values_of(dict.fromkeys("xyz", (30, 70))).values())
+            out = np.empty((30, 70), dtype)
+            kernel.compute(each, run_of(), [x, y, z], [out])
+            np.testing.assert_allclose(out, x * np.tanh(y) + z, rtol=1e-5, atol=1e-6)
+    assert len(compiled) <= 2
+
+
 def test_the_bits_do_not_depend_on_how_many_elements_there_are(compiled):
     values = values_of(dict.fromkeys("xyz", (1 << 16,)))
     chain = gates("xyz")

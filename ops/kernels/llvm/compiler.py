@@ -1,8 +1,8 @@
 """From LLVM's assembly to functions in memory, by llvmlite, with a cache of machine code on disk.
 
 llvmlite is imported at the first compilation. To choose and order instructions well takes LLVM five times as long as to
-do it plainly; a graph that waits for many functions gets the plain code at first (:func:`compile_plainly`), which gives
-the same bits: the text says what is rounded, and in what order.
+do it plainly. The first call of a function gets plain code (:func:`compile_plainly`), which gives the same bits: the
+text says what is rounded, and in what order.
 
 A file of the cache (:mod:`flowmx.disk_cache`) is named by a digest of the text, LLVM's version, the processor and its
 features.
@@ -133,7 +133,7 @@ def compile(text: str) -> Compiled:
 
 
 def compile_plainly(text: str) -> tuple[Compiled, Path | None]:
-    """The same function, from the cache or compiled now: code that may be slower, and is there in a fifth of the time.
+    """The same function, from the cache or compiled now: code that may be slower, and is there in half the time.
 
     Returns:
         it, and its file for :func:`improve`; None where it is what :func:`compile` gives.
