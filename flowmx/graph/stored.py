@@ -359,9 +359,9 @@ class _Writing:
         if known is None:
             if isinstance(op, Chain):
                 links = [(self._op(link.op), link.inputs, link.name) for link in op.links]
-                row: tuple[Any, ...] = ("_chain", op.count, links, op.results)
+                row: tuple[Any, ...] = (Chain.name, op.count, links, op.results)
             elif isinstance(op, Constant):
-                row = ("_constant", name_of(op.value.dtype), op.value.shape, op.value.tobytes())
+                row = (Constant.name, name_of(op.value.dtype), op.value.shape, op.value.tobytes())
             else:
                 row = _told(op)
                 made = _made(row)
@@ -435,9 +435,9 @@ class _Reading:
 
     def _operator(self, row: Any) -> Operator:
         name, *rest = row
-        if name == "_chain":
+        if name == Chain.name:
             return self._chain(*rest)
-        return _constant(*rest) if name == "_constant" else _made(row)
+        return _constant(*rest) if name == Constant.name else _made(row)
 
     def _chain(self, count: int, links: Sequence[Any], results: Sequence[int]) -> Operator:
         return Chain.of(count, [Link(self._ops[op], tuple(inputs), name) for op, inputs, name in links], results)
