@@ -57,9 +57,9 @@ def made(tmp_path, monkeypatch):
     """The graphs that were compiled, with nothing known from before."""
     graphs, real = [], stored.compile_graph
 
-    def compiling(graph, **kwargs):
+    def compiling(graph, *given, **kwargs):
         graphs.append(graph)
-        return real(graph, **kwargs)
+        return real(graph, *given, **kwargs)
 
     monkeypatch.setattr(stored, "compile_graph", compiling)
     with mx.engine.using(kernel_cache=str(tmp_path), exec_plan_cache=True):
@@ -124,6 +124,42 @@ def test_a_plan_that_was_read_is_the_one_that_was_made(name, train, made, tmp_pa
     assert [repr(node) for node in read.steps()] == [repr(node) for node in plan.steps()]
     assert [node.place() for node in read.steps()] == [node.place() for node in plan.steps()]
     assert list(read.lives) == plan.lives
+
+
+def bound(requests="write"):
+    """The outputs and gradients of a bound symbol, and its plan."""
+    net = Unrolled(4, prefix="net_")(mx.sym.var("data"))
+    shapes, _, _ = net.infer_shape(data=(2, 4, SIZE))
+    rng = np.random.default_rng(0)
+    names = net.list_arguments()
+    arrays = {name: mx.nd.array(rng.standard_normal(shape)) for name, shape in zip(names, shapes, strict=True)}
+    gradients = {name: mx.nd.ones(each.shape) for name, each in arrays.items()}
+    mx.random.seed(3)
+    executor = net.bind(mx.cpu(), arrays, gradients, requests)
+    executor.forward(is_train=True)
+    executor.backward()
+    return [each.asnumpy() for each in (*executor.outputs, *gradients.values())], executor.plan
+
+
+@pytest.mark.parametrize("requests", ["write", "add"])
+def test_bound_symbols_read_plans_too(requests, made, tmp_path):
+    with mx.engine.using(exec_plan_cache=False):
+        plain, _ = bound(requests)
+    first, plan = bound(requests)
+    count = len(made)
+    again, read = bound(requests)
+    assert len(made) == count
+    assert len(files(tmp_path)) == 1
+    assert_same(first, plain)
+    assert_same(again, plain)
+    assert read.explain() == plan.explain()
+
+
+def test_requests_have_plans_of_their_own(made, tmp_path):
+    bound("write")
+    bound("add")
+    bound({"data": "write"})
+    assert len(made) == len(files(tmp_path)) == 3
 
 
 @pytest.mark.parametrize(

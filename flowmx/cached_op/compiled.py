@@ -86,7 +86,7 @@ class Compiled:
         context = self.device.context
         # A call runs its steps in a row: concurrent branches would only take more memory.
         options = replace(options_of(context.kernels), pack=self._pack, workers=1)
-        plan = plan_of(self.entries, self.wanted, self.shapes, self.dtypes, self.train, context, options)
+        plan = plan_of(self.entries, self.wanted, self.shapes, self.dtypes, self.train, context, options, self.wanted)
         results = Results(plan)
         heads = [Entry(node, 0) for node in plan.graph.heads]
         given = [*self._data, *heads, *results.outputs, *results.gradients.values()]

@@ -52,27 +52,30 @@ class Unstorable(Exception):
 
 def plan_of(
     entries: Sequence[Entry], wanted: Sequence[Node], shapes: Shapes, dtypes: DTypes, train: bool, context: Context,
-    options: Options,
+    options: Options, straight: Sequence[Node], strided: Sequence[Node] = (),
 ) -> Plan:  # fmt: skip
     """The plan of a graph on one device: as it was kept, or made now.
 
     Args:
         entries: the outputs.
-        wanted: the variables to differentiate by, whose gradients may be written straight to the user's arrays.
+        wanted: the variables to differentiate by.
         shapes: of every entry that the outputs need.
         dtypes: likewise.
         train: whether it will run in training mode.
         context: the device.
         options: how.
+        straight: the variables whose gradients may be written straight to the user's arrays.
+        strided: the variables whose arrays do not lie densely in C order.
 
     Raises:
         AutogradError: an operator on the way has no gradient.
     """
-    source = Source.of(entries, wanted, shapes, dtypes, train, context, options)
+    source = Source.of(entries, (wanted, straight, strided), shapes, dtypes, train, context, options)
     plan = None if source is None else source.read()
     if plan is None:
         graph = graph_of(entries, wanted, shapes, dtypes, train, context)
-        plan = compile_graph(graph, straight=wanted, options=options, begin=compile_unplanned)
+        begin = None if strided else compile_unplanned
+        plan = compile_graph(graph, straight, strided, options, begin=begin)
         if source is not None:
             source.write(plan)
     return plan
@@ -104,10 +107,20 @@ class Source:
 
     @classmethod
     def of(
-        cls, entries: Sequence[Entry], wanted: Sequence[Node], shapes: Shapes, dtypes: DTypes, train: bool,
+        cls, entries: Sequence[Entry], chosen: Sequence[Sequence[Node]], shapes: Shapes, dtypes: DTypes, train: bool,
         context: Context, options: Options,
     ) -> Source | None:  # fmt: skip
-        """The source of a plan; None where plans of it are not kept."""
+        """The source of a plan; None where plans of it are not kept.
+
+        Args:
+            entries: as for :func:`plan_of`.
+            chosen: the variables of each kind.
+            shapes: as there.
+            dtypes: likewise.
+            train: likewise.
+            context: likewise.
+            options: likewise.
+        """
         config = settings.get()
         nodes = topological(entries)
         count = sum(node.op is not None for node in nodes)
@@ -131,7 +144,7 @@ class Source:
         except Unstorable:
             return None
         ends = [(at[node], index) for node, index in entries]
-        rest = (_FORMAT, _identity(), str(context), train, [at[node] for node in wanted], ends, operators)
+        rest = (_FORMAT, _identity(), str(context), train, [[at[n] for n in each] for each in chosen], ends, operators)
         text = f"{rest!r}\n{config!r}\n{options!r}\n{threads.cores()}".encode()
         key = disk_cache.digest(text + marshal.dumps(told, 2)).hexdigest()  # later forms depend on object identity
         return cls(nodes, shapes, dtypes, context, train, options, key)
