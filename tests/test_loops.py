@@ -19,10 +19,11 @@ import flowmx as mx
 from flowmx import devices, settings
 from flowmx.ops.formulas import expressions
 from flowmx.ops.formulas.expressions import placeholder
-from flowmx.ops.kernels.llvm import compiler, functions, gather, program, softmax, team
+from flowmx.ops.kernels.llvm import compiler, functions, gather, normalization, program, softmax, team
 from flowmx.ops.kernels.llvm.code import DOUBLE, FLOAT, Code
 from flowmx.ops.kernels.llvm.elementwise import FUSED, Fused, Loop, in_memory_order
 from flowmx.ops.kernels.llvm.program import Program
+from flowmx.ops.kernels.llvm.rows import Kind, Rows
 from flowmx.ops.math.elementwise import TABLE
 from flowmx.ops.optimizers.updates import REGISTERED
 from flowmx.ops.registry.operators import Run, kernel_for, lookup
@@ -554,6 +555,26 @@ def test_plain_code_of_the_cache_is_taken_until_there_is_better_code(tmp_path, m
         better = anew(lambda text: compiler.improve(text, plain[1]))
         assert anew(compiler.compile_plainly) == (better, None)
         assert len(made) == 2
+
+
+def test_calls_that_are_prepared_take_the_better_code_when_it_is_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(program._ahead, "later", lambda work: None)
+    run, seen = team.run, []
+    monkeypatch.setattr(team, "run", lambda function, *given: (seen.append(function), run(function, *given)))
+    x, out = normal(200, 30), np.empty((200, 30), np.float32)
+    with settings.override(kernel_cache=str(tmp_path)):
+        loop = Loop([functions.tanh(placeholder(0)) * 1.25], 1, FLOAT)
+        bound = loop.bind(x.size, [])
+        for _ in range(2):
+            bound(x, out)
+            np.testing.assert_allclose(out, np.tanh(x) * 1.25, rtol=1e-5)
+            loop.program._improve()
+        op, rows = lookup("L2Normalization").create(mode="instance"), Rows(Kind(), normalization.l2)
+        for _ in range(2):
+            assert rows.run(op, (200, 30, 1), [x], [out])
+            np.testing.assert_allclose(out, x / np.linalg.norm(x, axis=1, keepdims=True), rtol=1e-5)
+            rows._programs[0]._improve()
+    assert len({each.address for each in seen}) == 4
 
 
 def test_better_code_is_made_in_a_while(tmp_path, monkeypatch):
