@@ -1,8 +1,8 @@
 """From LLVM's assembly to functions in memory, by llvmlite, with a cache of machine code on disk.
 
 llvmlite is imported at the first compilation. To choose and order instructions well takes LLVM five times as long as to
-do it plainly. The first call of a function gets plain code (:func:`compile_plainly`), which gives the same bits: the
-text says what is rounded, and in what order.
+do it plainly. The first call of a function gets plain code (:func:`compile_plainly`), which gives the same bits, but
+for the signs of NaNs: the text says what is rounded, and in what order.
 
 A file of the cache (:mod:`flowmx.disk_cache`) is named by a digest of the text, LLVM's version, the processor and its
 features.
