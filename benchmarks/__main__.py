@@ -10,6 +10,7 @@ import argparse
 import statistics
 
 from benchmarks import figure7, figure8, sim_scaling, slices, turns
+from benchmarks import first_calls as firsts
 from benchmarks import gpu as gpus
 from benchmarks import half as halves
 from benchmarks import hostile as attacks
@@ -273,6 +274,12 @@ def sparse(rounds: int) -> None:
     turns.report("Sparse arrays (milliseconds)", figures, bars)
 
 
+def first_calls(rounds: int) -> None:
+    """First calls of ten hybridized networks in fresh processes, with an empty and a warm cache; first operators."""
+    firsts.compare(min(rounds, 3))
+    firsts.first_operators(rounds)
+
+
 def importing(rounds: int) -> None:
     """The time that the import takes, in a fresh process."""
     turns.report("Import (seconds)", turns.compare("importing", ["mxnet", "torch"], rounds))
@@ -328,8 +335,8 @@ BENCHMARKS = {
     function.__name__: function
     for function in (
         engine, numpy_face, lenet, lag, runahead, networks, operators, chain, memory, recompute, resident, planning,
-        language, transformer, hybrid, gluon, small, shapes, detection, sparse, attention, importing, kvstore, recordio,
-        images, loader, profiling, serving, hostile, gpu, half, int8,
+        language, transformer, hybrid, gluon, small, shapes, detection, sparse, attention, first_calls, importing,
+        kvstore, recordio, images, loader, profiling, serving, hostile, gpu, half, int8,
     )
 }  # fmt: skip
 PICTURES = {

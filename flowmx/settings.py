@@ -239,7 +239,8 @@ class Settings:
     )
 
     # Kernels
-    kernel_cache: str = _setting("", "Folder of compiled kernels; unset, flowmx/kernels in the user's cache.")
+    kernel_cache: str = _setting("", "Folder of compiled kernels and plans; unset, flowmx/kernels in the user's cache.")
+    exec_plan_cache: bool = _setting(True, "Keep the plans of big graphs in that folder.")
 
     # Engine
     engine_type: EngineType = _setting(

@@ -20,6 +20,9 @@ settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
+# Tests look at how plans are made, which must not depend on what an earlier run has left (tests/test_stored_plans.py).
+os.environ["FLOWMX_EXEC_PLAN_CACHE"] = "0"
+
 # A shell that starts the tests in the background has them ignore Ctrl-C, and what they start with them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

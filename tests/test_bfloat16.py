@@ -187,7 +187,12 @@ def test_products_sum_in_float32(shapes):
             np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-3)
 
 
-@rows("rule", [rule for rule in RULES if rule.name != "_sparse_adagrad_update"], of=lambda rule: rule.name, name=lambda rule: rule.name)
+@rows(
+    "rule",
+    [rule for rule in RULES if rule.name != "_sparse_adagrad_update"],
+    of=lambda rule: rule.name,
+    name=lambda rule: rule.name,
+)
 def test_master_weights_are_updated_and_rounded_in_one_pass(rule):
     random = np.random.default_rng(4)
     p = type("Parameters", (), {"lr": 0.1, "wd": 0.01, "rescale_grad": 0.5, "clip_gradient": 1.0, **rule.parameters})()

@@ -472,7 +472,7 @@ def compiled(monkeypatch, tmp_path):
     texts, generate = [], compiler_of_loops._generate
     monkeypatch.setattr(compiler_of_loops, "_loaded", {})
     monkeypatch.setattr(
-        compiler_of_loops, "_generate", lambda host, text: (texts.append(text), generate(host, text))[1]
+        compiler_of_loops, "_generate", lambda host, text, *plain: (texts.append(text), generate(host, text, *plain))[1]
     )
     monkeypatch.setattr(kernel, "_forms", {})
     with mx.engine.using(kernel_cache=str(tmp_path)):
@@ -490,6 +490,19 @@ def test_chains_that_differ_in_the_order_of_inputs_are_compiled_once(compiled):
     np.testing.assert_allclose(found[0], values["x"] * np.tanh(values["y"]) + values["z"], rtol=1e-5, atol=1e-6)
     for each in found[1:]:
         np.testing.assert_array_equal(each, found[0])
+
+
+def test_chains_that_differ_in_names_share_what_is_prepared_and_dtypes_do_not(compiled):
+    chain = gates("xyz")
+    renamed = Chain.of(3, [link._replace(name=f"other {link.name}") for link in chain.links], [5])
+    assert renamed.prepared is chain.prepared
+    for dtype in (np.float32, np.float64, np.float32):
+        for each in (chain, renamed):
+            x, y, z = (value.astype(dtype) for value in values_of(dict.fromkeys("xyz", (30, 70))).values())
+            out = np.empty((30, 70), dtype)
+            kernel.compute(each, run_of(), [x, y, z], [out])
+            np.testing.assert_allclose(out, x * np.tanh(y) + z, rtol=1e-5, atol=1e-6)
+    assert len(compiled) <= 2
 
 
 def test_the_bits_do_not_depend_on_how_many_elements_there_are(compiled):
@@ -535,7 +548,7 @@ def test_on_an_event_loop_the_plain_forward_runs_until_the_loop_is_compiled(monk
 
 
 def test_without_a_compiler_there_are_no_chains(monkeypatch):
-    monkeypatch.setattr(kernel, "_can_compile", lambda: False)
+    monkeypatch.setattr(kernel, "can_compile", lambda: False)
     (x,) = variables("x")
     bound = mx.sym.tanh(x * 2.0).simple_bind(mx.cpu(), grad_req="null", x=(100, 100))
     assert loops_of(bound.plan) == []

@@ -26,6 +26,7 @@ FLOORS: list[set[str]] = [
         "flowmx.base",
         "flowmx.compat.aliases",
         "flowmx.compat.paths",
+        "flowmx.disk_cache",
         "flowmx.download",
         "flowmx.log",
         "flowmx.lazy",

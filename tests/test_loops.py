@@ -19,10 +19,11 @@ import flowmx as mx
 from flowmx import devices, settings
 from flowmx.ops.formulas import expressions
 from flowmx.ops.formulas.expressions import placeholder
-from flowmx.ops.kernels.llvm import compiler, functions, gather, softmax, team
+from flowmx.ops.kernels.llvm import compiler, functions, gather, normalization, program, softmax, team
 from flowmx.ops.kernels.llvm.code import DOUBLE, FLOAT, Code
 from flowmx.ops.kernels.llvm.elementwise import FUSED, Fused, Loop, in_memory_order
 from flowmx.ops.kernels.llvm.program import Program
+from flowmx.ops.kernels.llvm.rows import Kind, Rows
 from flowmx.ops.math.elementwise import TABLE
 from flowmx.ops.optimizers.updates import REGISTERED
 from flowmx.ops.registry.operators import Run, kernel_for, lookup
@@ -514,6 +515,79 @@ def test_a_cache_that_can_not_be_written_is_harmless(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("no folder")
     with settings.override(kernel_cache=str(tmp_path / "file" / "folder")):
         assert (add(compiler.compile(adder(77.5)(compiler.features()))) == 77.5).all()
+
+
+@pytest.mark.parametrize("features", ["host", "none"])
+def test_plain_code_gives_the_bits_of_the_better_code_that_replaces_it(features, tmp_path, monkeypatch):
+    monkeypatch.setattr(program._ahead, "later", lambda work: None)
+    if features == "none":
+        monkeypatch.setattr(compiler, "features", frozenset)
+    x, y = placeholder(0), placeholder(1)
+    formulas = [getattr(functions, name)(x) for name in FUNCTIONS] + [functions.normal(x), x * y + x, x / y - x * y]
+    values, others = every_float(), every_float()[::-1].copy()
+    for number, formula in enumerate(formulas):
+        with settings.override(kernel_cache=str(tmp_path / str(number))):
+            loop, found, files = Loop([formula], 2, FLOAT), [], []
+            for _ in range(2):
+                out = np.empty_like(values)
+                assert loop.run(values.size, [], [values, others, out])
+                found.append((loop.program.compiled, out.tobytes()))
+                files.append([each.suffix for each in (tmp_path / str(number)).iterdir()])
+                loop.program._improve()
+            assert files == [[".plain"], [""]]
+            assert found[0][0] is not found[1][0]
+            assert found[0][1] == found[1][1]
+
+
+def test_plain_code_of_the_cache_is_taken_until_there_is_better_code(tmp_path, monkeypatch):
+    text, made = adder(4321)(compiler.features()), []
+    monkeypatch.setattr(compiler, "_emit", lambda *a, real=compiler._emit: made.append(1) or real(*a))
+    monkeypatch.setattr(compiler, "_load", lambda host, key, code: code)
+
+    def anew(function):
+        monkeypatch.setattr(compiler, "_loaded", {})
+        return function(text)
+
+    with settings.override(kernel_cache=str(tmp_path)):
+        plain = anew(compiler.compile_plainly)
+        assert anew(compiler.compile_plainly) == plain
+        assert len(made) == 1
+        better = anew(lambda text: compiler.improve(text, plain[1]))
+        assert anew(compiler.compile_plainly) == (better, None)
+        assert len(made) == 2
+
+
+def test_calls_that_are_prepared_take_the_better_code_when_it_is_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(program._ahead, "later", lambda work: None)
+    run, seen = team.run, []
+    monkeypatch.setattr(team, "run", lambda function, *given: (seen.append(function), run(function, *given)))
+    x, out = normal(200, 30), np.empty((200, 30), np.float32)
+    with settings.override(kernel_cache=str(tmp_path)):
+        loop = Loop([functions.tanh(placeholder(0)) * 1.25], 1, FLOAT)
+        bound = loop.bind(x.size, [])
+        for _ in range(2):
+            bound(x, out)
+            np.testing.assert_allclose(out, np.tanh(x) * 1.25, rtol=1e-5)
+            loop.program._improve()
+        op, rows = lookup("L2Normalization").create(mode="instance"), Rows(Kind(), normalization.l2)
+        for _ in range(2):
+            assert rows.run(op, (200, 30, 1), [x], [out])
+            np.testing.assert_allclose(out, x / np.linalg.norm(x, axis=1, keepdims=True), rtol=1e-5)
+            rows._programs[0]._improve()
+    assert len({each.address for each in seen}) == 4
+
+
+def test_better_code_is_made_in_a_while(tmp_path, monkeypatch):
+    monkeypatch.setattr(program, "_REST", 0)
+    with settings.override(kernel_cache=str(tmp_path)):
+        first, second = Program(adder(51)), Program(adder(52))
+        plain = [first.get(), second.get()]
+    while list(tmp_path.glob("*.plain")):  # the test's timeout is the limit
+        time.sleep(0.01)
+    for each, before, number in zip((first, second), plain, (51, 52), strict=True):
+        assert (add(before) == number).all()
+        assert (add(each.get()) == number).all()
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_an_event_loop_never_compiles():

@@ -14,12 +14,14 @@ from functools import cached_property
 from typing import Any
 
 from flowmx.devices import Device
-from flowmx.graph.compiler import compile_graph, graph_of, options_of
+from flowmx.graph import collector
+from flowmx.graph.compiler import options_of
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.running.memory import Blocks
 from flowmx.graph.running.pool import Pool
 from flowmx.graph.running.results import Results
 from flowmx.graph.running.runner import Runner
+from flowmx.graph.stored import plan_of
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import LIGHT_BYTES, Array, Shape
 
@@ -79,13 +81,14 @@ class Compiled:
                     self._pool = self._compile()
         return self._pool
 
+    @collector.paused()
     def _compile(self) -> Pool:
         context = self.device.context
-        graph = graph_of(self.entries, self.wanted, self.shapes, self.dtypes, self.train, context)
         # A call runs its steps in a row: concurrent branches would only take more memory.
         options = replace(options_of(context.kernels), pack=self._pack, workers=1)
-        results = Results(compile_graph(graph, straight=self.wanted, options=options))
-        heads = [Entry(node, 0) for node in graph.heads]
+        plan = plan_of(self.entries, self.wanted, self.shapes, self.dtypes, self.train, context, options, self.wanted)
+        results = Results(plan)
+        heads = [Entry(node, 0) for node in plan.graph.heads]
         given = [*self._data, *heads, *results.outputs, *results.gradients.values()]
         return Pool(results, self.device, self.train, "a cached graph", self._blocks, given)
 

@@ -17,6 +17,7 @@ from flowmx.devices import Device
 from flowmx.engine import capture
 from flowmx.engine.scheduler import Variable
 from flowmx.errors import AutogradError, DeviceError
+from flowmx.graph import collector
 from flowmx.graph.casts import inferred
 from flowmx.graph.compiler import graph_of
 from flowmx.graph.graph import written
@@ -145,7 +146,8 @@ class CachedOp:
             if known is not None:
                 self._compiled.move_to_end(key)
                 return known
-        entries, shapes, dtypes = self._inferred(args, casting)
+        with collector.paused():
+            entries, shapes, dtypes = self._inferred(args, casting)
         with self._lock:
             blocks = self._blocks.setdefault(device, Blocks(device))
             made = Compiled(

@@ -25,6 +25,7 @@ from flowmx.graph.compiler import compile_graph, graph_of, options_of
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
 from flowmx.graph.running.memory import Arena
+from flowmx.graph.stored import plan_of
 from flowmx.ndarray import core
 from flowmx.ndarray.array import NDArray, full, zeros_of
 from flowmx.ndarray.core import allocate
@@ -123,20 +124,22 @@ class Executor:
     def _compile(self, train: bool) -> Mode:
         entries, context = self._entries, self._device.context
         wanted = self._wanted if train or self._differentiates_prediction else []
-        graph = graph_of(entries, wanted, self._shapes, self._dtypes, train, context, self._groups)
         gradients = {node: self._gradient(node) for node in wanted}
         options = self._options
         if self._wanted:  # the arena of training is there anyway
             options = replace(options, slice=max(0, options.slice))
-        plan = compile_graph(
-            graph,
-            straight=[
-                node for node in wanted
-                if self._requests[node.name] == "write" and gradients[node]._dtype == self._dtypes[Entry(node, 0)]
-            ],
-            strided=[node for node, bound in self._arrays.items() if not is_contiguous(bound)],
-            options=options,
-        )  # fmt: skip
+        straight = [
+            node for node in wanted
+            if self._requests[node.name] == "write" and gradients[node]._dtype == self._dtypes[Entry(node, 0)]
+        ]  # fmt: skip
+        strided = [node for node, bound in self._arrays.items() if not is_contiguous(bound)]
+        shapes, dtypes = self._shapes, self._dtypes
+        if self._groups:
+            graph = graph_of(entries, wanted, shapes, dtypes, train, context, self._groups)
+            plan = compile_graph(graph, straight, strided, options)
+        else:
+            plan = plan_of(entries, wanted, shapes, dtypes, train, context, options, straight, strided)
+            graph = plan.graph
         arrays = dict(self._arrays)
         read = {e.node for node in (*plan.forward, *plan.backward) for e in node.inputs}
         read |= {e.node for e in plan.gradients.values()}

@@ -20,6 +20,7 @@ from flowmx.errors import ArgumentKindError
 from flowmx.gluon.base import A, Block
 from flowmx.gluon.parameter import DeferredInitializationError, Parameter, _is_known
 from flowmx.gluon.parameter_dict import ParameterDict
+from flowmx.graph import collector
 from flowmx.graph.nesting import Format, flatten, regroup
 from flowmx.ndarray import NDArray
 from flowmx.ops.sparse.shapes import SparseShape
@@ -258,7 +259,8 @@ class HybridBlock(Block):
         given, form = flatten(args, NDArray, f"hybridized {type(self).__name__} {self.name!r}: inputs", optional=True)
         compiled = self._compiled.get(_key(given, form))
         if compiled is None:
-            compiled = self._compile(given, form, args)
+            with collector.paused():
+                compiled = self._compile(given, form, args)
         inputs = [given[each] if isinstance(each, int) else each.data(context) for each in compiled.sources]
         hooks = [hook for hook in self._op_hooks if hook.is_active()] if self._op_hooks else None
         found = self._observe(compiled, inputs, hooks) if hooks else compiled.op(*inputs)

@@ -43,6 +43,9 @@ def inferred(
     """
     entries = tuple(entries if casting is None else insert_casts(entries, dtypes, casting))
     nodes = topological(entries)
+    found = infer.from_variables(nodes, shapes, dtypes)
+    if found is not None:
+        return entries, *found
     all_shapes = infer.known_shapes(nodes, shapes)
     return entries, all_shapes, infer.infer_types(nodes, dtypes, all_shapes)
 

@@ -98,6 +98,7 @@ def compile_graph(
     strided: Collection[Node] = (),
     options: Options | None = None,
     external: Collection[Entry] | None = None,
+    begin: Callable[[Graph, Options], None] | None = None,
 ) -> Plan:
     """Run the passes, and plan what they make.
 
@@ -107,11 +108,14 @@ def compile_graph(
         strided: the variables whose arrays do not lie densely in C order.
         options: how; by default as the settings say, for the CPU.
         external: the entries to get memory from outside, if not all outputs.
+        begin: called with what the passes make, before it is planned.
     """
     options = options or options_of("cpu")
     graph = replace(graph, straight=frozenset(straight))
     for each in PASSES:
         graph = each(graph, options)
+    if begin is not None:
+        begin(graph, options)
     if external is None:
         external = {entry for entry in graph.outputs if _is_computed(entry)}
         external |= _written_straight(graph, straight)

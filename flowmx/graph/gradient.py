@@ -2,12 +2,15 @@
 
 Operators write their gradients in terms of registered operators; here those calls make nodes. Every shape
 is known when a gradient graph is made, so a new node's shapes and dtypes are inferred as it is made.
+
+A graph often has the same operator on the same shapes again and again: an unrolled network at each step. What its
+gradient calls is noted the first time (:class:`_Form`), and done again without asking.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -15,11 +18,57 @@ from flowmx.errors import AutogradError
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.ops.registry import calling
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Operator, Shape, lookup
+from flowmx.ops.registry.operators import Operator, Shape, Spec, lookup
+
+
+class _Call(NamedTuple):
+    """One operator that a gradient applies, by the numbers of the values that it reads."""
+
+    op: Operator
+    reads: tuple[int, ...]
+    spec: Spec
+
+
+class _Form(NamedTuple):
+    """The calls of an operator's gradient, for inputs of some shapes and dtypes.
+
+    Values are numbered: the operator's inputs, outputs, their gradients, then all that the calls make.
+    """
+
+    calls: list[_Call]
+    results: list[int | None]
+
+
+class _Noted:
+    """The calls of a gradient while it runs for the first time."""
+
+    def __init__(self, given: Sequence[Value]) -> None:
+        self.calls: list[_Call] = []
+        self.is_whole = True
+        self._values = list(given)  # kept: their identities are the keys
+        self._numbers = {id(value): number for number, value in enumerate(given)}
+
+    def add(self, op: Operator, inputs: Sequence[Value], spec: Spec, made: Sequence[Value]) -> None:
+        """Note a call; ``made`` are all its outputs."""
+        reads = [self._numbers.get(id(value)) for value in inputs]
+        self.is_whole &= None not in reads
+        if self.is_whole:
+            self.calls.append(_Call(op, tuple([number for number in reads if number is not None]), spec))
+            for value in made:
+                self._numbers[id(value)] = len(self._values)
+                self._values.append(value)
+
+    def form(self, results: Sequence[Value | None]) -> _Form | None:
+        """The calls that were noted; None where something was done that no call shows."""
+        found = [None if value is None else self._numbers.get(id(value), -1) for value in results]
+        return _Form(self.calls, found) if self.is_whole and -1 not in found else None
 
 
 class Builder:
     """Makes nodes for a gradient graph; what gradients get as ``F``."""
+
+    repeats: ClassVar[bool] = True
+    """True where an equal operator's gradient is not asked again."""
 
     def __init__(self, shapes: dict[Entry, Shape], dtypes: dict[Entry, DType]) -> None:
         self.shapes = shapes
@@ -28,6 +77,8 @@ class Builder:
         self.needed: set[Node] = set()
         """The nodes through which the wanted gradients flow."""
         self._count = 0
+        self._forms: dict[Any, _Form | None] = {}
+        self._noted: _Noted | None = None
 
     def op(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Apply the operator of that name to values; returns a value, or a list of the visible outputs."""
@@ -38,8 +89,16 @@ class Builder:
 
     def apply(self, op: Operator, inputs: Sequence[Value]) -> Any:
         """Make a node."""
-        entries = tuple(value.entry for value in inputs)
-        spec = op.spec(tuple(self.shapes[e] for e in entries), tuple(self.dtypes[e] for e in entries))
+        entries = tuple([value.entry for value in inputs])
+        spec = op.spec(tuple([self.shapes[e] for e in entries]), tuple([self.dtypes[e] for e in entries]))
+        made = [Value(entry, self) for entry in self._node(op, entries, spec)]
+        if self._noted is not None:
+            self._noted.add(op, inputs, spec, made)
+        values = made[: op.visible_outputs()]
+        return values[0] if len(values) == 1 else values
+
+    def _node(self, op: Operator, entries: tuple[Entry, ...], spec: Spec) -> list[Entry]:
+        """The outputs of a new node."""
         source = self.source
         self._count += 1
         label = f"{source.name}_backward" if source is not None else "gradient"
@@ -47,10 +106,12 @@ class Builder:
             op, f"{label}{self._count}", entries, source.attributes if source is not None else None,
             origin=source.origin if source is not None else None,
         )  # fmt: skip
-        for index, (shape, dtype) in enumerate(zip(spec.shapes, spec.dtypes, strict=True)):
-            self.shapes[Entry(node, index)], self.dtypes[Entry(node, index)] = shape, dtype
-        values = [Value(Entry(node, index), self) for index in range(op.visible_outputs())]
-        return values[0] if len(values) == 1 else values
+        made = []
+        for index, shape in enumerate(spec.shapes):
+            entry = Entry(node, index)
+            self.shapes[entry], self.dtypes[entry] = shape, spec.dtypes[index]
+            made.append(entry)
+        return made
 
     def ones(self, head: Value) -> Value:
         """The gradient of an output, where none is given."""
@@ -61,7 +122,33 @@ class Builder:
         self, op: Operator, inputs: Sequence[Value], outputs: Sequence[Value], heads: Sequence[Value]
     ) -> Sequence[Value | None]:
         """The gradients of an operator's inputs."""
-        return op.gradient(self, inputs, outputs, heads)
+        given = [*inputs, *outputs, *heads]
+        if self._noted is not None or not self.repeats or op.subgraphs or op.traits.detached:
+            self._noted = None  # a gradient within a gradient: its values are others
+            return op.gradient(self, inputs, outputs, heads)
+        key = (
+            op,
+            tuple([(self.shapes[value.entry], self.dtypes[value.entry]) for value in given]),
+            tuple([value.entry.node in self.needed for value in inputs]),
+        )
+        known = self._forms.get(key)
+        if known is not None:
+            return self._again(known, [value.entry for value in given])
+        if key in self._forms:
+            return op.gradient(self, inputs, outputs, heads)
+        noted = self._noted = _Noted(given)
+        try:
+            results = op.gradient(self, inputs, outputs, heads)
+            self._forms[key] = noted.form(results) if self._noted is noted else None
+        finally:
+            self._noted = None
+        return results
+
+    def _again(self, form: _Form, values: list[Entry]) -> list[Value | None]:
+        """Do again what was noted, with these values."""
+        for op, reads, spec in form.calls:
+            values += self._node(op, tuple([values[number] for number in reads]), spec)
+        return [None if number is None else Value(values[number], self) for number in form.results]
 
     def stype_of(self, entry: Entry) -> str:
         """The storage type of an entry."""

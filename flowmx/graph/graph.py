@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from flowmx.devices import Context
-from flowmx.graph.node import Entry, Node, topological
+from flowmx.graph.node import Entry, Node, topological, walk
 from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import Operator, Shape
 
@@ -55,13 +55,42 @@ class Graph:
         return list(self._order)
 
     @cached_property
+    def _walked(self) -> tuple[list[Node], int, bool]:
+        """The nodes, how many of them come before those that only gradients need, and whether ranks change that."""
+        walked: dict[Node, None] = {}
+        walk(self.outputs, walked)
+        count = len(walked)
+        walk(self.gradients.values(), walked)
+        found = list(walked)
+        order = _by_rank(found)
+        if order is None:
+            return found, count, False
+        return topological([*[Entry(node, 0) for node in order], *self.wanted()]), 0, True
+
+    @cached_property
     def _order(self) -> list[Node]:
         """The nodes: every pass asks for them, and they never change."""
-        return _in_order(self.wanted())
+        return self._walked[0]
 
     def forward(self) -> list[Node]:
         """The operators that the outputs need, in order."""
-        return [node for node in _in_order(self.outputs) if not node.is_variable]
+        return list(self._forward)
+
+    def backward(self) -> list[Node]:
+        """The operators that only the gradients need, in order."""
+        return list(self._backward)
+
+    @cached_property
+    def _forward(self) -> list[Node]:
+        found, count, is_ranked = self._walked
+        return [node for node in (_in_order(self.outputs) if is_ranked else found[:count]) if node.op is not None]
+
+    @cached_property
+    def _backward(self) -> list[Node]:
+        found, count, is_ranked = self._walked
+        before = set(self._forward) if is_ranked else ()
+        rest = topological(self.gradients.values()) if is_ranked else found[count:]
+        return [node for node in rest if node.op is not None and node not in before]
 
     def uses(self) -> dict[Entry, int]:
         """Number of reads of each entry; an output or a gradient counts as one more."""
@@ -123,38 +152,52 @@ class Rewriter:
     Attributes:
         graph: the old graph.
         nodes: its nodes in order.
-        uses: how often each of its entries is read.
         shapes, dtypes: of old and new entries.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.nodes = graph.nodes()
-        self.uses = graph.uses()
         self.shapes: MutableMapping[Entry, Shape] = dict(graph.shapes)
         self.dtypes: MutableMapping[Entry, DType] = dict(graph.dtypes)
         self._replaced: dict[Entry, Entry] = {}
         self._notes: list[str] = []
 
+    @cached_property
+    def uses(self) -> dict[Entry, int]:
+        """The number of reads of each entry of the old graph."""
+        return self.graph.uses()
+
     def new(self, entry: Entry) -> Entry:
         """The entry that replaces an old one (itself, if nothing does)."""
         return self._replaced.get(entry, entry)
 
+    def is_replaced(self, entry: Entry) -> bool:
+        """Tell whether something else has replaced an old entry."""
+        return entry in self._replaced
+
     def keep(self, node: Node) -> Node:
         """Copy a node with replaced inputs (the node itself, if none is)."""
-        replaced = self._replaced.get
-        inputs = tuple([replaced(entry, entry) for entry in node.inputs])
-        return node if inputs == node.inputs else self._copy(node, inputs, node.attributes)
+        replaced = self._replaced
+        if not replaced:
+            return node
+        for entry in node.inputs:
+            if entry in replaced:
+                inputs = tuple([replaced.get(each, each) for each in node.inputs])
+                return node if inputs == node.inputs else self._copy(node, inputs)
+        return node
 
     def mark(self, node: Node, attributes: Mapping[str, str]) -> Node:
         """Copy a node with replaced inputs and more attributes."""
         inputs = tuple([self.new(entry) for entry in node.inputs])
         return self._copy(node, inputs, {**node.attributes, **attributes})
 
-    def _copy(self, node: Node, inputs: tuple[Entry, ...], attributes: Mapping[str, str]) -> Node:
-        made = Node(node.op, node.name, inputs, attributes, node.given, node.origin)
+    def _copy(self, node: Node, inputs: tuple[Entry, ...], attributes: Mapping[str, str] | None = None) -> Node:
+        made = node.over(inputs, attributes)
+        replaced, shapes, dtypes = self._replaced, self.shapes, self.dtypes
         for index in range(node.outputs()):
-            self.replace(Entry(node, index), Entry(made, index))
+            old, new = Entry(node, index), Entry(made, index)
+            replaced[old], shapes[new], dtypes[new] = new, shapes[old], dtypes[old]
         return made
 
     def make(self, op: Operator, inputs: Sequence[Entry], like: Node, name: str = "") -> Node:
@@ -175,7 +218,9 @@ class Rewriter:
         self._notes.append(text)
 
     def result(self) -> Graph:
-        """The new graph."""
+        """The new graph; the old one where nothing has changed."""
+        if not self._replaced:
+            return self.graph.with_notes(*self._notes) if self._notes else self.graph
         return replace(
             self.graph,
             outputs=tuple([self.new(entry) for entry in self.graph.outputs]),
@@ -191,7 +236,7 @@ def ranked(graph: Graph) -> Graph:
 
     What is drawn depends on that order, and must not depend on the passes, which join steps where a dtype allows it.
     """
-    ordered = [node for node in graph.nodes() if _orders(node)]
+    ordered = [node for node in graph.nodes() if _has_order(node)]
     if len(ordered) < 2:
         return graph
     rewriter = Rewriter(graph)
@@ -207,14 +252,25 @@ def ranked(graph: Graph) -> Graph:
 def _in_order(entries: Sequence[Entry]) -> list[Node]:
     """Every node that entries depend on, inputs before users, those with a rank in the order of their ranks."""
     found = topological(entries)
-    ranks = {node: int(node.attributes[RANK]) for node in found if RANK in node.attributes}
+    order = _by_rank(found)
+    return found if order is None else topological([*[Entry(node, 0) for node in order], *entries])
+
+
+def _by_rank(nodes: Sequence[Node]) -> list[Node] | None:
+    """Those of some nodes that have a rank, in the order of their ranks; None where they are in it already."""
+    ranks = {node: int(node.attributes[RANK]) for node in nodes if RANK in node.attributes}
     order = sorted(ranks, key=ranks.__getitem__)
-    return found if order == list(ranks) else topological([*[Entry(node, 0) for node in order], *entries])
+    return None if order == list(ranks) else order
+
+
+def _has_order(node: Node) -> bool:
+    """Tell whether a step must come in the order of the program."""
+    return node.op is not None and (node.op.traits.uses_random or node.op.traits.detached)
 
 
 def _orders(node: Node) -> tuple[str, ...]:
     """The kinds of effects of a step that must come in the order of the program."""
-    if node.op is None:
+    if node.op is None or not _has_order(node):
         return ()
     kinds = {"random": node.op.traits.uses_random, "user code": node.op.traits.detached}
     return tuple([kind for kind, is_one in kinds.items() if is_one])
@@ -235,11 +291,16 @@ def is_pure(op: Operator, train: bool = True) -> bool:
 def written(nodes: Iterable[Node], train: bool = True) -> set[Node]:
     """The variables that nodes write: what reads one of them gives something else before and after."""
     found: set[Node] = set()
+    moved: dict[Operator, tuple[int, ...]] = {}
     for node in nodes:
-        if node.op is not None:
+        op = node.op
+        if op is None:
+            continue
+        if op not in moved:
             # A loop's updates are states, too.
-            moved = node.op.moved_inputs(train) if train or not node.op.subgraphs else ()
-            found.update(node.inputs[position].node for position in moved)
+            moved[op] = op.moved_inputs(train) if train or not op.subgraphs else ()
+        if moved[op]:
+            found.update(node.inputs[position].node for position in moved[op])
     return found
 
 
@@ -256,18 +317,19 @@ def predecessors(nodes: Sequence[Node]) -> list[list[int]]:
     before: list[list[int]] = []
     last: dict[object, int] = {}
     readers: dict[Node, list[int]] = {}
+    states = {node for node in written(nodes) if node.is_variable}
     for position, node in enumerate(nodes):
         assert node.op is not None
-        needs = {at[entry.node] for entry in node.inputs if entry.node in at}
-        written = {node.inputs[i].node for i in node.op.moved_inputs(train=True)}
-        for entry in node.inputs:
-            if entry.node.is_variable:
-                if entry.node in last:
-                    needs.add(last[entry.node])
-                readers.setdefault(entry.node, []).append(position)
-        for variable in written:
-            needs.update(readers.pop(variable, []))
-            last[variable] = position
+        needs = {at[source] for source, _ in node.inputs if source in at}
+        if states:
+            for source, _ in node.inputs:
+                if source in states:
+                    if source in last:
+                        needs.add(last[source])
+                    readers.setdefault(source, []).append(position)
+            for variable in {node.inputs[i].node for i in node.op.moved_inputs(train=True)}:
+                needs.update(readers.pop(variable, []))
+                last[variable] = position
         for kind in _orders(node):
             if kind in last:
                 needs.add(last[kind])

@@ -30,14 +30,15 @@ def infer_shapes(nodes: Sequence[Node], known: Mapping[Node, ShapeOrNone]) -> di
             shapes[Entry(node, 0)] = _begun_with(known.get(node), _declared_shape(node))
         else:
             shapes.update((Entry(node, index), None) for index in range(node.outputs()))
-    open_ = [node for node in nodes if node.op is not None]
+    open_ = [(node, _outputs(node)) for node in nodes if node.op is not None]
+    known_of: _Learned = {}
     for turn in range(_ROUNDS):
         changed, left = False, []
-        for node in open_:
-            learned = _infer_node(node, shapes)
+        for node, outputs in open_:
+            learned, is_settled = _infer_node(node, outputs, shapes, known_of)
             changed |= learned
-            if not _is_settled(node, shapes) or (learned and _reads_twice(node)):
-                left.append(node)
+            if not is_settled or (learned and _reads_twice(node)):
+                left.append((node, outputs))
         open_ = left[::-1]
         if not open_ or (not changed and turn):
             break
@@ -50,15 +51,6 @@ def _begun_with(given: ShapeOrNone, declared: ShapeOrNone) -> ShapeOrNone:
         return given
     both: Any = merge(given, declared)
     return declared if both is False else both
-
-
-def _is_settled(node: Node, shapes: Mapping[Entry, ShapeOrNone]) -> bool:
-    """Tell whether all shapes of a node's inputs and outputs are fully known."""
-    for entry in (*node.inputs, *_outputs(node)):
-        shape = shapes[entry]
-        if shape is None or -1 in shape:
-            return False
-    return True
 
 
 def _reads_twice(node: Node) -> bool:
@@ -82,11 +74,35 @@ def _declared_shape(node: Node) -> ShapeOrNone:
     return tuple(n if n > 0 else -1 for n in shape) if shape is not None else None
 
 
-def _infer_node(node: Node, shapes: dict[Entry, ShapeOrNone]) -> bool:
+_Learned = dict[tuple[Any, ...], tuple[list[ShapeOrNone], bool]]
+"""By operator and what was known: the shapes of inputs and outputs, and whether they are complete. Others in the graph
+are like it, as in an unrolled network."""
+
+
+def _infer_node(
+    node: Node, outputs: list[Entry], shapes: dict[Entry, ShapeOrNone], learned: _Learned
+) -> tuple[bool, bool]:
+    """Infer the shapes at one node; returns whether something was learned, and whether nothing is left to learn."""
     op = node.op
     assert op is not None
     given = [shapes[entry] for entry in node.inputs]
-    outputs = _outputs(node)
+    key = (op, *given, *[shapes[entry] for entry in outputs])
+    known = learned.get(key)
+    if known is None:
+        inputs, results = _asked(node, op, given, outputs, shapes)
+        known = learned[key] = [*inputs, *results], all(map(complete, (*inputs, *results)))
+    changed = False
+    for entry, shape in zip((*node.inputs, *outputs), known[0], strict=True):
+        if shapes[entry] != shape:
+            shapes[entry] = shape
+            changed = True
+    return changed, known[1]
+
+
+def _asked(
+    node: Node, op: Operator, given: list[ShapeOrNone], outputs: list[Entry], shapes: Mapping[Entry, ShapeOrNone]
+) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+    """The shapes of a node's inputs and outputs, as far as its operator knows."""
     try:
         if _is_plain(op):
             # What the output's users know of it holds for the inputs too.
@@ -100,12 +116,7 @@ def _infer_node(node: Node, shapes: dict[Entry, ShapeOrNone]) -> bool:
         results = [merge_or_raise(shapes[e], r, op) for e, r in zip(outputs, results, strict=True)]
     except MXNetError as error:
         _raise_at(node, error, {e.node.output_name(e.index): shapes[e] for e in node.inputs})
-    changed = False
-    for entry, shape in (*zip(node.inputs, inputs, strict=True), *zip(outputs, results, strict=True)):
-        if shapes[entry] != shape:
-            shapes[entry] = shape
-            changed = True
-    return changed
+    return inputs, results
 
 
 def from_inputs(op: Operator, given: Sequence[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
@@ -236,6 +247,37 @@ def _inputs_for(op: Operator, wanted: DType, count: int) -> list[DType | None]:
         return given if op.infer_type(list(given))[1][0] == wanted else unknown
     except TypeInferenceError:  # the first input has to be of another kind, such as an index
         return unknown
+
+
+def from_variables(
+    nodes: Sequence[Node], shapes: Mapping[Node, ShapeOrNone], dtypes: Mapping[Node, DType]
+) -> tuple[dict[Entry, Shape], dict[Entry, DType]] | None:
+    """The shapes and dtypes of every entry, where all of them follow from the variables' in one walk; else None.
+
+    That is where nothing is open, and no error to be told.
+    """
+    found_shapes: dict[Entry, Shape] = {}
+    found_dtypes: dict[Entry, DType] = {}
+    for node in nodes:
+        if node.op is None:
+            shape, dtype = shapes.get(node), dtypes.get(node)
+            if shape is None or -1 in shape or dtype is None:
+                return None
+            found_shapes[Entry(node, 0)], found_dtypes[Entry(node, 0)] = shape, dtype
+            continue
+        inputs = node.inputs
+        try:
+            spec = node.op.spec(
+                tuple([found_shapes[entry] for entry in inputs]), tuple([found_dtypes[entry] for entry in inputs])
+            )
+        except MXNetError:
+            return None
+        if not spec.follows:
+            return None
+        for index, shape in enumerate(spec.shapes):
+            entry = Entry(node, index)
+            found_shapes[entry], found_dtypes[entry] = shape, spec.dtypes[index]
+    return found_shapes, found_dtypes
 
 
 def known_shapes(nodes: Sequence[Node], given: Mapping[Node, ShapeOrNone]) -> dict[Entry, Shape]:

@@ -39,9 +39,22 @@ class Node:
         self.op = op
         self.name = name
         self.inputs = inputs
-        self.attributes = dict(attributes or {})
-        self.given = dict(given or {})
+        self.attributes = dict(attributes) if attributes else {}
+        self.given = dict(given) if given else {}
         self.origin = origin
+
+    def over(self, inputs: tuple[Entry, ...], attributes: Mapping[str, str] | None = None) -> Node:
+        """The same operator over other inputs, for a pass that rewrites a graph.
+
+        Args:
+            inputs: as many as it has.
+            attributes: in place of its own, which the new node shares.
+        """
+        made = Node.__new__(Node)
+        made.op, made.name, made.inputs = self.op, self.name, inputs
+        made.attributes = self.attributes if attributes is None else dict(attributes)
+        made.given, made.origin, made.versions = self.given, self.origin, None
+        return made
 
     @property
     def is_variable(self) -> bool:
@@ -90,6 +103,12 @@ def topological(entries: Iterable[Entry]) -> list[Node]:
     The order is that of MXNet, on which the order of ``list_arguments`` rests.
     """
     order: dict[Node, None] = {}
+    walk(entries, order)
+    return list(order)
+
+
+def walk(entries: Iterable[Entry], order: dict[Node, None]) -> None:
+    """Add the nodes that entries depend on to those that are in order already, as :func:`topological` does."""
     for root, _ in entries:
         stack = [(root, iter(root.inputs))] if root not in order else []
         while stack:
@@ -104,17 +123,21 @@ def topological(entries: Iterable[Entry]) -> list[Node]:
             else:
                 stack.pop()
                 order[node] = None
-    return list(order)
 
 
 def auxiliary_nodes(nodes: Iterable[Node]) -> dict[Node, None]:
     """The variables that an operator uses as auxiliary states, in order."""
-    return {
-        entry.node: None
-        for node in nodes
-        if node.op is not None
-        for entry in [node.inputs[position] for position in node.op.auxiliary_positions()]
-    }
+    found: dict[Node, None] = {}
+    positions: dict[Operator, tuple[int, ...]] = {}
+    for node in nodes:
+        op = node.op
+        if op is None:
+            continue
+        if op not in positions:
+            positions[op] = op.auxiliary_positions()
+        if positions[op]:
+            found.update((node.inputs[position].node, None) for position in positions[op])
+    return found
 
 
 def input_versions(nodes: Iterable[Node]) -> tuple[dict[Node, tuple[int, ...]], dict[Node, int]]:

@@ -281,16 +281,16 @@ def _in_place_donor(
 ) -> Entry | None:
     """An input whose buffer this output may take over, or None."""
     assert node.op is not None
-    roots = [plan.root.get(entry, entry) for entry in node.inputs]
+    inputs, root_of = node.inputs, plan.root.get
     for position, output in node.op.traits.in_place:
-        if output != index or position >= len(roots):
+        if output != index or position >= len(inputs):
             continue
-        root = roots[position]
+        root = root_of(inputs[position], inputs[position])
         if (
             root in plan.place
             and root not in taken
             and last_use[root] == step
-            and roots.count(root) == 1
+            and sum([root_of(entry, entry) == root for entry in inputs]) == 1
             and plan.nbytes(root) == plan.nbytes(Entry(node, index))
             and (root in plan.channels_last) == (Entry(node, index) in plan.channels_last)
         ):

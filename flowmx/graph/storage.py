@@ -132,6 +132,8 @@ def _has_dense_gradient(op: Operator) -> bool:
 class _Builder(Builder):
     """A builder that infers storage types."""
 
+    repeats = False  # what a gradient does depends on them, too
+
     def __init__(self, shapes: dict[Entry, Shape], dtypes: dict[Entry, DType], stypes: dict[Entry, str]) -> None:
         super().__init__(shapes, dtypes)
         self.stypes = stypes

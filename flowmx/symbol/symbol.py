@@ -6,6 +6,7 @@ import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,12 +59,13 @@ class Symbol(Methods):
         ['data', 'fc_weight', 'fc_bias']
     """
 
-    __slots__ = ("_entries",)
+    __slots__ = ("_entries", "_order")
     __array_ufunc__ = None
     """NumPy leaves operators with a number of its own on the left to the symbol."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._entries = tuple(entries)
+        self._order: list[Node] | None = None
 
     # -- structure -------------------------------------------------------------------------------------
 
@@ -74,7 +76,9 @@ class Symbol(Methods):
         return next(iter(nodes)).name if len(nodes) == 1 else None
 
     def _nodes(self) -> list[Node]:
-        return topological(self._entries)
+        if self._order is None:
+            self._order = topological(self._entries)
+        return list(self._order)
 
     def _variables(self) -> tuple[list[Node], list[Node]]:
         """The arguments and the auxiliary states."""
@@ -548,8 +552,9 @@ def compose(
     """Make a node; inputs that are not given become variables called ``<node>_<input>``, as in MXNet."""
     given = {key: _text(value) for key, value in parameters.items()}
     op = cls.create(**parameters)
-    label = name.current().get(label, _SPACE.sub("", called).lower())
-    scope = _attributes_of(cls, {**attribute.current(), **dict(attributes or {})})
+    label = name.current().get(label, _hint(called))
+    scope = {**attribute.current(), **attributes} if attributes else attribute.current()
+    scope = _attributes_of(cls, scope) if scope else {}
     origin = capture(3)
     entries: list[Entry] = []
     names = (*op.inputs(), *op.auxiliary)
@@ -578,6 +583,12 @@ def compose(
     return made_of([Entry(node, index) for index in range(op.visible_outputs())])
 
 
+@lru_cache(None)
+def _hint(called: str) -> str:
+    """The beginning of the names of an operator's nodes."""
+    return _SPACE.sub("", called).lower()
+
+
 def _attributes_of(cls: type[Operator], given: Mapping[str, Any]) -> dict[str, str]:
     """A node's attributes; where the operator has parameters, MXNet takes a name without underscores for one."""
     return {
@@ -589,7 +600,7 @@ def _attributes_of(cls: type[Operator], given: Mapping[str, Any]) -> dict[str, s
 def _begin(op: Operator, entries: Sequence[Entry]) -> None:
     """Set the operator's default initializers on its variables that have none."""
     defaults = default_initializers(op.name)
-    if not defaults:
+    if not defaults:  # as of nearly all
         return
     for argument, entry in zip((*op.inputs(), *op.auxiliary), entries, strict=True):
         if argument in defaults and entry.node.is_variable:

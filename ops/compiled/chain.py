@@ -7,11 +7,13 @@ graph of elementwise operators may be one, with several outputs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, operator
-from flowmx.ops.registry.traits import BatchWise
+from flowmx.ops.registry.traits import BatchWise, Traits
 
 
 class Link(NamedTuple):
@@ -22,6 +24,32 @@ class Link(NamedTuple):
     """Indices of the values that it reads; values are the chain's inputs, then the links' results, in order."""
     name: str
     """The name of its node, for messages."""
+
+
+_KEPT = 1024
+"""Forms of chains that are kept."""
+
+
+class _Common(NamedTuple):
+    """The part that chains share which differ in nothing but the names of their links, as those of an unrolled cell."""
+
+    done: tuple[tuple[int, ...], ...]
+    traits: Traits
+    specs: dict[Any, Any]
+    prepared: dict[Any, Any]
+
+
+@lru_cache(_KEPT)
+def _common(count: int, calls: tuple[tuple[Operator, tuple[int, ...]], ...], results: tuple[int, ...]) -> _Common:
+    """The common part for so many inputs, operators with the values that they read, and results."""
+    last = {value: at for at, (_, inputs) in enumerate(calls) for value in inputs}
+    done: list[list[int]] = [[] for _ in calls]
+    for value, at in last.items():
+        if value >= count and value not in results:
+            done[at].append(value)
+    # A loop reads an element of every input before it writes that of any output.
+    in_place = tuple([(source, target) for target in range(len(results)) for source in range(count)])
+    return _Common(tuple(map(tuple, done)), replace(Chain.traits, in_place=in_place), {}, {})
 
 
 @operator("_chain")
@@ -37,6 +65,8 @@ class Chain(Operator, hidden=True, keeps_layout=True, batch_wise=BatchWise.ALL):
     """Indices of the values that are outputs; values are the inputs, then the links' results."""
     done: ClassVar[tuple[tuple[int, ...], ...]] = ()
     """For each link, the values of links that nothing reads after it."""
+    prepared: ClassVar[dict[Any, Any]] = {}
+    """The place for what kernels prepare for a chain, by layout; chains that differ in names alone have it together."""
 
     @classmethod
     def of(cls, count: int, links: Sequence[Link], results: Sequence[int]) -> Operator:
@@ -47,25 +77,12 @@ class Chain(Operator, hidden=True, keeps_layout=True, batch_wise=BatchWise.ALL):
             links: the operators, each after those whose values it reads.
             results: which values are outputs.
         """
-        made = cls()
-        last = {value: at for at, link in enumerate(links) for value in link.inputs}
-        done: list[list[int]] = [[] for _ in links]
-        for value, at in last.items():
-            if value >= count and value not in results:
-                done[at].append(value)
-        own: dict[str, Any] = {
-            "count": count,
-            "links": tuple(links),
-            "results": tuple(results),
-            "done": tuple(map(tuple, done)),
-            "_specs": {},
-        }
-        for name, value in own.items():
-            object.__setattr__(made, name, value)
-        # A loop reads an element of every input before it writes that of any output.
-        made.with_traits(
-            in_place=tuple([(source, target) for target in range(len(results)) for source in range(count)])
-        )
+        made, results = cls(), tuple(results)
+        common = _common(count, tuple([(link.op, link.inputs) for link in links]), results)
+        made.__dict__.update(
+            count=count, links=tuple(links), results=results, done=common.done, traits=common.traits,
+            _specs=common.specs, prepared=common.prepared,
+        )  # fmt: skip
         return made
 
     def inputs(self) -> tuple[str, ...]:

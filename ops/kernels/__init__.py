@@ -64,6 +64,14 @@ def weight_of_link(device_type: str, op: Operator, dtype: DType, count: int) -> 
     return None if ask is None else ask(op, dtype, count)
 
 
+def load_ahead(device_type: str) -> None:
+    """Let the compiler of loops be loaded meanwhile, where there is one."""
+    if device_type == "cpu":
+        from flowmx.ops.kernels import llvm
+
+        llvm.chain.can_compile()
+
+
 def compile_ahead(device_type: str, chains: Sequence[tuple[Operator, Sequence[Laid], Sequence[Laid]]]) -> None:
     """Let the kernels of chains be compiled meanwhile, in this order, for inputs and outputs that lie like this."""
     from flowmx.ops.kernels import llvm

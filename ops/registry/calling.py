@@ -47,9 +47,10 @@ def split(
         return _split_open(cls, args, dict(kwargs), is_input)
     if cls.variadic:
         return _split_variadic(cls, args, parameters, is_input)
-    names = (*cls.arguments, *cls.auxiliary)
-    inputs = {name: parameters.pop(name) for name in names if name in parameters and name not in cls.parameters}
-    order = [*names, *cls.parameters]
+    names, order = _order(cls)
+    inputs: Inputs = {}
+    if parameters:
+        inputs = {name: parameters.pop(name) for name in names if name in parameters and name not in cls.parameters}
     if len(args) > len(order):
         raise TypeError(f"{cls.name}: {len(args)} positional arguments were given, expected at most {len(order)}")
     for name, value in zip(order, args, strict=False):
@@ -63,6 +64,18 @@ def split(
         if not is_input(value):
             raise ArgumentTypeError(f"{cls.name}: input {name} is {_short(value)}, expected {is_input.__name__}")
     return inputs, parameters
+
+
+def _order(cls: type[Operator]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of an operator's inputs, and of all that it takes, in order."""
+    known = _orders.get(cls)
+    if known is None:
+        names = (*cls.arguments, *cls.auxiliary)
+        known = _orders[cls] = names, (*names, *cls.parameters)
+    return known
+
+
+_orders: dict[type[Operator], tuple[tuple[str, ...], tuple[str, ...]]] = {}
 
 
 def drop_unknown(cls: type[Operator], parameters: dict[str, Any]) -> dict[str, Any]:

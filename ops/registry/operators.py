@@ -167,9 +167,22 @@ class Spec:
         rules: the gradient as it was learned (the tape's).
         is_plain: whether the operator makes its outputs from its inputs, and does nothing else.
         ready: what a call runs, once it was bound (the dispatcher's).
+        follows: whether all shapes and dtypes follow from those of the inputs.
     """
 
-    __slots__ = ("dtypes", "gradient", "is_plain", "light", "nbytes", "ready", "rules", "shapes", "single", "weight")
+    __slots__ = (
+        "dtypes",
+        "follows",
+        "gradient",
+        "is_plain",
+        "light",
+        "nbytes",
+        "ready",
+        "rules",
+        "shapes",
+        "single",
+        "weight",
+    )
 
     def __init__(self, shapes: list[Shape], dtypes: list[DType], light: bool, weight: int = 0) -> None:
         self.shapes = shapes
@@ -181,6 +194,7 @@ class Spec:
         self.gradient: Callable[..., Any] | None = None
         self.rules: dict[Any, Any] = {}
         self.is_plain = False
+        self.follows = True
         self.ready: Any = None
 
 
@@ -325,7 +339,8 @@ class Operator:
 
     def only_shapes(self) -> tuple[int, ...]:
         """Positions of inputs of which the forward looks at shape and dtype alone, by the trait ``shapes_only``."""
-        return tuple(position for position, name in enumerate(self.inputs()) if name in self.traits.shapes_only)
+        alone = self.traits.shapes_only
+        return tuple([position for position, name in enumerate(self.inputs()) if name in alone]) if alone else ()
 
     def moved_states(self) -> tuple[int, ...]:
         """Positions of states that the forward pass moves in training mode, on which this gradient does not depend."""
@@ -505,6 +520,8 @@ class Operator:
             final_shapes.append(shape)
         final_dtypes = [FLOAT32 if dtype is None else dtype for dtype in out_dtypes]
         made = Spec(final_shapes, final_dtypes, light=False)
+        # The lengths of 0 that an operator without inputs is given mean that its readers decide.
+        made.follows = None not in out_dtypes and (bool(names) or all(map(all, final_shapes)))
         moved = self.bytes_read([_size(s) * d.itemsize for s, d in zip(shapes, dtypes, strict=True)], made.nbytes)
         traits = self.traits
         made.gradient = None if traits.no_gradient else self.gradient

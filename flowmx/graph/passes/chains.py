@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 from flowmx.devices import Context
 from flowmx.graph.graph import Graph, Options, Rewriter, is_pure
@@ -24,7 +25,7 @@ from flowmx.ops import kernels
 from flowmx.ops.compiled.chain import Chain, Link
 from flowmx.ops.math.binary import Broadcasting
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Shape
+from flowmx.ops.registry.operators import Form, Operator, Shape
 
 MOST_OPERATORS = 64
 MOST_ARRAYS = 16
@@ -127,7 +128,10 @@ class _Search:
         self._wanted = set(graph.wanted())
         nodes = [node for node in graph.nodes() if node.op is not None]
         self._at = {node: position for position, node in enumerate(nodes)}
+        self._may_join: dict[Operator, bool] = {}
+        self._known: dict[Any, int | None] = {}
         self._weights = {node: weight for node in nodes if (weight := self._weight(node)) is not None}
+        self._places = {node: self._place(node) for node in self._weights}
         self._others = [0, *accumulate(node not in self._weights for node in nodes)]
         """For each position, how many operators before it can be in no group."""
         self._users, self._last = self._reading(nodes)
@@ -148,36 +152,30 @@ class _Search:
 
     def _weight(self, node: Node) -> int | None:
         """The weight of a node as a member of a group; None if it can not be in any."""
-        op, out, graph = node.op, Entry(node, 0), self._graph
+        op, graph = node.op, self._graph
         assert op is not None
-        if (
-            node.outputs() != 1
-            or not is_pure(op)
-            or op.traits.mode_matters
-            or op.traits.once
-            or len(node.inputs) >= MOST_ARRAYS
-        ):
+        if op not in self._may_join:
+            self._may_join[op] = _may_join(op)
+        if not self._may_join[op] or len(node.inputs) >= MOST_ARRAYS:
             return None
-        shape, dtype = graph.shapes[out], graph.dtypes[out]
-        for entry in node.inputs:
-            if graph.dtypes[entry] != dtype:
-                return None
-            if graph.shapes[entry] != shape and not (
-                isinstance(op, Broadcasting) and _walks_well(graph.shapes[entry], shape)
-            ):
-                return None
+        shapes, dtypes = graph.shapes, graph.dtypes
         context = graph.context(node)
         device_type = self._device_type if context is None else context.kernels
-        return kernels.weight_of_link(device_type, op, dtype, len(node.inputs)) if math.prod(shape) else None
+        forms = [(shapes[entry], dtypes[entry]) for entry in (Entry(node, 0), *node.inputs)]
+        key = (op, device_type, *forms)
+        if key not in self._known:
+            self._known[key] = _weight(op, device_type, forms[0], forms[1:])
+        return self._known[key]
 
     def _visit(self, node: Node) -> None:
         """Let a node join a group, or found one."""
         users = self._users.get(node, [])
         group = self._group_of.get(min(users, key=self._runs_at)) if users else None
         if group is None or not self._fits(node, group):
-            group = _Group(self._place(node), self._at[node])
+            group = _Group(self._places[node], self._at[node])
             self.groups.append(group)
-        is_output = Entry(node, 0) in self._wanted or any(self._group_of.get(user) is not group for user in users)
+        group_of = self._group_of
+        is_output = Entry(node, 0) in self._wanted or not all(group_of.get(user) is group for user in users)
         group.add(node, self._weights[node], is_output)
         self._group_of[node] = group
         for entry in node.inputs:
@@ -194,7 +192,7 @@ class _Search:
 
     def _fits(self, node: Node, group: _Group) -> bool:
         """Tell whether a node may join a group."""
-        if group.place != self._place(node) or len(group.members) >= MOST_OPERATORS:
+        if group.place != self._places[node] or len(group.members) >= MOST_OPERATORS:
             return False
         arrays = len({*group.inputs, *node.inputs}) + len(group.outputs)
         if arrays > MOST_ARRAYS or group.weight + self._weights[node] > MOST_WEIGHT:
@@ -210,6 +208,22 @@ class _Search:
 
     def _nbytes(self, entry: Entry) -> int:
         return math.prod(self._graph.shapes[entry]) * self._graph.dtypes[entry].itemsize
+
+
+def _may_join(op: Operator) -> bool:
+    """Tell whether an operator can be a member of a group for some inputs."""
+    return len(op.outputs()) == 1 and is_pure(op) and not op.traits.mode_matters and not op.traits.once
+
+
+def _weight(op: Operator, device_type: str, made: Form, given: Sequence[Form]) -> int | None:
+    """The weight of an operator with one output of this form, for inputs of these; None where it can be no member."""
+    whole, dtype = made
+    for shape, kind in given:
+        if kind != dtype:
+            return None
+        if shape != whole and not (isinstance(op, Broadcasting) and _walks_well(shape, whole)):
+            return None
+    return kernels.weight_of_link(device_type, op, dtype, len(given)) if math.prod(whole) else None
 
 
 def _walks_well(shape: Shape, whole: Shape) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import wraps
 
@@ -22,10 +23,11 @@ def keeping_effects(simplify: Pass) -> Pass:
     @wraps(simplify)
     def kept(graph: Graph, options: Options) -> Graph:
         found = simplify(graph, options)
-        return found if _effects(found) == _effects(graph) else graph
+        return found if found is graph or _effects(found) == _effects(graph) else graph
 
     return kept
 
 
 def _effects(graph: Graph) -> int:
-    return sum(node.op is not None and not is_pure(node.op, graph.train) for node in graph.nodes())
+    counts = Counter([node.op for node in graph.nodes()])
+    return sum(count for op, count in counts.items() if op is not None and not is_pure(op, graph.train))

@@ -78,15 +78,15 @@ def fuse(graph: Graph, options: Options) -> Graph:
     groups = _groups(rewriter, options.multiplied)
     fused = {node for group in groups.values() for node in (group.layer, *group.members)}
     relus = _relus(rewriter)
-    biases = {
-        node.inputs[0]: node for node in rewriter.nodes if isinstance(node.op, BackwardBias) and node.op.axis == 1
-    }
-    late = _behind(graph.heads, rewriter.nodes)
+    biases = _biases(rewriter.nodes)
     widened = _widened(rewriter, options.multiplied)
+    if not (groups or relus or biases or widened):
+        return graph
+    late = _behind(graph.heads, rewriter.nodes) if biases else set()
     for node in rewriter.nodes:
         if node in groups:
             _put_group(rewriter, groups[node], node)
-        elif node.op is None or node in fused or rewriter.new(Entry(node, 0)) != Entry(node, 0):
+        elif node.op is None or node in fused or rewriter.is_replaced(Entry(node, 0)):
             continue
         elif node in relus:
             _put(rewriter, node, BatchNormRelu, [Entry(relus[node], 0)])
@@ -105,6 +105,13 @@ def fuse(graph: Graph, options: Options) -> Graph:
         else:
             rewriter.keep(node)
     return rewriter.result()
+
+
+def _biases(nodes: Iterable[Node]) -> dict[Entry, Node]:
+    """For each gradient of a convolution's output that its filters' gradient reads, the sum that is its bias's."""
+    if not any(type(node.op) is ConvolutionWeight for node in nodes):
+        return {}
+    return {node.inputs[0]: node for node in nodes if isinstance(node.op, BackwardBias) and node.op.axis == 1}
 
 
 def _behind(heads: Sequence[Node], nodes: Iterable[Node]) -> set[Node]:
@@ -132,11 +139,12 @@ def fused(layer: Node, **changes: Any) -> Operator:
 
 def _groups(rewriter: Rewriter, dtypes: Collection[DType]) -> dict[Node, _Group]:
     """Groups of nodes to fuse, by the last node of each; later layers choose first."""
-    readers = {entry: node for node in rewriter.nodes for entry in node.inputs}
+    layers = [node for node in reversed(rewriter.nodes) if type(node.op) in FUSED]
+    readers = {entry: node for node in rewriter.nodes for entry in node.inputs} if layers else {}
     taken: set[Node] = set()
     found = {}
-    for node in reversed(rewriter.nodes):
-        if type(node.op) in FUSED and rewriter.dtypes[Entry(node, 0)] in dtypes:
+    for node in layers:
+        if rewriter.dtypes[Entry(node, 0)] in dtypes:
             group = _grown(rewriter, node, readers, taken)
             taken.update(group.members)
             if group.members:
@@ -221,10 +229,11 @@ def _relus(rewriter: Rewriter) -> dict[Node, Node]:
     """Each BatchNorm that a ReLU goes into, and that ReLU."""
     found = {}
     for node in rewriter.nodes:
-        if _activation(node) == "relu":
-            source = node.inputs[0]
-            if source.index == 0 and type(source.node.op) is BatchNorm and rewriter.uses[source] == 1:
-                found[source.node] = node
+        if not node.inputs or type(node.inputs[0].node.op) is not BatchNorm:
+            continue
+        source = node.inputs[0]
+        if source.index == 0 and _activation(node) == "relu" and rewriter.uses[source] == 1:
+            found[source.node] = node
     return found
 
 

@@ -29,10 +29,13 @@ def drop_identities(graph: Graph, options: Options) -> Graph:
     """Leave out nodes that give back what they are given."""
     rewriter = Rewriter(graph)
     changing = written(rewriter.nodes, graph.train)
+    rules: dict[Operator, Rule | None] = {}
     for node in rewriter.nodes:
         if node.op is None:
             continue
-        rule = _rule(node.op)
+        if node.op not in rules:
+            rules[node.op] = _rule(node.op)
+        rule = rules[node.op]
         found = None if rule is None else rule(_Site(rewriter, node, changing))
         if found is None or found.node in changing:
             rewriter.keep(node)

@@ -17,8 +17,10 @@ def note_maxima(graph: Graph, options: Options) -> Graph:
     """Let each max pooling with a gradient hand it a note, where kernels do so."""
     if kernel_for(options.device_type, NotedPooling.name) is None:
         return graph
+    noted = {node.inputs[2].node for node in graph.nodes() if _is_max(node, BackwardPooling)}
+    if not noted:
+        return graph
     rewriter = Rewriter(graph)
-    noted = {node.inputs[2].node for node in rewriter.nodes if _is_max(node, BackwardPooling)}
     for node in rewriter.nodes:
         if node.op is None:
             continue

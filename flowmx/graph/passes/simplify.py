@@ -49,15 +49,20 @@ class _Folding:
 
     def visit(self, node: Node, op: Operator) -> None:
         """Compute a node if it is constant; else let it read what has been folded."""
-        outputs = [Entry(node, index) for index in range(node.outputs())]
-        values = self._computed(node, op, outputs)
-        self._values.update(zip(outputs, values or (), strict=values is not None))
-        if values is None or max(value.nbytes for value in values) > SMALL:
-            self._keep(node, op)
-        for entry in node.inputs:
+        known = self._values
+        read = [entry for entry in node.inputs if entry in known] if known else []
+        if max(len(read), len(op.only_shapes())) < len(node.inputs):
+            self._keep(node, op, read)
+        else:
+            outputs = [Entry(node, index) for index in range(node.outputs())]
+            values = self._computed(node, op, outputs)
+            known.update(zip(outputs, values or (), strict=values is not None))
+            if values is None or max(value.nbytes for value in values) > SMALL:
+                self._keep(node, op, read)
+        for entry in read:
             self._reads[entry] -= 1
             if not self._reads[entry]:
-                self._values.pop(entry, None)
+                known.pop(entry, None)
 
     def _computed(self, node: Node, op: Operator, outputs: list[Entry]) -> list[Array] | None:
         """The outputs of a node that is constant and light; None for others."""
@@ -88,11 +93,14 @@ class _Folding:
             return None
         return made
 
-    def _keep(self, node: Node, op: Operator) -> None:
-        for entry in node.inputs:
-            value = self._values.get(entry)
-            if value is not None and value.nbytes <= SMALL:
+    def _keep(self, node: Node, op: Operator, read: list[Entry]) -> None:
+        for entry in read:
+            value = self._values[entry]
+            if value.nbytes <= SMALL:
                 self._fold(entry, value)
+        if type(op).without_like is Operator.without_like:
+            self.rewriter.keep(node)
+            return
         shape = self._graph.shapes[Entry(node, 0)]
         plain = op.without_like(shape, self._graph.dtypes[Entry(node, 0)]) if shape and 0 not in shape else None
         if plain is not None:  # what was only looked at then need not be there any more
@@ -133,25 +141,30 @@ def merge_common(graph: Graph, options: Options) -> Graph:
     rewriter = Rewriter(graph)
     changing = written(rewriter.nodes, graph.train)
     forward, lasting = set(graph.forward()), _lasting(graph)
-    keys: dict[Operator, object] = {}
+    says: dict[Operator, int | None] = {}
+    """For each operator the number of what it says; None where it does more than that."""
+    numbers: dict[object, int] = {}
     known: dict[object, tuple[Node, Node]] = {}
     for node in rewriter.nodes:
         op = node.op
         if op is None:
             continue
-        inputs = tuple([rewriter.new(entry) for entry in node.inputs])
-        outputs = [Entry(node, index) for index in range(node.outputs())]
-        is_small = sum(_nbytes(graph, entry) for entry in outputs) <= SMALL
-        if not is_pure(op, graph.train) or any(entry.node in changing for entry in inputs) or not (inputs or is_small):
-            rewriter.keep(node)
+        if op not in says:
+            says[op] = numbers.setdefault(_says(op), len(numbers)) if is_pure(op, graph.train) else None
+        kept, said = rewriter.keep(node), says[op]
+        inputs = kept.inputs
+        if said is None or (changing and any(entry.node in changing for entry in inputs)):
             continue
-        if op not in keys:
-            keys[op] = _says(op)
-        key = (keys[op], inputs, graph.context(node))
+        key = (said, inputs, graph.context(node) if graph.groups else None)
         first, made = known.get(key, (None, node))
-        if first is not None and (
+        if first is None:
+            if inputs or _is_small(graph, node):
+                known[key] = (node, kept)
+            continue
+        outputs = [Entry(node, index) for index in range(node.outputs())]
+        if (
             (first in forward) == (node in forward)
-            or is_small
+            or _is_small(graph, node)
             or op.traits.view
             or all(Entry(first, index) in lasting for index in range(len(outputs)))
         ):
@@ -159,8 +172,13 @@ def merge_common(graph: Graph, options: Options) -> Graph:
                 rewriter.replace(entry, Entry(made, entry.index))
             rewriter.note(f"{node.name} is what {first.name} is already")
         else:
-            known[key] = (node, rewriter.keep(node))
+            known[key] = (node, kept)
     return rewriter.result()
+
+
+def _is_small(graph: Graph, node: Node) -> bool:
+    """Tell whether the outputs of a node cost nothing to keep."""
+    return sum([_nbytes(graph, Entry(node, index)) for index in range(node.outputs())]) <= SMALL
 
 
 def _says(op: Operator) -> object:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from flowmx.graph.graph import Graph, predecessors
-from flowmx.graph.node import Node, topological
+from flowmx.graph.node import Node
 from flowmx.graph.planning.live import StepValues, Values
 
 LATE = "__late__"
@@ -96,9 +96,7 @@ def apart(graph: Graph) -> tuple[list[Node], list[Node]]:
 
 def _passes(graph: Graph) -> tuple[list[Node], list[Node]]:
     """The operators of each pass, as a depth-first walk finds them."""
-    forward = graph.forward()
-    before = set(forward)
-    return forward, [n for n in topological(graph.gradients.values()) if n.op is not None and n not in before]
+    return graph.forward(), graph.backward()
 
 
 class Steps:

@@ -7,6 +7,7 @@ one step.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from flowmx.graph.graph import Options
@@ -42,6 +43,7 @@ def laid(plan: Plan, entry: Entry) -> Laid:
     return Laid(shape, strides(shape, entry in plan.channels_last), plan.graph.dtypes[entry])
 
 
+@lru_cache(4096)
 def strides(shape: Shape, channels_last: bool) -> Shape:
     """The strides of an array, counted in elements: in C order, or with axis 1 innermost."""
     order: Collection[int] = (0, *range(2, len(shape)), 1) if channels_last else range(len(shape))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flowmx.devices import Device
+from flowmx.graph import collector
 from flowmx.graph.node import Entry
 from flowmx.graph.running.memory import Blocks
 from flowmx.graph.running.results import Results
@@ -44,6 +45,7 @@ class Pool:
             runner.block = self._blocks.take(runner, runner.block)
         return runner
 
+    @collector.paused()
     def _make(self) -> Runner:
         runner = Runner(*self._made_of)
         runner.allocate_kept()

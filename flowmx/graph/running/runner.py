@@ -10,16 +10,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from flowmx import settings
 from flowmx.devices import Context, Device
 from flowmx.graph.checking.poison import Poisoned
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.planning.workspace import laid
+from flowmx.graph.running.ahead import compile_loops
 from flowmx.graph.running.results import Ending, Results
 from flowmx.graph.running.slices import InSlices
 from flowmx.graph.running.steps import Part, Step
 from flowmx.ndarray.core import forward_of
-from flowmx.ops import kernels
 from flowmx.ops.compiled.chain import Chain
 from flowmx.ops.compiled.sliced import Sliced
 from flowmx.ops.registry.operators import Array, Run, Shape, TiedForward, tied_forward
@@ -68,13 +70,8 @@ class Runner:
     def _compile_ahead(self) -> None:
         """Let what the steps run be compiled while the first ones already do."""
         nodes = [step.node for step in (*self.once, *self.forward, *self.backward) if type(step.node.op) is Chain]
-        steps = []
-        for node in nodes:
-            assert node.op is not None
-            outputs = [laid(self.plan, Entry(node, index)) for index in range(node.outputs())]
-            steps.append((node.op, [laid(self.plan, entry) for entry in node.inputs], outputs))
-        if steps:
-            kernels.compile_ahead(self.device(nodes[0]).kernels, steps)
+        if nodes:
+            compile_loops(nodes, lambda entry: laid(self.plan, entry), self.device(nodes[0]).kernels)
 
     def part(self, device: Device, once: Sequence[Step] = (), steps: Sequence[Step] = ()) -> Part:
         """Steps to run as one operation of a device."""
@@ -160,17 +157,16 @@ class Runner:
         if self._settled.get(context, memory) is memory:
             return False
 
-        def part(place: int, nbytes: int) -> Array | None:
-            start = plan.arena.offsets[place]
-            return None if memory is None else memory[start : start + nbytes]
-
-        for entry, place in plan.place.items():
-            if plan.graph.context(entry.node) is context:
-                flat = part(place, plan.nbytes(entry))
-                self.put(entry, None if flat is None else self._shaped(flat, entry))
+        offsets = plan.arena.offsets
+        entries = [entry for entry in plan.place if plan.graph.context(entry.node) is context]
+        if memory is None:
+            self.bind(entries, [None] * len(entries))
+        else:
+            self.bind(entries, [self._shaped(memory, offsets[plan.place[entry]], entry) for entry in entries])
         for node, place in plan.workspace.items():
             if plan.graph.context(node) is context and node in self._tied:
-                self._tied[node].use(part(place, plan.lives[place].size))
+                start = offsets[place]
+                self._tied[node].use(None if memory is None else memory[start : start + plan.lives[place].size])
         self._settled[context] = memory
         return True
 
@@ -180,10 +176,13 @@ class Runner:
             if settled is memory:
                 self.settle(context, None)
 
-    def _shaped(self, memory: Array, entry: Entry) -> Array:
-        """Bytes as the array of an entry."""
+    def _shaped(self, memory: Array, start: int, entry: Entry) -> Array:
+        """The bytes of an arena from ``start`` on as the array of an entry."""
         graph = self.plan.graph
-        shape, flat = graph.shapes[entry], memory.view(graph.dtypes[entry])
+        shape, dtype = graph.shapes[entry], graph.dtypes[entry]
+        if entry not in self.plan.channels_last and type(memory) is np.ndarray:
+            return np.ndarray(shape, dtype, memory, start)  # in one call, of which big graphs make thousands
+        flat = memory[start : start + self.plan.nbytes(entry)].view(dtype)
         if entry not in self.plan.channels_last:
             return flat.reshape(shape)
         rank = len(shape)

@@ -22,7 +22,7 @@ from flowmx.ops.registry.operators import Array, Laid, Operator, Run, Shape, ker
 
 _LEAST = 512
 """Elements times links below which it is not worth a compilation."""
-_MOST_CALLS = 8
+_MOST_CALLS = 64
 """Layouts of arrays for which a chain stays prepared."""
 
 
@@ -114,7 +114,8 @@ def _formula(op: Operator) -> Fused:
 
 
 @lru_cache(maxsize=1)
-def _can_compile() -> bool:
+def can_compile() -> bool:
+    """Tell whether there is a compiler; the first time it begins to be loaded."""
     found = find_spec("llvmlite") is not None
     if found:
         load_ahead()  # it takes as long as many a graph, which is planned meanwhile
@@ -129,7 +130,7 @@ def weight(op: Operator, dtype: DType, count: int) -> int | None:
         dtype: of its inputs and its output.
         count: how many inputs it has.
     """
-    if not _can_compile():
+    if not can_compile():
         return None
     known: dict[Any, int | None] = op.__dict__.get("_weights", {})
     if (dtype, count) not in known:
@@ -195,14 +196,14 @@ def _computed(chain: Chain, inputs: Sequence[Array], outputs: Sequence[Array]) -
 def _call(chain: Chain, inputs: Sequence[Array], outputs: Sequence[Array]) -> _Call | None:
     """Prepare a chain for these arrays, or take what was prepared before; None where no loop fits."""
     arrays = [*inputs, *outputs]
-    key = tuple([(array.shape, array.strides) for array in arrays])
-    known: dict[Any, _Call | None] | None = chain.__dict__.get("_calls")
-    if known is None or len(known) > _MOST_CALLS:
-        known = {}
-        object.__setattr__(chain, "_calls", known)
-    if key not in known:
-        known[key] = _prepare(chain, inputs, outputs)
-    return known[key]
+    key = (outputs[0].dtype, *[(array.shape, array.strides) for array in arrays])
+    known: dict[Any, _Call | None] = chain.prepared
+    if key in known:
+        return known[key]
+    if len(known) >= _MOST_CALLS:
+        known.clear()
+    made = known[key] = _prepare(chain, inputs, outputs)
+    return made
 
 
 def _prepare(chain: Chain, inputs: Sequence[Array], outputs: Sequence[Array]) -> _Call | None:

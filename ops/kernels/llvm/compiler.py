@@ -1,37 +1,37 @@
 """From LLVM's assembly to functions in memory, by llvmlite, with a cache of machine code on disk.
 
-llvmlite is imported at the first compilation. A file of the cache is named by a digest of all that its content
-follows from: the text, LLVM's version, the processor and its features. It begins with a digest of what
-follows, so that a damaged file is found out and made anew. A folder that can not be written costs only time.
+llvmlite is imported at the first compilation. To choose and order instructions well takes LLVM five times as long as to
+do it plainly. The first call of a function gets plain code (:func:`compile_plainly`), which gives the same bits, but
+for the signs of NaNs: the text says what is rounded, and in what order.
+
+A file of the cache (:mod:`flowmx.disk_cache`) is named by a digest of the text, LLVM's version, the processor and its
+features.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from flowmx import settings
+from flowmx import disk_cache
 from flowmx.ops.kernels.llvm.code import DATA
 
 Function = Callable[[bytes], None]
 _PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_char_p)  # releases the interpreter's lock
-_DIGEST = hashlib.sha256
-_DIGEST_SIZE = _DIGEST().digest_size
-
 _PASSES = ("sroa", "simplify_cfg", "instruction_combine")
 """LLVM's passes over a text, in order. It works on vectors already, and its loops are as they should be: what is left
 is to keep variables in registers, and to tidy up. LLVM's own choice takes 20 times as long.
 """
+_PLAIN = ".plain"
+"""The ending of files of plain code."""
 _GENERATION = 2
 """Part of the cache key; increase it when :func:`_generate` makes other code of the same text."""
 
@@ -55,6 +55,8 @@ class _Host(NamedTuple):
     """The compiler for this machine."""
 
     machine: Any
+    plain: Any
+    """The one for plain code."""
     engine: Any
     features: frozenset[str]
     identity: str
@@ -78,8 +80,11 @@ def _set_up() -> _Host | None:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         name, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
-        machine = llvm.Target.from_default_triple().create_target_machine(
-            cpu=name, features=features.flatten(), opt=3, reloc="pic", codemodel="small", jit=True
+        machine, plain = (
+            llvm.Target.from_default_triple().create_target_machine(
+                cpu=name, features=features.flatten(), opt=level, reloc="pic", codemodel="small", jit=True
+            )
+            for level in (3, 0)
         )
         engine = llvm.create_lljit_compiler(machine, use_jit_link=True)
         keep(engine)
@@ -94,7 +99,7 @@ def _set_up() -> _Host | None:
         name,
         features.flatten(),
     )
-    return _Host(machine, engine, able, repr(identity))
+    return _Host(machine, plain, engine, able, repr(identity))
 
 
 def knows_arrays() -> bool:
@@ -123,22 +128,73 @@ def compile(text: str) -> Compiled:
         Unavailable: llvmlite is missing.
     """
     with _lock:
-        host = _host()
-        if host is None:
-            raise Unavailable("llvmlite is not installed")
-        key = _DIGEST(f"{host.identity}\n{text}".encode()).hexdigest()
-        known = _loaded.get(key)
-        if known is None:
-            path = _folder() / key
-            machine_code = _read(path)
-            if machine_code is None:
-                machine_code = _generate(host, text)
-                _write(path, machine_code)
-            known = _loaded[key] = _load(host, key, machine_code)
-        return known
+        host, key = _key(text)
+        return _function(host, disk_cache.folder() / key, lambda: _generate(host, text))
 
 
-def _generate(host: _Host, text: str) -> bytes:
+def compile_plainly(text: str) -> tuple[Compiled, Path | None]:
+    """The same function, from the cache or compiled now: code that may be slower, and is there in half the time.
+
+    Returns:
+        it, and its file for :func:`improve`; None where it is what :func:`compile` gives.
+
+    Raises:
+        Unavailable: llvmlite is missing.
+    """
+    with _lock:
+        host, key = _key(text)
+        if key in _loaded or (disk_cache.folder() / key).exists():
+            return compile(text), None
+        path = disk_cache.folder() / f"{key}{_PLAIN}"
+        return _function(host, path, lambda: _generate(host, text, True)), path
+
+
+def improve(text: str, plain: Path) -> Compiled:
+    """The function that :func:`compile` gives, where there is plain code; it takes the place of that one's file.
+
+    Raises:
+        Unavailable: llvmlite is missing.
+    """
+    with _lock:
+        host, key = _key(text)
+        found = _function(host, plain.with_name(key), lambda: _emit(host, host.machine, text), plain.exists())
+        with suppress(OSError):
+            plain.unlink()
+        return found
+
+
+def _function(host: _Host, path: Path, generate: Callable[[], bytes], is_kept: bool = True) -> Compiled:
+    """The function of a file's name, from memory, from the file, or made now."""
+    name = path.name
+    known = _loaded.get(name)
+    if known is None:
+        machine_code = disk_cache.read(path)
+        if machine_code is None:
+            machine_code = generate()
+            if is_kept:
+                disk_cache.write(path, machine_code)
+        known = _loaded[name] = _load(host, name, machine_code)
+    return known
+
+
+def _key(text: str) -> tuple[_Host, str]:
+    """The compiler, and the key of a text in the cache.
+
+    Raises:
+        Unavailable: llvmlite is missing.
+    """
+    host = _host()
+    if host is None:
+        raise Unavailable("llvmlite is not installed")
+    return host, disk_cache.digest(f"{host.identity}\n{text}".encode()).hexdigest()
+
+
+def _generate(host: _Host, text: str, is_plain: bool = False) -> bytes:
+    return _emit(host, host.plain if is_plain else host.machine, text)
+
+
+def _emit(host: _Host, machine: Any, text: str) -> bytes:
+    """Machine code by one of the compiler's machines."""
     import llvmlite.binding as llvm
 
     module = llvm.parse_assembly(text)
@@ -147,7 +203,7 @@ def _generate(host: _Host, text: str) -> bytes:
     for name in _PASSES:
         getattr(passes, f"add_{name}_pass")()
     passes.run(module, llvm.create_pass_builder(host.machine, llvm.create_pipeline_tuning_options()))
-    code: bytes = host.machine.emit_object(module)
+    code: bytes = machine.emit_object(module)
     return code
 
 
@@ -164,41 +220,3 @@ def _load(host: _Host, key: str, machine_code: bytes) -> Compiled:
 def keep(thing: Any) -> None:
     """Keep it for ever: a thread may run its code, or look at it, while the interpreter ends."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-
-
-# -- the cache ---------------------------------------------------------------------------------------------
-
-
-def _folder() -> Path:
-    """The folder of cached machine code: FLOWMX_KERNEL_CACHE, else one in the user's cache folder."""
-    named = settings.get().kernel_cache
-    if named:
-        return Path(named)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path("~").expanduser() / ".cache") / "flowmx" / "kernels"
-
-
-def _read(path: Path) -> bytes | None:
-    """The content of a file of the cache, or None where there is no sound one."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return None
-    digest, machine_code = content[:_DIGEST_SIZE], content[_DIGEST_SIZE:]
-    return machine_code if digest == _DIGEST(machine_code).digest() else None
-
-
-def _write(path: Path, machine_code: bytes) -> None:
-    """Put a file into the cache as a whole, or not at all."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, made = tempfile.mkstemp(dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(_DIGEST(machine_code).digest() + machine_code)
-            Path(made).replace(path)
-        except BaseException:
-            Path(made).unlink()
-            raise
-    except OSError:
-        pass  # read-only or full: it is compiled again next time

@@ -140,11 +140,11 @@ class Loop:
 
     def bind(self, size: int, numbers: Sequence[float]) -> Callable[..., None] | None:
         """A call over so many elements by one thread, of flat arrays; None where it is not compiled (yet), or more."""
-        compiled = self.program.compiled or self.program.get()
-        if compiled is None or size * self._pace > WORTH_A_THREAD_NS:
+        program: Any = self.program  # its function is replaced by a better one
+        if program.get() is None or size * self._pace > WORTH_A_THREAD_NS:
             return None
         head, pack = self._pack(0, 1, size, size, *numbers), self._pack_places
-        return lambda *arrays: team.run(compiled, head + pack(*map(id, arrays)), 1)
+        return lambda *arrays: team.run(program.compiled, head + pack(*map(id, arrays)), 1)
 
 
 def in_memory_order(arrays: Sequence[Array]) -> bool:

@@ -27,7 +27,6 @@ import numpy as np
 from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, kinds, parameter, placeholder, uniforms
 from flowmx.ops.kernels.llvm import functions, team
 from flowmx.ops.kernels.llvm.code import FLOAT, Code, Real, Value
-from flowmx.ops.kernels.llvm.compiler import Compiled
 from flowmx.ops.kernels.llvm.elementwise import real_of
 from flowmx.ops.kernels.llvm.lowering import invariants, lower
 from flowmx.ops.kernels.llvm.program import Program
@@ -42,8 +41,8 @@ _TWO_TASKS = 1 << 15
 _SLOTS = 4
 _KEPT = 256
 """Forms of calls that a formula remembers."""
-_Known = tuple[Compiled, bytes, tuple[int, int, int] | None, bool]
-"""A call on arrays of one shape: the function, its words but for the arrays, the shape of what tasks add up by
+_Known = tuple[Program, bytes, tuple[int, int, int] | None, bool]
+"""A call on arrays of one shape: the program, its words but for the arrays, the shape of what tasks add up by
 themselves, whether several threads take part."""
 
 
@@ -173,21 +172,21 @@ class Rows:
             known = self._learn(op, shape, parts, dtypes)
             if known is None:
                 return False
-        compiled, head, shares, is_shared = known
+        program, head, shares, is_shared = known
         places = [*map(id, inputs), *map(id, outputs)]
         if shares is not None:
             kept = np.empty(shares, np.float32)
             places.append(id(kept))
         words = head + self._pack_places(*places)  # new bytes for each call, which counts in them
-        team.run(compiled, words, team.count() if is_shared else 1)
+        assert program.compiled is not None
+        team.run(program.compiled, words, team.count() if is_shared else 1)
         return True
 
     def _learn(self, op: Any, shape: tuple[int, int, int], parts: int, dtypes: tuple[Any, ...]) -> _Known | None:
         """Remember what calls of an operator on arrays of a shape need; None where it is not compiled (yet)."""
         outer, length, inner = shape
         program = self._program(dtypes, inner)
-        compiled = program.compiled or program.get()
-        if compiled is None:
+        if program.get() is None:
             return None
         values = {"length": length * parts}
         numbers = [evaluate(each, lambda n: values[n] if n in values else getattr(op, n)) for each in self._uniforms]
@@ -205,7 +204,7 @@ class Rows:
         shares = (tasks, self.kind.totals, length) if self.kind.totals else None
         if len(self._known) >= _KEPT:
             self._known.clear()
-        made = self._known[op, shape, parts, dtypes] = compiled, head, shares, size > _TWO_TASKS and tasks > 1
+        made = self._known[op, shape, parts, dtypes] = program, head, shares, size > _TWO_TASKS and tasks > 1
         return made
 
     def is_ready(self, inner: int = 1, dtypes: Sequence[Any] = ()) -> bool:

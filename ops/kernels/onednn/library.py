@@ -203,17 +203,17 @@ class Library:
         return (text.value or b"").decode()
 
     @cached_property
-    def _isa(self) -> int:
+    def isa(self) -> int:
         """The processor's instructions as far as they are used, as bits of ``dnnl_cpu_isa_t``."""
         return int(self._dll.dnnl_get_effective_cpu_isa())
 
     def multiplies(self, dtype: DType) -> bool:
         """Tell whether the processor has instructions for products of this type, and oneDNN is free to use them."""
-        return not ~self._isa & _NEEDS.get(dtype, 0)
+        return not ~self.isa & _NEEDS.get(dtype, 0)
 
     def multiplies_bytes(self) -> bool:
         """Tell whether the processor has instructions that sum products of bytes exactly."""
-        return bool(self._isa & (_AVX512_VNNI | _AVX2_VNNI))
+        return bool(self.isa & (_AVX512_VNNI | _AVX2_VNNI))
 
     def sums_bytes_exactly(self, implementation: str) -> bool:
         """Tell whether an implementation of products of bytes sums them in 32 bits from the first addition on.
@@ -222,7 +222,7 @@ class Library:
         """
         if implementation.startswith("ref"):
             return False  # it would be exact, and slower than sums in float32
-        return bool(self._isa & _AVX512_VNNI) or (self.multiplies_bytes() and "vnni" in implementation)
+        return bool(self.isa & _AVX512_VNNI) or (self.multiplies_bytes() and "vnni" in implementation)
 
     def version(self) -> str:
         """The library's version."""
