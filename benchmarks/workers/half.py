@@ -89,7 +89,7 @@ def flowmx(mx: Any, dtype: str, name: str, batch: int, train: bool) -> float:
         net = _encoder(mx, *SHAPES[name])
         data = mx.nd.array(rng.standard_normal((batch, LENGTH, SHAPES[name][1]))).astype(dtype)
     else:
-        layers = networks.symbol(mx, networks.NETWORKS[name]).get_internals()
+        layers = networks.symbol(mx, (networks.NETWORKS | networks.LATER)[name]).get_internals()
         net = mx.gluon.SymbolBlock(layers[-3] if "label" in layers[-2].name else layers[-2], mx.sym.var("data"))
         data = mx.nd.array(rng.standard_normal((batch, 3, size_of(name), size_of(name)))).astype(dtype)
     vectors = ".*(gamma|beta|mean|var|bias)$"
@@ -175,7 +175,7 @@ def pytorch(dtype: str, name: str, batch: int, train: bool) -> float:
     elif name in SHAPES:
         net, data = _torch_encoder(torch, *SHAPES[name]), torch.randn(batch, LENGTH, SHAPES[name][1], dtype=kind)
     else:
-        net = networks.module(torch, networks.NETWORKS[name], size_of(name))
+        net = networks.module(torch, (networks.NETWORKS | networks.LATER)[name], size_of(name))
         data = torch.randn(batch, 3, size_of(name), size_of(name), dtype=kind)
         layouts.append(torch.channels_last)
     if not train:
