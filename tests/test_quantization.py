@@ -260,6 +260,11 @@ def test_wrong_options_are_refused(networks, given, message):
         quantization.quantize_net_v2(networks["mlp"], data_shapes=[("data", (2, 1, 8, 8))], **given)
 
 
+def test_a_shape_without_a_name_is_refused(networks):
+    with pytest.raises(TypeError, match=r"data_shapes has \(2, 1, 8, 8\), expected a DataDesc"):
+        quantization.quantize_net_v2(networks["mlp"], data_shapes=[(2, 1, 8, 8)])
+
+
 def test_batch_norm_without_a_range_says_what_to_do():
     given = [mx.nd.ones((1, 2), dtype="int8"), *[mx.nd.ones((2,))] * 4, mx.nd.array([-1.0]), mx.nd.array([1.0])]
     with pytest.raises(mx.base.MXNetError, match="exclude the operator BatchNorm"):

@@ -41,7 +41,7 @@ from flowmx.devices import Context, cpu
 from flowmx.gluon import HybridBlock, SymbolBlock
 from flowmx.graph.quantizing.calibrate import calibrated
 from flowmx.graph.quantizing.quantize import Quantizing, quantize
-from flowmx.io import DataIter
+from flowmx.io import DataDesc, DataIter
 from flowmx.module import Module
 from flowmx.ndarray import NDArray
 from flowmx.symbol import Symbol
@@ -336,14 +336,15 @@ def quantize_net_v2(
 
     Raises:
         ValueError: wrong options, or neither data nor shapes.
+        TypeError: a description of an input is none.
         MXNetError: a node can not be quantized; names it.
     """
     _check_context(ctx)
     network.hybridize()
-    shapes = list(data_shapes or ())
+    shapes = [_description(each) for each in data_shapes or ()]
     if calib_data is not None:
         calib_data, provided = _as_data_iter(calib_data)
-        shapes = shapes or list(provided)
+        shapes = shapes or [_description(each) for each in provided]
     if not shapes:
         raise ValueError("data_shapes is missing, expected a DataDesc for each input, or calib_data")
     names, symbol = _traced(network, shapes, ctx)
@@ -381,7 +382,16 @@ def quantize_net_v2(
     return made
 
 
-def _traced(network: HybridBlock, shapes: list[Any], ctx: Context) -> tuple[list[str], Symbol]:
+def _description(given: Any) -> DataDesc:
+    """The description of an input, which may be given as its name and shape."""
+    if isinstance(given, DataDesc):
+        return given
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str):
+        return DataDesc(*given)
+    raise TypeError(f"data_shapes has {given!r}, expected a DataDesc, or the name and the shape of an input")
+
+
+def _traced(network: HybridBlock, shapes: list[DataDesc], ctx: Context) -> tuple[list[str], Symbol]:
     """Call a block with as many of the described inputs as it takes; returns their names, and the graph.
 
     Raises:
@@ -389,7 +399,7 @@ def _traced(network: HybridBlock, shapes: list[Any], ctx: Context) -> tuple[list
     """
     while True:
         try:
-            network(*[nd.zeros(tuple(each[1]), ctx=ctx, dtype=getattr(each, "dtype", "float32")) for each in shapes])
+            network(*[nd.zeros(tuple(each.shape), ctx=ctx, dtype=each.dtype) for each in shapes])
         except TypeError:
             shapes.pop()
             if not shapes:
