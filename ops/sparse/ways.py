@@ -50,21 +50,28 @@ class Way:
     Attributes:
         stype: the storage type of its result.
         compute: called with the run and the inputs' content; gives the result's, with data that no input has, or that
-            of the first input where the call is in place.
+            of the first input where the call is in place. Where there are further outputs, a list of all.
         gradient: the operator's on these, if not its own.
         makes_dense: whether it makes sparse inputs dense, which users are told.
+        further: the storage types of the outputs after the first.
     """
 
     stype: str
-    compute: Callable[..., Raw]
+    compute: Callable[..., Raw | list[Raw]]
     gradient: Callable[..., Sequence[Any]] | None = None
     makes_dense: bool = False
+    further: tuple[str, ...] = ()
+
+    @property
+    def stypes(self) -> tuple[str, ...]:
+        """The storage types of all outputs."""
+        return (self.stype, *self.further)
 
 
 Finder = Callable[[Call], Way | None]
 
 _finders: dict[str, Finder] = {}
-_FAMILIES = ("elementwise", "binary", "products", "reductions", "parts", "lookups", "outputs", "updates")
+_FAMILIES = ("elementwise", "binary", "products", "reductions", "parts", "lookups", "outputs", "updates", "graphs")
 
 
 def way(*names: str) -> Callable[[Finder], Finder]:

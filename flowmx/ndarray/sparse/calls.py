@@ -16,7 +16,7 @@ from flowmx.devices import Device
 from flowmx.engine import capture
 from flowmx.engine.origin import warn_user
 from flowmx.engine.runtime import engine
-from flowmx.engine.scheduler import Operation
+from flowmx.engine.scheduler import Operation, Variable
 from flowmx.errors import ShapeError, StorageFallbackWarning
 from flowmx.ndarray import core, views
 from flowmx.ndarray.array import NDArray
@@ -54,35 +54,42 @@ def invoke(op: Operator, inputs: Sequence[BaseArray], out: Any, device: Device |
         return _by_dense(op, inputs, given, out, where, depth)
     if way.makes_dense and set(stypes) != {"default"}:
         _warn(op, stypes)
-    shape, dtype = _form(op, inputs)
-    for each in given:
+    forms = _forms(op, inputs)
+    for each, (shape, _) in zip(given, forms, strict=False):
         if tuple(each._shape) != shape:
             raise ShapeError(f"{op.name}: out has shape {tuple(each._shape)}, expected {shape}")
         if mode.recording:
             views.refuse_write(each, op.name, any(other._entry is not None for other in inputs))
-    made = given[0] if given else _new(way.stype, where, shape, dtype)
-    written = [inputs[position]._storage for position in op.updates]
+    made = [_new(stype, where, *form) for stype, form in zip(way.stypes, forms, strict=True)]
+    made[: len(given)] = given
+    moved = [inputs[position]._storage for position in op.updates]
+    written: tuple[Variable, ...] = (*[each._storage for each in made], *moved)
+    if op.traits.uses_random:
+        written += (where.generator,)
     origin = capture(depth)
     arguments = (way, run_on(where, mode.training), op.updates, inputs, made)
     reads = tuple([each._storage for each in inputs])
-    if given and made._view is not None:
-        reads += (made._storage,)
-    engine.enqueue(Operation(_compute, arguments, reads, (made._storage, *written), where.compute, op.name, origin))
+    reads += tuple([each._storage for each in given if each._view is not None])
+    engine.enqueue(Operation(_compute, arguments, reads, written, where.compute, op.name, origin))
     if mode.recording:
         gradient = None if op.traits.no_gradient else way.gradient or op.gradient
         if given:
-            record_written(op.name, gradient, inputs, [made], given, 1, origin)
+            record_written(op.name, gradient, inputs, made, given, len(made), origin)
         else:
-            record(op.name, gradient, inputs, [made], 1, origin)
-    return made
+            record(op.name, gradient, inputs, made, len(made), origin)
+    return made[0] if len(made) == 1 else made
 
 
-def _compute(way: Way, run: Run, updates: Sequence[int], inputs: Sequence[BaseArray], made: BaseArray) -> None:
+def _compute(
+    way: Way, run: Run, updates: Sequence[int], inputs: Sequence[BaseArray], made: Sequence[BaseArray]
+) -> None:
     for position in updates:
         _complete(inputs[position])
     if updates:
         _complete(inputs[0])
-    put(made, way.compute(run, *[each._read() for each in inputs]))
+    results = way.compute(run, *[each._read() for each in inputs])
+    for target, result in zip(made, results if isinstance(results, list) else [results], strict=True):
+        put(target, result)
 
 
 def _complete(array: BaseArray) -> None:
@@ -114,12 +121,12 @@ def _new(stype: str, device: Device, shape: tuple[int, ...], dtype: Any) -> Base
     return allocate(device, shape, dtype) if stype == "default" else allocated(stype, device, shape, dtype)
 
 
-def _form(op: Operator, inputs: Sequence[BaseArray]) -> tuple[tuple[int, ...], Any]:
-    """The shape and dtype of the output."""
+def _forms(op: Operator, inputs: Sequence[BaseArray]) -> list[tuple[tuple[int, ...], Any]]:
+    """The shapes and dtypes of the outputs."""
     if op.name == "cast_storage":
-        return tuple(inputs[0]._shape), inputs[0]._dtype
+        return [(tuple(inputs[0]._shape), inputs[0]._dtype)]
     spec = op.spec(tuple([tuple(each._shape) for each in inputs]), tuple([each._dtype for each in inputs]))
-    return spec.shapes[0], spec.dtypes[0]
+    return [*zip(spec.shapes, spec.dtypes, strict=True)]
 
 
 def _together(op: Operator, inputs: Sequence[BaseArray], given: Sequence[BaseArray]) -> Sequence[BaseArray]:
