@@ -25,7 +25,7 @@ _REASONS: dict[str, str] = {
         .api .tvmop .ndarray_doc .symbol_doc io.MXDataIter:debug_skip_load
     """,
     "Lua's Torch, which MXNet itself no longer builds with": ".th .torch",
-    "CUDA source compiled at run time: for the GPU's device": ".rtc rtc util.get_cuda_compute_capability",
+    "asks CUDA, by MXNet's library": "util.get_cuda_compute_capability",
     "progress shown by Bokeh in notebooks: mx.callback and an estimator's handlers do without": ".notebook notebook",
     "of sparse storage: what custom operators and MXNet's own tests take": """
         operator.CustomOpProp:infer_storage_type operator.CustomOpProp:infer_storage_type_backward

@@ -37,7 +37,6 @@ _PATHS_LEFT_OUT = {
         contrib.onnx.onnx2mx onnx.mx2onnx
     """,
     "Lua's Torch, whose plugin MXNet's own packages were built without": "torch",
-    "kernels as CUDA source, for MXNet's C++ library": "rtc",
     "charts with a Bokeh of 2018; `mx.viz` and the dashboard draw": "notebook",
     "what updates SVRG's averages in a store; its module needs none": "contrib.svrg_optimization.svrg_optimizer",
     "constants of data sets and embeddings that are fetched": """
