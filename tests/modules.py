@@ -27,8 +27,7 @@ _REASONS: dict[str, str] = {
     "Lua's Torch, which MXNet itself no longer builds with": ".th .torch",
     "asks CUDA, by MXNet's library": "util.get_cuda_compute_capability",
     "progress shown by Bokeh in notebooks: mx.callback and an estimator's handlers do without": ".notebook notebook",
-    "of sparse storage: what custom operators and MXNet's own tests take": """
-        operator.CustomOpProp:infer_storage_type operator.CustomOpProp:infer_storage_type_backward
+    "of sparse storage: what MXNet's own tests take": """
         test_utils.create_sparse_array test_utils.create_sparse_array_zd test_utils.rand_sparse_ndarray
         test_utils.shuffle_csr_column_indices
     """,

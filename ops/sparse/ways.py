@@ -7,7 +7,7 @@ registers functions that, for a call, return its way, or None where it has none;
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -54,13 +54,16 @@ class Way:
         gradient: the operator's on these, if not its own.
         makes_dense: whether it makes sparse inputs dense, which users are told.
         further: the storage types of the outputs after the first.
+        moves: whether the list of results also has what the inputs that it updates become; otherwise it changes these
+            in place, and gets all rows of row_sparse ones.
     """
 
     stype: str
-    compute: Callable[..., Raw | list[Raw]]
+    compute: Callable[..., Raw | list[Raw] | Awaitable[list[Raw]]]
     gradient: Callable[..., Sequence[Any]] | None = None
     makes_dense: bool = False
     further: tuple[str, ...] = ()
+    moves: bool = False
 
     @property
     def stypes(self) -> tuple[str, ...]:
@@ -71,7 +74,18 @@ class Way:
 Finder = Callable[[Call], Way | None]
 
 _finders: dict[str, Finder] = {}
-_FAMILIES = ("elementwise", "binary", "products", "reductions", "parts", "lookups", "outputs", "updates", "graphs")
+_FAMILIES = (
+    "elementwise",
+    "binary",
+    "products",
+    "reductions",
+    "parts",
+    "lookups",
+    "outputs",
+    "updates",
+    "graphs",
+    "user_code",
+)
 
 
 def way(*names: str) -> Callable[[Finder], Finder]:

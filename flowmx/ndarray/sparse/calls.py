@@ -6,7 +6,7 @@ its content, whatever it consists of, is one variable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -23,6 +23,7 @@ from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.core import BaseArray, allocate, record, record_written, run_on
 from flowmx.ndarray.recording import state
 from flowmx.ndarray.sparse.arrays import BaseSparseNDArray, allocated
+from flowmx.ops.control.custom import UserOperator, detach
 from flowmx.ops.registry.operators import Operator, Run, lookup
 from flowmx.ops.sparse.content import Content, Rows, copied
 from flowmx.ops.sparse.elementwise import converted, kind_of
@@ -70,7 +71,10 @@ def invoke(op: Operator, inputs: Sequence[BaseArray], out: Any, device: Device |
     arguments = (way, run_on(where, mode.training), op.updates, inputs, made)
     reads = tuple([each._storage for each in inputs])
     reads += tuple([each._storage for each in given if each._view is not None])
-    engine.enqueue(Operation(_compute, arguments, reads, written, where.compute, op.name, origin))
+    work = Operation(_compute, arguments, reads, written, where.compute, op.name, origin)
+    if isinstance(op, UserOperator):
+        detach(work, op.is_coroutine(where, inputs))
+    engine.enqueue(work)
     if mode.recording:
         gradient = None if op.traits.no_gradient else way.gradient or op.gradient
         if given:
@@ -82,14 +86,27 @@ def invoke(op: Operator, inputs: Sequence[BaseArray], out: Any, device: Device |
 
 def _compute(
     way: Way, run: Run, updates: Sequence[int], inputs: Sequence[BaseArray], made: Sequence[BaseArray]
-) -> None:
-    for position in updates:
-        _complete(inputs[position])
-    if updates:
-        _complete(inputs[0])
+) -> Awaitable[None] | None:
+    targets = made
+    if way.moves:
+        targets = [*made, *[inputs[position] for position in updates]]
+    elif updates:
+        for position in (*updates, 0):
+            _complete(inputs[position])
     results = way.compute(run, *[each._read() for each in inputs])
-    for target, result in zip(made, results if isinstance(results, list) else [results], strict=True):
+    if isinstance(results, Awaitable):
+        return _put_later(targets, results)
+    _put_all(targets, results if isinstance(results, list) else [results])
+    return None
+
+
+def _put_all(targets: Sequence[BaseArray], results: Sequence[Raw]) -> None:
+    for target, result in zip(targets, results, strict=True):
         put(target, result)
+
+
+async def _put_later(targets: Sequence[BaseArray], results: Awaitable[list[Raw]]) -> None:
+    _put_all(targets, await results)
 
 
 def _complete(array: BaseArray) -> None:
