@@ -27,10 +27,6 @@ _REASONS: dict[str, str] = {
     "Lua's Torch, which MXNet itself no longer builds with": ".th .torch",
     "asks CUDA, by MXNet's library": "util.get_cuda_compute_capability",
     "progress shown by Bokeh in notebooks: mx.callback and an estimator's handlers do without": ".notebook notebook",
-    "of sparse storage: what MXNet's own tests take": """
-        test_utils.create_sparse_array test_utils.create_sparse_array_zd test_utils.rand_sparse_ndarray
-        test_utils.shuffle_csr_column_indices
-    """,
     "downloads what only MXNet's own tests take": "test_utils.download_model test_utils.get_mnist_pkl",
     "asks about MXNet's own build": "test_utils.get_im2rec_path",
     "detection records: mx.image.ImageDetIter reads them": "io.ImageDetRecordIter",

@@ -57,10 +57,6 @@ _NAMES_LEFT_OUT = {
         numpy_extension.get_cuda_compute_capability numpy_extension.with_metaclass
         util.np_ufunc_legal_option util.wrap_np_binary_func util.wrap_np_unary_func
     """,
-    "sparse storage, which is not here yet": """
-        test_utils.create_sparse_array test_utils.create_sparse_array_zd test_utils.rand_sparse_ndarray
-        test_utils.shuffle_csr_column_indices
-    """,
     "data sets and models that MXNet's own tests fetch": """
         test_utils.download_model test_utils.get_im2rec_path test_utils.get_mnist_pkl
     """,
