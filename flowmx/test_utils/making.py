@@ -130,9 +130,10 @@ def rand_sparse_ndarray(
         columns = places[:, 1].copy()
         if shuffle_csr_indices:
             _shuffle(indptr, columns)
-        offset = 1 if distribution == "powerlaw" else 0  # MXNet's are from 1 on
-        values = _filled((len(columns),), kind, data_init, modifier_func) + kind.type(offset)
-        made = sparse.csr_matrix((values, columns, indptr), tuple(shape), ctx, kind)
+        values = _filled((len(columns),), kind, data_init, modifier_func)
+        if distribution == "powerlaw" and data_init is None:
+            values += 1  # as MXNet's, of which none is 0
+        made: Any = sparse.csr_matrix((values, columns, indptr), tuple(shape), ctx, kind)
         return made, (made.indptr, made.indices, made.data)
     raise ArgumentError(
         f"rand_sparse_ndarray: stype is {stype!r}, distribution {distribution!r} and shape {tuple(shape)}, expected "
