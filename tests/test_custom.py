@@ -687,3 +687,18 @@ def test_wrong_storage_types_are_refused(types, backward_types, says):
     define_square(types, backward_types)
     with pytest.raises(mx.MXNetError, match=says):
         mx.nd.Custom(mx.nd.zeros((2, 3), stype="csr"), mx.nd.zeros((2, 3)), op_type="sparse_square")
+
+
+def test_hooks_may_refuse_dense_arrays(kind):
+    class Double(mx.operator.CustomOp):
+        def forward(self, is_train, req, in_data, out_data, aux):
+            self.assign(out_data[0], req[0], in_data[0] * 2)
+
+    def asked(self, given):
+        assert given == ["csr"]
+        return given, given, []
+
+    define("double_of_csr", None, create_operator=lambda self, *given: Double(), infer_storage_type=asked)
+    found = mx.nd.Custom(mx.nd.array(X).tostype("csr"), op_type="double_of_csr")
+    assert found.stype == "csr"
+    np.testing.assert_array_equal(found.asnumpy(), 2 * X)

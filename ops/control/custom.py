@@ -217,7 +217,9 @@ class Custom(UserOperator, open_ended=True, precision=Precision.FLOAT32):
         for name, value in own.items():
             object.__setattr__(made, name, value)
         dense = ("default",) * (2 * len(made.outputs()) + count), ("default",) * len(auxiliary)
-        if _any_sparse([*made.storage_types(("default",) * (count + len(auxiliary))), *made.gradient_types(*dense)]):
+        forward = _makes_sparse(lambda: made.storage_types(("default",) * (count + len(auxiliary))))
+        backward = _makes_sparse(lambda: made.gradient_types(*dense))
+        if forward or backward:
             made.with_traits(sparse=True)
         return made
 
@@ -370,7 +372,7 @@ class BackwardCustom(UserOperator, hidden=True):
         """Take down the storage types of the outputs' gradients, the inputs and the outputs, while it is made."""
         object.__setattr__(self, "stypes", stypes)
         given = [*(stypes[number] for number in self.needed), *["default"] * len(self.primal.auxiliary)]
-        if _any_sparse(self.storage_types(given)):
+        if _makes_sparse(lambda: self.storage_types(given)):
             self.with_traits(sparse=True)
 
     def storage_types(self, given: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -458,8 +460,18 @@ def _check_storage(what: str, found: Sequence[Sequence[str]], lengths: Sequence[
         raise TypeInferenceError(f"Custom: {what} returned {wrong[0]!r}, expected one of {', '.join(STYPES)}")
 
 
-def _any_sparse(stypes: Iterable[list[str]]) -> bool:
-    return any(stype != "default" for group in stypes for stype in group)
+def _makes_sparse(asked: Callable[[], Iterable[list[str]]]) -> bool:
+    """Tell whether there are sparse arrays among dense ones, by a hook that may refuse these.
+
+    Raises:
+        TypeInferenceError: the hook gave no storage types.
+    """
+    try:
+        return any(stype != "default" for group in asked() for stype in group)
+    except TypeInferenceError:
+        raise
+    except Exception:  # it takes no dense arrays; with those that come it is asked again
+        return False
 
 
 class _Like:
