@@ -38,7 +38,6 @@ _PATHS_LEFT_OUT = {
     """,
     "Lua's Torch, whose plugin MXNet's own packages were built without": "torch",
     "charts with a Bokeh of 2018; `mx.viz` and the dashboard draw": "notebook",
-    "what updates SVRG's averages in a store; its module needs none": "contrib.svrg_optimization.svrg_optimizer",
     "constants of data sets and embeddings that are fetched": """
         contrib.text._constants gluon.contrib.data._constants
     """,
