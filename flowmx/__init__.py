@@ -71,7 +71,7 @@ from flowmx.util import (
 )
 
 if TYPE_CHECKING:
-    from flowmx import amp, contrib, image, numpy, numpy_extension, onnx, recordio, rnn, serve, sklearn, test_utils
+    from flowmx import amp, contrib, image, numpy, numpy_extension, onnx, recordio, rnn, rtc, serve, sklearn, test_utils
     from flowmx import image as img
     from flowmx import numpy as np
     from flowmx import numpy_extension as npx
@@ -86,8 +86,8 @@ __all__ = [
     "gluon", "gpu", "gpu_memory_info", "image", "img", "init", "initializer", "install_as_mxnet", "io",
     "is_np_array", "is_np_shape", "kv", "kvstore", "log", "lr_scheduler", "metric", "mod", "model", "module", "mon",
     "monitor", "name", "nd", "ndarray", "np", "np_array", "np_shape", "npx", "num_gpus",
-    "numpy", "numpy_extension", "onnx", "operator", "optimizer", "plan",
-    "profiler", "random", "recordio", "registry", "rnd", "rnn", "run", "runtime", "safety", "serve", "set_np_shape",
+    "numpy", "numpy_extension", "onnx", "operator", "optimizer", "plan", "profiler", "random",
+    "recordio", "registry", "rnd", "rnn", "rtc", "run", "runtime", "safety", "serve", "set_np_shape",
     "sim", "sklearn", "sym", "symbol", "test_utils", "use_np", "use_np_array", "use_np_shape", "util", "visualization",
     "viz",
 ]  # fmt: skip
@@ -102,6 +102,7 @@ _LATER = {
         "onnx",
         "recordio",
         "rnn",
+        "rtc",
         "serve",
         "sklearn",
         "test_utils",

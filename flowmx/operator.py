@@ -117,6 +117,35 @@ class CustomOpProp:
         """The dtypes, likewise: NumPy's types, None where unknown."""
         return in_type, [in_type[0]] * len(self.list_outputs()), [in_type[0]] * len(self.list_auxiliary_states())
 
+    def infer_storage_type(self, in_stype: list[str], /) -> Any:
+        """The storage types (``default``, ``csr``, ``row_sparse``) of arguments, outputs and states, in this order.
+
+        Here all are dense: sparse arguments are made so. Arrays of other types are given to the operator as said.
+
+        Args:
+            in_stype: the arguments' storage types.
+        """
+        return (
+            ["default"] * len(in_stype), ["default"] * len(self.list_outputs()),
+            ["default"] * len(self.list_auxiliary_states()),
+        )  # fmt: skip
+
+    def infer_storage_type_backward(
+        self, ograd_stype: list[str], in_stype: list[str], out_stype: list[str], igrad_stype: list[str],
+        aux_stype: list[str], /,
+    ) -> Any:  # fmt: skip
+        """The storage types in the backward pass, in the order of the arguments. Here all are dense.
+
+        Args:
+            ograd_stype: those of the outputs' gradients.
+            in_stype: of the arguments.
+            out_stype: of the outputs.
+            igrad_stype: of the arguments' gradients; ``default``.
+            aux_stype: of the auxiliary states.
+        """
+        groups = ograd_stype, in_stype, out_stype, igrad_stype, aux_stype
+        return tuple(["default"] * len(each) for each in groups)
+
     def declare_backward_dependency(self, out_grad: list[int], in_data: list[int], out_data: list[int]) -> list[int]:
         """Select the numbered arrays that the backward pass needs."""
         return [*(out_grad if self.need_top_grad_ else []), *in_data, *out_data]
@@ -175,11 +204,14 @@ class _Lent:
         self._run = run
         self._storages: list[Storage] = []
         self._apart: list[tuple[Any, Any]] = []
+        self._sparse: list[tuple[custom.SparseValue, NDArray]] = []
 
     def array(self, raw: Any, written: bool) -> NDArray | None:
         """An array over this memory, or over a copy where that does not lie in one piece."""
         if raw is None:
             return None
+        if isinstance(raw, custom.SparseValue):
+            return self._sparse_array(raw, written)
         memory = raw
         if not raw.flags.c_contiguous:
             memory = self._run.xp.array(raw, order="C")
@@ -191,6 +223,20 @@ class _Lent:
         made = allocate(self._run.device, raw.shape, raw.dtype, memory)
         self._storages.append(made.variable)
         return cast("NDArray", made)
+
+    def _sparse_array(self, value: custom.SparseValue, written: bool) -> NDArray:
+        from flowmx.ndarray.sparse.arrays import allocated  # which few programs need
+
+        content = value.content
+        if not written:
+            data = content.data.view()
+            data.flags.writeable = False
+            content = content._replace(data=data)
+        made = allocated(value.stype, self._run.device, value.shape, value.dtype, content)
+        self._storages.append(made.variable)
+        if written:
+            self._sparse.append((value, made))
+        return made
 
     def wait(self) -> None:
         """Wait for what was pushed on the arrays."""
@@ -216,6 +262,8 @@ class _Lent:
                 storage.failure.throw()
         for raw, memory in self._apart:
             raw[...] = memory
+        for value, array in self._sparse:
+            value.content = array._read()
 
 
 class _Until:

@@ -25,13 +25,8 @@ _REASONS: dict[str, str] = {
         .api .tvmop .ndarray_doc .symbol_doc io.MXDataIter:debug_skip_load
     """,
     "Lua's Torch, which MXNet itself no longer builds with": ".th .torch",
-    "CUDA source compiled at run time: for the GPU's device": ".rtc rtc util.get_cuda_compute_capability",
+    "asks CUDA, by MXNet's library": "util.get_cuda_compute_capability",
     "progress shown by Bokeh in notebooks: mx.callback and an estimator's handlers do without": ".notebook notebook",
-    "of sparse storage: what custom operators and MXNet's own tests take": """
-        operator.CustomOpProp:infer_storage_type operator.CustomOpProp:infer_storage_type_backward
-        test_utils.create_sparse_array test_utils.create_sparse_array_zd test_utils.rand_sparse_ndarray
-        test_utils.shuffle_csr_column_indices
-    """,
     "downloads what only MXNet's own tests take": "test_utils.download_model test_utils.get_mnist_pkl",
     "asks about MXNet's own build": "test_utils.get_im2rec_path",
     "detection records: mx.image.ImageDetIter reads them": "io.ImageDetRecordIter",

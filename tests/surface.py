@@ -23,11 +23,6 @@ NAMES: dict[str, list[str]] = {key: text.split() for key, text in _RECORDED.item
 
 _REASONS: dict[str, str] = {
     "quantized recurrent layers and asymmetric ranges": "_contrib_quantize_asym _contrib_quantized_rnn",
-    "DGL's operators on graphs as csr matrices": """
-        _contrib_edge_id
-        _contrib_dgl_adjacency _contrib_dgl_csr_neighbor_non_uniform_sample _contrib_dgl_csr_neighbor_uniform_sample
-        _contrib_dgl_graph_compact _contrib_dgl_subgraph
-    """,
     "decodes image files: a matter of mx.image": """
         imdecode _imdecode _cvcopyMakeBorder _cvimdecode _cvimread _cvimresize
     """,

@@ -4,6 +4,7 @@ import asyncio
 import copy
 import re
 
+import numpy as np
 import pytest
 
 from flowmx.comm.client import Peer
@@ -246,6 +247,26 @@ async def test_what_two_servers_lose_together_is_said_to_be_lost_to_workers_that
     outcome = await verdict(plan, tmp_path)
     assert outcome.lost
     assert not outcome.finished
+
+
+def test_gradients_of_rows_store_the_rows_of_their_writer():
+    """So the jobs here are ones over row_sparse gradients, too."""
+    for name in ("rows", "many rows"):
+        key = worker.KEYS[name]
+        value = worker.gradient(key, 2, 5).reshape(key.shape)
+        assert np.flatnonzero(value.any(axis=1)).tolist() == [2 + worker.WRITERS * block for block in range(key.blocks)]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("victim", ["server 0", "server 1", "worker 0", "worker 1", "scheduler"])
+@pytest.mark.parametrize("after", [15, 70])
+async def test_a_synchronous_job_over_rows_loses_nothing(victim, after, tmp_path):
+    weather = Weather(delayed=0.1, repeated=0.2, deaf=0.02)
+    plan = Plan(after, rounds=12, compute=0.05, weather=weather, events=(Event(after, "kill", (victim,)),))
+    outcome = await verdict(plan, tmp_path)
+    assert outcome.happened
+    rows = [record for record in outcome.records if record.get("key") in ("rows", "many rows")]
+    assert {record["kind"] for record in rows} == {"pushed", "pulled", "final"}
 
 
 @pytest.mark.soak

@@ -558,3 +558,147 @@ def test_in_checking_mode(is_async):
     define("square", square, None, is_async)
     with mx.engine.using(engine_check=True):
         np.testing.assert_allclose(mx.nd.Custom(mx.nd.array(X), op_type="square").asnumpy(), X**2)
+
+
+# -- sparse arrays -----------------------------------------------------------------------------------------
+
+
+def define_lookup(is_async, name="custom_lookup"):
+    """Register an operator on dense arrays whose gradient is row_sparse, and which counts its calls in a state."""
+
+    class Lookup(mx.operator.CustomOp):
+        def forward(self, is_train, req, in_data, out_data, aux):
+            aux[0][:] += 1
+            self.assign(out_data[0], req[0], mx.nd.take(in_data[1], in_data[0]))
+
+        def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+            assert [each.stype for each in in_grad] == ["default", "row_sparse"]
+            made = mx.nd.sparse.row_sparse_array((out_grad[0], in_data[0]), shape=in_data[1].shape)
+            self.assign(in_grad[1], req[1], made)
+
+    class Async(Lookup):
+        async def forward(self, **given):
+            await asyncio.sleep(0)
+            super().forward(**given)
+
+        async def backward(self, **given):
+            await asyncio.sleep(0)
+            super().backward(**given)
+
+    @mx.operator.register(name)
+    class Prop(mx.operator.CustomOpProp):
+        def list_arguments(self):
+            return ["ids", "weight"]
+
+        def list_auxiliary_states(self):
+            return ["calls"]
+
+        def infer_shape(self, in_shape):
+            return in_shape, [[in_shape[0][0], in_shape[1][1]]], [[1]]
+
+        def create_operator(self, ctx, in_shapes, in_dtypes):
+            return (Async if is_async else Lookup)()
+
+        def infer_storage_type_backward(self, ograd, inputs, outputs, igrad, aux):
+            return ograd, inputs, outputs, ["default", "row_sparse"], aux
+
+
+def test_a_gradient_of_rows(kind, is_async):
+    define_lookup(is_async)
+    ids, weight, calls = mx.nd.array([2, 0]), mx.nd.arange(12).reshape((4, 3)), mx.nd.zeros((1,))
+    weight.attach_grad(stype="row_sparse")
+    with mx.autograd.record():
+        y = (mx.nd.Custom(ids, weight, calls, op_type="custom_lookup") ** 2).sum()
+    y.backward()
+    assert weight.grad.indices.asnumpy().tolist() == [0, 2]
+    np.testing.assert_array_equal(weight.grad.data.asnumpy(), 2 * weight.asnumpy()[[0, 2]])
+    assert calls.asscalar() == 1
+
+    made = mx.sym.Custom(*map(mx.sym.Variable, ("ids", "weight", "calls")), op_type="custom_lookup")
+    bound = made.simple_bind(mx.cpu(), ids=(2,), weight=(4, 3))
+    assert bound.grad_dict["weight"].stype == "row_sparse"
+    assert bound.grad_dict["ids"].stype == "default"
+    bound.copy_params_from({"ids": ids, "weight": weight})
+    bound.forward(is_train=True)
+    bound.backward(mx.nd.ones((2, 3)))
+    assert bound.grad_dict["weight"].indices.asnumpy().tolist() == [0, 2]
+    assert bound.aux_dict["calls"].asscalar() == 1
+
+
+def define_square(types, backward_types):
+    class Square(mx.operator.CustomOp):
+        def forward(self, is_train, req, in_data, out_data, aux):
+            assert not aux or aux[0].stype == in_data[0].stype
+            with pytest.raises(Exception, match="read-only"):
+                in_data[0]._read().data[0] = 1
+            self.assign(out_data[0], req[0], mx.nd.square(in_data[0]))
+            if aux:
+                aux[0][:] = in_data[0]
+
+        def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+            assert (out_grad[0].stype, in_data[0].stype, in_grad[0].stype) == ("default", "csr", "csr")
+            self.assign(in_grad[0], req[0], 2 * mx.nd.elemwise_mul(in_data[0], out_grad[0]))
+
+    define(
+        "sparse_square", None, create_operator=lambda self, *given: Square(),
+        list_auxiliary_states=lambda self: ["last"],
+        infer_shape=lambda self, shapes: (shapes, shapes, shapes),
+        infer_storage_type=lambda self, given: types, infer_storage_type_backward=lambda self, *given: backward_types,
+    )  # fmt: skip
+
+
+@pytest.mark.filterwarnings("error")
+def test_matrices_stay_sparse_inside(kind):
+    define_square((["csr"], ["csr"], ["csr"]), (["default"], ["csr"], ["csr"], ["csr"], ["csr"]))
+    dense = np.array([[0, 2, 0], [3, 0, 0]], np.float32)
+    x, last = mx.nd.array(dense).tostype("csr"), mx.nd.zeros((2, 3), stype="csr")
+    x.attach_grad()
+    with mx.autograd.record():
+        y = mx.nd.Custom(x, last, op_type="sparse_square")
+    y.backward()
+    assert (y.stype, x.grad.stype, last.stype) == ("csr",) * 3
+    np.testing.assert_array_equal(y.asnumpy(), dense**2)
+    np.testing.assert_array_equal(x.grad.asnumpy(), 2 * dense)
+    np.testing.assert_array_equal(last.asnumpy(), dense)
+    # A dense array is made what the operator takes, and so is a state.
+    last = mx.nd.zeros((2, 3))
+    found = mx.nd.Custom(mx.nd.array(dense), last, op_type="sparse_square")
+    assert (found.stype, last.stype) == ("csr", "default")
+    np.testing.assert_array_equal(last.asnumpy(), dense)
+
+
+def test_an_operator_that_knows_no_sparse_arrays_gets_dense_ones():
+    define("square_of_any", square, square_gradient)
+    x = mx.nd.array(X).tostype("csr")
+    with pytest.warns(mx.errors.StorageFallbackWarning, match="Custom"):
+        assert mx.nd.Custom(x, op_type="square_of_any").stype == "default"
+
+
+@pytest.mark.parametrize(
+    ("types", "backward_types", "says"),
+    [
+        ((["csr"],), None, "expected 2 or 3 lists"),
+        ((["csr"], ["csr", "csr"], []), None, r"1 \+ 2 \+ 0 storage types, expected 1 \+ 1 \+ 1"),
+        ((["csr"], ["sparse"], ["csr"]), None, "'sparse', expected one of default, row_sparse, csr"),
+        ((["csr"], ["csr"], ["csr"]), (["default"],) * 3, "expected 4 or 5 lists"),
+    ],
+)
+def test_wrong_storage_types_are_refused(types, backward_types, says):
+    define_square(types, backward_types)
+    with pytest.raises(mx.MXNetError, match=says):
+        mx.nd.Custom(mx.nd.zeros((2, 3), stype="csr"), mx.nd.zeros((2, 3)), op_type="sparse_square")
+
+
+def test_hooks_may_refuse_dense_arrays(kind):
+    class Double(mx.operator.CustomOp):
+        def forward(self, is_train, req, in_data, out_data, aux):
+            self.assign(out_data[0], req[0], in_data[0] * 2)
+
+    def asked(self, given):
+        assert given == ["csr"]
+        return given, given, []
+
+    define("double_of_csr", None, create_operator=lambda self, *given: Double(), infer_storage_type=asked)
+    found = mx.nd.Custom(mx.nd.array(X).tostype("csr"), op_type="double_of_csr")
+    assert found.stype == "csr"
+    np.testing.assert_array_equal(found.asnumpy(), 2 * X)

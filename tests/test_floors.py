@@ -61,7 +61,7 @@ FLOORS: list[set[str]] = [
         "flowmx.symbol",
         "flowmx.util",
     },
-    {"flowmx.autograd", "flowmx.executor", "flowmx.numpy", "flowmx.numpy_extension", "flowmx.operator"},
+    {"flowmx.autograd", "flowmx.executor", "flowmx.numpy", "flowmx.numpy_extension", "flowmx.operator", "flowmx.rtc"},
     {"flowmx.cached_op"},
     {
         "flowmx.callback",

@@ -308,5 +308,25 @@ def test_a_net_is_initialized_and_has_a_trainer_by_default():
     estimator.logger.handlers.clear()
     estimator.fit([(mx.nd.ones((2, 3)), mx.nd.ones((2, 2)))], batches=1)
     assert [metric.name for metric in estimator.train_metrics] == ["training l2loss"]
-    with pytest.warns(UserWarning, match="initialized already"):
+    with pytest.warns(UserWarning, match="already fully initialized"):
         est.Estimator(net, gluon.loss.L2Loss(), initializer=mx.init.Xavier(), trainer=estimator.trainer)
+
+
+def test_estimators_of_ones_own_sort_handlers_by_mxnets_names():
+    estimator, stopping = made(), est.EarlyStoppingHandler(monitor=mx.metric.Accuracy())
+    estimator.max_epoch, estimator.max_batch = 1, None
+    stopping.monitor = estimator.val_metrics[0]
+    handlers = estimator._prepare_default_handlers(val_data=None, event_handlers=[stopping])
+    kinds = [type(each) for each in handlers]
+    assert (kinds[:2], kinds[-1]) == ([est.GradientUpdateHandler, est.MetricHandler], est.LoggingHandler)
+    assert len(kinds) == 5
+    by_event = estimator._categorize_handlers(handlers)
+    assert [[type(each) for each in group] for group in by_event] == [
+        [kind for kind in kinds if issubclass(kind, event)]
+        for event in (est.TrainBegin, est.EpochBegin, est.BatchBegin, est.BatchEnd, est.EpochEnd, est.TrainEnd)
+    ]
+
+
+def test_a_gpu_that_is_not_there_is_refused():
+    with pytest.raises(AssertionError, match=r"gpu\(100\) is not available"):
+        made(context=[mx.cpu(), mx.gpu(100)])

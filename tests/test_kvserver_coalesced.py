@@ -8,6 +8,7 @@ import pytest
 import flowmx as mx
 from flowmx.comm.errors import Refused, WireError
 from flowmx.errors import MXNetError
+from flowmx.kvstore.rows import ByRows
 from flowmx.kvstore.server import coalesced, store, wire
 from flowmx.kvstore.server import protocol as p
 from flowmx.kvstore.server.store import as_array
@@ -315,6 +316,19 @@ def test_a_step_carries_an_array_or_states(states):
     assert type(found.merged) is type(merged)
     assert found._replace(merged=None) == sent.step._replace(merged=None)
     np.testing.assert_array_equal(np.frombuffer(found.merged, np.uint8), np.frombuffer(merged, np.uint8))
+
+
+def test_a_step_carries_rows():
+    merged = ByRows(np.array([1, 4]), np.arange(6, dtype=np.float16).reshape(2, 3), (5, 3))
+    sent = p.StepSent(1, p.Part("a", 0, 1), 1, p.PartStep("update", 2, merged=merged))
+    header, tensors = wire.pack(sent)
+    assert sum(each.data.nbytes for each in tensors) == 2 * 8 + 6 * 2
+    found = wire.unpack(header, tensors).step.merged
+    assert (found.shape, found.rows.dtype) == ((5, 3), np.float16)
+    np.testing.assert_array_equal(found.dense(), merged.dense())
+    for damaged in ([[3, 3], "float16"], [[5, 3], "nonsense"], [[5], "float16"], [[-1, 3], "float16"], 3):
+        with pytest.raises(WireError):
+            wire.unpack({**header, "rows": damaged}, tensors)
 
 
 DAMAGED = {

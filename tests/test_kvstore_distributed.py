@@ -347,6 +347,90 @@ def test_pushed_rows_are_summed_as_dense_gradients_are_to_the_bit(each, dtype):
             assert not np.delete(rows, numbers, 0).any()
 
 
+TOUCHED = {0: [[2, 5, 29], [], [5]], 1: [[5, 17], [0, 29], [5]]}
+
+
+def trained_by_rows(kv, optimizer, weight, dense=False):
+    """The value on the servers after three steps with the rows of ``TOUCHED``."""
+    kv._layout.bound = 50  # the table is cut into parts
+    kv.init("w", mx.nd.array(weight))
+    kv.set_optimizer(optimizer)
+    for step in range(3):
+        gradient = sparse_rows(weight.shape, TOUCHED[kv.rank][step], 10 * kv.rank + step)
+        kv.push("w", gradient.tostype("default") if dense else gradient)
+    out = mx.nd.empty(weight.shape)
+    kv.pull("w", out=out)
+    return out.asnumpy()
+
+
+def sgd_by_hand(weight, rows, gradient, state):
+    momentum = state.setdefault("momentum", np.zeros_like(weight))
+    momentum[rows] = 0.9 * momentum[rows] - 0.1 * (gradient[rows] + 0.5 * weight[rows])
+    weight[rows] += momentum[rows]
+
+
+def adagrad_by_hand(weight, rows, gradient, state):
+    history = state.setdefault("history", np.zeros_like(weight))
+    history[rows] += gradient[rows] ** 2
+    weight[rows] -= 0.1 * gradient[rows] / np.sqrt(history[rows] + 1e-7)
+
+
+def adam_by_hand(weight, rows, gradient, state):
+    mean, var = state.setdefault("moments", np.zeros((2, *weight.shape)))
+    t = state["t"] = state.get("t", 0) + 1
+    full = gradient[rows] + 0.5 * weight[rows]
+    mean[rows] = 0.9 * mean[rows] + 0.1 * full
+    var[rows] = 0.999 * var[rows] + 0.001 * full**2
+    weight[rows] -= 0.1 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t) * mean[rows] / (np.sqrt(var[rows]) + 1e-8)
+
+
+@pytest.mark.parametrize(
+    ("make", "by_hand"),
+    [
+        (lambda: mx.optimizer.SGD(learning_rate=0.1, momentum=0.9, wd=0.5, rescale_grad=1), sgd_by_hand),
+        (lambda: mx.optimizer.AdaGrad(learning_rate=0.1, rescale_grad=1), adagrad_by_hand),
+        (lambda: mx.optimizer.Adam(learning_rate=0.1, wd=0.5, rescale_grad=1), adam_by_hand),
+    ],
+    ids=["sgd", "adagrad", "adam"],
+)
+def test_servers_update_the_rows_that_were_pushed_alone(each, make, by_hand):
+    weight = np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32)
+    expected, state = weight.astype(np.float64), {}
+    for step in range(3):
+        gradient = sum(sparse_rows((30, 4), TOUCHED[rank][step], 10 * rank + step).asnumpy() for rank in TOUCHED)
+        by_hand(expected, sorted({*TOUCHED[0][step], *TOUCHED[1][step]}), gradient, state)
+    for found in each(lambda kv: trained_by_rows(kv, make(), weight)):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(found[[1, 3, 28]], weight[[1, 3, 28]])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: mx.optimizer.SGD(learning_rate=0.1, momentum=0.9, wd=0.5, lazy_update=False),
+        lambda: mx.optimizer.RMSProp(),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_servers_without_lazy_updates_update_all_rows(each, make):
+    weight = np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32)
+    by_rows = each(lambda kv: trained_by_rows(kv, make(), weight))
+    dense = each(lambda kv: trained_by_rows(kv, make(), weight, dense=True))
+    np.testing.assert_array_equal(by_rows, dense)
+
+
+def test_rows_of_one_worker_and_a_dense_gradient_of_another_are_summed(each):
+    def work(kv):
+        kv.init("w", mx.nd.zeros((6, 2)))
+        kv.push("w", sparse_rows((6, 2), [1, 4], 1) if kv.rank else mx.nd.ones((6, 2)))
+        out = mx.nd.empty((6, 2))
+        kv.pull("w", out=out)
+        return out.asnumpy()
+
+    for found in each(work):
+        np.testing.assert_array_equal(found, 1 + sparse_rows((6, 2), [1, 4], 1).asnumpy())
+
+
 def test_only_the_rows_travel(monkeypatch):
     sent = []
     monkeypatch.setattr(

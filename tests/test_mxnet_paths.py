@@ -37,9 +37,7 @@ _PATHS_LEFT_OUT = {
         contrib.onnx.onnx2mx onnx.mx2onnx
     """,
     "Lua's Torch, whose plugin MXNet's own packages were built without": "torch",
-    "kernels as CUDA source, for MXNet's C++ library": "rtc",
     "charts with a Bokeh of 2018; `mx.viz` and the dashboard draw": "notebook",
-    "what updates SVRG's averages in a store; its module needs none": "contrib.svrg_optimization.svrg_optimizer",
     "constants of data sets and embeddings that are fetched": """
         contrib.text._constants gluon.contrib.data._constants
     """,
@@ -57,10 +55,6 @@ _NAMES_LEFT_OUT = {
         numpy_extension.classproperty
         numpy_extension.get_cuda_compute_capability numpy_extension.with_metaclass
         util.np_ufunc_legal_option util.wrap_np_binary_func util.wrap_np_unary_func
-    """,
-    "sparse storage, which is not here yet": """
-        test_utils.create_sparse_array test_utils.create_sparse_array_zd test_utils.rand_sparse_ndarray
-        test_utils.shuffle_csr_column_indices
     """,
     "data sets and models that MXNet's own tests fetch": """
         test_utils.download_model test_utils.get_im2rec_path test_utils.get_mnist_pkl

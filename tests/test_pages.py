@@ -21,7 +21,6 @@ ABSENT = {
     "mx.np",
     "mx.npx",
     "mx.library.load",
-    "mx.rtc",
     "mx.nd.sparse",
     "mx.nd.name",
     "mx.sym.name",

@@ -40,6 +40,13 @@ ELSEWHERE: dict[str, str] = {
         ["_np_call", "_np_places", "_np_refused", "_np_waiting", "_npx_constraint_check", "_npx_reshape"],
         "NumPy's functions by name: tests/test_numpy.py, tests/test_numpy_symbols.py",
     ),
+    **dict.fromkeys(
+        [
+            *("_contrib_dgl_adjacency", "_contrib_dgl_csr_neighbor_non_uniform_sample", "_contrib_dgl_graph_compact"),
+            *("_contrib_dgl_csr_neighbor_uniform_sample", "_contrib_dgl_subgraph", "_contrib_edge_id"),
+        ],
+        "on csr matrices alone: tests/test_graph_operators.py",
+    ),
     "_contrib_boolean_mask": "its shape is not known before: tests/test_like_mxnet_gluon.py",
     **dict.fromkeys(["_pack_Convolution", "_pack_FullyConnected"], "made by the packing pass: tests/test_pack.py"),
     **dict.fromkeys(

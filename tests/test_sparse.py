@@ -4,6 +4,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from flowmx.errors import DataError, StorageFallbackWarning
 from flowmx.ndarray.sparse import calls
 from flowmx.ops.kernels.llvm import row_updates
 from flowmx.ops.kernels.llvm import sparse as loops
+from flowmx.serialization import safetensors
 from tests.rows import rows
 from tests.sparse_calls import A, names, recorded
 
@@ -425,8 +427,27 @@ def test_files_are_mxnets(tmp_path):
     for name in "cr":
         read[name].check_format()
         np.testing.assert_array_equal(read[name].asnumpy(), x.asnumpy())
-    with pytest.raises(NotImplementedError, match="params"):
-        mx.nd.save(str(tmp_path / "x.safetensors"), {"c": x.tostype("csr")})
+
+
+def test_files_of_safetensors_have_the_parts(tmp_path):
+    x, file = mx.nd.array(A), str(tmp_path / "x.safetensors")
+    empty = mx.nd.zeros((2, 3), stype="csr")
+    given = {"c": x.tostype("csr"), "r": x.tostype("row_sparse"), "d": x, "z": empty}
+    mx.nd.save(file, given)
+    for read in (mx.nd.load(file), mx.nd.load_frombuffer(Path(file).read_bytes())):
+        assert read.keys() == given.keys()
+        for name, array in given.items():
+            assert (read[name].stype, read[name].shape, read[name].dtype) == (array.stype, array.shape, array.dtype)
+            np.testing.assert_array_equal(read[name].asnumpy(), array.asnumpy())
+    parts = safetensors.load(file)  # as other programs read it
+    np.testing.assert_array_equal(parts["c.indptr"], given["c"].indptr.asnumpy())
+    assert {name for name in parts if name[0] == "r"} == {"r.data", "r.indices"}
+    with pytest.raises(ValueError, match=r"two arrays would have the name 'c\.data'"):
+        mx.nd.save(file, {"c": given["c"], "c.data": x})
+    for shapes in ('{"c": [3]}', '{"q": [2, 3]}', '{"c": "ab"}', "[1]", '{"c": [-4, 3]}', '{"c": [4, 1]}', "{"):
+        safetensors.save(file, parts, {"flowmx.sparse": shapes})
+        with pytest.raises(ValueError, match=r"sparse|csr"):
+            mx.nd.load(file)["c"].asnumpy()
 
 
 def test_iterators_give_matrices(tmp_path):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import flowmx as mx
+from flowmx.contrib.svrg_optimization import svrg_optimizer
 from flowmx.contrib.svrg_optimization.svrg_module import SVRGModule
 
 X = np.random.RandomState(0).uniform(-1, 1, (20, 2)).astype("float32")
@@ -70,3 +71,18 @@ def test_data_without_a_batch():
     empty = type("Empty", (mx.io.DataIter,), {"next": lambda self: next(iter(()))})
     with pytest.raises(ValueError, match="no batch"):
         ready().update_full_grads(empty())
+
+
+def test_a_store_may_keep_full_gradients_beside_weights():
+    names = {0: "weight", 1: "weight_full"}
+    optimizer = svrg_optimizer._SVRGOptimizer("sgd", param_idx2name=names, learning_rate=1.0, momentum=0.5)
+    kv = mx.kv.create("local")
+    kv.set_optimizer(optimizer)
+    kv.init([0, 1], [mx.nd.zeros((3,)), mx.nd.ones((3,))])
+    out = [mx.nd.empty((3,)), mx.nd.empty((3,))]
+    for _ in range(2):
+        kv.push([0, 1], [mx.nd.ones((3,)), mx.nd.full((3,), 2)])
+        kv.pull([0, 1], out)
+    assert out[0].asnumpy().tolist() == [-2.5] * 3  # -1, then momentum: -1.5
+    assert out[1].asnumpy().tolist() == [2] * 3
+    assert optimizer.default_opt.lr == 1

@@ -210,6 +210,33 @@ def test_random_shapes_and_arrays():
     assert 1 <= x < 3 and y == 5
 
 
+def test_random_sparse_arrays():
+    made, (indptr, indices, data) = utils.rand_sparse_ndarray((20, 30), "csr", 0.25, "float64", data_init=3)
+    assert (made.stype, made.dtype, data.size, set(data.asnumpy())) == ("csr", np.float64, 150, {3})
+    made.check_format(full_check=True)
+    np.testing.assert_array_equal(made.asscipy().indptr, indptr.asnumpy())
+    np.testing.assert_array_equal(made.asscipy().indices, indices.asnumpy())
+    mixed = utils.rand_ndarray((20, 30), "csr", 0.5, shuffle_csr_indices=True, modifier_func=lambda number: -number)
+    assert (mixed.data.asnumpy() <= 0).all()
+    assert (np.diff(mixed.indices.asnumpy()) < 0).sum() > 50
+    power = utils.rand_sparse_ndarray((5, 16), "csr", 0.5, distribution="powerlaw")[0]
+    assert np.diff(power.indptr.asnumpy()).tolist() == [2, 4, 8, 16, 10]
+    made, (values, rows) = utils.rand_sparse_ndarray((9, 2, 3), "row_sparse", rsp_indices=[1, 7])
+    np.testing.assert_array_equal(made.data.asnumpy(), values)
+    assert (rows.tolist(), made.indices.asnumpy().tolist()) == ([1, 7], [1, 7])
+    assert utils.create_sparse_array((9, 2), "row_sparse", 2.5, [7, 1]).asnumpy().sum() == 10
+    assert utils.create_sparse_array_zd((9, 2), "row_sparse", 0.9).indices.size == 0
+    assert utils.create_sparse_array_zd((9, 2), "csr", 1).data.size == 18
+    for given, says in [
+        (((2, 2), "default", 0.5), "'row_sparse' with 'uniform', or 'csr'"),
+        (((2, 2), "csr", 1.5), "density is 1.5"),
+        (((2, 2), "csr", 0.5, None, "powerlaw"), "too low for a power law"),
+        (((40, 50), "csr", 1, None, "powerlaw"), "too high for a power law"),
+    ]:
+        with pytest.raises(ValueError, match=says):
+            utils.rand_sparse_ndarray(*given)
+
+
 def test_matrices():
     values = np.linalg.eigvals(utils.new_matrix_with_real_eigvals_2d(5))
     assert np.abs(values.imag).max() < 1e-8 and np.abs(values).max() <= 10 + 1e-6

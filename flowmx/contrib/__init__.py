@@ -12,10 +12,13 @@ from flowmx.symbol import contrib as sym
 from flowmx.symbol import contrib as symbol
 
 if TYPE_CHECKING:
-    from flowmx.contrib import quantization, text, torch, tracking
+    from flowmx.contrib import quantization, svrg_optimization, text, torch, tracking
     from flowmx.contrib import quantization as quant
 
-__all__ = ["amp", "nd", "ndarray", "onnx", "quant", "quantization", "sym", "symbol", "text", "torch", "tracking"]
+__all__ = [
+    "amp", "nd", "ndarray", "onnx", "quant", "quantization", "svrg_optimization", "sym", "symbol", "text", "torch",
+    "tracking",
+]  # fmt: skip
 
-_LATER = {each: f"flowmx.contrib.{each}" for each in ("quantization", "text", "torch", "tracking")}
+_LATER = {each: f"flowmx.contrib.{each}" for each in ("quantization", "svrg_optimization", "text", "torch", "tracking")}
 __getattr__, __dir__ = later(__name__, {**_LATER, "quant": "flowmx.contrib.quantization"})

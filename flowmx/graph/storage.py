@@ -80,7 +80,7 @@ def infer_storage_types(
             continue
         found = way_of(node.op, [stypes[each] for each in node.inputs], [shapes[each] for each in node.inputs])
         for index in range(node.outputs()):
-            stypes[Entry(node, index)] = "default" if found is None else found.stype
+            stypes[Entry(node, index)] = "default" if found is None else found.stypes[index]
     return stypes
 
 
@@ -144,7 +144,7 @@ class _Builder(Builder):
         way = self._way(op, inputs)
         node = values[0].entry.node
         for index in range(node.outputs()):
-            self.stypes[Entry(node, index)] = "default" if way is None else way.stype
+            self.stypes[Entry(node, index)] = "default" if way is None else way.stypes[index]
         return made
 
     def ones(self, head: Value) -> Value:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["PACKING", "decode", "encode"]
+__all__ = ["PACKING", "ByRows", "decode", "encode", "summed"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -29,8 +31,41 @@ def encode(numbers: Array, rows: Array) -> Array:
     return np.concatenate([part.reshape(-1).view(np.uint8) for part in parts])
 
 
-def decode(sent: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """The gradient, with zeros in the other rows.
+@dataclass(frozen=True, slots=True)
+class ByRows:
+    """A gradient of which some rows are stored, the others being zero.
+
+    Attributes:
+        numbers: of the stored rows, int64, ascending.
+        rows: as many.
+        shape: the gradient's.
+    """
+
+    numbers: Array
+    rows: Array
+    shape: tuple[int, ...]
+
+    def dense(self) -> Array:
+        """The gradient as one array."""
+        made = np.zeros(self.shape, self.rows.dtype)
+        made[self.numbers] = self.rows
+        return made
+
+
+def summed(found: Sequence[ByRows]) -> ByRows:
+    """The sum of gradients in this order; stored is what one of them stores."""
+    if len(found) == 1:
+        return found[0]
+    numbers = np.unique(np.concatenate([each.numbers for each in found]))
+    made = np.zeros((len(numbers), *found[0].shape[1:]), found[0].rows.dtype)
+    with np.errstate(all="ignore"):  # what overflows shows as such
+        for each in found:
+            made[np.searchsorted(numbers, each.numbers)] += each.rows
+    return ByRows(numbers, made, found[0].shape)
+
+
+def decode(sent: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ByRows:
+    """The gradient, in memory of its own.
 
     Args:
         sent: the bytes.
@@ -47,10 +82,9 @@ def decode(sent: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
             f"{width} for each row, not as {sent.dtype} {list(sent.shape)}"
         )
     count = sent.size // (_NUMBER.itemsize + width)
-    flat = np.ascontiguousarray(sent)
+    flat = np.array(sent)
     numbers = flat[: count * _NUMBER.itemsize].view(_NUMBER)
     if count and (numbers[0] < 0 or numbers[-1] >= shape[0] or not (numbers[1:] > numbers[:-1]).all()):
         raise ValueError(f"the numbers of the rows must ascend, from 0 to {shape[0] - 1}")
-    made = np.zeros(shape, dtype)
-    made[numbers] = flat[count * _NUMBER.itemsize :].view(dtype).reshape(count, *shape[1:])
-    return made
+    rows = flat[count * _NUMBER.itemsize :].view(dtype).reshape(count, *shape[1:])
+    return ByRows(numbers, rows, shape)

@@ -211,8 +211,6 @@ def save(
         if not isinstance(value, NDArray):
             raise TypeError(f"save: data holds {type(value).__name__}, expected NDArrays (a list, or a dict by name)")
     host = [_to_be_written(value) for value in values]
-    if any(isinstance(each, params.Stored) for each in host) and formats.format_of(fname, format) != "params":
-        raise NotImplementedError("save: a sparse array is among them, which only the format 'params' has for now")
     formats.save(fname, dict(zip(data, host, strict=True)) if isinstance(data, Mapping) else host, format)
 
 

@@ -26,6 +26,8 @@ class AdaGrad(Fused):
         **kwargs: as for :class:`Optimizer`.
     """
 
+    by_rows = True
+
     def __init__(self, eps: float = 1e-7, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.float_stable_eps = eps

@@ -55,6 +55,8 @@ class Adam(_Moments):
         **kwargs: as for :class:`Optimizer`.
     """
 
+    by_rows = True
+
     def __init__(
         self,
         learning_rate: float = 0.001,

@@ -103,6 +103,9 @@ class Optimizer(Recorded):
     whole_array: ClassVar[bool] = False
     """True where a step needs the whole weight, as for a norm (LAMB, LARS): distributed stores do not split it."""
 
+    by_rows: ClassVar[bool] = False
+    """True where row_sparse gradients are taken by rows: of those the weights and states are updated, of no others."""
+
     # -- what a subclass writes ------------------------------------------------------------------------
 
     def create_state(self, index: Index, weight: NDArray) -> State:

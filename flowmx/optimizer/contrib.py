@@ -31,6 +31,8 @@ class GroupAdaGrad(Fused):
 
     whole_array = True
 
+    by_rows = True
+
     def __init__(self, eps: float = 1e-5, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.float_stable_eps = eps

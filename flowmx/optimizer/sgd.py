@@ -45,6 +45,8 @@ class SGD(Momentum):
         **kwargs: as for :class:`Optimizer`.
     """
 
+    by_rows = True
+
     def __init__(self, momentum: float = 0.0, lazy_update: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.momentum = momentum

@@ -93,6 +93,11 @@ def load(path: str | os.PathLike[str]) -> dict[str, Array]:
         SafetensorsFormatError: The file is damaged, or no safetensors file.
         OSError: The file cannot be read.
     """
+    return load_with_texts(path)[0]
+
+
+def load_with_texts(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]]:
+    """The arrays of a file, and the texts that it keeps beside them; raises as `load` does."""
     with opened(path) as source:
         return _read(_Reader(*source))
 
@@ -107,6 +112,13 @@ def loads(data: bytes | bytearray | memoryview, *, source: str = "<bytes>") -> d
     Raises:
         SafetensorsFormatError: The data is damaged, in another format, or has a dtype that NumPy lacks.
     """
+    return loads_with_texts(data, source=source)[0]
+
+
+def loads_with_texts(
+    data: bytes | bytearray | memoryview, *, source: str = "<bytes>"
+) -> tuple[dict[str, Array], dict[str, str]]:
+    """The arrays in a file's content, and the texts beside them; raises as `loads` does."""
     return _read(_Reader(*in_memory(data, source)))
 
 
@@ -158,9 +170,9 @@ def _texts(metadata: Mapping[str, str]) -> dict[str, str]:
 # -- reading ---------------------------------------------------------------------------------------------------
 
 
-def _read(reader: _Reader) -> dict[str, Array]:
+def _read(reader: _Reader) -> tuple[dict[str, Array], dict[str, str]]:
     header = _header(reader)
-    _metadata(reader, header)
+    texts = _metadata(reader, header)
     entries = [_entry(reader, name, value) for name, value in header.items() if name != _METADATA]
     start, found = reader.offset, {}
     for entry in sorted(entries, key=lambda entry: (entry.begin, entry.end)):
@@ -169,7 +181,7 @@ def _read(reader: _Reader) -> dict[str, Array]:
         found[entry.name] = reader.array(entry.dtype, entry.shape, f"array {entry.name!r}")
     if reader.left:
         raise reader.error("the end of the file", f"{reader.left} more bytes")
-    return {entry.name: found[entry.name] for entry in entries}
+    return {entry.name: found[entry.name] for entry in entries}, texts
 
 
 def _header(reader: _Reader) -> dict[str, Any]:

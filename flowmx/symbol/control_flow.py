@@ -12,6 +12,7 @@ from typing import Any
 from flowmx import attribute, name
 from flowmx.attribute import AttrScope
 from flowmx.engine import capture
+from flowmx.errors import ArgumentError
 from flowmx.graph.nesting import Format, flatten, regroup
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.graph.subgraph import Body
@@ -171,7 +172,7 @@ def foreach(body: Callable[..., Any], data: Any, init_states: Any, name: str = "
     names = traced.names()
     for label in given:
         if label not in names:
-            raise ValueError(f"foreach: the body must use all data and states, and does not use {label!r}")
+            raise ArgumentError(f"foreach: the body must use all data and states, and does not use {label!r}")
     rest = [label for label in names if label not in given]
     outputs = len(traced.body.entries)
     stacked = outputs - len(states)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, MutableSequence, Sequence
 from typing import Any
 
@@ -9,16 +10,19 @@ import numpy as np
 import numpy.typing as npt
 
 from flowmx.devices import Context
+from flowmx.errors import ArgumentError
+from flowmx.ndarray import sparse
 from flowmx.ndarray.array import NDArray, array
 from flowmx.ndarray.creation import arange
 from flowmx.test_utils.tolerance import Numbers, default_dtype
 
 __all__ = [
-    "assign_each", "assign_each2", "collapse_sum_like", "create_2d_tensor", "create_vector", "get_identity_mat",
-    "get_identity_mat_batch", "new_matrix_with_real_eigvals_2d", "new_matrix_with_real_eigvals_nd",
-    "new_orthonormal_matrix_2d", "new_sym_matrix_with_real_eigvals_2d", "new_sym_matrix_with_real_eigvals_nd",
-    "np_reduce", "rand_coord_2d", "rand_ndarray", "rand_shape_2d", "rand_shape_3d", "rand_shape_nd", "random_arrays",
-    "random_sample", "random_uniform_arrays",
+    "assign_each", "assign_each2", "collapse_sum_like", "create_2d_tensor", "create_sparse_array",
+    "create_sparse_array_zd", "create_vector", "get_identity_mat", "get_identity_mat_batch",
+    "new_matrix_with_real_eigvals_2d", "new_matrix_with_real_eigvals_nd", "new_orthonormal_matrix_2d",
+    "new_sym_matrix_with_real_eigvals_2d", "new_sym_matrix_with_real_eigvals_nd", "np_reduce", "rand_coord_2d",
+    "rand_ndarray", "rand_shape_2d", "rand_shape_3d", "rand_shape_nd", "rand_sparse_ndarray", "random_arrays",
+    "random_sample", "random_uniform_arrays", "shuffle_csr_column_indices",
 ]  # fmt: skip
 
 Shape = Sequence[int]
@@ -53,31 +57,149 @@ def rand_ndarray(
     modifier_func: Callable[[Any], Any] | None = None, shuffle_csr_indices: bool = False,
     distribution: str | None = None, ctx: Context | None = None, scale: float | None = None,
 ) -> NDArray:  # fmt: skip
-    """An array of normally distributed numbers.
+    """An array of random numbers: normally distributed in a dense one, from 0 to 1 in a sparse one.
 
     Args:
         shape: its shape.
         stype: its storage type.
-        density: the share of a sparse array's elements, or rows, that are stored (default: any).
-        dtype: its dtype, by default float32.
-        modifier_func: kept for MXNet's tests, as are the next two.
-        shuffle_csr_indices: see ``modifier_func``.
-        distribution: see ``modifier_func``.
+        density: see :func:`rand_sparse_ndarray`, as the next five.
+        dtype: by default float32.
+        modifier_func: a function of each stored element.
+        shuffle_csr_indices: have the columns of each row in any order.
+        distribution: of the elements' places.
         ctx: its device.
         scale: give numbers evenly spread between -scale and scale instead.
 
     Raises:
-        ValueError: there is no such storage type.
+        ArgumentError: there is no such storage type or distribution.
     """
     if stype not in ("default", "csr", "row_sparse"):
-        raise ValueError(f"rand_ndarray: stype is {stype!r}, expected 'default', 'csr' or 'row_sparse'")
+        raise ArgumentError(f"rand_ndarray: stype is {stype!r}, expected 'default', 'csr' or 'row_sparse'")
     size = tuple(shape)
-    made = np.random.randn(*size) if scale is None else np.random.uniform(-scale, scale, size)
-    if stype != "default":
-        share = np.random.rand() if density is None else density
-        places = size if stype == "csr" else (size[0], *(1,) * (len(size) - 1))
-        made *= np.random.rand(*places) < share
-    return array(made, ctx, dtype or default_dtype()).tostype(stype)
+    if stype == "default":
+        made = np.random.randn(*size) if scale is None else np.random.uniform(-scale, scale, size)
+        return array(made, ctx, dtype or default_dtype())
+    if scale is not None:
+        modifier_func = _spread(scale)
+    return rand_sparse_ndarray(
+        size, stype, density, dtype, distribution, None, None, modifier_func, shuffle_csr_indices, ctx
+    )[0]
+
+
+def _spread(scale: float) -> Callable[[Any], Any]:
+    return lambda number: (2 * number - 1) * scale
+
+
+def rand_sparse_ndarray(
+    shape: Shape, stype: str, density: float | None = None, dtype: Any = None, distribution: str | None = None,
+    data_init: float | None = None, rsp_indices: Any = None, modifier_func: Callable[[Any], Any] | None = None,
+    shuffle_csr_indices: bool = False, ctx: Context | None = None,
+) -> tuple[NDArray, tuple[Any, ...]]:  # fmt: skip
+    """A sparse array of numbers from 0 to 1, and its parts.
+
+    Args:
+        shape: its shape.
+        stype: ``csr`` or ``row_sparse``.
+        density: the share of elements, or rows, that are stored (default: any).
+        dtype: by default float32.
+        distribution: ``uniform``; or ``powerlaw``, for csr: each row has twice as many elements as the one before.
+        data_init: the number to store in each place instead.
+        rsp_indices: the rows that are stored, for row_sparse.
+        modifier_func: a function of each stored element.
+        shuffle_csr_indices: have the columns of each row in any order.
+        ctx: its device.
+
+    Returns:
+        the array, and of csr ``(indptr, indices, data)``, of row_sparse ``(data, indices)`` as NumPy's.
+
+    Raises:
+        ArgumentError: there is no such storage type or distribution.
+        ValueError: the density is none, or one with which a power law can not be.
+    """
+    kind = np.dtype(dtype or default_dtype())
+    share = np.random.rand() if density is None else density
+    if not 0 <= share <= 1:
+        raise ValueError(f"rand_sparse_ndarray: density is {density}, expected from 0 to 1")
+    if stype == "row_sparse" and distribution in (None, "uniform"):
+        rows = np.flatnonzero(np.random.rand(shape[0]) < share) if rsp_indices is None else np.asarray(rsp_indices)
+        values = _filled((len(rows), *shape[1:]), kind, data_init, modifier_func)
+        return sparse.row_sparse_array((values, rows), tuple(shape), ctx, kind), (values, rows)
+    if stype == "csr" and distribution in (None, "uniform", "powerlaw") and len(shape) == 2:
+        places = _powerlaw_places(shape, share) if distribution == "powerlaw" else _uniform_places(shape, share)
+        indptr = np.searchsorted(places[:, 0], np.arange(shape[0] + 1))
+        columns = places[:, 1].copy()
+        if shuffle_csr_indices:
+            _shuffle(indptr, columns)
+        values = _filled((len(columns),), kind, data_init, modifier_func)
+        if distribution == "powerlaw" and data_init is None:
+            values += 1  # as MXNet's, of which none is 0
+        made: Any = sparse.csr_matrix((values, columns, indptr), tuple(shape), ctx, kind)
+        return made, (made.indptr, made.indices, made.data)
+    raise ArgumentError(
+        f"rand_sparse_ndarray: stype is {stype!r}, distribution {distribution!r} and shape {tuple(shape)}, expected "
+        "'row_sparse' with 'uniform', or 'csr' with 'uniform' or 'powerlaw' and two axes"
+    )
+
+
+def _filled(shape: tuple[int, ...], dtype: Any, number: float | None, function: Callable[[Any], Any] | None) -> Numbers:
+    values = np.random.rand(*shape) if number is None else np.full(shape, number)
+    return assign_each(values.astype(dtype), function).astype(dtype)
+
+
+def _uniform_places(shape: Shape, share: float) -> Numbers:
+    rows, columns = shape
+    chosen = np.random.permutation(rows * columns)[: round(rows * columns * share)]
+    return np.stack(np.unravel_index(np.sort(chosen), (rows, columns)), axis=1)
+
+
+def _powerlaw_places(shape: Shape, share: float) -> Numbers:
+    """The first elements of each row, twice as many as in the row before, until there are enough."""
+    rows, columns = shape
+    left = int(rows * columns * share)
+    if left < 2 * rows:
+        raise ValueError(
+            f"rand_sparse_ndarray: density {share} of shape {tuple(shape)} is too low for a power law: it gives {left} "
+            f"elements, expected at least two a row"
+        )
+    lengths = np.ones(rows, np.int64)
+    left -= rows
+    for row in range(rows):
+        more = min(columns - 1, 2 ** min(row + 1, 62) - 1, left)
+        lengths[row] += more
+        left -= more
+    if left:
+        raise ValueError(f"rand_sparse_ndarray: density {share} of shape {tuple(shape)} is too high for a power law")
+    return np.array([(row, column) for row, length in enumerate(lengths) for column in range(length)])
+
+
+def shuffle_csr_column_indices(csr: Any) -> None:
+    """Put the columns of each row of SciPy's matrix in any order, in place; its elements stay where they are."""
+    _shuffle(csr.indptr, csr.indices)
+
+
+def _shuffle(indptr: Numbers, columns: Numbers) -> None:
+    for begin, end in itertools.pairwise(indptr):
+        np.random.shuffle(columns[begin:end])
+
+
+def create_sparse_array(
+    shape: Shape, stype: str, data_init: float | None = None, rsp_indices: Any = None, dtype: Any = None,
+    modifier_func: Callable[[Any], Any] | None = None, density: float = 0.5, shuffle_csr_indices: bool = False,
+) -> NDArray:  # fmt: skip
+    """A sparse array, by the arguments of :func:`rand_sparse_ndarray`; rows may be named in any order."""
+    rows = None if rsp_indices is None else np.sort(np.asarray(rsp_indices))
+    return rand_sparse_ndarray(shape, stype, density, dtype, None, data_init, rows, modifier_func, shuffle_csr_indices)[
+        0
+    ]
+
+
+def create_sparse_array_zd(
+    shape: Shape, stype: str, density: float, data_init: float | None = None, rsp_indices: Any = None,
+    dtype: Any = None, modifier_func: Callable[[Any], Any] | None = None, shuffle_csr_indices: bool = False,
+) -> NDArray:  # fmt: skip
+    """A sparse array as :func:`create_sparse_array` makes it; of a row_sparse one ``rsp_indices`` alone are stored."""
+    share = 0.0 if stype == "row_sparse" else density
+    return create_sparse_array(shape, stype, data_init, rsp_indices, dtype, modifier_func, share, shuffle_csr_indices)
 
 
 def random_arrays(*shapes: Shape) -> Any:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from time import perf_counter
 from typing import Any, ClassVar
@@ -46,6 +46,25 @@ inside: ContextVar[str] = ContextVar("flowmx_custom_operator", default="")
 
 when_called: Callable[[str, float, float], None] | None = None
 """Called with an operator's name and the begin and end of its method's run; set by the profiler."""
+
+
+class SparseValue:
+    """A sparse array of an operation, as user code gets it and leaves it.
+
+    Attributes:
+        content: what it stores (``ops/sparse/content.py``); of one that is written, set anew when the code has run.
+        stype: its storage type.
+        shape: its shape.
+        dtype: its dtype.
+    """
+
+    __slots__ = ("content", "dtype", "shape", "stype")
+
+    def __init__(self, content: Any, stype: str, shape: Shape, dtype: DType) -> None:
+        self.content, self.stype, self.shape, self.dtype = content, stype, shape, dtype
+
+
+STYPES = ("default", "row_sparse", "csr")
 
 
 class _UserActor(ThreadActor):
@@ -86,7 +105,7 @@ class _Calls:
             return self._made
 
 
-class _UserOperator(Operator, detached=True, heavy=True):
+class UserOperator(Operator, detached=True, heavy=True):
     """The base of forward and backward pass: run one of the user's methods."""
 
     @property
@@ -122,17 +141,25 @@ class _UserOperator(Operator, detached=True, heavy=True):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         pending = self.begin(run, inputs, outputs)
         if pending is not None:
-            _await_on_loop(self.name, pending)
+            await_on_loop(self.name, pending)
+
+    def is_coroutine(self, device: Any, inputs: Sequence[Any]) -> bool:
+        """Tell whether the user's method is a coroutine function."""
+        return inspect.iscoroutinefunction(self.method(device, None, inputs))
+
+    def storage_types(self, given: Sequence[str]) -> tuple[list[str], list[str]]:
+        """The storage types in which the method gets its inputs and outputs, for inputs of such."""
+        raise NotImplementedError
 
     def detach(self, work: Operation, inputs: Sequence[Any]) -> None:
         device = inputs[0].variable.device if inputs else work.arguments[1].device
-        coroutine = inspect.iscoroutinefunction(self.method(device, None, inputs))
+        coroutine = self.is_coroutine(device, inputs)
         if coroutine:
             work.arguments = (self.begin, *work.arguments[1:])
         detach(work, coroutine)
 
 
-def _await_on_loop(name: str, pending: Awaitable[None]) -> None:
+def await_on_loop(name: str, pending: Awaitable[None]) -> None:
     """Run a coroutine to its end on the engine's loop, from a thread."""
 
     async def body() -> None:
@@ -144,7 +171,7 @@ def _await_on_loop(name: str, pending: Awaitable[None]) -> None:
 
 
 @operator("Custom")
-class Custom(_UserOperator, open_ended=True, precision=Precision.FLOAT32):
+class Custom(UserOperator, open_ended=True, precision=Precision.FLOAT32):
     """An operator of the user's own, registered with :func:`flowmx.operator.register`.
 
     The inputs, in the order of the property's ``list_arguments`` and then ``list_auxiliary_states``, are given by
@@ -179,7 +206,7 @@ class Custom(_UserOperator, open_ended=True, precision=Precision.FLOAT32):
                 f"Custom: parameter op_type is {op_type!r}, which is not registered"
                 f"{did_you_mean(op_type, properties)} (register a CustomOpProp with mx.operator.register)"
             )
-        made: Operator = cls(op_type=op_type)
+        made = cls(op_type=op_type)
         prop = maker(**texts)
         count = len(prop.list_arguments())
         auxiliary = tuple(prop.list_auxiliary_states())
@@ -189,6 +216,11 @@ class Custom(_UserOperator, open_ended=True, precision=Precision.FLOAT32):
         }  # fmt: skip
         for name, value in own.items():
             object.__setattr__(made, name, value)
+        dense = ("default",) * (2 * len(made.outputs()) + count), ("default",) * len(auxiliary)
+        forward = _makes_sparse(lambda: made.storage_types(("default",) * (count + len(auxiliary))))
+        backward = _makes_sparse(lambda: made.gradient_types(*dense))
+        if forward or backward:
+            made.with_traits(sparse=True)
         return made
 
     def attributes(self) -> dict[str, str]:
@@ -251,6 +283,35 @@ class Custom(_UserOperator, open_ended=True, precision=Precision.FLOAT32):
         arguments, outputs, auxiliary = [[None if t is None else as_dtype(t) for t in group] for group in found]
         return [*arguments, *auxiliary], outputs
 
+    def storage_types(self, given: Sequence[str]) -> tuple[list[str], list[str]]:
+        count, auxiliary = len(self.inputs()), len(self.auxiliary)
+        hook = getattr(self.prop, "infer_storage_type", None)
+        if hook is None:
+            return ["default"] * len(given), ["default"] * len(self.outputs())
+        found = _lists(f"infer_storage_type of {self.op_type!r}", hook(list(given[:count])), 2)
+        found += [["default"] * auxiliary] * (3 - len(found))
+        _check_storage(f"infer_storage_type of {self.op_type!r}", found, [count, len(self.outputs()), auxiliary])
+        return [*found[0], *found[2]], found[1]
+
+    def gradient_types(self, stypes: Sequence[str], states: Sequence[str]) -> list[list[str]]:
+        """The storage types in the backward pass: five lists, as the property's hook gives them.
+
+        Args:
+            stypes: of the outputs' gradients, the inputs and the outputs.
+            states: of the auxiliary states.
+        """
+        made, taken = len(self.outputs()), len(self.inputs())
+        lengths = [made, taken, made, taken, len(states)]
+        parts = stypes[:made], stypes[made : made + taken], stypes[made + taken :], ["default"] * taken, states
+        hook = getattr(self.prop, "infer_storage_type_backward", None)
+        if hook is None:
+            return [["default"] * length for length in lengths]
+        what = f"infer_storage_type_backward of {self.op_type!r}"
+        found = _lists(what, hook(*map(list, parts)), 4)
+        found += [["default"] * len(states)] * (5 - len(found))
+        _check_storage(what, found, lengths)
+        return found
+
     # -- computing -------------------------------------------------------------------------------------
 
     def kept(self, device: Any, memo: dict[Any, Any] | None, inputs: Sequence[Any]) -> Any:
@@ -286,13 +347,18 @@ class Custom(_UserOperator, open_ended=True, precision=Precision.FLOAT32):
         like = [shape_of(inputs, position) for position in range(taken)]
         wanted = [getattr(inputs, "wanted", lambda _: True)(position) for position in range(taken)]
         backward = BackwardCustom.of(self, needed, [each.shape for each in like], [each.dtype for each in like], wanted)
+        stypes = [
+            [getattr(each, "stype", "default") for each in group]
+            for group in (heads, like, [shape_of(outputs, position) for position in range(given)])
+        ]
+        backward.expect([stype for group in stypes for stype in group])
         found = F.apply(backward, [*arrays, *states])
         found = [found] if taken == 1 else list(found)
         return [gradient if want else None for gradient, want in zip(found, wanted, strict=True)]
 
 
 @operator("_backward_Custom")
-class BackwardCustom(_UserOperator, hidden=True):
+class BackwardCustom(UserOperator, hidden=True):
     """The gradient of Custom: its ``backward``, of those arrays that it declared to need."""
 
     arguments = ()
@@ -300,6 +366,23 @@ class BackwardCustom(_UserOperator, hidden=True):
     needed: ClassVar[list[int]]
     made: ClassVar[tuple[list[Shape], list[DType]]]
     wanted: ClassVar[list[bool]]
+    stypes: ClassVar[list[str]]
+
+    def expect(self, stypes: list[str]) -> None:
+        """Take down the storage types of the outputs' gradients, the inputs and the outputs, while it is made."""
+        object.__setattr__(self, "stypes", stypes)
+        given = [*(stypes[number] for number in self.needed), *["default"] * len(self.primal.auxiliary)]
+        if _makes_sparse(lambda: self.storage_types(given)):
+            self.with_traits(sparse=True)
+
+    def storage_types(self, given: Sequence[str]) -> tuple[list[str], list[str]]:
+        count = len(self.needed)
+        every = [*self.stypes]
+        for number, stype in zip(self.needed, given, strict=False):
+            every[number] = stype
+        found = self.primal.gradient_types(every, given[count:])
+        every = [*found[0], *found[1], *found[2]]
+        return [*(every[number] for number in self.needed), *found[4]], found[3]
 
     @property
     def called(self) -> str:
@@ -308,9 +391,9 @@ class BackwardCustom(_UserOperator, hidden=True):
     @classmethod
     def of(
         cls, primal: Custom, needed: list[int], shapes: Sequence[Shape], dtypes: Sequence[Any], wanted: list[bool]
-    ) -> Operator:
+    ) -> BackwardCustom:
         """The gradient of one call or node, for inputs of these shapes and dtypes."""
-        op: Operator = cls()
+        op = cls()
         count = len(needed)
         own = {
             "primal": primal, "needed": needed, "made": (list(shapes), [as_dtype(each) for each in dtypes]),
@@ -346,11 +429,49 @@ class BackwardCustom(_UserOperator, hidden=True):
         for number, array in zip(self.needed, inputs, strict=False):
             every[number] = array
         for array in outputs:
-            array[...] = 0  # what backward leaves alone has no gradient
+            if not isinstance(array, SparseValue):
+                array[...] = 0  # what backward leaves alone has no gradient
         return {
             "out_grad": every[:given], "in_data": every[given : given + taken], "out_data": every[given + taken :],
             "in_grad": outputs, "aux": inputs[len(self.needed) :],
         }  # fmt: skip
+
+
+def _lists(what: str, found: Any, least: int) -> list[list[str]]:
+    """The lists of storage types that a property gave: so many, or one more.
+
+    Raises:
+        TypeInferenceError: it gave something else.
+    """
+    lists = [list(each) for each in found] if isinstance(found, (list, tuple)) else []
+    if len(lists) not in (least, least + 1):
+        raise TypeInferenceError(f"Custom: {what} returned {found!r}, expected {least} or {least + 1} lists")
+    return lists
+
+
+def _check_storage(what: str, found: Sequence[Sequence[str]], lengths: Sequence[int]) -> None:
+    if [len(each) for each in found] != list(lengths):
+        raise TypeInferenceError(
+            f"Custom: {what} returned {' + '.join(str(len(each)) for each in found)} storage types, expected "
+            f"{' + '.join(map(str, lengths))}"
+        )
+    wrong = [stype for each in found for stype in each if stype not in STYPES]
+    if wrong:
+        raise TypeInferenceError(f"Custom: {what} returned {wrong[0]!r}, expected one of {', '.join(STYPES)}")
+
+
+def _makes_sparse(asked: Callable[[], Iterable[list[str]]]) -> bool:
+    """Tell whether there are sparse arrays among dense ones, by a hook that may refuse these.
+
+    Raises:
+        TypeInferenceError: the hook gave no storage types.
+    """
+    try:
+        return any(stype != "default" for group in asked() for stype in group)
+    except TypeInferenceError:
+        raise
+    except Exception:  # it takes no dense arrays; with those that come it is asked again
+        return False
 
 
 class _Like:

@@ -11,6 +11,28 @@ import re
 EXAMPLES = {
     "_contrib_arange_like": "contrib.arange_like(A([[5, 6]]), axis=1) -> [0., 1.]",
     "_contrib_box_iou": 'contrib.box_iou(A([[0, 0, 2, 2]]), A([[1, 0, 3, 2]]), format="corner") -> [[0.33333334]]',
+    "_contrib_dgl_adjacency": (
+        'contrib.dgl_adjacency(A([[0, 5], [6, 0]], dtype="int64").tostype("csr")) -> [[0., 1.], [1., 0.]]'
+    ),
+    "_contrib_dgl_csr_neighbor_non_uniform_sample": (
+        'contrib.dgl_csr_neighbor_non_uniform_sample(A([[0, 5], [6, 0]], dtype="int64").tostype("csr"), '
+        'A([0.5, 2]), A([0], dtype="int64"), max_num_vertices=2)[2] -> [0.5, 2.]'
+    ),
+    "_contrib_dgl_csr_neighbor_uniform_sample": (
+        'contrib.dgl_csr_neighbor_uniform_sample(A([[0, 5], [6, 0]], dtype="int64").tostype("csr"), '
+        'A([0], dtype="int64"), max_num_vertices=2)[0] -> array([0, 1, 2], dtype=int64)'
+    ),
+    "_contrib_dgl_graph_compact": (
+        'contrib.dgl_graph_compact(A([[0, 0, 5], [0, 0, 0]], dtype="int64").tostype("csr"), '
+        'A([0, 2, 2], dtype="int64"), graph_sizes=2, return_mapping=True)[1] -> array([[0, 5], [0, 0]], dtype=int64)'
+    ),
+    "_contrib_dgl_subgraph": (
+        'contrib.dgl_subgraph(A([[0, 5, 6], [7, 0, 0], [0, 8, 0]], dtype="int64").tostype("csr"), '
+        'A([0, 2], dtype="int64"), return_mapping=True)[1] -> array([[0, 6], [0, 0]], dtype=int64)'
+    ),
+    "_contrib_edge_id": (
+        'contrib.edge_id(A([[0, 5], [6, 0]]).tostype("csr"), A([0, 0]), A([0, 1])) -> [-1., 5.]'
+    ),
     "_contrib_getnnz": "contrib.getnnz(A([[0, 1], [2, 3]]), axis=1) -> array([1, 2], dtype=int64)",
     "_sparse_retain": "sparse.retain(A([[1], [2], [3]]), A([0, 2])) -> [[1.], [0.], [3.]]",
     "_contrib_div_sqrt_dim": "contrib.div_sqrt_dim(A([[2, 4, 6, 8]])) -> [[1., 2., 3., 4.]]",

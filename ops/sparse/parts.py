@@ -33,12 +33,12 @@ def _slice(call: Call) -> Way | None:
         if (left, right) == (0, shape[1]):
             return part
         inside = (part.indices >= left) & (part.indices < right)
-        return _kept(part, inside, part.indices[inside] - left)
+        return kept(part, inside, part.indices[inside] - left)
 
     return Way("csr", compute)
 
 
-def _kept(x: Csr, stays: Array, indices: Array) -> Csr:
+def kept(x: Csr, stays: Array, indices: Array) -> Csr:
     """The matrix with some of its elements, whose columns are given."""
     counted = np.concatenate(([0], np.cumsum(stays)))
     return Csr(x.data[stays], indices, counted[x.indptr].astype(INDEX))

@@ -7,7 +7,7 @@ registers functions that, for a call, return its way, or None where it has none;
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -50,21 +50,42 @@ class Way:
     Attributes:
         stype: the storage type of its result.
         compute: called with the run and the inputs' content; gives the result's, with data that no input has, or that
-            of the first input where the call is in place.
+            of the first input where the call is in place. Where there are further outputs, a list of all.
         gradient: the operator's on these, if not its own.
         makes_dense: whether it makes sparse inputs dense, which users are told.
+        further: the storage types of the outputs after the first.
+        moves: whether the list of results also has what the inputs that it updates become; otherwise it changes these
+            in place, and gets all rows of row_sparse ones.
     """
 
     stype: str
-    compute: Callable[..., Raw]
+    compute: Callable[..., Raw | list[Raw] | Awaitable[list[Raw]]]
     gradient: Callable[..., Sequence[Any]] | None = None
     makes_dense: bool = False
+    further: tuple[str, ...] = ()
+    moves: bool = False
+
+    @property
+    def stypes(self) -> tuple[str, ...]:
+        """The storage types of all outputs."""
+        return (self.stype, *self.further)
 
 
 Finder = Callable[[Call], Way | None]
 
 _finders: dict[str, Finder] = {}
-_FAMILIES = ("elementwise", "binary", "products", "reductions", "parts", "lookups", "outputs", "updates")
+_FAMILIES = (
+    "elementwise",
+    "binary",
+    "products",
+    "reductions",
+    "parts",
+    "lookups",
+    "outputs",
+    "updates",
+    "graphs",
+    "user_code",
+)
 
 
 def way(*names: str) -> Callable[[Finder], Finder]:

@@ -3,7 +3,7 @@
 Gradients say where they come from. A key's array is made of equal blocks; a block has a row for each *writer* (a start
 of a worker) and a column for each of its pushes. Push number 7 of a writer adds 1 to column 6 of its row, in every
 block, and 7 to the row's last column, a checksum. So an array that is pulled tells of every push how often it was
-applied, and so does every part of an array that is split over servers.
+applied, and so does every part of an array that is split over servers. The gradients of some keys are row_sparse.
 """
 
 from __future__ import annotations
@@ -30,14 +30,28 @@ class Key(NamedTuple):
         blocks: of which its array is made.
         pushes: in one step.
         together: whether the last push and the pull are one.
+        by_rows: whether its gradients are row_sparse, with the writer's row of each block, and it is pulled by rows.
     """
 
     blocks: int
     pushes: int
     together: bool
+    by_rows: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of its array."""
+        return (self.blocks * WRITERS, COLUMNS + 1) if self.by_rows else (self.blocks * BLOCK,)
 
 
-KEYS = {"plain": Key(1, 1, True), "apart": Key(1, 1, False), "twice": Key(1, 2, False), "big": Key(6, 1, True)}
+KEYS = {
+    "plain": Key(1, 1, True),
+    "apart": Key(1, 1, False),
+    "twice": Key(1, 2, False),
+    "big": Key(6, 1, True),
+    "rows": Key(1, 1, False, True),
+    "many rows": Key(6, 1, False, True),
+}
 
 
 class Ledger:
@@ -92,7 +106,7 @@ class Training:
         import flowmx as mx
 
         since = time.monotonic()
-        zeros = [self._nd.zeros((key.blocks * BLOCK,)) for key in KEYS.values()]
+        zeros = [self._nd.zeros(key.shape) for key in KEYS.values()]
         self._kv.init(list(KEYS), zeros)
         self._kv.set_optimizer(mx.optimizer.create("test"))
         _ = self._kv.step  # waits
@@ -117,24 +131,33 @@ class Training:
         self._ledger.write("met", since=since)
         since = time.monotonic()
         for name, key in KEYS.items():
-            out = self._nd.empty((key.blocks * BLOCK,))
-            self._kv.pull(name, out=out)
+            out = self._pulled(name, key)
             self._record("final", name, out, since)
         self._ledger.write("lag", lag=self._kv.stats()["largest_lag"])
         self._kv._barrier()
 
     def _enqueue(self, name: str, key: Key) -> Any:
-        out = self._nd.empty((key.blocks * BLOCK,))
+        out = self._nd.empty(key.shape)
         for push in range(key.pushes):
             self._numbers[name] += 1
             number = self._numbers[name]
             self._ledger.write("pushed", key=name, number=number)
-            value = self._nd.array(gradient(key, self._writer, number))
+            value = self._nd.array(gradient(key, self._writer, number)).reshape(key.shape)
+            if key.by_rows:
+                value = value.tostype("row_sparse")
             if key.together and push == key.pushes - 1:
                 self._kv.pushpull(name, value, out=out)
             else:
                 self._kv.push(name, value)
-        if not key.together:
+        return out if key.together else self._pulled(name, key)
+
+    def _pulled(self, name: str, key: Key) -> Any:
+        """The key's array, being pulled."""
+        if key.by_rows:
+            out = self._nd.zeros(key.shape, stype="row_sparse")
+            self._kv.row_sparse_pull(name, out=out, row_ids=self._nd.arange(key.shape[0]))
+        else:
+            out = self._nd.empty(key.shape)
             self._kv.pull(name, out=out)
         return out
 

@@ -25,6 +25,7 @@ from flowmx.comm.notifier import Notifier
 from flowmx.comm.server import Caller, Service
 from flowmx.comm.view import Role, View
 from flowmx.kvstore.facts import version
+from flowmx.kvstore.rows import ByRows, summed
 from flowmx.kvstore.server import protocol as p
 from flowmx.kvstore.server import snapshot
 from flowmx.kvstore.server.callers import Callers, identity
@@ -436,7 +437,11 @@ class KVServer:
         self.store.use((effect.config or {}).get("optimizer"))
 
     def _merge(self, effect: p.Merge) -> None:
-        gradients = [as_array(each) for each in effect.gradients]
+        gradients = effect.gradients
+        if all(isinstance(each, ByRows) for each in gradients):
+            self._do(self.core.merged(effect.part, effect.ticket, summed(gradients)))
+            return
+        gradients = [each.dense() if isinstance(each, ByRows) else as_array(each) for each in gradients]
         if self.store.is_small(gradients):
             merged = self.store.merge_now(gradients)
             self._do(self.core.merged(effect.part, effect.ticket, merged))
@@ -446,7 +451,8 @@ class KVServer:
         self._merging.append((effect, gradients))
 
     def _merge_all(self, effect: p.Merges) -> None:
-        if self.store.are_small(effect.gradients):
+        by_rows = any(isinstance(each, ByRows) for found in effect.gradients for each in found)
+        if not by_rows and self.store.are_small(effect.gradients):
             self._do(self.core.merged_all(effect.parts, effect.tickets, self.store.merge_all(effect.gradients)))
             return
         for part, ticket, gradients in zip(*effect, strict=True):

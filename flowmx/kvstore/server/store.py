@@ -23,6 +23,7 @@ from flowmx import ndarray as nd
 from flowmx import settings
 from flowmx.comm.buffers import fresh
 from flowmx.comm.frames import Tensor
+from flowmx.kvstore.rows import ByRows
 from flowmx.kvstore.shards import Key
 from flowmx.ndarray import NDArray
 from flowmx.optimizer import states as states_file
@@ -59,8 +60,10 @@ def join(found: Sequence[Array | Slice]) -> Array:
     return np.concatenate([as_array(each).reshape(-1) for each in found])
 
 
-def owned(array: Array) -> Array:
+def owned(array: Array | ByRows) -> Array | ByRows:
     """The array, or a copy of one that lies in a worker's memory, which is read-only."""
+    if isinstance(array, ByRows):
+        return array
     return array if array.flags.writeable else _copied(array)
 
 
@@ -201,7 +204,7 @@ class Store:
     def merge_now(self, gradients: Sequence[Array]) -> Array:
         """The sum of gradients in this order, made in the memory of the first unless that is a worker's."""
         first, *rest = gradients
-        total = owned(first)
+        total = first if first.flags.writeable else _copied(first)
         for gradient in rest:
             self._quiet.run(np.add, total, gradient, total)
         return total
@@ -244,15 +247,18 @@ class Store:
         """
         if isinstance(merged, States):
             return Value(value.array, weight=value.weight, states=merged, read=value.read)
+        if isinstance(merged, ByRows) and (self._config is None or 0 in merged.shape):
+            merged = merged.dense()
         if self._config is None:
             return _replaced(merged)
-        merged = as_array(merged)
         if value.updater is None or value.version != self._version:
             value.updater, value.version = self._make_updater(key, value), self._version
         weight = value.weight
         if weight is None or value.is_leased():
             weight = nd.from_numpy(_copied(value.array))
-        value.updater(key, nd.from_numpy(_writable(merged)), weight)
+        if isinstance(merged, ByRows) and not value.updater.optimizer.by_rows:
+            merged = merged.dense()
+        value.updater(key, _gradient(merged), weight)
         changed = [weight, *arrays_in(list(value.updater.states.values()))]
         if all(map(_is_there, changed)):
             return Value(weight._host(), value.updater, self._version, weight)
@@ -276,6 +282,13 @@ class Store:
             wanted = made.optimizer.create_state_multi_precision(key, nd.from_numpy(_copied(value.array)))
             made.states = made.states if _alike(made.states[key], wanted) else {}
         return made
+
+
+def _gradient(merged: Array | Slice | ByRows) -> NDArray:
+    """A sum as optimizers take it: row_sparse where rows were pushed, so that they may update these alone."""
+    if isinstance(merged, ByRows):
+        return nd.sparse.row_sparse_array((merged.rows, merged.numbers), merged.shape, dtype=merged.rows.dtype)
+    return nd.from_numpy(_writable(as_array(merged)))
 
 
 def _size(found: Array | Slice) -> int:

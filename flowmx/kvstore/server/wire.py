@@ -10,9 +10,11 @@ import numpy as np
 
 from flowmx.comm.errors import WireError
 from flowmx.comm.frames import Tensor
+from flowmx.kvstore import rows
 from flowmx.kvstore.server import modes
 from flowmx.kvstore.server import protocol as p
-from flowmx.kvstore.server.store import States, Value, as_array, check_optimizer, join, shape_of
+from flowmx.kvstore.server.store import States, Value, as_array, check_optimizer, join, name_of, shape_of
+from flowmx.ops.registry.dtypes import as_dtype
 
 __all__ = ["Packed", "pack", "pack_record", "part_of", "unpack", "unpack_record"]
 
@@ -119,6 +121,9 @@ def _pack_step(message: p.StepSent, tensors: Tensors) -> dict[str, Any]:
     }
     if step.kind == "create":
         _pack_value(step.value, tensors)
+    elif isinstance(step.merged, rows.ByRows):
+        found["rows"] = [list(step.merged.shape), name_of(step.merged.rows.dtype)]
+        tensors.append(Tensor.of(rows.encode(step.merged.numbers, step.merged.rows)))
     elif step.computes:
         states = isinstance(step.merged, bytes)
         tensors.append(Tensor.of(np.frombuffer(step.merged, np.uint8) if states else as_array(step.merged)))
@@ -135,6 +140,9 @@ def _unpack_step(header: dict[str, Any], tensors: Tensors) -> p.StepSent:
         merged = States(tensors.pop(0).bytes())
     elif kind == "update":
         merged = tensors.pop(0).array()
+        if "rows" in header:
+            shape, dtype = header["rows"]
+            merged = rows.decode(merged, tuple(map(_whole, shape)), as_dtype(dtype))
     elif kind not in ("enrol", "rest"):
         raise ValueError(f"no step is called {kind!r}")
     step = p.PartStep(

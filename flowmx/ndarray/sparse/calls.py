@@ -6,7 +6,7 @@ its content, whatever it consists of, is one variable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -16,13 +16,14 @@ from flowmx.devices import Device
 from flowmx.engine import capture
 from flowmx.engine.origin import warn_user
 from flowmx.engine.runtime import engine
-from flowmx.engine.scheduler import Operation
+from flowmx.engine.scheduler import Operation, Variable
 from flowmx.errors import ShapeError, StorageFallbackWarning
 from flowmx.ndarray import core, views
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.core import BaseArray, allocate, record, record_written, run_on
 from flowmx.ndarray.recording import state
 from flowmx.ndarray.sparse.arrays import BaseSparseNDArray, allocated
+from flowmx.ops.control.custom import UserOperator, detach
 from flowmx.ops.registry.operators import Operator, Run, lookup
 from flowmx.ops.sparse.content import Content, Rows, copied
 from flowmx.ops.sparse.elementwise import converted, kind_of
@@ -54,35 +55,58 @@ def invoke(op: Operator, inputs: Sequence[BaseArray], out: Any, device: Device |
         return _by_dense(op, inputs, given, out, where, depth)
     if way.makes_dense and set(stypes) != {"default"}:
         _warn(op, stypes)
-    shape, dtype = _form(op, inputs)
-    for each in given:
+    forms = _forms(op, inputs)
+    for each, (shape, _) in zip(given, forms, strict=False):
         if tuple(each._shape) != shape:
             raise ShapeError(f"{op.name}: out has shape {tuple(each._shape)}, expected {shape}")
         if mode.recording:
             views.refuse_write(each, op.name, any(other._entry is not None for other in inputs))
-    made = given[0] if given else _new(way.stype, where, shape, dtype)
-    written = [inputs[position]._storage for position in op.updates]
+    made = [_new(stype, where, *form) for stype, form in zip(way.stypes, forms, strict=True)]
+    made[: len(given)] = given
+    moved = [inputs[position]._storage for position in op.updates]
+    written: tuple[Variable, ...] = (*[each._storage for each in made], *moved)
+    if op.traits.uses_random:
+        written += (where.generator,)
     origin = capture(depth)
     arguments = (way, run_on(where, mode.training), op.updates, inputs, made)
     reads = tuple([each._storage for each in inputs])
-    if given and made._view is not None:
-        reads += (made._storage,)
-    engine.enqueue(Operation(_compute, arguments, reads, (made._storage, *written), where.compute, op.name, origin))
+    reads += tuple([each._storage for each in given if each._view is not None])
+    work = Operation(_compute, arguments, reads, written, where.compute, op.name, origin)
+    if isinstance(op, UserOperator):
+        detach(work, op.is_coroutine(where, inputs))
+    engine.enqueue(work)
     if mode.recording:
         gradient = None if op.traits.no_gradient else way.gradient or op.gradient
         if given:
-            record_written(op.name, gradient, inputs, [made], given, 1, origin)
+            record_written(op.name, gradient, inputs, made, given, len(made), origin)
         else:
-            record(op.name, gradient, inputs, [made], 1, origin)
-    return made
+            record(op.name, gradient, inputs, made, len(made), origin)
+    return made[0] if len(made) == 1 else made
 
 
-def _compute(way: Way, run: Run, updates: Sequence[int], inputs: Sequence[BaseArray], made: BaseArray) -> None:
-    for position in updates:
-        _complete(inputs[position])
-    if updates:
-        _complete(inputs[0])
-    put(made, way.compute(run, *[each._read() for each in inputs]))
+def _compute(
+    way: Way, run: Run, updates: Sequence[int], inputs: Sequence[BaseArray], made: Sequence[BaseArray]
+) -> Awaitable[None] | None:
+    targets = made
+    if way.moves:
+        targets = [*made, *[inputs[position] for position in updates]]
+    elif updates:
+        for position in (*updates, 0):
+            _complete(inputs[position])
+    results = way.compute(run, *[each._read() for each in inputs])
+    if isinstance(results, Awaitable):
+        return _put_later(targets, results)
+    _put_all(targets, results if isinstance(results, list) else [results])
+    return None
+
+
+def _put_all(targets: Sequence[BaseArray], results: Sequence[Raw]) -> None:
+    for target, result in zip(targets, results, strict=True):
+        put(target, result)
+
+
+async def _put_later(targets: Sequence[BaseArray], results: Awaitable[list[Raw]]) -> None:
+    _put_all(targets, await results)
 
 
 def _complete(array: BaseArray) -> None:
@@ -114,12 +138,12 @@ def _new(stype: str, device: Device, shape: tuple[int, ...], dtype: Any) -> Base
     return allocate(device, shape, dtype) if stype == "default" else allocated(stype, device, shape, dtype)
 
 
-def _form(op: Operator, inputs: Sequence[BaseArray]) -> tuple[tuple[int, ...], Any]:
-    """The shape and dtype of the output."""
+def _forms(op: Operator, inputs: Sequence[BaseArray]) -> list[tuple[tuple[int, ...], Any]]:
+    """The shapes and dtypes of the outputs."""
     if op.name == "cast_storage":
-        return tuple(inputs[0]._shape), inputs[0]._dtype
+        return [(tuple(inputs[0]._shape), inputs[0]._dtype)]
     spec = op.spec(tuple([tuple(each._shape) for each in inputs]), tuple([each._dtype for each in inputs]))
-    return spec.shapes[0], spec.dtypes[0]
+    return [*zip(spec.shapes, spec.dtypes, strict=True)]
 
 
 def _together(op: Operator, inputs: Sequence[BaseArray], given: Sequence[BaseArray]) -> Sequence[BaseArray]:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from flowmx import engine
 from flowmx.devices import Context, cpu, gpu, num_gpus
 from flowmx.engine.loops import Done, runs_in_plain_code
+from flowmx.errors import ArgumentError
 from flowmx.gluon.contrib.estimator import events
 from flowmx.gluon.contrib.estimator.batch_processor import BatchProcessor
 from flowmx.gluon.contrib.estimator.event_handler import (
@@ -119,14 +120,14 @@ class Estimator:
             self.net.initialize(init=initializer, ctx=self.context)
         elif initializer is not None:
             warnings.warn(
-                "Estimator: the net is initialized already, so the initializer was not used: call "
+                "Estimator: Network already fully initialized, so the initializer was not used: call "
                 "net.initialize(..., force_reinit=True) to initialize it anew",
                 stacklevel=3,
             )
 
     def _checked_trainer(self, trainer: Trainer | None) -> Trainer:
         if trainer is None:
-            warnings.warn("Estimator: no trainer was given: SGD with a learning rate of 0.001 is used", stacklevel=3)
+            warnings.warn("Estimator: No trainer specified: SGD with a learning rate of 0.001 is used", stacklevel=3)
             return Trainer(self.net.collect_params(), "sgd", {"learning_rate": 0.001})
         if not isinstance(trainer, Trainer):
             raise ValueError(f"Estimator: trainer is {trainer!r}, expected a mx.gluon.Trainer")
@@ -199,7 +200,7 @@ class Estimator:
         if (not epochs) == (not batches):
             raise ValueError(f"fit: epochs is {epochs} and batches is {batches}, expected one of them")
         self.max_epoch, self.max_batch, self.batch_axis = epochs, batches, batch_axis
-        handlers = self._training_handlers(val_data, event_handlers)
+        handlers = self._prepare_default_handlers(val_data, event_handlers)
         await self._tell(handlers, events.TrainBegin, "train_begin")
         done = False
         while not done:
@@ -210,7 +211,7 @@ class Estimator:
     async def _evaluate(self, val_data: Any, batch_axis: int, event_handlers: Any) -> None:
         for metric in self.val_metrics:
             metric.reset()
-        handlers = self._validation_handlers(event_handlers)
+        handlers = self._prepare_default_validation_handlers(event_handlers)
         await self._epoch(val_data, handlers, self.batch_processor.evaluate_batch, batch_axis)
         for metric in self.val_metrics:
             log_to_curves(metric)
@@ -237,9 +238,16 @@ class Estimator:
         ]
         return any(results)
 
-    # -- handlers --------------------------------------------------------------------------------------
+    # -- handlers, under the names that estimators of one's own call in MXNet ---------------------------
 
-    def _training_handlers(self, val_data: Any, given: Any) -> list[events.EventHandler]:
+    def _categorize_handlers(self, event_handlers: Sequence[events.EventHandler]) -> tuple[list[Any], ...]:
+        """The handlers that hear of each event: of training, epoch and batch begins, then of the ends."""
+        kinds: tuple[type[events.EventHandler], ...] = (
+            events.TrainBegin, events.EpochBegin, events.BatchBegin, events.BatchEnd, events.EpochEnd, events.TrainEnd,
+        )  # fmt: skip
+        return tuple(events.of_kind(event_handlers, kind) for kind in kinds)
+
+    def _prepare_default_handlers(self, val_data: Any, event_handlers: Any) -> list[events.EventHandler]:
         made: list[events.EventHandler] = [
             StoppingHandler(self.max_epoch, self.max_batch), GradientUpdateHandler(), MetricHandler(self.train_metrics),
         ]  # fmt: skip
@@ -247,11 +255,11 @@ class Estimator:
             evaluate = self.evaluate_async if self.asynchronous else self.evaluate
             made.append(ValidationHandler(val_data, evaluate))
         made.append(LoggingHandler(metrics=self.train_metrics))
-        return _completed(given, made, [*self.train_metrics, *self.val_metrics])
+        return _completed(event_handlers, made, [*self.train_metrics, *self.val_metrics])
 
-    def _validation_handlers(self, given: Any) -> list[events.EventHandler]:
+    def _prepare_default_validation_handlers(self, event_handlers: Any) -> list[events.EventHandler]:
         made = [MetricHandler(self.val_metrics), LoggingHandler(metrics=self.val_metrics)]
-        return _completed(given, made, self.val_metrics)
+        return _completed(event_handlers, made, self.val_metrics)
 
 
 def _completed(given: Any, made: Sequence[events.EventHandler], known: list[EvalMetric]) -> list[events.EventHandler]:
@@ -381,6 +389,9 @@ def _contexts(context: Any) -> list[Context]:
     contexts = [context] if isinstance(context, Context) else list(context)
     if not all(isinstance(each, Context) for each in contexts):
         raise ValueError(f"Estimator: context is {context!r}, expected a context such as mx.cpu(), or a list of them")
+    for each in contexts:
+        if each.device_type == "gpu" and each.device_id >= num_gpus():
+            raise ArgumentError(f"Estimator: {each} is not available: there are {num_gpus()} GPUs here")
     return contexts
 
 

@@ -1,0 +1,203 @@
+"""DGL's operators on graphs as csr matrices, beside what plain Python finds of the same graphs."""
+
+import collections
+import logging
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+
+N = 30
+CONTRIB = mx.nd.contrib
+
+
+def made(seed=0, share=0.2):
+    """A random graph: as a dict from (u, v) to the number of the edge, and as a csr matrix."""
+    places = np.argwhere(np.random.default_rng(seed).random((N, N)) < share)
+    edges = {(int(u), int(v)): 100 + 3 * at for at, (u, v) in enumerate(places)}
+    parts = list(edges.values()), places[:, 1], np.searchsorted(places[:, 0], np.arange(N + 1))
+    return edges, mx.nd.sparse.csr_matrix(parts, shape=(N, N), dtype="int64")
+
+
+def vector(*numbers):
+    return mx.nd.array(list(numbers), dtype="int64")
+
+
+def edges_of(matrix, rows=None, columns=None):
+    """The stored elements of a csr matrix by their places, which may be named otherwise."""
+    data, indices, indptr = (part.asnumpy() for part in (matrix.data, matrix.indices, matrix.indptr))
+    found = {}
+    for row in range(len(indptr) - 1):
+        for at in range(indptr[row], indptr[row + 1]):
+            place = (
+                int(rows[row]) if rows is not None else row,
+                int(columns[indices[at]] if columns is not None else indices[at]),
+            )
+            assert place not in found
+            found[place] = int(data[at])
+    return found
+
+
+def hops_from(edges, seeds, most):
+    """The distance of each vertex that is at most so many edges away."""
+    found, front = dict.fromkeys(seeds, 0), set(seeds)
+    for hop in range(1, most + 1):
+        front = {v for u, v in edges if u in front} - set(found)
+        found.update(dict.fromkeys(front, hop))
+    return found
+
+
+@pytest.mark.parametrize("chances", [False, True])
+@pytest.mark.parametrize(("neighbors", "hops"), [(2, 1), (3, 2), (N, 2)])
+def test_samples_are_parts_of_the_graph(chances, neighbors, hops):
+    edges, graph = made()
+    chance = np.linspace(0.1, 2, N, dtype=np.float32)
+    seeds = [[4, 0, 7], [29]]
+    given = [graph, *([mx.nd.array(chance)] if chances else []), *[vector(*each) for each in seeds]]
+    name = "dgl_csr_neighbor_non_uniform_sample" if chances else "dgl_csr_neighbor_uniform_sample"
+    found = getattr(CONTRIB, name)(*given, num_hops=hops, num_neighbor=neighbors, max_num_vertices=N + 2)
+    assert len(found) == (8 if chances else 6)
+    for at, start in enumerate(seeds):
+        vertices, matrix, *more, layers = found[at::2]
+        vertices, layers = vertices.asnumpy(), layers.asnumpy()
+        count = vertices[-1]
+        known = vertices[:count]
+        assert matrix.stype == "csr"
+        assert matrix.shape == (N + 2, N)
+        matrix.check_format(full_check=True)
+        assert (np.diff(known) > 0).all()
+        assert set(start) == set(known[layers[:count] == 0])
+        sampled = edges_of(matrix, rows=[*known, -1, -1][: N + 2] + [-1] * N)
+        assert sampled.items() <= edges.items()
+        assert {v for _, v in sampled} <= set(known)
+        # All neighbors where there are few, else as many as were asked for; and none of vertices at the last hop.
+        degrees = collections.Counter(u for u, _ in edges)
+        counts = collections.Counter(u for u, _ in sampled)
+        for vertex, layer in zip(known, layers, strict=False):
+            assert counts[vertex] == (min(degrees[vertex], neighbors) if layer < hops else 0)
+        assert hops_from(sampled, start, hops) == dict(zip(known, layers, strict=False))
+        if neighbors == N:
+            assert hops_from(edges, start, hops) == dict(zip(known, layers, strict=False))
+        if chances:
+            np.testing.assert_array_equal(more[0].asnumpy()[:count], chance[known])
+        compact, whole = CONTRIB.dgl_graph_compact(matrix, found[at], graph_sizes=count, return_mapping=True)
+        assert compact.shape == (count, count)
+        assert edges_of(whole, known, known) == sampled
+        assert sorted(edges_of(compact).values()) == [*range(len(sampled))]
+
+
+def test_neighbors_come_by_their_probabilities():
+    star = mx.nd.sparse.csr_matrix(([1, 2, 3, 4], [1, 2, 3, 4], [0, 4, 4, 4, 4, 4]), shape=(5, 5), dtype="int64")
+    chances, seeds, times = [9, 1, 3, 0, 4], vector(0), 800
+
+    def drawn(name, *given):
+        found = collections.Counter()
+        for _ in range(times):
+            edges = getattr(CONTRIB, name)(star, *given, seeds, num_neighbor=2, max_num_vertices=5)[1]
+            found[tuple(edges.indices.asnumpy())] += 1
+        return found
+
+    pairs = drawn("dgl_csr_neighbor_uniform_sample")
+    assert len(pairs) == 6
+    assert max(abs(count - times / 6) for count in pairs.values()) < 5 * (times / 6) ** 0.5
+    pairs = drawn("dgl_csr_neighbor_non_uniform_sample", mx.nd.array(chances))
+    weights = {1: 1, 2: 3, 4: 4}
+    for a, b in [(1, 2), (1, 4), (2, 4)]:  # one after the other, without those that were drawn
+        p, q = weights[a] / 8, weights[b] / 8
+        expected = times * (p * q / (1 - p) + q * p / (1 - q))
+        assert abs(pairs.pop((a, b)) - expected) < 5 * expected**0.5
+    assert not pairs
+
+
+def test_samples_follow_the_seed():
+    def sampled():
+        mx.random.seed(7)
+        return CONTRIB.dgl_csr_neighbor_uniform_sample(made()[1], vector(1, 2), num_hops=2, max_num_vertices=N)[1]
+
+    assert edges_of(sampled()) == edges_of(sampled())
+
+
+def test_a_sample_that_is_full_says_so(caplog):
+    with caplog.at_level(logging.WARNING, "flowmx.graphs"):
+        found = CONTRIB.dgl_csr_neighbor_uniform_sample(made()[1], vector(0, 1), num_hops=2, max_num_vertices=4)
+        assert found[0].asnumpy()[-1] == 4
+    assert "max_num_vertices=4" in caplog.text
+
+
+@pytest.mark.parametrize("vertices", [[0, 3, 4, 17, 29], [5], [], [*range(N)]])
+def test_the_subgraph_of_vertices(vertices):
+    edges, graph = made()
+    inside = {(u, v): number for (u, v), number in edges.items() if {u, v} <= set(vertices)}
+    counted, whole = CONTRIB.dgl_subgraph(graph, vector(*vertices), return_mapping=True)
+    assert edges_of(whole, vertices, vertices) == inside
+    assert edges_of(counted, vertices, vertices) == {place: at for at, place in enumerate(inside)}
+    assert edges_of(CONTRIB.dgl_subgraph(graph, vector(*vertices), return_mapping=False)) == edges_of(counted)
+
+
+def test_edges_by_their_ends():
+    edges, graph = made()
+    pairs = np.random.default_rng(1).integers(0, N, (2, 200))
+    found = CONTRIB.edge_id(graph.astype("float32"), mx.nd.array(pairs[0]), mx.nd.array(pairs[1]))
+    assert found.stype == "default"
+    assert found.asnumpy().tolist() == [edges.get((int(u), int(v)), -1) for u, v in pairs.T]
+    ones = CONTRIB.dgl_adjacency(graph)
+    assert ones.dtype == np.float32
+    assert edges_of(ones) == dict.fromkeys(edges, 1)
+
+
+def test_graphs_in_symbols():
+    _, graph = made()
+    x, v = mx.sym.Variable("x", stype="csr"), mx.sym.Variable("v")
+    both = mx.sym.contrib.dgl_subgraph(x, v, return_mapping=True)
+    bound = mx.sym.Group([both[0], mx.sym.contrib.dgl_adjacency(both[1])]).bind(
+        mx.cpu(), {"x": graph, "v": vector(1, 2, 9, 12)}, grad_req="null"
+    )
+    counted, ones = bound.forward()
+    assert (counted.stype, ones.stype) == ("csr", "csr")
+    assert set(edges_of(counted)) == set(edges_of(ones))
+
+
+GRAPH = made()[1]
+CUT = mx.nd.sparse.csr_matrix(([1], [9], [0, 1, 1]), shape=(2, 10), dtype="int64")
+SAMPLE = CONTRIB.dgl_csr_neighbor_uniform_sample
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: SAMPLE(GRAPH.tostype("default"), vector(0)), "a graph is a csr matrix"),
+        (lambda: SAMPLE(GRAPH, mx.nd.array([0])), "seed vector 0 has dtype float32, expected int64"),
+        (lambda: SAMPLE(GRAPH, vector(0, 1, 2), max_num_vertices=2), "at most max_num_vertices=2"),
+        (lambda: SAMPLE(GRAPH, vector(N))[0].asnumpy(), f"no vertex {N}, only 0 to {N - 1}"),
+        (lambda: SAMPLE(GRAPH[:3], vector(0)), "as many columns as rows"),
+        (
+            lambda: CONTRIB.dgl_csr_neighbor_non_uniform_sample(GRAPH, mx.nd.full((N,), -1), vector(0))[0].asnumpy(),
+            "expected no negative number",
+        ),
+        (
+            lambda: CONTRIB.dgl_csr_neighbor_non_uniform_sample(GRAPH, mx.nd.ones((4,)), vector(0)),
+            "probability has shape",
+        ),
+        (lambda: CONTRIB.dgl_subgraph(GRAPH, vector(3, 1), return_mapping=False).asnumpy(), "ascending order"),
+        (lambda: CONTRIB.dgl_subgraph(GRAPH, vector(3)), "return_mapping"),
+        (lambda: CONTRIB.edge_id(GRAPH, vector(-1), vector(0)).asnumpy(), "no vertex -1"),
+        (lambda: CONTRIB.edge_id(GRAPH, vector(1, 2), vector(0)), "equal lengths"),
+        (lambda: CONTRIB.dgl_adjacency(GRAPH.astype("float32")), "expected int64"),
+        (
+            lambda: CONTRIB.dgl_graph_compact(CUT, vector(0, 1, 2), graph_sizes=2, return_mapping=False).asnumpy(),
+            "an edge to vertex 9",
+        ),
+        (
+            lambda: CONTRIB.dgl_graph_compact(CUT, vector(0, 9, 1), graph_sizes=2, return_mapping=False).asnumpy(),
+            "expected the number of sampled vertices in both",
+        ),
+        (
+            lambda: CONTRIB.dgl_graph_compact(CUT, vector(0, 1, 2), graph_sizes=(2, 2), return_mapping=False),
+            "a graph and its vertices",
+        ),
+    ],
+)  # fmt: skip
+def test_refuses(call, says):
+    with pytest.raises((ValueError, TypeError, IndexError), match=says):
+        call()
