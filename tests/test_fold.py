@@ -104,7 +104,7 @@ STAYING = {
     "a parameter of it is computed": lambda x: mx.sym.BatchNorm(
         convolution(x), mx.sym.exp(mx.sym.Variable("g")), name="norm", fix_gamma=False
     ),
-    "not in float32": lambda x: normalised(convolution(mx.sym.Cast(x, dtype="float64"))),
+    "it is not in": lambda x: normalised(convolution(mx.sym.Cast(x, dtype="float64"))),
 }
 
 

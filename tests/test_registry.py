@@ -27,6 +27,11 @@ ELSEWHERE: dict[str, str] = {
         ["_fused_Convolution", "_fused_FullyConnected", "_relu_BatchNorm"],
         "made by the fusion pass: tests/test_fuse.py",
     ),
+    **dict.fromkeys(
+        [f"_wide_backward_{layer}_weight" for layer in ("Convolution", "Deconvolution", "FullyConnected")],
+        "made by the fusion pass for 16 bits: tests/test_bfloat16.py",
+    ),
+    "_kept_rnn_param_concat": "a join, made by the packing pass: tests/test_bfloat16.py",
     "_widened": "Cast, made by a pass: tests/test_widen.py",
     **dict.fromkeys(["_sg_mkldnn_conv", "_sg_mkldnn_fully_connected"], "they have bodies: tests/test_quantization.py"),
     **dict.fromkeys(

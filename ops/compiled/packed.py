@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from flowmx.ops.arrays.joining import Concat
 from flowmx.ops.compiled.fused import Fused, FusedConvolution, FusedFullyConnected, scaled_weight
+from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, family, operator, required
 from flowmx.ops.registry.traits import Precision
 
@@ -32,6 +33,9 @@ class Pack(Fused, once=True, makes_channels_last=False, in_place=()):
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         weight = self.weight_shape(self.data_shape)
         return [weight, *[weight[:1]] * self.scaled], [(self.size,)]
+
+    def infer_type(self, dtypes: list[DType | None]) -> tuple[list[DType | None], list[DType | None]]:
+        return dtypes, dtypes[:1]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         weight = scaled_weight(*inputs)
