@@ -567,6 +567,7 @@ def test_plain_code_of_the_cache_is_taken_until_there_is_better_code(alone, tmp_
 
 def test_calls_that_are_prepared_take_the_better_code_when_it_is_there(tmp_path, monkeypatch):
     monkeypatch.setattr(program._ahead, "later", lambda work: None)
+    monkeypatch.setattr(compiler, "_loaded", {})
     run, seen = team.run, []
     monkeypatch.setattr(team, "run", lambda function, *given: (seen.append(function), run(function, *given)))
     x, out = normal(200, 30), np.empty((200, 30), np.float32)
