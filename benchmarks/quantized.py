@@ -1,6 +1,6 @@
-"""Predictions in int8 beside float32, MXNet's int8 and onnxruntime's, in turns call by call.
+"""Predictions in int8 beside float32, MXNet's int8 and onnxruntime's, in short turns.
 
-``python -m benchmarks int8`` prints the table: the least and the median of the calls, and the bars on the medians.
+``python -m benchmarks int8`` prints the table: the least and the median of the turns, and the bars on the medians.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Server:
         return line
 
     def milliseconds(self, kind: str) -> float:
-        """The time of one prediction in ``float32`` or ``int8``."""
+        """The time of the fastest prediction of a turn in ``float32`` or ``int8``."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{kind}\n")
         self._process.stdin.flush()
@@ -58,7 +58,7 @@ class Server:
 
 
 def compare(network: str, batch: int, rounds: int) -> dict[str, dict[str, float]]:
-    """The figures of flowmx and of the peers that are installed, over so many calls of each."""
+    """The figures of flowmx and of the peers that are installed, over so many turns of each."""
     systems = ["flowmx", *(peer for peer in PEERS if turns.python_of(peer))]
     with tempfile.TemporaryDirectory() as folder:
         servers = {}
