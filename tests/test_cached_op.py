@@ -414,3 +414,33 @@ def test_a_second_backward_pass_refuses_an_input_that_was_changed():
         with pytest.raises(AutogradError, match="changed in place"):
             inner.backward(retain_graph=True)
     x.grad.asnumpy()
+
+
+class Given(mx.gluon.HybridBlock):
+    """Layers whose parameters come as inputs, and a loss with its labels."""
+
+    def hybrid_forward(self, F, x, weight, gamma, beta, label):
+        y = F.FullyConnected(x, weight, num_hidden=8, no_bias=True, flatten=False)
+        y = F.LayerNorm(F.relu(y), gamma, beta)
+        return F.pick(F.log_softmax(y), label), y
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("modes", [{}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}], ids=str)
+def test_nothing_is_kept_of_what_comes_anew_in_each_call(dtype, modes):
+    rng = np.random.default_rng(0)
+    shapes = [(40, 6), (8, 6), (8,), (8,)]
+    calls = [
+        [
+            *[mx.nd.array(rng.standard_normal(shape)).astype(dtype) for shape in shapes],
+            mx.nd.array(rng.integers(0, 8, 40)).astype(dtype),
+        ]
+        for _ in range(4)
+    ]
+    net, hybridized = Given(), Given()
+    hybridized.hybridize(**modes)
+    for inputs in (*calls, *calls):
+        for expected, found in zip(net(*inputs), hybridized(*inputs), strict=True):
+            np.testing.assert_allclose(
+                found.astype("float32").asnumpy(), expected.astype("float32").asnumpy(), rtol=0.06, atol=0.06
+            )

@@ -44,13 +44,14 @@ class Compiled:
         train: whether in training mode.
         pack: whether to keep packed copies of filters.
         blocks: where the memory comes from.
-        data: positions of the inputs that are others in each call.
+        data: positions of the inputs that are held for a call alone.
+        varying: names of the inputs that are others in each call.
     """
 
     def __init__(
         self, entries: Sequence[Entry], variables: Sequence[Node], wanted: Collection[Node],
         shapes: dict[Entry, Shape], dtypes: dict[Entry, DType], device: Device, train: bool, pack: bool,
-        blocks: Blocks, data: Sequence[int],
+        blocks: Blocks, data: Sequence[int], varying: tuple[str, ...],
     ) -> None:  # fmt: skip
         self.device = device
         self.train = train
@@ -66,6 +67,7 @@ class Compiled:
         taken = sum(_nbytes(shapes[entry], dtypes[entry]) for entry in self.variables)
         self._is_light = 4 * taken <= LIGHT_BYTES and len(shapes) <= _LIGHT_VALUES
         self._data = [self.variables[i] for i in data]
+        self._varying = varying
         self._pack = pack
         self._blocks = blocks
         self._pool: Pool | None = None
@@ -85,7 +87,7 @@ class Compiled:
     def _compile(self) -> Pool:
         context = self.device.context
         # A call runs its steps in a row: concurrent branches would only take more memory.
-        options = replace(options_of(context.kernels), pack=self._pack, workers=1)
+        options = replace(options_of(context.kernels), pack=self._pack, workers=1, varying=self._varying)
         plan = plan_of(self.entries, self.wanted, self.shapes, self.dtypes, self.train, context, options, self.wanted)
         results = Results(plan)
         heads = [Entry(node, 0) for node in plan.graph.heads]
@@ -110,20 +112,26 @@ class Compiled:
         """
         return self._is_light and stage in self._has_run
 
-    def forward(self, inputs: Sequence[Array], outputs: Sequence[Array], versions: tuple[Any, ...]) -> Runner:
+    def forward(self, inputs: Sequence[Array], outputs: Sequence[Array], versions: Sequence[Any]) -> Runner:
         """Run the forward pass; returns the runner, which has what the backward pass needs.
 
         Args:
             inputs: an array for each variable.
             outputs: where to put the outputs.
-            versions: what tells whether an input has changed since another call.
+            versions: for each variable what tells whether it has changed since another call.
         """
         runner = self.pool.take()
         runner.bind(self.variables, inputs)
         runner.bind(runner.results.outputs, outputs)
-        runner.whole_forward.compute(versions)
+        runner.whole_forward.compute(tuple([versions[at] for at in self._read_once]))
         self._has_run.add(FORWARD)
         return runner
+
+    @cached_property
+    def _read_once(self) -> list[int]:
+        """The positions of the variables from which something is computed that is kept from call to call."""
+        read = {entry.node for node in self.results.plan.once for entry in node.inputs}
+        return [at for at, entry in enumerate(self.variables) if entry.node in read]
 
     def begin_backward(self, runner: Runner, heads: Sequence[Array | None]) -> None:
         """Prepare the backward pass on what a forward pass left.

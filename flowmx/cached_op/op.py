@@ -68,8 +68,7 @@ class CachedOp:
         names = [node.name for node in self._variables]
         data = names if data_names is None else data_names
         self._data = [i for i, name in enumerate(names) if name in data]
-        self._kept = [i for i, name in enumerate(names) if data_names is None or name not in data]
-        """The inputs whose versions tell whether what is kept from call to call still holds."""
+        self._varying = () if data_names is None else tuple(data_names)
         ops = [node.op for node in self._nodes if node.op is not None]
         self._random = any(op.traits.uses_random for op in ops)
         self._detached = any(op.traits.detached for op in ops)
@@ -152,7 +151,7 @@ class CachedOp:
             blocks = self._blocks.setdefault(device, Blocks(device))
             made = Compiled(
                 entries, self._variables, [self._variables[i] for i in wanted], shapes, dtypes,
-                device, train, self._pack and not train, blocks, self._data,
+                device, train, self._pack and not train, blocks, self._data, self._varying,
             )  # fmt: skip
             self._compiled[key] = made
             while len(self._compiled) > _KEPT:
@@ -177,7 +176,7 @@ class CachedOp:
             writes.append(call)
         if self._random:
             writes.append(compiled.device.generator)
-        versions = tuple([(storages[i], storages[i].version) for i in self._kept])
+        versions = [(each, each.version) for each in storages]
         core.push_on(
             compiled.device, _forward, (compiled, call, args, outputs, versions), tuple(storages), tuple(writes),
             self._name, compiled.is_light(FORWARD), compiled.nbytes, 4, self._detached,
@@ -304,7 +303,7 @@ class _Call(Variable):
 
 def _forward(
     compiled: Compiled, call: _Call | None, args: Sequence[NDArray], outputs: Sequence[NDArray],
-    versions: tuple[Any, ...],
+    versions: Sequence[Any],
 ) -> None:  # fmt: skip
     """The operation of a call."""
     runner = compiled.forward([each._read() for each in args], [each._written() for each in outputs], versions)

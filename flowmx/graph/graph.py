@@ -120,6 +120,7 @@ class Options:
         workspaces: where nothing shares memory, how many places steps of a device work in, by turns.
         channels_last: the element types of values that may lie channels-last, where kernels are faster then.
         multiplied: the element types for which there are kernels of layers and of what is fused into them.
+        varying: the names of variables that are others in each run: nothing that follows from them is kept.
         workers: how many operations a device runs at a time: branches may then run at the same time.
         pack: keep copies of filters in the order that kernels want, which takes memory and saves time.
         merge: compute once what several nodes would.
@@ -135,6 +136,7 @@ class Options:
     workspaces: int = 1
     channels_last: frozenset[DType] = frozenset()
     multiplied: frozenset[DType] = frozenset([FLOAT32])
+    varying: tuple[str, ...] = ()
     workers: int = 1
     pack: bool = False
     merge: bool = True

@@ -41,7 +41,7 @@ def pack_filters(graph: Graph, options: Options) -> Graph:
     rewriter = Rewriter(graph)
     for node in rewriter.nodes:
         is_layer = type(node.op) in FUSED or isinstance(node.op, _OF_BYTES)
-        if type(node.op) is RNNParamConcat and all(map(_stays, node.inputs)):
+        if type(node.op) is RNNParamConcat and all([_stays(entry, options) for entry in node.inputs]):
             joining = KeptParameters.create(**{name: getattr(node.op, name) for name in node.op.attributes()})
             made = rewriter.make(joining, [rewriter.new(entry) for entry in node.inputs], node)
             rewriter.replace(Entry(node, 0), Entry(made, 0))
@@ -50,9 +50,10 @@ def pack_filters(graph: Graph, options: Options) -> Graph:
     return rewriter.result()
 
 
-def _stays(entry: Entry) -> bool:
+def _stays(entry: Entry, options: Options) -> bool:
     """Tell whether an entry is the same from run to run."""
-    return entry.node.op is None or entry.node.op.traits.once
+    node = entry.node
+    return node.name not in options.varying if node.op is None else node.op.traits.once
 
 
 def _pack(rewriter: Rewriter, node: Node, options: Options) -> bool:
@@ -61,7 +62,7 @@ def _pack(rewriter: Rewriter, node: Node, options: Options) -> bool:
     assert op is not None
     dtype, is_int8 = graph.dtypes[data], isinstance(op, _OF_BYTES)
     is_plain = dtype == graph.dtypes[weight] and dtype in options.multiplied
-    if not _stays(weight) or not (is_int8 or is_plain):
+    if not _stays(weight, options) or not (is_int8 or is_plain):
         return False
     context = graph.context(node)
     kind = options.device_type if context is None else context.kernels

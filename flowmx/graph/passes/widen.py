@@ -37,7 +37,7 @@ class _Widening:
     def __init__(self, graph: Graph, options: Options) -> None:
         self._rewriter = Rewriter(graph)
         self._options = options
-        self._parameters = _parameters(graph)
+        self._parameters = {each for each in _parameters(graph) if each.name not in options.varying}
         self._wide: dict[Entry, Entry] = {}
         """For each entry of 16 bits of the old graph the same in float32."""
         self._narrow: dict[Entry, Entry] = {}
