@@ -41,7 +41,7 @@ def pack_filters(graph: Graph, options: Options) -> Graph:
     rewriter = Rewriter(graph)
     for node in rewriter.nodes:
         is_layer = type(node.op) in FUSED or isinstance(node.op, _OF_BYTES)
-        if type(node.op) is RNNParamConcat and all([_stays(entry, options) for entry in node.inputs]):
+        if type(node.op) is RNNParamConcat and all(_stays(entry, options) for entry in node.inputs):
             joining = KeptParameters.create(**{name: getattr(node.op, name) for name in node.op.attributes()})
             made = rewriter.make(joining, [rewriter.new(entry) for entry in node.inputs], node)
             rewriter.replace(Entry(node, 0), Entry(made, 0))
