@@ -240,7 +240,7 @@ def printed(found):
 def test_packed_weights_that_are_never_packed_again_are_found(monkeypatch):
     forward = Compiled.forward
     monkeypatch.setattr(
-        Compiled, "forward", lambda self, inputs, outputs, versions: forward(self, inputs, outputs, (1,))
+        Compiled, "forward", lambda self, inputs, outputs, versions: forward(self, inputs, outputs, [1] * len(versions))
     )
     assert next(fuzz(range(300), lambda seed: ["static shape"])).fault.kind == "differs"
 
