@@ -136,8 +136,14 @@ def test_a_batch_of_none_through_a_network():
         assert not gradients[name].asnumpy().any()
 
 
-@pytest.mark.parametrize("modes", [{}, {"static_alloc": True, "static_shape": True}], ids=["hybridized", "static"])
-def test_a_batch_of_nothing_goes_through_networks(modes):
+MODES = pytest.mark.parametrize(
+    "modes", [{}, {"static_alloc": True, "static_shape": True}], ids=["hybridized", "static"]
+)
+
+
+@MODES
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_batch_of_nothing_goes_through_networks(dtype, modes):
     nn = mx.gluon.nn
     net = nn.HybridSequential()
     net.add(
@@ -147,9 +153,27 @@ def test_a_batch_of_nothing_goes_through_networks(modes):
     )  # fmt: skip
     net.initialize()
     net(nd.ones((2, 3, 12, 12)))
+    net.cast(dtype)
     net.hybridize(**modes)
-    assert net(nd.zeros((0, 3, 12, 12))).asnumpy().shape == (0, 5)
+    assert net(nd.zeros((0, 3, 12, 12), dtype=dtype)).asnumpy().shape == (0, 5)
     with mx.autograd.record():
-        out = net(nd.zeros((0, 3, 12, 12)))
+        out = net(nd.zeros((0, 3, 12, 12), dtype=dtype))
     out.backward()
     assert not net[0].weight.grad().asnumpy().any()
+
+
+@MODES
+@pytest.mark.parametrize("calibration", ["none", "naive"])
+def test_a_batch_of_nothing_goes_through_a_quantized_network(calibration, modes):
+    nn = mx.gluon.nn
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, 3, activation="relu"), nn.MaxPool2D(), nn.Conv2D(8, 3, groups=2), nn.Flatten(), nn.Dense(5))
+    net.initialize()
+    images = nd.random.normal(shape=(4, 3, 12, 12))
+    net(images)
+    data = mx.gluon.data.DataLoader(mx.gluon.data.ArrayDataset(images, nd.zeros(4)), 4)
+    given = {"calib_data": data} if calibration == "naive" else {"data_shapes": [("data", images.shape)]}
+    quantized = mx.contrib.quantization.quantize_net_v2(net, calib_mode=calibration, **given)
+    quantized.hybridize(**modes)
+    for batch in (4, 0, 1):
+        assert quantized(images[:batch]).asnumpy().shape == (batch, 5)

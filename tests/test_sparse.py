@@ -247,6 +247,13 @@ def test_products_with_rows_of_which_some_are_stored(stored):
     np.testing.assert_allclose(mx.nd.dot(mx.nd.array(dense).tostype("csr"), rows).asnumpy(), dense @ right, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int32"])
+def test_sums_of_squares_of_other_types(dtype):
+    x = mx.nd.sparse.row_sparse_array((mx.nd.array([[1, 2], [3, 4]]).astype(dtype), [0, 2]), shape=(3, 2), dtype=dtype)
+    made = mx.nd._internal._square_sum(x, axis=1)
+    assert (made.dtype == x.dtype, made.asnumpy().tolist()) == (True, [5, 0, 25])
+
+
 @pytest.mark.parametrize("head_rows", [[0, 2], [1, 4], [0, 1, 2, 3, 4]])
 def test_sums_of_squares_and_their_gradients_by_rows(head_rows):
     stored = [0, 1, 3]

@@ -69,7 +69,11 @@ def _square_sum(call: Call) -> Way | None:
         )
 
     def compute(run: Run, x: Rows) -> Raw:
-        made: Array = np.einsum(f"ij,ij->{'ji'[axis]}", x.data, x.data)
+        made: Array
+        if x.data.dtype.itemsize > 2:  # without an array of all squares
+            made = np.einsum(f"ij,ij->{'ji'[axis]}", x.data, x.data)
+        else:
+            made = np.square(x.data).sum(axis=axis, dtype=x.data.dtype)
         if axis == 1 and keep:
             return Rows(made[:, None], x.indices)
         if axis == 0:

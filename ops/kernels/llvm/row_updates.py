@@ -31,7 +31,7 @@ def update(op: Operator, rows: Array, arrays: Sequence[Array]) -> bool:
 
     Args:
         op: the update.
-        rows: the numbers of the rows, int64, each once and inside of the weight.
+        rows: the numbers of the rows, int64, ascending, inside of the weight.
         arrays: the operator's inputs: the weight, the gradients of these rows alone, and the states.
     """
     weight = arrays[0]
@@ -40,6 +40,8 @@ def update(op: Operator, rows: Array, arrays: Sequence[Array]) -> bool:
         return False
     dense = all(each.flags.c_contiguous for each in (rows, *arrays))
     whole = all(each.shape == weight.shape for at, each in enumerate(arrays) if at != _GRAD)
+    if len(rows) and not 0 <= rows[0] <= rows[-1] < len(weight):
+        return False  # they are not those of the weight: the plain form says so
     if not dense or not whole or rows.dtype != np.int64 or arrays[_GRAD].shape != (len(rows), *weight.shape[1:]):
         return False
     loop = fused.loop(op, weight.dtype, len(arrays))

@@ -162,8 +162,6 @@ def packed_filters(windows: Windows, data: Geometry, weight: Geometry, out: Geom
 @cache
 def _packed_filters(windows: Windows, data: Geometry, weight: Geometry, out: Geometry, ends: Ends) -> Desc | None:
     """The layout, chosen once for each key, since packed copies are kept."""
-    if 0 in out.shape:
-        return None
     made = plan(Forward, windows, data, weight, out, ends, out if ends.added else None)
     return None if made is None else made.filters()
 

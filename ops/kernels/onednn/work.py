@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from flowmx.ops.kernels.onednn.layouts import Array, Desc, pointer
+from flowmx.ops.kernels.onednn.layouts import Array, Desc, Geometry, pointer
 from flowmx.ops.kernels.onednn.library import OneDNNError, library
 from flowmx.ops.kernels.onednn.primitives import LINE, Call, Primitive, Reorder, Room
 
@@ -152,6 +152,8 @@ _plans: OrderedDict[Any, Any] = OrderedDict()
 def plan(kind: Callable[..., Plan], *key: Any) -> Plan | None:
     """``kind(*key)``, made once and kept while others are asked for; None where oneDNN has no implementation of it.
 
+    It has none for arrays without elements.
+
     It is to be run by threads alone that give primitives as many threads as the calling one does.
     """
     found = library()
@@ -166,8 +168,9 @@ def plan(kind: Callable[..., Plan], *key: Any) -> Plan | None:
         pass
     # No lock, whose holder a signal handler could stop that waits for an operation which wants the same: now and then
     # one is made twice.
+    is_empty = any(isinstance(each, Geometry) and 0 in each.shape for each in key)
     try:
-        made = kind(*key)
+        made = None if is_empty else kind(*key)
     except OneDNNError:
         made = None
     while len(_plans) >= _KEPT_PLANS:
