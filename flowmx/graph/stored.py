@@ -257,13 +257,10 @@ def _told(op: Operator) -> tuple[Any, ...]:
     return op.name, *[(name, _packed(getattr(op, name))) for name in cls.parameters]
 
 
-_CACHES = frozenset(["_bound", "_numbers", "_specs", "_weights", "traits"])
-"""Attributes of operators in which others keep what follows from their parameters."""
-
-
 def _follows(cls: type[Operator], name: str) -> bool:
     """Tell whether an attribute of an operator is a parameter, or follows from them."""
-    return name in cls.parameters or name in _CACHES or isinstance(getattr(cls, name, None), cached_property)
+    is_kept = name.startswith("_") or isinstance(getattr(cls, name, None), cached_property)
+    return is_kept or name in cls.parameters or name == "traits"
 
 
 def _packed(value: Any) -> Any:

@@ -19,7 +19,8 @@ say what it takes and gives, its fields are its parameters (typed, see ``paramet
         def gradient(self, F, inputs, outputs, heads): ...   # in terms of registered operators
 
 Instances are interned (equal parameters, same object), never change, and cache what was inferred for each
-combination of input shapes and dtypes. ``mx.nd.*`` and ``mx.sym.*`` are derived from the registry.
+combination of input shapes and dtypes. What kernels and others keep on an instance, because it follows from its
+parameters, has a name that begins with an underscore. ``mx.nd.*`` and ``mx.sym.*`` are derived from the registry.
 
 The forward is written once against the array namespace ``run.xp`` and writes into ``outputs``. A backend
 registers a faster one for its device type with :func:`kernel`; the plain one stays as its reference.
