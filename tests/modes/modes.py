@@ -91,7 +91,8 @@ class Mode:
         """The mode that says what is right."""
         devices = tuple(f"cpu({number})" for number in range(len(self.devices)))
         composed = {} if network.loose and self.is_compiled else None
-        return replace(REFERENCE, devices=devices, hybridize=composed, turns=self.turns and composed is not None)
+        of_parts = {"turns": self.turns, "children": self.children} if composed is not None else {}
+        return replace(REFERENCE, devices=devices, hybridize=composed, **of_parts)
 
     def run(self, network, grid, wrap=None):
         """Carry out a network; returns the record."""

@@ -49,7 +49,7 @@ class Trial:
     def reference(self, mode):
         """The right results of a mode."""
         right = mode.reference(self.network)
-        key = mode.dtype, len(right.devices), right.is_compiled, right.turns
+        key = mode.dtype, len(right.devices), right.is_compiled, right.turns, right.children
         if key not in self._references:
             self._references[key] = Reference(self.network, mode.dtype, right)
         return self._references[key]

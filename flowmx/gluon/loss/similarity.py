@@ -57,7 +57,8 @@ class CosineEmbeddingLoss(Loss):
         x_norm, y_norm, dot = (
             F.reshape(each, shape=(-1, 1)) for each in (F.norm(x, axis=-1), F.norm(y, axis=-1), F.sum(x * y, axis=-1))
         )
-        return dot / F.maximum(x_norm * y_norm, 1e-12)
+        product = F.maximum(x_norm * y_norm, 1e-12)
+        return dot / (product + (product == 0))  # 1e-12 is 0 in float16
 
 
 class SDMLLoss(Loss):
