@@ -97,7 +97,12 @@ def _diagonal_places(xp: Any, arr: Any) -> Any:
     return xp.stack(xp.diag_indices_from(arr))
 
 
+def _added_at(xp: Any, positions: Any, numbers: Any, count: int) -> Any:
+    return xp.bincount(positions.ravel(), weights=numbers.ravel(), minlength=count)[:count]
+
+
 OWN: dict[str, Callable[..., Any]] = {
+    "added_at": _added_at,
     "broadcast_to": _broadcast_to,
     "diag_indices_from": _diagonal_places,
     "nan_to_num": _nan_to_num,
