@@ -360,6 +360,21 @@ def test_gradients_in_graphs():
     onp.testing.assert_allclose(slopes[0], slopes[1], rtol=1e-5)
 
 
+def test_gradients_where_other_arguments_are_recorded_or_lists():
+    x = np.array([3.0, 1.0, 2.0])
+    x.attach_grad()
+    for call, expected in (
+        (lambda: np.extract(x > 1.5, x), [1, 0, 1]),
+        (lambda: np.interp(x, [0.0, 4.0], [0.0, 8.0]), [2, 2, 2]),
+        (lambda: np.interp(0.5, [0.0, 1.0, 2.0], x), [0.5, 0.5, 0]),
+        (lambda: np.percentile(x, 50, interpolation="lower"), [0, 0, 1]),
+    ):
+        with autograd.record():
+            y = call()
+        y.backward()
+        assert x.grad.asnumpy().tolist() == expected
+
+
 def test_second_derivatives():
     x = np.array([0.5, 1.5])
     x.attach_grad()

@@ -145,9 +145,10 @@ def of_waiting(function: str, args: Any, kwargs: dict[str, Any], arrays: Sequenc
         found = made(np, given if several else given[0], results if several else results[0], *args, **kwargs)
         by_array = {id(each): one for each, one in zip(args, found, strict=False)}
         gradients = [by_array.get(id(each)) for each in arrays]
-        if any(each is None for each in gradients):
+        if any(one is None and each._dtype.kind in "fc" for one, each in zip(gradients, arrays, strict=True)):
             calls.refusal(f"{function}, for this argument,")(F, inputs, outputs, heads)
-        return [matched(np, one, each) for one, each in zip(gradients, arrays, strict=True)]
+        pairs = zip(gradients, arrays, strict=True)
+        return [None if one is None else matched(np, one, each) for one, each in pairs]
 
     return gradient
 

@@ -147,8 +147,10 @@ def _added(positions: Any, given: Any, count: int) -> Any:
 def _interp(
     np: Any, g: Any, r: Any, x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None
 ) -> Any:
-    if period is not None or not (is_array(x) and is_array(xp) and is_array(fp)) or xp.shape[0] < 2:
-        refuse("interp with a period, of lists, or of one point")
+    dtype = next(each.dtype for each in (fp, x, xp) if is_array(each))
+    x, xp, fp = (each if is_array(each) else np.array(each, dtype=dtype) for each in (x, xp, fp))
+    if period is not None or xp.shape[0] < 2:
+        refuse("interp with a period, or of one point")
     count = xp.shape[0]
     below = np.clip(np.searchsorted(xp, x, side="right") - 1, 0, count - 2)
     first, last, low, high = (np.take(of, at) for of in (xp, fp) for at in (below, below + 1))
