@@ -16,6 +16,7 @@ from flowmx.numpy.arrays import ndarray
 A = onp.array([[0.3, 0.7, 0.2], [0.9, 0.4, 0.6]])
 B = onp.array([[1.5, 0.5, 2.0], [0.8, 1.2, 3.0]])
 S = onp.array([[4.0, 1.0, 0.5], [1.0, 3.0, 0.2], [0.5, 0.2, 2.0]])
+N = onp.array([[0.3, onp.nan, 0.2, 0.8], [0.9, 0.4, onp.nan, 0.6]])
 
 ROWS = [
     *((name, (A,), {}) for name in sorted(table.names("""
@@ -61,6 +62,32 @@ ROWS = [
     *(("linalg.norm", (A,), {"ord": ord}) for ord in (1, -1, 2, -2, onp.inf, -onp.inf, "nuc")),
     ("einsum", ("ii->i", S), {}), ("einsum", ("ii", S), {}),
     ("einsum", ("iji->j", onp.stack([A[:, :2], B[:, :2]])), {}),
+    *((name, (A,), {}) for name in sorted(table.names("""
+        median nanmedian nanmean nanvar nanstd cov corrcoef cumprod nancumprod nancumsum unwrap i0 trapezoid
+        modf gradient linalg.cond frexp angle imag
+    """))),
+    *((name, (A,), {"axis": 1}) for name in ("median", "nanmean", "nanvar", "cumprod", "nancumsum", "gradient")),
+    ("nanmedian", (onp.where(A > 0.8, onp.nan, A),), {"axis": 0}), ("nanstd", (N,), {"axis": 1}),
+    ("nanpercentile", (N, [20, 70]), {"axis": 1}), ("nanquantile", (N, 0.3), {}), ("nanmean", (N,), {}),
+    ("percentile", (A, 30), {"axis": 1}), ("quantile", (A, [0.2, 0.9]), {"axis": 0, "keepdims": True}),
+    ("quantile", (onp.stack([A, B]), 0.4), {"axis": (0, 2)}), ("percentile", (B, 45), {"method": "midpoint"}),
+    ("quantile", (B, 0.7), {"method": "hazen"}), ("partition", (B, 1), {}), ("divmod", (B, A * 0.97 + 0.013), {}),
+    ("cumulative_sum", (A,), {"axis": 1}), ("cumulative_prod", (A,), {"axis": 0}), ("cov", (A.T,), {"rowvar": False}),
+    ("convolve", (A[0], B.ravel()), {}), ("convolve", (B.ravel(), A[0]), {"mode": "same"}),
+    ("convolve", (B.ravel(), A[0]), {"mode": "valid"}), ("correlate", (B.ravel(), A[0]), {}),
+    ("correlate", (B.ravel(), A[0, :2]), {"mode": "same"}), ("correlate", (A[0], B.ravel()), {"mode": "full"}),
+    ("correlate", (A[0], B.ravel()), {}), ("correlate", (A[0, :2], B.ravel()), {"mode": "same"}),
+    ("polyadd", (A[0], B.ravel()), {}), ("polysub", (A[0], B[0]), {}), ("polymul", (A[0], B.ravel()), {}),
+    ("polyder", (B.ravel(), 2), {}), ("polyint", (B[0],), {}), ("vander", (A[0], 4), {}),
+    ("vander", (A[0],), {"increasing": True}), ("select", ([A > 0.8, A > 0.3], [A, B], 2.0), {}),
+    ("interp", (A * 4 - 0.5, onp.array([0.2, 1.0, 2.5]), B[0]), {}), ("gradient", (A, 0.5, 2.0), {}),
+    ("interp", (A * 4 - 0.5, onp.array([0.2, 1.0, 2.5]), B[0]), {"left": 0.0, "right": 1.0}),
+    ("trapezoid", (A, B), {}), ("trapezoid", (A, onp.array([0.0, 1.0, 3.0])), {}), ("trapezoid", (A,), {"axis": 0}),
+    ("matvec", (S, A), {}), ("vecmat", (A, S), {}), *(("linalg.cond", (S, p), {}) for p in (2, -2, "fro", 1)),
+    ("linalg.lstsq", (A.T, B[0]), {"rcond": None}), ("linalg.lstsq", (A.T, B.T), {"rcond": None}),
+    ("linalg.eig", (S,), {}), ("linalg.eigvals", (S,), {}), ("extract", (A > 0.5, A), {}),
+    ("compress", (onp.array([True, False, True]), A), {"axis": 1}), ("compress", (onp.array([True, True]), A), {}),
+    ("bincount", (onp.array([0, 2, 0]), A[0]), {}),
     ("linalg.norm", (A,), {"axis": 1, "ord": 3}), ("linalg.norm", (A,), {"axis": 1, "ord": onp.inf}),
 ]  # fmt: skip
 """Calls with a gradient: the function, its arguments, those by keyword."""
@@ -171,6 +198,89 @@ def test_functions_and_gradients_are_numpys():
     assert not failures, "\n".join(failures)
 
 
+def _called(name):
+    return lambda np, z: _function(np, name)(z)
+
+
+COMPLEX = {
+    **{
+        name: _called(name)
+        for name in sorted(
+            table.names("""
+        absolute angle arcsinh arctan conjugate cos cosh exp exp2 expm1 imag log log10 log1p negative real reciprocal
+        sin sinh sqrt square tan tanh cumsum cumprod mean prod sum transpose diff linalg.norm flip ravel
+        fft.fft fft.ifft fft.rfft fft.ihfft fft.fftn fft.ifft2 fft.rfftn fft.hfft fft.irfft fft.irfftn fft.irfft2
+        fft.fftshift fft.fft2 fft.ifftn fft.rfft2
+    """)
+        )
+    },
+    "arithmetic": lambda np, z: (z * z[0] - 2) / (z + 3j) + 1.5 * z,
+    "power": lambda np, z: np.power(z, 3) + np.power(z, z),
+    "fft, longer": lambda np, z: np.fft.fft(z, n=5, norm="ortho"),
+    "fft, shorter": lambda np, z: np.fft.fft(z, n=2, axis=0, norm="forward"),
+    "irfft, longer": lambda np, z: np.fft.irfft(z, n=7),
+    "irfft, shorter": lambda np, z: np.fft.irfft(z, n=2, norm="ortho"),
+    "rfft, longer": lambda np, z: np.fft.rfft(np.real(z), n=6, norm="forward"),
+    "ihfft, shorter": lambda np, z: np.fft.ihfft(np.imag(z), n=2, axis=0),
+    "hfft, ortho": lambda np, z: np.fft.hfft(z, n=5, norm="ortho"),
+    "rfftn, sizes": lambda np, z: np.fft.rfftn(np.real(z), s=(4, 2), axes=(1, 0)),
+    "irfftn, sizes": lambda np, z: np.fft.irfftn(z, s=(3, 5), axes=(0, 1)),
+    "matmul": lambda np, z: np.matmul(z, z.T),
+    "dot": lambda np, z: np.dot(z, z[0]),
+    "vdot": lambda np, z: np.vdot(z, z * 1j),
+    "vecdot": lambda np, z: np.vecdot(z, z * z),
+    "einsum": lambda np, z: np.einsum("ij,kj->ik", z, z),
+    "inv": lambda np, z: np.linalg.inv(z[:, :2]),
+    "det": lambda np, z: np.linalg.det(z[:, :2]),
+    "solve": lambda np, z: np.linalg.solve(z[:, :2], z),
+    "where": lambda np, z: np.where(np.real(z) > 0.5, z, z * z),
+    "eigenvalues of a rotation": lambda np, z: np.linalg.eigvals(
+        np.real(z)[:, :2] + _array(np, [[0.0, 3.0], [-3.0, 0.0]])
+    ),
+}
+"""Functions of complex numbers, of a namespace and an array."""
+
+
+def _array(namespace, values):
+    return namespace.asarray(onp.array(values))
+
+
+def _parts_total(np, found):
+    total = 0.0
+    for turn, part in enumerate((np.real(found), np.imag(found))):
+        weights = onp.cos(onp.arange(part.size) + turn).reshape(part.shape)
+        total = total + (part * _array(np, weights)).sum()
+    return total
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_gradients_of_complex_numbers(name):
+    """Real and imaginary parts are the variables, which differences of NumPy's results are of."""
+    function = COMPLEX[name]
+    a, b = np.array(A), np.array(B)
+    a.attach_grad()
+    b.attach_grad()
+    with autograd.record():
+        if name.startswith(("fft.rfft", "fft.ihfft")):
+            total = _parts_total(np, function(np, a * b))
+        else:
+            total = _parts_total(np, function(np, a + b * 1j))
+    total.backward()
+
+    def value(a, b):
+        real = name.startswith(("fft.rfft", "fft.ihfft"))
+        return _parts_total(onp, function(onp, a * b if real else a + b * 1j))
+
+    for at, ours in enumerate((a.grad, b.grad)):
+        slopes = onp.zeros(A.shape)
+        for place in onp.ndindex(A.shape):
+            step = onp.zeros(A.shape)
+            step[place] = 1e-6
+            ends = [value(*[x + sign * step * (i == at) for i, x in enumerate((A, B))]) for sign in (1, -1)]
+            slopes[place] = (ends[0] - ends[1]) / 2e-6
+        onp.testing.assert_allclose(ours.asnumpy(), slopes, rtol=1e-5, atol=1e-5)
+
+
 def test_functions_without_gradient():
     for name, args, kwargs in PLAIN:
         ours = [_ours(each, []) for each in args]
@@ -191,11 +301,78 @@ def test_every_name_of_the_table_is_there():
 def test_a_function_without_gradient_is_refused_by_the_backward_pass():
     x = np.array([1.0, 2.0, 3.0])
     x.attach_grad()
-    for call in (np.median, lambda x: np.unique(x).sum(), lambda x: np.convolve(x, x)):
+    for call in (lambda x: np.polyfit(x, x, 1), lambda x: np.unique(x).sum(), lambda x: np.cov(x, x)):
         with autograd.record():
             y = call(x)
         with pytest.raises(AutogradError, match="has no gradient"):
             y.backward()
+
+
+def test_every_function_has_a_gradient_but_those_known():
+    functions = {*table.CALLS, *table.WAITING}
+    functions |= {f"linalg.{name}" for name in table.LINALG | table.LINALG_WAITING}
+    functions |= {f"fft.{name}" for name in table.FFT}
+    assert {name for name in functions if not gradients.has_gradient(name)} == table.REFUSED
+
+
+def test_second_derivatives_of_complex_numbers():
+    x = np.array([0.5, 1.5, -0.3, 2.0])
+    x.attach_grad()
+    with autograd.record():
+        power = np.abs(np.fft.rfft(x * x)) ** 2
+        slope = autograd.grad(power.sum(), [x], create_graph=True)[0]
+        total = slope.sum()
+    total.backward()
+    steps = []
+    for at in range(4):
+        ends = []
+        for sign in (1, -1):
+            y = np.array(x.asnumpy())
+            y[at] += sign * 1e-3
+            y.attach_grad()
+            with autograd.record():
+                out = (np.abs(np.fft.rfft(y * y)) ** 2).sum()
+            out.backward()
+            ends.append(float(y.grad.sum()))
+        steps.append((ends[0] - ends[1]) / 2e-3)
+    onp.testing.assert_allclose(x.grad.asnumpy(), steps, rtol=1e-2)
+
+
+def test_gradients_in_graphs():
+    """A hybridized block has the gradients of arrays."""
+
+    class Sorted(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return (
+                F.np.median(x, axis=1) + F.np.quantile(x, 0.3, axis=1) + F.np.nanmean(F.np.cumprod(x, axis=1), axis=1)
+            )
+
+    slopes = []
+    for active in (False, True):
+        block = Sorted()
+        block.hybridize(active)
+        x = np.array(A.astype("float32"))
+        x.attach_grad()
+        with autograd.record():
+            y = block(x)
+        y.backward()
+        slopes.append(x.grad.asnumpy())
+    onp.testing.assert_allclose(slopes[0], slopes[1], rtol=1e-5)
+
+
+def test_gradients_where_other_arguments_are_recorded_or_lists():
+    x = np.array([3.0, 1.0, 2.0])
+    x.attach_grad()
+    for call, expected in (
+        (lambda: np.extract(x > 1.5, x), [1, 0, 1]),
+        (lambda: np.interp(x, [0.0, 4.0], [0.0, 8.0]), [2, 2, 2]),
+        (lambda: np.interp(0.5, [0.0, 1.0, 2.0], x), [0.5, 0.5, 0]),
+        (lambda: np.percentile(x, 50, interpolation="lower"), [0, 0, 1]),
+    ):
+        with autograd.record():
+            y = call()
+        y.backward()
+        assert x.grad.asnumpy().tolist() == expected
 
 
 def test_second_derivatives():

@@ -549,6 +549,9 @@ def _call_any(
     spec = op.spec(tuple([each._shape for each in inputs]), tuple([each._dtype for each in inputs]))
     if mode.notes is not None:
         noted = mode.notes.note(op, inputs, spec, device, out)
+        if out is None and inputs and inputs[0].__class__ is not noted[0].__class__:
+            for each in noted:  # results of mx.np.ndarray are such
+                each.__class__ = inputs[0].__class__
         return noted[0] if op.visible_outputs() == 1 else noted[: op.visible_outputs()]
     given: list[BaseArray] = []
     if out is not None:

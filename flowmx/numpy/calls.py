@@ -413,7 +413,10 @@ def call_waiting(function: Callable[..., Any] | str, args: Any, kwargs: dict[str
         entries = [each for each in arrays if each._entry is not None]
         results = [each for each in arrays_of(made) if each._dtype.kind in "fc"]
         if entries and results:
-            core.record(name, refusal(name, function), entries, results, len(results), capture(3))
+            from flowmx.numpy import gradients  # which needs this module
+
+            known = gradients.of_waiting(name, args, kwargs, entries) if isinstance(function, str) else None
+            core.record(name, known or refusal(name, function), entries, results, len(results), capture(3))
     return made if out is None else into(name, made, out, None)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from flowmx.ndarray.core import BaseArray
-from flowmx.numpy import calls, gradients, table
+from flowmx.numpy import calls, table
 from flowmx.numpy.operator import stand_in
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.semantics import semantics
@@ -69,8 +69,12 @@ def call_of(name: str) -> Callable[..., Any]:
                 return floats(*args)
             return others[semantics.get().dtype](*args)
 
-    has = gradients.has_gradient(served)
-    return _dress(function, original, name, "" if has else "It has no gradient: backward passes refuse it.")
+    return _dress(
+        function,
+        original,
+        name,
+        "" if served not in table.REFUSED else "It has no gradient: backward passes refuse it.",
+    )
 
 
 def waiting_of(name: str) -> Callable[..., Any]:

@@ -13,14 +13,28 @@ from typing import Any
 
 from flowmx.errors import AutogradError
 from flowmx.graph.gradient import Builder, Value
-from flowmx.numpy import calls, table
+from flowmx.numpy import calls, rules_fft, rules_orders, rules_series, table  # noqa: F401 (they register rules)
 from flowmx.numpy.forms import Slot
+from flowmx.numpy.rules import (
+    RULES,
+    Rule,
+    count_of,
+    for_matrices,
+    is_array,
+    kept,
+    masked,
+    part,
+    refuse,
+    rule,
+    spread,
+    transposed,
+    typed,
+)
+from flowmx.numpy.rules_complex import COMPLEX, CONJUGATED, conjugated
 from flowmx.numpy.table import MOVING
 from flowmx.numpy.values import Functions, valued
 
 __all__ = ["ELEMENTWISE", "RULES", "has_gradient", "headed", "of", "of_places"]
-
-Rule = Callable[..., Any]
 
 
 def _functions(F: Any) -> Any:
@@ -59,9 +73,8 @@ def _of(op: Any, F: Any, inputs: Any, outputs: Any, heads: Sequence[Any]) -> lis
     count = op.num_args
     inputs = inputs if not isinstance(F, Builder) else _Values(inputs, F)
     arrays = [_faced(inputs.unchecked(index)) for index in range(count)]
-    if any(each._dtype.kind == "c" for each in arrays):
-        raise AutogradError(f"backward: mx.np.{op.function} has no gradient of complex numbers here")
     heads = [headed(each) for each in heads]
+    is_complex = any(each._dtype.kind == "c" for each in (*arrays, *heads))
     if function in MOVING:
         found = _moved(op, F, arrays, heads, inputs)
     else:
@@ -70,15 +83,16 @@ def _of(op: Any, F: Any, inputs: Any, outputs: Any, heads: Sequence[Any]) -> lis
         results = [_faced(each) for each in outputs] if len(heads) > 1 else _faced(outputs[0])
         head = heads if len(heads) > 1 else heads[0]
         found = [None] * count
-        if function in ELEMENTWISE:
+        if is_complex:
+            _sort_out(_places(op), _of_complex(np, op.function, head, results, args, kwargs), found)
+        elif function in ELEMENTWISE:
             for place, rule in enumerate(ELEMENTWISE[function][: len(op.call.args)]):
                 slot = op.call.args[place]
                 if isinstance(slot, Slot) and inputs.wanted(slot.number):
                     found[slot.number] = rule(np, head, results, *args)
         elif function in RULES:
             _sort_out(_places(op), RULES[function](np, head, results, *args, **kwargs), found)
-            lost = [at for at, each in enumerate(found) if each is None and arrays[at]._dtype.kind == "f"]
-            if any(inputs.wanted(at) for at in lost):
+            if _lost(found, arrays, inputs):
                 calls.refusal(f"{op.function}, for this argument,")(F, inputs, outputs, heads)
         else:
             calls.refusal(op.function)(F, inputs, outputs, heads)
@@ -86,6 +100,57 @@ def _of(op: Any, F: Any, inputs: Any, outputs: Any, heads: Sequence[Any]) -> lis
         None if each is None or not inputs.wanted(index) else matched(np, each, arrays[index])
         for index, each in enumerate(found)
     ]
+
+
+def _of_complex(np: Any, name: str, head: Any, results: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The gradients of a call with complex numbers, by its arguments."""
+    function = table.RENAMED.get(name, name)
+    if function in COMPLEX:
+        return COMPLEX[function](np, head, results, *args, **kwargs)
+    if function.startswith("fft."):
+        return RULES[function](np, head, results, *args, **kwargs)
+    if function not in CONJUGATED:
+        refuse(f"{name} of complex numbers")
+    if function in RULES:
+        return conjugated(np, head, lambda head: RULES[function](np, head, results, *args, **kwargs))
+    rules = ELEMENTWISE[function][: len(args)]
+    pairs = list(zip(args, rules, strict=False))
+    return conjugated(
+        np, head, lambda head: [rule(np, head, results, *args) if is_array(each) else None for each, rule in pairs]
+    )
+
+
+def _lost(found: list[Any], arrays: Sequence[Any], inputs: Any) -> bool:
+    """Tell whether a gradient is missing that somebody wants."""
+    return any(each is None and arrays[at]._dtype.kind in "fc" and inputs.wanted(at) for at, each in enumerate(found))
+
+
+def of_waiting(function: str, args: Any, kwargs: dict[str, Any], arrays: Sequence[Any]) -> Callable[..., Any] | None:
+    """The gradient of a call that was waited for, as the tape takes it; None where the function has none.
+
+    Args:
+        function: its name.
+        args: the arguments of the call.
+        kwargs: those by keyword.
+        arrays: those of them that the tape knows.
+    """
+    made = RULES.get(function)
+    if made is None:
+        return None
+
+    def gradient(F: Any, inputs: Any, outputs: Any, heads: Sequence[Any]) -> list[Any]:
+        np = _functions(F)
+        results, given = [_faced(each) for each in outputs], [headed(each) for each in heads]
+        several = len(results) > 1 or function in ("linalg.eig", "linalg.lstsq")
+        found = made(np, given if several else given[0], results if several else results[0], *args, **kwargs)
+        by_array = {id(each): one for each, one in zip(args, found, strict=False)}
+        gradients = [by_array.get(id(each)) for each in arrays]
+        if any(one is None and each._dtype.kind in "fc" for one, each in zip(gradients, arrays, strict=True)):
+            calls.refusal(f"{function}, for this argument,")(F, inputs, outputs, heads)
+        pairs = zip(gradients, arrays, strict=True)
+        return [None if one is None else matched(np, one, each) for one, each in pairs]
+
+    return gradient
 
 
 def headed(head: Any) -> Any:
@@ -164,6 +229,8 @@ def _sort_out(places: Any, gradients: Any, found: list[Any]) -> None:
 def matched(np: Any, gradient: Any, like: Any) -> Any:
     """A gradient in the shape and dtype of the array that it is of: summed where that was broadcast."""
     shape, wanted = gradient._shape, like._shape
+    if gradient._dtype.kind == "c" and like._dtype.kind != "c":
+        gradient = np.real(gradient)
     if shape != wanted:
         extra = len(shape) - len(wanted)
         axes = (*range(extra), *(extra + at for at, n in enumerate(wanted) if n == 1 and shape[extra + at] != 1))
@@ -235,7 +302,7 @@ ELEMENTWISE: dict[str, tuple[Rule, ...]] = {
     "true_divide": (lambda np, g, r, x, y: g / y, lambda np, g, r, x, y: -g * r / y),
     "power": (
         lambda np, g, r, x, y: g * y * np.power(x, y - 1),
-        lambda np, g, r, x, y: g * r * np.log(np.where(_positive(x), x, 1.0) if _is_array(x) else x),
+        lambda np, g, r, x, y: g * r * np.log(np.where(_positive(x), x, 1.0) if is_array(x) else x),
     ),
     "float_power": (lambda np, g, r, x, y: g * y * np.power(x, y - 1), lambda np, g, r, x, y: g * r * np.log(x)),
     "remainder": (lambda np, g, r, x, y: g, lambda np, g, r, x, y: -g * np.floor_divide(x, y)),
@@ -283,13 +350,11 @@ ELEMENTWISE: dict[str, tuple[Rule, ...]] = {
     "deg2rad": (lambda np, g, r, x: g * (math.pi / 180),),
     "rad2deg": (lambda np, g, r, x: g * (180 / math.pi),),
     "sinc": (lambda np, g, r, x: g * np.where(x == 0, 0.0, (np.cos(x * math.pi) - r) / np.where(x == 0, 1.0, x)),),
+    "angle": (lambda np, g, r, x, *others: g * 0,),
+    "imag": (lambda np, g, r, x: g * 0,),
     "nan_to_num": (lambda np, g, r, x, *others: g * (r == x),),
 }
 """For each function the derivative for each argument, of (functions, gradient of the result, result, *arguments)."""
-
-
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "_dtype")
 
 
 def _positive(x: Any) -> Any:
@@ -298,111 +363,65 @@ def _positive(x: Any) -> Any:
 
 # -- the others ------------------------------------------------------------------------------------------------
 
-RULES: dict[str, Rule] = {}
-"""For each function one of (functions, gradient of the result, result, *arguments, **keywords)."""
 
-
-def _rule(*names: str) -> Callable[[Rule], Rule]:
-    def register(rule: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names, rule))
-        return rule
-
-    return register
-
-
-def _axes(axis: Any, ndim: int) -> tuple[int, ...]:
-    if axis is None:
-        return tuple(range(ndim))
-    return tuple(sorted(each % ndim for each in (axis if isinstance(axis, (tuple, list)) else (axis,)))) if ndim else ()
-
-
-def _kept(np: Any, value: Any, x: Any, axis: Any) -> Any:
-    """A reduction's result, or its gradient, with the axes of length 1 that it lost."""
-    axes = _axes(axis, x.ndim)
-    return np.reshape(value, tuple(1 if at in axes else n for at, n in enumerate(x.shape)))
-
-
-def _spread(np: Any, g: Any, x: Any, axis: Any) -> Any:
-    return np.broadcast_to(_kept(np, g, x, axis), x.shape)
-
-
-def _count(x: Any, axis: Any) -> int:
-    return math.prod(x.shape[at] for at in _axes(axis, x.ndim))
-
-
-def _as(g: Any, x: Any) -> Any:
-    """A gradient in the dtype of the floating array that it is of, in which it is then computed."""
-    return g.astype(x.dtype) if x._dtype.kind == "f" and g._dtype != x._dtype else g
-
-
-def _part(array: Any, key: Any) -> Any:
-    """The part of an array at a key as an operation of its own: a view is nothing that a rule could run again."""
-    is_array = not isinstance(array, Value)
-    return calls.call("getitem", (array, key), {}) if is_array else array[key]
-
-
-def _masked(np: Any, gradient: Any, where: Any) -> Any:
-    return gradient if where is None or where is True else np.where(where, gradient, 0.0)
-
-
-@_rule("sum")
+@rule("sum")
 def _sum(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, where: Any = None, **others: Any) -> Any:
-    return (_masked(np, _spread(np, g, x, axis), where),)
+    return (masked(np, spread(np, g, x, axis), where),)
 
 
-@_rule("nansum")
+@rule("nansum")
 def _nansum(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
-    return (_spread(np, g, x, axis) * (x == x),)
+    return (spread(np, g, x, axis) * (x == x),)
 
 
-@_rule("mean")
+@rule("mean")
 def _mean(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, where: Any = None, **others: Any) -> Any:
     if where is not None:
-        calls.refusal("mean with where=")(None, (), (), ())
-    return (_spread(np, _as(g, x) / max(1, _count(x, axis)), x, axis),)
+        refuse("mean with where=")
+    return (spread(np, typed(g, x) / max(1, count_of(x, axis)), x, axis),)
 
 
-@_rule("prod")
+@rule("prod")
 def _prod(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, where: Any = None, **others: Any) -> Any:
-    return (_masked(np, _spread(np, g * r, x, axis) / x, where),)
+    return (masked(np, spread(np, g * r, x, axis) / x, where),)
 
 
-@_rule("nanprod")
+@rule("nanprod")
 def _nanprod(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
-    return (np.where(x == x, _spread(np, g * r, x, axis) / x, 0.0),)
+    return (np.where(x == x, spread(np, g * r, x, axis) / x, 0.0),)
 
 
-@_rule("max", "min", "nanmax", "nanmin")
+@rule("max", "min", "nanmax", "nanmin")
 def _extreme(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
-    return (_spread(np, g, x, axis) * (x == _kept(np, r, x, axis)),)
+    return (spread(np, g, x, axis) * (x == kept(np, r, x, axis)),)
 
 
-@_rule("ptp")
+@rule("ptp")
 def _ptp(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
     high, low = (f(x, axis=axis, keepdims=True) for f in (np.max, np.min))
-    return (_kept(np, g, x, axis) * ((x == high).astype(x.dtype) - (x == low).astype(x.dtype)),)
+    return (kept(np, g, x, axis) * ((x == high).astype(x.dtype) - (x == low).astype(x.dtype)),)
 
 
-@_rule("var")
+@rule("var")
 def _var(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, ddof: Any = 0, **others: Any) -> Any:
     centred = x - np.mean(x, axis=axis, keepdims=True)
-    return (_kept(np, g, x, axis) * centred * (2 / (_count(x, axis) - others.get("correction", ddof))),)
+    return (kept(np, g, x, axis) * centred * (2 / (count_of(x, axis) - others.get("correction", ddof))),)
 
 
-@_rule("std")
+@rule("std")
 def _std(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, ddof: Any = 0, **others: Any) -> Any:
     centred = x - np.mean(x, axis=axis, keepdims=True)
-    scale = 1 / (_count(x, axis) - others.get("correction", ddof))
-    return (_kept(np, g / r, x, axis) * centred * scale,)
+    scale = 1 / (count_of(x, axis) - others.get("correction", ddof))
+    return (kept(np, g / r, x, axis) * centred * scale,)
 
 
-@_rule("cumsum")
+@rule("cumsum")
 def _cumsum(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
     along = 0 if axis is None else axis
     return (np.reshape(np.flip(np.cumsum(np.flip(g, along), along), along), x.shape),)
 
 
-@_rule("average")
+@rule("average")
 def _average(np: Any, g: Any, r: Any, x: Any, axis: Any = None, weights: Any = None, *_: Any, **others: Any) -> Any:
     if others.get("returned"):
         g, r = g[0], r[0]
@@ -413,15 +432,15 @@ def _average(np: Any, g: Any, r: Any, x: Any, axis: Any = None, weights: Any = N
     else:
         weights_whole = weights
     total = np.sum(np.broadcast_to(weights_whole, x.shape), axis=axis, keepdims=True)
-    head = _kept(np, g, x, axis)
-    of_weights = head * (x - _kept(np, r, x, axis)) / total
+    head = kept(np, g, x, axis)
+    of_weights = head * (x - kept(np, r, x, axis)) / total
     if weights.shape != x.shape:
         others_axes = tuple(at for at in range(x.ndim) if at != axis % x.ndim)
         of_weights = np.sum(of_weights, axis=others_axes)
     return head * weights_whole / total, None, of_weights
 
 
-@_rule("sort")
+@rule("sort")
 def _sort(np: Any, g: Any, r: Any, x: Any, axis: Any = -1, *_: Any, **others: Any) -> Any:
     if axis is None:
         return (np.reshape(np.take(g, np.argsort(np.argsort(np.ravel(x), kind="stable"))), x.shape),)
@@ -429,7 +448,7 @@ def _sort(np: Any, g: Any, r: Any, x: Any, axis: Any = -1, *_: Any, **others: An
     return (np.take_along_axis(g, order, axis=axis),)
 
 
-@_rule("clip")
+@rule("clip")
 def _clip(np: Any, g: Any, r: Any, x: Any, low: Any = None, high: Any = None, **others: Any) -> Any:
     low, high = (others.get(a, others.get(b, c)) for a, b, c in (("a_min", "min", low), ("a_max", "max", high)))
     inside = x == x
@@ -437,53 +456,48 @@ def _clip(np: Any, g: Any, r: Any, x: Any, low: Any = None, high: Any = None, **
     return (g * (inside if high is None else inside & (x <= high)),)
 
 
-@_rule("reshape")
+@rule("reshape")
 def _reshape(np: Any, g: Any, r: Any, x: Any, *_: Any, **others: Any) -> Any:
     return (np.reshape(g, x.shape),)
 
 
-@_rule("trace", "linalg.trace")
+@rule("trace", "linalg.trace")
 def _trace(np: Any, g: Any, r: Any, x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, **others: Any) -> Any:
     axis1, axis2 = axis1 % x.ndim, axis2 % x.ndim
     unit = np.eye(x.shape[axis1], x.shape[axis2], offset, dtype=x.dtype)
     return (np.moveaxis(np.reshape(g, (*g.shape, 1, 1)) * unit, (-2, -1), (axis1, axis2)),)
 
 
-@_rule("diff")
+@rule("diff")
 def _diff(np: Any, g: Any, r: Any, x: Any, n: int = 1, axis: int = -1, **others: Any) -> Any:
     if others:
-        calls.refusal("diff with prepend= or append=")(None, (), (), ())
+        refuse("diff with prepend= or append=")
     axis %= x.ndim
     for _ in range(n):
         g = -np.diff(np.pad(g, tuple((1, 1) if at == axis else (0, 0) for at in range(x.ndim))), axis=axis)
     return (g,)
 
 
-@_rule("ediff1d")
+@rule("ediff1d")
 def _ediff1d(np: Any, g: Any, r: Any, x: Any, to_end: Any = None, to_begin: Any = None) -> Any:
     def length(of: Any) -> int:
-        return 0 if of is None else math.prod(of.shape) if _is_array(of) else len(of) if hasattr(of, "__len__") else 1
+        return 0 if of is None else math.prod(of.shape) if is_array(of) else len(of) if hasattr(of, "__len__") else 1
 
     first, count = length(to_begin), max(0, x.size - 1)
-    made = -np.diff(np.pad(_part(g, slice(first, first + count)), (1, 1))) if count else np.reshape(x, -1) * 0
+    made = -np.diff(np.pad(part(g, slice(first, first + count)), (1, 1))) if count else np.reshape(x, -1) * 0
     ends = [
-        None if of is None else _part(g, slice(0, first) if of is to_begin else slice(first + count, None))
+        None if of is None else part(g, slice(0, first) if of is to_begin else slice(first + count, None))
         for of in (to_end, to_begin)
     ]
-    return np.reshape(_part(made, slice(0, x.size)), x.shape), *[
-        np.reshape(e, of.shape) if _is_array(of) else None for e, of in zip(ends, (to_end, to_begin), strict=True)
+    return np.reshape(part(made, slice(0, x.size)), x.shape), *[
+        np.reshape(e, of.shape) if is_array(of) else None for e, of in zip(ends, (to_end, to_begin), strict=True)
     ]
-
-
-@_rule("interp")
-def _interp(np: Any, g: Any, r: Any, *args: Any, **kwargs: Any) -> Any:
-    calls.refusal("interp")(None, (), (), ())
 
 
 # -- products --------------------------------------------------------------------------------------------------
 
 
-@_rule("matmul", "linalg.matmul")
+@rule("matmul", "linalg.matmul")
 def _matmul(np: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
     a = np.expand_dims(x, 0) if x.ndim == 1 else x
     b = np.expand_dims(y, 1) if y.ndim == 1 else y
@@ -499,30 +513,30 @@ def _matmul(np: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
     return of_x, of_y
 
 
-@_rule("dot")
+@rule("dot")
 def _dot(np: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
-    if not _is_array(y):
+    if not is_array(y):
         return (g * y,)
-    if not _is_array(x):
+    if not is_array(x):
         return None, g * x
     if x.ndim == 0 or y.ndim == 0:
         return g * y, g * x
     return _tensordot(np, g, r, x, y, ((x.ndim - 1,), (max(0, y.ndim - 2),)))
 
 
-@_rule("inner")
+@rule("inner")
 def _inner(np: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
     if x.ndim == 0 or y.ndim == 0:
         return g * y, g * x
     return _tensordot(np, g, r, x, y, ((x.ndim - 1,), (y.ndim - 1,)))
 
 
-@_rule("vdot")
+@rule("vdot")
 def _vdot(np: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
     return np.reshape(g * np.ravel(y), x.shape), np.reshape(g * np.ravel(x), y.shape)
 
 
-@_rule("outer", "linalg.outer")
+@rule("outer", "linalg.outer")
 def _outer(np: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
     return (
         np.reshape(np.matmul(g, np.ravel(y)), x.shape),
@@ -530,7 +544,7 @@ def _outer(np: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
     )
 
 
-@_rule("tensordot", "linalg.tensordot")
+@rule("tensordot", "linalg.tensordot")
 def _tensordot(np: Any, g: Any, r: Any, x: Any, y: Any, axes: Any = 2) -> Any:
     if isinstance(axes, int):
         left, right = tuple(range(x.ndim - axes, x.ndim)), tuple(range(axes))
@@ -550,13 +564,13 @@ def _tensordot(np: Any, g: Any, r: Any, x: Any, y: Any, axes: Any = 2) -> Any:
     return of_x, np.transpose(of_y, tuple(places.index(at) for at in range(y.ndim)))
 
 
-@_rule("vecdot", "linalg.vecdot")
+@rule("vecdot", "linalg.vecdot")
 def _vecdot(np: Any, g: Any, r: Any, x: Any, y: Any, axis: int = -1) -> Any:
     g = np.expand_dims(g, axis)
     return g * y, g * x
 
 
-@_rule("kron")
+@rule("kron")
 def _kron(np: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
     ndim = max(x.ndim, y.ndim)
     a, b = ((1,) * (ndim - each.ndim) + each.shape for each in (x, y))
@@ -569,17 +583,17 @@ def _kron(np: Any, g: Any, r: Any, x: Any, y: Any) -> Any:
     )
 
 
-@_rule("cross", "linalg.cross")
+@rule("cross", "linalg.cross")
 def _cross(np: Any, g: Any, r: Any, x: Any, y: Any, **axes: Any) -> Any:
     if axes or x.shape[-1] != 3 or y.shape[-1] != 3:
-        calls.refusal("cross of vectors of two numbers, or along another axis")(None, (), (), ())
+        refuse("cross of vectors of two numbers, or along another axis")
     return np.cross(y, g), np.cross(g, x)
 
 
-@_rule("einsum")
+@rule("einsum")
 def _einsum(np: Any, g: Any, r: Any, subscripts: Any, *operands: Any, **others: Any) -> Any:
     if not isinstance(subscripts, str):
-        calls.refusal("einsum without subscripts as text")(None, (), (), ())
+        refuse("einsum without subscripts as text")
     text = _without_ellipses(subscripts.replace(" ", ""), [each.ndim for each in operands])
     left, arrow, result = text.partition("->")
     names = left.split(",")
@@ -632,71 +646,62 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # -- linear algebra --------------------------------------------------------------------------------------------
 
 
-def _t(np: Any, x: Any) -> Any:
-    return np.swapaxes(x, -1, -2)
-
-
-def _scalar(np: Any, g: Any) -> Any:
-    """A number for each matrix, with two axes for the matrix."""
-    return np.reshape(g, (*g.shape, 1, 1))
-
-
-@_rule("linalg.inv")
+@rule("linalg.inv")
 def _inv(np: Any, g: Any, r: Any, x: Any) -> Any:
-    back = _t(np, r)
+    back = transposed(np, r)
     return (-np.matmul(np.matmul(back, g), back),)
 
 
-@_rule("linalg.det")
+@rule("linalg.det")
 def _det(np: Any, g: Any, r: Any, x: Any) -> Any:
-    return (_scalar(np, g * r) * _t(np, np.linalg.inv(x)),)
+    return (for_matrices(np, g * r) * transposed(np, np.linalg.inv(x)),)
 
 
-@_rule("linalg.slogdet")
+@rule("linalg.slogdet")
 def _slogdet(np: Any, g: Any, r: Any, x: Any) -> Any:
-    return (_scalar(np, g[1]) * _t(np, np.linalg.inv(x)),)
+    return (for_matrices(np, g[1]) * transposed(np, np.linalg.inv(x)),)
 
 
-@_rule("linalg.solve")
+@rule("linalg.solve")
 def _solve(np: Any, g: Any, r: Any, a: Any, b: Any) -> Any:
-    of_b = np.linalg.solve(_t(np, a), g)
+    of_b = np.linalg.solve(transposed(np, a), g)
     if b.ndim == 1:
         return -np.expand_dims(of_b, -1) * np.expand_dims(r, -2), of_b
-    return -np.matmul(of_b, _t(np, r)), of_b
+    return -np.matmul(of_b, transposed(np, r)), of_b
 
 
-@_rule("linalg.cholesky")
+@rule("linalg.cholesky")
 def _cholesky(np: Any, g: Any, r: Any, x: Any, **others: Any) -> Any:
     if others.get("upper"):
-        calls.refusal("linalg.cholesky with upper=True")(None, (), (), ())
-    half = np.tril(np.matmul(_t(np, r), g))
+        refuse("linalg.cholesky with upper=True")
+    half = np.tril(np.matmul(transposed(np, r), g))
     half = half - 0.5 * half * np.eye(x.shape[-1], dtype=x.dtype)
     back = np.linalg.inv(r)
-    made = np.matmul(np.matmul(_t(np, back), half), back)
-    return (0.5 * (made + _t(np, made)),)
+    made = np.matmul(np.matmul(transposed(np, back), half), back)
+    return (0.5 * (made + transposed(np, made)),)
 
 
-@_rule("linalg.eigh")
+@rule("linalg.eigh")
 def _eigh(np: Any, g: Any, r: Any, x: Any, *_: Any, **others: Any) -> Any:
     (of_w, of_v), (w, v) = g, r
     unit = np.eye(x.shape[-1], dtype=x.dtype)
     gaps = np.expand_dims(w, -2) - np.expand_dims(w, -1) + unit
-    inner = np.matmul(_t(np, v), of_v) * ((1 - unit) / gaps) + np.expand_dims(of_w, -2) * unit
-    made = np.matmul(np.matmul(v, inner), _t(np, v))
-    return (0.5 * (made + _t(np, made)),)
+    inner = np.matmul(transposed(np, v), of_v) * ((1 - unit) / gaps) + np.expand_dims(of_w, -2) * unit
+    made = np.matmul(np.matmul(v, inner), transposed(np, v))
+    return (0.5 * (made + transposed(np, made)),)
 
 
-@_rule("linalg.eigvalsh")
+@rule("linalg.eigvalsh")
 def _eigvalsh(np: Any, g: Any, r: Any, x: Any, *_: Any, **others: Any) -> Any:
     v = np.linalg.eigh(x)[1]
-    return (np.matmul(v * np.expand_dims(g, -2), _t(np, v)),)
+    return (np.matmul(v * np.expand_dims(g, -2), transposed(np, v)),)
 
 
-@_rule("linalg.norm", "linalg.vector_norm", "linalg.matrix_norm")
+@rule("linalg.norm", "linalg.vector_norm", "linalg.matrix_norm")
 def _norm(np: Any, g: Any, r: Any, x: Any, ord: Any = None, axis: Any = None, *_: Any, **others: Any) -> Any:
     along = (axis,) if isinstance(axis, int) else axis
     is_vector = x.ndim == 1 if along is None else len(along) == 1
-    head, result = _kept(np, g, x, axis), _kept(np, r, x, axis)
+    head, result = kept(np, g, x, axis), kept(np, r, x, axis)
     if ord in (None, "fro") or (ord == 2 and is_vector):
         return (head * x / np.where(result == 0, 1.0, result),)
     if is_vector and ord == 1:
@@ -706,7 +711,7 @@ def _norm(np: Any, g: Any, r: Any, x: Any, ord: Any = None, axis: Any = None, *_
     if is_vector and isinstance(ord, (int, float)) and ord != 0:
         return (head * np.sign(x) * np.power(np.abs(x) / result, ord - 1),)
     if is_vector:
-        calls.refusal(f"linalg.norm with ord={ord!r}")(None, (), (), ())
+        refuse(f"linalg.norm with ord={ord!r}")
     rows, columns = (x.ndim - 2, x.ndim - 1) if along is None else (each % x.ndim for each in along)
     if ord in (1, -1, math.inf, -math.inf):  # the largest, or smallest, sum of a column or row
         sums = np.sum(np.abs(x), axis=rows if abs(ord) == 1 else columns, keepdims=True)
@@ -719,81 +724,83 @@ def _norm(np: Any, g: Any, r: Any, x: Any, ord: Any = None, axis: Any = None, *_
     return (np.moveaxis(np.moveaxis(head, (rows, columns), (-2, -1)) * lost, (-2, -1), (rows, columns)),)
 
 
-@_rule("linalg.svd")
+@rule("linalg.svd")
 def _svd(np: Any, g: Any, r: Any, x: Any, full_matrices: bool = True, compute_uv: bool = True, **_: Any) -> Any:
     if not compute_uv:
         return _svdvals(np, g, r, x)
     if full_matrices and x.shape[-2] != x.shape[-1]:
-        calls.refusal("linalg.svd with full_matrices=True of a matrix that is not square")(None, (), (), ())
+        refuse("linalg.svd with full_matrices=True of a matrix that is not square")
     (of_u, of_s, of_v), (u, s, v) = g, r
     count = s.shape[-1]
     unit = np.eye(count, dtype=x.dtype)
     row, column = np.expand_dims(s, -2), np.expand_dims(s, -1)
     gaps = (1 - unit) / ((row - column) * (row + column) + unit)
-    left, right = np.matmul(_t(np, u), of_u), np.matmul(v, _t(np, of_v))
+    left, right = np.matmul(transposed(np, u), of_u), np.matmul(v, transposed(np, of_v))
     inner = (
-        (left - _t(np, left)) * gaps * row + column * (right - _t(np, right)) * gaps + np.expand_dims(of_s, -2) * unit
+        (left - transposed(np, left)) * gaps * row
+        + column * (right - transposed(np, right)) * gaps
+        + np.expand_dims(of_s, -2) * unit
     )
     found = np.matmul(np.matmul(u, inner), v)
     if x.shape[-2] > count:
         found = found + np.matmul((of_u - np.matmul(u, left)) / row, v)
     if x.shape[-1] > count:
-        found = found + np.matmul(u / row, of_v - np.matmul(_t(np, right), v))
+        found = found + np.matmul(u / row, of_v - np.matmul(transposed(np, right), v))
     return (found,)
 
 
-@_rule("linalg.svdvals")
+@rule("linalg.svdvals")
 def _svdvals(np: Any, g: Any, r: Any, x: Any, *_: Any, **others: Any) -> Any:
     u, _s, v = np.linalg.svd(x, full_matrices=False)
     return (np.matmul(u * np.expand_dims(g, -2), v),)
 
 
-@_rule("linalg.qr")
+@rule("linalg.qr")
 def _qr(np: Any, g: Any, r: Any, x: Any, mode: str = "reduced", **_: Any) -> Any:
     rows, columns = x.shape[-2:]
     if mode not in ("reduced", "complete") or (mode == "complete" and rows > columns):
-        calls.refusal(f"linalg.qr with mode={mode!r}")(None, (), (), ())
+        refuse(f"linalg.qr with mode={mode!r}")
     (of_q, of_r), (q, upper) = g, r
     wide = columns > rows
     if wide:  # of the first columns, and of the others by what they are in terms of them
         first, last = (..., slice(0, rows)), (..., slice(rows, None))
-        of_rest = _part(of_r, last)
-        of_q = of_q + np.matmul(_part(x, last), _t(np, of_rest))
-        of_r, upper = _part(of_r, first), _part(upper, first)
-    inner = np.matmul(upper, _t(np, of_r)) - np.matmul(_t(np, of_q), q)
-    both = np.tril(inner) + _t(np, np.tril(inner, -1))
-    found = np.matmul(of_q + np.matmul(q, both), _t(np, np.linalg.inv(upper)))
+        of_rest = part(of_r, last)
+        of_q = of_q + np.matmul(part(x, last), transposed(np, of_rest))
+        of_r, upper = part(of_r, first), part(upper, first)
+    inner = np.matmul(upper, transposed(np, of_r)) - np.matmul(transposed(np, of_q), q)
+    both = np.tril(inner) + transposed(np, np.tril(inner, -1))
+    found = np.matmul(of_q + np.matmul(q, both), transposed(np, np.linalg.inv(upper)))
     return (np.concatenate([found, np.matmul(q, of_rest)], axis=-1) if wide else found,)
 
 
-@_rule("linalg.pinv")
+@rule("linalg.pinv")
 def _pinv(np: Any, g: Any, r: Any, x: Any, *_: Any, **others: Any) -> Any:
-    back, head = _t(np, r), _t(np, g)
+    back, head = transposed(np, r), transposed(np, g)
     of_rows = np.matmul(head - np.matmul(x, np.matmul(r, head)), np.matmul(r, back))
     of_columns = np.matmul(np.matmul(back, r), head - np.matmul(np.matmul(head, r), x))
     return of_rows + of_columns - np.matmul(np.matmul(back, g), back), None
 
 
-@_rule("linalg.tensorinv")
+@rule("linalg.tensorinv")
 def _tensorinv(np: Any, g: Any, r: Any, x: Any, ind: int = 2) -> Any:
     size = math.prod(x.shape[:ind])
     back, head = (np.reshape(each, (size, size)) for each in (r, g))
-    return (np.reshape(-np.matmul(np.matmul(_t(np, back), head), _t(np, back)), x.shape),)
+    return (np.reshape(-np.matmul(np.matmul(transposed(np, back), head), transposed(np, back)), x.shape),)
 
 
-@_rule("linalg.tensorsolve")
+@rule("linalg.tensorsolve")
 def _tensorsolve(np: Any, g: Any, r: Any, a: Any, b: Any, axes: Any = None) -> Any:
     axes = () if axes is None else (axes,) if isinstance(axes, int) else tuple(each % a.ndim for each in axes)
     order = (*(at for at in range(a.ndim) if at not in axes), *axes)
     turned = np.transpose(a, order)
     size = b.size
-    of_b = np.linalg.solve(_t(np, np.reshape(turned, (size, size))), np.reshape(g, (size, 1)))
+    of_b = np.linalg.solve(transposed(np, np.reshape(turned, (size, size))), np.reshape(g, (size, 1)))
     of_a = -np.matmul(of_b, np.reshape(r, (1, size)))
     places = tuple(order.index(at) for at in range(a.ndim))
     return np.transpose(np.reshape(of_a, turned.shape), places), np.reshape(of_b, b.shape)
 
 
-@_rule("linalg.multi_dot")
+@rule("linalg.multi_dot")
 def _multi_dot(np: Any, g: Any, r: Any, arrays: Any, *_: Any) -> Any:
     found = []
     first, last = arrays[0].ndim == 1, arrays[-1].ndim == 1
@@ -806,38 +813,38 @@ def _multi_dot(np: Any, g: Any, r: Any, arrays: Any, *_: Any) -> Any:
     for at, each in enumerate(whole):
         made = head
         for one in whole[:at]:
-            made = np.matmul(_t(np, one), made)
+            made = np.matmul(transposed(np, one), made)
         for one in reversed(whole[at + 1 :]):
-            made = np.matmul(made, _t(np, one))
+            made = np.matmul(made, transposed(np, one))
         found.append(np.reshape(made, arrays[at].shape))
         del each
     return (found,)
 
 
-@_rule("linalg.matrix_power")
+@rule("linalg.matrix_power")
 def _matrix_power(np: Any, g: Any, r: Any, x: Any, n: int) -> Any:
     # Of x^n the part for each factor; of a negative power that of the inverse's.
     base = np.linalg.inv(x) if n < 0 else x
     found = None
     for at in range(abs(n)):
-        left, right = (_t(np, np.linalg.matrix_power(base, count)) for count in (at, abs(n) - 1 - at))
+        left, right = (transposed(np, np.linalg.matrix_power(base, count)) for count in (at, abs(n) - 1 - at))
         part = np.matmul(np.matmul(left, g), right)
         found = part if found is None else found + part
     if found is None:
         return (x * 0,)
-    return (found if n > 0 else -np.matmul(np.matmul(_t(np, base), found), _t(np, base)),)
+    return (found if n > 0 else -np.matmul(np.matmul(transposed(np, base), found), transposed(np, base)),)
 
 
-@_rule("polyval")
+@rule("polyval")
 def _polyval(np: Any, g: Any, r: Any, p: Any, x: Any) -> Any:
-    if not _is_array(p) or not _is_array(x):
-        calls.refusal("polyval of a list")(None, (), (), ())
+    if not is_array(p) or not is_array(x):
+        refuse("polyval of a list")
     count = p.shape[0]
     powers = [np.power(x, count - 1 - at) for at in range(count)]
     of_p = np.stack([np.sum(g * each) for each in powers])
     of_x = g * 0
     for at in range(count - 1):
-        of_x = of_x + g * _part(p, at) * powers[at + 1] * (count - 1 - at)
+        of_x = of_x + g * part(p, at) * powers[at + 1] * (count - 1 - at)
     return of_p, of_x
 
 

@@ -97,7 +97,12 @@ def _diagonal_places(xp: Any, arr: Any) -> Any:
     return xp.stack(xp.diag_indices_from(arr))
 
 
+def _added_at(xp: Any, positions: Any, numbers: Any, count: int) -> Any:
+    return xp.bincount(positions.ravel(), weights=numbers.ravel(), minlength=count)[:count]
+
+
 OWN: dict[str, Callable[..., Any]] = {
+    "added_at": _added_at,
     "broadcast_to": _broadcast_to,
     "diag_indices_from": _diagonal_places,
     "nan_to_num": _nan_to_num,
@@ -207,7 +212,8 @@ class NumPyCall(_Calling, hidden=True, typed_by_shapes=True):
         made.is_plain = True
         moved = sum(math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
         made.weight = moved + made.nbytes
-        made.light = made.weight <= LIGHT_BYTES and not self.function.startswith("linalg.")
+        is_heavy = self.function.startswith("linalg.") and self._twin(shapes) is None
+        made.light = made.weight <= LIGHT_BYTES and not is_heavy
         if len(self._specs) >= _SPECS:
             self._specs.clear()
         self._specs[key] = made
@@ -309,6 +315,8 @@ class NumPyCall(_Calling, hidden=True, typed_by_shapes=True):
             axis = args[1] if len(args) == 2 else kwargs.get("axis")
             axes = tuple(range(ndim)) if axis is None else (axis,) if isinstance(axis, int) else axis
             return lookup(self.function).create(axis=axes, keepdims=bool(kwargs.get("keepdims"))) if axes else None
+        if self.function == "linalg.norm" and len(args) == 1 and not kwargs and ndim <= 2:
+            return lookup("norm").create(axis=tuple(range(ndim)))
         if self.function == "transpose" and len(args) <= 2 and not kwargs.keys() - {"axes"}:
             axes = args[1] if len(args) == 2 else kwargs.get("axes")
             return lookup("transpose").create(axes=tuple(range(ndim))[::-1] if axes is None else axes)

@@ -8,8 +8,8 @@ A name is one of these:
 - *host*: an answer about dtypes and shapes, or a constant, without looking at any element;
 - one of the functions in the modules of :data:`WRITTEN`, which has no counterpart in NumPy, or differs from it.
 
-Gradients are those of ``gradients.py``. A function that has none, and is not in :data:`WITHOUT_GRADIENT`, where it is
-zero or makes no sense, is refused by the backward pass that asks for it.
+Gradients are those of ``gradients.py``. They are zero, or make no sense, for :data:`WITHOUT_GRADIENT`; those of
+:data:`REFUSED` are refused by the backward pass that asks for them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 
 __all__ = [
     "CALLS", "CONSTANTS", "DTYPES", "FFT", "HOST", "LINALG", "LINALG_WAITING", "METHODS", "MOVING", "NEWER",
-    "REGISTERED", "REGISTERED_WITH_NUMBER", "RENAMED", "SHAPED", "WAITING", "WITHOUT_GRADIENT", "WRITTEN", "names",
-    "ufunc",
+    "REFUSED", "REGISTERED", "REGISTERED_WITH_NUMBER", "RENAMED", "SHAPED", "WAITING", "WITHOUT_GRADIENT", "WRITTEN",
+    "names", "ufunc",
 ]  # fmt: skip
 
 
@@ -159,6 +159,15 @@ WITHOUT_GRADIENT = names("""
     round searchsorted sign signbit spacing trunc unpackbits unravel_index
 """)
 """Functions whose gradient is zero wherever there is one."""
+
+REFUSED = names("""
+    allclose apply_along_axis apply_over_axes argwhere array_equal array_equiv diag_indices_from flatnonzero histogram
+    histogram2d histogram_bin_edges histogramdd intersect1d ix_ nonzero piecewise poly polydiv polyfit
+    ravel_multi_index roots setdiff1d setxor1d tril_indices_from trim_zeros triu_indices_from union1d unique unique_all
+    unique_counts unique_inverse unique_values
+""")
+"""Functions without a gradient, which backward passes refuse: those of positions, counts and sets, those that call
+functions in Python, and fits and roots of polynomials."""
 
 MOVING = names("""
     append array_split atleast_1d atleast_2d atleast_3d broadcast_arrays getitem broadcast_to choose column_stack
