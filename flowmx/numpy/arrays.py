@@ -6,6 +6,7 @@ What operators return has the class of their first input, so that all that is bu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -38,6 +39,7 @@ _transpose, _matrix_transpose, _real, _imag, _squeeze, _expand_dims, _clip, _mat
 _reversed = [
     NumPyCall.create(num_args=1, function="transpose", form=encode([Slot(0)], {}), wide=wide) for wide in (False, True)
 ]
+_FLOAT32 = re.compile(r",\s+dtype=float32")
 _PLAIN = (int, np.integer, slice, type(None), type(Ellipsis))
 
 
@@ -236,7 +238,7 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
         engine.wait_variable(self._storage)
         text = repr(self.asnumpy())
         if self._dtype == np.float32:
-            text = text.replace(", dtype=float32", "")
+            text = _FLOAT32.sub("", text)
         elif "dtype=" not in text and self._dtype != np.bool_:
             text = f"{text[:-1]}, dtype={self._dtype})"
         return text if self.context.device_type == "cpu" else f"{text[:-1]}, ctx={self.context})"

@@ -7,6 +7,7 @@ one form come to is remembered, so that a loop pays for it once.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NoReturn
@@ -28,7 +29,7 @@ from flowmx.ops.registry.operators import Operator, lookup
 from flowmx.semantics import default_float, semantics
 
 __all__ = [
-    "Calls", "arrays_of", "both_modes", "call", "call_waiting", "face", "given_dtype", "ufunc_call", "wrap",
+    "Calls", "arrays_of", "both_modes", "call", "call_waiting", "default_complex", "face", "given_dtype", "ufunc_call", "wrap",
 ]  # fmt: skip
 
 FLOATS = frozenset(np.dtype(each) for each in (np.float16, np.float32, np.float64))
@@ -76,10 +77,6 @@ def given_dtype(value: Any) -> DType | None:
         return None if value is None else BY_NAME[value]
     if isinstance(value, np.dtype) and value in _DTYPES:
         return value
-    if value is float:
-        return default_float()
-    if value is complex:
-        return np.dtype(np.complex128 if semantics.get().dtype else np.complex64)
     if value in ("complex64", "complex128") or value.__class__ is np.dtype or isinstance(value, type):
         try:
             made: DType = np.dtype(value)
@@ -88,6 +85,11 @@ def given_dtype(value: Any) -> DType | None:
         if made in _COMPLEX:
             return made
     return as_dtype(value)
+
+
+def default_complex() -> DType:
+    """The dtype of complex numbers that were given none."""
+    return np.dtype(np.complex128 if semantics.get().dtype else np.complex64)
 
 
 def wrap(content: Any, context: devices.Context | None = None) -> Any:
@@ -115,7 +117,7 @@ def from_host(value: Any, context: devices.Context | None = None) -> Any:
         if made.dtype == np.float64:
             made = made.astype(default_float())
         elif made.dtype == np.complex128:
-            made = made.astype(given_dtype(complex))
+            made = made.astype(default_complex())
     if made.dtype not in BY_NAME.values() and made.dtype not in _COMPLEX:
         raise TypeError(
             f"expected numbers, or lists of them all of one length, got {type(value).__name__} {value!r}"[:300]
@@ -183,6 +185,8 @@ def call(
     ufunc = table.ufunc(function)
     if ufunc is not None and len(args) > ufunc.nin:
         args, out = args[: ufunc.nin], args[ufunc.nin]
+    elif ufunc is None and (at := _place_of_out(function)) < len(args):
+        args, out = [*args[:at], None, *args[at + 1 :]] if len(args) > at + 1 else args[:at], args[at]
     if function == "linalg.norm":
         args, kwargs = [_order(each) for each in args], {name: _order(value) for name, value in kwargs.items()}
     if function == "nan_to_num" and (kwargs.pop("copy", True) and (len(args) < 2 or args[1])) is False:
@@ -202,6 +206,8 @@ def call(
     if "where" in kwargs or where is not None:
         where, kwargs = _mask(where), {name: _mask(v) if name == "where" else v for name, v in kwargs.items()}
     if function in table.SHAPED:
+        if function == "delete" and len(args) > 1 and isinstance(args[1], BaseArray) and args[1]._dtype.kind == "f":
+            args = [args[0], args[1].astype("int64"), *args[2:]]  # type: ignore[attr-defined]
         args = [*args[:1], *(_listed(each) for each in args[1:])]
         kwargs = {name: _listed(value) for name, value in kwargs.items()}
     elif function == "where" and len(args) == 3:
@@ -210,6 +216,11 @@ def call(
         args = [args[0], args[1].astype("int64"), *args[2:]]  # type: ignore[attr-defined]
     context = _context_of(args, kwargs)
     if context is None:
+        if out is None and where is None and args and all(isinstance(each, _NUMBERS) for each in args):
+            if function == "where":
+                return args[1] if args[0] else args[2]
+            if ufunc is not None or function in _OF_NUMBERS:
+                return function_of(np, function)(*args, **kwargs)
         args = _with_array(function, args, kwargs)
         context = _context_of(args, kwargs) or devices.current_context()
     elif table.ufunc(function) is not None:
@@ -259,6 +270,9 @@ _COUNTED = ("gradient", "unstack")
 """Functions that have as many results as the shapes of what they are given say."""
 _AXIS_SECOND = table.names("all any max mean min prod squeeze std sum transpose var")
 """Functions whose second argument is axes, which may be a list."""
+_OF_NUMBERS = table.names("around clip fix isneginf isposinf nan_to_num round")
+"""Functions besides ufuncs that answer a number with NumPy's own, as MXNet's do."""
+_NUMBERS = (bool, int, float, np.generic)
 _INDEXED = ("take", "take_along_axis")
 """Functions that take positions, which are floating numbers where MXNet's are."""
 
@@ -417,6 +431,8 @@ def call_waiting(function: Callable[..., Any] | str, args: Any, kwargs: dict[str
 
             known = gradients.of_waiting(name, args, kwargs, entries) if isinstance(function, str) else None
             core.record(name, known or refusal(name, function), entries, results, len(results), capture(3))
+    if name == "diag_indices_from":  # one array as an operator, as in MXNet
+        made = tuple(made)
     return made if out is None else into(name, made, out, None)
 
 
@@ -590,6 +606,8 @@ def placed(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
     while len(given) < len(names) and names[len(given)] in kwargs:
         name = names[len(given)]
         value = kwargs[name]
+        if name == "out":  # which is written, and no argument
+            break
         if given and not arrays_of(value) and not isinstance(value, (list, np.ndarray)):
             break
         given.append(kwargs.pop(name))
@@ -622,6 +640,13 @@ def _keyed(value: Any, kind: type[Any], cls: type[Any], arrays: list[Any], key: 
 def registered(name: str) -> Elementwise:
     """An elementwise operator of the registry, ready to be called again and again."""
     return Elementwise(lookup(name).create())
+
+
+@cache
+def _place_of_out(function: str) -> int:
+    """The position at which ``out`` may be given; beyond all positions where there is none."""
+    names = names_of(function)
+    return names.index("out") if "out" in names else sys.maxsize
 
 
 @cache

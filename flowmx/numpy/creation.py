@@ -17,7 +17,7 @@ from flowmx.ndarray.array import as_shape
 from flowmx.ndarray.array import full as classic_full
 from flowmx.ndarray.core import BaseArray, invoke
 from flowmx.numpy import calls, table
-from flowmx.numpy.calls import arrays_of, call, face, from_host, given_dtype, wrap
+from flowmx.numpy.calls import arrays_of, call, default_complex, face, from_host, given_dtype, wrap
 from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import lookup
 from flowmx.semantics import default_float, semantics
@@ -179,9 +179,7 @@ def _dtype_of_number(value: Any) -> DType:
         return value.dtype
     if isinstance(value, bool) or (isinstance(value, int) and semantics.get().dtype):
         return np.asarray(value).dtype
-    kind = given_dtype(complex) if isinstance(value, complex) else default_float()
-    assert kind is not None
-    return kind
+    return default_complex() if isinstance(value, complex) else default_float()
 
 
 def _like(value: Any, a: Any, dtype: Any, ctx: Any, device: Any, shape: Any = None, out: Any = None) -> Any:
@@ -249,7 +247,7 @@ def _made(function: str, args: Any, kwargs: dict[str, Any], dtype: Any, ctx: Any
         if kind == np.float64 or (floating and kind.kind in "iu" and not semantics.get().dtype):
             kind = default_float()
         elif kind == np.complex128:
-            kind = given_dtype(complex)
+            kind = default_complex()
     return wrap(content.astype(kind), _context(ctx, device))
 
 
@@ -315,8 +313,8 @@ def tri(N: int, M: int | None = None, k: int = 0, dtype: Any = None, ctx: Any = 
 
 
 def indices(dimensions: Any, dtype: Any = None, ctx: Any = None) -> Any:
-    """The positions of the elements of an array, an array for each axis."""
-    return _made("indices", (dimensions,), {}, dtype or np.int64, ctx, None, False)
+    """The positions of the elements of an array, an array for each axis, in int32 as in MXNet where no dtype is given."""
+    return _made("indices", (dimensions,), {}, dtype or np.int32, ctx, None, False)
 
 
 def hanning(M: int, dtype: Any = None, ctx: Any = None) -> Any:

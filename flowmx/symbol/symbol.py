@@ -470,14 +470,14 @@ class Symbol(Methods):
     __add__ = _binary("_Plus", "_PlusScalar")
     __sub__ = _binary("_Minus", "_MinusScalar")
     __mul__ = _binary("_Mul", "_MulScalar")
-    __truediv__ = _binary("_Div", "_DivScalar")
+    __truediv__ = __div__ = _binary("_Div", "_DivScalar")
     __mod__ = _binary("_Mod", "_ModScalar")
     __pow__ = _binary("_Power", "_PowerScalar")
 
     __radd__ = _binary("_Plus", "_PlusScalar", swapped=True)
     __rsub__ = _binary("_Minus", "_RMinusScalar", swapped=True)
     __rmul__ = _binary("_Mul", "_MulScalar", swapped=True)
-    __rtruediv__ = _binary("_Div", "_RDivScalar", swapped=True)
+    __rtruediv__ = __rdiv__ = _binary("_Div", "_RDivScalar", swapped=True)
     __rmod__ = _binary("_Mod", "_RModScalar", swapped=True)
     __rpow__ = _binary("_Power", "_RPowerScalar", swapped=True)
 
@@ -529,7 +529,7 @@ def call(called: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Symbol:
         kwargs["ctx"] = str(kwargs["ctx"])
     # Attributes such as __layout__ and lr_mult may come as keywords.
     extra = {key: kwargs.pop(key) for key in list(kwargs) if attribute.is_attribute(key)}
-    inputs, parameters = calling.split(cls, args, kwargs, is_symbol)
+    inputs, parameters = calling.split(cls, args, kwargs, is_symbol, partial=True)
     extra |= calling.drop_unknown(cls, parameters)
     return compose(cls, inputs, parameters, label, {**(attributes or {}), **extra}, called)
 
@@ -565,8 +565,6 @@ def compose(
     for argument in names:
         symbol = inputs.get(argument)
         if symbol is None:
-            if cls.variadic and argument not in cls.arguments:
-                raise TypeError(f"{cls.name} {label!r}: input {argument} is missing")
             # MXNet gives such a variable all of its operator's attributes.
             variable = Node(None, f"{label}_{argument}", attributes={**given, **scope}, origin=origin)
             entries.append(Entry(variable, 0))

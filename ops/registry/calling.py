@@ -32,12 +32,17 @@ METHODS = [
 
 
 def split(
-    cls: type[Operator], args: Sequence[Any], kwargs: Mapping[str, Any], is_input: Callable[[Any], bool]
+    cls: type[Operator],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    is_input: Callable[[Any], bool],
+    partial: bool = False,
 ) -> tuple[Inputs, dict[str, Any]]:
     """Sort a call's arguments into inputs by name and parameters.
 
     For an operator with any number of inputs the names are ``arg0``, ``arg1``, ..., and the parameter that
-    counts them is filled in. A parameter given as None is left out where None is none of its values.
+    counts them is filled in; it may count more than are given if the call is partial. A parameter given as None is left
+    out where None is none of its values.
 
     Raises:
         TypeError: too many arguments, one given twice, or something that is no input in an input's place.
@@ -46,7 +51,7 @@ def split(
     if cls.traits.open_ended:
         return _split_open(cls, args, dict(kwargs), is_input)
     if cls.variadic:
-        return _split_variadic(cls, args, parameters, is_input)
+        return _split_variadic(cls, args, parameters, is_input, partial)
     names, order = _order(cls)
     inputs: Inputs = {}
     if parameters:
@@ -101,7 +106,7 @@ def _takes_none(cls: type[Operator], name: str) -> bool:
 
 
 def _split_variadic(
-    cls: type[Operator], args: Sequence[Any], parameters: dict[str, Any], is_input: Callable[[Any], bool]
+    cls: type[Operator], args: Sequence[Any], parameters: dict[str, Any], is_input: Callable[[Any], bool], partial: bool
 ) -> tuple[Inputs, dict[str, Any]]:
     given = list(args)
     if len(given) == 1 and isinstance(given[0], (list, tuple)):
@@ -119,7 +124,8 @@ def _split_variadic(
             raise ArgumentTypeError(f"{cls.name}: input is {_short(value)}, expected {is_input.__name__}")
     times, more = cls.inputs_counted
     parameters.setdefault(cls.variadic, max(0, len(given) - more) // times)
-    if int(parameters[cls.variadic]) * times + more != len(given) and not cls.traits.skips:
+    expected = int(parameters[cls.variadic]) * times + more
+    if not (cls.traits.skips or expected == len(given) or (partial and expected > len(given))):
         raise TypeError(f"{cls.name}: {cls.variadic} is {parameters[cls.variadic]}, but {len(given)} inputs were given")
     return {f"arg{index}": value for index, value in enumerate(given)}, parameters
 
