@@ -520,6 +520,49 @@ def test_shapes_without_axes_or_elements():
             bool(array)
 
 
+def test_numbers_alone_are_answered_by_numpy_as_in_mxnet():
+    for made, expected in [
+        (np.sin(1.0), onp.sin(1.0)), (np.log1p(1e-99), 1e-99), (np.add(1, 2), 3), (np.power(2, 3), 8),
+        (np.isnan(1.0), False), (np.fix(3.7), 3.0), (np.clip(3, 1, 2), 2), (np.nan_to_num(onp.nan), 0.0),
+    ]:  # fmt: skip
+        assert isinstance(made, onp.generic)
+        assert made == expected
+    assert np.where(True, 1, 2) == 1
+    assert isinstance(np.sin(np.array(1.0)), ndarray)
+
+
+def test_float_is_float64_and_positions_are_int32():
+    assert np.zeros(2, dtype=float).dtype == np.arange(3, dtype=float).astype(float).dtype == onp.float64
+    assert np.sum(np.ones(2), dtype=float).dtype == onp.float64
+    assert np.indices((2, 2)).dtype == onp.int32
+    assert [each.tolist() for each in np.diag_indices_from(np.ones((2, 2)))] == [[0, 1], [0, 1]]
+    assert np.delete(np.arange(5.0), np.array([1, 3])).tolist() == [0, 2, 4]
+    assert "float32" not in repr(np.arange(12.0) * 30.0001)
+
+
+@pytest.mark.parametrize(
+    ("function", "args"),
+    [("clip", (1, 2)), ("around", ()), ("cumsum", (1,)), ("sqrt", ()), ("nan_to_num", ()), ("maximum", (2.0,))],
+)
+def test_out_may_be_the_argument_itself(function, args):
+    a = np.array(A) * 3
+    expected = getattr(onp, function)(a.asnumpy(), *args)
+    assert getattr(np, function)(a, *args, out=a) is a
+    onp.testing.assert_allclose(a.asnumpy(), expected, 1e-6)
+
+
+def test_out_may_come_by_position():
+    x = np.array([-onp.inf, 0.0, onp.inf])
+    y = np.array([True, True, True], dtype=bool)
+    assert np.isposinf(x, y) is y
+    assert y.tolist() == [False, False, True]
+    a, products, sums = np.array(A), np.zeros((2, 2)), np.zeros((1, 3))
+    assert np.dot(a, a.T, products) is products
+    onp.testing.assert_allclose(products.asnumpy(), A @ A.T, 1e-6)
+    assert np.sum(a, 0, None, sums, True) is sums
+    onp.testing.assert_allclose(sums.asnumpy(), A.sum(0, keepdims=True), 1e-6)
+
+
 def test_nd_and_np_share_memory_and_history():
     x = mx.nd.array([1, 2])
     x.attach_grad()

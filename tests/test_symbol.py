@@ -324,3 +324,33 @@ def test_debug_str_says_memory():
     net = mx.sym.exp(mx.sym.Variable("x", shape=(1024, 1024)), name="e")
     assert "Op:exp, Name=e" in net.debug_str()
     assert "8.00 MiB" in net.debug_str()
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (lambda: mx.sym.Concat(name="c", num_args=2), ["c_arg0", "c_arg1"]),
+        (lambda: mx.sym.Concat(mx.sym.Variable("a"), name="c", num_args=3), ["a", "c_arg1", "c_arg2"]),
+        (lambda: mx.sym.add_n(name="s", num_args=2), ["s_arg0", "s_arg1"]),
+        (lambda: mx.sym.UpSampling(scale=2, sample_type="nearest", num_args=1, name="u"), ["u_arg0"]),
+    ],
+)
+def test_inputs_that_num_args_counts_become_variables(make, names):
+    assert make().list_arguments() == names
+
+
+def test_more_inputs_than_num_args_counts_are_refused():
+    with pytest.raises(TypeError, match="num_args is 1, but 2 inputs were given"):
+        mx.sym.Concat(mx.sym.Variable("a"), mx.sym.Variable("b"), num_args=1)
+    with pytest.raises(TypeError, match="num_args is 2, but 1 inputs were given"):
+        mx.nd.concat(mx.nd.ones((1, 1)), num_args=2)
+
+
+def test_division_has_its_older_names_too():
+    x = mx.sym.Variable("x")
+    for made in (x.__div__(2), x.__rdiv__(2)):
+        assert made.list_arguments() == ["x"]
+    a = mx.nd.array([2.0, 4.0])
+    assert a.__div__(2).asnumpy().tolist() == [1, 2]
+    assert a.__rdiv__(8).asnumpy().tolist() == [4, 2]
+    assert a.__idiv__(2) is a

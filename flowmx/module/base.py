@@ -236,6 +236,19 @@ class BaseModule(Loops):
         """Labels and outputs of the last forward pass by name, for each device."""
         raise NotImplementedError
 
+    def get_states(self, merge_multi_context: bool = True) -> Any:
+        """List the states that pass from batch to batch: none, unless the module has ``state_names``."""
+        return []
+
+    def set_states(self, states: Any = None, value: float | None = None) -> None:
+        """Set the states; a module without them takes none.
+
+        Raises:
+            ValueError: states, or a value for them, were given.
+        """
+        if states or value is not None:
+            raise ValueError(f"set_states: {type(self).__name__} has no states, so there is nothing to set")
+
     def install_monitor(self, mon: Any) -> None:
         """Let a monitor watch the executors."""
         raise NotImplementedError

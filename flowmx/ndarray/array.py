@@ -77,6 +77,11 @@ class NDArray(Methods, Arithmetic):
         return "default"
 
     @property
+    def writable(self) -> bool:
+        """True: arrays can be written."""
+        return True
+
+    @property
     def T(self) -> NDArray:
         """The array with its axes reversed."""
         return self._call("transpose")

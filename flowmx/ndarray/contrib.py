@@ -19,10 +19,11 @@ __all__ = ["boolean_mask", "cond", "foreach", "isfinite", "isinf", "isnan", "ran
 __all__ += updates.__all__
 
 
-def boolean_mask(data: NDArray, index: NDArray, axis: int = 0) -> NDArray:
+def boolean_mask(data: NDArray, index: NDArray, axis: int = 0, out: NDArray | None = None) -> NDArray:
     """The slices of ``data`` along an axis where ``index`` (one axis) is not 0.
 
-    The shape depends on the content of ``index``, so this blocks until that is there.
+    The shape depends on the content of ``index``, so this blocks until that is there. The result is written into
+    ``out`` where that is given.
 
     Raises:
         ShapeError: the index is not as long as the axis.
@@ -30,7 +31,7 @@ def boolean_mask(data: NDArray, index: NDArray, axis: int = 0) -> NDArray:
     if index.shape != data.shape[axis : axis + 1 or None]:
         raise ShapeError(f"boolean_mask: index has shape {index.shape}, expected ({data.shape[axis]},)")
     kept = array(np.flatnonzero(index.asnumpy()), data.context, np.int64)
-    return cast("NDArray", functions.op("take", data, kept, axis=axis))
+    return cast("NDArray", functions.op("take", data, kept, axis=axis, out=out))
 
 
 def isnan(data: NDArray) -> NDArray:

@@ -103,7 +103,9 @@ def _gain(block, data, params):
     values = data.asnumpy().astype(np.float64)
     axis = block._kwargs.get("axis", 1) % values.ndim
     variances = values.var(axis=tuple(each for each in range(values.ndim) if each != axis))
-    return np.max(np.abs(params["gamma"].asnumpy() if "gamma" in params else 1), initial=1) / np.sqrt(variances.min() + block._kwargs["eps"])
+    return np.max(np.abs(params["gamma"].asnumpy() if "gamma" in params else 1), initial=1) / np.sqrt(
+        variances.min() + block._kwargs["eps"]
+    )
 
 
 def noisy(dtype, seed, tell=lambda greatest: None):
@@ -197,7 +199,9 @@ class Reference:
     def __init__(self, network, dtype, mode):
         self.network, self.dtype = network, dtype
         self.record = mode.run(network, dtype)
-        self._mode = replace(mode, hybridize=None, turns=False, children=False)  # noise is put on what layers give, call by call
+        self._mode = replace(
+            mode, hybridize=None, turns=False, children=False
+        )  # noise is put on what layers give, call by call
         self._calm = self._mode.run(network, dtype) if mode.hybridize is not None else self.record
         self._deviations = dict.fromkeys(self.record, 0.0)
         self._done = 0
