@@ -29,7 +29,8 @@ from flowmx.ops.registry.operators import Operator, lookup
 from flowmx.semantics import default_float, semantics
 
 __all__ = [
-    "Calls", "arrays_of", "both_modes", "call", "call_waiting", "default_complex", "face", "given_dtype", "ufunc_call", "wrap",
+    "Calls", "arrays_of", "both_modes", "call", "call_waiting", "default_complex",
+    "face", "given_dtype", "ufunc_call", "wrap",
 ]  # fmt: skip
 
 FLOATS = frozenset(np.dtype(each) for each in (np.float16, np.float32, np.float64))

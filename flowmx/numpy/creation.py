@@ -313,7 +313,7 @@ def tri(N: int, M: int | None = None, k: int = 0, dtype: Any = None, ctx: Any = 
 
 
 def indices(dimensions: Any, dtype: Any = None, ctx: Any = None) -> Any:
-    """The positions of the elements of an array, an array for each axis, in int32 as in MXNet where no dtype is given."""
+    """The positions of the elements of an array, an array for each axis; int32 by default, as in MXNet."""
     return _made("indices", (dimensions,), {}, dtype or np.int32, ctx, None, False)
 
 

@@ -83,11 +83,12 @@ def arguments(cls: type[Operator], array: str) -> list[str]:
         made += [f"{name}: {array}{suffix}" for name in names]
         optional = optional and bool(names)
     for parameter in cls.parameters.values():
-        counts_inputs = parameter.name == cls.variadic and cls.inputs_counted == (1, 0)
-        if counts_inputs or parameter.name in names:
+        if parameter.name in names:
             continue
         text = f"{parameter.name}: {annotation(parameter)}"
-        if not parameter.required:
+        if parameter.name == cls.variadic and cls.inputs_counted == (1, 0):
+            text += " = ..."
+        elif not parameter.required:
             text += f" = {default(parameter.default)}"
             optional = optional or not (cls.variadic or cls.traits.open_ended)
         elif optional:

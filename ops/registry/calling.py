@@ -199,8 +199,6 @@ def signature(cls: type[Operator], extra: Sequence[str]) -> inspect.Signature:
     else:
         made += [kind(name, style, default=None, annotation=Any) for name in (*cls.arguments, *cls.auxiliary)]
     for parameter in cls.parameters.values():
-        if parameter.name == cls.variadic and cls.inputs_counted == (1, 0):
-            continue
         # A dtype and a device come in many forms.
         annotation = Any if parameter.kind is DType or parameter.name == "ctx" else parameter.kind
         default = None if parameter.required else parameter.default
