@@ -25,7 +25,7 @@ def same(a: Any, b: Any) -> bool:
 
 def almost_equal(
     a: Any, b: Any, rtol: Tolerance = None, atol: Tolerance = None, equal_nan: bool = False,
-    use_broadcast: bool = True,
+    use_broadcast: bool = False,
 ) -> bool:  # fmt: skip
     """Tell whether two arrays are equal within ``rtol·|b| + atol`` everywhere.
 
@@ -35,7 +35,7 @@ def almost_equal(
         rtol: the relative tolerance: a number, a table by dtype, or by default that of their dtype.
         atol: the absolute one.
         equal_nan: NaNs at the same place count as equal.
-        use_broadcast: shapes may differ where they broadcast.
+        use_broadcast: shapes may differ where they broadcast (MXNet's default).
     """
     one, other = on_host(a), on_host(b)
     if one.shape != other.shape and not (use_broadcast and _fit(one, other)):
