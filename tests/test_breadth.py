@@ -57,8 +57,8 @@ def test_every_method_is_offered(owner, made):
 TWINS = {"BatchNorm_v1", "Convolution_v1", "Pooling_v1", "_grad_add"}
 # Operators whose arguments MXNet itself describes wrongly.
 MISDESCRIBED = {"_linspace", "IdentityAttachKLSparseReg"}
-# What the functions for loops and branches make, never a person.
-LOOPS = {"_cond", "_foreach", "_while_loop"}
+# What the functions for loops and branches, and partitioners, make, never a person.
+LOOPS = {"_CachedOp", "_cond", "_foreach", "_while_loop"}
 
 
 @rows("name", [name for name in ARGUMENTS if name in registered()], of=family)

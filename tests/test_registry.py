@@ -81,6 +81,7 @@ ELSEWHERE: dict[str, str] = {
     "_copy_to_device": "made by the placement pass: tests/test_place.py",
     "_constant": "made by constant folding: tests/test_simplify.py",
     **dict.fromkeys(["_foreach", "_while_loop", "_cond"], "with subgraphs: tests/test_control_flow.py"),
+    "_CachedOp": "made by partitioners: tests/test_partition.py",
     "Custom": "the user's own: tests/test_custom.py",
     "_sum_like": "the gradient of broadcasting, checked with every broadcast_*",
     "_cast_like": "the gradient of Cast",

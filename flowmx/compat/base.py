@@ -8,6 +8,7 @@ from typing import Any
 
 from flowmx import download
 from flowmx.errors import MXNetError
+from flowmx.symbol.partition import set_op_names
 
 __all__ = [
     "NDArrayHandle", "NotSupportedForSparseNDArray", "add_fileline_to_docstring", "build_param_doc", "c_array",
@@ -110,6 +111,26 @@ def check_call(ret: int) -> None:
     """
     if ret != 0:
         raise MXNetError(f"a call of a C library has failed with status {ret}")
+
+
+class _Library:
+    """The functions of MXNet's C library that scripts call and that have a meaning here."""
+
+    def MXSetSubgraphPropertyOpNames(self, backend: Any, count: Any, names: Any) -> int:  # noqa: N802
+        """Say which operators the partitioner ``default`` or ``default_v2`` chooses."""
+        set_op_names(py_str(backend.value), [py_str(each) for each in names])
+        return 0
+
+    def MXRemoveSubgraphPropertyOpNames(self, backend: Any) -> int:  # noqa: N802
+        """Have it choose none."""
+        set_op_names(py_str(backend.value), None)
+        return 0
+
+    MXSetSubgraphPropertyOpNamesV2 = MXSetSubgraphPropertyOpNames
+    MXRemoveSubgraphPropertyOpNamesV2 = MXRemoveSubgraphPropertyOpNames
+
+
+_LIB = _Library()
 
 
 def data_dir_default() -> str:

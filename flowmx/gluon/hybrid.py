@@ -87,6 +87,7 @@ class HybridBlock(Block):
         self._flags: dict[str, bool] = {}
         self._compiled: dict[str, Compiled] = {}
         self._op_hooks: list[OpHook] = []
+        self._backend: tuple[str, dict[str, Any]] | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -135,14 +136,15 @@ class HybridBlock(Block):
 
         Args:
             active: compile it.
-            backend: kept for MXNet's scripts: there is one, whose passes always run.
+            backend: the partitioner that changes the graph first (``mx.sym.register_partitioner``); other names are
+                kept for MXNet's scripts.
             clear: compile anew at the next call.
             static_alloc: keep the memory for inner values between calls.
             static_shape: plan for shapes that do not change; they may, which is slower. Needs ``static_alloc``.
             inline_limit: kept for MXNet's scripts.
             forward_bulk_size: kept for MXNet's scripts.
             backward_bulk_size: kept for MXNet's scripts.
-            **kwargs: kept for MXNet's scripts.
+            **kwargs: options for the partitioner.
 
         Raises:
             ValueError: ``static_shape`` without ``static_alloc``.
@@ -157,20 +159,23 @@ class HybridBlock(Block):
             )
         self._active = active
         self._flags = {"static_alloc": static_alloc, "static_shape": static_shape}
+        self._backend = (backend, kwargs) if backend and active else None
         if clear:
             self._clear_cached_op()
         super().hybridize(active, clear=clear, **self._flags)
 
     def optimize_for(
-        self, x: NDArray, *args: Any, backend: str | None = None, clear: bool = False, **kwargs: Any
+        self, x: NDArray, *args: Any, backend: str | None = None, clear: bool = False,
+        partition_if_dynamic: bool = True, **kwargs: Any,
     ) -> None:  # fmt: skip
         """Hybridize, and compile the graph for inputs such as these now, without computing anything.
 
         Args:
             x: an input.
             *args: the others.
-            backend: kept for MXNet's scripts: there is one, whose passes always run.
+            backend: as for :meth:`hybridize`.
             clear: compile anew what is compiled.
+            partition_if_dynamic: kept for MXNet's scripts.
             **kwargs: as for :meth:`hybridize`.
 
         Raises:
@@ -289,11 +294,23 @@ class HybridBlock(Block):
         names = traced.symbol.list_inputs()
         self._warn_of_unused(names, traced.inputs)
         self._finish(params.values(), traced, args)
+        traced = self._partitioned(traced, params)
+        names = traced.symbol.list_inputs()
         position = {name: index for index, name in enumerate(traced.inputs)}
         sources = [position[name] if name in position else params[name] for name in names]
         op = CachedOp(traced.symbol, **self._flags, data_names=traced.inputs)
         self._compiled[_key(given, form)] = made = Compiled(traced, op, sources)
         return made
+
+    def _partitioned(self, traced: Traced, params: Mapping[str, Parameter]) -> Traced:
+        """The graph with the regions that the backend chooses as single nodes."""
+        if self._backend is None:
+            return traced
+        backend, options = self._backend
+        auxiliary = set(traced.symbol.list_auxiliary_states())
+        arrays = {name: param._reduce() for name, param in params.items()}
+        aux = {name: arrays.pop(name) for name in auxiliary if name in arrays}
+        return traced._replace(symbol=traced.symbol.optimize_for(backend, arrays, aux, **options))
 
     def _trace(self, args: tuple[Any, ...]) -> Traced:
         """Compose the graph for inputs that nest as these do."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from flowmx.symbol import contrib, creation, image, linalg, random
 from flowmx.symbol import functions as op
 from flowmx.symbol.creation import *  # noqa: F403
+from flowmx.symbol.partition import Candidate, Partitioner, register_partitioner
 from flowmx.symbol.symbol import Group, Symbol, Variable, load, load_json
 
 var = Variable
@@ -15,7 +16,8 @@ fromjson = load_json
 _internal = op  # MXNet's name for the operators whose names begin with an underscore
 
 __all__ = [
-    "Group", "Symbol", "Variable", "contrib", "fromjson", "image", "linalg", "load", "load_json", "op", "random", "var",
+    "Candidate", "Group", "Partitioner", "Symbol", "Variable", "contrib", "fromjson", "image", "linalg", "load",
+    "load_json", "op", "random", "register_partitioner", "var",
 ]  # fmt: skip
 __all__ += creation.__all__
 

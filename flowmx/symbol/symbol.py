@@ -435,19 +435,45 @@ class Symbol(Methods):
         return self
 
     def get_backend_symbol(self, backend: str) -> Symbol:
-        """This symbol: there is one backend, whose passes run when a symbol is bound.
+        """The graph as a backend has it: a node in the place of each region that its partitioner chooses.
 
         ``"MKLDNN_QUANTIZE"`` makes it ready for quantization, or ends that: layers go together with what follows them.
+        Other names that no partitioner is registered by give this symbol.
         """
+        return self.optimize_for(backend)
+
+    def optimize_for(
+        self, backend: str, args: Any = None, aux: Any = None, ctx: Any = None,
+        shape_dict: Mapping[str, Any] | None = None, type_dict: Mapping[str, Any] | None = None,
+        stype_dict: Mapping[str, str] | None = None, skip_infer: bool = False, **kwargs: Any,
+    ) -> Symbol:  # fmt: skip
+        """As :meth:`get_backend_symbol`, with what the partitioner may want to know.
+
+        Args:
+            backend: its name, as given to ``mx.sym.register_partitioner``.
+            args: arrays for the arguments, a list in their order or a dict by name.
+            aux: arrays for the auxiliary states, likewise.
+            ctx: kept for MXNet's scripts.
+            shape_dict: shapes of further inputs, by name.
+            type_dict: their dtypes.
+            stype_dict: kept for MXNet's scripts.
+            skip_infer: do not look for the shapes and dtypes of nodes.
+            **kwargs: options for the partitioner.
+
+        Raises:
+            MXNetError: the partitioner's replacement of a region does not fit.
+            ValueError: a list has another length than the names.
+            ShapeError, TypeInferenceError: what is given contradicts the graph.
+        """
+        from flowmx.symbol.partition import is_partitioner, partitioned
+
+        if is_partitioner(backend):
+            return type(self)(partitioned(self, backend, args, aux, shape_dict, type_dict, skip_infer, kwargs))
         if backend != "MKLDNN_QUANTIZE":
             return self
         from flowmx.graph.quantizing.fuse import fused
 
         return Symbol(fused(self._entries))
-
-    def optimize_for(self, backend: str, *args: Any, **kwargs: Any) -> Symbol:
-        """This symbol, as :meth:`get_backend_symbol`; the arguments are kept for MXNet's scripts."""
-        return self.get_backend_symbol(backend)
 
     # -- text ------------------------------------------------------------------------------------------
 

@@ -1,0 +1,126 @@
+"""Partitioners: regions of a graph as single nodes, with the same values and gradients."""
+
+import json
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx.symbol.partition import set_op_names
+
+
+def by_name(*names):
+    @mx.sym.register_partitioner("test")
+    class ByName(mx.sym.Partitioner):
+        def select(self, node):
+            return node.op in names
+
+    return ByName
+
+
+def ops(symbol):
+    return [each["op"] for each in json.loads(symbol.tojson())["nodes"] if each["op"] != "null"]
+
+
+def diamond():
+    first = mx.sym.exp(mx.sym.var("data"))
+    return mx.sym.cos(first) + mx.sym.sin(first)
+
+
+def layers():
+    net = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc")
+    net = mx.sym.BatchNorm(net, name="norm", fix_gamma=False)
+    return mx.sym.tanh(net * 2)
+
+
+def trained(symbol, like=None):
+    exe = symbol.simple_bind(mx.cpu(), data=(3, 5))
+    rng = np.random.default_rng(1)
+    for array in (*map(exe.arg_dict.get, sorted(exe.arg_dict)), *map(exe.aux_dict.get, sorted(exe.aux_dict))):
+        array[:] = rng.uniform(0.5, 1, array.shape)
+    out = exe.forward(is_train=True)[0]
+    exe.backward(mx.nd.array(np.arange(out.size).reshape(out.shape)))
+    arrays = {"out": out, **{f"grad {key}": each for key, each in exe.grad_dict.items()}, **exe.aux_dict}
+    return {key: each.asnumpy() for key, each in arrays.items()}
+
+
+@pytest.mark.parametrize(
+    ("net", "names", "count"),
+    [
+        (diamond(), ("exp", "sin", "elemwise_add"), 2),  # with cos outside, one region would read itself
+        (diamond(), ("exp", "sin", "cos", "elemwise_add"), 1),
+        (layers(), ("FullyConnected", "BatchNorm"), 1),
+        (layers(), ("FullyConnected", "tanh"), 2),
+        (layers(), (), 0),
+    ],
+)
+def test_regions_give_the_same(net, names, count):
+    by_name(*names)
+    made = net.optimize_for("test")
+    assert ops(made).count("_CachedOp") == count
+    assert not set(names) & set(ops(made))
+    assert made.list_inputs() == net.list_inputs()
+    assert made.list_auxiliary_states() == net.list_auxiliary_states()
+    loaded = mx.sym.load_json(made.tojson())
+    expected = trained(net)
+    for symbol in (made, loaded):
+        found = trained(symbol)
+        assert expected.keys() == found.keys()
+        for key, value in expected.items():
+            np.testing.assert_allclose(found[key], value, rtol=1e-5, atol=1e-5, err_msg=key)
+
+
+def test_a_partitioner_sees_shapes_reviews_and_replaces():
+    seen = {}
+
+    @mx.sym.register_partitioner("test")
+    class Doubler(mx.sym.Partitioner):
+        def select(self, node):
+            seen[node.op] = node.shapes
+            return node.op in ("exp", "sin")
+
+        def review(self, region, number):
+            return number == 0 or self.options["all"]
+
+        def replace(self, region, inputs):
+            return inputs[0] * 2
+
+    net = mx.sym.sin(mx.sym.cos(mx.sym.exp(mx.sym.var("data"))))
+    made = net.optimize_for("test", {"data": mx.nd.ones((2, 3))}, all=False)
+    assert seen == dict.fromkeys(["exp", "cos", "sin"], ((2, 3),))
+    assert made.eval(data=mx.nd.ones(1))[0].asscalar() == pytest.approx(np.sin(np.cos(2)))
+    assert net.optimize_for("test", all=True).eval(data=mx.nd.ones(1))[0].asscalar() == pytest.approx(2 * np.cos(2))
+
+
+def test_blocks_are_partitioned(tmp_path):
+    by_name("FullyConnected")
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.nn.Dense(4, activation="relu"), mx.gluon.nn.Dense(2))
+    net.initialize()
+    x = mx.nd.ones((2, 3))
+    expected = net(x).asnumpy()
+    net.optimize_for(x, backend="test")
+    np.testing.assert_allclose(net(x).asnumpy(), expected, rtol=1e-6)
+    symbol, params = net.export(tmp_path / "net")
+    assert ops(mx.sym.load(symbol)) == ["_CachedOp", "Activation", "_CachedOp"]
+    again = mx.gluon.SymbolBlock.imports(symbol, ["data"], params)
+    np.testing.assert_allclose(again(x).asnumpy(), expected, rtol=1e-6)
+
+
+def test_default_chooses_by_name():
+    set_op_names("default", ["_plus", "sin"])
+    try:
+        assert ops(diamond().get_backend_symbol("default")) == ["exp", "cos", "_CachedOp"]
+    finally:
+        set_op_names("default", None)
+    assert "_CachedOp" not in ops(diamond().get_backend_symbol("default"))
+
+
+def test_refusals():
+    by_name("exp").replace = lambda self, region, inputs: mx.sym.Group([inputs[0], inputs[0]])
+    with pytest.raises(mx.MXNetError, match=r"2 outputs were returned for a region with 1"):
+        diamond().optimize_for("test")
+    with pytest.raises(TypeError, match=r"subclass of mx\.sym\.Partitioner"):
+        mx.sym.register_partitioner("test")(object)
+    with pytest.raises(ValueError, match=r"args has 0 arrays, expected 1: data"):
+        diamond().optimize_for("test", [])
