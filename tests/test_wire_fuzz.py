@@ -25,7 +25,7 @@ SEARCHES = {
 
 
 async def test_endpoints_take_damaged_conversations():
-    report = await fuzz(blocks=5)
+    report = await fuzz(blocks=8)
     assert report.requests > 500
     assert min(report.statuses[status] for status in (200, 400, 401, 409)) > 20
 
@@ -57,4 +57,4 @@ async def test_the_fuzzer_finds(fault):
 
 async def test_the_fuzzer_finds_a_leak():
     with pytest.raises(AssertionError, match=r"the process grew by \d+ MiB"):
-        await fuzz(blocks=5, seed=1, fault="leak", growth=10 * MIB)
+        await fuzz(blocks=8, seed=1, fault="leak", growth=10 * MIB)

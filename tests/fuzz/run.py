@@ -264,7 +264,7 @@ async def fuzz(seconds=None, blocks=None, seed=None, fault="", growth=GROWTH, at
                 raise AssertionError(await _explained(found, seed, number, block, fault, attempts)) from None
             number += 1
             share = (time.monotonic() - start) / seconds if seconds else number / blocks
-            if base is None and share >= STEADY:
+            if base is None and share >= STEADY and number >= len(KINDS):  # each kind has its buffers by then
                 await target.ask("renew")
                 base = await target.ask("measure")
             if number % 50 == 0:
