@@ -257,3 +257,38 @@ def test_a_group_of_updates_holds_only_for_its_arrays_and_operators():
     other = mx.nd.ones((3,))
     with autograd.record(), pytest.raises(mx.MXNetError, match="recorded"):
         update([0, 1], [grad, grad], [weight, other])
+
+
+@pytest.mark.parametrize("second", [False, True])
+@pytest.mark.parametrize("label", ["float32", "int64"])
+def test_the_cross_entropy_of_small_rows_is_one_operator(label, second, monkeypatch):
+    from flowmx.gluon.loss import SoftmaxCrossEntropyLoss
+
+    rng = np.random.default_rng(0)
+    logits, weight = (mx.nd.array(rng.standard_normal(shape), dtype="float64") for shape in ((6, 5), (6,)))
+    classes = mx.nd.array(rng.integers(-1, 6, 6), dtype=label)  # those outside are clipped
+    ops = counted(monkeypatch, core, "invoke", lambda op, *rest: op.name)
+    monkeypatch.setattr("flowmx.ndarray.functions.invoke", core.invoke)
+
+    def gradients():
+        ops.clear()
+        logits.attach_grad()
+        weight.attach_grad()
+        with autograd.record():
+            loss = total = SoftmaxCrossEntropyLoss()(logits, classes)
+            names = list(ops)
+            total = total * weight
+            if second:
+                (found,) = autograd.grad(total.sum(), [logits], create_graph=True)
+                total = (found * found * found).sum()
+        total.backward()
+        return names, [each.asnumpy() for each in (loss, logits.grad, weight.grad)]
+
+    names, found = gradients()
+    assert names == ["_class_cross_entropy"]
+    monkeypatch.setattr(SoftmaxCrossEntropyLoss, "_is_one_operator", lambda *_: False)
+    names, expected = gradients()
+    assert names[:2] == ["log_softmax", "pick"]
+    np.testing.assert_array_equal(found[0], expected[0])
+    for one, other in zip(found[1:], expected[1:], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)

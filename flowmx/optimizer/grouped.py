@@ -54,7 +54,7 @@ def operator_of(name: str, parameters: tuple[tuple[str, Any], ...]) -> Operator:
     return lookup(name).create(**dict(parameters))
 
 
-_LIGHT_BYTES = LIGHT_BYTES << 2
+_LIGHT_BYTES = LIGHT_BYTES << 1
 """Bytes that updates may touch and still run at their push, once they have run: to hand them to a worker costs more."""
 
 
