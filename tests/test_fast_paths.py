@@ -325,3 +325,39 @@ def test_the_kernels_of_small_calls_are_bound_once(name, parameters, shapes, mon
         known(run, inputs, found)
     np.testing.assert_array_equal(found[0], expected[0])
     np.testing.assert_array_equal(turned[0], expected[0])
+
+
+@pytest.mark.parametrize("second", [False, True])
+@pytest.mark.parametrize("kind", ["relu", "sigmoid", "tanh", "softrelu", "softsign"])
+def test_a_dense_layer_and_its_activation_are_one_operator(kind, second, monkeypatch):
+    layer = mx.gluon.nn.Dense(5, activation=kind, in_units=4, use_bias=kind != "relu")
+    layer.initialize(mx.init.Normal(0.7))
+    layer.cast("float64")
+    data = mx.nd.array(np.random.default_rng(0).standard_normal((3, 4)), dtype="float64")
+    ops = counted(monkeypatch, core, "invoke", lambda op, *rest: op.name)
+    monkeypatch.setattr("flowmx.ndarray.functions.invoke", core.invoke)
+
+    def gradients():
+        data.attach_grad()
+        ops.clear()
+        with autograd.record():
+            out = layer(data)
+            names, loss = list(ops), (out * out).sum()
+            if second:
+                (found,) = autograd.grad(loss, [data], create_graph=True)
+                loss = (found * found * found).sum()
+        loss.backward()
+        grads = [param.grad() for param in layer.collect_params().values()] if not second else [layer.weight.grad()]
+        return names, [each.asnumpy() for each in (out, data.grad, *grads)]
+
+    names, found = gradients()
+    assert names == ["_dense"]
+    hook = layer.act.register_forward_hook(lambda *_: None)
+    names, expected = gradients()
+    hook.detach()
+    assert names == ["FullyConnected", "Activation"]
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    layer.hybridize()
+    names, _ = gradients()
+    assert "_dense" not in names
