@@ -70,6 +70,24 @@ def test_regions_give_the_same(net, names, count):
             np.testing.assert_allclose(found[key], value, rtol=1e-5, atol=1e-5, err_msg=key)
 
 
+@pytest.mark.parametrize("names", [("sin",), ("Convolution",), ("sin", "Convolution")])
+def test_shapes_flow_back_through_regions(names):
+    weight = mx.sym.sin(mx.sym.var("weight", shape=(1, 0, 2, 2)))
+    net = mx.sym.Convolution(mx.sym.var("data"), weight, no_bias=True, kernel=(2, 2), num_filter=1)
+    by_name(*names)
+    made = net.optimize_for("test")
+    assert "_CachedOp" in ops(made)
+    assert made.infer_shape(data=(2, 3, 5, 5)) == ([(2, 3, 5, 5), (1, 3, 2, 2)], [(2, 1, 4, 4)], [])
+
+
+def test_what_reads_nothing_stays_outside_of_regions():
+    by_name("_zeros", "elemwise_add", "exp")
+    net = mx.sym.exp(mx.sym.var("data") + mx.sym.zeros((0, 3)))
+    made = net.optimize_for("test")
+    assert ops(made) == ["_zeros", "_CachedOp"]
+    assert made.infer_shape(data=(2, 3))[1] == [(2, 3)]
+
+
 def test_a_partitioner_sees_shapes_reviews_and_replaces():
     seen = {}
 

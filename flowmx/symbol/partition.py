@@ -187,7 +187,8 @@ def partitioned(
         variables = [node for node in nodes if node.op is None]
         shapes = infer_shapes(nodes, {each: tuple(known[each.name]) for each in variables if each.name in known})
         dtypes = partial_types(nodes, {each: as_dtype(kinds[each.name]) for each in variables if each.name in kinds})
-    chosen = [node for node in nodes if node.op is not None and partitioner.select(_candidate(node, shapes, dtypes))]
+    # The shape of what reads nothing, such as zeros, may come from its users.
+    chosen = [node for node in nodes if node.inputs and partitioner.select(_candidate(node, shapes, dtypes))]
     entries, now = list(symbol._entries), {node: node for node in nodes}
     for number, region in enumerate(regions(nodes, chosen)):
         new = _contracted(entries, {now[node] for node in region}, partitioner, number)
