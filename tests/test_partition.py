@@ -134,6 +134,56 @@ def test_default_chooses_by_name():
     assert "_CachedOp" not in ops(diamond().get_backend_symbol("default"))
 
 
+def test_an_unknown_backend_is_warned_of_once_a_line():
+    net, x = mx.gluon.nn.Dense(2), mx.nd.ones((1, 3))
+    net.initialize()
+    expected = net(x).asnumpy()
+    net.hybridize(backend="defualt")
+    calls = [
+        lambda: diamond().optimize_for("defualt"),
+        lambda: net(x),
+    ]
+    for call in calls:
+        with pytest.warns(UserWarning, match=r"no partitioner 'defualt', only default.*: the graph stays") as caught:
+            [call() for _ in range(2)]
+        assert len(caught) == 1
+    np.testing.assert_array_equal(net(x).asnumpy(), expected)
+    assert ops(diamond().optimize_for("MKLDNN")) == ops(diamond())
+    with pytest.raises(mx.MXNetError, match=r"no partitioner 'defualt'.*did you mean 'default'"):
+        diamond().get_backend_symbol("defualt")
+
+
+def test_a_setting_partitions_what_is_bound():
+    inside = []
+    by_name("exp", "sin").review = lambda self, region, number: inside.append(region.list_inputs()) or True
+    first, second = mx.sym.var("first"), mx.sym.var("second")
+    # Within a region with two outputs, the variables of the second come before others of the graph.
+    net = mx.sym.Group([mx.sym.exp(first) * mx.sym.var("factor"), mx.sym.sin(mx.sym.exp(first) + second)])
+    plain = net.simple_bind(mx.cpu(), first=(2,), factor=(2,), second=(2,))
+    assert not inside
+    with mx.settings.override(subgraph_backend="test"):
+        exe = net.simple_bind(mx.cpu(), first=(2,), factor=(2,), second=(2,))
+        bound = net.bind(mx.cpu(), exe.arg_arrays, exe.grad_arrays)
+    assert len(inside) == 6
+    assert list(exe.arg_dict) == list(bound.arg_dict) == net.list_arguments()
+    for each in (plain, bound, exe.reshape(first=(2,), factor=(2,), second=(2,))):
+        for number, array in enumerate(each.arg_arrays):
+            array[:] = number + 1
+        each.forward(is_train=True)
+        each.backward([mx.nd.ones(2), mx.nd.ones(2)])
+        for found, wanted in zip((*each.outputs, *each.grad_arrays), (*plain.outputs, *plain.grad_arrays), strict=True):
+            np.testing.assert_allclose(found.asnumpy(), wanted.asnumpy(), rtol=1e-6)
+    with mx.settings.override(subgraph_backend="other"), pytest.warns(UserWarning, match=r"no partitioner 'other'"):
+        net.simple_bind(mx.cpu(), first=(2,), factor=(2,), second=(2,))
+
+
+def test_what_is_sparse_stays_outside():
+    by_name("dot", "cast_storage", "exp")
+    net = mx.sym.exp(mx.sym.dot(mx.sym.var("data", stype="csr"), mx.sym.var("weight")))
+    assert ops(net.optimize_for("test")) == ["dot", "_CachedOp"]
+    assert "_CachedOp" not in ops(mx.sym.cast_storage(mx.sym.var("data"), stype="csr").optimize_for("test"))
+
+
 def test_refusals():
     by_name("exp").replace = lambda self, region, inputs: mx.sym.Group([inputs[0], inputs[0]])
     with pytest.raises(mx.MXNetError, match=r"2 outputs were returned for a region with 1"):

@@ -136,8 +136,8 @@ class HybridBlock(Block):
 
         Args:
             active: compile it.
-            backend: the partitioner that changes the graph first (``mx.sym.register_partitioner``); other names are
-                kept for MXNet's scripts.
+            backend: the partitioner that changes the graph first (``mx.sym.register_partitioner``); an unknown one is
+                warned of when the graph is compiled.
             clear: compile anew at the next call.
             static_alloc: keep the memory for inner values between calls.
             static_shape: plan for shapes that do not change; they may, which is slower. Needs ``static_alloc``.
@@ -182,7 +182,7 @@ class HybridBlock(Block):
             ValueError: ``backend`` is missing, as in MXNet.
         """
         if not backend:
-            raise ValueError("optimize_for: backend is missing: give any name, such as 'flowmx', or call hybridize()")
+            raise ValueError("optimize_for: backend is missing: give that of a partitioner, or call hybridize()")
         self.hybridize(True, backend, clear, **kwargs)
         given, form = flatten(
             (x, *args), NDArray, f"hybridized {type(self).__name__} {self.name!r}: inputs", optional=True

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from flowmx.engine import capture
+from flowmx.engine.origin import warn_user
 from flowmx.errors import MXNetError
 from flowmx.graph.infer import infer_shapes, partial_types
 from flowmx.graph.node import Entry, Node, topological
+from flowmx.graph.storage import declared
 from flowmx.graph.subgraph import Body
 from flowmx.ops.control.region import Region
 from flowmx.ops.registry.dtypes import as_dtype
@@ -20,7 +22,7 @@ from flowmx.ops.registry.operators import lookup
 from flowmx.suggestions import did_you_mean
 from flowmx.symbol.symbol import Symbol
 
-__all__ = ["Candidate", "Partitioner", "partitioned", "register_partitioner", "set_op_names"]
+__all__ = ["Candidate", "Partitioner", "optimized", "register_partitioner", "set_op_names"]
 
 
 class Candidate(NamedTuple):
@@ -145,9 +147,43 @@ def set_op_names(backend: str, names: Iterable[str] | None) -> None:
         _op_names[backend] = list(names)
 
 
-def is_partitioner(backend: Any) -> bool:
-    """Tell whether a partitioner is registered by that name."""
-    return backend in _known
+_FUSED = "MKLDNN_QUANTIZE"
+_BUILT_IN = (_FUSED, "MKLDNN", "NONE")
+"""MXNet's names for what the passes do here by themselves, beside the one for quantization."""
+_warned: set[tuple[str, int]] = set()
+
+
+def check_backend(backend: Any) -> None:
+    """Raise where a backend is unknown.
+
+    Raises:
+        MXNetError: there is no such partitioner.
+    """
+    if backend not in _known and backend not in _BUILT_IN:
+        raise MXNetError(
+            f"there is no partitioner {backend!r}, only {', '.join(_known)}{did_you_mean(str(backend), _known)}"
+        )
+
+
+def optimized(symbol: Symbol, backend: str, *given: Any) -> Symbol:
+    """The graph as a backend has it; where that is unknown, the graph as it is, and a warning for each line.
+
+    Args:
+        symbol: the graph.
+        backend: its name.
+        *given: as for :func:`partitioned`.
+    """
+    if backend in _known:
+        return type(symbol)(partitioned(symbol, backend, *given))
+    if backend == _FUSED:
+        from flowmx.graph.quantizing.fuse import fused
+
+        return Symbol(fused(symbol._entries))
+    try:
+        check_backend(backend)
+    except MXNetError as error:
+        warn_user(f"{error}: the graph stays as it is", _warned)
+    return symbol
 
 
 def partitioned(
@@ -158,7 +194,7 @@ def partitioned(
 
     Args:
         symbol: the graph.
-        backend: a registered name.
+        backend: the name of a partitioner.
         args: arrays by name, or a list in the order of ``list_arguments``.
         aux: the same of ``list_auxiliary_states``.
         shape_dict: shapes of further inputs.
@@ -167,14 +203,10 @@ def partitioned(
         options: for the partitioner.
 
     Raises:
-        MXNetError: there is no such backend, or a replacement has another number of outputs.
+        MXNetError: a replacement has another number of outputs.
         ValueError: a list of arrays has another length than the names.
         ShapeError, TypeInferenceError: what is given contradicts the graph.
     """
-    if backend not in _known:
-        raise MXNetError(
-            f"there is no partitioner {backend!r}, only {', '.join(_known)}{did_you_mean(backend, _known)}"
-        )
     arrays = _named("args", args, symbol.list_arguments()), _named("aux", aux, symbol.list_auxiliary_states())
     partitioner = _known[backend](*arrays, options or {})
     nodes = topological(symbol._entries)
@@ -187,8 +219,7 @@ def partitioned(
         variables = [node for node in nodes if node.op is None]
         shapes = infer_shapes(nodes, {each: tuple(known[each.name]) for each in variables if each.name in known})
         dtypes = partial_types(nodes, {each: as_dtype(kinds[each.name]) for each in variables if each.name in kinds})
-    # The shape of what reads nothing, such as zeros, may come from its users.
-    chosen = [node for node in nodes if node.inputs and partitioner.select(_candidate(node, shapes, dtypes))]
+    chosen = [node for node in nodes if _may_be_inside(node) and partitioner.select(_candidate(node, shapes, dtypes))]
     entries, now = list(symbol._entries), {node: node for node in nodes}
     for number, region in enumerate(regions(nodes, chosen)):
         new = _contracted(entries, {now[node] for node in region}, partitioner, number)
@@ -203,6 +234,18 @@ def _named(what: str, arrays: Any, names: Sequence[str]) -> dict[str, Any]:
     if len(arrays) != len(names):
         raise ValueError(f"optimize_for: {what} has {len(arrays)} arrays, expected {len(names)}: {', '.join(names)}")
     return dict(zip(names, arrays, strict=True))
+
+
+def _may_be_inside(node: Node) -> bool:
+    """Tell whether a region can have a node.
+
+    The shape of what reads nothing, such as zeros, may come from its users; the values of a region have shapes that are
+    known beforehand, and are dense.
+    """
+    traits = None if node.op is None else node.op.traits
+    if traits is None or not node.inputs or traits.dynamic or traits.sparse:
+        return False
+    return all(declared(entry.node) == "default" for entry in node.inputs if entry.node.is_variable)
 
 
 def _candidate(node: Node, shapes: Mapping[Entry, Any], dtypes: Mapping[Entry, Any]) -> Candidate:
