@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import flowmx as mx
-from flowmx.symbol.partition import set_op_names
+from flowmx.symbol.backends import set_op_names
 
 
 def by_name(*names):

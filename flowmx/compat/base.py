@@ -8,7 +8,7 @@ from typing import Any
 
 from flowmx import download
 from flowmx.errors import MXNetError
-from flowmx.symbol.partition import set_op_names
+from flowmx.symbol.backends import set_op_names
 
 __all__ = [
     "NDArrayHandle", "NotSupportedForSparseNDArray", "add_fileline_to_docstring", "build_param_doc", "c_array",

@@ -310,7 +310,14 @@ class HybridBlock(Block):
         auxiliary = set(traced.symbol.list_auxiliary_states())
         arrays = {name: param._reduce() for name, param in params.items()}
         aux = {name: arrays.pop(name) for name in auxiliary if name in arrays}
-        return traced._replace(symbol=traced.symbol.optimize_for(backend, arrays, aux, **options))
+        made = traced.symbol.optimize_for(backend, arrays, aux, **options)
+        added = [name for name in made.list_inputs() if name not in params and name not in traced.inputs]
+        if added:
+            raise ValueError(
+                f"{type(self).__name__} {self.name!r}: the backend {backend!r} adds the variables {', '.join(added)}, "
+                "and may use a block's parameters alone: change its symbol instead, and make a SymbolBlock of that"
+            )
+        return traced._replace(symbol=made)
 
     def _trace(self, args: tuple[Any, ...]) -> Traced:
         """Compose the graph for inputs that nest as these do."""

@@ -1,16 +1,15 @@
 """Partitioners: classes that choose regions of a graph, each of which becomes one node.
 
 Regions are convex: no path leaves one and comes back, so that the nodes in their places depend on each other in no
-circle. ``default`` and ``default_v2`` choose operators by name, as MXNet's backends of these names do.
+circle. ``backends.py`` knows them by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from flowmx.engine import capture
-from flowmx.engine.origin import warn_user
 from flowmx.errors import MXNetError
 from flowmx.graph.infer import infer_shapes, partial_types
 from flowmx.graph.node import Entry, Node, topological
@@ -18,11 +17,9 @@ from flowmx.graph.storage import declared
 from flowmx.graph.subgraph import Body
 from flowmx.ops.control.region import Region
 from flowmx.ops.registry.dtypes import as_dtype
-from flowmx.ops.registry.operators import lookup
-from flowmx.suggestions import did_you_mean
 from flowmx.symbol.symbol import Symbol
 
-__all__ = ["Candidate", "Partitioner", "optimized", "register_partitioner", "set_op_names"]
+__all__ = ["Candidate", "Partitioner", "partitioned", "regions"]
 
 
 class Candidate(NamedTuple):
@@ -85,132 +82,27 @@ class Partitioner:
 
 _GROUP = ("ctx_group", "__ctx_group__")
 """Attributes that say which device a node is for: a region is for one."""
-P = TypeVar("P", bound=type[Partitioner])
-_known: dict[str, type[Partitioner]] = {}
-_op_names: dict[str, list[str]] = {}
-
-
-def register_partitioner(backend: Any) -> Callable[[P], P]:
-    """Register a class of partitioners as a backend of ``optimize_for`` and ``hybridize``; a decorator.
-
-    Args:
-        backend: its name; a class registered by it before is replaced.
-
-    Raises:
-        TypeError: the name is no text, or the class no :class:`Partitioner`.
-    """
-    if not isinstance(backend, str) or not backend:
-        raise TypeError(f"register_partitioner: the backend is {backend!r}, expected a name")
-
-    def register(cls: Any) -> Any:
-        if not (isinstance(cls, type) and issubclass(cls, Partitioner)):
-            raise TypeError(f"register_partitioner: {cls!r} was given, expected a subclass of mx.sym.Partitioner")
-        _known[backend] = cls
-        return cls
-
-    return register
-
-
-@register_partitioner("default")
-class _ByName(Partitioner):
-    """Choose operators by name, as `set_op_names` says."""
-
-    backend = "default"
-
-    def __init__(self, args: Mapping[str, Any], aux: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-        super().__init__(args, aux, options)
-        self._names = {_canonical(each) for each in _op_names.get(self.backend, ())}
-
-    def select(self, node: Candidate) -> bool:
-        return node.op in self._names
-
-
-@register_partitioner("default_v2")
-class _ByNameToo(_ByName):
-    """The same under another name."""
-
-    backend = "default_v2"
-
-
-def _canonical(called: str) -> str:
-    try:
-        return lookup(called).name
-    except AttributeError:
-        return called
-
-
-def set_op_names(backend: str, names: Iterable[str] | None) -> None:
-    """Say which operators ``default`` or ``default_v2`` choose; None: no longer any."""
-    if names is None:
-        _op_names.pop(backend, None)
-    else:
-        _op_names[backend] = list(names)
-
-
-_FUSED = "MKLDNN_QUANTIZE"
-_BUILT_IN = (_FUSED, "MKLDNN", "NONE")
-"""MXNet's names for what the passes do here by themselves, beside the one for quantization."""
-_warned: set[tuple[str, int]] = set()
-
-
-def check_backend(backend: Any) -> None:
-    """Raise where a backend is unknown.
-
-    Raises:
-        MXNetError: there is no such partitioner.
-    """
-    if backend not in _known and backend not in _BUILT_IN:
-        raise MXNetError(
-            f"there is no partitioner {backend!r}, only {', '.join(_known)}{did_you_mean(str(backend), _known)}"
-        )
-
-
-def optimized(symbol: Symbol, backend: str, *given: Any) -> Symbol:
-    """The graph as a backend has it; where that is unknown, the graph as it is, and a warning for each line.
-
-    Args:
-        symbol: the graph.
-        backend: its name.
-        *given: as for :func:`partitioned`.
-    """
-    if backend in _known:
-        return type(symbol)(partitioned(symbol, backend, *given))
-    if backend == _FUSED:
-        from flowmx.graph.quantizing.fuse import fused
-
-        return Symbol(fused(symbol._entries))
-    try:
-        check_backend(backend)
-    except MXNetError as error:
-        warn_user(f"{error}: the graph stays as it is", _warned)
-    return symbol
 
 
 def partitioned(
-    symbol: Symbol, backend: str, args: Any = None, aux: Any = None, shape_dict: Mapping[str, Any] | None = None,
-    type_dict: Mapping[str, Any] | None = None, skip_infer: bool = False, options: Mapping[str, Any] | None = None,
+    symbol: Symbol, partitioner: Partitioner, shape_dict: Mapping[str, Any] | None = None,
+    type_dict: Mapping[str, Any] | None = None, skip_infer: bool = False,
 ) -> list[Entry]:  # fmt: skip
-    """The graph with the regions that a backend chooses as single nodes.
+    """The graph with the regions that a partitioner chooses as single nodes.
 
     Args:
         symbol: the graph.
-        backend: the name of a partitioner.
-        args: arrays by name, or a list in the order of ``list_arguments``.
-        aux: the same of ``list_auxiliary_states``.
+        partitioner: it, with its arrays.
         shape_dict: shapes of further inputs.
         type_dict: their dtypes.
         skip_infer: do not look for shapes and dtypes of nodes.
-        options: for the partitioner.
 
     Raises:
         MXNetError: a replacement has another number of outputs.
-        ValueError: a list of arrays has another length than the names.
         ShapeError, TypeInferenceError: what is given contradicts the graph.
     """
-    arrays = _named("args", args, symbol.list_arguments()), _named("aux", aux, symbol.list_auxiliary_states())
-    partitioner = _known[backend](*arrays, options or {})
     nodes = topological(symbol._entries)
-    given = {**arrays[0], **arrays[1]}
+    given = {**partitioner.args, **partitioner.aux}
     shapes: Mapping[Entry, Any] = {}
     dtypes: Mapping[Entry, Any] = {}
     if not skip_infer:
@@ -226,14 +118,6 @@ def partitioned(
         entries, moved = _moved(entries, new)
         now = {node: moved.get(at, at) for node, at in now.items()}
     return entries
-
-
-def _named(what: str, arrays: Any, names: Sequence[str]) -> dict[str, Any]:
-    if arrays is None or isinstance(arrays, Mapping):
-        return {key: each for key, each in (arrays or {}).items() if each is not None}
-    if len(arrays) != len(names):
-        raise ValueError(f"optimize_for: {what} has {len(arrays)} arrays, expected {len(names)}: {', '.join(names)}")
-    return dict(zip(names, arrays, strict=True))
 
 
 def _may_be_inside(node: Node) -> bool:

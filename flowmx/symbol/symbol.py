@@ -443,7 +443,7 @@ class Symbol(Methods):
         Raises:
             MXNetError: the backend is unknown.
         """
-        from flowmx.symbol.partition import check_backend
+        from flowmx.symbol.backends import check_backend
 
         check_backend(backend)
         return self.optimize_for(backend)
@@ -473,9 +473,11 @@ class Symbol(Methods):
             ValueError: a list has another length than the names.
             ShapeError, TypeInferenceError: what is given contradicts the graph.
         """
-        from flowmx.symbol.partition import optimized
+        from flowmx.symbol.backends import optimized
 
-        return optimized(self, backend, args, aux, shape_dict, type_dict, skip_infer, kwargs)
+        return optimized(
+            self, backend, args, aux, kwargs, shape_dict=shape_dict, type_dict=type_dict, skip_infer=skip_infer
+        )
 
     # -- text ------------------------------------------------------------------------------------------
 
