@@ -42,10 +42,10 @@ class Onnxruntime(mx.sym.Partitioner):
 
     def review(self, region: mx.sym.Symbol, number: int) -> bool:
         operators = set(region.get_internals().list_outputs()) - set(region.list_inputs())
-        return len(operators) >= self.options.get("smallest", 2)
+        return len(operators) >= int(self.options.get("smallest", 2))
 
     def replace(self, region: mx.sym.Symbol, inputs: list[mx.sym.Symbol]) -> mx.sym.Symbol:
-        named = dict(zip(region.list_inputs(), inputs, strict=True))
+        named: dict[str, Any] = dict(zip(region.list_inputs(), inputs, strict=True))
         return mx.sym.Custom(**named, op_type="onnxruntime_region", graph=region.tojson())
 
 
@@ -149,10 +149,10 @@ async def main(epochs: int, seed: int) -> None:
         order = np.random.default_rng([seed, epoch]).permutation(len(images))
         loss = await train_epoch(net, trainer, images, labels, order, batch_size=64)
         print(f"epoch {epoch}: loss {loss:.4f}")
-    images = mx.nd.array(test_images)
-    right, theirs = await accuracy(net, test_images, test_labels), net(images).softmax()
+    asked = mx.nd.array(test_images)
+    right, theirs = await accuracy(net, test_images, test_labels), net(asked)
     net.hybridize()
-    difference = (theirs - net(images).softmax()).abs().max()
+    difference = (theirs.softmax() - net(asked).softmax()).abs().max()
     await difference
     print(f"regions that onnxruntime runs: {sum(each is not None for each in Region.sessions.values())}")
     print(f"largest difference of a probability: {difference.asscalar():.1e}")

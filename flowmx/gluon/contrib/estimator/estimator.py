@@ -282,13 +282,11 @@ def _completed(given: Any, made: Sequence[events.EventHandler], known: list[Eval
 
 
 class _Waits(Protocol):
-    """The waiting strategy of the training coroutine: blocking, or awaiting.
+    """The waiting strategy of the training coroutine: blocking, or awaiting."""
 
-    Attributes:
-        iterates: the methods by one of which it can iterate over data.
-    """
-
-    iterates: tuple[str, ...]
+    @property
+    def iterates(self) -> Sequence[str]:
+        """The methods by one of which it can iterate over data."""
 
     def batches(self, data: Any) -> AsyncIterator[Any]:
         """The batches of a source, from its beginning."""
