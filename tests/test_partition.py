@@ -1,5 +1,7 @@
 """Partitioners: regions of a graph as single nodes, with the same values and gradients."""
 
+import ctypes
+import importlib
 import json
 
 import numpy as np
@@ -132,6 +134,18 @@ def test_default_chooses_by_name():
     finally:
         set_op_names("default", None)
     assert "_CachedOp" not in ops(diamond().get_backend_symbol("default"))
+    assert ops(diamond().optimize_for("default", op_names=["cos"])) == ["exp", "_CachedOp", "sin", "elemwise_add"]
+
+
+def test_default_by_handles():
+    base = importlib.import_module("flowmx.compat.base")
+    out, names = base.SymbolHandle(), ["exp", "sin"]
+    with pytest.raises(mx.MXNetError, match="the handle is empty"):
+        mx.sym.Symbol(out)
+    given = diamond().handle, base.c_str("default"), base.mx_uint(2), base.c_str_array(names), ctypes.byref(out)
+    base.check_call(base._LIB.MXBuildSubgraphByOpNames(*given))
+    assert ops(mx.sym.Symbol(out)) == ops(diamond().optimize_for("default", op_names=names))
+    assert ops(mx.sym.Symbol(out)).count("_CachedOp") == 1
 
 
 def test_an_unknown_backend_is_warned_of_once_a_line():

@@ -83,13 +83,13 @@ def _registering(function: str, backend: Any, fits: Callable[[Any], bool], expec
 
 @register_partitioner("default")
 class _ByName(Partitioner):
-    """Choose operators by name, as `set_op_names` says."""
+    """Choose operators by name, as the option ``op_names`` says, or else `set_op_names`."""
 
     backend = "default"
 
     def __init__(self, args: Mapping[str, Any], aux: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         super().__init__(args, aux, options)
-        self._names = {_canonical(each) for each in _op_names.get(self.backend, ())}
+        self._names = {_canonical(each) for each in options.get("op_names", _op_names.get(self.backend, ()))}
 
     def select(self, node: Candidate) -> bool:
         return node.op in self._names
