@@ -9,6 +9,7 @@ import pytest
 
 import flowmx as mx
 from flowmx.symbol.backends import set_op_names
+from flowmx.symbol.partition import inlined
 
 
 def by_name(*names):
@@ -196,6 +197,33 @@ def test_what_is_sparse_stays_outside():
     net = mx.sym.exp(mx.sym.dot(mx.sym.var("data", stype="csr"), mx.sym.var("weight")))
     assert ops(net.optimize_for("test")) == ["dot", "_CachedOp"]
     assert "_CachedOp" not in ops(mx.sym.cast_storage(mx.sym.var("data"), stype="csr").optimize_for("test"))
+
+
+def test_regions_are_inlined_again():
+    by_name("exp", "sin", "elemwise_add")
+    once = diamond().optimize_for("test")
+    by_name("_CachedOp", "cos")
+    twice = once.optimize_for("test")
+    assert ops(twice) == ["_CachedOp"]
+    assert ops(mx.sym.Symbol(inlined(twice._entries))) == ops(diamond())
+
+
+def test_regions_are_written_as_onnx(tmp_path):
+    pytest.importorskip("onnx")
+    by_name("FullyConnected", "BatchNorm", "tanh")
+    path, x = str(tmp_path / "net.onnx"), mx.nd.ones((3, 5))
+    rng = np.random.default_rng(0)
+    made = layers().optimize_for("test")
+    arguments, _, auxiliary = made.infer_shape(data=x.shape)
+    names = [*made.list_arguments(), *made.list_auxiliary_states()]
+    shapes = zip(names, [*arguments, *auxiliary], strict=True)
+    params = {name: mx.nd.array(rng.uniform(0.5, 1, shape)) for name, shape in shapes}
+    del params["data"]
+    mx.onnx.export_model(made, params, [x.shape], onnx_file_path=path)
+    symbol, args, aux = mx.onnx.import_model(path)
+    found = symbol.bind(mx.cpu(), {"data": x, **args}, aux_states=aux).forward()[0]
+    bound = layers().bind(mx.cpu(), {"data": x, **params}, aux_states=params)
+    np.testing.assert_allclose(found.asnumpy(), bound.forward()[0].asnumpy(), rtol=1e-5)
 
 
 def test_refusals():

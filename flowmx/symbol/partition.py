@@ -19,7 +19,7 @@ from flowmx.ops.control.region import Region
 from flowmx.ops.registry.dtypes import as_dtype
 from flowmx.symbol.symbol import Symbol
 
-__all__ = ["Candidate", "Partitioner", "partitioned", "regions"]
+__all__ = ["Candidate", "Partitioner", "inlined", "partitioned", "regions"]
 
 
 class Candidate(NamedTuple):
@@ -260,3 +260,25 @@ def _moved(entries: Sequence[Entry], new: Mapping[Entry, Entry]) -> tuple[list[E
         if inputs != node.inputs:
             made[node] = node.over(inputs)
     return [moved(entry) for entry in entries], made
+
+
+def inlined(entries: Sequence[Entry], inputs: Mapping[Entry, Entry] | None = None) -> list[Entry]:
+    """The graph with the operators of regions in their places.
+
+    Args:
+        entries: the graph's outputs.
+        inputs: the entries that stand for its variables, where some do.
+    """
+    moved = dict(inputs or {})
+    for node in topological(entries):
+        if node.op is None:
+            continue
+        read = tuple([moved.get(entry, entry) for entry in node.inputs])
+        if isinstance(node.op, Region):
+            (body,) = node.op.subgraphs
+            found = inlined(body.entries, dict(zip([Entry(each, 0) for each in body.variables], read, strict=True)))
+        else:
+            made = node if read == node.inputs else node.over(read)
+            found = [Entry(made, index) for index in range(node.outputs())]
+        moved.update((Entry(node, index), entry) for index, entry in enumerate(found))
+    return [moved.get(entry, entry) for entry in entries]
