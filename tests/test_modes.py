@@ -86,7 +86,7 @@ def test_every_public_layer_is_drawn():
 
 ZOO_MODES = [
     "imperative", "hybridized", "static shape", "mirrored", "executor", "module", "imported", "two devices, hybridized",
-    "simulated, hybridized", "float64, imported", "float16, hybridized", "bfloat16, imported",
+    "simulated, hybridized", "partitioned, imported", "float64, imported", "float16, hybridized", "bfloat16, imported",
 ]  # fmt: skip
 
 

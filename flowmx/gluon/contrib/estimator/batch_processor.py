@@ -18,8 +18,9 @@ class BatchProcessor:
     """Computes batches of data and labels, split over the devices; override its methods for others."""
 
     def _get_data_and_label(self, batch: Any, ctx: Sequence[Context], batch_axis: int = 0) -> tuple[Parts, Parts]:
-        if hasattr(batch, "label"):  # of a mx.io.DataIter
-            batch = (batch.data[0], batch.label[0])
+        if not isinstance(batch, (list, tuple)) or len(batch) < 2:
+            given = f"an array of shape {batch.shape}" if hasattr(batch, "shape") else repr(batch)
+            raise ValueError(f"Estimator: a batch is {given}, expected a list or tuple of data and label")
         data, label = (split_and_load(part, ctx, batch_axis) for part in (batch[0], batch[1]))
         return data, label
 
