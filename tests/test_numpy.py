@@ -205,6 +205,32 @@ def test_functions_and_gradients_are_numpys():
     assert not failures, "\n".join(failures)
 
 
+OF_NUMBERS = [
+    ("clip", (3, None, 2), {}), ("clip", (3.5, 4, None), {}), ("clip", (3,), {"a_min": 4, "a_max": None}),
+    ("clip", (True, None, 1), {}), ("ldexp", (3, 4), {}), ("ldexp", (3.0, -1), {}), ("ldexp", (onp.float32(3), 2), {}),
+    *(("nan_to_num", (each,), {"copy": False}) for each in (3, 2.5, True, onp.nan, -onp.inf)),
+    ("nan_to_num", (onp.inf, False), {"posinf": 2.0}), ("around", (3.456, 2), {}), ("hypot", (3, 4), {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "args", "kwargs"), OF_NUMBERS)
+def test_functions_of_numbers_answer_numpys_numbers(name, args, kwargs):
+    found = getattr(np, name)(*args, **kwargs)
+    if name == "nan_to_num":  # NumPy 2 makes no array of a number without a copy
+        args, kwargs = args[:1], {**kwargs, "copy": True}
+    expected = getattr(onp, name)(*args, **kwargs)
+    assert type(found) is type(expected)
+    assert found == expected
+
+
+def test_what_is_no_number_among_numbers():
+    assert np.clip(3, a_min=[1, 4], a_max=9).asnumpy().tolist() == [3, 4]
+    with pytest.raises(TypeError, match="out is list"):
+        np.nan_to_num([1.0, onp.nan], copy=False)
+    with pytest.raises(ValueError, match="axis -1 is out of bounds for array of dimension 0"):
+        np.sort(3)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_products_with_zeros_in_another_dtype(dtype):
     x = np.array(Z, dtype=dtype)
