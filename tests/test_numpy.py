@@ -205,6 +205,23 @@ def test_functions_and_gradients_are_numpys():
     assert not failures, "\n".join(failures)
 
 
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("cumsum", (B, 1, None)), ("around", (B, 1)), ("fix", (B,)), ("isposinf", (B,)), ("sum", (B, 1, None)),
+        ("max", (B, 0)), ("mean", (B, 0, None)), ("argmax", (B, 1)), ("concatenate", ([A, B], 1)), ("dot", (A, B.T)),
+        ("all", (B, 0)), ("trace", (B, 0, 0, 1, None)), ("stack", ([A, B], 0)), ("median", (B, 0)), ("outer", (A, B)),
+        ("clip", (B, 0.4, 1)), ("exp", (B,)), ("add", (A, B)),
+    ],
+)  # fmt: skip
+def test_an_array_for_the_results_is_written_at_each_call(name, args):
+    expected = getattr(onp, name)(*args)
+    for _ in range(3):
+        out = np.zeros(expected.shape, dtype=expected.dtype)
+        assert getattr(np, name)(*(_ours(each, []) for each in args), out) is out
+        onp.testing.assert_allclose(out.asnumpy(), expected)
+
+
 OF_NUMBERS = [
     ("clip", (3, None, 2), {}), ("clip", (3.5, 4, None), {}), ("clip", (3,), {"a_min": 4, "a_max": None}),
     ("clip", (True, None, 1), {}), ("ldexp", (3, 4), {}), ("ldexp", (3.0, -1), {}), ("ldexp", (onp.float32(3), 2), {}),

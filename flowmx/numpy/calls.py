@@ -528,7 +528,8 @@ class Calls:
         self._function = function
         self._known: dict[Any, Any] = {}
         ufunc = table.ufunc(function)
-        self._is_ready = _READY.get(function) if ufunc is None else lambda args, _: len(args) <= ufunc.nin
+        self._most = ufunc.nin if ufunc is not None else _place_of_out(function)
+        self._is_ready = _READY.get(function) if ufunc is None else None
         self._shares = function in parts.SHARING
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -564,7 +565,7 @@ class Calls:
                 key.append((bool, value))
             elif kind is cls or not _keyed(value, kind, cls, arrays, key):
                 return self._sorted_out(args, kwargs)
-        if not arrays or (self._is_ready is not None and not self._is_ready(args, arrays)):
+        if not arrays or len(args) > self._most or (self._is_ready is not None and not self._is_ready(args, arrays)):
             return self._sorted_out(args, kwargs)
         whole = tuple(key)
         known = self._known.get(whole)
