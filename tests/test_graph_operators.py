@@ -113,7 +113,7 @@ def test_neighbors_come_by_their_probabilities():
 
 
 def drawn_sets(degree, neighbors, chances=None, rows=6000):
-    """How often each set of neighbors comes, of vertices of equal degree that are sampled at once."""
+    """The count of each set of neighbors, of vertices of equal degree that are sampled at once."""
     count = rows + degree
     parts = (
         np.arange(rows * degree),

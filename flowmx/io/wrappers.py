@@ -194,7 +194,7 @@ class _Calls:
         self._ended = False
 
     async def make(self, function: Callable[..., Any], *args: Any) -> Any:
-        """What the function returns or raises; nothing, once the program ends."""
+        """The result or the error of the function; nothing, once the program ends."""
         answer = asyncio.get_running_loop().create_future()
         self._answers.add(answer)
         if self._ended:  # looked at once end() can see the answer

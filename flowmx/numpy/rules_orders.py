@@ -153,7 +153,7 @@ def _nancumprod(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **ot
 
 
 def _without_initial(g: Any, axis: int, others: dict[str, Any]) -> Any:
-    """What belongs to the elements, without the sum or product of none of them that may come first."""
+    """The part of the elements, without the sum or product of none of them that may come first."""
     if not others.get("include_initial"):
         return g
     return part(g, (slice(None),) * (axis % g.ndim) + (slice(1, None),))
