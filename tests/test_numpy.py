@@ -227,6 +227,7 @@ OF_NUMBERS = [
     ("clip", (True, None, 1), {}), ("ldexp", (3, 4), {}), ("ldexp", (3.0, -1), {}), ("ldexp", (onp.float32(3), 2), {}),
     *(("nan_to_num", (each,), {"copy": False}) for each in (3, 2.5, True, onp.nan, -onp.inf)),
     ("nan_to_num", (onp.inf, False), {"posinf": 2.0}), ("around", (3.456, 2), {}), ("hypot", (3, 4), {}),
+    ("flip", (3,), {}), ("unravel_index", (1621, (6, 7, 8, 9)), {}),
 ]  # fmt: skip
 
 

@@ -217,7 +217,7 @@ def call(
         args = [args[0], args[1].astype("int64"), *args[2:]]  # type: ignore[attr-defined]
     context = _context_of(args, kwargs)
     if context is None:
-        if out is None and where is None and _are_numbers(args):
+        if out is None and where is None and _are_numbers(args[:1] if function == "unravel_index" else args):
             if function == "where":
                 return args[1] if args[0] else args[2]
             if ufunc is not None or (function in _OF_NUMBERS and not any(map(np.ndim, kwargs.values()))):
@@ -271,7 +271,7 @@ _COUNTED = ("gradient", "unstack")
 """Functions that have as many results as the shapes of what they are given say."""
 _AXIS_SECOND = table.names("all any max mean min prod squeeze std sum transpose var")
 """Functions whose second argument is axes, which may be a list."""
-_OF_NUMBERS = table.names("around clip fix isneginf isposinf ldexp nan_to_num round")
+_OF_NUMBERS = table.names("around clip fix flip isneginf isposinf ldexp nan_to_num round unravel_index")
 """Functions besides ufuncs that answer a number with NumPy's own, as MXNet's do."""
 _NUMBERS = (bool, int, float, np.generic)
 _INDEXED = ("take", "take_along_axis")
