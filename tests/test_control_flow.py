@@ -274,3 +274,37 @@ def test_an_error_inside_names_its_node():
     with pytest.raises(KeyError, match="mine") as caught:
         out.simple_bind(mx.cpu(), x=(3, 2), s=(2,)).forward()[0].wait_to_read()
     assert "in node 'culprit'" in "\n".join(caught.value.__notes__)
+
+
+def gradients(symbol, **given):
+    executor = symbol.simple_bind(mx.cpu(), **{name: array.shape for name, array in given.items()})
+    outputs = executor.forward(is_train=True, **given)
+    executor.backward([mx.nd.ones(out.shape) for out in outputs])
+    return {name: array.asnumpy() for name, array in executor.grad_dict.items()}
+
+
+def test_two_loops_over_the_same_data_keep_their_gradients_apart():
+    data = mx.sym.var("data")
+    doubled, _ = mx.sym.contrib.foreach(lambda x, states: (x * 2, states), data, [])
+    squared, _ = mx.sym.contrib.foreach(lambda x, states: (x * x, states), data, [])
+    values = mx.nd.array([[1.0, 2.0], [3.0, 4.0]])
+    found = gradients(doubled + squared, data=values)
+    np.testing.assert_allclose(found["data"], 2 + 2 * values.asnumpy())
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_slices_of_vectors_have_one_element(hybrid):
+    class Sums(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, data, state):
+            return F.contrib.foreach(lambda x, s: (x * s, s + x), data, state)
+
+    net = Sums()
+    net.hybridize(hybrid)
+    data, state = mx.nd.array([1, 2, 3]), mx.nd.array([1])
+    data.attach_grad()
+    with mx.autograd.record():
+        outputs, last = net(data, state)
+    outputs.backward()
+    assert (outputs.shape, last.shape) == ((3, 1), (1,))
+    np.testing.assert_allclose(outputs.asnumpy()[:, 0], [1, 4, 12])
+    np.testing.assert_allclose(data.grad.asnumpy(), [6, 5, 4])
