@@ -194,6 +194,10 @@ class Symbol(Methods):
             replacements[key] = value._entries[0]
         return Symbol(self._replace(replacements, new_name))
 
+    def _compose(self, *args: Symbol, **kwargs: Any) -> None:
+        """As calling the symbol, which becomes the result itself; arguments and errors are the same."""
+        self._entries, self._order = self(*args, **kwargs)._entries, None
+
     def _replace(self, replacements: Mapping[str, Entry], new_name: str | None) -> list[Entry]:
         moved: dict[Node, Node] = {}
 
