@@ -26,7 +26,7 @@ NAMED = {
         "what MXNet's list_loss_output_functions answers",
     ),
     "graph/passes/fold.py": ({"relu"}, "an activation's name, which layers take as a parameter"),
-    "graph/passes/fuse.py": ({"relu"}, "likewise"),
+    "graph/passes/fuse.py": ({"relu", "clip"}, "likewise"),
     "graph/passes/notes.py": ({"max"}, "a kind of pooling"),
     "graph/storage.py": (
         {

@@ -43,7 +43,6 @@ class Int8(Fused, no_gradient=True):
     """
 
     then: Literal["", "relu", "leaky", "clip"] = option("", "The activation in the end.")  # type: ignore[assignment]
-    top: float = option(0.0, "The largest result, of clip; the least is 0.")
     factor: float = option(1.0, "What the addend is multiplied by.")
     unsigned: bool = option(False, "The data is uint8.")
     made: Literal["int32", "int8", "uint8", "float32"] = option("int32", "The dtype of the output.")
@@ -76,9 +75,7 @@ class Int8(Fused, no_gradient=True):
             values += given.bias.reshape(column)
         if self.added:
             values += xp.multiply(given.addend, np.float32(self.factor), dtype=np.float32)
-        if self.then == "clip":
-            xp.clip(values, 0, np.float32(self.top), out=values)
-        elif self.then:
+        if self.then:
             compute(self.activation(), run, [values], [values])
         if out.dtype == FLOAT32:
             xp.copyto(out, values)
