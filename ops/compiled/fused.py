@@ -119,6 +119,11 @@ class Fused(Operator, hidden=True):
         if self.then:
             self.activation().forward(run, [out], [out])
 
+    @property
+    def edge(self) -> float:
+        """The number that the activation takes: the slope of leaky, the upper end of clip; 0 for others."""
+        return float({"leaky": self.slope, "clip": self.top}.get(self.then, 0.0))
+
     def activation(self) -> Operator:
         """The operator that computes the activation."""
         if self.then == "leaky":

@@ -24,7 +24,7 @@ class Ends(NamedTuple):
 
     Attributes:
         bias, scaled, added, then: the parts that it has, as :class:`flowmx.ops.compiled.fused.Fused` names them.
-        slope: the activation's slope below 0; of clip its upper end (:func:`slope_of`).
+        slope: the activation's slope below 0; of clip its upper end.
         vectors: the element type of bias and scale.
         mask: for layers on bytes, whose scale is part of the product, the weight's axes that it goes along, as bits.
         addend: the element type of what is added, where it is not the output's.
@@ -90,13 +90,8 @@ class Ends(NamedTuple):
 PLAIN = Ends()
 
 
-def slope_of(op: Any) -> float:
-    """The number that an operator's activation takes; 0 where it takes none."""
-    return float({"leaky": op.slope, "clip": op.top}.get(op.then, 0.0)) if getattr(op, "then", "") else 0.0
-
-
 def ends_of(op: Any, *given: Geometry) -> Ends:
     """The epilogue of an operator, plain or fused, for what it is given besides data and weight."""
     scaled, added = getattr(op, "scaled", False), getattr(op, "added", False)
     vectors = [each.dtype for each in given[: len(given) - added]]
-    return Ends(not op.no_bias, scaled, added, getattr(op, "then", ""), slope_of(op), *vectors[:1])
+    return Ends(not op.no_bias, scaled, added, getattr(op, "then", ""), getattr(op, "edge", 0.0), *vectors[:1])

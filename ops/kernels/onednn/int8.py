@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from flowmx.ops.kernels.onednn.convolution import Forward, grouped, packed_filters
-from flowmx.ops.kernels.onednn.ends import Ends, slope_of
+from flowmx.ops.kernels.onednn.ends import Ends
 from flowmx.ops.kernels.onednn.kernel import Kernel
 from flowmx.ops.kernels.onednn.layers import Pack
 from flowmx.ops.kernels.onednn.layouts import (
@@ -86,7 +86,7 @@ def _packed(rows: int, weight: Geometry, data: DType, out: DType) -> Desc:
 def _ends(op: Int8, mask: int, *addend: Geometry) -> Ends:
     """The epilogue of a layer, whose scales lie along some axes of its weight."""
     kind = addend[0].dtype if addend else None
-    return Ends(not op.no_bias, op.scaled, op.added, op.then, slope_of(op), DType.F32, mask, kind, op.factor)
+    return Ends(not op.no_bias, op.scaled, op.added, op.then, op.edge, DType.F32, mask, kind, op.factor)
 
 
 def _data(op: Int8) -> DType:
