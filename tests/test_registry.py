@@ -60,6 +60,10 @@ ELSEWHERE: dict[str, str] = {
     "_contrib_boolean_mask": "its shape is not known before: tests/test_like_mxnet_gluon.py",
     **dict.fromkeys(["_pack_Convolution", "_pack_FullyConnected"], "made by the packing pass: tests/test_pack.py"),
     **dict.fromkeys(
+        ["_quantize_linear", "_dequantize_linear", "_dequantize_constant", "_linear_ends"],
+        "made of ONNX's conversions: tests/test_onnx_bytes.py",
+    ),
+    **dict.fromkeys(
         [
             "_settled_filters",
             "_whole_filters",

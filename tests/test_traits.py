@@ -59,6 +59,7 @@ NAMED = {
         },
         "whose gradients MXNet calls dense, of no rule that could be asked; and what makes a dense copy",
     ),
+    "graph/passes/join_bytes.py": ({"relu", "clip", "max", "pad"}, "activations, a kind of pooling, a parameter"),
     "graph/quantizing/fuse.py": ({"relu"}, "an activation's name"),
     "graph/passes/settle.py": ({"sum"}, "an input's name"),
 }

@@ -170,7 +170,7 @@ def _grown(rewriter: Rewriter, layer: Node, readers: dict[Entry, Node], taken: s
 
 def _acts(group: _Group, user: Node) -> bool:
     """Tell whether a node is an activation that the layer's kernel can apply; if so, note it in the group."""
-    kind = _activation(user)
+    kind = activation_of(user)
     if not kind or kind not in _THEN:
         return False
     group.then, group.slope = kind, getattr(user.op, "slope", group.slope)
@@ -235,7 +235,7 @@ def _relus(rewriter: Rewriter) -> dict[Node, Node]:
         if not node.inputs or type(node.inputs[0].node.op) is not BatchNorm:
             continue
         source = node.inputs[0]
-        if source.index == 0 and _activation(node) == "relu" and rewriter.uses[source] == 1:
+        if source.index == 0 and activation_of(node) == "relu" and rewriter.uses[source] == 1:
             found[source.node] = node
     return found
 
@@ -275,7 +275,7 @@ def _parameters(op: Operator) -> dict[str, Any]:
     return {name: getattr(op, name) for name in op.attributes()}
 
 
-def _activation(node: Node) -> str:
+def activation_of(node: Node) -> str:
     """Which activation a node is; empty where it is none."""
     op: Any = node.op
     if type(op) in (Activation, LeakyReLU):
