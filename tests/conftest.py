@@ -79,6 +79,12 @@ def new_python(monkeypatch):
     monkeypatch.setattr(warm.Popen, "server", None)
 
 
+@pytest.fixture
+def whole_endings(monkeypatch):
+    """Python processes that end as new interpreters do, for tests of how programs end."""
+    monkeypatch.setattr(warm.Popen, "ends_whole", True)
+
+
 @pytest.fixture(autouse=True)
 def new_python_in_soak(request):
     """Let the soak tests start real interpreters, as users do."""
