@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.usefixtures("one_thread_a_kernel")
-
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 

@@ -17,6 +17,8 @@ from flowmx.graph.infer import infer_types, known_shapes
 from flowmx.graph.planning import slices
 from flowmx.graph.reports.unfolded import sliced
 
+pytestmark = pytest.mark.usefixtures("two_threads_a_kernel")
+
 S = mx.sym
 
 
