@@ -259,7 +259,7 @@ def test_new_values_parameters_and_shapes():
         executor.arg_dict["data"][:] = 0.3
         executor.aux_dict[symbol.list_auxiliary_states()[0]][:] = 0.1
     for one, other in zip(results_of_another_run(parts), results_of_another_run(whole), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
     with settings.override(exec_slice=2):
         parts = parts.reshape(data=(7, 3, 8, 8), softmax_label=(7,), allow_up_sizing=True)
     whole = whole.reshape(data=(7, 3, 8, 8), softmax_label=(7,), allow_up_sizing=True)
@@ -268,7 +268,7 @@ def test_new_values_parameters_and_shapes():
     ((_, op),) = sliced(parts.plan)
     assert op.batch == (7, 2)
     for one, other in zip(results_of_another_run(parts), results_of_another_run(whole), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("static_shape", [False, True])

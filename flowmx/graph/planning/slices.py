@@ -143,7 +143,8 @@ def _parts(graph: Graph, node: Node) -> BatchParts | None:
     inputs = [graph.shapes[entry] for entry in node.inputs]
     if not all(map(math.prod, (*inputs, *outputs))):
         return None
-    return op.batch_parts(inputs, outputs)
+    parts = op.batch_parts(inputs, outputs)
+    return None if parts is None or parts.sums else parts
 
 
 def _rows(graph: Graph, member: Member) -> list[int]:
