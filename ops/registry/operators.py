@@ -413,6 +413,10 @@ class Operator:
         """True where the forward really draws random numbers in this mode; ``uses_random`` is that it may."""
         return self.traits.uses_random
 
+    def skip_draws(self, run: Run, outputs: Sequence[Shape]) -> None:
+        """Draw the random numbers of a forward that makes outputs of these shapes, and let go of them."""
+        raise NotImplementedError(f"{self.name} draws other numbers for a part of the batch")
+
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         """Complete the shapes: from what is known of the inputs, all that follows of inputs and outputs.
 

@@ -111,6 +111,8 @@ class Traits:
         dynamic: the outputs' shapes follow from the content of inputs, so that graphs of it can not be planned.
         detached: it runs the user's own code, which may push and wait, so that it gets threads of its own.
         uses_random: the forward may draw from the device's generator, which is then a variable that it writes.
+        draws_by_part: what it draws for a part of the batch is that part of what it draws for the whole, which
+            ``Operator.skip_draws`` passes over.
         mode_matters: training mode changes what the forward computes.
         no_gradient: no gradient flows through it (comparisons, argmax, samplers).
         is_loss: an output layer whose gradient ignores the head gradient (SoftmaxOutput).
@@ -146,6 +148,7 @@ class Traits:
     dynamic: bool = False
     detached: bool = False
     uses_random: bool = False
+    draws_by_part: bool = False
     mode_matters: bool = False
     no_gradient: bool = False
     is_loss: bool = False
