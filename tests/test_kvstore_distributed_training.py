@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 import flowmx as mx
 from flowmx import autograd, gluon
@@ -34,6 +33,8 @@ OPTIMIZERS = {
 @functools.cache
 def digits():
     """Images of 1x8x8 and labels: 1,437 to train on, 360 to test with."""
+    from sklearn.datasets import load_digits  # half a second in each process that collects the tests
+
     found = load_digits()
     images = (found.images / 16).astype(np.float32)[:, None]
     order = np.random.default_rng(1).permutation(len(images))
