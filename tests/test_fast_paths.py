@@ -292,3 +292,72 @@ def test_the_cross_entropy_of_small_rows_is_one_operator(label, second, monkeypa
     np.testing.assert_array_equal(found[0], expected[0])
     for one, other in zip(found[1:], expected[1:], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
+
+
+SMALL = [
+    *[("Activation", {"act_type": kind}, [(3, 4)]) for kind in ("relu", "sigmoid", "tanh", "softsign", "softrelu")],
+    *[("_backward_Activation", {"act_type": kind}, [(3, 4)] * 2) for kind in ("relu", "sigmoid", "tanh", "softsign")],
+    ("log_softmax", {}, [(3, 4)]),
+    ("log_softmax", {"axis": 0}, [(3, 4)]),
+    ("FullyConnected", {"num_hidden": 5}, [(3, 4), (5, 4), (5,)]),
+    ("Pooling", {"kernel": (2, 2), "stride": (2, 2), "pool_type": "max"}, [(1, 2, 6, 4)]),
+    ("Pooling", {"kernel": (2, 2), "pool_type": "max", "layout": "NHWC"}, [(1, 6, 4, 2)]),
+    ("_backward_Pooling", {"kernel": (2, 2), "pool_type": "max"}, [(1, 2, 5, 3), (1, 2, 6, 4), (1, 2, 5, 3)]),
+]
+
+
+@pytest.mark.parametrize(("name", "parameters", "shapes"), SMALL)
+def test_the_kernels_of_small_calls_are_bound_once(name, parameters, shapes, monkeypatch):
+    op, rng = lookup(name).create(**parameters), np.random.default_rng(0)
+    inputs = [rng.standard_normal(shape).astype("float32") for shape in shapes]
+    run = core.run_on(devices.get(mx.cpu()), True)
+    spec = op.spec(tuple(shapes), (np.dtype("float32"),) * len(shapes))
+    if name == "_backward_Pooling":  # the output is the data's
+        forward = lookup("Pooling").create(**parameters)
+        forward.forward(run, [inputs[1]], [inputs[2]])
+    expected, found, turned = ([np.empty(spec.shapes[0], "float32")] for _ in range(3))
+    op.forward(run, inputs, expected)
+    known = core.forward_of_call(op, spec, devices.get(mx.cpu()), [(each.shape, each.dtype) for each in inputs])
+    lying_otherwise = [np.asfortranarray(each) for each in inputs]
+    known(run, lying_otherwise, turned)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(op), "forward", None)
+        known(run, inputs, found)
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_array_equal(turned[0], expected[0])
+
+
+@pytest.mark.parametrize("second", [False, True])
+@pytest.mark.parametrize("kind", ["relu", "sigmoid", "tanh", "softrelu", "softsign"])
+def test_a_dense_layer_and_its_activation_are_one_operator(kind, second, monkeypatch):
+    layer = mx.gluon.nn.Dense(5, activation=kind, in_units=4, use_bias=kind != "relu")
+    layer.initialize(mx.init.Normal(0.7))
+    layer.cast("float64")
+    data = mx.nd.array(np.random.default_rng(0).standard_normal((3, 4)), dtype="float64")
+    ops = counted(monkeypatch, core, "invoke", lambda op, *rest: op.name)
+    monkeypatch.setattr("flowmx.ndarray.functions.invoke", core.invoke)
+
+    def gradients():
+        data.attach_grad()
+        ops.clear()
+        with autograd.record():
+            out = layer(data)
+            names, loss = list(ops), (out * out).sum()
+            if second:
+                (found,) = autograd.grad(loss, [data], create_graph=True)
+                loss = (found * found * found).sum()
+        loss.backward()
+        grads = [param.grad() for param in layer.collect_params().values()] if not second else [layer.weight.grad()]
+        return names, [each.asnumpy() for each in (out, data.grad, *grads)]
+
+    names, found = gradients()
+    assert names == ["_dense"]
+    hook = layer.act.register_forward_hook(lambda *_: None)
+    names, expected = gradients()
+    hook.detach()
+    assert names == ["FullyConnected", "Activation"]
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    layer.hybridize()
+    names, _ = gradients()
+    assert "_dense" not in names
