@@ -176,16 +176,85 @@ def test_passes_apart_and_a_second_backward_pass():
     same(results(small), expected)
 
 
-def test_forward_and_backward_on_their_own_compute_again_what_they_can():
+# -- passes apart ---------------------------------------------------------------------------------------------
+
+
+def wide_first(dropped=0.0):
+    """Layers whose values become smaller, as in networks on images."""
+    x = S.var("data")
+    for filters in (4, 8, 16):
+        for _ in range(2):
+            x = S.relu(S.Convolution(x, num_filter=filters, kernel=(3, 3), pad=(1, 1)))
+        x = S.Pooling(S.Dropout(x, p=dropped) if dropped else x, kernel=(2, 2), stride=(2, 2), pool_type="max")
+    return S.SoftmaxOutput(S.FullyConnected(x, num_hidden=5), S.var("label"), name="softmax")
+
+
+@pytest.mark.parametrize("dropped", [0.0, 0.3])
+@pytest.mark.parametrize("request_", ["write", "add"])
+def test_each_pass_has_slices_of_its_own_where_they_are_apart(request_, dropped):
+    net, examples = wide_first(dropped), {"data": (3, 16, 16), "label": ()}
+    whole = bound(net, examples, {}, 8, request=request_)
+    budget = whole.plan.internal_bytes() * (55 if dropped else 40) // 100
+    small = bound(net, examples, {}, 8, budget, request=request_, exec_check=True)
+
+    def apart(executor):
+        mx.random.seed(5)
+        executor.forward(is_train=True)
+        executor.backward()
+        arrays = [*executor.outputs, *[each for each in executor.grad_arrays if each is not None]]
+        return [each.asnumpy() for each in arrays] + [mx.nd.random.uniform(shape=3).asnumpy()]
+
+    expected = apart(whole)
+    same(apart(small), expected)
+    plan = small._modes[True].plan
+    assert plan.internal_bytes() <= budget
+    first, second = (op for _, op in sliced(plan))
+    assert first.batch == second.batch
+    small.backward()  # what was used up is computed again
+    if request_ == "write":
+        same([each.asnumpy() for each in small.grad_arrays if each is not None], expected[1:-1])
+
+
+def test_hybridized_blocks_train_in_a_budget():
+    def trained(budget):
+        mx.random.seed(2)
+        net = mx.gluon.nn.HybridSequential()
+        for filters in (4, 8, 16):
+            net.add(mx.gluon.nn.Conv2D(filters, 3, padding=1, activation="relu"), mx.gluon.nn.MaxPool2D())
+        net.add(mx.gluon.nn.Dense(4))
+        net.initialize(mx.init.Xavier())
+        rng = np.random.default_rng(0)
+        x = mx.nd.array(rng.normal(size=(8, 3, 32, 32)))
+        x.attach_grad()
+        loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+        with mx.engine.using(exec_memory_budget=budget):
+            net.hybridize(static_alloc=True)
+            with mx.autograd.record():
+                out = loss(net(x), mx.nd.array(rng.integers(0, 4, 8)))
+            out.backward()
+            gradients = [each.grad().asnumpy() for each in net.collect_params().values()]
+        return [out.asnumpy(), x.grad.asnumpy(), *gradients], plans(net)
+
+    expected, (plan,) = trained(0)
+    found, (small,) = trained(plan.internal_bytes() * 45 // 100)
+    assert len(sliced(small)) == 2
+    assert small.internal_bytes() <= 0.45 * plan.internal_bytes()
+    same(found, expected)
+
+
+def plans(net):
+    """The plans of a hybridized block."""
+    return [each.pool.results.plan for each in net._cached_op._compiled.values()]
+
+
+def test_values_are_computed_again_where_that_is_cheap():
     x = S.var("data")
     for _ in range(12):
         x = S.tanh(S.FullyConnected(x, num_hidden=16))
-    executor = bound(S.SoftmaxOutput(x, S.var("label")), {"data": (16,), "label": ()}, {}, 64)
+    net, examples = S.SoftmaxOutput(x, S.var("label")), {"data": (16,), "label": ()}
+    executor = bound(net, examples, {}, 64)
     expected = results(executor)[:-1]
-    small = bound(
-        S.SoftmaxOutput(x, S.var("label")), {"data": (16,), "label": ()}, {}, 64,
-        executor.plan.internal_bytes() * 65 // 100,
-    )  # fmt: skip
+    small = bound(net, examples, {}, 64, executor.plan.internal_bytes() * 65 // 100)
     small.forward(is_train=True)
     small.backward()
     same([each.asnumpy() for each in [*small.outputs, *small.grad_arrays] if each is not None], expected)

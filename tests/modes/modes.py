@@ -185,6 +185,10 @@ MODES = {
     "executor, sliced": Mode(runners.Bound, settings={"exec_slice": 1}, **SYMBOLIC),
     # Gradients of slices are summed in another order.
     "executor, budget": Mode(runners.Joint, budgets=(0.1, 0.25, 0.5, 0.7), **SYMBOLIC),
+    "executor, budget, passes apart": Mode(runners.Apart, budgets=(0.15, 0.3, 0.5, 0.7), **SYMBOLIC),
+    "executor, budget, passes apart, checked": Mode(
+        runners.Apart, budgets=(0.25, 0.6), settings={"exec_check": True, "engine_check": True}, **SYMBOLIC
+    ),
     "executor, budget, checked": Mode(
         runners.Joint, budgets=(0.3, 0.6), settings={"exec_check": True, "engine_check": True}, **SYMBOLIC
     ),

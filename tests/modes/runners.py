@@ -300,13 +300,20 @@ class Bound(Symbolic):
     def pass_through(self, values, which):
         """A forward and a backward pass; returns the outputs and the gradients of inputs and parameters."""
         given = {name: self.array(values[i], self.contexts[0], i) for i, name in enumerate(self.inputs)}
-        self.executor = self.executor.reshape(
-            partial_shaping=True, allow_up_sizing=True, **{name: each.shape for name, each in given.items()}
-        )
-        outputs = self.executor.forward(is_train=True, **given)
-        self.executor.backward(self.heads(outputs, which))
+        self.reshape({name: each.shape for name, each in given.items()})
+        outputs = self.both_passes(given, which)
         grads = self.executor.grad_dict
         return outputs, [grads[name] for name in self.inputs], {n: grads[n] for n in self.args if grads[n] is not None}
+
+    def reshape(self, shapes):
+        """Bind it for other shapes of inputs."""
+        self.executor = self.executor.reshape(partial_shaping=True, allow_up_sizing=True, **shapes)
+
+    def both_passes(self, given, which):
+        """Enqueue both passes; returns the outputs."""
+        outputs = self.executor.forward(is_train=True, **given)
+        self.executor.backward(self.heads(outputs, which))
+        return outputs
 
     def update(self):
         for number, (name, grad) in enumerate(self.totals.items()):
@@ -322,28 +329,38 @@ class Joint(Bound):
 
     def bind(self, shapes):
         super().bind(shapes)
-        self.fitted(dict(zip(self.inputs, shapes, strict=True)))
+        self.reshape(dict(zip(self.inputs, shapes, strict=True)))
 
-    def fitted(self, shapes):
-        """Bind it anew, for other shapes of inputs, in the least of some parts of the memory that will do."""
-        plain = self.executor.reshape(partial_shaping=True, allow_up_sizing=True, **shapes)
+    def reshape(self, shapes):
+        """Bind it for other shapes of inputs, in the first of some parts of the memory that will do."""
+        super().reshape(shapes)
+        plain = self.executor
         for part in self.mode.budgets:
             budget = max(1, int(part * plain.internal_bytes()))
             try:
                 with mx.engine.using(exec_memory_budget=budget):
                     self.executor = plain.reshape(partial_shaping=True, allow_up_sizing=True, **shapes)
+                    assert self.planned() <= budget
+                return
             except mx.errors.BudgetError:
-                continue
-            assert self.executor.internal_bytes() <= budget
-            return
-        self.executor = plain
+                self.executor = plain
 
-    def pass_through(self, values, which):
-        given = {name: self.array(values[i], self.contexts[0], i) for i, name in enumerate(self.inputs)}
-        self.fitted({name: each.shape for name, each in given.items()})
-        outputs = self.executor.forward_backward(self.heads(self.executor.outputs, which), **given)
-        grads = self.executor.grad_dict
-        return outputs, [grads[name] for name in self.inputs], {n: grads[n] for n in self.args if grads[n] is not None}
+    def planned(self):
+        """The bytes of internal values."""
+        return self.executor.internal_bytes()
+
+    def both_passes(self, given, which):
+        return self.executor.forward_backward(self.heads(self.executor.outputs, which), **given)
+
+
+class Apart(Joint):
+    """The same with a forward and a backward pass, each an operation."""
+
+    def planned(self):
+        return self.executor._mode(True).plan.internal_bytes()
+
+    def both_passes(self, given, which):
+        return Bound.both_passes(self, given, which)
 
 
 class Module(Symbolic):

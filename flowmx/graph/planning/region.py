@@ -12,6 +12,7 @@ from dataclasses import replace
 from flowmx.graph.graph import RANK, Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan, make_plan
+from flowmx.graph.planning.order import LATE
 from flowmx.ops.compiled.packed import Pack
 from flowmx.ops.compiled.sliced import Sliced, Summed
 from flowmx.ops.registry.dtypes import DType
@@ -36,7 +37,8 @@ class Region:
         self._rewriter, self._members, self._laid = rewriter, members, laid
         self._units, self._length = units, length
         self._graph = rewriter.graph
-        self._forward = set(self._graph.forward()) if self._graph.gradients else members.keys()
+        forward = set(self._graph.forward()) if self._graph.gradients else set()
+        self._forward = forward if any(node in forward for node in members) else members.keys()
         self._shapes: dict[Entry, Shape] = {}
         self._dtypes: dict[Entry, DType] = {}
         self._inside: dict[Entry, Entry] = {}
@@ -54,11 +56,12 @@ class Region:
             options: how.
             change: a pass over the graph of a slice, whose steps are then ordered anew.
         """
-        steps = [self._step(node, options) for node in self._members]
+        outputs = self._outputs()
+        given = {entry.node for entry in outputs}
+        steps = [self._step(node, options, node in given) for node in self._members]
         if None in steps:
             return [self._rewriter.keep(node) for node in self._members]
         inner = [step for step in steps if step is not None]
-        outputs = self._outputs()
         results = [self._result(entry) for entry in outputs]
         early = [made for entry, made in zip(outputs, results, strict=True) if entry.node in self._forward]
         late = {
@@ -82,8 +85,8 @@ class Region:
             self._rewriter.replace(entry, Entry(node, index))
         return [*self._packs, node]
 
-    def _step(self, node: Node, options: Options) -> Node | None:
-        """The operator of a slice; None where there is none."""
+    def _step(self, node: Node, options: Options, given: bool) -> Node | None:
+        """The operator of a slice, which is not late if what it computes is given; None where there is none."""
         parts, op = self._members[node], node.op
         inputs = [self._read(entry, at in parts.inputs) for at, entry in enumerate(node.inputs)]
         if getattr(op, "packed", False):
@@ -92,7 +95,8 @@ class Region:
                 return None
             self._packs.append(pack)
             inputs[1] = self._variable(Entry(pack, 0), False)
-        made = Node(op, node.name, tuple(inputs), node.attributes, node.given, node.origin)
+        attributes = {key: text for key, text in node.attributes.items() if not (given and key == LATE)}
+        made = Node(op, node.name, tuple(inputs), attributes, node.given, node.origin)
         for index in range(node.outputs()):
             self._note(Entry(node, index), Entry(made, index), index in parts.outputs)
             self._inside[Entry(node, index)] = Entry(made, index)
@@ -173,5 +177,5 @@ class Region:
         self._rewriter.note(f"{name}: {len(plan.steps())} steps run in {op.told()}")
         inputs = tuple([self._rewriter.new(entry) for entry, _ in self._variables])
         ranks = [node.attributes[RANK] for node in members if RANK in node.attributes]
-        attributes = {key: text for key, text in first.attributes.items() if key != RANK}
+        attributes = {key: text for key, text in first.attributes.items() if key not in (RANK, LATE)}
         return Node(op, name, inputs, {**attributes, **({RANK: ranks[0]} if ranks else {})}, None, first.origin)
