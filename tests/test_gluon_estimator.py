@@ -337,3 +337,27 @@ def test_estimators_of_ones_own_sort_handlers_by_mxnets_names():
 def test_a_gpu_that_is_not_there_is_refused():
     with pytest.raises(AssertionError, match=r"gpu\(100\) is not available"):
         made(context=[mx.cpu(), mx.gpu(100)])
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (mx.nd.zeros((16, 5)), r"NDArray of shape \(16, 5\)"),
+        ([mx.nd.zeros((16, 5))], "list of 1"),
+        ((mx.nd.zeros((16, 5)), None), "tuple of 2"),
+        (mx.io.DataBatch([mx.nd.zeros((16, 5))]), "DataBatch"),
+        (mx.io.DataBatch([mx.nd.zeros((16, 5))], []), "DataBatch"),
+        ({"data": 1}, "{'data': 1}"),
+    ],
+    ids=["array", "list", "none", "of an iterator", "of an iterator with empty labels", "dict"],
+)
+def test_a_batch_without_labels_is_refused(batch, message):
+    estimator = made()
+    for use in (lambda: estimator.fit([batch], epochs=1), lambda: estimator.evaluate([batch])):
+        with pytest.raises(ValueError, match=f"without labels, a {message}: expected \\(data, label\\)"):
+            use()
+
+
+def test_a_loader_of_data_alone_is_refused():
+    with pytest.raises(ValueError, match=r"without labels, a NDArray of shape \(16, 5\)"):
+        made().fit(gluon.data.DataLoader(gluon.data.ArrayDataset(X), batch_size=16), epochs=1)

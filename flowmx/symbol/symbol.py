@@ -194,6 +194,10 @@ class Symbol(Methods):
             replacements[key] = value._entries[0]
         return Symbol(self._replace(replacements, new_name))
 
+    def _compose(self, *args: Symbol, **kwargs: Any) -> None:
+        """As calling the symbol, which becomes the result itself; arguments and errors are the same."""
+        self._entries, self._order = self(*args, **kwargs)._entries, None
+
     def _replace(self, replacements: Mapping[str, Entry], new_name: str | None) -> list[Entry]:
         moved: dict[Node, Node] = {}
 
@@ -395,7 +399,7 @@ class Symbol(Methods):
             type_dict: dtypes of arguments by name.
             group2ctx: the device of each ``ctx_group``.
             optimizer: an optimizer, or the name of one with default arguments, whose state counts too.
-            budget: the most bytes for internal values, kept by computing some of them again.
+            budget: the most bytes for internal values, kept by micro-batches or by computing some of them again.
             **kwargs: shapes of arguments by name.
 
         Returns:

@@ -18,10 +18,7 @@ class BatchProcessor:
     """Computes batches of data and labels, split over the devices; override its methods for others."""
 
     def _get_data_and_label(self, batch: Any, ctx: Sequence[Context], batch_axis: int = 0) -> tuple[Parts, Parts]:
-        if not isinstance(batch, (list, tuple)) or len(batch) < 2:
-            given = f"an array of shape {batch.shape}" if hasattr(batch, "shape") else repr(batch)
-            raise ValueError(f"Estimator: a batch is {given}, expected a list or tuple of data and label")
-        data, label = (split_and_load(part, ctx, batch_axis) for part in (batch[0], batch[1]))
+        data, label = (split_and_load(part, ctx, batch_axis) for part in _data_and_label(batch))
         return data, label
 
     def evaluate_batch(self, estimator: Any, val_batch: Any, batch_axis: int = 0) -> tuple[Parts, Parts, Parts, Parts]:
@@ -39,3 +36,24 @@ class BatchProcessor:
             loss = [estimator.loss(y_hat, y) for y_hat, y in zip(pred, label, strict=True)]
         autograd.backward(loss)
         return data, label, pred, loss
+
+
+def _data_and_label(batch: Any) -> tuple[Any, Any]:
+    """The data and the labels of a batch of a DataLoader or of a DataIter.
+
+    Raises:
+        ValueError: it has no labels.
+    """
+    if isinstance(batch, list | tuple):
+        parts, found = batch, f"{type(batch).__name__} of {len(batch)}"
+    elif hasattr(batch, "label"):  # of a mx.io.DataIter
+        parts, found = [each[0] for each in (batch.data, batch.label) if each], type(batch).__name__
+    else:  # the rows of an array are no parts of a batch
+        parts, found = [], f"{type(batch).__name__} of shape {batch.shape}" if hasattr(batch, "shape") else repr(batch)
+    if len(parts) < 2 or parts[1] is None:
+        raise ValueError(
+            f"an estimator was given a batch without labels, a {found}: expected (data, label), as of a DataLoader "
+            "over ArrayDataset(data, label), or a DataBatch with data and label. For other batches, override the "
+            "methods of a BatchProcessor: Estimator(..., batch_processor=...)"
+        )
+    return parts[0], parts[1]
