@@ -135,3 +135,10 @@ def test_methods_of_arrays():
     assert x.asnumpy().tolist() == [[1, 0, 1]] * 2
     x.slice_assign_scalar(5, (0, 0), (1, 3), (1, 2))
     assert x.asnumpy().tolist() == [[5, 0, 5], [1, 0, 1]]
+
+
+@pytest.mark.parametrize("active", [False, True])
+def test_files_say_which_shapes_they_mean(active):
+    with mx.util.np_shape(active):
+        attrs = json.loads(sym.Variable("x", shape=(3, 0)).tojson())["attrs"]
+    assert attrs.get("is_np_shape") == (["int", 1] if active else None)

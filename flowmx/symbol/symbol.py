@@ -715,6 +715,7 @@ def _to_plain(entries: Sequence[Entry]) -> symbol_json.GraphJSON:
     position = {node: index for index, node in enumerate(nodes)}
     versions, final = input_versions(nodes)
     plain = symbol_json.NodeEntry
+    attrs = {"is_np_shape": ("int", 1)} if semantics.get().shape else {}
     return symbol_json.GraphJSON(
         tuple(
             symbol_json.NodeJSON(
@@ -733,7 +734,7 @@ def _to_plain(entries: Sequence[Entry]) -> symbol_json.GraphJSON:
             for node in nodes
         ),
         tuple(plain(position[entry.node], entry.index, final.get(entry.node, 0)) for entry in entries),
-        {"mxnet_version": ("int", symbol_json.MXNET_VERSION)},
+        {**attrs, "mxnet_version": ("int", symbol_json.MXNET_VERSION)},
     )
 
 
