@@ -27,7 +27,10 @@ from flowmx.engine.scheduler import Operation
 from flowmx.errors import EngineError, OperationCancelled
 from tests.interruptions import strike
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="written for systems with fork and signals")
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="written for systems with fork and signals"),
+    pytest.mark.usefixtures("whole_endings"),
+]
 
 KINDS = ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"]
 TIMEOUT = 40

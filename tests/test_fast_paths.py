@@ -217,3 +217,78 @@ def test_a_stream_that_has_waited_for_another_waits_no_second_time(streams):
     for _ in range(3):
         stream.wait(other)
     assert len(waits) <= 1
+
+
+def test_updates_of_the_same_weights_are_grouped_once_and_run_at_their_push(monkeypatch, at_push):
+    from flowmx.optimizer import grouped
+
+    checks = counted(monkeypatch, grouped, "_checked")
+    weights, grads = arrays((64, 64), (64, 64), (64,)), arrays((64, 64), (64, 64), (64,))
+    update = mx.optimizer.get_updater(mx.optimizer.Adam(learning_rate=0.5))
+    expected = [each.copy() for each in weights]
+    alone = [mx.optimizer.get_updater(mx.optimizer.Adam(learning_rate=0.5)) for _ in weights]
+    for _ in range(3):
+        update([0, 1, 2], grads, weights)
+        rest()
+    assert len(checks) == 3  # one for each weight
+    assert at_push.count("adam_update") == 2  # the first may have to wait for its loop
+    for one, weight, grad in zip(alone, expected, grads, strict=True):
+        for _ in range(3):
+            one(0, grad, weight)
+    for weight, each in zip(weights, expected, strict=True):
+        np.testing.assert_array_equal(weight.asnumpy(), each.asnumpy())
+    other = [each.copy() for each in grads]
+    update([0, 1, 2], other, weights)
+    assert len(checks) > 6  # other arrays are looked at
+
+
+def test_a_group_of_updates_holds_only_for_its_arrays_and_operators():
+    weight, grad = mx.nd.ones((3,)), mx.nd.ones((3,))
+    sgd = mx.optimizer.SGD(learning_rate=1.0)
+    update = mx.optimizer.get_updater(sgd)
+    update([0, 1], [grad, grad], [weight, mx.nd.ones((3,))])
+    for other in (mx.nd.full((3,), 2), mx.nd.full((3,), 3)):
+        update([0, 1], [other, grad], [weight, mx.nd.ones((3,))])
+    assert weight.asnumpy().tolist() == [-5, -5, -5]
+    sgd.lr = 0.5
+    update([0, 1], [grad, grad], [weight, mx.nd.ones((3,))])
+    assert weight.asnumpy().tolist() == [-5.5, -5.5, -5.5]
+    weight.attach_grad()
+    other = mx.nd.ones((3,))
+    with autograd.record(), pytest.raises(mx.MXNetError, match="recorded"):
+        update([0, 1], [grad, grad], [weight, other])
+
+
+@pytest.mark.parametrize("second", [False, True])
+@pytest.mark.parametrize("label", ["float32", "int64"])
+def test_the_cross_entropy_of_small_rows_is_one_operator(label, second, monkeypatch):
+    from flowmx.gluon.loss import SoftmaxCrossEntropyLoss
+
+    rng = np.random.default_rng(0)
+    logits, weight = (mx.nd.array(rng.standard_normal(shape), dtype="float64") for shape in ((6, 5), (6,)))
+    classes = mx.nd.array(rng.integers(-1, 6, 6), dtype=label)  # those outside are clipped
+    ops = counted(monkeypatch, core, "invoke", lambda op, *rest: op.name)
+    monkeypatch.setattr("flowmx.ndarray.functions.invoke", core.invoke)
+
+    def gradients():
+        ops.clear()
+        logits.attach_grad()
+        weight.attach_grad()
+        with autograd.record():
+            loss = total = SoftmaxCrossEntropyLoss()(logits, classes)
+            names = list(ops)
+            total = total * weight
+            if second:
+                (found,) = autograd.grad(total.sum(), [logits], create_graph=True)
+                total = (found * found * found).sum()
+        total.backward()
+        return names, [each.asnumpy() for each in (loss, logits.grad, weight.grad)]
+
+    names, found = gradients()
+    assert names == ["_class_cross_entropy"]
+    monkeypatch.setattr(SoftmaxCrossEntropyLoss, "_is_one_operator", lambda *_: False)
+    names, expected = gradients()
+    assert names[:2] == ["log_softmax", "pick"]
+    np.testing.assert_array_equal(found[0], expected[0])
+    for one, other in zip(found[1:], expected[1:], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)

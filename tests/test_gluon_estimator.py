@@ -126,11 +126,18 @@ async def test_a_coroutine_takes_data_that_is_awaited():
         np.testing.assert_array_equal(ours, expected)
 
 
-def test_an_iterator_of_io_begins_anew_each_epoch():
-    estimator = made()
-    estimator.fit(mx.io.NDArrayIter(X, Y, 16), epochs=3)
-    for ours, expected in zip(weights(estimator), by_hand(3), strict=True):
-        np.testing.assert_array_equal(ours, expected)
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (mx.io.NDArrayIter(X, Y, 16), "NDArrayIter was given, whose last batch is filled up"),
+        ([mx.nd.ones((10, 3))], r"a batch is an array of shape \(10, 3\), expected a list or tuple of data and label"),
+        ([[mx.nd.ones((10, 3))]], "expected a list or tuple of data and label"),
+    ],
+)
+def test_other_than_batches_of_data_and_labels_are_refused(data, message):
+    for call in (lambda given: given.fit(data, epochs=1), lambda given: given.evaluate(data)):
+        with pytest.raises(ValueError, match=message):
+            call(made())
 
 
 def test_several_devices_share_a_batch():

@@ -23,8 +23,6 @@ from flowmx.errors import KVStoreError
 from flowmx.gluon import nn
 from tests.jobs import job
 
-pytestmark = pytest.mark.usefixtures("one_thread_a_kernel")
-
 STEPS = 50
 BATCH = 32
 OPTIMIZERS = {

@@ -19,6 +19,8 @@ from flowmx.ops.registry.operators import Run, kernel_for, lookup
 from tests.op_cases import every_case
 from tests.rows import label, operator, rows
 
+pytestmark = pytest.mark.usefixtures("two_threads_a_kernel")
+
 KERNELS = ["Convolution", "Deconvolution", "Pooling", "BatchNorm", "FullyConnected", "Concat", "LRN", "transpose"]
 
 needs_onednn = pytest.mark.skipif(onednn.library() is None, reason="the oneDNN library is not installed")

@@ -12,8 +12,6 @@ from flowmx.engine.runtime import engine
 from flowmx.gluon import nn
 from flowmx.gluon.utils import split_and_load
 
-pytestmark = pytest.mark.usefixtures("one_thread_a_kernel")
-
 SIZES = (13, 13, 9)
 """Batches that split evenly over no number of devices."""
 

@@ -260,7 +260,8 @@ class Parameter:
             RuntimeError: as for :meth:`data`, or its ``grad_req`` is ``"null"``.
         """
         self._expect_gradient()
-        return self._array_on(self._grads, ctx)
+        found = None if self._grads is None or ctx is None else self._grads.get(ctx)
+        return self._array_on(self._grads, ctx) if found is None else found
 
     def list_grad(self) -> list[NDArray]:
         """Its gradients, in the order of :meth:`list_ctx`."""
@@ -523,11 +524,11 @@ class Parameter:
     def _is_fresh(self, ctx: Context) -> bool:
         """True where a backward pass has written the gradient since an update last used it."""
         assert self._grads is not None
-        return self._grads[ctx].variable.version != self._used.get(ctx, _AS_MADE)
+        return self._grads[ctx]._storage.version != self._used.get(ctx, _AS_MADE)
 
     def _mark_used(self, ctx: Context) -> None:
         assert self._grads is not None
-        self._used[ctx] = self._grads[ctx].variable.version
+        self._used[ctx] = self._grads[ctx]._storage.version
 
 
 _STYPES = ("default", "row_sparse", "csr")

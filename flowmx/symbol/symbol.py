@@ -442,8 +442,14 @@ class Symbol(Methods):
         """The graph as a backend has it: a node in the place of each region that its partitioner chooses.
 
         ``"MKLDNN_QUANTIZE"`` makes it ready for quantization, or ends that: layers go together with what follows them.
-        Other names that no partitioner is registered by give this symbol.
+        ``"MKLDNN"`` gives this symbol, in which layers are fused when it is bound.
+
+        Raises:
+            MXNetError: the backend is unknown.
         """
+        from flowmx.symbol.backends import check_backend
+
+        check_backend(backend)
         return self.optimize_for(backend)
 
     def optimize_for(
@@ -452,6 +458,8 @@ class Symbol(Methods):
         stype_dict: Mapping[str, str] | None = None, skip_infer: bool = False, **kwargs: Any,
     ) -> Symbol:  # fmt: skip
         """As :meth:`get_backend_symbol`, with what the partitioner may want to know.
+
+        An unknown backend is warned of, and leaves the graph as it is.
 
         Args:
             backend: its name, as given to ``mx.sym.register_partitioner``.
@@ -469,15 +477,11 @@ class Symbol(Methods):
             ValueError: a list has another length than the names.
             ShapeError, TypeInferenceError: what is given contradicts the graph.
         """
-        from flowmx.symbol.partition import is_partitioner, partitioned
+        from flowmx.symbol.backends import optimized
 
-        if is_partitioner(backend):
-            return type(self)(partitioned(self, backend, args, aux, shape_dict, type_dict, skip_infer, kwargs))
-        if backend != "MKLDNN_QUANTIZE":
-            return self
-        from flowmx.graph.quantizing.fuse import fused
-
-        return Symbol(fused(self._entries))
+        return optimized(
+            self, backend, args, aux, kwargs, shape_dict=shape_dict, type_dict=type_dict, skip_infer=skip_infer
+        )
 
     # -- text ------------------------------------------------------------------------------------------
 

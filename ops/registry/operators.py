@@ -81,7 +81,7 @@ ShapeOrNone = Shape | None
 
 _INTERN_LIMIT = 4096
 _SPEC_LIMIT = 512
-LIGHT_BYTES = 1 << 16
+LIGHT_BYTES = 1 << 17
 """Bytes that an operation may touch and still run at its push."""
 _LIGHT_FLOPS = 1 << 16
 _LIGHT_PRODUCT_BYTES = 1 << 18
