@@ -206,7 +206,8 @@ class Settings:
     )
     exec_memory_budget: int = _setting(
         0,
-        "Most bytes of a bound symbol's internal values, for which as much as needed is recomputed; 0 is any number.",
+        "Most bytes of a bound symbol's internal values, for which as much as needed is recomputed, or training takes "
+        "parts of the batch one after the other; 0 is any number.",
         low=0,
     )
     exec_slice: int = _setting(

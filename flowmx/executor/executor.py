@@ -24,6 +24,7 @@ from flowmx.graph.casts import inferred
 from flowmx.graph.compiler import compile_graph, graph_of, options_of
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
+from flowmx.graph.reports.unfolded import sliced
 from flowmx.graph.running.memory import Arena
 from flowmx.graph.stored import plan_of
 from flowmx.ndarray import core
@@ -91,9 +92,16 @@ class Executor:
         self._heads: list[NDArray | None] = [None] * len(self.outputs)
         self._heads_given = False
         self._modes: dict[bool, Mode] = {}
+        self._joint: Mode | None = None
+        self._went_joint = False
         self._went_monitored = False
         self._differentiates_prediction = False
-        self._mode(bool(self._wanted))
+        if self._wanted and self._options.budget is not None:
+            self._joint = self._compile(True, joint=True)
+            if not sliced(self._joint.plan):
+                self._modes[True] = self._joint
+        else:
+            self._mode(bool(self._wanted))
         self._used_up = False
 
     def _differentiates(self, node: Node) -> bool:
@@ -121,11 +129,11 @@ class Executor:
         return self._mode(train)
 
     @collector.paused()
-    def _compile(self, train: bool) -> Mode:
+    def _compile(self, train: bool, joint: bool = False) -> Mode:
         entries, context = self._entries, self._device.context
         wanted = self._wanted if train or self._differentiates_prediction else []
         gradients = {node: self._gradient(node) for node in wanted}
-        options = self._options
+        options = replace(self._options, joint=joint)
         if self._wanted:  # the arena of training is there anyway
             options = replace(options, slice=max(0, options.slice))
         straight = [
@@ -168,7 +176,7 @@ class Executor:
     @property
     def plan(self) -> Plan:
         """The plan of a training step, or of prediction where no gradients are bound."""
-        return self._modes[bool(self._wanted)].plan
+        return (self._joint or self._modes[bool(self._wanted)]).plan
 
     def internal_bytes(self) -> int:
         """Bytes of internal values by the plan."""
@@ -210,8 +218,9 @@ class Executor:
         if not self._wanted:
             return
         train = is_train if self._last_train is None else self._last_train
-        mode = self._mode_to_differentiate(train)
-        used_up = not self._went_monitored and (self._used_up or self.arena.holder is not mode)
+        joint = self._joint if self._went_joint else None
+        mode = joint or self._mode_to_differentiate(train)
+        used_up = not self._went_monitored and (joint is not None or self._used_up or self.arena.holder is not mode)
         if used_up:
             mode.check_repeatable()
         self._feed_heads(out_grads)
@@ -254,10 +263,13 @@ class Executor:
 
     def _push(self, name: str, train: bool, forward: bool, backward: bool) -> None:
         if self._is_monitored(forward):
+            self._went_joint = False
             self._push_monitored(train, forward, backward)
             return
-        mode = self._mode(train)
         again = forward and name == "backward"
+        if forward:
+            self._went_joint = backward and self._joint is not None and (self._went_joint or not again)
+        mode = self._joint if self._went_joint and self._joint is not None else self._mode(train)
         if forward:
             self._used_up, self._last_train = False, train
         if backward:

@@ -417,8 +417,19 @@ class Module(BaseModule):
             data_batch: anything with ``data`` and ``label``, lists of arrays.
             is_train: training mode (default: as it is bound).
         """
-        self._check_ready("forward")
-        group = self._executors("forward")
+        self._take("forward", data_batch).forward(data_batch, self.for_training if is_train is None else is_train)
+
+    def forward_backward(self, data_batch: Any) -> None:
+        if type(self).forward is not Module.forward or type(self).backward is not Module.backward:
+            super().forward_backward(data_batch)  # somebody's own
+            return
+        self._check_trains("forward_backward")
+        self._take("forward_backward", data_batch).forward_backward(data_batch)
+
+    def _take(self, name: str, data_batch: Any) -> ExecutorGroup:
+        """The executors, prepared for the shapes of a batch."""
+        self._check_ready(name)
+        group = self._executors(name)
         shapes = [tuple(array.shape) for array in data_batch.data]
         if shapes != [each.shape for each in group.data_shapes]:
             self.reshape(
@@ -427,7 +438,11 @@ class Module(BaseModule):
                 or _reshaped(group.label_shapes or [], getattr(data_batch, "label", None) or []),
             )
         self._padding = getattr(data_batch, "pad", 0) or 0
-        group.forward(data_batch, self.for_training if is_train is None else is_train)
+        return group
+
+    def _check_trains(self, name: str) -> None:
+        if not self.for_training:
+            raise StateError(f"{name}: the module is bound for predictions: bind it with for_training=True")
 
     def backward(self, out_grads: Any = None) -> None:
         """Enqueue the backward pass of the last forward pass.
@@ -436,8 +451,7 @@ class Module(BaseModule):
             out_grads: gradients of the outputs, one or a list; only where an output is no loss.
         """
         self._check_ready("backward")
-        if not self.for_training:
-            raise StateError("backward: the module is bound for predictions: bind it with for_training=True")
+        self._check_trains("backward")
         self._executors("backward").backward(out_grads)
 
     def update(self) -> None:

@@ -399,7 +399,7 @@ class Symbol(Methods):
             type_dict: dtypes of arguments by name.
             group2ctx: the device of each ``ctx_group``.
             optimizer: an optimizer, or the name of one with default arguments, whose state counts too.
-            budget: the most bytes for internal values, kept by computing some of them again.
+            budget: the most bytes for internal values, kept by micro-batches or by computing some of them again.
             **kwargs: shapes of arguments by name.
 
         Returns:

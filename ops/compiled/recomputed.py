@@ -80,7 +80,7 @@ class _Again(Operator, hidden=True):
 
 
 @operator(f"{PREFIX}Dropout")
-class DropoutAgain(_Again, Dropout, uses_random=False, mode_matters=False):
+class DropoutAgain(_Again, Dropout, uses_random=False, draws_by_part=False, mode_matters=False):
     """The output of Dropout once more, with the mask that it drew."""
 
     arguments = ("data", "mask")

@@ -12,7 +12,7 @@ from flowmx.ops.arrays.reshaping import expect_elements
 from flowmx.ops.nn.activation import softmax_into
 from flowmx.ops.nn.common import bound, computing_dtype, expect_rank, expect_shape, product, unchecked
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, operator, option
+from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option
 from flowmx.ops.registry.traits import BatchWise, Passing, Precision
 
 Normalization = Literal["null", "batch", "valid"]
@@ -38,6 +38,9 @@ class _Backward(Operator, hidden=True, is_loss=False):
 
     def infer_type(self, dtypes: list[DType | None]) -> tuple[list[DType | None], list[DType | None]]:
         return dtypes, dtypes[:1]
+
+    def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
+        return getattr(self, "normalization", "null") != "null"
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         raise NotImplementedError  # an output layer has no second order
@@ -106,7 +109,7 @@ class SoftmaxOutput(_Labelled, is_loss=True, mirrored=False, precision=Precision
 
 
 @operator("_backward_SoftmaxOutput")
-class BackwardSoftmaxOutput(_Backward, SoftmaxOutput):
+class BackwardSoftmaxOutput(_Backward, SoftmaxOutput, batch_wise=BatchWise.EACH):
     """Gradient of SoftmaxOutput for its data."""
 
     arguments = ("output", "label", "head")
@@ -275,7 +278,7 @@ def _register(row: _Regression) -> None:
             return [step, F.zeros_like(unchecked(inputs, 1))]
 
     @operator(f"_backward_{row.name}")
-    class Backward(_Backward, no_gradient=row.derive is _sign):
+    class Backward(_Backward, no_gradient=row.derive is _sign, batch_wise=BatchWise.EACH):
         __doc__ = f"Gradient of {row.name} for its data."
 
         grad_scale: float = option(1.0, "The gradient's factor.")
@@ -369,7 +372,7 @@ class MakeLoss(
 
 
 @operator("_backward_MakeLoss")
-class BackwardMakeLoss(_Backward, MakeLoss, no_gradient=True, passing=Passing.NEVER):
+class BackwardMakeLoss(_Backward, MakeLoss, no_gradient=True, passing=Passing.NEVER, batch_wise=BatchWise.EACH):
     """Gradient of MakeLoss."""
 
     arguments = ("output",)

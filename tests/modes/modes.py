@@ -29,6 +29,7 @@ class Mode:
         partitioned: some operators are in regions, which are chosen by lot.
         settings: those of the engine.
         simulated: the arguments of a simulated machine; None where there is none.
+        budgets: parts of its memory that a training step is to fit into, the first of them that it can.
         leaves_out: kinds of steps that there is no way to do.
         replayed: carry it out twice, so that its backward passes are learned and then replayed.
         bulk: how many operations are gathered into one.
@@ -48,6 +49,7 @@ class Mode:
     partitioned: bool = False
     settings: dict[str, object] = field(default_factory=dict)
     simulated: dict[str, object] | None = None
+    budgets: tuple[float, ...] = ()
     leaves_out: tuple[str, ...] = ()
     replayed: bool = False
     bulk: int = 0
@@ -150,6 +152,7 @@ def _more_dtypes():
         yield f"{dtype}, sliced", Mode(dtype=dtype, hybridize=STATIC, settings={"exec_slice": 1})
         yield f"{dtype}, imported", Mode(dtype=dtype, hybridize=STATIC, imported=True, like=like)
         yield f"{dtype}, executor", Mode(runners.Bound, dtype=dtype, like=like, **SYMBOLIC)
+        yield f"{dtype}, budget", Mode(runners.Joint, dtype=dtype, budgets=(0.2, 0.5), **SYMBOLIC)
 
 
 CALLS: dict[str, Any] = {"like": "imperative"}
@@ -180,6 +183,11 @@ MODES = {
         runners.Bound, devices=("cpu(12)",), settings={"cpu_worker_nthreads": 2}, **SYMBOLIC, **GRAPHS
     ),
     "executor, sliced": Mode(runners.Bound, settings={"exec_slice": 1}, **SYMBOLIC),
+    # Gradients of slices are summed in another order.
+    "executor, budget": Mode(runners.Joint, budgets=(0.1, 0.25, 0.5, 0.7), **SYMBOLIC),
+    "executor, budget, checked": Mode(
+        runners.Joint, budgets=(0.3, 0.6), settings={"exec_check": True, "engine_check": True}, **SYMBOLIC
+    ),
     # A module keeps what a backward pass would read, so that fewer operations become one kernel.
     "module": Mode(runners.Module, of_its_own=("observe",), **SYMBOLIC, **GRAPHS),
     "imported": Mode(hybridize=BOTH, imported=True, **PACKED),

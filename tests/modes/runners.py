@@ -317,6 +317,35 @@ class Bound(Symbolic):
         return {self.names[name]: read(made[name]) for name in (*self.args, *self.aux)}
 
 
+class Joint(Bound):
+    """An executor that runs both passes as one operation, in a part of the memory that they take otherwise."""
+
+    def bind(self, shapes):
+        super().bind(shapes)
+        self.fitted(dict(zip(self.inputs, shapes, strict=True)))
+
+    def fitted(self, shapes):
+        """Bind it anew, for other shapes of inputs, in the least of some parts of the memory that will do."""
+        plain = self.executor.reshape(partial_shaping=True, allow_up_sizing=True, **shapes)
+        for part in self.mode.budgets:
+            budget = max(1, int(part * plain.internal_bytes()))
+            try:
+                with mx.engine.using(exec_memory_budget=budget):
+                    self.executor = plain.reshape(partial_shaping=True, allow_up_sizing=True, **shapes)
+            except mx.errors.BudgetError:
+                continue
+            assert self.executor.internal_bytes() <= budget
+            return
+        self.executor = plain
+
+    def pass_through(self, values, which):
+        given = {name: self.array(values[i], self.contexts[0], i) for i, name in enumerate(self.inputs)}
+        self.fitted({name: each.shape for name, each in given.items()})
+        outputs = self.executor.forward_backward(self.heads(self.executor.outputs, which), **given)
+        grads = self.executor.grad_dict
+        return outputs, [grads[name] for name in self.inputs], {n: grads[n] for n in self.args if grads[n] is not None}
+
+
 class Module(Symbolic):
     """A module, on one device or several."""
 

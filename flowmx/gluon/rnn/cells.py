@@ -90,16 +90,16 @@ class _GatedCell(HybridRecurrentCell):
         t, rows = f"t{self._counter}_", len(self.kind.gates) * self._hidden_size
         i2h = F.FullyConnected(inputs, i2h_weight, i2h_bias, num_hidden=rows, name=f"{t}i2h")
         h2h = F.FullyConnected(states[0], h2h_weight, h2h_bias, num_hidden=rows, name=f"{t}h2h")
-        if self._is_one_operator(i2h, states):
-            return self.kind.at_once(i2h, h2h, states)
+        at_once = self.kind.at_once
+        if at_once is not None and self._is_one_operator(i2h, states):
+            return at_once(i2h, h2h, states)
         act, gate = (partial(self._get_activation, F, activation=each) for each in self._activations())
         return self.kind.step(steps.CellStep(F, t, act, gate, named=True), i2h, h2h, states)
 
     def _is_one_operator(self, i2h: Any, states: Sequence[Any]) -> bool:
         """Tell whether a step on these arrays is one operator, from its products on; graphs have MXNet's operators."""
         return (
-            self.kind.at_once is not None
-            and isinstance(i2h, NDArray)
+            isinstance(i2h, NDArray)
             and self._activations() == ("tanh", "sigmoid")
             and type(self)._get_activation is HybridRecurrentCell._get_activation
             and core.casting is None
