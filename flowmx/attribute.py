@@ -47,7 +47,7 @@ class AttrScope(metaclass=ClassProperties):
     )
     """The scope in force: its attributes are those of all entered scopes."""
     _subgraph_names: ClassVar[defaultdict[str, int]] = defaultdict(int)
-    """How many subgraphs of loops and branches there are by name, as tests of MXNet's count them."""
+    """The number of subgraphs of loops and branches by name, as tests of MXNet's count them."""
 
     @classmethod
     def _of(cls, attributes: dict[str, str]) -> AttrScope:

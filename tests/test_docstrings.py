@@ -17,6 +17,11 @@ class Layer:
 
     >>>x + 1
     [2. 2.]
+    >>> y = [1,
+             2]
+    >>> if y:
+    >>>     print y
+    >>> # the end
     """
 
     def sample(self):
@@ -36,7 +41,8 @@ def test_examples_are_found(tmp_path):
     (package / "link.py").symlink_to("missing.py")
     assert list(docstrings(tmp_path)) == [
         Docstring("numpy/layers.py:Layer", True, False,
-                  ["x = mx.nd.ones((2,))", "for each in range(2):\n    print(each)", "x + 1"]),
+                  ["x = mx.nd.ones((2,))", "for each in range(2):\n    print(each)", "x + 1",
+                   "y = [1,\n        2]", "if y:\n    print(y)"]),
         Docstring("numpy/layers.py:Layer.sample", True, True, ["mx.nd.random.uniform()"]),
     ]  # fmt: skip
 
@@ -59,6 +65,7 @@ def test_outputs_that_say_the_same(one, other):
     [
         ("[1. 2.]", "[1. 2.1]"),
         ("[1. 2.]", "[1. 2. 3.]"),
+        ("[1. 25.]", "[1.2 5.]"),
         ("nan", "1"),
         ("fc1", "fc2"),
         ("array(1)", "array(1, dtype=int8)"),

@@ -131,7 +131,13 @@ async def test_a_coroutine_takes_data_that_is_awaited():
     [
         (mx.io.NDArrayIter(X, Y, 16), "NDArrayIter was given, whose last batch is filled up"),
         ([mx.nd.ones((10, 3))], r"a batch is an array of shape \(10, 3\), expected a list or tuple of data and label"),
-        ([[mx.nd.ones((10, 3))]], "expected a list or tuple of data and label"),
+        ([[mx.nd.ones((10, 3))]], "a list of 1, without labels, expected a list or tuple of data and label"),
+        ([(mx.nd.ones((10, 3)), None)], "a tuple of 2, without labels"),
+        (
+            [mx.io.DataBatch([mx.nd.ones((10, 3))])],
+            "a batch is .*DataBatch",
+        ),
+        ([{"data": 1}], "a batch is {'data': 1}, expected a list or tuple"),
     ],
 )
 def test_other_than_batches_of_data_and_labels_are_refused(data, message):
@@ -339,25 +345,6 @@ def test_a_gpu_that_is_not_there_is_refused():
         made(context=[mx.cpu(), mx.gpu(100)])
 
 
-@pytest.mark.parametrize(
-    ("batch", "message"),
-    [
-        (mx.nd.zeros((16, 5)), r"NDArray of shape \(16, 5\)"),
-        ([mx.nd.zeros((16, 5))], "list of 1"),
-        ((mx.nd.zeros((16, 5)), None), "tuple of 2"),
-        (mx.io.DataBatch([mx.nd.zeros((16, 5))]), "DataBatch"),
-        (mx.io.DataBatch([mx.nd.zeros((16, 5))], []), "DataBatch"),
-        ({"data": 1}, "{'data': 1}"),
-    ],
-    ids=["array", "list", "none", "of an iterator", "of an iterator with empty labels", "dict"],
-)
-def test_a_batch_without_labels_is_refused(batch, message):
-    estimator = made()
-    for use in (lambda: estimator.fit([batch], epochs=1), lambda: estimator.evaluate([batch])):
-        with pytest.raises(ValueError, match=f"without labels, a {message}: expected \\(data, label\\)"):
-            use()
-
-
 def test_a_loader_of_data_alone_is_refused():
-    with pytest.raises(ValueError, match=r"without labels, a NDArray of shape \(16, 5\)"):
+    with pytest.raises(ValueError, match=r"an array of shape \(16, 5\), expected"):
         made().fit(gluon.data.DataLoader(gluon.data.ArrayDataset(X), batch_size=16), epochs=1)

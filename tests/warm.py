@@ -134,7 +134,7 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
     server: Server | None = None
     ends_whole = False
     is_forked = False
-    """Whether this process is one that the server has forked."""
+    """True in a process that the server has forked."""
 
     def _execute_child(self, *given: Any) -> None:
         # The one function of Popen that makes a process; its arguments are the same from Python 3.11 to 3.14.

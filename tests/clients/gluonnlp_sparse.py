@@ -211,7 +211,7 @@ def glove():
 
 
 def samplers():
-    """Whether draws of negative samples come as often as they should."""
+    """A comparison of how often negative samples are drawn with how often they should be."""
     import gluonnlp as nlp
 
     mx.random.seed(5)

@@ -12,6 +12,7 @@ __all__ = ["Docstring", "docstrings", "same"]
 
 _PROMPT = re.compile(r"^\s*>>>(.*)$")
 _CONTINUED = re.compile(r"^\s*\.\.\.(.*)$")
+_PRINTED = re.compile(r"^([ \t]*)print +(?!\()(.+)$", re.M)
 _OF_NUMPY = re.compile(r"numpy|_numpy_op_doc|npx")
 """The files whose ``np`` is MXNet's."""
 _RANDOM = re.compile(
@@ -28,7 +29,9 @@ _SPELLINGS = [
     (r"\bnp\.(True|False)_", r"\1"),
     (r"<class '(?:[\w.]+\.)?(\w+)'>", r"<class \1>"),
     (r"<mxnet\.executor\.Executor object at 0x>|<Executor of .*>", "<Executor>"),
-    (r"\s+", ""),
+    (r"\s+", " "),
+    (r" ?([\[\](){},:=<>]) ?", r"\1"),
+    (r"^ | $", ""),
     (r",shape=\([\d,]*\)", ""),  # so does it with the shape of an array of which not all is shown
     (r"^\w+Result\(\w+=(.*),\w+=(.*)\)$", r"[\1,\2]"),
     (r"^\((array\(.*\))\)$", r"[\1]"),  # where MXNet has lists, NumPy has tuples
@@ -83,20 +86,38 @@ def _documented(node: ast.AST, within: str) -> Iterator[tuple[str, str]]:
 
 
 def _examples(text: str) -> list[str]:
+    """The statements of a docstring; some go on without dots before them, some print as Python 2 did."""
     found: list[list[str]] = []
+    goes_on = False
     for line in text.splitlines():
-        if (prompt := _PROMPT.match(line)) is not None:
-            found.append([prompt[1]])
-        elif found and (more := _CONTINUED.match(line)) is not None:
-            found[-1].append(more[1])
-        elif found and found[-1] and not line.strip():
-            found.append([])
-    return ["\n".join(_dedented(each)) for each in found if any(map(str.strip, each))]
+        prompt, more = _PROMPT.match(line), _CONTINUED.match(line)
+        is_open = goes_on and _is_open(found[-1])
+        if prompt is not None:
+            inside = prompt[1].startswith("     ") and goes_on and _is_block(found[-1])
+            if is_open or inside:
+                found[-1].append(prompt[1])
+            else:
+                found.append([prompt[1]])
+            goes_on = True
+        elif goes_on and (more is not None or is_open):
+            found[-1].append(line if more is None else more[1])
+        else:
+            goes_on = False
+    statements = ["\n".join(each[1:] if each[:1] == " " else each for each in lines) for lines in found]
+    return [_PRINTED.sub(r"\1print(\2)", each) for each in statements if re.search(r"^\s*[^\s#]", each, re.M)]
 
 
-def _dedented(lines: list[str]) -> list[str]:
-    """Lines without what stands before all of them; the prompts are followed by a blank, or by none."""
-    return [each[1:] if each[:1] == " " else each for each in lines]
+def _is_open(lines: list[str]) -> bool:
+    """Tell whether there is a bracket that nothing closes."""
+    try:
+        ast.parse("\n".join(lines).strip())
+    except SyntaxError as error:
+        return "was never closed" in str(error)
+    return False
+
+
+def _is_block(lines: list[str]) -> bool:
+    return any(each.rstrip().endswith(":") for each in lines)
 
 
 def same(one: str, other: str, with_numbers: bool = True) -> bool:

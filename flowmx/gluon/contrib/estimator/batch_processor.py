@@ -39,21 +39,20 @@ class BatchProcessor:
 
 
 def _data_and_label(batch: Any) -> tuple[Any, Any]:
-    """The data and the labels of a batch of a DataLoader or of a DataIter.
+    """The data and the labels of a batch.
 
     Raises:
-        ValueError: it has no labels.
+        ValueError: it is no list or tuple, or has no labels.
     """
-    if isinstance(batch, list | tuple):
-        parts, found = batch, f"{type(batch).__name__} of {len(batch)}"
-    elif hasattr(batch, "label"):  # of a mx.io.DataIter
-        parts, found = [each[0] for each in (batch.data, batch.label) if each], type(batch).__name__
+    is_pair = isinstance(batch, (list, tuple))
+    if is_pair and len(batch) > 1 and batch[1] is not None:
+        return batch[0], batch[1]
+    if is_pair:
+        given = f"a {type(batch).__name__} of {len(batch)}, without labels"
     else:  # the rows of an array are no parts of a batch
-        parts, found = [], f"{type(batch).__name__} of shape {batch.shape}" if hasattr(batch, "shape") else repr(batch)
-    if len(parts) < 2 or parts[1] is None:
-        raise ValueError(
-            f"an estimator was given a batch without labels, a {found}: expected (data, label), as of a DataLoader "
-            "over ArrayDataset(data, label), or a DataBatch with data and label. For other batches, override the "
-            "methods of a BatchProcessor: Estimator(..., batch_processor=...)"
-        )
-    return parts[0], parts[1]
+        given = f"an array of shape {batch.shape}" if hasattr(batch, "shape") else repr(batch)
+    raise ValueError(
+        f"Estimator: a batch is {given}, expected a list or tuple of data and label, as of a DataLoader over "
+        "ArrayDataset(data, label). For other batches, override the methods of a BatchProcessor: "
+        "Estimator(..., batch_processor=...)"
+    )
