@@ -361,3 +361,22 @@ def test_a_dense_layer_and_its_activation_are_one_operator(kind, second, monkeyp
     layer.hybridize()
     names, _ = gradients()
     assert "_dense" not in names
+
+
+def test_an_updater_groups_the_same_weights_once(monkeypatch):
+    from flowmx.optimizer import updater
+
+    grouped = counted(monkeypatch, updater, "_groups")
+    weights, grads = ([mx.nd.ones((3,)) for _ in range(3)] for _ in range(2))
+    update = mx.optimizer.get_updater(mx.optimizer.SGD(learning_rate=1.0, momentum=0.5))
+    for _ in range(3):
+        update([0, 1, 2], grads, weights)
+    assert len(grouped) == 1
+    update.states[1] = mx.nd.zeros((3,))  # states are looked up at each call
+    update([0, 1, 2], grads, weights)
+    assert [each.asnumpy()[0] for each in weights] == [-5.125, -4.25, -5.125]
+    update([0, 2, 1], grads, weights)
+    update([0, 1, 2], grads, [weights[0], weights[1], mx.nd.ones((3,))])
+    update.optimizer.aggregate_num = 1
+    update([0, 1, 2], grads, weights)
+    assert len(grouped) == 4

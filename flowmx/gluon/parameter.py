@@ -260,8 +260,7 @@ class Parameter:
             RuntimeError: as for :meth:`data`, or its ``grad_req`` is ``"null"``.
         """
         self._expect_gradient()
-        found = None if self._grads is None or ctx is None else self._grads.get(ctx)
-        return self._array_on(self._grads, ctx) if found is None else found
+        return self._array_on(self._grads, ctx)
 
     def list_grad(self) -> list[NDArray]:
         """Its gradients, in the order of :meth:`list_ctx`."""
@@ -277,6 +276,9 @@ class Parameter:
         return list(self._deferred.contexts) if self._deferred else list(self._made(self._arrays))
 
     def _array_on(self, arrays: Arrays | None, ctx: Context | None) -> NDArray:
+        found = None if arrays is None or ctx is None else arrays.get(ctx)
+        if found is not None:
+            return found
         arrays = self._made(arrays)
         if ctx is None and len(arrays) == 1:
             return next(iter(arrays.values()))

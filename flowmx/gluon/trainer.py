@@ -349,7 +349,7 @@ class Trainer:
         for ctx, updater in zip(self._contexts, self._updaters, strict=True):
             updater(
                 indices,
-                [param.grad(ctx) for _, param in params],
+                [param._array_on(param._grads, ctx) for _, param in params],
                 [param._array_on(param._arrays, ctx) for _, param in params],
             )
             for _, param in params:

@@ -212,7 +212,7 @@ def _compute(run: Run, steps: Sequence[PreparedUpdate]) -> None:
         return
     for forward, inputs, out, _, _ in steps:
         arrays = [each._storage.array if each._view is None else each._read() for each in inputs]
-        forward(run, arrays, [out._written()])
+        forward(run, arrays, [out._written() if out is not inputs[0] else arrays[0]])
 
 
 def _compute_together(run: Run, steps: Sequence[PreparedUpdate]) -> None:
