@@ -59,9 +59,13 @@ class Order(dict[str, Any]):
         words = [os.fsdecode(word) for word in command]
         guarded = words[:4] == [*ALONE, str(HERE / "start.py")]  # a launcher's child, which dies with it
         launcher, words = (words[4], words[5:]) if guarded else ("", words)
+        namespaces: list[str] = []
+        if words[:1] == ["nsenter"]:
+            end = words.index("--")
+            namespaces, words = [word.partition("=")[2] for word in words[1:end]], words[end + 1 :]
         if not words or words.pop(0) != sys.executable:
             return None
-        order = cls(launcher=launcher, unbuffered=False, faulthandler=False, warnings=[])
+        order = cls(launcher=launcher, namespaces=namespaces, unbuffered=False, faulthandler=False, warnings=[])
         while words and words[0] in ("-u", "-B", "-X", "-W"):
             flag = words.pop(0)
             if flag == "-u":
@@ -152,6 +156,7 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
         order.update(environ=environ, cwd=os.fspath(cwd or Path.cwd()), session=session, group=group)
         order.update(numbers=list(pass_fds), ends_whole=self.ends_whole)
         order["starts_others"] = "launch" in order["words"][:3] if self.is_forked else order["words"][0] != "-c"
+        order["starts_others"] &= not order["namespaces"]  # the others would not be in them
         standard = [at if given_at == -1 else given_at for at, given_at in enumerate((p2cread, c2pwrite, errwrite))]
         self.pid = server.start(order, [*standard, *pass_fds])
         self._child_created = True
@@ -246,6 +251,11 @@ def _become(order: dict[str, Any], files: Sequence[int]) -> None:
         Popen.server, Popen.is_forked = Server(socket.socket(fileno=numbers[-1])), True
         Popen.ends_whole = order["ends_whole"]
         subprocess.Popen = Popen  # type: ignore[misc]
+    libc = ctypes.CDLL(None, use_errno=True)
+    for path in order["namespaces"]:
+        with Path(path).open() as namespace:
+            if libc.setns(namespace.fileno(), 0):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
     if order["session"]:
         os.setsid()
     if order["group"] >= 0:
@@ -256,7 +266,7 @@ def _become(order: dict[str, Any], files: Sequence[int]) -> None:
     if order["launcher"]:
         from flowmx.comm.launch import start
 
-        ctypes.CDLL(None).prctl(start.PR_SET_PDEATHSIG, signal.SIGKILL)
+        libc.prctl(start.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != int(order["launcher"]):
             os._exit(1)
     _configure(order)
