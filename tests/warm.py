@@ -139,6 +139,8 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
     ends_whole = False
     is_forked = False
     """Whether this process is one that the server has forked."""
+    namespaces: Sequence[str] = ()
+    """Paths of the namespaces that this process has entered since."""
 
     def _execute_child(self, *given: Any) -> None:
         # The one function of Popen that makes a process; its arguments are the same from Python 3.11 to 3.14.
@@ -157,6 +159,7 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
         order.update(numbers=list(pass_fds), ends_whole=self.ends_whole)
         order["starts_others"] = "launch" in order["words"][:3] if self.is_forked else order["words"][0] != "-c"
         order["starts_others"] &= not order["namespaces"]  # the others would not be in them
+        order["namespaces"] = [*self.namespaces, *order["namespaces"]]
         standard = [at if given_at == -1 else given_at for at, given_at in enumerate((p2cread, c2pwrite, errwrite))]
         self.pid = server.start(order, [*standard, *pass_fds])
         self._child_created = True
@@ -251,11 +254,8 @@ def _become(order: dict[str, Any], files: Sequence[int]) -> None:
         Popen.server, Popen.is_forked = Server(socket.socket(fileno=numbers[-1])), True
         Popen.ends_whole = order["ends_whole"]
         subprocess.Popen = Popen  # type: ignore[misc]
-    libc = ctypes.CDLL(None, use_errno=True)
     for path in order["namespaces"]:
-        with Path(path).open() as namespace:
-            if libc.setns(namespace.fileno(), 0):
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
+        enter(path)
     if order["session"]:
         os.setsid()
     if order["group"] >= 0:
@@ -266,7 +266,7 @@ def _become(order: dict[str, Any], files: Sequence[int]) -> None:
     if order["launcher"]:
         from flowmx.comm.launch import start
 
-        libc.prctl(start.PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(start.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != int(order["launcher"]):
             os._exit(1)
     _configure(order)
@@ -280,6 +280,14 @@ def _become(order: dict[str, Any], files: Sequence[int]) -> None:
     if order["ends_whole"]:
         sys.exit(status)
     _end(status)
+
+
+def enter(path: str) -> None:
+    """Enter a namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path(path).open() as namespace:
+        if libc.setns(namespace.fileno(), 0):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
 
 
 def _take(files: Sequence[int], numbers: Sequence[int]) -> None:
