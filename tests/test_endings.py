@@ -329,7 +329,6 @@ LOUD = {
 }
 
 
-@pytest.mark.usefixtures("new_python")
 @pytest.mark.parametrize("name", LOUD)
 def test_leaving_tells_what_went_wrong_and_nothing_else(name):
     script, expected, message = LOUD[name]

@@ -59,9 +59,13 @@ class Order(dict[str, Any]):
         words = [os.fsdecode(word) for word in command]
         guarded = words[:4] == [*ALONE, str(HERE / "start.py")]  # a launcher's child, which dies with it
         launcher, words = (words[4], words[5:]) if guarded else ("", words)
+        namespaces: list[str] = []
+        if words[:1] == ["nsenter"]:
+            end = words.index("--")
+            namespaces, words = [word.partition("=")[2] for word in words[1:end]], words[end + 1 :]
         if not words or words.pop(0) != sys.executable:
             return None
-        order = cls(launcher=launcher, unbuffered=False, faulthandler=False, warnings=[])
+        order = cls(launcher=launcher, namespaces=namespaces, unbuffered=False, faulthandler=False, warnings=[])
         while words and words[0] in ("-u", "-B", "-X", "-W"):
             flag = words.pop(0)
             if flag == "-u":
@@ -135,6 +139,8 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
     ends_whole = False
     is_forked = False
     """True in a process that the server has forked."""
+    namespaces: Sequence[str] = ()
+    """Paths of the namespaces that this process has entered since."""
 
     def _execute_child(self, *given: Any) -> None:
         # The one function of Popen that makes a process; its arguments are the same from Python 3.11 to 3.14.
@@ -152,6 +158,8 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
         order.update(environ=environ, cwd=os.fspath(cwd or Path.cwd()), session=session, group=group)
         order.update(numbers=list(pass_fds), ends_whole=self.ends_whole)
         order["starts_others"] = "launch" in order["words"][:3] if self.is_forked else order["words"][0] != "-c"
+        order["starts_others"] &= not order["namespaces"]  # the others would not be in them
+        order["namespaces"] = [*self.namespaces, *order["namespaces"]]
         standard = [at if given_at == -1 else given_at for at, given_at in enumerate((p2cread, c2pwrite, errwrite))]
         self.pid = server.start(order, [*standard, *pass_fds])
         self._child_created = True
@@ -246,6 +254,8 @@ def _become(order: dict[str, Any], files: Sequence[int]) -> None:
         Popen.server, Popen.is_forked = Server(socket.socket(fileno=numbers[-1])), True
         Popen.ends_whole = order["ends_whole"]
         subprocess.Popen = Popen  # type: ignore[misc]
+    for path in order["namespaces"]:
+        enter(path)
     if order["session"]:
         os.setsid()
     if order["group"] >= 0:
@@ -270,6 +280,14 @@ def _become(order: dict[str, Any], files: Sequence[int]) -> None:
     if order["ends_whole"]:
         sys.exit(status)
     _end(status)
+
+
+def enter(path: str) -> None:
+    """Enter a namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path(path).open() as namespace:
+        if libc.setns(namespace.fileno(), 0):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
 
 
 def _take(files: Sequence[int], numbers: Sequence[int]) -> None:
