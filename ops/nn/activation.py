@@ -418,8 +418,8 @@ class LogSoftmax(_Softmax, in_place=((0, 0),), precision=Precision.FLOAT32, inpu
 
         def forward(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
             x, out = inputs[0], outputs[0]
-            np.subtract(x, np.maximum.reduce(x, axis, None, None, True), out=out)
-            total = np.add.reduce(np.exp(out), axis, None, None, True)
+            np.subtract(x, np.maximum.reduce(x, axis, keepdims=True), out=out)
+            total = np.add.reduce(np.exp(out), axis, keepdims=True)
             np.subtract(out, np.log(total, out=total), out=out)
 
         return forward

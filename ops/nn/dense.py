@@ -42,7 +42,9 @@ class Dense(FullyConnected, hidden=True, quantized=None):
         product.forward(run, inputs, outputs)
         activation.forward(run, outputs, outputs)
 
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+    def gradient(
+        self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]
+    ) -> Sequence[Any | None]:
         product, activation = self.parts
         return product.gradient(F, inputs, (), activation.gradient(F, (), outputs, heads))
 
