@@ -40,7 +40,7 @@ from flowmx.ops.registry.traits import BatchWise, Precision, Quantization
 
 _PLAIN = {kind: OnArrays(lambda p, x, of=row: of.compute(x)) for kind, row in ACTIVATIONS.items()}
 _BACKWARD = {kind: OnArrays(lambda p, head, y, of=row: head * of.slope(y), 2) for kind, row in ACTIVATIONS.items()}
-_ONE_BLOCK = 4096
+_ONE_BLOCK = 1 << 13
 """Elements that are computed without cutting them."""
 _PLAIN_TYPES = (FLOAT32, np.dtype(np.float64))
 _BEND = {kind: OnFrontend(lambda p, y, of=row: of.bend(y), ("y",)) for kind, row in ACTIVATIONS.items()}
