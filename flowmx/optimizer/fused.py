@@ -48,6 +48,9 @@ class Fused(Optimizer):
         self._groups: dict[Any, Group | None] = {}
         """Groups that were pushed, by the first weight's index and the device."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_groups": {}}
+
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
         """The operator of one step.
 

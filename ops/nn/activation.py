@@ -72,7 +72,7 @@ class Activation(
 
 
 @operator("_backward_Activation")
-class BackwardActivation(Activation, hidden=True, in_place=((0, 0), (1, 0)), quantized=None):
+class BackwardActivation(Activation, hidden=True, in_place=((0, 0), (1, 0)), quantized=None, batch_wise=BatchWise.EACH):
     """The head times the activation's derivative, of the activation's output."""
 
     arguments = ("head", "output")
@@ -208,7 +208,10 @@ class LeakyReLU(
 
 
 @operator("_backward_LeakyReLU")
-class BackwardLeakyReLU(LeakyReLU, hidden=True, in_place=((0, 0), (1, 0)), uses_random=False, mode_matters=False):
+class BackwardLeakyReLU(
+    LeakyReLU, hidden=True, in_place=((0, 0), (1, 0)), uses_random=False, mode_matters=False,
+    batch_wise=BatchWise.EACH,
+):  # fmt: skip
     """The head times the derivative of leaky, elu, selu or gelu, of the data."""
 
     arguments = ("head", "data")
@@ -440,13 +443,16 @@ class _BackwardSoftmax(Operator, hidden=True):
     axis: int
     scaling: float
 
+    def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
+        return self.axis % len(inputs[0]) == 0
+
     def total(self, run: Run, x: Array) -> Array:
         """The sum along the axis."""
         return x.sum(axis=self.axis, keepdims=True, dtype=computing_dtype(x.dtype))
 
 
 @operator("_backward_softmax")
-class BackwardSoftmax(_BackwardSoftmax):
+class BackwardSoftmax(_BackwardSoftmax, batch_wise=BatchWise.EACH):
     """Gradient of softmax: y · (head - Σ head · y)."""
 
     axis: int = -1
@@ -468,7 +474,7 @@ class BackwardSoftmax(_BackwardSoftmax):
 
 
 @operator("_backward_log_softmax")
-class BackwardLogSoftmax(_BackwardSoftmax):
+class BackwardLogSoftmax(_BackwardSoftmax, batch_wise=BatchWise.EACH):
     """Gradient of log_softmax: head - eʸ · Σ head."""
 
     axis: int = -1

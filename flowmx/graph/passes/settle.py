@@ -15,6 +15,7 @@ from flowmx.graph.quantizing.known import known_ends, ranges_of
 from flowmx.ops.compiled.constant import Constant
 from flowmx.ops.quantization.fused import ConvolutionByFilters, ConvolutionPart, Part, WholeFilters
 from flowmx.ops.quantization.ranges import Quantized
+from flowmx.ops.quantization.recurrent import QuantizeAsymmetrically, QuantizeForStates
 
 
 def settle(graph: Graph, options: Options) -> Graph:
@@ -44,10 +45,20 @@ class _Settling:
     def _visit(self, node: Node) -> None:
         op = node.op
         layer = op if isinstance(op, Part) and op.quantized else None
+        if type(op) is QuantizeAsymmetrically and op.min_calib_range is None:
+            self._round_range(node)
+            return
         if layer is None or not (self._settled(node, layer) or self._by_filters(node, layer)):
             self._rewriter.keep(node)
         for index in range(1, node.outputs()):
             self._put_end(Entry(node, index))
+
+    def _round_range(self, node: Node) -> None:
+        """Let a range that is found at each call be one of few, and have room for states."""
+        rewriter = self._rewriter
+        made = rewriter.make(QuantizeForStates.create(), [rewriter.new(node.inputs[0])], node)
+        for index in range(node.outputs()):
+            rewriter.replace(Entry(node, index), Entry(made, index))
 
     def _put_end(self, entry: Entry) -> None:
         """Let a constant stand for the end of a range that is known."""

@@ -19,11 +19,11 @@ from flowmx.graph.node import Entry, Node
 from flowmx.graph.planning.workspace import laid
 from flowmx.graph.running.ahead import compile_loops
 from flowmx.graph.running.results import Ending, Results
-from flowmx.graph.running.slices import InSlices
+from flowmx.graph.running.slices import InSlices, Summing
 from flowmx.graph.running.steps import Part, Step
 from flowmx.ndarray.core import forward_of
 from flowmx.ops.compiled.chain import Chain
-from flowmx.ops.compiled.sliced import Sliced
+from flowmx.ops.compiled.sliced import Sliced, Summed
 from flowmx.ops.registry.operators import Array, Run, Shape, TiedForward, tied_forward
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class Runner:
 
     Attributes:
         once, forward, backward: the steps of the plan; their lists of arrays change as arrays are put.
+        tied: the forwards that are tied to a step's arrays, by node.
         endings: those that bring results to their arrays after the forward pass, and after the backward pass.
         block: the memory of its last call, where it runs for calls.
     """
@@ -57,7 +58,7 @@ class Runner:
         self._readers: dict[Entry, list[tuple[list[Array], int, Shape | None]]] = {}
         self._settled: dict[Context | None, Array | None] = dict.fromkeys(plan.arenas)
         self._poisoned = Poisoned(plan, self._settled.__getitem__) if settings.get().exec_check else None
-        self._tied: dict[Node, TiedForward] = {}
+        self.tied: dict[Node, TiedForward] = {}
         self.arrays: dict[Entry, Array] = {}
         """The arrays put in place of entries."""
         self.once, self.forward, self.backward = (
@@ -100,7 +101,7 @@ class Runner:
             return None
         tied = self._tied_forward(node)
         if tied is not None:
-            self._tied[node] = tied
+            self.tied[node] = tied
         device = self.device(node)
         forward = forward_of(node.op, device) if tied is None else device.timed(node.op, tied)
         if self._poisoned is not None and not node.op.traits.once:
@@ -113,6 +114,8 @@ class Runner:
         if isinstance(node.op, Sliced):
             inner = Runner(Results(node.op.plan), self._devices, self._train, self._where)
             return InSlices(node.op, inner, self._where)
+        if isinstance(node.op, Summed):
+            return Summing()
         return tied_forward(self.device(node).kernels, node.op)
 
     def _step_of_ending(self, ending: Ending) -> Step:
@@ -164,9 +167,9 @@ class Runner:
         else:
             self.bind(entries, [self._shaped(memory, offsets[plan.place[entry]], entry) for entry in entries])
         for node, place in plan.workspace.items():
-            if plan.graph.context(node) is context and node in self._tied:
+            if plan.graph.context(node) is context and node in self.tied:
                 start = offsets[place]
-                self._tied[node].use(None if memory is None else memory[start : start + plan.lives[place].size])
+                self.tied[node].use(None if memory is None else memory[start : start + plan.lives[place].size])
         self._settled[context] = memory
         return True
 

@@ -28,6 +28,7 @@ from flowmx.ops.kernels.onednn.work import Work, plan
 from flowmx.ops.nn.pooling import Pooling
 from flowmx.ops.quantization.conversions import Dequantize, QuantizeV2, Requantize
 from flowmx.ops.quantization.layers import QuantizedAdd, QuantizedConcat, QuantizedPooling
+from flowmx.ops.quantization.linear import DequantizeLinear, QuantizeLinear
 from flowmx.ops.quantization.ranges import INT8, INT32, UINT8, magnitude, put_range, round_into
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.operators import Run, kernel
@@ -106,6 +107,22 @@ def _requantize(op: Requantize, run: Run, inputs: Sequence[Array], outputs: Sequ
 def _dequantize(op: Dequantize, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     data, *ends = inputs
     _rescale(data, outputs[0], op.unit(data.dtype, magnitude(*ends)))
+
+
+@kernel("cpu", "_quantize_linear")
+def _quantize_linear(op: QuantizeLinear, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    if op.zero:
+        op.forward(run, inputs, outputs)
+    else:
+        _rescale(inputs[0], outputs[0], np.float32(1 / op.scale))
+
+
+@kernel("cpu", "_dequantize_linear")
+def _dequantize_linear(op: DequantizeLinear, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    if op.zero:
+        op.forward(run, inputs, outputs)
+    else:
+        _rescale(inputs[0], outputs[0], np.float32(op.scale))
 
 
 @kernel("cpu", "_contrib_quantized_pooling")
