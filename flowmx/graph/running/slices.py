@@ -31,6 +31,8 @@ class InSlices:
         graph = runner.plan.graph
         self._lengths = [*[op.rows[at] for at in self._parts], *[graph.shapes[entry][0] for entry in graph.outputs]]
 
+    stale: bool | None = None
+
     def use(self, memory: Array | None) -> None:
         """Work in this memory from now on."""
         for context in self._runner.plan.arenas:
