@@ -1,12 +1,13 @@
 """Loops and branches: of arrays, and of symbols as MXNet 1.9.1 writes and computes them."""
 
+import itertools
 import json
+from collections import defaultdict
 
 import numpy as np
 import pytest
 
 import flowmx as mx
-from flowmx.symbol import control_flow
 from tests.fixtures import record_control_flow as recorded
 
 TEXTS = json.loads((recorded.FOLDER / "symbols.json").read_text())
@@ -20,22 +21,19 @@ def network(request):
 
 def composed(network, monkeypatch):
     """The network, with names that begin at 0, as those of the recording do."""
-    monkeypatch.setattr(control_flow, "_counts", numbers_before(network))
+    monkeypatch.setattr(mx.AttrScope, "_subgraph_names", numbers_before(network, monkeypatch))
     with mx.name.NameManager():
         return network(mx)
 
 
-def numbers_before(network):
+def numbers_before(network, monkeypatch):
     """Counts of each kind of subgraph after the earlier networks, as when MXNet composed them one after another."""
-    counts = {}
-    control_flow_counts, control_flow._counts = control_flow._counts, counts
-    try:
-        for earlier in recorded.NETWORKS:
-            if earlier is network:
-                return counts
+    counts = defaultdict(int)
+    with monkeypatch.context() as patched:
+        patched.setattr(mx.AttrScope, "_subgraph_names", counts)
+        for earlier in itertools.takewhile(lambda each: each is not network, recorded.NETWORKS):
             earlier(mx)
-    finally:
-        control_flow._counts = control_flow_counts
+    return counts
 
 
 COMPUTED = [each for each in recorded.NETWORKS if each.__name__ not in recorded.WRITTEN_ONLY]

@@ -351,6 +351,19 @@ async def test_a_coroutine_operation_may_push_and_await_operations(engine_type):
         assert await mx.engine.push(functools.partial(nested, 10)) == 180_010
 
 
+def test_what_follows_a_coroutine_that_an_operation_pushed_runs_though_nobody_asks_for_it():
+    ran = threading.Event()
+
+    async def pushing():
+        x = mx.engine.Variable()
+        mx.engine.push(functools.partial(asyncio.sleep, 0.05), writes=[x])
+        mx.engine.push(ran.set, reads=[x])
+
+    with mx.engine.using(engine_type="NaiveEngine"):
+        mx.engine.push(pushing).wait()
+        assert ran.wait(10)
+
+
 @pytest.mark.parametrize("is_coroutine", [False, True])
 async def test_waiting_inside_for_what_comes_after_is_refused_and_does_not_hang(is_coroutine):
     variable = mx.engine.Variable()

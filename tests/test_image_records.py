@@ -6,13 +6,14 @@ import json
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import flowmx as mx
 from flowmx.data import codecs
-from flowmx.data.augmentation import normalize
+from flowmx.data.augmentation import augment, normalize
 from flowmx.data.augmentation.color_jitter import from_hls, to_hls
 from flowmx.data.batch_order import BatchOrder
 from flowmx.data.records.reader import Source
@@ -268,6 +269,16 @@ def test_random_changes_repeat_and_stay_images(arguments):
 def test_takes_the_middle_where_no_part_of_such_proportions_fits():
     wide = {"random_resized_crop": True, "min_random_area": 0.9, "min_aspect_ratio": 3, "max_aspect_ratio": 4}
     same(epoch(images(**wide)), epoch(images()))
+
+
+def test_parts_have_the_area_and_the_proportions_that_were_drawn(monkeypatch):
+    monkeypatch.setattr(augment, "_resized", lambda part, *_: part)
+    options = SimpleNamespace(aspect_ratios=(0.5, 1.5), min_random_area=0.2, max_random_area=0.3)
+    drawn = np.zeros(63)
+    drawn[10:13] = 0.5, 0.75, 0.0  # a quarter of the image, 1.25 times as wide as high
+    assert augment._random_area(np.zeros((40, 40, 3)), options, (8, 8), drawn).shape == (18, 22, 3)
+    drawn[12] = 1.0  # turned
+    assert augment._random_area(np.zeros((40, 40, 3)), options, (8, 8), drawn).shape == (22, 18, 3)
 
 
 def test_mirrors_about_half_of_the_images():

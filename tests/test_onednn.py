@@ -10,14 +10,17 @@ import pytest
 
 import flowmx as mx
 from flowmx import devices
+from flowmx.ops.kernels.onednn import convolution, work
 from flowmx.ops.kernels.onednn import library as onednn
 from flowmx.ops.kernels.onednn import matmul as products
-from flowmx.ops.kernels.onednn import work
+from flowmx.ops.kernels.onednn.layouts import geometry
 from flowmx.ops.kernels.onednn.matmul import multiply
 from flowmx.ops.math.products import matmul
 from flowmx.ops.registry.operators import Run, kernel_for, lookup
 from tests.op_cases import every_case
 from tests.rows import label, operator, rows
+
+pytestmark = pytest.mark.usefixtures("two_threads_a_kernel")
 
 KERNELS = ["Convolution", "Deconvolution", "Pooling", "BatchNorm", "FullyConnected", "Concat", "LRN", "transpose"]
 
@@ -30,6 +33,16 @@ def in_order(array, order):
         return array
     axes = (0, *range(2, array.ndim), 1)
     return np.ascontiguousarray(array.transpose(axes)).transpose(np.argsort(axes))
+
+
+def test_large_batches_in_rows_are_cut_into_equal_parts_that_fit():
+    def of(*shape):
+        return geometry(np.empty(shape, np.float32))
+
+    for batch, parts in ((4, 1), (6, 2), (7, 7), (16, 4)):  # of 1 MiB each, where 4 fit
+        count, (data, out) = convolution._part(of(batch, 2, 256, 512), of(batch, 3, 1, 1))
+        assert (count, data.shape, out.shape) == (parts, (batch // parts, 2, 256, 512), (batch // parts, 3, 1, 1))
+    assert convolution._part(of(2, 2, 1024, 1024))[0] == 2  # one by one where not even one fits
 
 
 def both(op, inputs, shapes, order, train=True):

@@ -11,6 +11,7 @@ SGD = ("sgd_update", "sgd_mom_update")
 
 # Operators that no table names, and why.
 ELSEWHERE: dict[str, str] = {
+    "_summed": "only within slices, where it copies or adds: tests/test_micro_batches.py",
     "_sliced": "made by the planner, with a plan of its own: tests/test_slices.py",
     **dict.fromkeys(
         [

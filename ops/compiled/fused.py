@@ -188,7 +188,7 @@ class ScaleAndShift(Operator, hidden=True, once=True):
 
 
 @operator("_backward_Convolution_weight_bias")
-class ConvolutionWeightBias(ConvolutionWeight):
+class ConvolutionWeightBias(ConvolutionWeight, batch_wise=BatchWise.SUM):
     """The gradients of Convolution for its weight and its bias."""
 
     output_names = ("weight_grad", "bias_grad")
@@ -214,17 +214,17 @@ class WideGradient(Operator, hidden=True):
 
 
 @operator("_wide_backward_Convolution_weight")
-class WideConvolutionWeight(WideGradient, ConvolutionWeight):
+class WideConvolutionWeight(WideGradient, ConvolutionWeight, batch_wise=BatchWise.SUM):
     """The gradient of Convolution for its weight, in float32."""
 
 
 @operator("_wide_backward_Deconvolution_weight")
-class WideDeconvolutionWeight(WideGradient, DeconvolutionWeight):
+class WideDeconvolutionWeight(WideGradient, DeconvolutionWeight, batch_wise=BatchWise.SUM):
     """The gradient of Deconvolution for its weight, in float32."""
 
 
 @operator("_wide_backward_FullyConnected_weight")
-class WideFullyConnectedWeight(WideGradient, FullyConnectedWeight):
+class WideFullyConnectedWeight(WideGradient, FullyConnectedWeight, batch_wise=BatchWise.SUM):
     """The gradient of FullyConnected for its weight, in float32."""
 
 

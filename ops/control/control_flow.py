@@ -9,8 +9,8 @@ generator of its own that was seeded by the forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
@@ -113,7 +113,24 @@ class Flow(Operator, heavy=True, hidden=True, mode_matters=True):
         """Compute the gradients of the inputs (None: not wanted) from those of the visible outputs."""
         raise NotImplementedError
 
+    def settled(
+        self, body: int, dtypes: Sequence[DType], earlier: Sequence[Sequence[DType]]
+    ) -> Mapping[int, DType]:  # fmt: skip
+        """The outputs of a body, by position, whose dtypes are those of something else.
+
+        Args:
+            body: its number.
+            dtypes: of the operator's inputs.
+            earlier: of the outputs of the bodies before it.
+        """
+        return {}
+
     # -- helpers ---------------------------------------------------------------------------------------
+
+    def over(self, bodies: Sequence[Any]) -> Flow:
+        """The same operator of other bodies."""
+        made = type(self).create(**{name: getattr(self, name) for name in self.parameters}, subgraphs=tuple(bodies))
+        return cast("Flow", made)
 
     def seeded(self, run: Run, outputs: Sequence[Array]) -> int:
         """The seed of this call's random numbers, kept in the last output."""
@@ -291,6 +308,14 @@ class _Loop(Flow):
 
     def kept(self) -> tuple[str, ...]:
         return tuple(f"state{index}" for index in range(len(self.carried())))
+
+    def settled(
+        self, body: int, dtypes: Sequence[DType], earlier: Sequence[Sequence[DType]]
+    ) -> Mapping[int, DType]:  # fmt: skip
+        if body != self.body:
+            return {}
+        locations = self.locations()[body]
+        return {self.num_out_data + at: dtypes[locations[each]] for at, each in enumerate(self.carried())}
 
     def sliced(self) -> tuple[int, ...]:
         """Indices of the body's inputs that are slices of the operator's."""
@@ -524,6 +549,11 @@ class Cond(Flow):
 
     def kept(self) -> tuple[str, ...]:
         return ("branch",)
+
+    def settled(
+        self, body: int, dtypes: Sequence[DType], earlier: Sequence[Sequence[DType]]
+    ) -> Mapping[int, DType]:  # fmt: skip
+        return dict(enumerate(earlier[1])) if body == 2 else {}
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         completed = list(shapes)

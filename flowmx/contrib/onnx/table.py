@@ -126,6 +126,7 @@ def definition(kind: str, opset: int) -> Any:
         raise Unsupported(f"{kind} needs opset {first_opset(kind)}, not {opset}: give opset_version") from None
 
 
+@cache
 def first_opset(kind: str) -> int:
     """The first opset that has an operator of ONNX."""
     found = need_onnx().defs.get_all_schemas_with_history()

@@ -32,7 +32,7 @@ from flowmx.ops.registry.operators import Operator
 
 _LAYERS: dict[type, type[Operator]] = {Convolution: Int8Convolution, FullyConnected: Int8FullyConnected}
 _FROM_INT8 = 128
-"""What is added to an int8 to count it as uint8."""
+"""The number that is added to an int8 to count it as uint8."""
 
 
 def join_bytes(graph: Graph, options: Options) -> Graph:

@@ -19,11 +19,11 @@ from flowmx.graph.node import Entry, Node
 from flowmx.graph.planning.workspace import laid
 from flowmx.graph.running.ahead import compile_loops
 from flowmx.graph.running.results import Ending, Results
-from flowmx.graph.running.slices import InSlices
+from flowmx.graph.running.slices import InSlices, Summing
 from flowmx.graph.running.steps import Part, Step
 from flowmx.ndarray.core import forward_of
 from flowmx.ops.compiled.chain import Chain
-from flowmx.ops.compiled.sliced import Sliced
+from flowmx.ops.compiled.sliced import Sliced, Summed
 from flowmx.ops.registry.operators import Array, Run, Shape, TiedForward, tied_forward
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class Runner:
 
     Attributes:
         once, forward, backward: the steps of the plan; their lists of arrays change as arrays are put.
+        tied: the forwards that are tied to a step's arrays, by node.
         endings: those that bring results to their arrays after the forward pass, and after the backward pass.
         block: the memory of its last call, where it runs for calls.
     """
@@ -57,7 +58,7 @@ class Runner:
         self._readers: dict[Entry, list[tuple[list[Array], int, Shape | None, TiedForward | None]]] = {}
         self._settled: dict[Context | None, Array | None] = dict.fromkeys(plan.arenas)
         self._poisoned = Poisoned(plan, self._settled.__getitem__) if settings.get().exec_check else None
-        self._tied: dict[Node, TiedForward] = {}
+        self.tied: dict[Node, TiedForward] = {}
         self.kept: list[Array] = []
         """The arrays of parameters that were put last, for whoever puts them."""
         self.arrays: dict[Entry, Array] = {}
@@ -102,7 +103,7 @@ class Runner:
             return None
         tied = self._tied_forward(node)
         if tied is not None:
-            self._tied[node] = tied
+            self.tied[node] = tied
         device = self.device(node)
         forward = forward_of(node.op, device) if tied is None else device.timed(node.op, tied)
         if self._poisoned is not None and not node.op.traits.once:
@@ -115,6 +116,8 @@ class Runner:
         if isinstance(node.op, Sliced):
             inner = Runner(Results(node.op.plan), self._devices, self._train, self._where)
             return InSlices(node.op, inner, self._where)
+        if isinstance(node.op, Summed):
+            return Summing()
         return tied_forward(self.device(node).kernels, node.op)
 
     def _step_of_ending(self, ending: Ending) -> Step:
@@ -126,7 +129,7 @@ class Runner:
     ) -> Step:  # fmt: skip
         """A step that reads and writes what is put for these entries."""
         made = Step(forward, [None] * len(inputs), [None] * len(outputs), node)
-        tied = self._tied.get(node)
+        tied = self.tied.get(node)
         if tied is not None:
             tied.stale = True
         for entries, arrays in ((inputs, made.inputs), (outputs, made.outputs)):
@@ -171,9 +174,9 @@ class Runner:
         else:
             self.bind(entries, [self._shaped(memory, offsets[plan.place[entry]], entry) for entry in entries])
         for node, place in plan.workspace.items():
-            if plan.graph.context(node) is context and node in self._tied:
+            if plan.graph.context(node) is context and node in self.tied:
                 start = offsets[place]
-                self._tied[node].use(None if memory is None else memory[start : start + plan.lives[place].size])
+                self.tied[node].use(None if memory is None else memory[start : start + plan.lives[place].size])
         self._settled[context] = memory
         return True
 

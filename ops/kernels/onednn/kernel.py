@@ -6,6 +6,7 @@ tied kernel remembers what it made for the step's arrays and, while these stay t
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Container, Sequence
 from operator import call, is_
@@ -28,6 +29,8 @@ PackedSize = Callable[[Any, Shape, DType], int | None]
 Compute = Callable[[Any, Any, Sequence[Array], Sequence[Array]], None]
 """A function that computes an operator, called as ``compute(op, run, inputs, outputs)``."""
 
+_MOST_TRIED = 1 << 16
+"""Elements of arrays up to which it is tried before the first call whether their operator runs plainly."""
 _KEPT = 32
 """Forms of calls for which a kernel remembers what computes them."""
 
@@ -99,7 +102,7 @@ def _laid(each: Laid) -> Geometry:
     return Geometry(each.shape, each.strides, TYPES[each.dtype])
 
 
-def _threads() -> int:
+def threads_here() -> int:
     """The number of threads that a primitive takes here; 0 without oneDNN."""
     found = library()
     return 0 if found is None else found.threads()
@@ -143,7 +146,7 @@ class Kernel:
 
     def __call__(self, op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute the operator."""
-        form = (id(op), _threads(), *[(each.shape, each.strides, each.dtype) for each in (*inputs, *outputs)])
+        form = (id(op), threads_here(), *[(each.shape, each.strides, each.dtype) for each in (*inputs, *outputs)])
         known = self._chosen.get(form)
         if known is None:
             if len(self._chosen) >= _KEPT:
@@ -154,6 +157,18 @@ class Kernel:
     def bind(self, op: Operator, given: Sequence[Form], made: Sequence[Form]) -> BoundForward | None:
         """The kernel for arrays of these shapes and dtypes."""
         simply = op.bound(np, given, made) or op.forward
+        if sum(math.prod(shape) for shape, _ in (*given, *made)) <= _MOST_TRIED:
+            arrays = [[np.empty(shape, dtype) for shape, dtype in forms] for forms in (given, made)]
+            if self._choose(op, *arrays, True) is _forward:  # whatever the number of threads is
+
+                def simple(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+                    for each in (*inputs, *outputs):
+                        if not each.flags.c_contiguous:
+                            self(op, run, inputs, outputs)
+                            return
+                    simply(run, inputs, outputs)
+
+                return simple
         chosen: dict[int, Compute] = {}
 
         def bound(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -161,7 +176,7 @@ class Kernel:
                 if not each.flags.c_contiguous:
                     self(op, run, inputs, outputs)
                     return
-            threads = _threads()
+            threads = threads_here()
             compute = chosen.get(threads)
             if compute is None:
                 compute = self._choose(op, inputs, outputs, True)
@@ -225,7 +240,7 @@ class TiedKernel:
 
     def __call__(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute the operator."""
-        threads = _threads()
+        threads = threads_here()
         if self.stale is not False or threads != self._threads:
             self._tie(inputs, outputs, threads)
         if not self._is_ready:

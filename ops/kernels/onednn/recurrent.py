@@ -47,12 +47,12 @@ _OF_GATES = (1 << 3) | (1 << 4)
 
 
 Numbers = tuple[float, float, bytes]
-"""How bytes stand for real numbers: the scale and the shift of data and states (byte = real · scale + shift), and the
-steps of the weights for each unit of each gate, float32 (gates·units,) as bytes."""
+"""The meaning of bytes as real numbers: the scale and the shift of data and states (byte = real · scale + shift), and
+the steps of the weights for each unit of each gate, float32 (gates·units,) as bytes."""
 
 
 class Form(NamedTuple):
-    """What decides on the primitives of recurrent layers.
+    """The key of the primitives of recurrent layers.
 
     Attributes:
         mode: the operator's.
@@ -141,7 +141,7 @@ def _attributes(scale: float, shift: float, steps: bytes) -> Handle:
 
 
 class Places(NamedTuple):
-    """Where the parts of a copy of the parameters are.
+    """The places of the parts of a copy of the parameters.
 
     Attributes:
         parts: for each layer the offsets of the weights of input and recurrence, of the biases, and of the scales.
