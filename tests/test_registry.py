@@ -64,6 +64,7 @@ ELSEWHERE: dict[str, str] = {
         ["_quantize_linear", "_dequantize_linear", "_dequantize_constant", "_linear_ends"],
         "made of ONNX's conversions: tests/test_onnx_bytes.py",
     ),
+    **dict.fromkeys(["_to_bytes", "_from_bytes", "_pool_bytes"], "made of operators with ranges: tests/test_int8.py"),
     **dict.fromkeys(
         [
             "_settled_filters",

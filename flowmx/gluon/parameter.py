@@ -191,9 +191,9 @@ class Parameter:
             DeferredInitializationError: its shape is not known yet.
             RuntimeError: it is not initialized, or not on that device.
         """
+        arrays = self._arrays
         if self._stype != "default":
             self._refuse_sparse("data", "row_sparse_data")
-        arrays = self._arrays
         found = None if arrays is None or ctx is None else arrays.get(ctx)
         return self._array_on(arrays, ctx) if found is None else found
 

@@ -1,4 +1,4 @@
-"""Bytes with a zero point, as ONNX has them: ``real = (byte - zero) * scale``."""
+"""Bytes with a zero point, as ONNX has them, ``real = (byte - zero) * scale``; and what plans do to bytes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,31 @@ from typing import Literal
 
 import numpy as np
 
-from flowmx.ops.quantization.ranges import INT8, INT32, UINT8, Inferred, InferredTypes, known_types, operator
+from flowmx.ops.nn.common import bound
+from flowmx.ops.nn.pooling import Pooling
+from flowmx.ops.quantization.ranges import (
+    INT8,
+    INT32,
+    UINT8,
+    Inferred,
+    InferredTypes,
+    compute,
+    known_types,
+    operator,
+    round_into,
+)
 from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, family, option, required
 
-__all__ = ["DequantizeConstant", "DequantizeLinear", "LinearEnds", "QuantizeLinear"]
+__all__ = [
+    "BytesPooling",
+    "DequantizeConstant",
+    "DequantizeLinear",
+    "FromBytes",
+    "LinearEnds",
+    "QuantizeLinear",
+    "ToBytes",
+]
 
 
 @family
@@ -62,6 +82,55 @@ class DequantizeLinear(_Linear):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         values = run.xp.subtract(inputs[0], np.float32(self.zero), dtype=np.float32)
         run.xp.multiply(values, np.float32(self.scale), out=outputs[0])
+
+
+@family
+class _Rescaling(Operator, hidden=True, no_gradient=True):
+    """Base of conversions by a factor that is known."""
+
+    arguments = ("data",)
+    factor: float = required("What the data is multiplied by.")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return shapes, [shapes[0]]
+
+
+@operator("_to_bytes")
+class ToBytes(_Rescaling, makes_channels_last=True):
+    """Real numbers, multiplied and rounded to bytes; what is outside of the type becomes its nearest end."""
+
+    made: Literal["int8", "uint8"] = option("int8", "The dtype of the output.")
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return known_types(self, dtypes, [(FLOAT32,)]), [UINT8 if self.made == "uint8" else INT8]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        round_into(run.xp, inputs[0] * np.float32(self.factor), outputs[0])
+
+
+@operator("_from_bytes")
+class FromBytes(_Rescaling, keeps_layout=True):
+    """Bytes as real numbers, multiplied."""
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return known_types(self, dtypes, [(INT8, UINT8)]), [FLOAT32]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        run.xp.multiply(inputs[0], np.float32(self.factor), out=outputs[0], dtype=np.float32)
+
+
+@operator("_pool_bytes")
+class BytesPooling(Pooling, hidden=True, no_gradient=True, quantized=None, input_named=False):
+    """The maxima or rounded means of windows of bytes."""
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        found = known_types(self, dtypes, [(INT8, UINT8)])
+        return found, [found[0]]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        real = run.xp.empty(outputs[0].shape, np.float32)
+        compute(Pooling.create(**bound(self)), run, [inputs[0].astype(np.float32)], [real])
+        round_into(run.xp, real, outputs[0])
 
 
 @operator("_dequantize_constant")

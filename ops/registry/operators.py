@@ -138,6 +138,9 @@ class TiedForward(Protocol):
     def __call__(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute the operator."""
 
+    stale: bool | None
+    """None until its caller sets it to True, and does so again with each change in the lists that it is called with."""
+
     def use(self, memory: Array | None) -> None:
         """Work in this memory from now on (None: in memory of its own)."""
 

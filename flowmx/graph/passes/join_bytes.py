@@ -15,16 +15,19 @@ from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes.fuse import activation_of
 from flowmx.ops.arrays.repeating import Pad
-from flowmx.ops.compiled.constant import Constant
 from flowmx.ops.math.binary import SUMS
 from flowmx.ops.nn.convolution import Convolution
 from flowmx.ops.nn.linear import FullyConnected
 from flowmx.ops.nn.pooling import Pooling
-from flowmx.ops.quantization.layers import QuantizedPooling
-from flowmx.ops.quantization.linear import DequantizeConstant, DequantizeLinear, LinearEnds, QuantizeLinear
+from flowmx.ops.quantization.linear import (
+    BytesPooling,
+    DequantizeConstant,
+    DequantizeLinear,
+    LinearEnds,
+    QuantizeLinear,
+)
 from flowmx.ops.quantization.ranges import INT8, UINT8
 from flowmx.ops.quantization.sums import Int8Convolution, Int8FullyConnected, layer_of
-from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Operator
 
 _LAYERS: dict[type, type[Operator]] = {Convolution: Int8Convolution, FullyConnected: Int8FullyConnected}
@@ -267,7 +270,7 @@ class _Joining:
         data = self._rewriter.new(back.inputs[0])
         traits = inner.op.traits
         if isinstance(inner.op, Pooling):
-            made = self._pooled(inner, data, dtype)
+            made = self._pooled(inner, data)
         elif traits.view or (traits.moves and not isinstance(inner.op, Pad)):
             made = self._rewriter.make(inner.op, [data], inner)
         else:
@@ -277,16 +280,12 @@ class _Joining:
         self._rewriter.replace(Entry(node, 0), Entry(made, 0))
         return True
 
-    def _pooled(self, node: Node, data: Entry, dtype: DType) -> Node | None:
+    def _pooled(self, node: Node, data: Entry) -> Node | None:
         op: Any = node.op
         if op.pool_type != "max" or op.channels_last:
             return None
         given = {name: getattr(op, name) for name in op.attributes()}
-        ends = [
-            Entry(self._rewriter.make(Constant(np.full((1,), end, np.float32)), [], node, f"{node.name} range"), 0)
-            for end in (0, np.iinfo(dtype).max)
-        ]
-        return self._rewriter.make(QuantizedPooling.create(**given), [data, *ends], node)
+        return self._rewriter.make(BytesPooling.create(**given), [data], node)
 
 
 def _viewed(entry: Entry) -> tuple[Node, list[Node]]:

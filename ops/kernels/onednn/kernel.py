@@ -216,7 +216,12 @@ class Kernel:
 
 
 class TiedKernel:
-    """A forward that is called with the same arrays again and again, though with others now and then."""
+    """A forward that is called with the same arrays again and again, though with others now and then.
+
+    Attributes:
+        stale: True where arrays may be others than at the last call. Its caller says so, once this is not None;
+            else each array is looked at, which takes as long as a small layer.
+    """
 
     def __init__(self, kernel: Kernel, op: Operator) -> None:
         self._kernel, self._op = kernel, op
@@ -226,14 +231,27 @@ class TiedKernel:
         self._memory: Array | None = None
         self._threads = 0
         self._is_ready = False
+        self.stale: bool | None = None
 
     def use(self, memory: Array | None) -> None:
         """Work in this memory from now on (None: the thread's)."""
         self._memory, self._arrays = memory, []
+        self.stale = None if self.stale is None else True
 
     def __call__(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute the operator."""
-        arrays, threads = [*inputs, *outputs], threads_here()
+        threads = threads_here()
+        if self.stale is not False or threads != self._threads:
+            self._tie(inputs, outputs, threads)
+        if not self._is_ready:
+            self._kernel(self._op, run, inputs, outputs)
+            return
+        for each in self._calls:
+            each()
+
+    def _tie(self, inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
+        """Prepare the calls where the arrays, or the number of threads, are others than at the last call."""
+        arrays = [*inputs, *outputs]
         if (
             threads != self._threads
             or len(arrays) != len(self._arrays)
@@ -242,11 +260,7 @@ class TiedKernel:
             self._threads = threads
             self._is_ready = self._look(inputs, outputs)
             self._arrays = [weakref.ref(each) for each in arrays]
-        if not self._is_ready:
-            self._kernel(self._op, run, inputs, outputs)
-            return
-        for each in self._calls:
-            each()
+        self.stale = None if self.stale is None else False
 
     def _look(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
         """Prepare the calls for these arrays; False where oneDNN cannot, or they need more memory than is given."""
