@@ -15,19 +15,18 @@ WAITING = re.compile(r"os\.(fork|kill)|/proc/self|ru_maxrss|tracemalloc|\b(Launc
 
 # fmt: off
 SECONDS = {
-    "modes": 48, "kvstore_distributed_training": 39, "sim_programs": 22, "gluon_data_loader": 22, "launch_ssh": 20,
-    "serial_equivalence": 18, "endings": 17, "examples": 17, "tape_programs": 16, "prompts": 16, "launch_dask": 16,
-    "sklearn": 15, "node_endings": 15, "checkpoint": 14, "chains": 14, "chaos": 13, "race": 13,
-    "examples_training": 13, "gluon_zoo": 13, "hosts": 12, "scheduler": 12, "onnx_operators": 12,
-    "mxnet_files_networks": 11, "mxnet_states": 10, "wire_fuzz": 9, "gradients": 9, "launch_slots": 9,
-    "cuda_rows": 8, "editor": 8, "kvserver_model": 8, "recompute": 8, "micro_batches": 8, "kvstore_endings": 8,
-    "kvstore_distributed": 8, "several_devices": 8, "loops": 8, "gluon_mxnet_blocks": 7,
-    "mxnet_files_continuing": 7, "numpy_libraries": 6, "actors": 6, "cuda_kernels": 6, "cuda_device": 6, "tutorials": 6,
-    "pulse": 6,
-    "onnx_zoo": 5, "as_mxnet": 5, "launch": 5, "simplify": 5, "lazy": 5, "words": 5, "kvstore_engine": 4,
-    "attributes": 4, "engine": 4, "members": 4, "migration": 4, "comm_service": 4, "mxnet_peer": 4, "dtypes": 4,
-    "stubs": 4, "launch_roles": 4, "slices": 4, "batch_wise": 4, "amp": 3, "order": 3, "checkout": 3, "buckets": 3,
-    "sim_training": 3, "example_onnxruntime": 6, "quantized_rnn": 4, "onnx_bytes": 3,
+    "kvstore_distributed_training": 22, "gluon_data_loader": 21, "modes": 20, "node_endings": 18, "prompts": 16,
+    "examples": 15, "wire_fuzz": 13, "gradients": 12, "endings": 11, "gluon_zoo": 11, "kvstore_distributed": 11,
+    "checkpoint": 10, "editor": 10, "examples_training": 10, "launch_dask": 10, "mxnet_files_networks": 10,
+    "tape_programs": 10, "onnx_operators": 9, "sklearn": 9, "chaos": 8, "kvserver_model": 8, "kvstore_endings": 8,
+    "launch_slots": 8, "loops": 8, "sim_programs": 8, "cuda_kernels": 7, "tutorials": 7, "attributes": 6,
+    "cuda_rows": 6, "pulse": 6, "scheduler": 6, "serial_equivalence": 6, "cuda_device": 5, "launch_ssh": 5, "race": 5,
+    "engine": 4, "hosts": 4, "int8": 4, "kvstore_simulation": 4, "launch": 4, "launch_roles": 4,
+    "mxnet_files_continuing": 4, "mxnet_peer": 4, "mxnet_states": 4, "onnx_zoo": 4, "ops_namespace": 4,
+    "serve_runner": 4, "several_devices": 4, "stubs": 4, "words": 4, "archives": 3, "as_mxnet": 3, "bfloat16": 3,
+    "checkout": 3, "download": 3, "dtypes": 3, "gluon_mxnet": 3, "im2rec": 3, "kvstore_engine": 3, "migration": 3,
+    "pool": 3, "recompute": 3, "serve_command": 3, "sim_blank": 3, "simplify": 3, "wire_javascript_job": 3,
+    "micro_batches": 6, "example_onnxruntime": 6, "quantized_rnn": 4, "onnx_bytes": 3,
 }
 """About how long the longest files take, by the part of their names between ``test_`` and ``.py``."""
 # fmt: on

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from flowmx.devices import threads
+from flowmx.ops.kernels.onednn import library as onednn
 
 pytestmark = pytest.mark.usefixtures("new_python")
 
@@ -52,3 +53,30 @@ def test_a_user_says_how_openmp_waits(monkeypatch):
     with threads.looking_before_sleep():
         assert os.environ["OMP_WAIT_POLICY"] == "passive"
         assert "GOMP_SPINCOUNT" not in os.environ
+
+
+FORKING = """
+import os, signal
+import flowmx as mx
+
+x, weight = mx.nd.ones((8, 16, 32, 32)), mx.nd.ones((16, 16, 3, 3))
+
+def total():
+    return mx.nd.Convolution(x, weight, kernel=(3, 3), num_filter=16, no_bias=True).sum().asscalar()
+
+before = total()
+if not (child := os.fork()):
+    signal.alarm(30)
+    os._exit(int(total() != before))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), total() == before)
+"""
+
+
+@pytest.mark.skipif(onednn.library() is None, reason="the oneDNN library is not installed")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_kernels_of_several_threads_go_on_on_both_sides_of_a_fork():
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", FORKING], capture_output=True, text=True,
+        env={**os.environ, "FLOWMX_CPU_KERNEL_NTHREADS": "2"}, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout == "0 True\n"

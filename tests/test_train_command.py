@@ -136,13 +136,12 @@ def test_models(tmp_path):
         made.save(tmp_path / "made-symbol.json")
         again = models.make(str(tmp_path / "made-symbol.json"), (3, 64, 64), 7)
         assert again.list_arguments() == made.list_arguments()
-    layers = [name.removesuffix("_weight") for name in models.make("lenet", (1, 28, 28), 10).list_arguments()]
-    assert [name for name in layers if name[-1].isdigit()] == [
-        "conv1",
-        "conv2",
-        "fc1",
-        "fc2",
-    ]  # those of MXNet's example
+    lenet = models.make("lenet", (1, 28, 28), 10)  # that of MXNet's example
+    shapes = dict(zip(lenet.list_arguments(), lenet.infer_shape(data=(1, 1, 28, 28))[0], strict=True))
+    assert {name: shape for name, shape in shapes.items() if name.endswith("weight")} == {
+        "conv1_weight": (20, 1, 5, 5), "conv2_weight": (50, 20, 5, 5), "fc1_weight": (500, 800),
+        "fc2_weight": (10, 500),
+    }  # fmt: skip
     scores = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3)
     scores.save(tmp_path / "scores.json")
     assert "softmax_label" in models.make(str(tmp_path / "scores.json"), (4,), 3).list_arguments()

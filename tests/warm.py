@@ -18,7 +18,6 @@ fork costs. It does so where ``Popen.ends_whole`` is set, for tests of endings, 
 from __future__ import annotations
 
 import array
-import atexit
 import contextlib
 import ctypes
 import gc
@@ -34,7 +33,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
 
@@ -42,6 +41,14 @@ from flowmx.comm.launch.child import ALONE, HERE
 
 ROOT = Path(__file__).parent.parent
 PR_SET_CHILD_SUBREAPER = 36
+SERVE = """
+import atexit
+last = []
+atexit.register(lambda: [each() for each in last])
+from tests import warm
+warm.serve({}, last)
+"""
+"""The program of the process that forks; what is put into ``last`` is called after all that modules register."""
 PLAIN = subprocess.Popen
 MODULES = (
     "flowmx.kvstore.server.main", "flowmx.kvstore.launching.command", "flowmx.comm.launch.scheduler",
@@ -111,7 +118,7 @@ class Server:
         here, there = socket.socketpair()
         own = ("FLOWMX_", "DMLC_", "PYTHON")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(own)}
-        command = [sys.executable, "-c", f"from tests import warm; warm.serve({there.fileno()})"]
+        command = [sys.executable, "-c", SERVE.format(there.fileno())]
         with there:
             self._process = PLAIN(command, pass_fds=[there.fileno()], cwd=ROOT, env=kept, start_new_session=True)
         return here
@@ -138,7 +145,9 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
     server: Server | None = None
     ends_whole = False
     is_forked = False
-    """True in a process that the server has forked."""
+    """True in a process that the server has forked, and that may order others."""
+    status: int | None = None
+    """With which such a process ends, once that is known."""
     namespaces: Sequence[str] = ()
     """Paths of the namespaces that this process has entered since."""
 
@@ -181,8 +190,9 @@ def starts() -> Iterator[None]:
 # -- in the process that forks others ----------------------------------------------------------------------
 
 
-def serve(connection: int) -> None:
+def serve(connection: int, last: list[Callable[[], None]]) -> None:
     """Fork a process for each order; in such a process, return once it has done its work."""
+    last.append(_end)
     for name in MODULES:
         importlib.import_module(name)
     gc.collect()
@@ -270,16 +280,18 @@ def _become(order: dict[str, Any], files: Sequence[int]) -> None:
         if os.getppid() != int(order["launcher"]):
             os._exit(1)
     _configure(order)
-    status = 0
+    status: object = 0
     try:
         _run(order["words"])
     except SystemExit as end:
-        if not isinstance(end.code, int | None):
-            raise  # Python prints it
         status = end.code or 0
-    if order["ends_whole"]:
-        sys.exit(status)
-    _end(status)
+        raise
+    except BaseException:
+        status = None
+        raise
+    finally:
+        if not order["ends_whole"] and isinstance(status, int):  # Python prints others
+            Popen.status = status
 
 
 def enter(path: str) -> None:
@@ -320,16 +332,16 @@ def _configure(order: dict[str, Any]) -> None:
     warnings._processoptions(sys.warnoptions)  # type: ignore[attr-defined]
 
 
-def _end(status: int) -> None:
-    """End as the interpreter does, up to where it takes the modules apart."""
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
+def _end() -> None:
+    """End before the interpreter takes the modules apart; last of what it calls at its exit."""
+    if Popen.status is None:
+        return
     try:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
     except (AttributeError, OSError, ValueError):
-        sys.exit(status)  # Python tells of it
-    os._exit(status & 0xFF)
+        return  # Python tells of it
+    os._exit(Popen.status & 0xFF)
 
 
 def _run(words: list[str]) -> None:
