@@ -116,9 +116,9 @@ class Steps:
 
     def walks(self, positions: Iterable[int]) -> list[list[int]]:
         """Each order of the steps at these positions."""
-        positions = list(positions)
-        early = [at for at in positions if not self._late[at]]
-        return [self.with_late(walk(self, early), set(positions)) for walk in WALKS]
+        every = dict.fromkeys(positions)
+        early = [at for at in every if not self._late[at]]
+        return [self.with_late(walk(self, early), every) for walk in WALKS]
 
     def with_late(self, order: Sequence[int], positions: Collection[int]) -> list[int]:
         """An order with each late step put before the first that needs it, and before it what it needs.
