@@ -20,7 +20,7 @@ SECONDS = {
     "sklearn": 15, "node_endings": 15, "checkpoint": 14, "chains": 14, "chaos": 13, "race": 13,
     "examples_training": 13, "gluon_zoo": 13, "hosts": 12, "scheduler": 12, "onnx_operators": 12,
     "mxnet_files_networks": 11, "mxnet_states": 10, "wire_fuzz": 9, "gradients": 9, "launch_slots": 9,
-    "cuda_rows": 8, "editor": 8, "kvserver_model": 8, "recompute": 8, "kvstore_endings": 8,
+    "cuda_rows": 8, "editor": 8, "kvserver_model": 8, "recompute": 8, "micro_batches": 8, "kvstore_endings": 8,
     "kvstore_distributed": 8, "several_devices": 8, "loops": 8, "gluon_mxnet_blocks": 7,
     "mxnet_files_continuing": 7, "numpy_libraries": 6, "actors": 6, "cuda_kernels": 6, "cuda_device": 6, "tutorials": 6,
     "pulse": 6,

@@ -272,6 +272,19 @@ def test_what_comes_after_a_cancelled_operation_still_waits_for_what_came_before
     assert log == ["first", "last"]
 
 
+def test_an_operation_that_is_ready_but_has_no_worker_yet_is_over_once_it_is_cancelled():
+    go, begun, device = threading.Event(), threading.Event(), mx.cpu(5)
+    mx.engine.push(lambda: (begun.set(), go.wait(10)), device=device)
+    assert begun.wait(10)
+    try:
+        waiting = mx.engine.push(lambda: 1, device=device)
+        assert waiting.cancel() and waiting.done()
+        with pytest.raises(OperationCancelled):
+            waiting.wait()
+    finally:
+        go.set()
+
+
 def test_ten_thousand_operations_cancelled_in_a_row_end_well():
     variable = mx.engine.Variable()
     with mx.engine.using(engine_max_ops=20_000), Gate(variable):

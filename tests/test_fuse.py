@@ -146,6 +146,16 @@ def test_bias_residual_and_activation_go_into_a_layer(monkeypatch, kind, then):
     assert_same(expected, found)
 
 
+@pytest.mark.parametrize("kind", ["Convolution", "FullyConnected"])
+def test_a_residual_goes_into_a_layer_without_a_bias(monkeypatch, kind):
+    data, shape = mx.sym.Variable("data"), (2, 8, 16, 64)
+    net = mx.sym.sin(data) + layer(kind, data, no_bias=True)
+    found, bound = train(net, shape)
+    assert [node.op.name for node in bound.plan.forward if node.op.name not in ("sin", "Reshape")] == [f"_fused_{kind}"]
+    plainly(monkeypatch)
+    assert_same(train(net, shape)[0], found)
+
+
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("added", ["computed", "variable", "the data", "used again"])
 def test_whatever_is_added(monkeypatch, added, batch):

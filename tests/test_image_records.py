@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import threading
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ import flowmx as mx
 from flowmx.data import codecs
 from flowmx.data.augmentation import augment, normalize
 from flowmx.data.augmentation.color_jitter import from_hls, to_hls
+from flowmx.data.augmentation.options import Reading
 from flowmx.data.batch_order import BatchOrder
 from flowmx.data.records.reader import Source
 from tests.fixtures import record_images as recorded
@@ -378,6 +380,12 @@ def test_the_fused_loop_gives_the_plain_numbers(mirrored, width):
 def test_refuses_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         images(**arguments)
+
+
+def test_defaults_are_mxnets():
+    defaults = {field.name: field.default for field in fields(Reading)}
+    wanted = {"label_width": 1, "preprocess_threads": 4, "prefetch_buffer": 4, "round_batch": True}
+    assert {name: defaults[name] for name in wanted} == wanted
 
 
 def test_warns_of_an_unknown_argument():

@@ -9,6 +9,7 @@ import pytest
 import flowmx as mx
 from benchmarks.workers import networks
 from flowmx import profiler
+from flowmx.devices.sim import simulated
 from flowmx.errors import BudgetError
 from flowmx.graph.checking import race
 from flowmx.graph.compiler import options_of
@@ -79,7 +80,9 @@ CASES = {
 }
 
 
-def bound(symbol, examples, others, batch, budget=0, request="write", dtype="float32", **settings):
+def bound(
+    symbol, examples, others, batch, budget=0, request="write", dtype="float32", context=None, **settings
+):  # fmt: skip
     """An executor with arrays that are the same whatever the budget."""
     shapes = {name: (batch, *shape) for name, shape in examples.items()} | others
     given = {n: "null" if n in examples else request for n in symbol.list_arguments()}
@@ -87,7 +90,7 @@ def bound(symbol, examples, others, batch, budget=0, request="write", dtype="flo
         given["data"] = "write"
     types = dict.fromkeys(symbol.list_arguments(), dtype)
     with mx.engine.using(exec_memory_budget=budget, **settings):
-        executor = symbol.simple_bind(mx.cpu(), grad_req=given, type_dict=types, **shapes)
+        executor = symbol.simple_bind(context or mx.cpu(), grad_req=given, type_dict=types, **shapes)
     rng = np.random.default_rng(3)
     for name, array in executor.arg_dict.items():
         whole = name == "label" or (name == "data" and len(examples["data"]) == 1)
@@ -118,6 +121,7 @@ def in_slices(symbol, examples, others, batch, count, **more):
 def results(executor):
     """Outputs and gradients of a step, and a random number that is drawn after it."""
     mx.random.seed(5)
+    mx.random.seed(5, ctx=executor._ctx)
     executor.forward_backward(head_gradients(executor))
     arrays = [*executor.outputs, *[each for each in executor.grad_arrays if each is not None], *executor.aux_arrays]
     return [each.asnumpy().astype("float64") for each in arrays] + [mx.nd.random.uniform(shape=3).asnumpy()]
@@ -125,7 +129,7 @@ def results(executor):
 
 def head_gradients(executor):
     rng = np.random.default_rng(4)
-    return [mx.nd.array(rng.normal(size=out.shape), dtype=out.dtype) for out in executor.outputs]
+    return [mx.nd.array(rng.normal(size=out.shape), out.context, out.dtype) for out in executor.outputs]
 
 
 def same(one, other, near=1e-5):
@@ -245,6 +249,16 @@ def test_hybridized_blocks_train_in_a_budget():
 def plans(net):
     """The plans of a hybridized block."""
     return [each.pool.results.plan for each in net._cached_op._compiled.values()]
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_the_simulated_device_runs_slices(seed):
+    """With the same random numbers, in order and out of it."""
+    with simulated("gtx980", 1, **({} if seed is None else {"seed": seed})):
+        net, examples = wide_first(0.3), {"data": (3, 16, 16), "label": ()}
+        small, whole = in_slices(net, examples, {}, 8, 4, context=mx.sim(0))
+        found, expected = results(small)[:-1], results(whole)[:-1]
+        same(found, expected)
 
 
 def test_values_are_computed_again_where_that_is_cheap():

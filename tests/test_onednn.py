@@ -1,6 +1,9 @@
 """The kernels by oneDNN against the plain forwards, on every row of the tables and however arrays lie in memory."""
 
 import ctypes
+import os
+import subprocess
+import sys
 import threading
 from collections import OrderedDict
 from functools import partial
@@ -377,3 +380,30 @@ def test_threads_that_give_kernels_other_numbers_of_threads_share_no_scratch_mem
         assert_close(expected, [each])
     for each in scratch:
         assert (each[-4096:] == 7).all(), "a kernel has written beyond its scratch memory"
+
+
+FORKING = """
+import os, signal
+import flowmx as mx
+
+x, weight = mx.nd.ones((8, 16, 32, 32)), mx.nd.ones((16, 16, 3, 3))
+
+def total():
+    return mx.nd.Convolution(x, weight, kernel=(3, 3), num_filter=16, no_bias=True).sum().asscalar()
+
+before = total()
+if not (child := os.fork()):
+    signal.alarm(30)
+    os._exit(int(total() != before))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), total() == before)
+"""
+
+
+@needs_onednn
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_kernels_of_several_threads_go_on_on_both_sides_of_a_fork():
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", FORKING], capture_output=True, text=True,
+        env={**os.environ, "FLOWMX_CPU_KERNEL_NTHREADS": "2"}, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout == "0 True\n"

@@ -5,6 +5,7 @@ import pytest
 
 import flowmx as mx
 from flowmx.devices import pool
+from flowmx.devices.cpu_device import CPUDevice
 from flowmx.ops.registry.operators import lookup
 
 
@@ -168,7 +169,7 @@ def test_what_no_window_of_a_max_pooling_covers_has_no_gradient(monkeypatch):
         made.fill(np.nan)
         return made
 
-    monkeypatch.setattr(pool, "allocate", allocate)
+    monkeypatch.setattr(CPUDevice, "allocate", staticmethod(allocate))
     x = mx.nd.ones((1, 1, 2, 3), dtype="float64")
     x.attach_grad()
     with mx.autograd.record():

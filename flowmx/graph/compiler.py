@@ -114,7 +114,7 @@ def compile_graph(
     """
     options = options or options_of("cpu")
     graph = replace(graph, straight=frozenset(straight))
-    fits = options.budget is not None and bool(graph.gradients) and options.workers == 1 and not graph.groups
+    fits = options.budget is not None and bool(graph.gradients) and not graph.groups
     for each in PASSES:
         graph = each(graph, replace(options, budget=None) if fits else options)
     if begin is not None:

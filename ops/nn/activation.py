@@ -40,7 +40,7 @@ from flowmx.ops.registry.traits import BatchWise, Precision, Quantization
 
 _PLAIN = {kind: OnArrays(lambda p, x, of=row: of.compute(x)) for kind, row in ACTIVATIONS.items()}
 _BACKWARD = {kind: OnArrays(lambda p, head, y, of=row: head * of.slope(y), 2) for kind, row in ACTIVATIONS.items()}
-_ONE_BLOCK = 4096
+_ONE_BLOCK = 1 << 13
 """Elements that are computed without cutting them."""
 _PLAIN_TYPES = (FLOAT32, np.dtype(np.float64))
 _BEND = {kind: OnFrontend(lambda p, y, of=row: of.bend(y), ("y",)) for kind, row in ACTIVATIONS.items()}
@@ -418,8 +418,8 @@ class LogSoftmax(_Softmax, in_place=((0, 0),), precision=Precision.FLOAT32, inpu
 
         def forward(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
             x, out = inputs[0], outputs[0]
-            np.subtract(x, np.maximum.reduce(x, axis, None, None, True), out=out)
-            total = np.add.reduce(np.exp(out), axis, None, None, True)
+            np.subtract(x, np.maximum.reduce(x, axis, keepdims=True), out=out)
+            total = np.add.reduce(np.exp(out), axis, keepdims=True)
             np.subtract(out, np.log(total, out=total), out=out)
 
         return forward

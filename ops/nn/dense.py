@@ -44,7 +44,7 @@ class Dense(FullyConnected, hidden=True, quantized=None):
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         product, activation = self.parts
-        return product.gradient(F, inputs, (), activation.gradient(F, (), outputs, heads))
+        return [*product.gradient(F, inputs, (), activation.gradient(F, (), outputs, heads))]
 
 
 def _bound(op: Operator, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound:

@@ -203,6 +203,12 @@ MODES = {
     "two devices, module": Mode(runners.Module, devices=TWO, **SYMBOLIC),
     "simulated": Mode(devices=("sim(0)",), simulated={}, **CALLS),
     "simulated, hybridized": Mode(hybridize=BOTH, devices=("sim(0)",), simulated={"seed": 5}, **PACKED),
+    "simulated, sliced": Mode(
+        hybridize=BOTH, devices=("sim(0)",), simulated={"seed": 7}, settings={"exec_slice": 1, "gpu_worker_nthreads": 1}
+    ),
+    "simulated, budget": Mode(
+        runners.Joint, devices=("sim(0)",), simulated={"seed": 6}, budgets=(0.1, 0.25, 0.5, 0.7), **SYMBOLIC
+    ),
     "simulated, plain kernels": Mode(hybridize=BOTH, devices=("sim(0)",), simulated={"kernels": "none"}),
     **dict(_more_dtypes()),
 }

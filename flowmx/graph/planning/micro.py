@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from flowmx.devices import threads
@@ -70,6 +71,7 @@ def fit(graph: Graph, external: Collection[Entry], strided: Collection[Node], op
     whole = make_plan(graph, external, strided, options)
     if whole.internal_bytes() <= options.budget:
         return whole
+    options = replace(options, workers=1)  # branches that run at the same time take more memory
     search = _Search(graph, external, strided, options, whole.internal_bytes())
     made = search.both_passes_at_once() if options.joint else None
     if made is not None and made.loss <= _CHEAP:

@@ -18,6 +18,8 @@ from flowmx.ops.registry.dtypes import is_floating
 from flowmx.ops.registry.operators import Operator, Shape
 from flowmx.ops.registry.traits import BatchParts
 
+CUT_ON = ("cpu", "sim")
+"""Types of devices that run slices."""
 _SUMMED = BatchParts((), (), (0,))
 _MOST_BEFORE = 16
 """Operators that may be taken out of a region for one that needs their whole results."""
@@ -126,7 +128,7 @@ class _Parter:
         op, graph = node.op, self._graph
         assert op is not None
         context = graph.context(node)
-        here = context is None or (context is graph.default and context.device_type == "cpu")
+        here = context is None or (context is graph.default and context.device_type in CUT_ON)
         here = here and (self._allowed is None or node in self._allowed)
         if op.traits.dynamic or op.traits.once or not here or not self._is_free(op):
             return None

@@ -64,10 +64,10 @@ class Region:
         inner = [step for step in steps if step is not None]
         results = [self._result(entry) for entry in outputs]
         early = [made for entry, made in zip(outputs, results, strict=True) if entry.node in self._forward]
-        late = {
-            Node(None, entry.node.output_name(entry.index)): made
-            for entry, made in zip(outputs, results, strict=True) if entry.node not in self._forward
-        }  # fmt: skip
+        late: dict[Node, Entry] = {}
+        for entry, made in zip(outputs, results, strict=True):
+            if entry.node not in self._forward:
+                late[self._variable_like(entry)] = made
         graph = Graph(
             tuple(early), late, self._shapes, self._dtypes, self._graph.train, groups=self._graph.groups,
             default=self._graph.default, straight=frozenset(late),
@@ -112,6 +112,12 @@ class Region:
             made = Entry(Node(None, entry.node.output_name(entry.index), attributes=entry.node.attributes), 0)
             self._variables[entry, along] = made
             self._note(entry, made, along)
+        return made
+
+    def _variable_like(self, entry: Entry) -> Node:
+        """A variable of which a result that only gradients need is the gradient."""
+        made = Node(None, entry.node.output_name(entry.index))
+        self._note(entry, Entry(made, 0), entry.index in self._members[entry.node].outputs)
         return made
 
     def _note(self, entry: Entry, made: Entry, along: bool) -> None:

@@ -23,6 +23,7 @@ from flowmx.graph.planning.cost import nanoseconds, once_more
 from flowmx.graph.planning.layout import channels_last
 from flowmx.graph.planning.live import nbytes
 from flowmx.graph.planning.order import Ordered
+from flowmx.graph.planning.parting import CUT_ON
 from flowmx.graph.planning.region import Region
 from flowmx.ops.registry.traits import BatchParts
 
@@ -128,7 +129,7 @@ def _parts(graph: Graph, node: Node) -> BatchParts | None:
     """The parts of an operator that go along with the batch; None where it may not be in a region."""
     op, context = node.op, graph.context(node)
     assert op is not None
-    if op.traits.dynamic or not is_pure(op, train=False) or not (context is None or context.device_type == "cpu"):
+    if op.traits.dynamic or not is_pure(op, train=False) or not (context is None or context.device_type in CUT_ON):
         return None
     outputs = [graph.shapes[Entry(node, index)] for index in range(node.outputs())]
     inputs = [graph.shapes[entry] for entry in node.inputs]

@@ -105,7 +105,10 @@ class Runner:
         if tied is not None:
             self.tied[node] = tied
         device = self.device(node)
-        forward = forward_of(node.op, device) if tied is None else device.timed(node.op, tied)
+        if tied is None:
+            forward = forward_of(node.op, device)
+        else:  # of slices each step takes its time
+            forward = tied if isinstance(node.op, Sliced) else device.timed(node.op, tied)
         if self._poisoned is not None and not node.op.traits.once:
             forward = self._poisoned.wrap(forward, node)
         return self._step(forward, node.inputs, outputs, node)

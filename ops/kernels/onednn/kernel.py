@@ -158,8 +158,8 @@ class Kernel:
         """The kernel for arrays of these shapes and dtypes."""
         simply = op.bound(np, given, made) or op.forward
         if sum(math.prod(shape) for shape, _ in (*given, *made)) <= _MOST_TRIED:
-            arrays = [[np.empty(shape, dtype) for shape, dtype in forms] for forms in (given, made)]
-            if self._choose(op, *arrays, True) is _forward:  # whatever the number of threads is
+            read, written = ([np.empty(shape, dtype) for shape, dtype in forms] for forms in (given, made))
+            if self._choose(op, read, written, True) is _forward:  # whatever the number of threads is
 
                 def simple(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
                     for each in (*inputs, *outputs):
