@@ -8,8 +8,9 @@ from flowmx import devices
 from flowmx.ops.compiled.recurrent import PackedRNN, PackRNN
 from flowmx.ops.kernels.onednn import library as onednn
 from flowmx.ops.kernels.onednn import recurrent
+from flowmx.ops.recurrent import loops
 from flowmx.ops.recurrent.operator import RNN
-from flowmx.ops.registry.operators import Run
+from flowmx.ops.registry.operators import Run, kernel_for
 
 found = onednn.library()
 needs_onednn = pytest.mark.skipif(found is None, reason="oneDNN is not installed")
@@ -147,3 +148,8 @@ def test_parameters_are_packed_once_for_each_change(monkeypatch):
     net.l0_h2h_bias.set_data(mx.nd.ones(32))
     net(x).wait_to_read()
     assert len(packings) == 2
+
+
+def test_steps_have_loops_of_their_own():
+    kernel_for("cpu", "RNN")
+    assert {("cpu", "lstm"), ("cpu", "gru")} <= set(loops._loops)
