@@ -21,6 +21,8 @@ ABSENT = {
     "mx.np",
     "mx.npx",
     "mx.library.load",
+    "mx.nd.double",
+    "mx.sym.double",
     "mx.nd.sparse",
     "mx.nd.name",
     "mx.sym.name",
