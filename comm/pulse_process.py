@@ -3,24 +3,23 @@
 Its input is one line of JSON. While the process is stopped (by SIGSTOP or a debugger) it sends nothing; when that has
 died, the scheduler hears of it. A node that leaves by itself kills this process.
 
-Run as a program of its own, with the standard library alone, so that it starts fast and holds little.
+Run as a program of its own, with the standard library alone, so that it starts fast and holds little. What sends is
+imported for the first sign of life: many a process ends before.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import os
-import secrets
 import select
 import signal
-import ssl
 import sys
 import time
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from pathlib import Path
-from typing import Any
+
+TYPE_CHECKING = False  # importing typing takes as long as the interpreter
+if TYPE_CHECKING:
+    from http.client import HTTPConnection
+    from typing import Any
 
 STOPPED = "TtZX"
 PATIENCE = 1.0  # seconds in which a launcher, which knows more, tells of the end
@@ -39,6 +38,8 @@ class Line:
 
     def post(self, operation: str, body: bytes) -> None:
         """Call an operation; what is answered, and whether anything is, does not matter."""
+        from http.client import HTTPException
+
         path = f"/v1/{operation}"
         headers = {"Content-Type": self.order["content_type"]}
         if self.order["secret"] is not None:
@@ -53,9 +54,13 @@ class Line:
             self._connection = None
 
     def _connect(self) -> HTTPConnection:
+        from http.client import HTTPConnection, HTTPSConnection
+
         host, port, timeout = self.order["host"], self.order["port"], self.order["timeout"]
         if self.order["tls"] is None:
             return HTTPConnection(host, port, timeout=timeout)
+        import ssl
+
         certificate, key, authority, check = self.order["tls"]
         context = ssl.create_default_context(cafile=authority)
         context.check_hostname = check
@@ -63,6 +68,10 @@ class Line:
         return HTTPSConnection(host, port, timeout=timeout, context=context)
 
     def _signed(self, path: str, body: bytes) -> str:
+        import hashlib
+        import hmac
+        import secrets
+
         node, sent, nonce = self.order["node"], str(int(time.time() * 1000)), secrets.token_hex(16)
         digest = hashlib.sha256(hashlib.sha256(body).digest()).hexdigest()
         fields = ("FMX1", "request", "POST", path, node, sent, nonce, digest)
@@ -76,7 +85,8 @@ class Line:
 def runs(process: int) -> bool:
     """Tell whether a process runs: it is there, and not stopped."""
     try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in STOPPED
+        with open(f"/proc/{process}/stat") as file:  # noqa: PTH123 - pathlib takes long to import
+            return file.read().rpartition(")")[2].split()[0] not in STOPPED
     except OSError:
         return False
 

@@ -40,8 +40,8 @@ def apply(config: Settings) -> None:
     if count == _applied:
         return
     before, _applied = _applied, count
-    if before is None and count == cores():
-        return  # what the libraries do by themselves
+    if before is None and count == cores() and not config.cpu_kernel_nthreads:
+        return  # what the libraries do by themselves, where the environment (OMP_NUM_THREADS) says nothing else
     try:
         _openmp = ctypes.CDLL("libgomp.so.1")
     except OSError:

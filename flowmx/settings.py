@@ -217,6 +217,9 @@ class Settings:
         low=-1,
         aliases={"auto": "-1", "off": "0"},
     )
+    subgraph_backend: str = _setting(
+        "", "The partitioner that changes graphs when they are bound; unset or NONE, they are bound as they are."
+    )
     exec_num_temp: int = _setting(1, "Most temporary workspaces on each device.", low=1)
     exec_check: bool = _setting(
         False, "Overwrite memory of bound symbols that holds no value, so that wrong sharing shows; slow."

@@ -23,6 +23,11 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 # Tests look at how plans are made, which must not depend on what an earlier run has left (tests/test_stored_plans.py).
 os.environ["FLOWMX_EXEC_PLAN_CACHE"] = "0"
 
+# Kernels have one thread, here and in processes that are started, on any machine. The tests run in as many processes as
+# there are cores: in each, threads of a kernel would mostly spin until the system lets others of it run.
+for name in ("FLOWMX_CPU_KERNEL_NTHREADS", "OMP_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+
 # A shell that starts the tests in the background has them ignore Ctrl-C, and what they start with them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -54,15 +59,9 @@ def calls(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def one_thread_a_kernel():
-    """Kernels of one thread, here and in processes that are started, for tests of other things than kernels.
-
-    The tests run in as many processes as there are cores. In each of them, threads of a kernel would mostly wait for
-    others of it that the system does not let run.
-    """
-    with pytest.MonkeyPatch.context() as patch, mx.engine.using(cpu_kernel_nthreads=1):
-        for name in ("FLOWMX_CPU_KERNEL_NTHREADS", "OMP_NUM_THREADS"):
-            patch.setenv(name, "1")
+def two_threads_a_kernel():
+    """Kernels of two threads, for tests of kernels."""
+    with mx.engine.using(cpu_kernel_nthreads=2):
         yield
 
 
@@ -77,6 +76,12 @@ def warm_python():
 def new_python(monkeypatch):
     """Python processes that are new interpreters, for tests of what an import does, or the interpreter itself."""
     monkeypatch.setattr(warm.Popen, "server", None)
+
+
+@pytest.fixture
+def whole_endings(monkeypatch):
+    """Python processes that end as new interpreters do, for tests of how programs end."""
+    monkeypatch.setattr(warm.Popen, "ends_whole", True)
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,7 @@ SECONDS = {
     "onnx_zoo": 5, "as_mxnet": 5, "launch": 5, "simplify": 5, "lazy": 5, "words": 5, "kvstore_engine": 4,
     "attributes": 4, "engine": 4, "members": 4, "migration": 4, "comm_service": 4, "mxnet_peer": 4, "dtypes": 4,
     "stubs": 4, "launch_roles": 4, "slices": 4, "batch_wise": 4, "amp": 3, "order": 3, "checkout": 3, "buckets": 3,
-    "sim_training": 3,
+    "sim_training": 3, "example_onnxruntime": 6, "quantized_rnn": 4, "onnx_bytes": 3,
 }
 """About how long the longest files take, by the part of their names between ``test_`` and ``.py``."""
 # fmt: on

@@ -14,8 +14,6 @@ import pytest
 import flowmx
 from flowmx.compat import package
 
-pytestmark = pytest.mark.usefixtures("new_python")
-
 ROOT = Path(__file__).parent.parent
 DISTRIBUTION = ROOT / "packaging" / "mxnet"
 
@@ -34,6 +32,7 @@ def python(code, **environ):
     return done.stdout
 
 
+@pytest.mark.usefixtures("new_python")
 def test_there_is_one_copy_of_each_module_and_class():
     python(
         """
@@ -132,6 +131,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.usefixtures("new_python")
 def test_run_runs_a_script_as_python_does(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     done = run("-m", "flowmx", "run", tmp_path / "script.py", "3", "--help")

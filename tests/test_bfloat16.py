@@ -23,6 +23,8 @@ from tests.rows import label, operator, rows
 from tests.test_onednn import in_order
 from tests.test_pack import packing
 
+pytestmark = pytest.mark.usefixtures("two_threads_a_kernel")
+
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 __all__ = ["packing"]
 UNIT = 2.0**-8
@@ -463,7 +465,8 @@ def test_training_follows_the_losses_of_float32():
     datasets = pytest.importorskip("sklearn.datasets")
     bunch = datasets.load_digits()
     images, labels = bunch.images.astype(np.float32)[:, None] / 16, bunch.target.astype(np.float32)
-    wide, narrow = (losses(dtype, images, labels) for dtype in ("float32", "bfloat16"))
+    with mx.engine.using(cpu_kernel_nthreads=1):
+        wide, narrow = (losses(dtype, images, labels) for dtype in ("float32", "bfloat16"))
     # Of each part of the curve the mean is as in float32, but for what one batch differs from the next.
     for part in np.split(np.arange(len(wide)), 5):
         noise = wide[part].std() / np.sqrt(len(part)) + 0.01

@@ -7,8 +7,6 @@ import pytest
 import flowmx as mx
 from tests.fixtures import record_buckets as recorded
 
-pytestmark = pytest.mark.usefixtures("one_thread_a_kernel")
-
 EXPECTED = json.loads(recorded.PATH.read_text())
 
 

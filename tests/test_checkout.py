@@ -29,7 +29,7 @@ print(sorted({"comm", "devices", "ops", "tests"} & sys.modules.keys()))
 def checkout(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkout")
     for name in FOLDERS:
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, folder / name)  # with what was compiled: times of files are kept
     return folder
 
 

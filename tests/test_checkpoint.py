@@ -25,8 +25,6 @@ from flowmx.serialization import params
 from tests import resuming
 from tests.fixtures import record_buckets
 
-pytestmark = pytest.mark.usefixtures("one_thread_a_kernel")
-
 ROOT = Path(__file__).parent.parent
 
 

@@ -272,6 +272,19 @@ def test_what_comes_after_a_cancelled_operation_still_waits_for_what_came_before
     assert log == ["first", "last"]
 
 
+def test_an_operation_that_is_ready_but_has_no_worker_yet_is_over_once_it_is_cancelled():
+    go, begun, device = threading.Event(), threading.Event(), mx.cpu(5)
+    mx.engine.push(lambda: (begun.set(), go.wait(10)), device=device)
+    assert begun.wait(10)
+    try:
+        waiting = mx.engine.push(lambda: 1, device=device)
+        assert waiting.cancel() and waiting.done()
+        with pytest.raises(OperationCancelled):
+            waiting.wait()
+    finally:
+        go.set()
+
+
 def test_ten_thousand_operations_cancelled_in_a_row_end_well():
     variable = mx.engine.Variable()
     with mx.engine.using(engine_max_ops=20_000), Gate(variable):
@@ -349,6 +362,19 @@ async def test_a_coroutine_operation_may_push_and_await_operations(engine_type):
             return await inner + await follower
 
         assert await mx.engine.push(functools.partial(nested, 10)) == 180_010
+
+
+def test_what_follows_a_coroutine_that_an_operation_pushed_runs_though_nobody_asks_for_it():
+    ran = threading.Event()
+
+    async def pushing():
+        x = mx.engine.Variable()
+        mx.engine.push(functools.partial(asyncio.sleep, 0.05), writes=[x])
+        mx.engine.push(ran.set, reads=[x])
+
+    with mx.engine.using(engine_type="NaiveEngine"):
+        mx.engine.push(pushing).wait()
+        assert ran.wait(10)
 
 
 @pytest.mark.parametrize("is_coroutine", [False, True])

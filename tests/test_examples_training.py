@@ -12,8 +12,6 @@ import pytest
 
 import flowmx as mx
 
-pytestmark = pytest.mark.usefixtures("one_thread_a_kernel")
-
 EXAMPLES = Path(__file__).parent.parent / "examples"
 LOSS = re.compile(r"epoch +(\d+)/\d+ .* loss +([0-9.]+)")
 

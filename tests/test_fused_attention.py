@@ -22,6 +22,8 @@ from tests import cudnn_stand_in as cudnn
 from tests.cupy_stand_in.arrays import xp
 from tests.graph_runs import device, evaluate
 
+pytestmark = pytest.mark.usefixtures("two_threads_a_kernel")
+
 HEADS = 2
 
 

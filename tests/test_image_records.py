@@ -5,15 +5,18 @@ import gc
 import json
 import os
 import threading
+from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import flowmx as mx
 from flowmx.data import codecs
-from flowmx.data.augmentation import normalize
+from flowmx.data.augmentation import augment, normalize
 from flowmx.data.augmentation.color_jitter import from_hls, to_hls
+from flowmx.data.augmentation.options import Reading
 from flowmx.data.batch_order import BatchOrder
 from flowmx.data.records.reader import Source
 from tests.fixtures import record_images as recorded
@@ -270,6 +273,16 @@ def test_takes_the_middle_where_no_part_of_such_proportions_fits():
     same(epoch(images(**wide)), epoch(images()))
 
 
+def test_parts_have_the_area_and_the_proportions_that_were_drawn(monkeypatch):
+    monkeypatch.setattr(augment, "_resized", lambda part, *_: part)
+    options = SimpleNamespace(aspect_ratios=(0.5, 1.5), min_random_area=0.2, max_random_area=0.3)
+    drawn = np.zeros(63)
+    drawn[10:13] = 0.5, 0.75, 0.0  # a quarter of the image, 1.25 times as wide as high
+    assert augment._random_area(np.zeros((40, 40, 3)), options, (8, 8), drawn).shape == (18, 22, 3)
+    drawn[12] = 1.0  # turned
+    assert augment._random_area(np.zeros((40, 40, 3)), options, (8, 8), drawn).shape == (22, 18, 3)
+
+
 def test_mirrors_about_half_of_the_images():
     iterator = images(rand_mirror=True, batch_size=7)
     plain = images(batch_size=7).next().data[0].asnumpy()
@@ -367,6 +380,12 @@ def test_the_fused_loop_gives_the_plain_numbers(mirrored, width):
 def test_refuses_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         images(**arguments)
+
+
+def test_defaults_are_mxnets():
+    defaults = {field.name: field.default for field in fields(Reading)}
+    wanted = {"label_width": 1, "preprocess_threads": 4, "prefetch_buffer": 4, "round_batch": True}
+    assert {name: defaults[name] for name in wanted} == wanted
 
 
 def test_warns_of_an_unknown_argument():

@@ -25,6 +25,8 @@ from flowmx.ops.quantization.sums import (
 from flowmx.ops.registry.operators import Run, kernel_for, lookup, packed_size
 from tests.test_onednn import in_order
 
+pytestmark = pytest.mark.usefixtures("two_threads_a_kernel")
+
 found = onednn.library()
 needs_vnni = pytest.mark.skipif(found is None or not found.multiplies_bytes(), reason="the processor has no VNNI")
 INT8, UINT8 = np.dtype("int8"), np.dtype("uint8")

@@ -16,8 +16,6 @@ from flowmx.kvstore import rows as rows_codec
 from flowmx.kvstore.worker import packing, values
 from tests.jobs import job
 
-pytestmark = pytest.mark.usefixtures("one_thread_a_kernel")
-
 WORKERS = 2
 
 

@@ -8,8 +8,6 @@ from flowmx import gluon
 from flowmx.gluon import nn
 from tests.fixtures import record_training as recorded
 
-pytestmark = pytest.mark.usefixtures("one_thread_a_kernel")
-
 DEVICES = [mx.cpu(index) for index in range(3)]
 CLASSES = 3
 

@@ -13,6 +13,7 @@ import pytest
 from flowmx import kvstore as kv
 from flowmx import settings
 from flowmx.kvstore.launching import call
+from tests import warm
 
 distributed = pytest.importorskip("distributed", reason="Dask is an extra: pip install 'flowmx[dask]'")
 
@@ -65,7 +66,15 @@ def cluster():
 def client(cluster):
     with distributed.Client(cluster) as found:
         found.wait_for_workers(2)
+        found.run(starting_quickly)
         yield found
+
+
+def starting_quickly():
+    """Have a Dask worker start Python processes as tests do."""
+    if subprocess.Popen is not warm.Popen:
+        warm.Popen.server = warm.Server()
+        subprocess.Popen = warm.Popen
 
 
 @pytest.fixture

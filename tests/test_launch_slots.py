@@ -47,7 +47,7 @@ def node(*arguments):
     return [sys.executable, "-m", "flowmx", "node", *arguments]
 
 
-@pytest.mark.parametrize("cluster", ["Slurm", "Open MPI"])
+@pytest.mark.parametrize("cluster", ["Slurm", pytest.param("Open MPI", marks=pytest.mark.soak)])
 async def test_the_same_command_is_every_node_of_a_job(cluster):
     scheduler = f"127.0.0.1:{free_port()}"
 

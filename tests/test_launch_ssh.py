@@ -64,7 +64,9 @@ class Run:
         self.lines = []
         more = options.pop("environ", environ())
         plan = Plan(command, environ=more, **{"servers": 0, "grace": 5.0, **options})
-        self.launcher = Launcher(plan, self.listen, Ssh(plan, hosts, [str(FAKE), "-o", "BatchMode=yes"]))
+        self.launcher = Launcher(
+            plan, self.listen, Ssh(plan, hosts, [sys.executable, f"{FAKE}.py", "-o", "BatchMode=yes"])
+        )
         self.heard = heard
 
     def listen(self, name, line):

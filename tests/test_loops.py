@@ -29,6 +29,8 @@ from flowmx.ops.optimizers.updates import REGISTERED
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.operators import Run, kernel_for, lookup
 
+pytestmark = pytest.mark.usefixtures("two_threads_a_kernel")
+
 pytest.importorskip("llvmlite")
 
 BIG = (300, 257)  # more elements than any kernel's least

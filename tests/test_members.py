@@ -362,6 +362,13 @@ def test_a_view_that_is_none_is_refused(change, message):
         View.from_wire(formed().view.to_wire() | change)
 
 
+def test_identities_have_at_most_64_characters():
+    wire = formed().view.members[0].to_wire()
+    assert Member.from_wire(wire | {"id": 64 * "x"}).id == 64 * "x"
+    with pytest.raises(ValueError, match="'id' must be text of 1 to 64"):
+        Member.from_wire(wire | {"id": 65 * "x"})
+
+
 def test_a_snapshot_of_another_version_is_refused():
     with pytest.raises(ValueError, match="version 2"):
         formed().restore(1.0, {"version": 2})

@@ -1,6 +1,9 @@
 """The kernels by oneDNN against the plain forwards, on every row of the tables and however arrays lie in memory."""
 
 import ctypes
+import os
+import subprocess
+import sys
 import threading
 from collections import OrderedDict
 from functools import partial
@@ -10,14 +13,17 @@ import pytest
 
 import flowmx as mx
 from flowmx import devices
+from flowmx.ops.kernels.onednn import convolution, work
 from flowmx.ops.kernels.onednn import library as onednn
 from flowmx.ops.kernels.onednn import matmul as products
-from flowmx.ops.kernels.onednn import work
+from flowmx.ops.kernels.onednn.layouts import geometry
 from flowmx.ops.kernels.onednn.matmul import multiply
 from flowmx.ops.math.products import matmul
 from flowmx.ops.registry.operators import Run, kernel_for, lookup
 from tests.op_cases import every_case
 from tests.rows import label, operator, rows
+
+pytestmark = pytest.mark.usefixtures("two_threads_a_kernel")
 
 KERNELS = ["Convolution", "Deconvolution", "Pooling", "BatchNorm", "FullyConnected", "Concat", "LRN", "transpose"]
 
@@ -30,6 +36,16 @@ def in_order(array, order):
         return array
     axes = (0, *range(2, array.ndim), 1)
     return np.ascontiguousarray(array.transpose(axes)).transpose(np.argsort(axes))
+
+
+def test_large_batches_in_rows_are_cut_into_equal_parts_that_fit():
+    def of(*shape):
+        return geometry(np.empty(shape, np.float32))
+
+    for batch, parts in ((4, 1), (6, 2), (7, 7), (16, 4)):  # of 1 MiB each, where 4 fit
+        count, (data, out) = convolution._part(of(batch, 2, 256, 512), of(batch, 3, 1, 1))
+        assert (count, data.shape, out.shape) == (parts, (batch // parts, 2, 256, 512), (batch // parts, 3, 1, 1))
+    assert convolution._part(of(2, 2, 1024, 1024))[0] == 2  # one by one where not even one fits
 
 
 def both(op, inputs, shapes, order, train=True):
@@ -364,3 +380,30 @@ def test_threads_that_give_kernels_other_numbers_of_threads_share_no_scratch_mem
         assert_close(expected, [each])
     for each in scratch:
         assert (each[-4096:] == 7).all(), "a kernel has written beyond its scratch memory"
+
+
+FORKING = """
+import os, signal
+import flowmx as mx
+
+x, weight = mx.nd.ones((8, 16, 32, 32)), mx.nd.ones((16, 16, 3, 3))
+
+def total():
+    return mx.nd.Convolution(x, weight, kernel=(3, 3), num_filter=16, no_bias=True).sum().asscalar()
+
+before = total()
+if not (child := os.fork()):
+    signal.alarm(30)
+    os._exit(int(total() != before))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), total() == before)
+"""
+
+
+@needs_onednn
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_kernels_of_several_threads_go_on_on_both_sides_of_a_fork():
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", FORKING], capture_output=True, text=True,
+        env={**os.environ, "FLOWMX_CPU_KERNEL_NTHREADS": "2"}, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout == "0 True\n"

@@ -94,6 +94,18 @@ def test_tells_where_it_writes(tmp_path):
     assert offsets == [0, 16, 32, 48]
 
 
+def test_a_written_file_that_is_reset_is_empty(tmp_path):
+    idx, rec = tmp_path / "a.idx", tmp_path / "a.rec"
+    with mx.recordio.MXIndexedRecordIO(idx, rec, "w") as file:
+        file.write_idx(1, b"gone")
+        file.reset()
+        assert (file.keys, file.idx) == ([], {})
+        file.write_idx(2, b"kept")
+        assert (file.keys, file.idx) == ([2], {2: 0})
+    with mx.recordio.MXIndexedRecordIO(idx, rec, "r") as file:
+        assert file.keys == [2] and file.read_idx(2) == b"kept"
+
+
 def test_goes_through_pickle(tmp_path):
     idx, rec = tmp_path / "a.idx", tmp_path / "a.rec"
     out = mx.recordio.MXIndexedRecordIO(idx, rec, "w")

@@ -43,6 +43,14 @@ def test_the_third_pass_is_a_replay(forms):
         assert forms.replayed == expected
 
 
+def test_values_with_a_new_shape_are_learned_too(forms):
+    x = variable([[1.0, 2.0], [3.0, 4.0]])
+    for _ in range(4):
+        pass_over(lambda: (x * x).reshape((4,)).tanh().reshape((2, 2)).sum())
+        np.testing.assert_allclose(x.grad.asnumpy(), 2 * x.asnumpy() * (1 - np.tanh(x.asnumpy() ** 2) ** 2), 1e-5)
+    assert forms.replayed == 2
+
+
 def trained(steps, optimizer):
     """The parameters of a small network after some steps, to the bit."""
     mx.random.seed(3)

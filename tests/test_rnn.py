@@ -8,6 +8,8 @@ from flowmx.ops import lookup
 from flowmx.ops.recurrent import loops
 from flowmx.test_utils import assert_almost_equal
 
+pytestmark = pytest.mark.usefixtures("two_threads_a_kernel")
+
 MODES = ["rnn_relu", "rnn_tanh", "lstm", "gru"]
 
 

@@ -319,7 +319,7 @@ def drive(model: Model, rng: random.Random, events: int, look_every: int, look=N
     return model
 
 
-@pytest.mark.parametrize("events", [1_000_000])
+@pytest.mark.parametrize("events", [200_000, pytest.param(1_000_000, marks=pytest.mark.soak)])
 def test_a_long_run_equals_the_serial_one(events):
     model = drive(Model(12), random.Random(events), events, look_every=1000)
     assert model.waited > events / 20, "the run must be a real test: many operations wait"

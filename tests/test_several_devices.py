@@ -12,8 +12,6 @@ from flowmx.engine.runtime import engine
 from flowmx.gluon import nn
 from flowmx.gluon.utils import split_and_load
 
-pytestmark = pytest.mark.usefixtures("one_thread_a_kernel")
-
 SIZES = (13, 13, 9)
 """Batches that split evenly over no number of devices."""
 
@@ -148,7 +146,7 @@ def test_results_do_not_depend_on_which_device_is_done_first(arguments):
             return bits(train_gluon(all_gpus(), optimizer="adam", make=small, **arguments))
 
     wanted = trained(None)
-    assert all(trained(seed) == wanted for seed in range(20))
+    assert all(trained(seed) == wanted for seed in range(8))
 
 
 def test_the_order_of_a_list_of_devices_is_kept_and_decides_the_order_of_sums():

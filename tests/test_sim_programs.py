@@ -14,14 +14,14 @@ from tests.programs import Flow, Serial, make
 from tests.test_serial_equivalence import check, explain
 
 pytestmark = pytest.mark.filterwarnings("ignore::flowmx.errors.CrossDeviceWarning")
-NORMAL, SOAK = 600, 12_000
+NORMAL, SOAK = 200, 12_000
 LITTLE = 1 << 22
 """Bytes that are enough for the largest programs, but no more: blocks go from stream to stream."""
 CONTEXTS = [mx.sim(0), mx.sim(1)]
 
 
 SHARE = {"Naive": 6, "Round": 2, "Unpooled": 2}
-"""So many sixths of the programs run with a type of pool: a thousand in all."""
+"""So many sixths of the programs run with a type of pool: a third of a thousand in all."""
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def test_a_random_program_gives_what_a_serial_run_gives(deferred, pool, count, m
                 program = make(seed, length=30)
                 check(program, run(machine, program, deferred))
             handed_over = sum(device.pool.handed_over for device in machine.devices.values())
-            assert bool(handed_over) == (pool != "Unpooled")
+            assert not handed_over if pool == "Unpooled" else handed_over or not deferred
     finally:
         monkeypatch.undo()
         mx.settings.reload()

@@ -26,8 +26,6 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from flowmx.sklearn import NetworkClassifier, NetworkRegressor
 
-pytestmark = pytest.mark.usefixtures("one_thread_a_kernel")
-
 QUICK: Any = {"hidden_layer_sizes": (16,), "max_iter": 8, "learning_rate": 0.05}
 
 

@@ -17,6 +17,8 @@ from flowmx.graph.infer import infer_types, known_shapes
 from flowmx.graph.planning import cost, slices
 from flowmx.graph.reports.unfolded import sliced
 
+pytestmark = pytest.mark.usefixtures("two_threads_a_kernel")
+
 S = mx.sym
 
 
@@ -256,12 +258,13 @@ def test_a_watch_for_nan_looks_at_the_steps_inside():
 
 def test_new_values_parameters_and_shapes():
     symbol = network()
+    # The exponentials of scores of 60, which are rounded to 4e-6, are as exact.
     whole, parts = (bound(symbol, how, 5, (3, 8, 8)) for how in ("off", 2))
     for executor in (whole, parts):
         executor.arg_dict["data"][:] = 0.3
         executor.aux_dict[symbol.list_auxiliary_states()[0]][:] = 0.1
     for one, other in zip(results_of_another_run(parts), results_of_another_run(whole), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(one, other, rtol=1e-5)
     with settings.override(exec_slice=2):
         parts = parts.reshape(data=(7, 3, 8, 8), softmax_label=(7,), allow_up_sizing=True)
     whole = whole.reshape(data=(7, 3, 8, 8), softmax_label=(7,), allow_up_sizing=True)
@@ -270,7 +273,7 @@ def test_new_values_parameters_and_shapes():
     ((_, op),) = sliced(parts.plan)
     assert op.batch == (7, 2)
     for one, other in zip(results_of_another_run(parts), results_of_another_run(whole), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
 @pytest.mark.parametrize("static_shape", [False, True])

@@ -104,7 +104,6 @@ def test_fit_score_and_predict_pull_the_rows(contexts):
     module.predict(batches, sparse_row_id_fn=rows_of)
 
 
-@pytest.mark.usefixtures("one_thread_a_kernel")
 def test_workers_of_a_job_share_a_row_sparse_parameter():
     def work(kv, stype="row_sparse"):
         made = trained(stype, kvstore=kv, optimizer="sgd", epochs=1)
@@ -120,7 +119,6 @@ def test_workers_of_a_job_share_a_row_sparse_parameter():
     np.testing.assert_allclose(first, dense, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.usefixtures("one_thread_a_kernel")
 def test_trainers_of_a_job_share_a_row_sparse_parameter(tmp_path):
     def work(kv):
         params = mx.gluon.ParameterDict()

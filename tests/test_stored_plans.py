@@ -164,7 +164,7 @@ def test_requests_have_plans_of_their_own(made, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "setting", [{"exec_enable_inplace": False}, {"exec_match_range": 0}, {"cpu_kernel_nthreads": 1}], ids=str
+    "setting", [{"exec_enable_inplace": False}, {"exec_match_range": 0}, {"cpu_kernel_nthreads": 3}], ids=str
 )
 def test_settings_have_plans_of_their_own(setting, made, tmp_path):
     run("recurrent")

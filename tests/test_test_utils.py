@@ -40,6 +40,11 @@ def test_the_less_precise_of_two_counts():
     assert utils.get_tols(np.ones(2, "float16"), np.ones(2), None, 3) == (1e-2, 3)
 
 
+def test_a_dtype_without_a_tolerance_of_its_own_is_compared_exactly():
+    assert utils.get_tolerance(np.ones(2, "int16"), {np.float64: 0.1}, {}) == 0
+    assert utils.get_tolerance(np.ones(2, "int16"), None, {np.dtype("int16"): 2}) == 2
+
+
 def test_shapes_are_brought_together_unless_they_must_not_be():
     utils.assert_almost_equal(mx.nd.ones((2, 3)), 1.0)
     with pytest.raises(AssertionError, match=r"a has shape \(2, 3\), b has \(\)"):

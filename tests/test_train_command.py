@@ -136,6 +136,13 @@ def test_models(tmp_path):
         made.save(tmp_path / "made-symbol.json")
         again = models.make(str(tmp_path / "made-symbol.json"), (3, 64, 64), 7)
         assert again.list_arguments() == made.list_arguments()
+    layers = [name.removesuffix("_weight") for name in models.make("lenet", (1, 28, 28), 10).list_arguments()]
+    assert [name for name in layers if name[-1].isdigit()] == [
+        "conv1",
+        "conv2",
+        "fc1",
+        "fc2",
+    ]  # those of MXNet's example
     scores = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3)
     scores.save(tmp_path / "scores.json")
     assert "softmax_label" in models.make(str(tmp_path / "scores.json"), (4,), 3).list_arguments()

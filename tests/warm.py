@@ -6,11 +6,19 @@ has done so already. Its fork takes over the command's environment, folder, file
 a ``__main__`` and an end of its own, and has read no setting before: importing flowmx reads none. What its environment
 decides at an import (``PYTHONHASHSEED``, the threads of BLAS) is as in the process that forks; tests of such things,
 and of what an import does, do without this.
+
+A process that was forked for a program, rather than for a text, orders what it starts in turn from a fork of its own,
+made before it was anything: a launcher's nodes cost as little.
+
+A program that comes to its end joins its threads, calls what ``atexit`` has and flushes its output, and is gone. Python
+would then take all modules apart, which copies each page of the process that forks: twelve times the rest of what a
+fork costs. It does so where ``Popen.ends_whole`` is set, for tests of endings, and after an uncaught exception.
 """
 
 from __future__ import annotations
 
 import array
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -51,9 +59,13 @@ class Order(dict[str, Any]):
         words = [os.fsdecode(word) for word in command]
         guarded = words[:4] == [*ALONE, str(HERE / "start.py")]  # a launcher's child, which dies with it
         launcher, words = (words[4], words[5:]) if guarded else ("", words)
+        namespaces: list[str] = []
+        if words[:1] == ["nsenter"]:
+            end = words.index("--")
+            namespaces, words = [word.partition("=")[2] for word in words[1:end]], words[end + 1 :]
         if not words or words.pop(0) != sys.executable:
             return None
-        order = cls(launcher=launcher, unbuffered=False, faulthandler=False, warnings=[])
+        order = cls(launcher=launcher, namespaces=namespaces, unbuffered=False, faulthandler=False, warnings=[])
         while words and words[0] in ("-u", "-B", "-X", "-W"):
             flag = words.pop(0)
             if flag == "-u":
@@ -74,10 +86,10 @@ class Order(dict[str, Any]):
 class Server:
     """A process that forks others, started for the first of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, connection: socket.socket | None = None) -> None:
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._connection: socket.socket | None = None
+        self._connection = connection
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, order: Order, files: Sequence[int]) -> int:
@@ -124,6 +136,11 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
     """As ``subprocess.Popen``, by way of the server where the command is one for Python."""
 
     server: Server | None = None
+    ends_whole = False
+    is_forked = False
+    """True in a process that the server has forked."""
+    namespaces: Sequence[str] = ()
+    """Paths of the namespaces that this process has entered since."""
 
     def _execute_child(self, *given: Any) -> None:
         # The one function of Popen that makes a process; its arguments are the same from Python 3.11 to 3.14.
@@ -139,7 +156,10 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
             return
         environ = dict(os.environ if env is None else env)
         order.update(environ=environ, cwd=os.fspath(cwd or Path.cwd()), session=session, group=group)
-        order["numbers"] = list(pass_fds)
+        order.update(numbers=list(pass_fds), ends_whole=self.ends_whole)
+        order["starts_others"] = "launch" in order["words"][:3] if self.is_forked else order["words"][0] != "-c"
+        order["starts_others"] &= not order["namespaces"]  # the others would not be in them
+        order["namespaces"] = [*self.namespaces, *order["namespaces"]]
         standard = [at if given_at == -1 else given_at for at, given_at in enumerate((p2cread, c2pwrite, errwrite))]
         self.pid = server.start(order, [*standard, *pass_fds])
         self._child_created = True
@@ -167,6 +187,10 @@ def serve(connection: int) -> None:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a fork would copy, at its end, each page on which the collector finds something
+    _serve(connection)
+
+
+def _serve(connection: int) -> None:
     with socket.socket(fileno=connection) as orders:
         while order := _next(orders):
             found, files = order
@@ -212,7 +236,26 @@ def _fork_again(orders: socket.socket, found: dict[str, Any]) -> None:
 
 def _become(order: dict[str, Any], files: Sequence[int]) -> None:
     """Be the process of an order."""
-    _take(files, [0, 1, 2, *order["numbers"]])
+    numbers = [0, 1, 2, *order["numbers"]]
+    if order["starts_others"]:
+        here, there = socket.socketpair()
+        if not os.fork():
+            here.close()
+            for file in files:
+                os.close(file)
+            os.setsid()  # it ends with the other end of the connection, whatever signals come
+            _serve(there.detach())
+            return
+        there.close()
+        files, numbers = [*files, here.detach()], [*numbers, 1 + max(numbers)]
+    _take(files, numbers)
+    if order["starts_others"]:
+        os.set_inheritable(numbers[-1], False)
+        Popen.server, Popen.is_forked = Server(socket.socket(fileno=numbers[-1])), True
+        Popen.ends_whole = order["ends_whole"]
+        subprocess.Popen = Popen  # type: ignore[misc]
+    for path in order["namespaces"]:
+        enter(path)
     if order["session"]:
         os.setsid()
     if order["group"] >= 0:
@@ -227,7 +270,24 @@ def _become(order: dict[str, Any], files: Sequence[int]) -> None:
         if os.getppid() != int(order["launcher"]):
             os._exit(1)
     _configure(order)
-    _run(order["words"])
+    status = 0
+    try:
+        _run(order["words"])
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise  # Python prints it
+        status = end.code or 0
+    if order["ends_whole"]:
+        sys.exit(status)
+    _end(status)
+
+
+def enter(path: str) -> None:
+    """Enter a namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path(path).open() as namespace:
+        if libc.setns(namespace.fileno(), 0):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
 
 
 def _take(files: Sequence[int], numbers: Sequence[int]) -> None:
@@ -258,6 +318,18 @@ def _configure(order: dict[str, Any]) -> None:
         faulthandler.enable()
     sys.warnoptions[:] = [each for each in environ.get("PYTHONWARNINGS", "").split(",") if each] + order["warnings"]
     warnings._processoptions(sys.warnoptions)  # type: ignore[attr-defined]
+
+
+def _end(status: int) -> None:
+    """End as the interpreter does, up to where it takes the modules apart."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    except (AttributeError, OSError, ValueError):
+        sys.exit(status)  # Python tells of it
+    os._exit(status & 0xFF)
 
 
 def _run(words: list[str]) -> None:

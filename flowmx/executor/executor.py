@@ -400,9 +400,12 @@ class Executor:
         """
         shapes = {name: tuple(shape) for name, shape in kwargs.items()}
         arguments, _, auxiliary = self._symbol._infer_shape((), shapes)
+        # A backend may have changed the order of variables.
+        found = dict(zip(self._symbol.list_arguments(), arguments, strict=True))
+        found |= zip(self._symbol.list_auxiliary_states(), auxiliary, strict=True)
 
-        def fitted(name: str, old: NDArray, shape: Any) -> NDArray:
-            wanted = infer.known_shape(shape, name)
+        def fitted(name: str, old: NDArray) -> NDArray:
+            wanted = infer.known_shape(found[name], name)
             if wanted != old.shape and name not in kwargs and not partial_shaping:
                 raise ShapeError(
                     f"reshape: {name} would change from {old.shape} to {wanted}; name its shape, or pass "
@@ -412,12 +415,8 @@ class Executor:
                 raise ShapeError(f"reshape: {name} would grow from {old.shape} to {wanted}; pass allow_up_sizing=True")
             return _resized(old, wanted)
 
-        made = {
-            name: fitted(name, old, shape) for (name, old), shape in zip(self.arg_dict.items(), arguments, strict=True)
-        }
-        aux = {
-            name: fitted(name, old, shape) for (name, old), shape in zip(self.aux_dict.items(), auxiliary, strict=True)
-        }
+        made = {name: fitted(name, old) for name, old in self.arg_dict.items()}
+        aux = {name: fitted(name, old) for name, old in self.aux_dict.items()}
         grads = {name: _resized(old, made[name].shape) for name, old in self.grad_dict.items() if old is not None}
         other = type(self)(
             self._symbol, self._device, made, grads, self._requests, aux, self._groups, self.arena, self.outputs

@@ -11,7 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _MANY = 10_000
-"""New objects from which on a collection is worth avoiding; to ask what is frozen takes long where much is."""
+"""New objects from which on a collection is worth avoiding."""
+
+_users: list[int] = []
+"""The number of objects that the user had frozen when that was first seen.
+
+To count them takes long where they are many, so that nobody asks again: what is frozen is most often frozen for good.
+"""
 
 
 @contextmanager
@@ -24,8 +30,14 @@ def paused() -> Iterator[None]:
     try:
         yield
     finally:
-        if gc.get_count()[0] > _MANY and not gc.get_freeze_count():
+        if gc.get_count()[0] > _MANY and not _users and not _user_has_frozen():
             # Everything is old now, as after a collection: without one, and so without looking through all of it.
             gc.freeze()
             gc.unfreeze()
         gc.enable()
+
+
+def _user_has_frozen() -> bool:
+    if count := gc.get_freeze_count():
+        _users.append(count)
+    return count > 0

@@ -18,6 +18,7 @@ from flowmx.graph.passes.chains import fuse_chains
 from flowmx.graph.passes.fold import fold_normalization
 from flowmx.graph.passes.fuse import fuse
 from flowmx.graph.passes.identities import drop_identities
+from flowmx.graph.passes.join_bytes import join_bytes
 from flowmx.graph.passes.notes import note_maxima
 from flowmx.graph.passes.pack import pack_filters
 from flowmx.graph.passes.place import place
@@ -37,6 +38,7 @@ Pass = Callable[[Graph, Options], Graph]
 PASSES: list[Pass] = [
     place,
     settle,
+    join_bytes,
     widen,
     fold_constants,
     drop_identities,

@@ -13,7 +13,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -247,22 +247,9 @@ def _told(op: Operator) -> tuple[Any, ...]:
         Unstorable: it is more than that.
     """
     cls = type(op)
-    if (
-        not cls.__module__.startswith("flowmx.")
-        or cls.__init__ is not Operator.__init__
-        or cls.create.__func__ is not Operator.create.__func__  # type: ignore[attr-defined]
-        or op.subgraphs
-        or op.traits.detached
-        or any(not _follows(cls, name) for name in op.__dict__)
-    ):
+    if not cls.__module__.startswith("flowmx.") or op.traits.detached or not op.is_said_by_parameters():
         raise Unstorable
     return op.name, *[(name, _packed(getattr(op, name))) for name in cls.parameters]
-
-
-def _follows(cls: type[Operator], name: str) -> bool:
-    """Tell whether an attribute of an operator is a parameter, or follows from them."""
-    is_kept = name.startswith("_") or isinstance(getattr(cls, name, None), cached_property)
-    return is_kept or name in cls.parameters or name == "traits"
 
 
 def _packed(value: Any) -> Any:

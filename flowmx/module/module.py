@@ -333,12 +333,15 @@ class Module(BaseModule):
         store = chosen(kvstore, len(self._contexts))
         rescale_grad = 1.0 / (group.batch_size * updating.adding(store))
         created = updating.made(optimizer, dict(optimizer_params), rescale_grad, self._param_names, self._symbol)
-        shapes = [each.shape for each in self._arg_params.values()]
-        self._updates = Updating(created, store, updates(store, kvstore, shapes), self._param_names)
+        self._updates = Updating(created, store, self._updates_on(store, kvstore), self._param_names)
         self._updates.start(group, self._compression_params)
         if self._states_to_load is not None:
             self.load_optimizer_states(self._states_to_load)
             self._states_to_load = None
+
+    def _updates_on(self, store: KVStoreBase | None, given: Any) -> bool:
+        """Decide whether a store, chosen by the argument that was given, updates the weights."""
+        return updates(store, given, [each.shape for each in self._arg_params.values()])
 
     def borrow_optimizer(self, shared_module: Module) -> None:
         """Use another module's optimizer, with its states.

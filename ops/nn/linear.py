@@ -167,7 +167,8 @@ class FullyConnectedWeight(LinearWeight, FullyConnected, batch_wise=BatchWise.SU
     def bound(self, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
         if not _is_plain(given) or len(given[0][0]) != 2 or len(given[1][0]) != 2:
             return None
-        product = xp.matmul
+        # Of one example it is an outer product, for which BLAS takes several times as long.
+        product = xp.multiply if given[0][0][0] == 1 else xp.matmul
 
         def multiply_by_data(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
             product(inputs[0].T, inputs[1], out=outputs[0])

@@ -10,7 +10,7 @@ from flowmx.errors import ShapeError
 from flowmx.ops.arrays.indexing import positions
 from flowmx.ops.arrays.reshaping import expect_elements
 from flowmx.ops.nn.activation import softmax_into
-from flowmx.ops.nn.common import bound, computing_dtype, expect_rank, expect_shape, unchecked
+from flowmx.ops.nn.common import bound, computing_dtype, expect_rank, expect_shape, product, unchecked
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option
 from flowmx.ops.registry.traits import BatchWise, Passing, Precision
@@ -54,7 +54,8 @@ class SoftmaxOutput(_Labelled, is_loss=True, mirrored=False, precision=Precision
     """Softmax, whose gradient is that of the cross-entropy with the label: output - one_hot(label).
 
     Shapes: data (batch, classes) and label (batch,) of class numbers; with ``multi_output`` data
-    (batch, classes, *positions) and label (batch, *positions); with ``preserve_shape`` data (..., classes)
+    (batch, classes, *positions) and label (batch, *positions), (batch, 1, *positions) or flattened to
+    (batch, number of positions), which an unknown label is taken for; with ``preserve_shape`` data (..., classes)
     and label (...). A label of the data's shape holds probabilities: the gradient is output - label.
     The gradient is multiplied by ``grad_scale`` and divided by the number that ``normalization`` names.
     """
@@ -82,8 +83,10 @@ class SoftmaxOutput(_Labelled, is_loss=True, mirrored=False, precision=Precision
             return shapes, [data]
         if self.multi_output:
             expected = (data[0], *data[2:])
-            if label is not None and label == (data[0], math.prod(data[2:])):
-                return shapes, [data]  # the positions may be flattened
+            if label is None or len(label) == 2:
+                expected = (data[0], product(data[2:]))
+            elif len(label) == len(data) and label[1] == 1:
+                expected = (data[0], 1, *data[2:])
         else:
             expected = data[:-1] if self.preserve_shape else data[:1]
         if label is not None and len(label) == len(expected) + 1 and label[-1] == 1:

@@ -35,6 +35,7 @@ import importlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, dataclass_transform
 
 import numpy as np
@@ -80,7 +81,7 @@ ShapeOrNone = Shape | None
 
 _INTERN_LIMIT = 4096
 _SPEC_LIMIT = 512
-LIGHT_BYTES = 1 << 16
+LIGHT_BYTES = 1 << 17
 """Bytes that an operation may touch and still run at its push."""
 _LIGHT_FLOPS = 1 << 16
 _LIGHT_PRODUCT_BYTES = 1 << 18
@@ -136,6 +137,9 @@ class TiedForward(Protocol):
 
     def __call__(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute the operator."""
+
+    stale: bool | None
+    """None until its caller sets it to True, and does so again with each change in the lists that it is called with."""
 
     def use(self, memory: Array | None) -> None:
         """Work in this memory from now on (None: in memory of its own)."""
@@ -274,6 +278,16 @@ class Operator:
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"{self.name}: an operator never changes; make another one with create()")
+
+    def is_said_by_parameters(self) -> bool:
+        """Tell whether class and parameters say all of this operator: an equal one can be made of them."""
+        cls = type(self)
+        return (
+            cls.__init__ is Operator.__init__
+            and cls.create.__func__ is Operator.create.__func__  # type: ignore[attr-defined]
+            and not self.subgraphs
+            and all(_is_parameter(cls, name) for name in self.__dict__)
+        )
 
     @classmethod
     def create(cls, /, **given: Any) -> Operator:
@@ -562,6 +576,12 @@ class Operator:
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value}" for name, value in self.attributes().items())
         return f"{self.name}({shown})"
+
+
+def _is_parameter(cls: type[Operator], name: str) -> bool:
+    """Tell whether an attribute of an operator is a parameter, or follows from them."""
+    is_kept = name.startswith("_") or isinstance(getattr(cls, name, None), cached_property)
+    return is_kept or name in cls.parameters or name == "traits"
 
 
 def _has_zero(given: dict[str, Any]) -> bool:

@@ -90,6 +90,8 @@ class Quantization(NamedTuple):
         real_by_channel: further ones, where weights have a scale for each channel.
         parameters: further parameters of the operator, as MXNet's JSON has them.
         by_channel: those where weights have a scale for each channel.
+        asymmetric: positions of inputs whose range need not lie around 0; scale and shift are its ends.
+        real_output: the outputs are real numbers, with no range.
     """
 
     name: str
@@ -98,6 +100,8 @@ class Quantization(NamedTuple):
     real_by_channel: tuple[int, ...] = ()
     parameters: tuple[tuple[str, str], ...] = ()
     by_channel: tuple[tuple[str, str], ...] = ()
+    asymmetric: tuple[int, ...] = ()
+    real_output: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import flowmx as mx
 from flowmx.devices import pool
 from flowmx.devices.sim import simulated
 from flowmx.engine.runtime import engine
-from tests.modes import runners
+from tests.modes import lots, runners
 from tests.replays import eager_replays
 
 
@@ -26,6 +26,7 @@ class Mode:
         children: hybridize the children one by one.
         turns: hybridize it for every other step alone.
         imported: write the block to files, and read it back.
+        partitioned: some operators are in regions, which are chosen by lot.
         settings: those of the engine.
         simulated: the arguments of a simulated machine; None where there is none.
         budgets: parts of its memory that a training step is to fit into, the first of them that it can.
@@ -45,6 +46,7 @@ class Mode:
     children: bool = False
     turns: bool = False
     imported: bool = False
+    partitioned: bool = False
     settings: dict[str, object] = field(default_factory=dict)
     simulated: dict[str, object] | None = None
     budgets: tuple[float, ...] = ()
@@ -58,11 +60,12 @@ class Mode:
         """The mode that has the same kernels for all steps of a network."""
         return "" if any(step.kind in self.of_its_own for step in network.steps) else self.like
 
-    def prepare(self, net):
-        """Hybridize a block as the mode says."""
+    def prepare(self, net, network):
+        """Hybridize the block of a network as the mode says."""
         if self.hybridize is not None:
+            chosen = lots.options(network) if self.partitioned else {}
             for block in net._children.values() if self.children and net._children else [net]:
-                block.hybridize(**self.hybridize)
+                block.hybridize(**self.hybridize, **chosen)
 
     def begin(self, runner, number):
         """Prepare for a step."""
@@ -192,6 +195,9 @@ MODES = {
     # A module keeps what a backward pass would read, so that fewer operations become one kernel.
     "module": Mode(runners.Module, of_its_own=("observe",), **SYMBOLIC, **GRAPHS),
     "imported": Mode(hybridize=BOTH, imported=True, **PACKED),
+    "partitioned": Mode(hybridize=STATIC, partitioned=True),
+    "partitioned, imported": Mode(hybridize=BOTH, partitioned=True, imported=True),
+    "partitioned, executor": Mode(runners.Bound, partitioned=True, **SYMBOLIC),
     "two devices": Mode(devices=TWO),
     "two devices, hybridized": Mode(hybridize=BOTH, devices=TWO),
     "two devices, module": Mode(runners.Module, devices=TWO, **SYMBOLIC),

@@ -11,6 +11,7 @@ import numpy as np
 import flowmx as mx
 from flowmx import autograd, gluon
 from flowmx.ops.registry.dtypes import as_dtype
+from tests.modes import lots
 from tests.modes import network as networks
 from tests.modes.network import structure, value
 
@@ -128,7 +129,7 @@ class Gluon(Runner):
             net.cast(self.mode.dtype)
         first = self.batch(self.network.steps[0].batch, 0, 0)
         given = [self.array(values, self.contexts[0], which) for which, values in enumerate(first)]
-        self.mode.prepare(net)
+        self.mode.prepare(net, self.network)
         networks.initialize(net, self.contexts, given)
         self.names = structure(net)
         self.fill(net)
@@ -149,7 +150,7 @@ class Gluon(Runner):
             made = gluon.SymbolBlock.imports(files[0], names, files[1], ctx=self.contexts)
         for name, param in made.collect_params().items():
             param.grad_req = requests[name]
-        self.mode.prepare(made)
+        self.mode.prepare(made, self.network)
         return made
 
     def split(self, values, before=0):
@@ -242,6 +243,8 @@ class Symbolic(Runner):
         self.requests = {name: param.grad_req for name, param in params.items()}
         self.args = {name: params[name].data() for name in self.symbol.list_arguments() if name in params}
         self.aux = {name: params[name].data() for name in self.symbol.list_auxiliary_states()}
+        if self.mode.partitioned:
+            self.symbol = self.symbol.optimize_for(args=self.args, aux=self.aux, **lots.options(self.network))
         self.bind([values.shape for values in first])
 
     def heads(self, outputs, which):

@@ -55,10 +55,12 @@ class Runner:
         self._where = where
         self._memo: dict[Any, Any] = {}
         self.block: Block | None = None
-        self._readers: dict[Entry, list[tuple[list[Array], int, Shape | None]]] = {}
+        self._readers: dict[Entry, list[tuple[list[Array], int, Shape | None, TiedForward | None]]] = {}
         self._settled: dict[Context | None, Array | None] = dict.fromkeys(plan.arenas)
         self._poisoned = Poisoned(plan, self._settled.__getitem__) if settings.get().exec_check else None
         self.tied: dict[Node, TiedForward] = {}
+        self.kept: list[Array] = []
+        """The arrays of parameters that were put last, for whoever puts them."""
         self.arrays: dict[Entry, Array] = {}
         """The arrays put in place of entries."""
         self.once, self.forward, self.backward = (
@@ -130,11 +132,14 @@ class Runner:
     ) -> Step:  # fmt: skip
         """A step that reads and writes what is put for these entries."""
         made = Step(forward, [None] * len(inputs), [None] * len(outputs), node)
+        tied = self.tied.get(node)
+        if tied is not None:
+            tied.stale = True
         for entries, arrays in ((inputs, made.inputs), (outputs, made.outputs)):
             for position, entry in enumerate(entries):
                 root = self.plan.root.get(entry)
                 shape = None if root is None else self.plan.graph.shapes[entry]
-                self._readers.setdefault(root or entry, []).append((arrays, position, shape))
+                self._readers.setdefault(root or entry, []).append((arrays, position, shape, tied))
         return made
 
     def device(self, node: Node) -> Device:
@@ -151,8 +156,10 @@ class Runner:
         for entry, array in zip(entries, given, strict=True):
             if known.get(entry) is not array:
                 known[entry] = array
-                for arrays, position, shape in readers.get(entry, ()):
+                for arrays, position, shape, tied in readers.get(entry, ()):
                     arrays[position] = array if shape is None or array is None else array.reshape(shape)
+                    if tied is not None:
+                        tied.stale = True
 
     def settle(self, context: Context | None, memory: Array | None) -> bool:
         """Put everything that lies in the arena of a device, which are these bytes; False where it lies there already.

@@ -18,6 +18,7 @@ class Summing:
     """The forward of a sum over slices: it writes what the first one gives, and adds that of the others."""
 
     adds = False
+    stale: bool | None = None
 
     def use(self, memory: Array | None) -> None:
         """Nothing: it needs no memory."""
@@ -68,6 +69,8 @@ class InSlices:
         runner: of the operator's plan.
         where: what messages call the graph.
     """
+
+    stale: bool | None = None
 
     def __init__(self, op: Sliced, runner: Runner, where: str) -> None:
         self._op, self._runner, self._where = op, runner, where
