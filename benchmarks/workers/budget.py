@@ -73,6 +73,7 @@ def measure(mx: Any, name: str, percent: int, batch: int, side: int, rounds: int
     start = clock()
     whole = bind(mx, net, shapes)
     bind_seconds = {"whole": clock() - start}
+    mx.nd.waitall()
     resident.forget_peak()
     before = resident.resident("VmRSS")
     start = clock()
