@@ -163,12 +163,13 @@ def _map(size: int) -> mmap.mmap:
 
 
 _pool: Pool | None = None
+_product, _empty = math.prod, np.empty  # without looking them up for each array
 
 
 def allocate(shape: tuple[int, ...], dtype: Any) -> Any:
     """A new, uninitialised, C-contiguous array; from the pool where it is big."""
-    if math.prod(shape) * dtype.itemsize < LEAST or not _PRIVATE or dtype.hasobject:
-        return np.empty(shape, dtype)
+    if _product(shape) * dtype.itemsize < LEAST or not _PRIVATE or dtype.hasobject:
+        return _empty(shape, dtype)
     return (_pool or _make()).array(shape, dtype)
 
 

@@ -71,7 +71,21 @@ from flowmx.util import (
 )
 
 if TYPE_CHECKING:
-    from flowmx import amp, contrib, image, numpy, numpy_extension, onnx, recordio, rnn, rtc, serve, sklearn, test_utils
+    from flowmx import (
+        amp,
+        contrib,
+        image,
+        library,
+        numpy,
+        numpy_extension,
+        onnx,
+        recordio,
+        rnn,
+        rtc,
+        serve,
+        sklearn,
+        test_utils,
+    )
     from flowmx import image as img
     from flowmx import numpy as np
     from flowmx import numpy_extension as npx
@@ -84,12 +98,11 @@ __all__ = [
     "AttrScope", "Context", "MXNetError", "amp", "attribute", "autograd", "base", "callback", "checkpoint",
     "context", "contrib", "cpu", "cpu_pinned", "current_context", "dashboard", "engine", "executor", "flight",
     "gluon", "gpu", "gpu_memory_info", "image", "img", "init", "initializer", "install_as_mxnet", "io",
-    "is_np_array", "is_np_shape", "kv", "kvstore", "log", "lr_scheduler", "metric", "mod", "model", "module", "mon",
-    "monitor", "name", "nd", "ndarray", "np", "np_array", "np_shape", "npx", "num_gpus",
-    "numpy", "numpy_extension", "onnx", "operator", "optimizer", "plan", "profiler", "random",
-    "recordio", "registry", "rnd", "rnn", "rtc", "run", "runtime", "safety", "serve", "set_np_shape",
-    "sim", "sklearn", "sym", "symbol", "test_utils", "use_np", "use_np_array", "use_np_shape", "util", "visualization",
-    "viz",
+    "is_np_array", "is_np_shape", "kv", "kvstore", "library", "log", "lr_scheduler", "metric", "mod", "model",
+    "module", "mon", "monitor", "name", "nd", "ndarray", "np", "np_array", "np_shape", "npx", "num_gpus", "numpy",
+    "numpy_extension", "onnx", "operator", "optimizer", "plan", "profiler", "random", "recordio", "registry", "rnd",
+    "rnn", "rtc", "run", "runtime", "safety", "serve", "set_np_shape", "sim", "sklearn", "sym", "symbol",
+    "test_utils", "use_np", "use_np_array", "use_np_shape", "util", "visualization", "viz",
 ]  # fmt: skip
 
 _LATER = {
@@ -97,6 +110,7 @@ _LATER = {
         "amp",
         "contrib",
         "image",
+        "library",
         "numpy",
         "numpy_extension",
         "onnx",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from contextvars import ContextVar, Token
-from typing import Any
+from typing import Any, ClassVar
 
 from flowmx.base import ClassProperties, ClassProperty
 
@@ -45,6 +46,8 @@ class AttrScope(metaclass=ClassProperties):
         lambda owner: owner._of(_current.get()), lambda scope: _current.set(dict(scope._attributes))
     )
     """The scope in force: its attributes are those of all entered scopes."""
+    _subgraph_names: ClassVar[defaultdict[str, int]] = defaultdict(int)
+    """The number of subgraphs of loops and branches by name, as tests of MXNet's count them."""
 
     @classmethod
     def _of(cls, attributes: dict[str, str]) -> AttrScope:

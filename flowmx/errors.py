@@ -179,7 +179,9 @@ def _take_context(made: Exception, error: Exception) -> None:
 def _parts(kind: type[Exception], error: Exception) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments and the state from which pickle makes such an exception again."""
     reduced: Any = kind.__reduce__(error)
-    return reduced[1], reduced[2] if len(reduced) > 2 else {}
+    slots = [name for base in kind.__mro__ for name in base.__dict__.get("__slots__", ())]  # not in Python's own state
+    content = {name: getattr(error, name) for name in slots if hasattr(error, name)}
+    return reduced[1], {**content, **(reduced[2] if len(reduced) > 2 else {})}
 
 
 @cache

@@ -206,7 +206,8 @@ class Settings:
     )
     exec_memory_budget: int = _setting(
         0,
-        "Most bytes of a bound symbol's internal values, for which as much as needed is recomputed; 0 is any number.",
+        "Most bytes of a bound symbol's internal values, for which as much as needed is recomputed, or training takes "
+        "parts of the batch one after the other; 0 is any number.",
         low=0,
     )
     exec_slice: int = _setting(
@@ -215,6 +216,9 @@ class Settings:
         "auto (-1) for a quarter of the memory where that is estimated to cost little time, or a number.",
         low=-1,
         aliases={"auto": "-1", "off": "0"},
+    )
+    subgraph_backend: str = _setting(
+        "", "The partitioner that changes graphs when they are bound; unset or NONE, they are bound as they are."
     )
     exec_num_temp: int = _setting(1, "Most temporary workspaces on each device.", low=1)
     exec_check: bool = _setting(

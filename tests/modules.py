@@ -29,7 +29,6 @@ _REASONS: dict[str, str] = {
     "progress shown by Bokeh in notebooks: mx.callback and an estimator's handlers do without": ".notebook notebook",
     "downloads what only MXNet's own tests take": "test_utils.download_model test_utils.get_mnist_pkl",
     "asks about MXNet's own build": "test_utils.get_im2rec_path",
-    "detection records: mx.image.ImageDetIter reads them": "io.ImageDetRecordIter",
     "refuses, in MXNet too": "optimizer.Optimizer:set_lr_scale",
     "of the inside of MXNet's class": """
         gluon.utils.HookHandle:attach metric.PCC:global_sum_metric metric.PCC:sum_metric

@@ -22,7 +22,6 @@ NAMES: dict[str, list[str]] = {key: text.split() for key, text in _RECORDED.item
 """The callables of each namespace (``nd``, ``nd.linalg``, ..., ``sym``, ...) and the methods of NDArray and Symbol."""
 
 _REASONS: dict[str, str] = {
-    "quantized recurrent layers and asymmetric ranges": "_contrib_quantize_asym _contrib_quantized_rnn",
     "decodes image files: a matter of mx.image": """
         imdecode _imdecode _cvcopyMakeBorder _cvimdecode _cvimread _cvimresize
     """,

@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import dataclasses
 import functools
+import gc
 import threading
 import time
 import warnings
@@ -16,6 +17,7 @@ import flowmx as mx
 from flowmx import devices
 from flowmx.devices.streams import StreamActor
 from flowmx.engine import BatchActor, LoopActor, ThreadActor
+from flowmx.engine.loops import start_locked
 from flowmx.engine.scheduler import READY
 from flowmx.engine.workers import Worker
 from flowmx.errors import EngineError
@@ -680,3 +682,70 @@ def test_a_coroutine_that_caught_an_exception_goes_on_where_others_fail_with_it(
         go_on.set()
     assert recovering.wait() == 3
     mx.engine.engine.failures.clear()
+
+
+# -- garbage -----------------------------------------------------------------------------------------------
+
+
+class Garbage:
+    """A cycle whose finalizer takes the engine's lock, as those of arrays may."""
+
+    def __init__(self, took):
+        self.took, self.itself = took, self
+
+    def __del__(self):
+        took = engine.lock.acquire(timeout=0.5)
+        self.took.append(took)
+        if took:
+            engine.lock.release()
+
+
+def test_no_garbage_is_collected_in_a_thread_that_starts_while_the_lock_is_held():
+    took = []
+
+    class Allocates(threading.Thread):
+        def _set_ident(self):  # the first step of a new thread, for which `start` waits
+            super()._set_ident()
+            [[] for _ in range(100_000)]
+
+    thread = Allocates(target=int)
+    gc.collect()
+    with engine.lock:
+        Garbage(took)
+        start_locked(thread)
+    thread.join()
+    assert gc.isenabled()
+    gc.collect()
+    assert took == [True]
+
+
+def test_a_coroutine_of_an_actor_that_is_collected_takes_no_lock():
+    actor = LoopActor("collected")
+    coroutine = engine.hosting._run(actor)
+    actor.run = lambda: Forever()
+    coroutine.send(None)
+    held, ended = threading.Event(), threading.Event()
+
+    def hold():
+        with engine.lock:
+            held.set()
+            ended.wait(30)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(30)
+    try:
+        closing = threading.Thread(target=coroutine.close)
+        closing.start()
+        closing.join(5)
+        assert not closing.is_alive()
+    finally:
+        ended.set()
+        holder.join()
+        closing.join()
+
+
+class Forever:
+    def __await__(self):
+        while True:
+            yield

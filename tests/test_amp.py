@@ -330,6 +330,68 @@ def test_loops_compute_in_one_type(use):
     np.testing.assert_allclose(found.asnumpy(), expected, rtol=1e-3)
 
 
+class Flows(gluon.HybridBlock):
+    """Products and functions of float32 inside of loops and branches."""
+
+    def __init__(self, kind):
+        super().__init__()
+        with self.name_scope():
+            self.kind, self.w = kind, self.params.get("w", shape=(3, 3), init="one")
+
+    def hybrid_forward(self, F, x, w):
+        def product(x):
+            return F.FullyConnected(x, w, no_bias=True, num_hidden=3)
+
+        if self.kind == "cond":
+            return product(F.contrib.cond(x.sum() > 9, lambda: product(x), lambda: F.softmax(x)))
+        if self.kind == "foreach":
+            step = lambda part, state: (product(part), F.softmax(product(part + state)))  # noqa: E731
+            y, state = F.contrib.foreach(step, F.expand_dims(product(x), 1), F.zeros((1, 3)))
+            return F.broadcast_add(F.squeeze(y), state)
+        step = lambda count, state: (product(state), (count + 1, F.softmax(product(state))))  # noqa: E731
+        y, (_, state) = F.contrib.while_loop(lambda count, _: count < 3, step, (F.zeros((1,)), x), max_iterations=4)
+        return F.broadcast_add(y, F.expand_dims(state, 0))
+
+
+@pytest.mark.parametrize("kind", ["foreach", "while_loop", "cond"])
+def test_bodies_of_loops_compute_as_their_operators_do(use, kind):
+    use("bfloat16")
+    net, found = Flows(kind), []
+    net.initialize()
+    for _ in range(2):
+        x = mx.nd.array(np.random.default_rng(0).uniform(size=(2, 3)))
+        x.attach_grad()
+        with autograd.record():
+            y = net(x)
+        y.backward()
+        found.append([y, x.grad.asnumpy()])
+        net.hybridize()
+    assert found[0][0].dtype == found[1][0].dtype
+    np.testing.assert_array_equal(found[0][0].asnumpy(), found[1][0].asnumpy())
+    np.testing.assert_allclose(found[0][1], found[1][1], rtol=2e-2, atol=1e-2)
+
+
+def test_regions_compute_as_their_operators_do(use):
+    @mx.sym.register_partitioner("test")
+    class Some(mx.sym.Partitioner):
+        def select(self, node):
+            return node.op in ("FullyConnected", "BatchNorm", "Flatten")
+
+    use("bfloat16")
+    net, found = network(), []
+    x = mx.nd.array(np.random.default_rng(0).uniform(size=(4, 3, 8, 8)))
+    for options in ({}, {"backend": "test"}):
+        net.hybridize(**options)
+        with autograd.record():
+            y = net(x)
+        y.backward()
+        found.append(
+            [y.asnumpy(), *(p.grad().asnumpy() for p in net.collect_params().values() if p.grad_req != "null")]
+        )
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-2, atol=2e-2)
+
+
 def test_in_place_arithmetic_keeps_its_type(use):
     x = mx.nd.array([1.0, 2.0]).astype("float16")
     before = x**2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import ClassVar
 
 import pytest
 
@@ -88,7 +89,21 @@ def test_published_files_are_known_by_name():
     names = text.embedding.get_pretrained_file_names()
     assert "glove.6B.50d.txt" in names["glove"]
     assert "wiki.en.vec" in text.embedding.get_pretrained_file_names("fasttext")
-    with pytest.raises(KeyError, match="nonsense"):
-        text.embedding.create("glove", pretrained_file_name="nonsense")
+    for name, known in (("glove", "glove.6B.50d.txt"), ("fasttext", "wiki.simple.vec")):
+        with pytest.raises(KeyError, match=f"has no file 'nonsense', only .*{known}"):
+            text.embedding.create(name, pretrained_file_name="nonsense")
+    with pytest.raises(KeyError, match=r"did you mean 'glove\.6B\.50d\.txt'"):
+        text.embedding.GloVe("glove.6b.50d.txt")
+    with pytest.raises(KeyError, match=r"no file 'glove\.6B\.50d\.txt'"):
+        text.embedding.FastText("glove.6B.50d.txt")
     with pytest.raises(KeyError, match="no embedding"):
         text.embedding.get_pretrained_file_names("nonsense")
+
+
+def test_an_embedding_of_ones_own_names_its_files():
+    class Own(text.embedding._TokenEmbedding):
+        pretrained_file_name_sha1: ClassVar[dict[str, str]] = {"own.txt": "0" * 40}
+
+    Own._check_pretrained_file_names("own.txt")
+    with pytest.raises(KeyError, match=r"Own has no file 'file\.vec', only own\.txt"):
+        Own._check_pretrained_file_names("file.vec")

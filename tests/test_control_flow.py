@@ -1,12 +1,13 @@
 """Loops and branches: of arrays, and of symbols as MXNet 1.9.1 writes and computes them."""
 
+import itertools
 import json
+from collections import defaultdict
 
 import numpy as np
 import pytest
 
 import flowmx as mx
-from flowmx.symbol import control_flow
 from tests.fixtures import record_control_flow as recorded
 
 TEXTS = json.loads((recorded.FOLDER / "symbols.json").read_text())
@@ -20,22 +21,19 @@ def network(request):
 
 def composed(network, monkeypatch):
     """The network, with names that begin at 0, as those of the recording do."""
-    monkeypatch.setattr(control_flow, "_counts", numbers_before(network))
+    monkeypatch.setattr(mx.AttrScope, "_subgraph_names", numbers_before(network, monkeypatch))
     with mx.name.NameManager():
         return network(mx)
 
 
-def numbers_before(network):
+def numbers_before(network, monkeypatch):
     """Counts of each kind of subgraph after the earlier networks, as when MXNet composed them one after another."""
-    counts = {}
-    control_flow_counts, control_flow._counts = control_flow._counts, counts
-    try:
-        for earlier in recorded.NETWORKS:
-            if earlier is network:
-                return counts
+    counts = defaultdict(int)
+    with monkeypatch.context() as patched:
+        patched.setattr(mx.AttrScope, "_subgraph_names", counts)
+        for earlier in itertools.takewhile(lambda each: each is not network, recorded.NETWORKS):
             earlier(mx)
-    finally:
-        control_flow._counts = control_flow_counts
+    return counts
 
 
 COMPUTED = [each for each in recorded.NETWORKS if each.__name__ not in recorded.WRITTEN_ONLY]
@@ -274,3 +272,37 @@ def test_an_error_inside_names_its_node():
     with pytest.raises(KeyError, match="mine") as caught:
         out.simple_bind(mx.cpu(), x=(3, 2), s=(2,)).forward()[0].wait_to_read()
     assert "in node 'culprit'" in "\n".join(caught.value.__notes__)
+
+
+def gradients(symbol, **given):
+    executor = symbol.simple_bind(mx.cpu(), **{name: array.shape for name, array in given.items()})
+    outputs = executor.forward(is_train=True, **given)
+    executor.backward([mx.nd.ones(out.shape) for out in outputs])
+    return {name: array.asnumpy() for name, array in executor.grad_dict.items()}
+
+
+def test_two_loops_over_the_same_data_keep_their_gradients_apart():
+    data = mx.sym.var("data")
+    doubled, _ = mx.sym.contrib.foreach(lambda x, states: (x * 2, states), data, [])
+    squared, _ = mx.sym.contrib.foreach(lambda x, states: (x * x, states), data, [])
+    values = mx.nd.array([[1.0, 2.0], [3.0, 4.0]])
+    found = gradients(doubled + squared, data=values)
+    np.testing.assert_allclose(found["data"], 2 + 2 * values.asnumpy())
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_slices_of_vectors_have_one_element(hybrid):
+    class Sums(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, data, state):
+            return F.contrib.foreach(lambda x, s: (x * s, s + x), data, state)
+
+    net = Sums()
+    net.hybridize(hybrid)
+    data, state = mx.nd.array([1, 2, 3]), mx.nd.array([1])
+    data.attach_grad()
+    with mx.autograd.record():
+        outputs, last = net(data, state)
+    outputs.backward()
+    assert (outputs.shape, last.shape) == ((3, 1), (1,))
+    np.testing.assert_allclose(outputs.asnumpy()[:, 0], [1, 4, 12])
+    np.testing.assert_allclose(data.grad.asnumpy(), [6, 5, 4])

@@ -1,5 +1,6 @@
 """The dashboard's pure parts: series, lanes, warnings, curves, and who may look."""
 
+import gc
 import itertools
 import json
 import math
@@ -13,10 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import flowmx as mx
 from flowmx.comm.security import InsecureAddress
 from flowmx.observability.dashboard import guard
 from flowmx.observability.dashboard.guard import COOKIE, Guard, check_address
-from flowmx.observability.dashboard.holders import added_up
+from flowmx.observability.dashboard.holders import added_up, layers
 from flowmx.observability.dashboard.reading import Reading
 from flowmx.observability.dashboard.sampler import Sampler
 from flowmx.observability.dashboard.tables import quantile
@@ -436,3 +438,23 @@ def test_a_secret_has_some_length_and_others_addresses_take_one():
             check_address(host, None)
         check_address(host, SECRET)
     check_address("localhost", None)
+
+
+def test_layers_are_named_by_precision():
+    net = mx.gluon.nn.Dense(3, in_units=4, prefix="of_reals_")
+    other = mx.gluon.nn.Dense(3, in_units=4, prefix="of_bytes_")
+    for each in (net, other):
+        each.initialize()
+    made = mx.contrib.quantization.quantize_net_v2(
+        other, calib_mode="naive", calib_data=mx.io.NDArrayIter(mx.nd.ones((4, 4)), batch_size=4)
+    )
+    for each in (net, made):
+        each.hybridize()
+        each(mx.nd.ones((4, 4))).wait_to_read()
+    found = {row["precision"]: row for row in layers()}
+    assert "of_reals_fwd" in found["float32"]["names"]
+    assert any("fully_connected" in name for name in found["int8"]["names"])
+    assert found["int8"]["count"] >= 1
+    del net, made, other, each
+    gc.collect()
+    assert "of_reals_fwd" not in {name for row in layers() for name in row["names"]}

@@ -87,6 +87,7 @@ async def test_a_training_is_live_on_a_desk_and_on_a_phone_in_light_and_dark(loo
         await page.until("document.querySelectorAll('#curves figure').length === 3")
         assert await page.evaluate("document.getElementById('warnings-title').offsetWidth") > 0
         await page.until("document.querySelector('#holders tbody')?.innerText.includes('conv')")
+        await page.until("document.querySelector('#layers tbody')?.innerText.includes('float32')")
         for index in (0, 1, 2):  # operations, steps, samples
             before = await page.evaluate(NUMBER.format(index))
             await page.until(f"{NUMBER.format(index)} !== {before!r}")

@@ -186,6 +186,51 @@ def test_leaving_with_work_pending_is_silent_and_successful(count):
         assert (code, out, err) == (0, "", ""), f"{names[i % len(names)]}, seed {i}, {jobs[i][2]}"
 
 
+PREFETCHING = """
+class Source(mx.io.DataIter):
+    def __init__(self, seconds, error=None):
+        super().__init__(1)
+        self.seconds, self.error = seconds, error
+        self.provide_data, self.provide_label = [mx.io.DataDesc("data", (1,))], []
+    def reset(self):
+        pass
+    def next(self):
+        time.sleep(self.seconds)
+        if self.error:
+            raise self.error
+        return mx.io.DataBatch([mx.nd.ones((1,)) * 2], [], 0)
+
+batches = mx.io.PrefetchingIter([Source(rng.choice(SECONDS)) for _ in range(2)])
+"""
+SOON, NEVER = "SECONDS = 0, 0.001, 0.02\n" + PREFETCHING, "SECONDS = [3600]\n" + PREFETCHING
+WITH_BATCHES_AHEAD = {
+    "at once": (SOON, 0, ""),
+    "after some": (SOON + "for _ in range(rng.randrange(30)): next(batches)", 0, ""),
+    "at a reset": (SOON + "next(batches)\nbatches.reset()", 0, ""),
+    "in a loop": (SOON + "async def main():\n async for _ in batches: break\nasyncio.run(main())", 0, ""),
+    "by an exception": (SOON + "next(batches)\n{}['mine']", 1, "KeyError: 'mine'"),
+    "by sys.exit": (SOON + "sys.exit(3)", 3, ""),
+    "dropped": (
+        SOON + "next(batches)\ndel batches\nwhile any('prefetch' in each.name for each in threading.enumerate()): "
+        "time.sleep(0.01)", 0, "",
+    ),
+    "a source that never answers": (NEVER, 0, ""),
+    "a source that never answers, by an exception": (NEVER + "{}['mine']", 1, "KeyError: 'mine'"),
+    "a source that fails": (SOON + "batches = mx.io.PrefetchingIter(Source(0, OSError('lost')))", 0, ""),
+    "a source that fails, asked": (
+        SOON + "batches = mx.io.PrefetchingIter(Source(0, OSError('lost')))\nnext(batches)", 1, "OSError: lost",
+    ),
+}  # fmt: skip
+
+
+def test_leaving_with_batches_ahead():
+    kinds = KINDS[1:]  # the other one fetches where it is told to
+    jobs = [(script, i, {"engine_type": kinds[i % 2]}) for i, (script, _, _) in enumerate(WITH_BATCHES_AHEAD.values())]
+    for (name, (_, status, message)), (code, out, err) in zip(WITH_BATCHES_AHEAD.items(), run_all(jobs), strict=True):
+        assert (code, out) == (status, ""), f"{name}: {err}"
+        assert (message in err and err.count("Traceback") == 1) if message else not err, f"{name}: {err}"
+
+
 LOUD = {
     "a coroutine that never ends": (
         """

@@ -122,7 +122,7 @@ def test_so_is_what_a_coroutine_raises(kind):
 @pytest.mark.parametrize("error", [
     FileNotFoundError(errno.ENOENT, "gone", "a file"), PermissionError(errno.EACCES, "no", "a", None, "b"),
     KeyError("key"), UnicodeDecodeError("utf8", b"a", 0, 1, "reason"), RuntimeError("plain"), Exception("any"),
-    Mine(3, text="own"), ImportError("no module", name="x"),
+    Mine(3, text="own"), ImportError("no module", name="x"), np.exceptions.AxisError(3, 2),
 ])  # fmt: skip
 def test_an_exception_keeps_what_it_is(error):
     error.add_note("a note")

@@ -217,3 +217,166 @@ def test_a_stream_that_has_waited_for_another_waits_no_second_time(streams):
     for _ in range(3):
         stream.wait(other)
     assert len(waits) <= 1
+
+
+def test_updates_of_the_same_weights_are_grouped_once_and_run_at_their_push(monkeypatch, at_push):
+    from flowmx.optimizer import grouped
+
+    checks = counted(monkeypatch, grouped, "_checked")
+    weights, grads = arrays((64, 64), (64, 64), (64,)), arrays((64, 64), (64, 64), (64,))
+    update = mx.optimizer.get_updater(mx.optimizer.Adam(learning_rate=0.5))
+    expected = [each.copy() for each in weights]
+    alone = [mx.optimizer.get_updater(mx.optimizer.Adam(learning_rate=0.5)) for _ in weights]
+    for _ in range(3):
+        update([0, 1, 2], grads, weights)
+        rest()
+    assert len(checks) == 3  # one for each weight
+    assert at_push.count("adam_update") == 2  # the first may have to wait for its loop
+    for one, weight, grad in zip(alone, expected, grads, strict=True):
+        for _ in range(3):
+            one(0, grad, weight)
+    for weight, each in zip(weights, expected, strict=True):
+        np.testing.assert_array_equal(weight.asnumpy(), each.asnumpy())
+    other = [each.copy() for each in grads]
+    update([0, 1, 2], other, weights)
+    assert len(checks) > 6  # other arrays are looked at
+
+
+def test_a_group_of_updates_holds_only_for_its_arrays_and_operators():
+    weight, grad = mx.nd.ones((3,)), mx.nd.ones((3,))
+    sgd = mx.optimizer.SGD(learning_rate=1.0)
+    update = mx.optimizer.get_updater(sgd)
+    update([0, 1], [grad, grad], [weight, mx.nd.ones((3,))])
+    for other in (mx.nd.full((3,), 2), mx.nd.full((3,), 3)):
+        update([0, 1], [other, grad], [weight, mx.nd.ones((3,))])
+    assert weight.asnumpy().tolist() == [-5, -5, -5]
+    sgd.lr = 0.5
+    update([0, 1], [grad, grad], [weight, mx.nd.ones((3,))])
+    assert weight.asnumpy().tolist() == [-5.5, -5.5, -5.5]
+    weight.attach_grad()
+    other = mx.nd.ones((3,))
+    with autograd.record(), pytest.raises(mx.MXNetError, match="recorded"):
+        update([0, 1], [grad, grad], [weight, other])
+
+
+@pytest.mark.parametrize("second", [False, True])
+@pytest.mark.parametrize("label", ["float32", "int64"])
+def test_the_cross_entropy_of_small_rows_is_one_operator(label, second, monkeypatch):
+    from flowmx.gluon.loss import SoftmaxCrossEntropyLoss
+
+    rng = np.random.default_rng(0)
+    logits, weight = (mx.nd.array(rng.standard_normal(shape), dtype="float64") for shape in ((6, 5), (6,)))
+    classes = mx.nd.array(rng.integers(-1, 6, 6), dtype=label)  # those outside are clipped
+    ops = counted(monkeypatch, core, "invoke", lambda op, *rest: op.name)
+    monkeypatch.setattr("flowmx.ndarray.functions.invoke", core.invoke)
+
+    def gradients():
+        ops.clear()
+        logits.attach_grad()
+        weight.attach_grad()
+        with autograd.record():
+            loss = total = SoftmaxCrossEntropyLoss()(logits, classes)
+            names = list(ops)
+            total = total * weight
+            if second:
+                (found,) = autograd.grad(total.sum(), [logits], create_graph=True)
+                total = (found * found * found).sum()
+        total.backward()
+        return names, [each.asnumpy() for each in (loss, logits.grad, weight.grad)]
+
+    names, found = gradients()
+    assert names == ["_class_cross_entropy"]
+    monkeypatch.setattr(SoftmaxCrossEntropyLoss, "_is_one_operator", lambda *_: False)
+    names, expected = gradients()
+    assert names[:2] == ["log_softmax", "pick"]
+    np.testing.assert_array_equal(found[0], expected[0])
+    for one, other in zip(found[1:], expected[1:], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
+
+
+SMALL = [
+    *[("Activation", {"act_type": kind}, [(3, 4)]) for kind in ("relu", "sigmoid", "tanh", "softsign", "softrelu")],
+    *[("_backward_Activation", {"act_type": kind}, [(3, 4)] * 2) for kind in ("relu", "sigmoid", "tanh", "softsign")],
+    ("log_softmax", {}, [(3, 4)]),
+    ("log_softmax", {"axis": 0}, [(3, 4)]),
+    ("FullyConnected", {"num_hidden": 5}, [(3, 4), (5, 4), (5,)]),
+    ("Pooling", {"kernel": (2, 2), "stride": (2, 2), "pool_type": "max"}, [(1, 2, 6, 4)]),
+    ("Pooling", {"kernel": (2, 2), "pool_type": "max", "layout": "NHWC"}, [(1, 6, 4, 2)]),
+    ("_backward_Pooling", {"kernel": (2, 2), "pool_type": "max"}, [(1, 2, 5, 3), (1, 2, 6, 4), (1, 2, 5, 3)]),
+]
+
+
+@pytest.mark.parametrize(("name", "parameters", "shapes"), SMALL)
+def test_the_kernels_of_small_calls_are_bound_once(name, parameters, shapes, monkeypatch):
+    op, rng = lookup(name).create(**parameters), np.random.default_rng(0)
+    inputs = [rng.standard_normal(shape).astype("float32") for shape in shapes]
+    run = core.run_on(devices.get(mx.cpu()), True)
+    spec = op.spec(tuple(shapes), (np.dtype("float32"),) * len(shapes))
+    if name == "_backward_Pooling":  # the output is the data's
+        forward = lookup("Pooling").create(**parameters)
+        forward.forward(run, [inputs[1]], [inputs[2]])
+    expected, found, turned = ([np.empty(spec.shapes[0], "float32")] for _ in range(3))
+    op.forward(run, inputs, expected)
+    known = core.forward_of_call(op, spec, devices.get(mx.cpu()), [(each.shape, each.dtype) for each in inputs])
+    lying_otherwise = [np.asfortranarray(each) for each in inputs]
+    known(run, lying_otherwise, turned)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(op), "forward", None)
+        known(run, inputs, found)
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_array_equal(turned[0], expected[0])
+
+
+@pytest.mark.parametrize("second", [False, True])
+@pytest.mark.parametrize("kind", ["relu", "sigmoid", "tanh", "softrelu", "softsign"])
+def test_a_dense_layer_and_its_activation_are_one_operator(kind, second, monkeypatch):
+    layer = mx.gluon.nn.Dense(5, activation=kind, in_units=4, use_bias=kind != "relu")
+    layer.initialize(mx.init.Normal(0.7))
+    layer.cast("float64")
+    data = mx.nd.array(np.random.default_rng(0).standard_normal((3, 4)), dtype="float64")
+    ops = counted(monkeypatch, core, "invoke", lambda op, *rest: op.name)
+    monkeypatch.setattr("flowmx.ndarray.functions.invoke", core.invoke)
+
+    def gradients():
+        data.attach_grad()
+        ops.clear()
+        with autograd.record():
+            out = layer(data)
+            names, loss = list(ops), (out * out).sum()
+            if second:
+                (found,) = autograd.grad(loss, [data], create_graph=True)
+                loss = (found * found * found).sum()
+        loss.backward()
+        grads = [param.grad() for param in layer.collect_params().values()] if not second else [layer.weight.grad()]
+        return names, [each.asnumpy() for each in (out, data.grad, *grads)]
+
+    names, found = gradients()
+    assert names == ["_dense"]
+    hook = layer.act.register_forward_hook(lambda *_: None)
+    names, expected = gradients()
+    hook.detach()
+    assert names == ["FullyConnected", "Activation"]
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    layer.hybridize()
+    names, _ = gradients()
+    assert "_dense" not in names
+
+
+def test_an_updater_groups_the_same_weights_once(monkeypatch):
+    from flowmx.optimizer import updater
+
+    grouped = counted(monkeypatch, updater, "_groups")
+    weights, grads = ([mx.nd.ones((3,)) for _ in range(3)] for _ in range(2))
+    update = mx.optimizer.get_updater(mx.optimizer.SGD(learning_rate=1.0, momentum=0.5))
+    for _ in range(3):
+        update([0, 1, 2], grads, weights)
+    assert len(grouped) == 1
+    update.states[1] = mx.nd.zeros((3,))  # states are looked up at each call
+    update([0, 1, 2], grads, weights)
+    assert [each.asnumpy()[0] for each in weights] == [-5.125, -4.25, -5.125]
+    update([0, 2, 1], grads, weights)
+    update([0, 1, 2], grads, [weights[0], weights[1], mx.nd.ones((3,))])
+    update.optimizer.aggregate_num = 1
+    update([0, 1, 2], grads, weights)
+    assert len(grouped) == 4

@@ -61,7 +61,15 @@ FLOORS: list[set[str]] = [
         "flowmx.symbol",
         "flowmx.util",
     },
-    {"flowmx.autograd", "flowmx.executor", "flowmx.numpy", "flowmx.numpy_extension", "flowmx.operator", "flowmx.rtc"},
+    {
+        "flowmx.autograd",
+        "flowmx.executor",
+        "flowmx.library",
+        "flowmx.numpy",
+        "flowmx.numpy_extension",
+        "flowmx.operator",
+        "flowmx.rtc",
+    },
     {"flowmx.cached_op"},
     {
         "flowmx.callback",

@@ -117,6 +117,7 @@ ACTIVATIONS = {
     "sigmoid": lambda x: mx.sym.Activation(x, act_type="sigmoid"),
     "tanh": lambda x: mx.sym.tanh(x),
     "leaky": lambda x: mx.sym.LeakyReLU(x, act_type="leaky", slope=0.1),
+    "clip": lambda x: mx.sym.clip(x, 0, 2),
 }
 
 
@@ -130,7 +131,7 @@ def test_bias_residual_and_activation_go_into_a_layer(monkeypatch, kind, then):
     shape = (2, 8, 16, 64)
     found, bound = train(net, shape)
     steps = [node for node in bound.plan.forward if node.op.name not in ("sin", "Reshape")]
-    if then != "leaky":  # its gradient looks at what goes into it
+    if then not in ("leaky", "clip"):  # their gradients look at what goes into them
         assert [node.op.name for node in steps] == [f"_fused_{kind}"]
     rng = np.random.default_rng(0)
     predicting = net.simple_bind(mx.cpu(), grad_req="null", data=shape)
@@ -196,7 +197,7 @@ def test_a_bias_of_another_shape_stays():
 
 
 FUSED = [
-    {"scaled": scaled, "added": added, "then": then, "slope": 0.3}
+    {"scaled": scaled, "added": added, "then": then, "slope": 0.3, "top": 0.7}
     for scaled in (False, True)
     for added in (False, True)
     for then in ("", *ACTIVATIONS)

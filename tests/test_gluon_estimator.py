@@ -126,11 +126,24 @@ async def test_a_coroutine_takes_data_that_is_awaited():
         np.testing.assert_array_equal(ours, expected)
 
 
-def test_an_iterator_of_io_begins_anew_each_epoch():
-    estimator = made()
-    estimator.fit(mx.io.NDArrayIter(X, Y, 16), epochs=3)
-    for ours, expected in zip(weights(estimator), by_hand(3), strict=True):
-        np.testing.assert_array_equal(ours, expected)
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (mx.io.NDArrayIter(X, Y, 16), "NDArrayIter was given, whose last batch is filled up"),
+        ([mx.nd.ones((10, 3))], r"a batch is an array of shape \(10, 3\), expected a list or tuple of data and label"),
+        ([[mx.nd.ones((10, 3))]], "a list of 1, without labels, expected a list or tuple of data and label"),
+        ([(mx.nd.ones((10, 3)), None)], "a tuple of 2, without labels"),
+        (
+            [mx.io.DataBatch([mx.nd.ones((10, 3))])],
+            "a batch is .*DataBatch",
+        ),
+        ([{"data": 1}], "a batch is {'data': 1}, expected a list or tuple"),
+    ],
+)
+def test_other_than_batches_of_data_and_labels_are_refused(data, message):
+    for call in (lambda given: given.fit(data, epochs=1), lambda given: given.evaluate(data)):
+        with pytest.raises(ValueError, match=message):
+            call(made())
 
 
 def test_several_devices_share_a_batch():
@@ -330,3 +343,8 @@ def test_estimators_of_ones_own_sort_handlers_by_mxnets_names():
 def test_a_gpu_that_is_not_there_is_refused():
     with pytest.raises(AssertionError, match=r"gpu\(100\) is not available"):
         made(context=[mx.cpu(), mx.gpu(100)])
+
+
+def test_a_loader_of_data_alone_is_refused():
+    with pytest.raises(ValueError, match=r"an array of shape \(16, 5\), expected"):
+        made().fit(gluon.data.DataLoader(gluon.data.ArrayDataset(X), batch_size=16), epochs=1)

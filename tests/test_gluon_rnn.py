@@ -299,3 +299,70 @@ def test_sums_and_products_of_a_step_have_the_names_that_mxnet_gives_them(cell):
     names = output.get_internals().list_outputs()
     wanted = [f"c_t0_{name}_output" for name in SUMS_AND_PRODUCTS[cell]]
     assert [name for name in names if name in wanted] == wanted
+
+
+def _stepped(kind, dtype, second, at_once, monkeypatch):
+    """The results of a step of a cell, its gradients, and those of their sum of cubes."""
+    from flowmx.gluon.rnn import cells
+
+    if not at_once:
+        monkeypatch.setattr(cells._GatedCell, "_is_one_operator", lambda *_: False)
+    rng = np.random.default_rng(0)
+    cell = kind(5, input_size=4, prefix="cell_")
+    cell.initialize(mx.init.Constant(0.0))
+    cell.cast(dtype)
+    for param in cell.collect_params().values():
+        param.set_data(mx.nd.array(rng.standard_normal(param.shape), dtype=dtype))
+    data, states = rng.standard_normal((3, 4)), [rng.standard_normal((3, 5)) for _ in cell.begin_state(3)]
+    arrays = [mx.nd.array(each, dtype=dtype) for each in (data, *states)]
+    factor = mx.nd.array(rng.standard_normal((3, 5)), dtype=dtype)
+    for each in arrays:
+        each.attach_grad()
+    with mx.autograd.record():
+        output, after = cell(arrays[0], arrays[1:])
+        loss = (output * factor).sum() + (after[-1].square() * factor).sum()
+        if second:
+            found = mx.autograd.grad(loss, arrays, create_graph=True)
+            loss = mx.nd.add_n(*[(each * each * each).sum() for each in found])
+    loss.backward()
+    grads = [each.grad for each in arrays] + [param.grad() for param in cell.collect_params().values()]
+    return [each.asnumpy() for each in (loss, output, *after, *grads)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("second", [False, True])
+@pytest.mark.parametrize("kind", [mx.gluon.rnn.GRUCell, mx.gluon.rnn.LSTMCell])
+def test_a_step_on_arrays_is_one_operator_that_computes_as_many(kind, second, dtype, monkeypatch):
+    found = _stepped(kind, dtype, second, True, monkeypatch)
+    expected = _stepped(kind, dtype, second, False, monkeypatch)
+    near = 2e-5 if dtype == "float32" else 1e-12
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=near, atol=near * np.abs(other).max())
+
+
+def test_when_a_step_is_one_operator(monkeypatch):
+    from flowmx.ndarray import core
+
+    names = []
+    invoke = core.invoke
+    monkeypatch.setattr(
+        "flowmx.ndarray.functions.invoke", lambda op, *rest: (names.append(op.name), invoke(op, *rest))[1]
+    )
+
+    def ran(cell, dtype="float32"):
+        cell.initialize()
+        cell.cast(dtype)
+        names.clear()
+        cell(mx.nd.ones((2, 3), dtype=dtype), [each.astype(dtype) for each in cell.begin_state(2)])
+        return [name for name in names if name.endswith("_step")]
+
+    rnn = mx.gluon.rnn
+    assert ran(rnn.GRUCell(4)) == ["_gru_step"] and ran(rnn.LSTMCell(4)) == ["_lstm_step"]
+    assert ran(rnn.LSTMCell(4), "float16") == [] == ran(rnn.RNNCell(4)) == ran(rnn.LSTMCell(4, activation="relu"))
+
+    class Own(rnn.GRUCell):
+        def _get_activation(self, *given, **named):
+            return super()._get_activation(*given, **named)
+
+    assert ran(Own(4)) == []
+    assert '"_gru_step"' not in rnn.GRUCell(4)(mx.sym.var("x"), [mx.sym.var("s")])[0].tojson()

@@ -1,7 +1,9 @@
 """DGL's operators on graphs as csr matrices, beside what plain Python finds of the same graphs."""
 
 import collections
+import itertools
 import logging
+import math
 
 import numpy as np
 import pytest
@@ -108,6 +110,86 @@ def test_neighbors_come_by_their_probabilities():
         expected = times * (p * q / (1 - p) + q * p / (1 - q))
         assert abs(pairs.pop((a, b)) - expected) < 5 * expected**0.5
     assert not pairs
+
+
+def drawn_sets(degree, neighbors, chances=None, rows=6000):
+    """The count of each set of neighbors, of vertices of equal degree that are sampled at once."""
+    count = rows + degree
+    parts = (
+        np.arange(rows * degree),
+        np.tile(np.arange(rows, count), rows),
+        np.arange(count + 1).clip(max=rows) * degree,
+    )
+    graph = mx.nd.sparse.csr_matrix(parts, shape=(count, count), dtype="int64")
+    kind = "uniform" if chances is None else "non_uniform"
+    given = [] if chances is None else [mx.nd.array(np.concatenate([np.ones(rows), chances]))]
+    call = getattr(CONTRIB, f"dgl_csr_neighbor_{kind}_sample")
+    seeds = np.random.default_rng(1).permutation(rows)  # hops are not asked in the order of their vertices
+    edges = call(graph, *given, vector(*seeds), num_neighbor=neighbors, max_num_vertices=count + 1)[1]
+    assert edges.indptr.asnumpy()[rows] == rows * neighbors
+    drawn = edges.indices.asnumpy().reshape(rows, neighbors) - rows
+    assert (edges.data.asnumpy().reshape(rows, neighbors) == np.arange(rows)[:, None] * degree + drawn).all()
+    assert (np.diff(drawn, axis=1) > 0).all()
+    return collections.Counter(map(tuple, drawn.tolist()))
+
+
+@pytest.mark.parametrize(("degree", "neighbors"), [(5, 3), (8, 2), (9, 2), (14, 3), (40, 2)])
+def test_sets_of_neighbors_are_equally_likely(degree, neighbors):
+    found = drawn_sets(degree, neighbors)
+    sets = math.comb(degree, neighbors)
+    expected = sum(found.values()) / sets
+    chi_squared = sum((each - expected) ** 2 for each in found.values()) / expected + (sets - len(found)) * expected
+    assert chi_squared < sets - 1 + 5 * (2 * (sets - 1)) ** 0.5
+
+
+def test_sets_of_neighbors_by_their_probabilities():
+    chances = np.array([4, 0, 1, 3, 0.5, 1e-9, 2])
+    found = drawn_sets(7, 2, chances)
+    share = chances / chances.sum()
+    total, chi_squared, sets = sum(found.values()), 0.0, 0
+    for a, b in itertools.combinations(range(7), 2):
+        # One after the other, without those that were drawn.
+        expected = total * share[a] * share[b] * (1 / (1 - share[a]) + 1 / (1 - share[b]))
+        if expected < 1:
+            assert found[a, b] <= 1
+        else:
+            chi_squared += (found[a, b] - expected) ** 2 / expected
+            sets += 1
+    assert sets == 10
+    assert chi_squared < sets - 1 + 5 * (2 * (sets - 1)) ** 0.5
+
+
+def breadth_first(edges, seeds, hops, most):
+    """All vertices around some with their hops, one by one until there are enough; the edges of those asked."""
+    found, asked = dict.fromkeys(seeds, 0), {}
+    queue = list(found)
+    for vertex in queue:
+        if len(queue) >= most or found[vertex] >= hops:
+            break
+        asked |= {(u, v): edges[u, v] for u, v in sorted(edges) if u == vertex}
+        for v in sorted(v for u, v in edges if u == vertex):
+            if v not in found and len(queue) < most:
+                found[v] = found[vertex] + 1
+                queue.append(v)
+    return found, asked
+
+
+@pytest.mark.parametrize("chances", [False, True])
+@pytest.mark.parametrize("most", [3, 4, 7, 11, 17, 18, 25, N])
+@pytest.mark.parametrize("hops", [0, 1, 2, 5])
+def test_a_subgraph_grows_until_it_is_full(most, hops, chances):
+    edges, graph = made(share=0.07)
+    seeds = [17, 3, 17, 8]
+    name = "dgl_csr_neighbor_non_uniform_sample" if chances else "dgl_csr_neighbor_uniform_sample"
+    given = [mx.nd.ones(N)] if chances else []
+    found = getattr(CONTRIB, name)(
+        graph, *given, vector(*seeds), num_hops=hops, num_neighbor=N, max_num_vertices=max(most, len(seeds))
+    )
+    expected, asked = breadth_first(edges, seeds, hops, max(most, len(seeds)))
+    vertices, layers = found[0].asnumpy(), found[-1].asnumpy()
+    count = vertices[-1]
+    assert dict(zip(vertices[:count].tolist(), layers.tolist(), strict=False)) == expected
+    assert edges_of(found[1], rows=[*vertices[:count], *[-1] * N]) == asked
 
 
 def test_samples_follow_the_seed():

@@ -65,7 +65,6 @@ _NAMES_LEFT_OUT = {
         gluon.data.dataloader.reduce_ndarray gluon.data.dataloader.reduce_np_ndarray
         gluon.data.dataloader.worker_loop_v1
     """,
-    "detection records, which are read by `mx.image.ImageDetIter`": "io.ImageDetRecordIter io.io.ImageDetRecordIter",
     "no name of its own: an import, or a helper inside MXNet": """
         contrib.onnx.export_model_ contrib.onnx.get_model_metadata_ contrib.onnx.import_model_
         contrib.onnx.import_to_gluon_ gluon.model_zoo.vision.inception.make_aux model.SKLEARN_INSTALLED

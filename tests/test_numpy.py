@@ -18,6 +18,9 @@ B = onp.array([[1.5, 0.5, 2.0], [0.8, 1.2, 3.0]])
 S = onp.array([[4.0, 1.0, 0.5], [1.0, 3.0, 0.2], [0.5, 0.2, 2.0]])
 N = onp.array([[0.3, onp.nan, 0.2, 0.8], [0.9, 0.4, onp.nan, 0.6]])
 
+Z = onp.array(
+    [[1.0, 0.0, 3.0, 0.0, -0.5], [2.0, -1.5, 5.0, 0.3, 0.0], [0.0, 2.0, 0.0, 0.0, 7.0], [0.2, 1.0, -3.0, 4.0, 1.0]]
+)
 ROWS = [
     *((name, (A,), {}) for name in sorted(table.names("""
         absolute arccos arcsin arcsinh arctan arctanh cbrt cos cosh deg2rad exp exp2 expm1 fabs log log10 log1p
@@ -72,6 +75,10 @@ ROWS = [
     ("percentile", (A, 30), {"axis": 1}), ("quantile", (A, [0.2, 0.9]), {"axis": 0, "keepdims": True}),
     ("quantile", (onp.stack([A, B]), 0.4), {"axis": (0, 2)}), ("percentile", (B, 45), {"method": "midpoint"}),
     ("quantile", (B, 0.7), {"method": "hazen"}), ("partition", (B, 1), {}), ("divmod", (B, A * 0.97 + 0.013), {}),
+    *(("cumprod", (Z,), {"axis": axis}) for axis in (None, 0, 1, -2)),
+    ("cumprod", (Z,), {"axis": 1, "dtype": "float64"}), ("nancumprod", (onp.where(Z == 2, onp.nan, Z),), {"axis": 1}),
+    *((name, (Z,), {"axis": axis, "include_initial": initial}) for name in ("cumulative_sum", "cumulative_prod")
+      for axis in (0, -1) for initial in (False, True)),
     ("cumulative_sum", (A,), {"axis": 1}), ("cumulative_prod", (A,), {"axis": 0}), ("cov", (A.T,), {"rowvar": False}),
     ("convolve", (A[0], B.ravel()), {}), ("convolve", (B.ravel(), A[0]), {"mode": "same"}),
     ("convolve", (B.ravel(), A[0]), {"mode": "valid"}), ("correlate", (B.ravel(), A[0]), {}),
@@ -196,6 +203,62 @@ def test_functions_and_gradients_are_numpys():
         except Exception as error:
             failures.append(f"{row[0]}{row[2]}: {type(error).__name__}: {str(error)[:300]}")
     assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("cumsum", (B, 1, None)), ("around", (B, 1)), ("fix", (B,)), ("isposinf", (B,)), ("sum", (B, 1, None)),
+        ("max", (B, 0)), ("mean", (B, 0, None)), ("argmax", (B, 1)), ("concatenate", ([A, B], 1)), ("dot", (A, B.T)),
+        ("all", (B, 0)), ("trace", (B, 0, 0, 1, None)), ("stack", ([A, B], 0)), ("median", (B, 0)), ("outer", (A, B)),
+        ("clip", (B, 0.4, 1)), ("exp", (B,)), ("add", (A, B)),
+    ],
+)  # fmt: skip
+def test_an_array_for_the_results_is_written_at_each_call(name, args):
+    expected = getattr(onp, name)(*args)
+    for _ in range(3):
+        out = np.zeros(expected.shape, dtype=expected.dtype)
+        assert getattr(np, name)(*(_ours(each, []) for each in args), out) is out
+        onp.testing.assert_allclose(out.asnumpy(), expected)
+
+
+OF_NUMBERS = [
+    ("clip", (3, None, 2), {}), ("clip", (3.5, 4, None), {}), ("clip", (3,), {"a_min": 4, "a_max": None}),
+    ("clip", (True, None, 1), {}), ("ldexp", (3, 4), {}), ("ldexp", (3.0, -1), {}), ("ldexp", (onp.float32(3), 2), {}),
+    *(("nan_to_num", (each,), {"copy": False}) for each in (3, 2.5, True, onp.nan, -onp.inf)),
+    ("nan_to_num", (onp.inf, False), {"posinf": 2.0}), ("around", (3.456, 2), {}), ("hypot", (3, 4), {}),
+    ("flip", (3,), {}), ("unravel_index", (1621, (6, 7, 8, 9)), {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "args", "kwargs"), OF_NUMBERS)
+def test_functions_of_numbers_answer_numpys_numbers(name, args, kwargs):
+    found = getattr(np, name)(*args, **kwargs)
+    if name == "nan_to_num":  # NumPy 2 makes no array of a number without a copy
+        args, kwargs = args[:1], {**kwargs, "copy": True}
+    expected = getattr(onp, name)(*args, **kwargs)
+    assert type(found) is type(expected)
+    assert found == expected
+
+
+def test_what_is_no_number_among_numbers():
+    assert np.clip(3, a_min=[1, 4], a_max=9).asnumpy().tolist() == [3, 4]
+    with pytest.raises(TypeError, match="out is list"):
+        np.nan_to_num([1.0, onp.nan], copy=False)
+    with pytest.raises(ValueError, match="axis -1 is out of bounds for array of dimension 0"):
+        np.sort(3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_products_with_zeros_in_another_dtype(dtype):
+    x = np.array(Z, dtype=dtype)
+    x.attach_grad()
+    with autograd.record():
+        total = _total(np.cumprod(x, axis=1, dtype="float64"))
+    total.backward()
+    assert x.grad.dtype == dtype
+    slopes = [_slope("cumprod", (x.asnumpy().astype("float64"),), {"axis": 1}, 0, index) for index in range(Z.size)]
+    onp.testing.assert_allclose(x.grad.asnumpy().ravel(), slopes, rtol=1e-5 if dtype == "float32" else 2e-3, atol=1e-6)
 
 
 def _called(name):

@@ -96,6 +96,7 @@ def test_what_has_no_counterpart_is_refused_by_name(case, tmp_path):
 
 def test_every_converter_has_a_row():
     parts = {"_sg_mkldnn_conv", "_sg_mkldnn_fully_connected"}  # with bodies: tests/test_int8.py
+    parts |= {"_quantize_linear", "_dequantize_linear", "_dequantize_constant"}  # tests/test_onnx_bytes.py
     assert set(exporters()) - {lookup(case.op).name for case in KEPT} == RANDOM | parts
 
 

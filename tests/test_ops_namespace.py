@@ -75,7 +75,8 @@ WAITING = {
     "the ends of a range are numbers of the host": """
         _contrib_quantize _contrib_quantize_v2 _contrib_dequantize _contrib_requantize _contrib_quantized_concat
         _contrib_quantized_conv _contrib_quantized_fully_connected _contrib_quantized_elemwise_add
-        _contrib_quantized_elemwise_mul _contrib_quantized_batch_norm _contrib_calibrate_entropy""",
+        _contrib_quantized_elemwise_mul _contrib_quantized_batch_norm _contrib_calibrate_entropy
+        _contrib_quantize_asym _contrib_quantized_rnn""",
     "a matrix may be singular, which is an error": "_linalg_trsm _linalg_potri",
     "a table of positions is made by the host": """
         _linalg_extractdiag _linalg_makediag _linalg_extracttrian _linalg_maketrian""",

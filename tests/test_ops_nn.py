@@ -5,6 +5,7 @@ import pytest
 
 import flowmx as mx
 from flowmx.devices import pool
+from flowmx.devices.cpu_device import CPUDevice
 from flowmx.ops.registry.operators import lookup
 
 
@@ -75,7 +76,10 @@ INFERRED = [
     ("BatchNorm", {}, [(-1, 4, 9)], [(-1, 4, 9), (4,), (4,), (4,), (4,)], [(-1, 4, 9), (4,), (4,), (1,)]),
     ("LeakyReLU", {"act_type": "prelu"}, [(2, 4, 9)], [(2, 4, 9), (4,)], [(2, 4, 9)]),
     ("SoftmaxOutput", {}, [(6, 3)], [(6, 3), (6,)], [(6, 3)]),
-    ("SoftmaxOutput", {"multi_output": True}, [(6, 3, 4, 5)], [(6, 3, 4, 5), (6, 4, 5)], [(6, 3, 4, 5)]),
+    ("SoftmaxOutput", {"multi_output": True}, [(6, 3, 4, 5)], [(6, 3, 4, 5), (6, 20)], [(6, 3, 4, 5)]),
+    ("SoftmaxOutput", {"multi_output": True}, [(6, 3, -1, 5)], [(6, 3, -1, 5), (6, -1)], [(6, 3, -1, 5)]),
+    ("SoftmaxOutput", {"multi_output": True}, [(6, 3, 4, 5), (6, 1, -1, 5)],
+     [(6, 3, 4, 5), (6, 1, 4, 5)], [(6, 3, 4, 5)]),
     ("LinearRegressionOutput", {}, [(6, 3)], [(6, 3), (6, 3)], [(6, 3)]),
 ]  # fmt: skip
 
@@ -165,7 +169,7 @@ def test_what_no_window_of_a_max_pooling_covers_has_no_gradient(monkeypatch):
         made.fill(np.nan)
         return made
 
-    monkeypatch.setattr(pool, "allocate", allocate)
+    monkeypatch.setattr(CPUDevice, "allocate", staticmethod(allocate))
     x = mx.nd.ones((1, 1, 2, 3), dtype="float64")
     x.attach_grad()
     with mx.autograd.record():
@@ -237,6 +241,53 @@ def test_an_unknown_class_has_no_gradient_of_its_own():
         y = mx.nd.SoftmaxOutput(x, mx.nd.array([7, -2]))
     y.backward()
     np.testing.assert_allclose(gradient(x), y.asnumpy(), rtol=1e-6)
+
+
+LABEL_SHAPES = [(2, 4, 5), (2, 1, 4, 5), (2, 20)]
+
+
+@pytest.mark.parametrize("shape", LABEL_SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"use_ignore": True, "ignore_label": 1, "normalization": "valid"},
+        {"normalization": "batch", "out_grad": True},
+    ],
+    ids=["plain", "valid", "batch"],
+)
+def test_labels_of_many_positions_in_each_shape(shape, params):
+    classes = np.arange(40).reshape(2, 4, 5) * 7 % 3
+    x = nd(2, 3, 4, 5)
+    x.attach_grad()
+    with mx.autograd.record():
+        y = mx.nd.SoftmaxOutput(x, mx.nd.array(classes.reshape(shape)), multi_output=True, **params)
+    y.backward()
+    expected = y.asnumpy() - np.moveaxis(np.eye(3)[classes], -1, 1)
+    if "use_ignore" in params:
+        expected *= (classes != 1)[:, None]
+        expected /= (classes != 1).sum()
+    else:
+        expected /= 20 * (2 if params else 1)  # by positions, and by the batch
+    np.testing.assert_allclose(gradient(x), expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("shape", LABEL_SHAPES, ids=str)
+def test_a_module_takes_labels_of_many_positions_in_each_shape(shape):
+    scores = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(1, 1), num_filter=3, name="scores")
+    module = mx.mod.Module(mx.sym.SoftmaxOutput(scores, multi_output=True, name="softmax"))
+    module.bind([("data", (2, 1, 4, 5))], [("softmax_label", shape)])
+    module.init_params(mx.init.One())
+    module.forward_backward(mx.io.DataBatch([nd(2, 1, 4, 5)], [mx.nd.zeros(shape)]))
+    assert module.get_outputs()[0].shape == (2, 3, 4, 5)
+    bias = module._exec_group.execs[0].grad_dict["scores_bias"].asnumpy()
+    np.testing.assert_allclose(bias, [-4 / 3, 2 / 3, 2 / 3], rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5), (2, 1, 20), (2, 1, 5, 4), (20, 2)], ids=str)
+def test_labels_of_other_shapes_are_refused(shape):
+    with pytest.raises(ValueError, match="label has shape"):
+        mx.nd.SoftmaxOutput(nd(2, 3, 4, 5), mx.nd.zeros(shape), multi_output=True)
 
 
 def test_the_target_shape_of_a_deconvolution_overrides_pad_and_adj():

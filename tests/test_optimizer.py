@@ -330,3 +330,16 @@ def test_who_makes_an_optimizer_again_is_not_warned_of_its_rate(recwarn):
     recwarn.clear()
     assert from_config(made.get_config()).learning_rate == -1.0
     assert not recwarn.list
+
+
+def test_an_optimizer_that_has_worked_is_pickled_as_a_new_one():
+    net = mx.gluon.nn.Dense(3, in_units=4)
+    net.initialize()
+    trainer = mx.gluon.Trainer(net.collect_params(), "adam")
+    fresh = len(pickle.dumps(trainer.optimizer))
+    for _ in range(3):
+        with mx.autograd.record():
+            loss = net(mx.nd.ones((2, 4))).sum()
+        loss.backward()
+        trainer.step(2)
+    assert len(pickle.dumps(trainer.optimizer)) < fresh + 200

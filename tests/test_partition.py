@@ -1,12 +1,15 @@
 """Partitioners: regions of a graph as single nodes, with the same values and gradients."""
 
+import ctypes
+import importlib
 import json
 
 import numpy as np
 import pytest
 
 import flowmx as mx
-from flowmx.symbol.partition import set_op_names
+from flowmx.symbol.backends import set_op_names
+from flowmx.symbol.partition import inlined
 
 
 def by_name(*names):
@@ -70,6 +73,24 @@ def test_regions_give_the_same(net, names, count):
             np.testing.assert_allclose(found[key], value, rtol=1e-5, atol=1e-5, err_msg=key)
 
 
+@pytest.mark.parametrize("names", [("sin",), ("Convolution",), ("sin", "Convolution")])
+def test_shapes_flow_back_through_regions(names):
+    weight = mx.sym.sin(mx.sym.var("weight", shape=(1, 0, 2, 2)))
+    net = mx.sym.Convolution(mx.sym.var("data"), weight, no_bias=True, kernel=(2, 2), num_filter=1)
+    by_name(*names)
+    made = net.optimize_for("test")
+    assert "_CachedOp" in ops(made)
+    assert made.infer_shape(data=(2, 3, 5, 5)) == ([(2, 3, 5, 5), (1, 3, 2, 2)], [(2, 1, 4, 4)], [])
+
+
+def test_what_reads_nothing_stays_outside_of_regions():
+    by_name("_zeros", "elemwise_add", "exp")
+    net = mx.sym.exp(mx.sym.var("data") + mx.sym.zeros((0, 3)))
+    made = net.optimize_for("test")
+    assert ops(made) == ["_zeros", "_CachedOp"]
+    assert made.infer_shape(data=(2, 3))[1] == [(2, 3)]
+
+
 def test_a_partitioner_sees_shapes_reviews_and_replaces():
     seen = {}
 
@@ -114,6 +135,95 @@ def test_default_chooses_by_name():
     finally:
         set_op_names("default", None)
     assert "_CachedOp" not in ops(diamond().get_backend_symbol("default"))
+    assert ops(diamond().optimize_for("default", op_names=["cos"])) == ["exp", "_CachedOp", "sin", "elemwise_add"]
+
+
+def test_default_by_handles():
+    base = importlib.import_module("flowmx.compat.base")
+    out, names = base.SymbolHandle(), ["exp", "sin"]
+    with pytest.raises(mx.MXNetError, match="the handle is empty"):
+        mx.sym.Symbol(out)
+    given = diamond().handle, base.c_str("default"), base.mx_uint(2), base.c_str_array(names), ctypes.byref(out)
+    base.check_call(base._LIB.MXBuildSubgraphByOpNames(*given))
+    assert ops(mx.sym.Symbol(out)) == ops(diamond().optimize_for("default", op_names=names))
+    assert ops(mx.sym.Symbol(out)).count("_CachedOp") == 1
+
+
+def test_an_unknown_backend_is_warned_of_once_a_line():
+    net, x = mx.gluon.nn.Dense(2), mx.nd.ones((1, 3))
+    net.initialize()
+    expected = net(x).asnumpy()
+    net.hybridize(backend="defualt")
+    calls = [
+        lambda: diamond().optimize_for("defualt"),
+        lambda: net(x),
+    ]
+    for call in calls:
+        with pytest.warns(UserWarning, match=r"no partitioner 'defualt', only default.*: the graph stays") as caught:
+            [call() for _ in range(2)]
+        assert len(caught) == 1
+    np.testing.assert_array_equal(net(x).asnumpy(), expected)
+    assert ops(diamond().optimize_for("MKLDNN")) == ops(diamond())
+    with pytest.raises(mx.MXNetError, match=r"no partitioner 'defualt'.*did you mean 'default'"):
+        diamond().get_backend_symbol("defualt")
+
+
+def test_a_setting_partitions_what_is_bound():
+    inside = []
+    by_name("exp", "sin").review = lambda self, region, number: inside.append(region.list_inputs()) or True
+    first, second = mx.sym.var("first"), mx.sym.var("second")
+    # Within a region with two outputs, the variables of the second come before others of the graph.
+    net = mx.sym.Group([mx.sym.exp(first) * mx.sym.var("factor"), mx.sym.sin(mx.sym.exp(first) + second)])
+    plain = net.simple_bind(mx.cpu(), first=(2,), factor=(2,), second=(2,))
+    assert not inside
+    with mx.settings.override(subgraph_backend="test"):
+        exe = net.simple_bind(mx.cpu(), first=(2,), factor=(2,), second=(2,))
+        bound = net.bind(mx.cpu(), exe.arg_arrays, exe.grad_arrays)
+    assert len(inside) == 6
+    assert list(exe.arg_dict) == list(bound.arg_dict) == net.list_arguments()
+    for each in (plain, bound, exe.reshape(first=(2,), factor=(2,), second=(2,))):
+        for number, array in enumerate(each.arg_arrays):
+            array[:] = number + 1
+        each.forward(is_train=True)
+        each.backward([mx.nd.ones(2), mx.nd.ones(2)])
+        for found, wanted in zip((*each.outputs, *each.grad_arrays), (*plain.outputs, *plain.grad_arrays), strict=True):
+            np.testing.assert_allclose(found.asnumpy(), wanted.asnumpy(), rtol=1e-6)
+    with mx.settings.override(subgraph_backend="other"), pytest.warns(UserWarning, match=r"no partitioner 'other'"):
+        net.simple_bind(mx.cpu(), first=(2,), factor=(2,), second=(2,))
+
+
+def test_what_is_sparse_stays_outside():
+    by_name("dot", "cast_storage", "exp")
+    net = mx.sym.exp(mx.sym.dot(mx.sym.var("data", stype="csr"), mx.sym.var("weight")))
+    assert ops(net.optimize_for("test")) == ["dot", "_CachedOp"]
+    assert "_CachedOp" not in ops(mx.sym.cast_storage(mx.sym.var("data"), stype="csr").optimize_for("test"))
+
+
+def test_regions_are_inlined_again():
+    by_name("exp", "sin", "elemwise_add")
+    once = diamond().optimize_for("test")
+    by_name("_CachedOp", "cos")
+    twice = once.optimize_for("test")
+    assert ops(twice) == ["_CachedOp"]
+    assert ops(mx.sym.Symbol(inlined(twice._entries))) == ops(diamond())
+
+
+def test_regions_are_written_as_onnx(tmp_path):
+    pytest.importorskip("onnx")
+    by_name("FullyConnected", "BatchNorm", "tanh")
+    path, x = str(tmp_path / "net.onnx"), mx.nd.ones((3, 5))
+    rng = np.random.default_rng(0)
+    made = layers().optimize_for("test")
+    arguments, _, auxiliary = made.infer_shape(data=x.shape)
+    names = [*made.list_arguments(), *made.list_auxiliary_states()]
+    shapes = zip(names, [*arguments, *auxiliary], strict=True)
+    params = {name: mx.nd.array(rng.uniform(0.5, 1, shape)) for name, shape in shapes}
+    del params["data"]
+    mx.onnx.export_model(made, params, [x.shape], onnx_file_path=path)
+    symbol, args, aux = mx.onnx.import_model(path)
+    found = symbol.bind(mx.cpu(), {"data": x, **args}, aux_states=aux).forward()[0]
+    bound = layers().bind(mx.cpu(), {"data": x, **params}, aux_states=params)
+    np.testing.assert_allclose(found.asnumpy(), bound.forward()[0].asnumpy(), rtol=1e-5)
 
 
 def test_refusals():

@@ -158,6 +158,23 @@ def test_a_loop_without_a_trainer_is_counted_by_its_backward_passes():
     assert found.counted_by == "backward passes" and found.steps == 5
 
 
+def test_layers_are_counted_by_precision():
+    def program():
+        net = mx.gluon.nn.Dense(3, in_units=4)
+        net.initialize(ctx=mx.gpu(0))
+        net.hybridize()
+        trainer = mx.gluon.Trainer(net.collect_params(), "sgd")
+        for _ in range(3):
+            with autograd.record():
+                loss = net(mx.nd.ones((4, 4), ctx=mx.gpu(0))).sum()
+            loss.backward()
+            trainer.step(4)
+
+    found = mx.plan.run(program, plain())
+    assert found.layers == {"float32": 1}
+    assert "layers of compiled graphs by precision: 1 in float32" in found.text()
+
+
 @pytest.mark.parametrize(
     ("device", "waits", "bound_by"),
     [

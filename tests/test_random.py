@@ -212,7 +212,7 @@ def test_multinomial_and_its_gradient():
     assert odds.grad is not None
     grads = odds.grad.asnumpy()
     np.testing.assert_allclose(grads[counts > 0], expected[counts > 0], rtol=1e-4)
-    assert mx.nd.random.multinomial(mx.nd.array([0.0, 1.0])).shape == ()
+    assert [each.shape for each in mx.nd.random.multinomial(mx.nd.array([0.0, 1.0]), get_prob=True)] == [(1,), (1,)]
 
 
 def test_shuffle_keeps_rows_together():
@@ -290,3 +290,11 @@ def test_the_logarithms_of_a_density_in_half_precision():
     assert found.dtype == mu.grad.dtype == np.float16
     np.testing.assert_allclose(found.asnumpy(), -0.125 - math.log(2 * math.sqrt(2 * math.pi)), rtol=1e-3)
     np.testing.assert_allclose(mu.grad.asnumpy(), 0.25, rtol=1e-3)
+
+
+def test_a_seed_for_a_device_that_is_not_there():
+    mx.random.seed(7)
+    expected = mx.nd.random.uniform(shape=3).asnumpy()
+    mx.random.seed(7)
+    mx.random.seed(128, ctx=mx.gpu(77))
+    np.testing.assert_array_equal(mx.nd.random.uniform(shape=3).asnumpy(), expected)

@@ -11,6 +11,7 @@ SGD = ("sgd_update", "sgd_mom_update")
 
 # Operators that no table names, and why.
 ELSEWHERE: dict[str, str] = {
+    "_summed": "only within slices, where it copies or adds: tests/test_micro_batches.py",
     "_sliced": "made by the planner, with a plan of its own: tests/test_slices.py",
     **dict.fromkeys(
         [
@@ -32,6 +33,11 @@ ELSEWHERE: dict[str, str] = {
         "made by the fusion pass for 16 bits: tests/test_bfloat16.py",
     ),
     "_kept_rnn_param_concat": "a join, made by the packing pass: tests/test_bfloat16.py",
+    **dict.fromkeys(["_packed_RNN", "_pack_RNN"], "made by the packing pass: tests/test_packed_rnn.py"),
+    **dict.fromkeys(
+        ["_packed_quantized_RNN", "_pack_quantized_RNN", "_quantize_for_states"],
+        "made of quantized layers: tests/test_quantized_rnn.py",
+    ),
     "_widened": "Cast, made by a pass: tests/test_widen.py",
     **dict.fromkeys(["_sg_mkldnn_conv", "_sg_mkldnn_fully_connected"], "they have bodies: tests/test_quantization.py"),
     **dict.fromkeys(
@@ -54,6 +60,11 @@ ELSEWHERE: dict[str, str] = {
     ),
     "_contrib_boolean_mask": "its shape is not known before: tests/test_like_mxnet_gluon.py",
     **dict.fromkeys(["_pack_Convolution", "_pack_FullyConnected"], "made by the packing pass: tests/test_pack.py"),
+    **dict.fromkeys(
+        ["_quantize_linear", "_dequantize_linear", "_dequantize_constant", "_linear_ends"],
+        "made of ONNX's conversions: tests/test_onnx_bytes.py",
+    ),
+    **dict.fromkeys(["_to_bytes", "_from_bytes", "_pool_bytes"], "made of operators with ranges: tests/test_int8.py"),
     **dict.fromkeys(
         [
             "_settled_filters",

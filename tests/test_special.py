@@ -77,10 +77,35 @@ def test_limits():
     np.testing.assert_array_equal(compute(special_gamma.gamma, x), [inf, -inf, nan, nan, inf, nan, nan, inf, 0])
     large = compute(special_gamma.gammaln, x)
     np.testing.assert_array_equal(large[:7], [inf, inf, inf, inf, inf, inf, nan])
-    np.testing.assert_array_equal(compute(special_gamma.digamma, x)[:5], [-inf, inf, nan, nan, inf])
+    np.testing.assert_array_equal(compute(special_gamma.digamma, x)[:7], [inf, inf, inf, inf, inf, inf, nan])
     edge = np.array([1.0, -1.0, 1.5, nan, 0.0])
     np.testing.assert_array_equal(compute(special.erfinv, edge), [inf, -inf, nan, nan, 0])
     np.testing.assert_array_equal(compute(special.erf, np.array([inf, -inf, nan, -0.0])), [1, -1, nan, 0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("made", [mx.nd.array, mx.np.array], ids=["nd", "np"])
+def test_gradients_at_poles_and_beside_them(made, dtype):
+    inf, nan = np.inf, np.nan
+    poles = [0.0, -0.0, -1.0, -2.0, -3.0, -inf]
+    steps = np.geomspace(1e-6, 1e-2, 9)
+    beside = np.concatenate([pole + sign * steps for pole in (0, -1, -2, -7) for sign in (1, -1)])
+    x = made(np.concatenate([poles, beside]), dtype=dtype)
+    beside = x.asnumpy().astype("float64")[len(poles) :]
+    functions = mx.nd if made is mx.nd.array else mx.npx
+    gradients = {}
+    x.attach_grad()
+    for name in ("gamma", "gammaln"):
+        with mx.autograd.record():
+            y = getattr(functions, name)(x)
+        y.backward()
+        gradients[name] = x.grad.asnumpy()
+    # As MXNet 1.9.1: Γ at negative integers is NaN, and so is its gradient.
+    np.testing.assert_array_equal(gradients["gamma"][:6], [inf, -inf, nan, nan, nan, nan])
+    np.testing.assert_array_equal(gradients["gammaln"][:6], [inf] * 6)
+    slope, rtol = reference.digamma(beside), 1e-5 if dtype == "float32" else 1e-9  # SciPy's digits beside poles
+    np.testing.assert_allclose(gradients["gammaln"][6:], slope, rtol=rtol)
+    np.testing.assert_allclose(gradients["gamma"][6:], slope * reference.gamma(beside), rtol=rtol)
 
 
 def test_factorials_are_exact():

@@ -256,3 +256,45 @@ def test_the_oldest_plans_make_room(made, tmp_path, monkeypatch):
     assert len(files(tmp_path)) == 2
     run("many", train=False)
     assert len(made) == 3
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("joint", [False, True])
+def test_plans_in_slices_are_kept(made, train, joint):
+    """Of predictions and of training, where it holds both passes or a part of each."""
+    with mx.name.NameManager():
+        x = mx.sym.var("data")
+        for filters in (4, 8, 16, 16):
+            for _ in range(4):
+                x = mx.sym.relu(mx.sym.Convolution(x, num_filter=filters, kernel=(3, 3), pad=(1, 1)))
+            x = mx.sym.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="max")
+        net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=4), mx.sym.var("label"))
+
+    def run(**settings):
+        with mx.engine.using(**settings):
+            request = {n: "null" if n in ("data", "label") else "write" for n in net.list_arguments()}
+            executor = net.simple_bind(mx.cpu(), grad_req=request if train else "null", data=(8, 3, 16, 16))
+        rng = np.random.default_rng(0)
+        for name, array in executor.arg_dict.items():
+            array[:] = rng.integers(0, 4, array.shape) if name == "label" else rng.normal(0, 0.2, array.shape)
+        if train and joint:
+            executor.forward_backward()
+        else:
+            executor.forward(is_train=train)
+            executor.backward()
+        arrays = [*executor.outputs, *[each for each in executor.grad_arrays if each is not None]]
+        return executor._modes.get(train, executor._joint).plan, [each.asnumpy() for each in arrays]
+
+    plain, expected = run()
+    cut = {"exec_memory_budget": plain.internal_bytes() * 4 // 10} if train else {"exec_slice": 2}
+    first, found = run(**cut)
+    count = len(made)
+    again, read = run(**cut)
+    assert len(made) == count
+    one, other = first.unfolded(), again.unfolded()
+    assert [node.name for node in one.steps()] == [node.name for node in other.steps()]
+    assert (one.lives, one.arena) == (other.lives, other.arena)
+    assert any("slices of" in line for line in again.explain().splitlines())
+    for one, other, another in zip(found, read, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, another, rtol=1e-4, atol=1e-5 * max(1, np.abs(another).max()))

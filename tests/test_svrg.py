@@ -6,6 +6,7 @@ import pytest
 import flowmx as mx
 from flowmx.contrib.svrg_optimization import svrg_optimizer
 from flowmx.contrib.svrg_optimization.svrg_module import SVRGModule
+from tests.jobs import job
 
 X = np.random.RandomState(0).uniform(-1, 1, (20, 2)).astype("float32")
 Y = (X @ [[1.0], [2.0]]).astype("float32")
@@ -20,11 +21,11 @@ def module(**given):
     return SVRGModule(mx.sym.LinearRegressionOutput(dense, mx.sym.var("y")), label_names=["y"], **given)
 
 
-def ready(**given):
+def ready(store="local", **given):
     made = module(update_freq=1, **given)
     made.bind(data().provide_data, data().provide_label)
     made.init_params(mx.init.One())
-    made.init_optimizer(optimizer_params={"learning_rate": 0.5})
+    made.init_optimizer(store, optimizer_params={"learning_rate": 0.5})
     return made
 
 
@@ -86,3 +87,37 @@ def test_a_store_may_keep_full_gradients_beside_weights():
     assert out[0].asnumpy().tolist() == [-2.5] * 3  # -1, then momentum: -1.5
     assert out[1].asnumpy().tolist() == [2] * 3
     assert optimizer.default_opt.lr == 1
+
+
+def test_the_optimizer_is_that_of_a_store_with_full_gradients():
+    made = ready()
+    assert type(made._optimizer).__name__ == "_SVRGOptimizer"
+    assert made._optimizer.default_opt.lr == 0.5
+
+
+@pytest.mark.parametrize("momentum", [0, 0.9])
+def test_workers_average_full_gradients_over_all_data(momentum):
+    """Two workers, each with half of every batch, train as one with all of it does."""
+    whole_x, whole_y = X[:16], Y[:16]
+
+    def fit(store, rows, batch):
+        mx.random.seed(0)
+        made = module(update_freq=2)
+        data = mx.io.NDArrayIter(whole_x[rows], whole_y[rows], batch_size=batch, label_name="y")
+        made.fit(
+            data, num_epoch=5, kvstore=store, eval_metric="mse", initializer=mx.init.One(),
+            optimizer_params={"learning_rate": 0.2, "momentum": momentum},
+        )  # fmt: skip
+        return made.get_params()[0]["fc_weight"].asnumpy()
+
+    expected = fit(None, slice(None), 8)
+    with job(2, 2) as running:
+        halves = np.arange(16).reshape(4, 4)
+        found = running.each(lambda kv: fit(kv, halves[kv.rank :: 2].ravel(), 4), "dist_sync")
+    for each in found:
+        np.testing.assert_allclose(each, expected, rtol=1e-4)
+
+
+def test_full_gradients_are_sums_over_workers_that_wait_for_each_other():
+    with job(1, 1) as running, pytest.raises(NotImplementedError, match="'dist_async' does not make: use 'dist_sync'"):
+        running.each(lambda kv: ready(store=kv), "dist_async")

@@ -69,6 +69,20 @@ def test_multiple_outputs_and_groups():
         mx.sym.Group([parts, 3])
 
 
+def test_composition_in_place():
+    data = mx.sym.Variable("data")
+    first = mx.sym.FullyConnected(data, name="fc1", num_hidden=10)
+    second = mx.sym.FullyConnected(name="fc3", num_hidden=10)
+    before, other = second.list_arguments(), second
+    assert second._compose(fc3_data=first, name="composed") is None
+    assert other.name == "composed"
+    assert before == ["fc3_data", "fc3_weight", "fc3_bias"]
+    assert second.list_arguments() == ["data", "fc1_weight", "fc1_bias", "fc3_weight", "fc3_bias"]
+    assert second.infer_shape(data=(2, 3))[1] == [(2, 10)]
+    with pytest.raises(TypeError, match="not both"):
+        second._compose(data, fc3_bias=data)
+
+
 def test_composition_by_call():
     net = mlp()
     front = mx.sym.Flatten(mx.sym.Variable("image"), name="flat")

@@ -82,7 +82,7 @@ def test_methods():
         (x.expand_dims(0).broadcast_to((2, 0, 0)), np.stack([A, A])),
         (x.clip(-1, 2), A.clip(-1, 2)),
         (x.reshape_like(sym.zeros((3, 2))), A.reshape(3, 2)),
-        (x.as_np_ndarray().as_nd_ndarray().get_backend_symbol("any").optimize_for("any"), A),
+        (x.as_np_ndarray().as_nd_ndarray().get_backend_symbol("MKLDNN").optimize_for("MKLDNN"), A),
     ]:
         np.testing.assert_allclose(evaluate(made, x=A)[0], expected, err_msg=str(made))
     assert x.sum(axis=1, name="total").name == "total"
@@ -135,3 +135,10 @@ def test_methods_of_arrays():
     assert x.asnumpy().tolist() == [[1, 0, 1]] * 2
     x.slice_assign_scalar(5, (0, 0), (1, 3), (1, 2))
     assert x.asnumpy().tolist() == [[5, 0, 5], [1, 0, 1]]
+
+
+@pytest.mark.parametrize("active", [False, True])
+def test_files_say_which_shapes_they_mean(active):
+    with mx.util.np_shape(active):
+        attrs = json.loads(sym.Variable("x", shape=(3, 0)).tojson())["attrs"]
+    assert attrs.get("is_np_shape") == (["int", 1] if active else None)

@@ -26,7 +26,7 @@ NAMED = {
         "what MXNet's list_loss_output_functions answers",
     ),
     "graph/passes/fold.py": ({"relu"}, "an activation's name, which layers take as a parameter"),
-    "graph/passes/fuse.py": ({"relu"}, "likewise"),
+    "graph/passes/fuse.py": ({"relu", "clip"}, "likewise"),
     "graph/passes/notes.py": ({"max"}, "a kind of pooling"),
     "graph/storage.py": (
         {
@@ -59,6 +59,7 @@ NAMED = {
         },
         "whose gradients MXNet calls dense, of no rule that could be asked; and what makes a dense copy",
     ),
+    "graph/passes/join_bytes.py": ({"relu", "clip", "max", "pad"}, "activations, a kind of pooling, a parameter"),
     "graph/quantizing/fuse.py": ({"relu"}, "an activation's name"),
     "graph/passes/settle.py": ({"sum"}, "an input's name"),
 }

@@ -1,4 +1,4 @@
-"""Image networks, once as symbols (flowmx, MXNet) and once as PyTorch modules.
+"""Image networks, once as symbols (flowmx, MXNet) and once as PyTorch modules; and a Transformer as a symbol.
 
 A network is a list of layers; a branch is a list inside a tuple, and the branches of a tuple are joined.
 """
@@ -196,6 +196,10 @@ LATER: dict[str, list[Any]] = {"vgg_16": _vgg_16(), "mobilenet_v2": _mobilenet()
 """Networks that figures of 16 bits are given for, too; Inception-v3 takes pictures of 299."""
 
 
+WIDTH, HEADS, BLOCKS, WORDS = 512, 8, 12, 1000
+"""Of the Transformer."""
+
+
 def symbol(mx: Any, layers: list[Any]) -> Any:
     """The network as a symbol with a softmax on top, from ``mx.sym`` of flowmx or MXNet."""
     return mx.sym.SoftmaxOutput(_symbol(mx, mx.sym.Variable("data"), layers), name="softmax")
@@ -232,6 +236,34 @@ def _symbol(mx: Any, x: Any, layers: list[Any]) -> Any:
         else:
             x = mx.sym.Activation(_symbol(mx, x, rest[0]) + _symbol(mx, x, rest[1]), act_type="relu")
     return x
+
+
+def transformer(mx: Any) -> Any:
+    """A Transformer of pre-norm blocks on data (batch, tokens, WIDTH), with a classifier at each position."""
+    F = mx.sym
+
+    def linear(x: Any, name: str, units: int) -> Any:
+        return F.FullyConnected(x, num_hidden=units, flatten=False, name=name)
+
+    def norm(x: Any, name: str) -> Any:
+        return F.LayerNorm(x, F.Variable(f"{name}_gamma"), F.Variable(f"{name}_beta"), name=name)
+
+    def apart(x: Any) -> Any:
+        x = F.transpose(F.Reshape(x, shape=(0, 0, HEADS, -1)), axes=(0, 2, 1, 3))
+        return F.Reshape(x, shape=(-3, 0, 0))
+
+    x = F.Variable("data")
+    for at in range(BLOCKS):
+        hidden = norm(x, f"norm{at}")
+        query, key, value = (apart(linear(hidden, f"{name}{at}", WIDTH)) for name in ("query", "key", "value"))
+        weights = F.softmax(F.batch_dot(query, key, transpose_b=True) * (WIDTH // HEADS) ** -0.5, axis=-1)
+        mixed = F.Reshape(F.batch_dot(weights, value), shape=(-4, -1, HEADS, 0, 0))
+        mixed = F.Reshape(F.transpose(mixed, axes=(0, 2, 1, 3)), shape=(0, 0, -3))
+        x = x + linear(mixed, f"project{at}", WIDTH)
+        hidden = F.LeakyReLU(linear(norm(x, f"inner_norm{at}"), f"up{at}", 4 * WIDTH), act_type="gelu")
+        x = x + linear(hidden, f"down{at}", WIDTH)
+    out = F.FullyConnected(x, num_hidden=WORDS, flatten=False, name="out")
+    return F.SoftmaxOutput(out, F.Variable("softmax_label"), preserve_shape=True, name="softmax")
 
 
 def module(torch: Any, layers: list[Any], size: int = 224) -> Any:

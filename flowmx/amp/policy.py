@@ -108,12 +108,7 @@ class Policy:
         return op.name not in self._rules and name not in self._excluded and not self._is_conditional(op)
 
     def _decide(self, op: Operator, dtypes: tuple[DType, ...], is_excluded: bool) -> tuple[DType, ...] | None:
-        if (
-            op.updates
-            or (op.traits.hidden and not op.subgraphs)
-            or not dtypes
-            or any(dtype == np.float64 for dtype in dtypes)
-        ):
+        if op.updates or op.traits.hidden or not dtypes or any(dtype == np.float64 for dtype in dtypes):
             return None
         rule = self._wide if is_excluded or self._is_conditional(op) else self._rules.get(op.name, self._any)
         names = op.inputs()

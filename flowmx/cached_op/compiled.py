@@ -11,6 +11,7 @@ import threading
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
+from operator import is_
 from typing import Any
 
 from flowmx.devices import Device
@@ -66,7 +67,9 @@ class Compiled:
         """Bytes of the outputs."""
         taken = sum(_nbytes(shapes[entry], dtypes[entry]) for entry in self.variables)
         self._is_light = 4 * taken <= LIGHT_BYTES and len(shapes) <= _LIGHT_VALUES
-        self._data = [self.variables[i] for i in data]
+        self._given = list(data)
+        self._kept = [at for at in range(len(self.variables)) if at not in {*data}]
+        self._data = [self.variables[at] for at in data]
         self._varying = varying
         self._pack = pack
         self._blocks = blocks
@@ -121,7 +124,12 @@ class Compiled:
             versions: for each variable what tells whether it has changed since another call.
         """
         runner = self.pool.take()
-        runner.bind(self.variables, inputs)
+        # Parameters stay bound when a call is over, and most often are the same arrays in the next one.
+        parameters = [inputs[at] for at in self._kept]
+        if not (len(runner.kept) == len(parameters) and all(map(is_, parameters, runner.kept))):
+            runner.bind([self.variables[at] for at in self._kept], parameters)
+            runner.kept = parameters
+        runner.bind(self._data, [inputs[at] for at in self._given])
         runner.bind(runner.results.outputs, outputs)
         runner.whole_forward.compute(tuple([versions[at] for at in self._read_once]))
         self._has_run.add(FORWARD)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import repeat
+from operator import attrgetter, is_
 from typing import Any, cast
 
 from flowmx import autograd
@@ -91,17 +93,19 @@ class CachedOp:
         """
         if len(args) != len(self._variables):
             raise TypeError(f"CachedOp: {len(args)} arrays were given, expected {len(self._variables)}")
-        device = self._device(args)
-        if self._is_dynamic or any(_is_sparse(each) for each in args):
+        storages = [*map(_storage_of, args)]
+        device = self._device(storages)
+        mode = recording.state.get()
+        shapes = tuple(map(_shape_of, args))
+        if self._is_dynamic or _has_sparse(shapes) or (mode.recording and any(map(_has_sparse_gradient, args))):
             found = observed(self._symbol, {v.name: each for v, each in zip(self._variables, args, strict=True)}, ())
             return found[0] if len(found) == 1 else found
-        mode = recording.state.get()
         wanted = tuple([i for i, each in enumerate(args) if each._entry is not None]) if mode.recording else ()
-        compiled = self._compile(device, mode.training, wanted, args)
+        compiled = self._compile(device, mode.training, wanted, args, shapes)
         face = self._face(args)
         outputs = [cast("NDArray", allocate(device, *result, None, face)) for result in compiled.described]
         call = _Call(compiled) if wanted else None
-        self._push(compiled, call, args, outputs, mode.training)
+        self._push(compiled, call, args, storages, outputs, mode.training)
         if call is not None:
 
             def gradient(
@@ -121,24 +125,30 @@ class CachedOp:
                 return args[index].__class__
         return NDArray
 
-    def _device(self, args: Sequence[NDArray]) -> Device:
-        if not args:
+    def _device(self, storages: Sequence[core.Storage]) -> Device:
+        if not storages:
             raise TypeError("CachedOp: the symbol has no inputs, so there is no device to run on")
-        device = args[0]._storage.device
-        for node, each in zip(self._variables, args, strict=True):
-            if each._storage.device is not device:
-                raise DeviceError(
-                    f"CachedOp: {self._variables[0].name} is on {device} and {node.name} on {each._storage.device}: "
-                    "bring them together with as_in_context"
-                )
-        return device
+        device = storages[0].device
+        if all(map(is_, map(_device_of, storages), repeat(device))):
+            return device
+        name, other = next(
+            (node.name, each.device)
+            for node, each in zip(self._variables, storages, strict=True)
+            if each.device is not device
+        )
+        raise DeviceError(
+            f"CachedOp: {self._variables[0].name} is on {device} and {name} on {other}: "
+            "bring them together with as_in_context"
+        )
 
     # -- compiling -------------------------------------------------------------------------------------
 
-    def _compile(self, device: Device, train: bool, wanted: tuple[int, ...], args: Sequence[NDArray]) -> Compiled:
+    def _compile(
+        self, device: Device, train: bool, wanted: tuple[int, ...], args: Sequence[NDArray], shapes_given: Sequence[Any]
+    ) -> Compiled:  # fmt: skip
         """The symbol for arrays like these; what was used least recently makes room."""
         casting = core.casting if self._may_cast else None
-        described = tuple([each._shape for each in args]), tuple([each._dtype for each in args])
+        described = shapes_given, tuple(map(_dtype_of, args))
         key = (device, train, casting, wanted, described)
         with self._lock:
             known = self._compiled.get(key)
@@ -167,16 +177,16 @@ class CachedOp:
     # -- running ---------------------------------------------------------------------------------------
 
     def _push(
-        self, compiled: Compiled, call: _Call | None, args: Sequence[NDArray], outputs: Sequence[NDArray], train: bool
-    ) -> None:
-        storages = [each._storage for each in args]
+        self, compiled: Compiled, call: _Call | None, args: Sequence[NDArray], storages: Sequence[core.Storage],
+        outputs: Sequence[NDArray], train: bool,
+    ) -> None:  # fmt: skip
         writes: list[Variable] = [each._storage for each in outputs]
         writes += [storages[i] for i in self._changed[train]]
         if call is not None:
             writes.append(call)
         if self._random:
             writes.append(compiled.device.generator)
-        versions = [(each, each.version) for each in storages]
+        versions = [*zip(storages, map(_version_of, storages), strict=True)]
         core.push_on(
             compiled.device, _forward, (compiled, call, args, outputs, versions), tuple(storages), tuple(writes),
             self._name, compiled.is_light(FORWARD), compiled.nbytes, 4, self._detached,
@@ -277,10 +287,18 @@ class _Function:
         return self._op(*[args[position] for position in self._positions])
 
 
-def _is_sparse(array: NDArray) -> bool:
-    """Tell whether an array is sparse, or its gradient is to be: a plan has dense ones alone."""
-    if isinstance(array._shape, SparseShape):
-        return True
+# Networks have hundreds of arrays, which are looked at in each call.
+_storage_of, _shape_of, _dtype_of = attrgetter("_storage"), attrgetter("_shape"), attrgetter("_dtype")
+_device_of, _version_of = attrgetter("device"), attrgetter("version")
+
+
+def _has_sparse(shapes: Sequence[Any]) -> bool:
+    """Tell whether one of some arrays is sparse, from their shapes: a plan has dense ones alone."""
+    return any(issubclass(kind, SparseShape) for kind in {*map(type, shapes)})
+
+
+def _has_sparse_gradient(array: NDArray) -> bool:
+    """Tell whether the gradient of an array is to be sparse."""
     leaf = array._past
     return type(leaf) is recording.Leaf and leaf.grad is not None and isinstance(leaf.grad._shape, SparseShape)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from flowmx import download
 from flowmx.errors import MXNetError
-from flowmx.symbol.partition import set_op_names
+from flowmx.symbol.backends import set_op_names
+from flowmx.symbol.symbol import Symbol
 
 __all__ = [
     "NDArrayHandle", "NotSupportedForSparseNDArray", "add_fileline_to_docstring", "build_param_doc", "c_array",
@@ -17,8 +18,24 @@ __all__ = [
 ]  # fmt: skip
 
 mx_int, mx_uint, mx_float, mx_int64 = ctypes.c_int, ctypes.c_uint, ctypes.c_float, ctypes.c_int64
-NDArrayHandle = SymbolHandle = ExecutorHandle = OpHandle = KVStoreHandle = DataIterHandle = ctypes.c_void_p
+NDArrayHandle = ExecutorHandle = OpHandle = KVStoreHandle = DataIterHandle = ctypes.c_void_p
 """Kinds of MXNet's handles. No array here has one: what asks is code that talks to MXNet's C library."""
+
+
+class SymbolHandle(ctypes.c_void_p):
+    """A handle of a symbol, of which ``Symbol(handle)`` makes it again; empty until a function of `_LIB` fills it."""
+
+    symbol: Symbol | None = None
+
+    def fill(self, symbol: Symbol) -> SymbolHandle:
+        """Let it be that of a symbol; returns itself."""
+        self.symbol, self.value = symbol, id(symbol)
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.symbol is None:
+            raise MXNetError("Symbol: the handle is empty")
+        return iter(self.symbol._entries)
 
 
 class _NullType:
@@ -124,6 +141,14 @@ class _Library:
     def MXRemoveSubgraphPropertyOpNames(self, backend: Any) -> int:  # noqa: N802
         """Have it choose none."""
         set_op_names(py_str(backend.value), None)
+        return 0
+
+    def MXBuildSubgraphByOpNames(  # noqa: N802
+        self, handle: SymbolHandle, backend: Any, count: Any, names: Any, out: Any
+    ) -> int:
+        """Partition a symbol by the names of operators, into a handle given by reference."""
+        chosen = [py_str(each) for each in names]
+        out._obj.fill(Symbol(list(handle)).optimize_for(py_str(backend.value), op_names=chosen))
         return 0
 
     MXSetSubgraphPropertyOpNamesV2 = MXSetSubgraphPropertyOpNames

@@ -17,7 +17,9 @@ class _MXDataIters(type(DataIter)):  # type: ignore[misc]
     """Says which iterators MXNet has in C++."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, (io.CSVIter, io.LibSVMIter, io.MNISTIter, io.ImageRecordIter))
+        return isinstance(
+            instance, (io.CSVIter, io.LibSVMIter, io.MNISTIter, io.ImageRecordIter, io.ImageDetRecordIter)
+        )
 
 
 class MXDataIter(DataIter, metaclass=_MXDataIters):

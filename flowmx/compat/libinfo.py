@@ -1,13 +1,12 @@
-"""``mxnet.libinfo`` and ``mxnet.library``: MXNet's libraries, of which there are none here."""
+"""``mxnet.libinfo``: MXNet's C libraries, of which there are none here."""
 
 from __future__ import annotations
 
 from typing import NoReturn
 
 from flowmx.compat.package import VERSION
-from flowmx.errors import MXNetError
 
-__all__ = ["__version__", "find_conf_path", "find_include_path", "find_lib_path", "load"]
+__all__ = ["__version__", "find_conf_path", "find_include_path", "find_lib_path"]
 
 __version__ = VERSION
 
@@ -37,15 +36,3 @@ def find_conf_path(prefix: str = "tvmop") -> NoReturn:
         RuntimeError: always.
     """
     raise RuntimeError(f"there is no configuration {prefix}.conf: no operators here are made by TVM")
-
-
-def load(path: str, verbose: bool = True) -> NoReturn:
-    """Raise: libraries of operators are made for MXNet's C interface.
-
-    Raises:
-        MXNetError: always.
-    """
-    raise MXNetError(
-        f"library.load: {path} is made for MXNet's C interface, which flowmx has not: write the operators as "
-        "mx.operator.CustomOp"
-    )

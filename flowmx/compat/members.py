@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from flowmx.attribute import AttrScope
 from flowmx.compat import saving
+from flowmx.compat.base import SymbolHandle
 from flowmx.compat.modules import DataParallelExecutorGroup
 from flowmx.devices import Context
 from flowmx.executor import Executor
@@ -257,7 +258,10 @@ MEMBERS: dict[type, dict[str, Any]] = {
         "_fresh_grad": property(_fresh_grad, _set_fresh_grad),
         "_basic_indexing_slice_is_contiguous": staticmethod(_is_contiguous),
     },
-    Symbol: {"_gen_atomic_symbol": _gen_atomic_symbol},
+    Symbol: {
+        "_gen_atomic_symbol": _gen_atomic_symbol,
+        "handle": property(lambda symbol: SymbolHandle().fill(symbol)),
+    },
     Executor: {
         "_ctx": property(lambda executor: executor._device.context),
         "get_optimized_symbol": _optimized,

@@ -83,7 +83,6 @@ PATHS: dict[str, tuple[str, ...]] = {
     "kvstore.kvstore": ("flowmx.kvstore", "flowmx.compat.common"),
     "kvstore.kvstore_server": ("flowmx.compat.servers", "flowmx.compat.common"),
     "libinfo": ("flowmx.compat.libinfo",),
-    "library": ("flowmx.compat.libinfo",),
     "metric": _COMMON,
     "misc": ("flowmx.compat.misc",),
     "model": ("flowmx.compat.models", "flowmx.feedforward", "flowmx.compat.common"),

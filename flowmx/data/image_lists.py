@@ -74,17 +74,32 @@ def read_labels(path: str | os.PathLike[str], width: int) -> dict[int, Any]:
         OSError: the file can not be read.
         ValueError: a line with too few numbers.
     """
-    found = {}
+    return dict(_labels(path, width, f"{width} label(s)"))
+
+
+@raised_as_mxnet(OSError)
+def read_all_labels(path: str | os.PathLike[str]) -> dict[int, Any]:
+    """Read the same where each image may have any number of labels: all words between its number and its path.
+
+    Raises:
+        OSError: the file can not be read.
+        ValueError: a line without labels.
+    """
+    return dict(_labels(path, -1, "labels"))
+
+
+def _labels(path: str | os.PathLike[str], width: int, expected: str) -> Iterator[tuple[int, Any]]:
     for number, text, _ in lines(path):
-        words = text.split(maxsplit=width + 1)
+        words = text.split(maxsplit=width + 1 if width > 0 else -1)
         try:
-            labels = np.array([float(word) for word in words[1 : width + 1]], np.float32)
-            if len(labels) < width:
+            labels = np.array(
+                [float(word) for word in (words[1 : width + 1] if width > 0 else words[1:-1])], np.float32
+            )
+            if len(labels) < max(width, 1):
                 raise ValueError("too few numbers")
-            found[int(words[0])] = labels
+            yield int(words[0]), labels
         except ValueError as error:
             raise DataError(
-                f"line {number} of {os.fspath(path)!r} is {text[:80]!r}, expected the number of an image, {width} "
-                "label(s) and a path"
+                f"line {number} of {os.fspath(path)!r} is {text[:80]!r}, expected the number of an image, {expected} "
+                "and a path"
             ) from error
-    return found

@@ -125,7 +125,10 @@ class Hosting:
         """Run an actor's coroutine; where that ends by an error, its work fails loudly."""
         try:
             await actor.run()
+        except GeneratorExit:  # it is collected as garbage, by a thread that may hold any lock
+            raise
         except asyncio.CancelledError:
+            self._ended(actor)
             raise
         except BaseException as error:
             _log.error("actor %s died", actor.name, exc_info=error)
@@ -133,16 +136,21 @@ class Hosting:
             self.runner.abandon(
                 [op for op in self.books.pending if op.actor is actor], f"actor {actor.name} died: {error!r}"
             )
-        finally:
-            if self._tasks.get(actor) is asyncio.current_task():
-                del self._tasks[actor]
-            with self.books.lock:
-                is_retired = self.actors.get(actor.name) is not actor
-                if is_retired:
-                    actor.rest()
-            self._close(actor.home)
-            if is_retired and not self.is_closed:
-                self.start_again()
+            self._ended(actor)
+        else:
+            self._ended(actor)
+
+    def _ended(self, actor: Actor) -> None:
+        """Clean up after an actor's coroutine (on its loop)."""
+        if self._tasks.get(actor) is asyncio.current_task():
+            del self._tasks[actor]
+        with self.books.lock:
+            is_retired = self.actors.get(actor.name) is not actor
+            if is_retired:
+                actor.rest()
+        self._close(actor.home)
+        if is_retired and not self.is_closed:
+            self.start_again()
 
     def retire(self, actor: Actor) -> None:
         """Stop and forget an actor that gets no more operations."""
@@ -190,7 +198,9 @@ class Hosting:
 
     def forget(self) -> None:
         """Forget all threads, in the child of a fork."""
-        for home in self.loops.values():  # never to be closed here, which would disturb the parent's
+        # Never to be closed or collected here, which would disturb the parent's.
+        self._left_behind.append(self._tasks)
+        for home in self.loops.values():
             self._left_behind.append((home.loop, asyncio.all_tasks(home.loop)))
         for actor in self.actors.values():
             actor.reset()

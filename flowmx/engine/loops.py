@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import functools
+import gc
 import inspect
 import sys
 import threading
@@ -209,6 +210,21 @@ class Done(Coroutine[Any, Any, None]):
         return "done"
 
 
+def start_locked(thread: threading.Thread) -> None:
+    """Start a thread while the engine's lock is held.
+
+    ``start`` waits for the new thread's first steps. Were garbage collected in these, a finalizer that takes the
+    engine's lock would wait for the caller for ever: so nothing is collected meanwhile.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        thread.start()
+    finally:
+        if collects:
+            gc.enable()
+
+
 class LoopThread:
     """An event loop that runs in a thread of its own.
 
@@ -225,8 +241,8 @@ class LoopThread:
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread and its loop."""
-        self.thread.start()
+        """Start the thread and its loop; the engine's lock may be held."""
+        start_locked(self.thread)
 
     def _run(self) -> None:
         loop = self.loop

@@ -16,6 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from flowmx.engine.actor import Actor
+from flowmx.engine.loops import start_locked
 from flowmx.engine.scheduler import READY, RUNNING, Operation
 
 if TYPE_CHECKING:
@@ -239,7 +240,7 @@ class ThreadActor(Actor):
         if self._spare is None:
             worker = self._spare = Worker(self)
             with contextlib.suppress(RuntimeError):  # the coroutine will try again, and tell
-                worker.thread.start()
+                start_locked(worker.thread)
 
     async def run(self) -> None:
         self.attach()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from flowmx import devices
+from flowmx import devices, settings
 from flowmx.devices import Context, Device
 from flowmx.errors import ShapeError
 from flowmx.executor.dynamic import DynamicExecutor, is_dynamic
@@ -138,7 +138,14 @@ def bind(
     kind: type[Executor] = DynamicExecutor if is_dynamic(symbol) else Executor
     if is_sparse(symbol, {**bound, **aux}, grads):
         kind = SparseExecutor
+    symbol = _partitioned(symbol, bound, aux)
     return kind(symbol, device, bound, grads, requests_of(names, grad_req), aux, groups, arena)
+
+
+def _partitioned(symbol: Symbol, args: Mapping[str, NDArray], aux: Mapping[str, NDArray]) -> Symbol:
+    """The symbol as the backend of the settings has it."""
+    backend = settings.get().subgraph_backend
+    return symbol.optimize_for(backend, args, aux) if backend else symbol
 
 
 def _mistaken(given: Iterable[str], *variables: Sequence[Node]) -> str:
@@ -205,6 +212,7 @@ def simple_bind(
         aux[node.name] = old if reuse and old is not None else full(wanted, 0, context, dtypes[Entry(node, 0)])
     arena = shared_exec.arena if shared_exec is not None else None
     kind = SparseExecutor if stypes.sparse else Executor
+    symbol = _partitioned(symbol, args, aux)
     return kind(symbol, device, args, grads, requests, aux, groups, arena)
 
 

@@ -40,7 +40,7 @@ def memory_estimate(
     groups = used_groups(context, group2ctx, symbol)
     graph = graph_of(symbol._entries, wanted, all_shapes, all_dtypes, bool(wanted), context, groups)
     straight = [node for node in wanted if requests[node.name] == "write"]
-    plan = compile_graph(graph, straight, options=replace(options_of(context.kernels), budget=budget))
+    plan = compile_graph(graph, straight, options=replace(options_of(context.kernels), budget=budget, joint=True))
     position = {node: index for index, node in enumerate(arguments)}
 
     def state_of(node: Node) -> int:

@@ -24,6 +24,7 @@ from flowmx.graph.casts import inferred
 from flowmx.graph.compiler import compile_graph, graph_of, options_of
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
+from flowmx.graph.reports.unfolded import sliced
 from flowmx.graph.running.memory import Arena
 from flowmx.graph.stored import plan_of
 from flowmx.ndarray import core
@@ -91,9 +92,16 @@ class Executor:
         self._heads: list[NDArray | None] = [None] * len(self.outputs)
         self._heads_given = False
         self._modes: dict[bool, Mode] = {}
+        self._joint: Mode | None = None
+        self._went_joint = False
         self._went_monitored = False
         self._differentiates_prediction = False
-        self._mode(bool(self._wanted))
+        if self._wanted and self._options.budget is not None:
+            self._joint = self._compile(True, joint=True)
+            if not sliced(self._joint.plan):
+                self._modes[True] = self._joint
+        else:
+            self._mode(bool(self._wanted))
         self._used_up = False
 
     def _differentiates(self, node: Node) -> bool:
@@ -121,11 +129,11 @@ class Executor:
         return self._mode(train)
 
     @collector.paused()
-    def _compile(self, train: bool) -> Mode:
+    def _compile(self, train: bool, joint: bool = False) -> Mode:
         entries, context = self._entries, self._device.context
         wanted = self._wanted if train or self._differentiates_prediction else []
         gradients = {node: self._gradient(node) for node in wanted}
-        options = self._options
+        options = replace(self._options, joint=joint)
         if self._wanted:  # the arena of training is there anyway
             options = replace(options, slice=max(0, options.slice))
         straight = [
@@ -168,7 +176,7 @@ class Executor:
     @property
     def plan(self) -> Plan:
         """The plan of a training step, or of prediction where no gradients are bound."""
-        return self._modes[bool(self._wanted)].plan
+        return (self._joint or self._modes[bool(self._wanted)]).plan
 
     def internal_bytes(self) -> int:
         """Bytes of internal values by the plan."""
@@ -210,8 +218,9 @@ class Executor:
         if not self._wanted:
             return
         train = is_train if self._last_train is None else self._last_train
-        mode = self._mode_to_differentiate(train)
-        used_up = not self._went_monitored and (self._used_up or self.arena.holder is not mode)
+        joint = self._joint if self._went_joint else None
+        mode = joint or self._mode_to_differentiate(train)
+        used_up = not self._went_monitored and (joint is not None or self._used_up or self.arena.holder is not mode)
         if used_up:
             mode.check_repeatable()
         self._feed_heads(out_grads)
@@ -254,10 +263,13 @@ class Executor:
 
     def _push(self, name: str, train: bool, forward: bool, backward: bool) -> None:
         if self._is_monitored(forward):
+            self._went_joint = False
             self._push_monitored(train, forward, backward)
             return
-        mode = self._mode(train)
         again = forward and name == "backward"
+        if forward:
+            self._went_joint = backward and self._joint is not None and (self._went_joint or not again)
+        mode = self._joint if self._went_joint and self._joint is not None else self._mode(train)
         if forward:
             self._used_up, self._last_train = False, train
         if backward:
@@ -388,9 +400,12 @@ class Executor:
         """
         shapes = {name: tuple(shape) for name, shape in kwargs.items()}
         arguments, _, auxiliary = self._symbol._infer_shape((), shapes)
+        # A backend may have changed the order of variables.
+        found = dict(zip(self._symbol.list_arguments(), arguments, strict=True))
+        found |= zip(self._symbol.list_auxiliary_states(), auxiliary, strict=True)
 
-        def fitted(name: str, old: NDArray, shape: Any) -> NDArray:
-            wanted = infer.known_shape(shape, name)
+        def fitted(name: str, old: NDArray) -> NDArray:
+            wanted = infer.known_shape(found[name], name)
             if wanted != old.shape and name not in kwargs and not partial_shaping:
                 raise ShapeError(
                     f"reshape: {name} would change from {old.shape} to {wanted}; name its shape, or pass "
@@ -400,12 +415,8 @@ class Executor:
                 raise ShapeError(f"reshape: {name} would grow from {old.shape} to {wanted}; pass allow_up_sizing=True")
             return _resized(old, wanted)
 
-        made = {
-            name: fitted(name, old, shape) for (name, old), shape in zip(self.arg_dict.items(), arguments, strict=True)
-        }
-        aux = {
-            name: fitted(name, old, shape) for (name, old), shape in zip(self.aux_dict.items(), auxiliary, strict=True)
-        }
+        made = {name: fitted(name, old) for name, old in self.arg_dict.items()}
+        aux = {name: fitted(name, old) for name, old in self.aux_dict.items()}
         grads = {name: _resized(old, made[name].shape) for name, old in self.grad_dict.items() if old is not None}
         other = type(self)(
             self._symbol, self._device, made, grads, self._requests, aux, self._groups, self.arena, self.outputs

@@ -136,8 +136,8 @@ class HybridBlock(Block):
 
         Args:
             active: compile it.
-            backend: the partitioner that changes the graph first (``mx.sym.register_partitioner``); other names are
-                kept for MXNet's scripts.
+            backend: the partitioner that changes the graph first (``mx.sym.register_partitioner``); an unknown one is
+                warned of when the graph is compiled.
             clear: compile anew at the next call.
             static_alloc: keep the memory for inner values between calls.
             static_shape: plan for shapes that do not change; they may, which is slower. Needs ``static_alloc``.
@@ -182,7 +182,7 @@ class HybridBlock(Block):
             ValueError: ``backend`` is missing, as in MXNet.
         """
         if not backend:
-            raise ValueError("optimize_for: backend is missing: give any name, such as 'flowmx', or call hybridize()")
+            raise ValueError("optimize_for: backend is missing: give that of a partitioner, or call hybridize()")
         self.hybridize(True, backend, clear, **kwargs)
         given, form = flatten(
             (x, *args), NDArray, f"hybridized {type(self).__name__} {self.name!r}: inputs", optional=True
@@ -310,7 +310,14 @@ class HybridBlock(Block):
         auxiliary = set(traced.symbol.list_auxiliary_states())
         arrays = {name: param._reduce() for name, param in params.items()}
         aux = {name: arrays.pop(name) for name in auxiliary if name in arrays}
-        return traced._replace(symbol=traced.symbol.optimize_for(backend, arrays, aux, **options))
+        made = traced.symbol.optimize_for(backend, arrays, aux, **options)
+        added = [name for name in made.list_inputs() if name not in params and name not in traced.inputs]
+        if added:
+            raise ValueError(
+                f"{type(self).__name__} {self.name!r}: the backend {backend!r} adds the variables {', '.join(added)}, "
+                "and may use a block's parameters alone: change its symbol instead, and make a SymbolBlock of that"
+            )
+        return traced._replace(symbol=made)
 
     def _trace(self, args: tuple[Any, ...]) -> Traced:
         """Compose the graph for inputs that nest as these do."""

@@ -191,8 +191,9 @@ class Parameter:
             DeferredInitializationError: its shape is not known yet.
             RuntimeError: it is not initialized, or not on that device.
         """
-        self._refuse_sparse("data", "row_sparse_data")
         arrays = self._arrays
+        if self._stype != "default":
+            self._refuse_sparse("data", "row_sparse_data")
         found = None if arrays is None or ctx is None else arrays.get(ctx)
         return self._array_on(arrays, ctx) if found is None else found
 
@@ -276,6 +277,9 @@ class Parameter:
         return list(self._deferred.contexts) if self._deferred else list(self._made(self._arrays))
 
     def _array_on(self, arrays: Arrays | None, ctx: Context | None) -> NDArray:
+        found = None if arrays is None or ctx is None else arrays.get(ctx)
+        if found is not None:
+            return found
         arrays = self._made(arrays)
         if ctx is None and len(arrays) == 1:
             return next(iter(arrays.values()))
@@ -523,11 +527,11 @@ class Parameter:
     def _is_fresh(self, ctx: Context) -> bool:
         """True where a backward pass has written the gradient since an update last used it."""
         assert self._grads is not None
-        return self._grads[ctx].variable.version != self._used.get(ctx, _AS_MADE)
+        return self._grads[ctx]._storage.version != self._used.get(ctx, _AS_MADE)
 
     def _mark_used(self, ctx: Context) -> None:
         assert self._grads is not None
-        self._used[ctx] = self._grads[ctx].variable.version
+        self._used[ctx] = self._grads[ctx]._storage.version
 
 
 _STYPES = ("default", "row_sparse", "csr")

@@ -251,16 +251,20 @@ class Trainer:
         """The parameters to update, with their positions."""
         trained = [(index, param) for index, param in enumerate(self._params) if param.grad_req != "null"]
         for _, param in trained:
-            param.list_grad()  # says what is wrong where there is none
+            if param._grads is None:
+                param.list_grad()  # says what is wrong
         self._reached = self._taking_part([param for _, param in trained])
         found = []
         for index, param in trained:
-            stale = [ctx for ctx in self._reached if not param._is_fresh(ctx)]
-            if not stale:
+            for ctx in self._reached:
+                if not param._is_fresh(ctx):
+                    break
+            else:
                 found.append((index, param))
-            elif not ignore_stale_grad:
+                continue
+            if not ignore_stale_grad:
                 raise UserWarning(
-                    f"step: no backward pass has reached parameter {param.name!r} on {stale[0]} since the last update: "
+                    f"step: no backward pass has reached parameter {param.name!r} on {ctx} since the last update: "
                     "perhaps the model does not use it; if that is intended, pass ignore_stale_grad=True to leave "
                     "such parameters as they are"
                 )
@@ -345,7 +349,7 @@ class Trainer:
         for ctx, updater in zip(self._contexts, self._updaters, strict=True):
             updater(
                 indices,
-                [param.grad(ctx) for _, param in params],
+                [param._array_on(param._grads, ctx) for _, param in params],
                 [param._array_on(param._arrays, ctx) for _, param in params],
             )
             for _, param in params:

@@ -7,10 +7,12 @@ many operators want it so, and its cast is called ``<value>_amp_cast_<type>``, a
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from flowmx.graph import infer
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.ndarray.core import Casting
+from flowmx.ops.control.control_flow import Flow
 from flowmx.ops.optimizers.mixed_precision import AmpCast, AmpMulticast
 from flowmx.ops.registry.dtypes import FLOAT32, DType, name_of
 from flowmx.ops.registry.operators import Operator, Shape, ShapeOrNone
@@ -93,13 +95,29 @@ class Inserting:
         self._settle(op, node.name, inputs)
         given = tuple([self.dtypes[entry] for entry in inputs])
         targets = self._casting.targets(op, given, node.name) or given
+        if isinstance(op, Flow):
+            op = self._inside(op, targets)
         cast = tuple([self.cast(entry, dtype) for entry, dtype in zip(inputs, targets, strict=True)])
         made = node
-        if cast != node.inputs:
+        if cast != node.inputs or op is not node.op:
             made = Node(op, node.name, cast, node.attributes, node.given, node.origin, node.versions)
         self.nodes[node] = made
         for index, dtype in enumerate(op.infer_type(list(targets))[1]):
             self.dtypes[Entry(made, index)] = dtype or FLOAT32
+
+    def _inside(self, op: Flow, given: Sequence[DType]) -> Flow:
+        """A loop, branch or region with casts in its bodies."""
+        bodies: list[Any] = []
+        dtypes: list[list[DType]] = []
+        for number, (body, locations) in enumerate(zip(op.subgraphs, op.locations(), strict=True)):
+            known = {node: given[at] for node, at in zip(body.variables, locations, strict=True)}
+            inside = Inserting(known, self._casting)
+            entries = inside.graph(body.entries)
+            for position, dtype in op.settled(number, given, dtypes).items():
+                entries[position] = inside.cast(entries[position], dtype)
+            bodies.append(body if tuple(entries) == body.entries else type(body)(entries))
+            dtypes.append([inside.dtypes[entry] for entry in entries])
+        return op if bodies == list(op.subgraphs) else op.over(bodies)
 
     def _settle(self, op: Operator, name: str, inputs: Sequence[Entry]) -> None:
         """Find the types of variables that are free until their first reader."""

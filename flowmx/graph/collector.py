@@ -14,8 +14,10 @@ _MANY = 10_000
 """New objects from which on a collection is worth avoiding."""
 
 _users: list[int] = []
-"""The number of objects that the user had frozen when that was first seen. To count them takes long where they are
-many, so that nobody asks again: what is frozen is most often frozen for good."""
+"""The number of objects that the user had frozen when that was first seen.
+
+To count them takes long where they are many, so that nobody asks again: what is frozen is most often frozen for good.
+"""
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from flowmx.graph.passes.chains import fuse_chains
 from flowmx.graph.passes.fold import fold_normalization
 from flowmx.graph.passes.fuse import fuse
 from flowmx.graph.passes.identities import drop_identities
+from flowmx.graph.passes.join_bytes import join_bytes
 from flowmx.graph.passes.notes import note_maxima
 from flowmx.graph.passes.pack import pack_filters
 from flowmx.graph.passes.place import place
@@ -26,7 +27,7 @@ from flowmx.graph.passes.settle import settle
 from flowmx.graph.passes.simplify import fold_constants, merge_common
 from flowmx.graph.passes.widen import widen
 from flowmx.graph.plan import Plan, make_plan
-from flowmx.graph.planning import slices
+from flowmx.graph.planning import micro, slices
 from flowmx.graph.planning.order import ordered
 from flowmx.ops import kernels
 from flowmx.ops.registry.dtypes import DType
@@ -37,6 +38,7 @@ Pass = Callable[[Graph, Options], Graph]
 PASSES: list[Pass] = [
     place,
     settle,
+    join_bytes,
     widen,
     fold_constants,
     drop_identities,
@@ -112,13 +114,16 @@ def compile_graph(
     """
     options = options or options_of("cpu")
     graph = replace(graph, straight=frozenset(straight))
+    fits = options.budget is not None and bool(graph.gradients) and not graph.groups
     for each in PASSES:
-        graph = each(graph, options)
+        graph = each(graph, replace(options, budget=None) if fits else options)
     if begin is not None:
         begin(graph, options)
     if external is None:
         external = {entry for entry in graph.outputs if _is_computed(entry)}
         external |= _written_straight(graph, straight)
+    if fits:
+        return micro.fit(graph, external, strided, options)
     schedule = ordered(graph)
     sliced = slices.cut(graph, schedule, external, strided, options)
     if sliced is not None:

@@ -126,6 +126,7 @@ class Options:
         merge: compute once what several nodes would.
         mirror: compute cheap values again for the backward pass, rather than keep them.
         budget: the most bytes that internal values may take: as much as needed is computed again (None: any).
+        joint: both passes run as one operation, so that nothing need be left for a backward pass of its own.
         slice: how many examples of a batch are a slice, where regions of a prediction run in slices: as many as is
             worth it (-1), or none at all (0).
     """
@@ -142,6 +143,7 @@ class Options:
     merge: bool = True
     mirror: bool = False
     budget: int | None = None
+    joint: bool = False
     slice: int = 0
 
 

@@ -18,8 +18,15 @@ from flowmx.ops.registry.operators import Operator, Shape, ShapeOrNone, merge
 _ROUNDS = 8
 
 
-def infer_shapes(nodes: Sequence[Node], known: Mapping[Node, ShapeOrNone]) -> dict[Entry, ShapeOrNone]:
-    """The shape of every entry of ``nodes`` (in topological order), as far as it follows from ``known``.
+def infer_shapes(
+    nodes: Sequence[Node], known: Mapping[Node, ShapeOrNone], wanted: Mapping[Entry, ShapeOrNone] | None = None
+) -> dict[Entry, ShapeOrNone]:
+    """The shape of every entry of ``nodes``, as far as it follows from what is known.
+
+    Args:
+        nodes: the graph, inputs before users.
+        known: shapes of variables.
+        wanted: shapes that users of further entries expect.
 
     Raises:
         ShapeError: shapes contradict each other; names the node, its inputs and the line that made it.
@@ -30,6 +37,8 @@ def infer_shapes(nodes: Sequence[Node], known: Mapping[Node, ShapeOrNone]) -> di
             shapes[Entry(node, 0)] = _begun_with(known.get(node), _declared_shape(node))
         else:
             shapes.update((Entry(node, index), None) for index in range(node.outputs()))
+    for entry, shape in (wanted or {}).items():
+        shapes[entry] = _begun_with(shapes[entry], shape)
     open_ = [(node, _outputs(node)) for node in nodes if node.op is not None]
     known_of: _Learned = {}
     for turn in range(_ROUNDS):
@@ -46,7 +55,7 @@ def infer_shapes(nodes: Sequence[Node], known: Mapping[Node, ShapeOrNone]) -> di
 
 
 def _begun_with(given: ShapeOrNone, declared: ShapeOrNone) -> ShapeOrNone:
-    """The initial shape of a variable: as given, or where that is only partly known merged with the declared one."""
+    """The initial shape of an entry: as given, or where that is only partly known merged with the declared one."""
     if given is not None and -1 not in given:
         return given
     both: Any = merge(given, declared)

@@ -13,7 +13,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from flowmx.graph.running.ahead import compile_unplanned
 from flowmx.ops import kernels
 from flowmx.ops.compiled.chain import Chain, Link
 from flowmx.ops.compiled.constant import Constant
+from flowmx.ops.compiled.sliced import Sliced
 from flowmx.ops.registry.dtypes import DType, as_dtype, name_of
 from flowmx.ops.registry.operators import Operator, Shape, lookup
 
@@ -40,7 +41,7 @@ LEAST = 32
 _MOST_FILES = 64
 """Plans in the folder; the oldest make room."""
 _ENDING = ".plan"
-_FORMAT = 1
+_FORMAT = 2
 
 Shapes = Mapping[Entry, Shape]
 DTypes = Mapping[Entry, DType]
@@ -164,7 +165,7 @@ class Source:
         if content is None:
             return None
         try:
-            plan = _Reading(marshal.loads(content), self._nodes).plan(self._context, self._train)
+            plan = _Reading(marshal.loads(content), self._nodes, self._context, self._train).plan()
         except (ValueError, TypeError, KeyError, IndexError, EOFError, AttributeError):
             return None
         plan.graph.shapes.update(self._shapes)  # type: ignore[attr-defined]  # made by _Reading
@@ -176,9 +177,10 @@ def _has_room(plan: Plan, options: Options) -> bool:
     """Tell whether kernels find as much room to work in as they want now."""
     steps = plan.steps()
     wanted = workspaces(plan, steps, options)
-    return {steps[at] for at in wanted} == plan.workspace.keys() and all(
+    fits = {steps[at] for at in wanted} == plan.workspace.keys() and all(
         plan.lives[plan.workspace[steps[at]]].size >= nbytes for at, nbytes in wanted.items()
     )
+    return fits and all(_has_room(node.op.plan, options) for node in steps if isinstance(node.op, Sliced))
 
 
 def _make_room(folder: Path) -> None:
@@ -245,22 +247,9 @@ def _told(op: Operator) -> tuple[Any, ...]:
         Unstorable: it is more than that.
     """
     cls = type(op)
-    if (
-        not cls.__module__.startswith("flowmx.")
-        or cls.__init__ is not Operator.__init__
-        or cls.create.__func__ is not Operator.create.__func__  # type: ignore[attr-defined]
-        or op.subgraphs
-        or op.traits.detached
-        or any(not _follows(cls, name) for name in op.__dict__)
-    ):
+    if not cls.__module__.startswith("flowmx.") or op.traits.detached or not op.is_said_by_parameters():
         raise Unstorable
     return op.name, *[(name, _packed(getattr(op, name))) for name in cls.parameters]
-
-
-def _follows(cls: type[Operator], name: str) -> bool:
-    """Tell whether an attribute of an operator is a parameter, or follows from them."""
-    is_kept = name.startswith("_") or isinstance(getattr(cls, name, None), cached_property)
-    return is_kept or name in cls.parameters or name == "traits"
 
 
 def _packed(value: Any) -> Any:
@@ -300,23 +289,25 @@ class _Writing:
     Args:
         plan: what to write.
         sources: the nodes of the graph that it was made of.
+        variables: further ones of its own.
     """
 
-    def __init__(self, plan: Plan, sources: Sequence[Node]) -> None:
+    def __init__(self, plan: Plan, sources: Sequence[Node], variables: Iterable[Node] = ()) -> None:
         self._plan = plan
         graph = plan.graph
         if graph.groups or plan.travelling or plan.stages != ([], []) or len(plan.arenas) > 1:
             raise Unstorable
+        self._given = sources
         self._sources = {node: number for number, node in enumerate(sources)}
         self._origins = {id(node.origin): number for number, node in enumerate(sources)}
         self._nodes: dict[Node, int] = {}
         self._ops: dict[Operator, int] = {}
         self._op_rows: list[tuple[Any, ...]] = []
         self._forms: dict[tuple[Shape, str], int] = {}
-        nodes = dict.fromkeys([*graph.heads, *graph.gradients, *graph.nodes(), *plan.once])
+        heads = {*graph.heads, *variables}
+        nodes = dict.fromkeys([*variables, *graph.heads, *graph.gradients, *graph.nodes(), *plan.once])
         nodes |= dict.fromkeys([*plan.forward, *plan.backward])
         self._stride = max([node.outputs() for node in nodes], default=1)
-        heads = set(graph.heads)
         self._rows = [self._row(node, heads) for node in nodes]
 
     def content(self) -> tuple[Any, ...]:
@@ -337,6 +328,10 @@ class _Writing:
             plan.keeps_values,
         )  # fmt: skip
 
+    def numbers(self, nodes: Iterable[Node]) -> list[int]:
+        """The numbers of some nodes."""
+        return [self._nodes[node] for node in nodes]
+
     def _entry(self, entry: Entry) -> int:
         return self._nodes[entry.node] * self._stride + entry.index
 
@@ -344,7 +339,7 @@ class _Writing:
         return [self._entry(entry) for entry in entries]
 
     def _row(self, node: Node, heads: set[Node]) -> tuple[Any, ...]:
-        """A node: its operator, or -1 and which of the sources, or -2 for a head; the rest but for sources."""
+        """A node: its operator, or -1 and the number of the source, or -2 for another variable; then the rest."""
         graph, made = self._plan.graph, len(self._nodes)
         inputs = [self._entry(entry) for entry in node.inputs]
         self._nodes[node] = made
@@ -370,6 +365,8 @@ class _Writing:
             if isinstance(op, Chain):
                 links = [(self._op(link.op), link.inputs, link.name) for link in op.links]
                 row: tuple[Any, ...] = (Chain.name, op.count, links, op.results)
+            elif isinstance(op, Sliced):
+                row = (Sliced.name, *self._sliced(op))
             elif isinstance(op, Constant):
                 row = (Constant.name, name_of(op.value.dtype), op.value.shape, op.value.tobytes())
             else:
@@ -381,6 +378,12 @@ class _Writing:
             self._op_rows.append(row)
         return known
 
+    def _sliced(self, op: Sliced) -> tuple[Any, ...]:
+        variables = [entry.node for entry in op.variables]
+        inner = _Writing(op.plan, self._given, dict.fromkeys([*variables, *op.plan.graph.gradients]))
+        forms = [(shape, name_of(dtype)) for shape, dtype in op.forms]
+        return inner.content(), inner.numbers(variables), op.rows, op.starts, forms, op.batch, op.laid
+
 
 class _Reading:
     """The plan of what :class:`_Writing` wrote.
@@ -388,11 +391,13 @@ class _Reading:
     Args:
         content: what it wrote.
         sources: the nodes of the graph, in the same order.
+        context: the device.
+        train: whether it will run in training mode.
     """
 
-    def __init__(self, content: Any, sources: Sequence[Node]) -> None:
+    def __init__(self, content: Any, sources: Sequence[Node], context: Context, train: bool) -> None:
         op_rows, forms, self._stride, rows, *self._rest = content
-        self._sources = sources
+        self._sources, self._context, self._train = sources, context, train
         self._ops: list[Operator] = []
         for row in op_rows:
             self._ops.append(self._operator(row))
@@ -403,8 +408,9 @@ class _Reading:
         for row in rows:
             self._nodes.append(sources[row[1]] if row[0] == -1 else self._node(*row))
 
-    def plan(self, context: Context, train: bool) -> Plan:
+    def plan(self) -> Plan:
         """The whole."""
+        context, train = self._context, self._train
         (
             heads, outputs, gradients, notes, straight, once, forward, backward, external, kept, channels_last, root,
             place, workspace, lives, offsets, size, arenas, keeps_values,
@@ -447,10 +453,26 @@ class _Reading:
         name, *rest = row
         if name == Chain.name:
             return self._chain(*rest)
+        if name == Sliced.name:
+            return self._sliced(*rest)
         return _constant(*rest) if name == Constant.name else _made(row)
 
     def _chain(self, count: int, links: Sequence[Any], results: Sequence[int]) -> Operator:
         return Chain.of(count, [Link(self._ops[op], tuple(inputs), name) for op, inputs, name in links], results)
+
+    def _sliced(
+        self, content: Any, variables: Sequence[int], rows: tuple[int, ...], starts: tuple[tuple[int, ...], ...],
+        forms: Sequence[tuple[Shape, str]], batch: tuple[int, int], laid: tuple[bool, ...],
+    ) -> Operator:  # fmt: skip
+        inner = _Reading(content, self._sources, self._context, self._train)
+        return Sliced.of(
+            plan=inner.plan(), variables=tuple([Entry(inner.node(number), 0) for number in variables]), rows=rows,
+            starts=starts, forms=tuple([(shape, as_dtype(name)) for shape, name in forms]), batch=batch, laid=laid,
+        )  # fmt: skip
+
+    def node(self, number: int) -> Node:
+        """The node of a number."""
+        return self._nodes[number]
 
 
 def _constant(dtype: str, shape: Shape, content: bytes) -> Operator:

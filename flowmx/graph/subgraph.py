@@ -45,9 +45,17 @@ class Body:
         self.detached = any(op.traits.detached for op in ops)
         self._programs: dict[Key, Program] = {}
 
-    def infer_shape(self, shapes: Sequence[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
-        """The shapes of its inputs and outputs, as far as they follow from those of the inputs."""
-        found = infer.infer_shapes(self.nodes, dict(zip(self.variables, shapes, strict=True)))
+    def infer_shape(
+        self, shapes: Sequence[ShapeOrNone], outputs: Sequence[ShapeOrNone] = ()
+    ) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        """The shapes of its inputs and outputs, as far as they follow from those of the inputs.
+
+        Args:
+            shapes: of the inputs.
+            outputs: what is known of the outputs' shapes, where something is.
+        """
+        wanted = {entry: shape for entry, shape in zip(self.entries, outputs, strict=False) if shape is not None}
+        found = infer.infer_shapes(self.nodes, dict(zip(self.variables, shapes, strict=True)), wanted)
         return [found[Entry(node, 0)] for node in self.variables], [found[entry] for entry in self.entries]
 
     def infer_type(self, dtypes: Sequence[DType | None]) -> tuple[list[DType | None], list[DType | None]]:

@@ -6,6 +6,7 @@ epoch goes on in its middle (``set_state``). Those that read files share them am
 """
 
 from flowmx.io.base import DataBatch, DataDesc, DataIter
+from flowmx.io.image_det_record import ImageDetRecordIter
 from flowmx.io.image_record import (
     ImageRecordInt8Iter,
     ImageRecordIter,
@@ -19,7 +20,7 @@ from flowmx.io.text import CSVIter, LibSVMIter
 from flowmx.io.wrappers import PrefetchingIter, ResizeIter
 
 __all__ = [
-    "CSVIter", "DataBatch", "DataDesc", "DataIter", "ImageRecordInt8Iter", "ImageRecordIter", "ImageRecordIter_v1",
-    "ImageRecordUInt8Iter", "ImageRecordUInt8Iter_v1", "LibSVMIter", "MNISTIter", "NDArrayIter", "PrefetchingIter",
-    "ResizeIter",
+    "CSVIter", "DataBatch", "DataDesc", "DataIter", "ImageDetRecordIter", "ImageRecordInt8Iter", "ImageRecordIter",
+    "ImageRecordIter_v1", "ImageRecordUInt8Iter", "ImageRecordUInt8Iter_v1", "LibSVMIter", "MNISTIter", "NDArrayIter",
+    "PrefetchingIter", "ResizeIter",
 ]  # fmt: skip

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import atexit
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from flowmx import engine
@@ -61,6 +67,9 @@ class ResizeIter(BatchIter):
 
 class PrefetchingIter(BatchIter):
     """Other iterators, whose next batch is always fetched in the background; their batches are put together.
+
+    A fetch that fails does so where its batch is asked for. The end of the program waits for no batch that nobody
+    has asked for.
 
     Args:
         iters: an iterator, or several with equal numbers of batches.
@@ -137,8 +146,11 @@ class PrefetchingIter(BatchIter):
             handle.wait()
         self._ahead = self._fetch()
 
-    def _put_together(self, batches: list[DataBatch | None], stop: type[Exception]) -> DataBatch:
-        found = [batch for batch in batches if batch is not None]
+    def _put_together(self, batches: list[DataBatch | Exception | None], stop: type[Exception]) -> DataBatch:
+        for batch in batches:
+            if isinstance(batch, Exception):
+                raise batch
+        found = [batch for batch in batches if isinstance(batch, DataBatch)]
         if not found:
             raise stop
         if len(found) < len(batches) or len({batch.pad for batch in found}) > 1:
@@ -152,22 +164,89 @@ class PrefetchingIter(BatchIter):
         return self.current_batch
 
 
-def _next_and_state(iterator: DataIter) -> tuple[DataBatch | None, Any]:
-    """The next batch, and where the iterator stood before."""
+def _next_and_state(iterator: DataIter) -> tuple[DataBatch | Exception | None, Any]:
+    """The next batch, or why there is none, and where the iterator stood before."""
     try:
         state = iterator.state()
     except NotImplementedError as error:
         state = error
-    return _next_or_none(iterator), state
+    try:
+        return _next_or_none(iterator), state
+    except Exception as error:  # for whoever asks for the batch: it may be nobody
+        return error, state
 
 
-def _aside(function: Any, *args: Any) -> Any:
+# -- threads -----------------------------------------------------------------------------------------------
+
+_LAST_CALLS = 1.0
+"""Seconds that the program's end waits for calls that run."""
+
+
+class _Calls:
+    """The calls that run in threads of their own.
+
+    Python waits at its exit for the threads of pools, but not for these: a source of data may never answer.
+    """
+
+    def __init__(self) -> None:
+        self._answers: weakref.WeakSet[asyncio.Future[Any]] = weakref.WeakSet()
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._ended = False
+
+    async def make(self, function: Callable[..., Any], *args: Any) -> Any:
+        """The result or the error of the function; nothing, once the program ends."""
+        answer = asyncio.get_running_loop().create_future()
+        self._answers.add(answer)
+        if self._ended:  # looked at once end() can see the answer
+            return _NOTHING
+        thread = threading.Thread(target=_answer, args=(answer, function, args), name="flowmx-prefetch", daemon=True)
+        thread.start()
+        self._threads.add(thread)
+        return await answer
+
+    def end(self) -> None:
+        """Let nobody wait for the calls, and those that run come to their end, where that takes but a moment."""
+        self._ended = True
+        for answer in list(self._answers):
+            _tell(answer, _NOTHING, None)
+        end = time.monotonic() + _LAST_CALLS
+        for thread in list(self._threads):
+            thread.join(max(0.0, end - time.monotonic()))
+
+
+_NOTHING = (None, None)
+"""No batch and no state."""
+_calls = _Calls()
+atexit.register(_calls.end)  # before the engine's end, which would wait for these operations
+
+
+def _answer(answer: asyncio.Future[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    try:
+        result = function(*args)
+    except BaseException as error:
+        _tell(answer, None, error)
+    else:
+        _tell(answer, result, None)
+
+
+def _tell(answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    """Answer from another thread, unless it is answered or cancelled or its loop has ended."""
+
+    def tell() -> None:
+        if answer.done():
+            return
+        if error is None:
+            answer.set_result(result)
+        else:
+            answer.set_exception(error)
+
+    with contextlib.suppress(RuntimeError):
+        answer.get_loop().call_soon_threadsafe(tell)
+
+
+def _aside(function: Callable[..., Any], *args: Any) -> Any:
     """A coroutine function that calls it in a thread of its own: neither the engine nor a loop waits for it."""
-
-    async def run() -> Any:
-        return await asyncio.to_thread(function, *args)
-
-    return run
+    return partial(_calls.make, function, *args)
 
 
 def _renamed(described: list[list[Any]], names: Sequence[Mapping[str, str]] | None) -> list[DataDesc]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeGuard
 
 from flowmx import settings
 from flowmx.kvstore.base import KVStoreBase, create
@@ -34,7 +34,7 @@ def chosen(given: Any, devices: int) -> KVStoreBase | None:
     return None
 
 
-def is_elsewhere(store: KVStoreBase | None) -> bool:
+def is_elsewhere(store: KVStoreBase | None) -> TypeGuard[KVStoreBase]:
     """Tell whether a store sums gradients of other processes, or keeps its values in them."""
     return store is not None and (store._is_remote or store.num_workers > 1)
 

@@ -250,6 +250,14 @@ class BucketingModule(BaseModule):
         self._switch_for(data_batch)
         self._current.forward(data_batch, is_train)
 
+    def forward_backward(self, data_batch: Any) -> None:
+        if type(self).forward is not BucketingModule.forward or type(self).backward is not BucketingModule.backward:
+            super().forward_backward(data_batch)  # somebody's own
+            return
+        self._check_ready("forward_backward")
+        self._switch_for(data_batch)
+        self._current.forward_backward(data_batch)
+
     def backward(self, out_grads: Any = None) -> None:
         self._check_ready("backward")
         self._current.backward(out_grads)

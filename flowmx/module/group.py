@@ -152,6 +152,12 @@ class ExecutorGroup:
         for executor in self.execs:
             executor.forward(is_train)
 
+    def forward_backward(self, batch: Any) -> None:
+        """Enqueue both passes of a batch on every device, each as one operation."""
+        self.load(batch)
+        for executor in self.execs:
+            executor.forward_backward()
+
     def backward(self, out_grads: Any) -> None:
         """Enqueue the backward pass on every device, from gradients of the merged outputs if given."""
         given = [out_grads] if isinstance(out_grads, NDArray) else list(out_grads or ())

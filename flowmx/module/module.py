@@ -333,12 +333,15 @@ class Module(BaseModule):
         store = chosen(kvstore, len(self._contexts))
         rescale_grad = 1.0 / (group.batch_size * updating.adding(store))
         created = updating.made(optimizer, dict(optimizer_params), rescale_grad, self._param_names, self._symbol)
-        shapes = [each.shape for each in self._arg_params.values()]
-        self._updates = Updating(created, store, updates(store, kvstore, shapes), self._param_names)
+        self._updates = Updating(created, store, self._updates_on(store, kvstore), self._param_names)
         self._updates.start(group, self._compression_params)
         if self._states_to_load is not None:
             self.load_optimizer_states(self._states_to_load)
             self._states_to_load = None
+
+    def _updates_on(self, store: KVStoreBase | None, given: Any) -> bool:
+        """Decide whether a store, chosen by the argument that was given, updates the weights."""
+        return updates(store, given, [each.shape for each in self._arg_params.values()])
 
     def borrow_optimizer(self, shared_module: Module) -> None:
         """Use another module's optimizer, with its states.
@@ -414,8 +417,19 @@ class Module(BaseModule):
             data_batch: anything with ``data`` and ``label``, lists of arrays.
             is_train: training mode (default: as it is bound).
         """
-        self._check_ready("forward")
-        group = self._executors("forward")
+        self._take("forward", data_batch).forward(data_batch, self.for_training if is_train is None else is_train)
+
+    def forward_backward(self, data_batch: Any) -> None:
+        if type(self).forward is not Module.forward or type(self).backward is not Module.backward:
+            super().forward_backward(data_batch)  # somebody's own
+            return
+        self._check_trains("forward_backward")
+        self._take("forward_backward", data_batch).forward_backward(data_batch)
+
+    def _take(self, name: str, data_batch: Any) -> ExecutorGroup:
+        """The executors, prepared for the shapes of a batch."""
+        self._check_ready(name)
+        group = self._executors(name)
         shapes = [tuple(array.shape) for array in data_batch.data]
         if shapes != [each.shape for each in group.data_shapes]:
             self.reshape(
@@ -424,7 +438,11 @@ class Module(BaseModule):
                 or _reshaped(group.label_shapes or [], getattr(data_batch, "label", None) or []),
             )
         self._padding = getattr(data_batch, "pad", 0) or 0
-        group.forward(data_batch, self.for_training if is_train is None else is_train)
+        return group
+
+    def _check_trains(self, name: str) -> None:
+        if not self.for_training:
+            raise StateError(f"{name}: the module is bound for predictions: bind it with for_training=True")
 
     def backward(self, out_grads: Any = None) -> None:
         """Enqueue the backward pass of the last forward pass.
@@ -433,8 +451,7 @@ class Module(BaseModule):
             out_grads: gradients of the outputs, one or a list; only where an output is no loss.
         """
         self._check_ready("backward")
-        if not self.for_training:
-            raise StateError("backward: the module is bound for predictions: bind it with for_training=True")
+        self._check_trains("backward")
         self._executors("backward").backward(out_grads)
 
     def update(self) -> None:

@@ -396,10 +396,10 @@ class Elementwise:
             known = self._all.get(key)
             if known is None:
                 known = self._learn(operands, storage.device, key)
-                if known is None:
-                    return invoke(self.op, operands, out, depth=3)
-            else:
+            elif known:
                 self._known = known
+            if not known:
+                return invoke(self.op, operands, out, depth=3)
             _, _, _, _, device, spec, ufunc, number = known
         shape, dtype = spec.shapes[0], spec.dtypes[0]
         if out is None:
@@ -431,24 +431,29 @@ class Elementwise:
             record(op.name, gradient, operands, (out,), 1, origin or capture(3), spec.rules)
         return out
 
-    def _learn(self, operands: tuple[BaseArray, ...], device: Device, key: Any) -> tuple[Any, ...] | None:
-        """Remember what calls like this one need; None where the general path must take it."""
-        if any(isinstance(each._shape, SparseShape) for each in operands):
-            return None
-        direct = self.op.as_ufunc(device.xp, operands[0]._dtype)
-        if direct is None or any(each._storage.device is not device for each in operands):
-            return None
-        if casting is not None and casting.targets(self.op, tuple([each._dtype for each in operands])) is not None:
-            return None
-        spec = self.op.spec(tuple([each._shape for each in operands]), tuple([each._dtype for each in operands]))
-        if spec.nbytes >= _SHARED_BYTES and kernel_for(device.kernels, self.op.name) is not None:
-            return None
-        first, last = operands[0], operands[-1]
-        self._known = known = (first._shape, first._dtype, last._shape, last._dtype, device, spec, *direct)
+    def _learn(self, operands: tuple[BaseArray, ...], device: Device, key: Any) -> tuple[Any, ...]:
+        """Remember what calls like this one need; nothing where the general path must take them."""
+        known = self._needed(operands, device)
+        if known:
+            self._known = known
         if len(self._all) >= _KEPT:
             self._all.clear()
         self._all[key] = known
         return known
+
+    def _needed(self, operands: tuple[BaseArray, ...], device: Device) -> tuple[Any, ...]:
+        if any(isinstance(each._shape, SparseShape) for each in operands):
+            return ()
+        direct = self.op.as_ufunc(device.xp, operands[0]._dtype)
+        if direct is None or any(each._storage.device is not device for each in operands):
+            return ()
+        if casting is not None and casting.targets(self.op, tuple([each._dtype for each in operands])) is not None:
+            return ()
+        spec = self.op.spec(tuple([each._shape for each in operands]), tuple([each._dtype for each in operands]))
+        if spec.nbytes >= _SHARED_BYTES and kernel_for(device.kernels, self.op.name) is not None:
+            return ()
+        first, last = operands[0], operands[-1]
+        return (first._shape, first._dtype, last._shape, last._dtype, device, spec, *direct)
 
 
 def invoke(

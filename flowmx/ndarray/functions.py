@@ -63,11 +63,13 @@ class _Calls:
                 return call(self._cls, args, kwargs, 5)  # 0, 0.0 and -0.0 are equal as keys
             key.append(value)
         for name, value in kwargs.items():
-            if isinstance(value, BaseArray):
+            if name == "name":
+                value = None  # it says nothing here
+            elif type(value) in _PLAIN:
+                pass
+            elif isinstance(value, BaseArray):
                 arrays.append(value)
                 value = _ARRAY
-            elif name == "name":
-                value = None  # it says nothing here
             elif isinstance(value, _FLOATS) and not value:
                 return call(self._cls, args, kwargs, 5)
             key += (name, value)
@@ -115,6 +117,8 @@ class _Calls:
 
 _ARRAY = object()
 _FLOATS = (float, np.floating)
+_PLAIN = frozenset({bool, int, str, tuple, type(None)})
+"""Types of arguments about which there is nothing to look at."""
 _KEPT = 1024
 _Known = tuple[Operator, tuple[int, ...] | None]
 """An operator, and the order in which it takes the arrays of a call, where it is another one."""

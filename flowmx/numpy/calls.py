@@ -191,7 +191,7 @@ def call(
     if function == "linalg.norm":
         args, kwargs = [_order(each) for each in args], {name: _order(value) for name, value in kwargs.items()}
     if function == "nan_to_num" and (kwargs.pop("copy", True) and (len(args) < 2 or args[1])) is False:
-        out = args[0]
+        out = None if isinstance(args[0], _NUMBERS) else args[0]
     where = kwargs.pop("where", None) if table.ufunc(function) is not None else None
     if kwargs.get("axis").__class__ is list:  # MXNet's may be
         kwargs["axis"] = tuple(kwargs["axis"])
@@ -217,10 +217,10 @@ def call(
         args = [args[0], args[1].astype("int64"), *args[2:]]  # type: ignore[attr-defined]
     context = _context_of(args, kwargs)
     if context is None:
-        if out is None and where is None and args and all(isinstance(each, _NUMBERS) for each in args):
+        if out is None and where is None and _are_numbers(args[:1] if function == "unravel_index" else args):
             if function == "where":
                 return args[1] if args[0] else args[2]
-            if ufunc is not None or function in _OF_NUMBERS:
+            if ufunc is not None or (function in _OF_NUMBERS and not any(map(np.ndim, kwargs.values()))):
                 return function_of(np, function)(*args, **kwargs)
         args = _with_array(function, args, kwargs)
         context = _context_of(args, kwargs) or devices.current_context()
@@ -271,11 +271,16 @@ _COUNTED = ("gradient", "unstack")
 """Functions that have as many results as the shapes of what they are given say."""
 _AXIS_SECOND = table.names("all any max mean min prod squeeze std sum transpose var")
 """Functions whose second argument is axes, which may be a list."""
-_OF_NUMBERS = table.names("around clip fix isneginf isposinf nan_to_num round")
+_OF_NUMBERS = table.names("around clip fix flip isneginf isposinf ldexp nan_to_num round unravel_index")
 """Functions besides ufuncs that answer a number with NumPy's own, as MXNet's do."""
 _NUMBERS = (bool, int, float, np.generic)
 _INDEXED = ("take", "take_along_axis")
 """Functions that take positions, which are floating numbers where MXNet's are."""
+
+
+def _are_numbers(args: Sequence[Any]) -> bool:
+    """Tell whether these are numbers alone; options that come after them may be left out."""
+    return bool(args) and isinstance(args[0], _NUMBERS) and all(x is None or isinstance(x, _NUMBERS) for x in args)
 
 
 def _mask(where: Any) -> Any:
@@ -523,7 +528,8 @@ class Calls:
         self._function = function
         self._known: dict[Any, Any] = {}
         ufunc = table.ufunc(function)
-        self._is_ready = _READY.get(function) if ufunc is None else lambda args, _: len(args) <= ufunc.nin
+        self._most = ufunc.nin if ufunc is not None else _place_of_out(function)
+        self._is_ready = _READY.get(function) if ufunc is None else None
         self._shares = function in parts.SHARING
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -559,7 +565,7 @@ class Calls:
                 key.append((bool, value))
             elif kind is cls or not _keyed(value, kind, cls, arrays, key):
                 return self._sorted_out(args, kwargs)
-        if not arrays or (self._is_ready is not None and not self._is_ready(args, arrays)):
+        if not arrays or len(args) > self._most or (self._is_ready is not None and not self._is_ready(args, arrays)):
             return self._sorted_out(args, kwargs)
         whole = tuple(key)
         known = self._known.get(whole)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowmx.numpy.rules import axes_of, kept, refuse, rule
+from flowmx.numpy.rules import axes_of, kept, part, refuse, rule
 
 __all__: list[str] = []
 
@@ -115,35 +115,61 @@ def _nanstd(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, ddof: An
     return _nanspread(np, g / r, x, axis, ddof, others)
 
 
+def _totals_back(np: Any, x: Any, axis: int) -> Any:
+    """At each position the sum of it and all that follow."""
+    return np.flip(np.cumsum(np.flip(x, axis), axis), axis)
+
+
 @rule("nancumsum")
 def _nancumsum(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
-    along = 0 if axis is None else axis
-    return (np.reshape(np.flip(np.cumsum(np.flip(g, along), along), along), x.shape) * (x == x),)
+    return (np.reshape(_totals_back(np, g, 0 if axis is None else axis), x.shape) * (x == x),)
 
 
-@rule("cumprod", "nancumprod")
+def _of_products(np: Any, g: Any, r: Any, x: Any, axis: int) -> Any:
+    """The gradient of cumulative products along an axis.
+
+    An element's is the sum of g times the products that it is in, divided by it. A zero has no part in that quotient:
+    those after the first are in products that are 0 whatever they are, and the first one's is the sum over the products
+    with 1 in its place.
+    """
+    zeros = x == 0
+    first = zeros & (np.cumsum(zeros, axis) == 1)
+    others = np.cumprod(np.where(first, 1.0, x).astype(r.dtype), axis)
+    quotients = _totals_back(np, g * r, axis) / np.where(zeros, 1.0, x)
+    return np.where(zeros, np.where(first, _totals_back(np, g * others, axis), 0.0), quotients)
+
+
+@rule("cumprod")
 def _cumprod(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
-    along = 0 if axis is None else axis
-    made = np.reshape(np.flip(np.cumsum(np.flip(g * r, along), along), along), x.shape) / x
+    if axis is not None:
+        return (_of_products(np, g, r, x, axis),)
+    return (np.reshape(_of_products(np, g, r, np.reshape(x, -1), 0), x.shape),)
+
+
+@rule("nancumprod")
+def _nancumprod(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
+    made = _cumprod(np, g, r, np.where(x == x, x, 1.0), axis)[0]
     return (np.where(x == x, made, 0.0),)
 
 
-def _initial(np: Any, name: str, g: Any, r: Any, x: Any, axis: Any, others: dict[str, Any], is_sum: bool) -> Any:
-    if others.get("include_initial"):
-        refuse(f"{name} with include_initial=True")
-    axis = 0 if axis is None else axis
-    found = np.flip(np.cumsum(np.flip(g if is_sum else g * r, axis), axis), axis)
-    return (found if is_sum else found / x,)
+def _without_initial(g: Any, axis: int, others: dict[str, Any]) -> Any:
+    """The part of the elements, without the sum or product of none of them that may come first."""
+    if not others.get("include_initial"):
+        return g
+    return part(g, (slice(None),) * (axis % g.ndim) + (slice(1, None),))
 
 
 @rule("cumulative_sum")
 def _cumulative_sum(np: Any, g: Any, r: Any, x: Any, axis: Any = None, **others: Any) -> Any:
-    return _initial(np, "cumulative_sum", g, r, x, axis, others, True)
+    axis = 0 if axis is None else axis
+    return (_totals_back(np, _without_initial(g, axis, others), axis),)
 
 
 @rule("cumulative_prod")
 def _cumulative_prod(np: Any, g: Any, r: Any, x: Any, axis: Any = None, **others: Any) -> Any:
-    return _initial(np, "cumulative_prod", g, r, x, axis, others, False)
+    axis = 0 if axis is None else axis
+    g, r = (_without_initial(each, axis, others) for each in (g, r))
+    return (_of_products(np, g, r, x, axis),)
 
 
 @rule("cov")

@@ -75,8 +75,8 @@ class Adam(_Moments):
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
         # As MXNet's kernel has it, 1 - beta is the difference of float32 numbers: 1 - 0.999 is 1.3e-5 less so.
-        betas = {name: float(np.float32(getattr(self, name))) for name in ("beta1", "beta2")}
-        parameters = self.fused(lr=self.unbiased(lr, t), wd=wd, epsilon=self.epsilon, **betas)
+        beta1, beta2 = float(np.float32(self.beta1)), float(np.float32(self.beta2))
+        parameters = self.fused(lr=self.unbiased(lr, t), wd=wd, epsilon=self.epsilon, beta1=beta1, beta2=beta2)
         if not self.lazy_update:
             parameters["lazy_update"] = False
         return Call("adam_update", tuple(state), parameters)

@@ -262,11 +262,11 @@ class Optimizer(Recorded):
         return self.wd * self._multiplier(index, "wd_mult")
 
     def _get_lrs(self, indices: Sequence[Index]) -> list[float]:
-        lr = self.learning_rate
-        return [lr * self._multiplier(index, "lr_mult") for index in indices]
+        lr, params, other = self.learning_rate, self.param_dict, self._multiplier
+        return [lr * (float(params[i].lr_mult) if i in params else other(i, "lr_mult")) for i in indices]
 
     def _get_wds(self, indices: Sequence[Index]) -> list[float]:
-        return [self._get_wd(index) for index in indices]
+        return [self._get_wd(index) for index in indices] if self.wd else [0.0] * len(indices)
 
     def _multiplier(self, index: Index, kind: str) -> float:
         if index in self.param_dict:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from flowmx.ndarray import NDArray
+from flowmx.ops.sparse.shapes import SparseShape
 from flowmx.optimizer.base import Index, Optimizer, State, each_update
-from flowmx.optimizer.grouped import Update, operator_of, push
+from flowmx.optimizer.grouped import Group, Update, operator_of, push
 
 _MIXED = {
     "_multi_lamb_update": "_multi_mp_lamb_update",
@@ -20,6 +21,8 @@ _MIXED = {
 """Operators that need more than the float32 copy in mixed precision; the others take that in the weight's place."""
 _BY_ROWS = {"_adagrad_update": "_sparse_adagrad_update"}
 """Operators that sparse gradients take in the place of others."""
+
+_MOST_GROUPS = 256
 
 
 class Call(NamedTuple):
@@ -42,6 +45,11 @@ class Fused(Optimizer):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.aggregate_num = 64
+        self._groups: dict[Any, Group | None] = {}
+        """Groups that were pushed, by the first weight's index and the device."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_groups": {}}
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
         """The operator of one step.
@@ -67,7 +75,7 @@ class Fused(Optimizer):
 
     def _parts(self, weight: NDArray, state: State) -> tuple[State, NDArray | None]:
         """The state itself, and the float32 copy where there is one."""
-        if not self._has_master(weight):
+        if not self.multi_precision or not self._has_master(weight):
             return state, None
         one, other = state
         return (one, other) if self.master_last else (other, one)
@@ -76,22 +84,30 @@ class Fused(Optimizer):
         indices = [item[0] for item in items]
         self._update_count(indices)
         counts = self._index_update_count
-        updates = []
+        updates: list[Update] = []
+        known: list[Any] = ["", None, None]
         for (index, weight, grad, state, master), lr, wd in zip(
             items, self._get_lrs(indices), self._get_wds(indices), strict=True
         ):
-            updates.append(_made(self.call(index, state, lr, wd, counts[index]), weight, grad, master))
-        push(updates)
+            call = self.call(index, state, lr, wd, counts[index])
+            updates.append(_made(call, weight, grad, master, known))
+        key = indices[0], updates[0].weight._storage.device
+        if len(self._groups) >= _MOST_GROUPS and key not in self._groups:
+            self._groups.clear()
+        self._groups[key] = push(updates, self._groups.get(key))
 
     def push_one(self, call: Call, weight: NDArray, grad: NDArray, master: NDArray | None) -> None:
         """Enqueue one update."""
-        push([_made(call, weight, grad, master)])
+        push([_made(call, weight, grad, master, ["", None, None])])
 
 
-def _made(call: Call, weight: NDArray, grad: NDArray, master: NDArray | None) -> Update:
+def _made(call: Call, weight: NDArray, grad: NDArray, master: NDArray | None, known: list[Any]) -> Update:
+    """The update of a weight; ``known`` has the last operator's name and parameters, and the operator."""
     name, states, parameters = call
-    if grad.stype != "default":
+    if isinstance(grad._shape, SparseShape):
         name = _BY_ROWS.get(name, name)
     if master is not None and name in _MIXED:
         name, states, master = _MIXED[name], (*states, master), None
-    return Update(operator_of(name, tuple(parameters.items())), weight, grad, states, master)
+    if name != known[0] or parameters != known[1]:
+        known[:] = name, parameters, operator_of(name, tuple(parameters.items()))
+    return Update(known[2], weight, grad, states, master)

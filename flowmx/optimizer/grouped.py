@@ -54,31 +54,99 @@ def operator_of(name: str, parameters: tuple[tuple[str, Any], ...]) -> Operator:
     return lookup(name).create(**dict(parameters))
 
 
-def push(updates: Sequence[Update]) -> None:
-    """Enqueue updates of weights of one device, in this order.
+_LIGHT_BYTES = LIGHT_BYTES << 1
+"""Bytes that updates may touch and still run at their push, once they have run: to hand them to a worker costs more."""
+
+
+class Group(NamedTuple):
+    """Updates of weights that were pushed together: what follows from their arrays, for the next push of the same.
+
+    Attributes:
+        updates: those.
+        arrays: for each its arrays, as its operator takes them.
+        storages: for each the memory of its arrays.
+        reads, writes: the variables of all together.
+        touched: the number of bytes, about.
+    """
+
+    updates: Sequence[Update]
+    arrays: Sequence[Sequence[BaseArray]]
+    storages: Sequence[Sequence[Any]]
+    reads: tuple[Any, ...]
+    writes: tuple[Any, ...]
+    touched: int
+
+    def is_of(self, updates: Sequence[Update]) -> bool:
+        """Tell whether updates are of the same arrays, by operators of the same kind."""
+        if len(updates) != len(self.updates) or recording.get().recording:
+            return False
+        for new, old, arrays, storages in zip(updates, self.updates, self.arrays, self.storages, strict=True):
+            if new.weight is not old.weight or new.grad is not old.grad or new.master is not old.master:
+                return False
+            if type(new.op) is not type(old.op) or len(new.states) != len(old.states):
+                return False
+            for state, before in zip(new.states, old.states, strict=True):
+                if state is not before:
+                    return False
+            for array, storage in zip(arrays, storages, strict=True):
+                if array._storage is not storage:
+                    return False
+        return True
+
+
+def push(updates: Sequence[Update], known: Group | None = None) -> Group | None:
+    """Enqueue updates of weights of one device, in this order; returns what the next push of the same is to be given.
+
+    Args:
+        updates: those.
+        known: what an earlier push returned; it is looked at whether it still holds.
 
     Raises:
         ShapeError, TypeInferenceError, DeviceError: arrays of an update do not belong together.
         AutogradError: a weight is part of what is being recorded.
     """
-    if any(_is_sparse(each) for each in updates):
-        for each in filter(_is_sparse, updates):
-            _push_sparse(each)
-        updates = [each for each in updates if not _is_sparse(each)]
-        if not updates:
-            return
+    is_known = known is not None and known.is_of(updates)
+    if not is_known:
+        if any(_is_sparse(each) for each in updates):
+            for each in filter(_is_sparse, updates):
+                _push_sparse(each)
+            updates = [each for each in updates if not _is_sparse(each)]
+            if not updates:
+                return None
+        known = _group(updates)
+    assert known is not None
     device = updates[0].weight._storage.device
-    steps, touched, written = [], 0, {}
-    for each in updates:
-        arrays, nbytes = _checked(each, device)
+    steps = []
+    for each, arrays in zip(updates, known.arrays, strict=True):
         forward = (_plain if each.master is None else _mixed)(each.op, device)
         steps.append(PreparedUpdate(forward, arrays, each.weight, each.op, each.master is not None))
-        touched += nbytes
-        written.update(dict.fromkeys([array._storage for array in (each.weight, *arrays[2:])]))
-    reads = tuple({array._storage: None for step in steps for array in step.inputs})
-    light = touched <= LIGHT_BYTES
+    # What may have to be compiled first must not run on a thread that runs an event loop.
+    light = known.touched <= (_LIGHT_BYTES if is_known else LIGHT_BYTES)
     run = run_on(device, False)
-    push_on(device, _compute, (run, steps), reads, tuple(written), updates[0].op.name, light, depth=4)
+    push_on(device, _compute, (run, steps), known.reads, known.writes, updates[0].op.name, light, depth=4)
+    return known
+
+
+def _group(updates: Sequence[Update]) -> Group:
+    """Check updates of weights of one device, and find what they read and write."""
+    device = updates[0].weight._storage.device
+    found, touched, read, written = [], 0, {}, {}
+    for each in updates:
+        arrays, nbytes = _checked(each, device)
+        found.append(arrays)
+        touched += nbytes
+        read.update(dict.fromkeys([array._storage for array in arrays]))
+        written.update(dict.fromkeys([array._storage for array in (each.weight, *arrays[2:])]))
+    storages = [[array._storage for array in arrays] for arrays in found]
+    # A gradient that was copied or brought from elsewhere is another one each time.
+    kept = [
+        each if arrays[1] is each.grad else each._replace(grad=_NONE)
+        for each, arrays in zip(updates, found, strict=True)
+    ]
+    return Group(kept, found, storages, tuple(read), tuple(written), touched)
+
+
+_NONE: Any = object()
 
 
 def _is_sparse(update: Update) -> bool:
@@ -143,7 +211,8 @@ def _compute(run: Run, steps: Sequence[PreparedUpdate]) -> None:
         _compute_together(run, steps)
         return
     for forward, inputs, out, _, _ in steps:
-        forward(run, [each._read() for each in inputs], [out._written()])
+        arrays = [each._storage.array if each._view is None else each._read() for each in inputs]
+        forward(run, arrays, [out._written() if out is not inputs[0] else arrays[0]])
 
 
 def _compute_together(run: Run, steps: Sequence[PreparedUpdate]) -> None:

@@ -29,7 +29,7 @@ _ARRAY = Name("mxnet.ndarray.ndarray", "NDArray")
 _ARRAYS = {"NDArray", "RowSparseNDArray", "CSRNDArray"}
 _CALLED = {"warmup_final_lr": "base_lr", "power": "pwr", "float_stable_eps": "eps", "idx2name": "param_idx2name"}
 """Attributes that hold an argument of another name."""
-_OURS = ("given", "param_dict", "aggregate_num", "_lr_update")
+_OURS = ("given", "param_dict", "aggregate_num", "_groups", "_lr_update")
 """Attributes that MXNet does not have or save, or that mean something of its own there."""
 _AGGREGATED = {"SGD": 4, "ccSGD": 4, "LARS": 4, "LAMB": 45}
 """The number of weights that one operator of MXNet's optimizers updates (1 for those not listed)."""

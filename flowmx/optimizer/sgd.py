@@ -56,7 +56,9 @@ class SGD(Momentum):
         return zeros_like(weight, self.lazy_update) if self.momentum else None
 
     def fused(self, **parameters: Any) -> dict[str, Any]:
-        return super().fused(**parameters, **({} if self.lazy_update else {"lazy_update": False}))
+        if not self.lazy_update:
+            parameters["lazy_update"] = False
+        return super().fused(**parameters)
 
 
 @register

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import is_
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -18,6 +19,27 @@ __all__ = ["Updater", "get_updater"]
 
 Update: TypeAlias = tuple[Index, NDArray, NDArray]
 """Index, gradient and weight."""
+
+
+class _Known(NamedTuple):
+    """The weights of the last call, and their groups: of each the indexes, the gradients and the weights."""
+
+    most: int
+    indices: list[Index]
+    grads: list[NDArray]
+    weights: list[NDArray]
+    groups: Sequence[Any]
+
+    def is_of(self, indices: list[Index], grads: Sequence[NDArray], weights: Sequence[NDArray], most: int) -> bool:
+        """Tell whether a call is for the same."""
+        return (
+            most == self.most
+            and indices == self.indices
+            and len(grads) == len(self.grads)
+            and len(weights) == len(self.weights)
+            and all(map(is_, grads, self.grads))
+            and all(map(is_, weights, self.weights))
+        )
 
 
 class Updater:
@@ -35,6 +57,7 @@ class Updater:
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.states: dict[Index, State] = {}
+        self._known = _Known(0, [], [], [], [])
         self._elsewhere: set[Index] = set()
         """Indexes of states that were loaded, and may have to move to their weight's device."""
 
@@ -48,11 +71,17 @@ class Updater:
             index, grad, weight = [index], [grad], [weight]
         indices = [each.decode() if isinstance(each, bytes) else each for each in index]
         optimizer = self.optimizer
-        for group in _groups(list(zip(indices, grad, weight, strict=True)), optimizer.aggregate_num):
-            optimizer._set_current_context(group[0][2].context.device_id)
-            states = [self._state(index, weight) for index, _, weight in group]
-            names, grads, weights = zip(*group, strict=True)
-            if len(group) == 1:
+        known = self._known
+        if not known.is_of(indices, grad, weight, optimizer.aggregate_num):
+            groups = list(_groups(list(zip(indices, grad, weight, strict=True)), optimizer.aggregate_num))
+            known = self._known = _Known(
+                optimizer.aggregate_num, indices, list(grad), list(weight),
+                [tuple(map(list, zip(*group, strict=True))) for group in groups],
+            )  # fmt: skip
+        for names, grads, weights in known.groups:
+            optimizer._set_current_context(weights[0]._storage.device.context.device_id)
+            states = [self._state(index, weight) for index, weight in zip(names, weights, strict=True)]
+            if len(names) == 1:
                 optimizer.update_multi_precision(names[0], weights[0], grads[0], states[0])
             else:
                 optimizer.update_multi_precision(list(names), list(weights), list(grads), states)
@@ -61,7 +90,7 @@ class Updater:
         """The state of a weight, made now where there was none."""
         if index not in self.states:
             self.states[index] = self.optimizer.create_state_multi_precision(index, weight)
-        elif index in self._elsewhere:
+        elif self._elsewhere and index in self._elsewhere:
             self.states[index] = self.sync_state_context(self.states[index], weight.context)
             self._elsewhere.discard(index)
         return self.states[index]

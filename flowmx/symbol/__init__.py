@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from flowmx.symbol import contrib, creation, image, linalg, random
 from flowmx.symbol import functions as op
+from flowmx.symbol.backends import register_partitioner, register_pass
 from flowmx.symbol.creation import *  # noqa: F403
-from flowmx.symbol.partition import Candidate, Partitioner, register_partitioner
+from flowmx.symbol.partition import Candidate, Partitioner
 from flowmx.symbol.symbol import Group, Symbol, Variable, load, load_json
 
 var = Variable
@@ -17,7 +18,7 @@ _internal = op  # MXNet's name for the operators whose names begin with an under
 
 __all__ = [
     "Candidate", "Group", "Partitioner", "Symbol", "Variable", "contrib", "fromjson", "image", "linalg", "load",
-    "load_json", "op", "random", "register_partitioner", "var",
+    "load_json", "op", "random", "register_partitioner", "register_pass", "var",
 ]  # fmt: skip
 __all__ += creation.__all__
 

@@ -21,7 +21,6 @@ from flowmx.symbol import functions as F
 from flowmx.symbol.symbol import Symbol, Variable
 
 _SCOPE = "__subgraph_name__"
-_counts: dict[str, int] = {}
 
 
 class _Traced:
@@ -36,8 +35,9 @@ class _Traced:
     def __init__(self, label: str, called: Callable[[], tuple[Any, list[Symbol]]]) -> None:
         outer = attribute.current().get(_SCOPE)
         label = f"{outer}${label}" if outer else label
-        number = _counts.get(label, 0)
-        _counts[label] = number + 1
+        counts = AttrScope._subgraph_names
+        number = counts[label]
+        counts[label] = number + 1
         self._name = f"{label}{number}"
         with AttrScope(**{_SCOPE: self._name}):
             self.result, outputs = called()

@@ -1,26 +1,25 @@
 """Partitioners: classes that choose regions of a graph, each of which becomes one node.
 
 Regions are convex: no path leaves one and comes back, so that the nodes in their places depend on each other in no
-circle. ``default`` and ``default_v2`` choose operators by name, as MXNet's backends of these names do.
+circle. ``backends.py`` knows them by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from flowmx.engine import capture
 from flowmx.errors import MXNetError
 from flowmx.graph.infer import infer_shapes, partial_types
 from flowmx.graph.node import Entry, Node, topological
+from flowmx.graph.storage import declared
 from flowmx.graph.subgraph import Body
 from flowmx.ops.control.region import Region
 from flowmx.ops.registry.dtypes import as_dtype
-from flowmx.ops.registry.operators import lookup
-from flowmx.suggestions import did_you_mean
 from flowmx.symbol.symbol import Symbol
 
-__all__ = ["Candidate", "Partitioner", "partitioned", "register_partitioner", "set_op_names"]
+__all__ = ["Candidate", "Partitioner", "inlined", "partitioned", "regions"]
 
 
 class Candidate(NamedTuple):
@@ -83,102 +82,27 @@ class Partitioner:
 
 _GROUP = ("ctx_group", "__ctx_group__")
 """Attributes that say which device a node is for: a region is for one."""
-P = TypeVar("P", bound=type[Partitioner])
-_known: dict[str, type[Partitioner]] = {}
-_op_names: dict[str, list[str]] = {}
-
-
-def register_partitioner(backend: Any) -> Callable[[P], P]:
-    """Register a class of partitioners as a backend of ``optimize_for`` and ``hybridize``; a decorator.
-
-    Args:
-        backend: its name; a class registered by it before is replaced.
-
-    Raises:
-        TypeError: the name is no text, or the class no :class:`Partitioner`.
-    """
-    if not isinstance(backend, str) or not backend:
-        raise TypeError(f"register_partitioner: the backend is {backend!r}, expected a name")
-
-    def register(cls: Any) -> Any:
-        if not (isinstance(cls, type) and issubclass(cls, Partitioner)):
-            raise TypeError(f"register_partitioner: {cls!r} was given, expected a subclass of mx.sym.Partitioner")
-        _known[backend] = cls
-        return cls
-
-    return register
-
-
-@register_partitioner("default")
-class _ByName(Partitioner):
-    """Choose operators by name, as `set_op_names` says."""
-
-    backend = "default"
-
-    def __init__(self, args: Mapping[str, Any], aux: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-        super().__init__(args, aux, options)
-        self._names = {_canonical(each) for each in _op_names.get(self.backend, ())}
-
-    def select(self, node: Candidate) -> bool:
-        return node.op in self._names
-
-
-@register_partitioner("default_v2")
-class _ByNameToo(_ByName):
-    """The same under another name."""
-
-    backend = "default_v2"
-
-
-def _canonical(called: str) -> str:
-    try:
-        return lookup(called).name
-    except AttributeError:
-        return called
-
-
-def set_op_names(backend: str, names: Iterable[str] | None) -> None:
-    """Say which operators ``default`` or ``default_v2`` choose; None: no longer any."""
-    if names is None:
-        _op_names.pop(backend, None)
-    else:
-        _op_names[backend] = list(names)
-
-
-def is_partitioner(backend: Any) -> bool:
-    """Tell whether a partitioner is registered by that name."""
-    return backend in _known
 
 
 def partitioned(
-    symbol: Symbol, backend: str, args: Any = None, aux: Any = None, shape_dict: Mapping[str, Any] | None = None,
-    type_dict: Mapping[str, Any] | None = None, skip_infer: bool = False, options: Mapping[str, Any] | None = None,
+    symbol: Symbol, partitioner: Partitioner, shape_dict: Mapping[str, Any] | None = None,
+    type_dict: Mapping[str, Any] | None = None, skip_infer: bool = False,
 ) -> list[Entry]:  # fmt: skip
-    """The graph with the regions that a backend chooses as single nodes.
+    """The graph with the regions that a partitioner chooses as single nodes.
 
     Args:
         symbol: the graph.
-        backend: a registered name.
-        args: arrays by name, or a list in the order of ``list_arguments``.
-        aux: the same of ``list_auxiliary_states``.
+        partitioner: it, with its arrays.
         shape_dict: shapes of further inputs.
         type_dict: their dtypes.
         skip_infer: do not look for shapes and dtypes of nodes.
-        options: for the partitioner.
 
     Raises:
-        MXNetError: there is no such backend, or a replacement has another number of outputs.
-        ValueError: a list of arrays has another length than the names.
+        MXNetError: a replacement has another number of outputs.
         ShapeError, TypeInferenceError: what is given contradicts the graph.
     """
-    if backend not in _known:
-        raise MXNetError(
-            f"there is no partitioner {backend!r}, only {', '.join(_known)}{did_you_mean(backend, _known)}"
-        )
-    arrays = _named("args", args, symbol.list_arguments()), _named("aux", aux, symbol.list_auxiliary_states())
-    partitioner = _known[backend](*arrays, options or {})
     nodes = topological(symbol._entries)
-    given = {**arrays[0], **arrays[1]}
+    given = {**partitioner.args, **partitioner.aux}
     shapes: Mapping[Entry, Any] = {}
     dtypes: Mapping[Entry, Any] = {}
     if not skip_infer:
@@ -187,21 +111,22 @@ def partitioned(
         variables = [node for node in nodes if node.op is None]
         shapes = infer_shapes(nodes, {each: tuple(known[each.name]) for each in variables if each.name in known})
         dtypes = partial_types(nodes, {each: as_dtype(kinds[each.name]) for each in variables if each.name in kinds})
-    chosen = [node for node in nodes if node.op is not None and partitioner.select(_candidate(node, shapes, dtypes))]
-    entries, now = list(symbol._entries), {node: node for node in nodes}
-    for number, region in enumerate(regions(nodes, chosen)):
-        new = _contracted(entries, {now[node] for node in region}, partitioner, number)
-        entries, moved = _moved(entries, new)
-        now = {node: moved.get(at, at) for node, at in now.items()}
-    return entries
+    chosen = [node for node in nodes if _may_be_inside(node) and partitioner.select(_candidate(node, shapes, dtypes))]
+    found = [_cut(region, outputs) for region, outputs in _with_outputs(regions(nodes, chosen), nodes, symbol._entries)]
+    kept = {number: cut for number, cut in enumerate(found) if partitioner.review(Symbol(cut.body.entries), number)}
+    return _contracted(symbol._entries, nodes, kept, partitioner)
 
 
-def _named(what: str, arrays: Any, names: Sequence[str]) -> dict[str, Any]:
-    if arrays is None or isinstance(arrays, Mapping):
-        return {key: each for key, each in (arrays or {}).items() if each is not None}
-    if len(arrays) != len(names):
-        raise ValueError(f"optimize_for: {what} has {len(arrays)} arrays, expected {len(names)}: {', '.join(names)}")
-    return dict(zip(names, arrays, strict=True))
+def _may_be_inside(node: Node) -> bool:
+    """Tell whether a region can have a node.
+
+    The shape of what reads nothing, such as zeros, may come from its users; the values of a region have shapes that are
+    known beforehand, and are dense.
+    """
+    traits = None if node.op is None else node.op.traits
+    if traits is None or not node.inputs or traits.dynamic or traits.sparse:
+        return False
+    return all(declared(entry.node) == "default" for entry in node.inputs if entry.node.is_variable)
 
 
 def _candidate(node: Node, shapes: Mapping[Entry, Any], dtypes: Mapping[Entry, Any]) -> Candidate:
@@ -220,87 +145,83 @@ def regions(nodes: Sequence[Node], chosen: Iterable[Node]) -> list[list[Node]]:
         nodes: the graph, inputs before users.
         chosen: the nodes that may be in regions.
     """
-    members: dict[Node, list[Node]] = {node: [node] for node in nodes}
-    home = {node: node for node in nodes}
-    after: dict[Node, set[Node]] = {node: set() for node in nodes}
-    for node in nodes:
-        for entry in node.inputs:
-            after[entry.node].add(node)
-    picked = dict.fromkeys(chosen)
-    for node in picked:
-        for entry in node.inputs:
-            first, second = home[entry.node], home[node]
-            if entry.node not in picked or first is second or _group(entry.node) != _group(node):
+    number = {node: at for at, node in enumerate(nodes)}
+    picked = set(chosen)
+    members: dict[int, list[Node]] = {}
+    home: list[int] = []
+    reads: dict[int, set[int]] = {}
+    before: dict[int, int] = {}
+    """For each region those from which a path leads to it, as a set of bits."""
+    for at, node in enumerate(nodes):
+        members[at], reads[at], before[at] = [node], {number[entry.node] for entry in node.inputs}, 0
+        home.append(at)
+        for each in reads[at]:
+            before[at] |= before[home[each]] | 1 << home[each]
+        for entry in node.inputs if node in picked else ():
+            first, second = home[number[entry.node]], home[at]
+            if entry.node not in picked or first == second or _group(entry.node) != _group(node):
                 continue
-            if _has_detour(first, second, after, home, members):
-                continue
-            for each in members[second]:
-                home[each] = first
+            others = {home[each] for each in reads[second]} - {first, second}
+            if any(before[each] >> first & 1 for each in others):
+                continue  # a path between them goes through a third
+            _unite(first, second, before)
+            for moved in members[second]:
+                home[number[moved]] = first
             members[first] += members.pop(second)
-    order = {node: at for at, node in enumerate(nodes)}
-    found = [sorted(each, key=order.__getitem__) for each in members.values() if each[0] in picked]
-    return sorted(found, key=lambda region: order[region[0]])
+            reads[first] |= reads.pop(second)
+    found = [sorted(each, key=number.__getitem__) for each in members.values() if each[0] in picked]
+    return sorted(found, key=lambda region: number[region[0]])
+
+
+def _unite(first: int, second: int, before: dict[int, int]) -> None:
+    """Let what is before either of two regions be before the first, which stands for both from now on."""
+    both = 1 << first | 1 << second
+    all_before = (before[first] | before.pop(second)) & ~both
+    if all_before == before[first] and not any(each >> second & 1 for each in before.values()):
+        return
+    before[first] = all_before
+    for each, given in before.items():
+        if given & both:
+            before[each] = (given | all_before | 1 << first) & ~(1 << second)
 
 
 def _group(node: Node) -> list[str | None]:
     return [node.attributes.get(key) for key in _GROUP]
 
 
-def _has_detour(
-    first: Node, second: Node, after: Mapping[Node, set[Node]], home: Mapping[Node, Node],
-    members: Mapping[Node, list[Node]],
-) -> bool:  # fmt: skip
-    """Tell whether a path from one region to another goes through a third."""
+class _Cut(NamedTuple):
+    """A region that was cut out.
 
-    def following(region: Node) -> set[Node]:
-        return {home[user] for node in members[region] for user in after[node]} - {region}
+    Attributes:
+        nodes: its nodes in the graph.
+        outputs: those of their entries that others read.
+        body: its inner graph, over variables.
+        inputs: the entries that these stand for.
+    """
 
-    waiting = following(first) - {second}
-    seen = set(waiting)
-    while waiting:
-        reached = following(waiting.pop())
-        if second in reached:
-            return True
-        waiting |= reached - seen
-        seen |= reached
-    return False
+    nodes: list[Node]
+    outputs: list[Entry]
+    body: Body
+    inputs: list[Entry]
 
 
-def _contracted(
-    entries: Sequence[Entry], inside: set[Node], partitioner: Partitioner, number: int
-) -> dict[Entry, Entry]:  # fmt: skip
-    """Give what stands in the place of a region's outputs; nothing where the partitioner refuses it."""
-    nodes = topological(entries)
-    read = dict.fromkeys(e for node in nodes if node not in inside for e in node.inputs if e.node in inside)
-    read.update(dict.fromkeys(entry for entry in entries if entry.node in inside))
-    order = {node: at for at, node in enumerate(nodes)}
-    outputs = sorted(read, key=lambda entry: (order[entry.node], entry.index))
-    sources: dict[Node, Entry] = {}
-    body = Body(_cut([node for node in nodes if node in inside], outputs, sources))
-    inner = Symbol(body.entries)
-    if not partitioner.review(inner, number):
-        return {}
-    inputs = [sources[variable] for variable in body.variables]
-    made = partitioner.replace(inner, [Symbol([each]) for each in inputs])
-    if made is None:
-        label, taken = f"_CachedOp{number}", {node.name for node in nodes}
-        while label in taken:
-            label += "_"
-        groups = {key: group for node in inside for key, group in node.attributes.items() if key in _GROUP}
-        node = Node(Region.create(subgraphs=(body,)), label, tuple(inputs), groups, origin=capture())
-        new = [Entry(node, index) for index in range(len(outputs))]
-    else:
-        new = list(made._entries)
-    if len(new) != len(outputs):
-        raise MXNetError(
-            f"{type(partitioner).__name__}.replace: {len(new)} outputs were returned for a region with {len(outputs)}"
-        )
-    return dict(zip(outputs, new, strict=True))
+def _with_outputs(
+    found: Sequence[list[Node]], nodes: Sequence[Node], entries: Iterable[Entry]
+) -> Iterator[tuple[list[Node], list[Entry]]]:
+    """Regions, and the entries of each that others read, in the order of the graph."""
+    home = {node: number for number, region in enumerate(found) for node in region}
+    read = set(entries)
+    for node in nodes:
+        read.update(entry for entry in node.inputs if home.get(entry.node) != home.get(node))
+    for region in found:
+        outputs = (Entry(node, index) for node in region for index in range(node.outputs()))
+        yield region, [entry for entry in outputs if entry in read]
 
 
-def _cut(region: Sequence[Node], outputs: Sequence[Entry], sources: dict[Node, Entry]) -> list[Entry]:
-    """The region over variables, each of which is noted with what it stands for."""
+def _cut(region: list[Node], outputs: list[Entry]) -> _Cut:
+    """Copy a region over variables."""
     moved: dict[Entry, Entry] = {}
+    sources: dict[Node, Entry] = {}
     taken: set[str] = set()
     for node in region:
         inputs = []
@@ -315,20 +236,96 @@ def _cut(region: Sequence[Node], outputs: Sequence[Entry], sources: dict[Node, E
             inputs.append(moved[entry])
         made = node.over(tuple(inputs))
         moved.update((Entry(node, index), Entry(made, index)) for index in range(node.outputs()))
-    return [moved[entry] for entry in outputs]
+    body = Body([moved[entry] for entry in outputs])
+    return _Cut(region, outputs, body, [sources[variable] for variable in body.variables])
 
 
-def _moved(entries: Sequence[Entry], new: Mapping[Entry, Entry]) -> tuple[list[Entry], dict[Node, Node]]:
-    """The graph with other entries in the place of some, and the new nodes by the old."""
-    if not new:
-        return list(entries), {}
-    made: dict[Node, Node] = {}
+def _contracted(
+    entries: Sequence[Entry], nodes: Sequence[Node], cuts: Mapping[int, _Cut], partitioner: Partitioner
+) -> list[Entry]:  # fmt: skip
+    """The graph with what stands in the places of regions, by their numbers."""
+    home: dict[Node, int] = {node: number for number, cut in cuts.items() for node in cut.nodes}
+    taken = {node.name for node in nodes}
+    moved: dict[Entry, Entry] = {}
+    for unit in _in_order(nodes, home, cuts):
+        if isinstance(unit, Node):
+            inputs = tuple([moved.get(entry, entry) for entry in unit.inputs])
+            if inputs != unit.inputs:
+                made = unit.over(inputs)
+                moved.update((Entry(unit, index), Entry(made, index)) for index in range(unit.outputs()))
+        else:
+            cut = cuts[unit]
+            read = [moved.get(entry, entry) for entry in cut.inputs]
+            moved.update(zip(cut.outputs, _replaced(cut, read, partitioner, f"_CachedOp{unit}", taken), strict=True))
+    return [moved.get(entry, entry) for entry in entries]
 
-    def moved(entry: Entry) -> Entry:
-        return new.get(entry) or Entry(made.get(entry.node, entry.node), entry.index)
 
+def _in_order(nodes: Sequence[Node], home: Mapping[Node, int], cuts: Mapping[int, _Cut]) -> Iterator[Node | int]:
+    """The nodes outside of regions, and the numbers of regions, each after what it reads."""
+    done: set[Node | int] = set()
+    for node in nodes:
+        waiting: list[Node | int] = [home.get(node, node)]
+        while waiting:
+            unit = waiting[-1]
+            read = unit.inputs if isinstance(unit, Node) else cuts[unit].inputs
+            missing = [each for entry in read if (each := home.get(entry.node, entry.node)) not in done]
+            if unit in done or not missing:
+                waiting.pop()
+            if unit not in done and not missing:
+                done.add(unit)
+                yield unit
+            elif unit not in done:
+                waiting += missing
+
+
+def _replaced(
+    cut: _Cut, inputs: Sequence[Entry], partitioner: Partitioner, label: str, taken: set[str]
+) -> list[Entry]:  # fmt: skip
+    """Give what stands in the place of a region's outputs.
+
+    Args:
+        cut: the region.
+        inputs: its inputs in the new graph.
+        partitioner: it may replace the region.
+        label: the name of a node that runs it; with underscores behind it where that is taken.
+        taken: the names of nodes; a new one is added.
+
+    Raises:
+        MXNetError: the partitioner's replacement has another number of outputs.
+    """
+    made = partitioner.replace(Symbol(cut.body.entries), [Symbol([each]) for each in inputs])
+    if made is None:
+        while label in taken:
+            label += "_"
+        taken.add(label)
+        groups = {key: group for node in cut.nodes for key, group in node.attributes.items() if key in _GROUP}
+        node = Node(Region.create(subgraphs=(cut.body,)), label, tuple(inputs), groups, origin=capture())
+        return [Entry(node, index) for index in range(len(cut.outputs))]
+    if len(made) != len(cut.outputs):
+        raise MXNetError(
+            f"{type(partitioner).__name__}.replace: {len(made)} outputs were returned for a region with "
+            f"{len(cut.outputs)}"
+        )
+    return list(made._entries)
+
+
+def inlined(entries: Sequence[Entry], inputs: Mapping[Entry, Entry] | None = None) -> list[Entry]:
+    """The graph with the operators of regions in their places.
+
+    Args:
+        entries: the graph's outputs.
+        inputs: the entries that stand for its variables, where some do.
+    """
+    moved = dict(inputs or {})
     for node in topological(entries):
-        inputs = tuple([moved(entry) for entry in node.inputs])
-        if inputs != node.inputs:
-            made[node] = node.over(inputs)
-    return [moved(entry) for entry in entries], made
+        if node.op is None:
+            continue
+        read = tuple([moved.get(entry, entry) for entry in node.inputs])
+        if isinstance(node.op, Region):
+            (body,) = node.op.subgraphs
+            found = inlined(body.entries, dict(zip([Entry(each, 0) for each in body.variables], read, strict=True)))
+        else:
+            made = node if read == node.inputs else node.over(read)
+            found = [Entry(made, index) for index in range(node.outputs())]
+        moved.update((Entry(node, index), entry) for index, entry in enumerate(found))
+    return [moved.get(entry, entry) for entry in entries]

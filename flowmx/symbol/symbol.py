@@ -194,6 +194,10 @@ class Symbol(Methods):
             replacements[key] = value._entries[0]
         return Symbol(self._replace(replacements, new_name))
 
+    def _compose(self, *args: Symbol, **kwargs: Any) -> None:
+        """As calling the symbol, which becomes the result itself; arguments and errors are the same."""
+        self._entries, self._order = self(*args, **kwargs)._entries, None
+
     def _replace(self, replacements: Mapping[str, Entry], new_name: str | None) -> list[Entry]:
         moved: dict[Node, Node] = {}
 
@@ -395,7 +399,7 @@ class Symbol(Methods):
             type_dict: dtypes of arguments by name.
             group2ctx: the device of each ``ctx_group``.
             optimizer: an optimizer, or the name of one with default arguments, whose state counts too.
-            budget: the most bytes for internal values, kept by computing some of them again.
+            budget: the most bytes for internal values, kept by micro-batches or by computing some of them again.
             **kwargs: shapes of arguments by name.
 
         Returns:
@@ -438,8 +442,14 @@ class Symbol(Methods):
         """The graph as a backend has it: a node in the place of each region that its partitioner chooses.
 
         ``"MKLDNN_QUANTIZE"`` makes it ready for quantization, or ends that: layers go together with what follows them.
-        Other names that no partitioner is registered by give this symbol.
+        ``"MKLDNN"`` gives this symbol, in which layers are fused when it is bound.
+
+        Raises:
+            MXNetError: the backend is unknown.
         """
+        from flowmx.symbol.backends import check_backend
+
+        check_backend(backend)
         return self.optimize_for(backend)
 
     def optimize_for(
@@ -448,6 +458,8 @@ class Symbol(Methods):
         stype_dict: Mapping[str, str] | None = None, skip_infer: bool = False, **kwargs: Any,
     ) -> Symbol:  # fmt: skip
         """As :meth:`get_backend_symbol`, with what the partitioner may want to know.
+
+        An unknown backend is warned of, and leaves the graph as it is.
 
         Args:
             backend: its name, as given to ``mx.sym.register_partitioner``.
@@ -465,15 +477,11 @@ class Symbol(Methods):
             ValueError: a list has another length than the names.
             ShapeError, TypeInferenceError: what is given contradicts the graph.
         """
-        from flowmx.symbol.partition import is_partitioner, partitioned
+        from flowmx.symbol.backends import optimized
 
-        if is_partitioner(backend):
-            return type(self)(partitioned(self, backend, args, aux, shape_dict, type_dict, skip_infer, kwargs))
-        if backend != "MKLDNN_QUANTIZE":
-            return self
-        from flowmx.graph.quantizing.fuse import fused
-
-        return Symbol(fused(self._entries))
+        return optimized(
+            self, backend, args, aux, kwargs, shape_dict=shape_dict, type_dict=type_dict, skip_infer=skip_infer
+        )
 
     # -- text ------------------------------------------------------------------------------------------
 
@@ -707,6 +715,7 @@ def _to_plain(entries: Sequence[Entry]) -> symbol_json.GraphJSON:
     position = {node: index for index, node in enumerate(nodes)}
     versions, final = input_versions(nodes)
     plain = symbol_json.NodeEntry
+    attrs = {"is_np_shape": ("int", 1)} if semantics.get().shape else {}
     return symbol_json.GraphJSON(
         tuple(
             symbol_json.NodeJSON(
@@ -725,7 +734,7 @@ def _to_plain(entries: Sequence[Entry]) -> symbol_json.GraphJSON:
             for node in nodes
         ),
         tuple(plain(position[entry.node], entry.index, final.get(entry.node, 0)) for entry in entries),
-        {"mxnet_version": ("int", symbol_json.MXNET_VERSION)},
+        {**attrs, "mxnet_version": ("int", symbol_json.MXNET_VERSION)},
     )
 
 

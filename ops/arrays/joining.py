@@ -91,7 +91,7 @@ class Concat(
 
 
 @operator("_backward_Concat")
-class BackwardConcat(Operator, hidden=True, moves=True, keeps_layout=True):
+class BackwardConcat(Operator, hidden=True, moves=True, keeps_layout=True, batch_wise=BatchWise.EACH):
     """A head split into parts of the shapes of the further inputs."""
 
     variadic = "num_args"
@@ -100,6 +100,9 @@ class BackwardConcat(Operator, hidden=True, moves=True, keeps_layout=True):
 
     def only_shapes(self) -> tuple[int, ...]:
         return tuple(range(1, self.num_args))
+
+    def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
+        return self.dim % len(inputs[0]) == 0
 
     def outputs(self) -> tuple[str, ...]:
         return tuple(f"output{at}" for at in range(self.num_args - 1))

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, operator, option, required
-from flowmx.ops.registry.traits import Passing
+from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
+from flowmx.ops.registry.traits import BatchParts, BatchWise, Passing
 
 Inferred = tuple[list[ShapeOrNone], list[ShapeOrNone]]
 InferredTypes = tuple[list[DType | None], list[DType | None]]
@@ -67,6 +67,26 @@ class _Transposed(Linear, hidden=True):
     def only_shapes(self) -> tuple[int, ...]:
         return tuple({*super().only_shapes(), len(self.inputs()) - 1})
 
+    def batch_parts(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> BatchParts | None:
+        # What gave a part of the outputs for a part of the inputs takes it back there; what all parts read adds up.
+        if self.traits.batch_wise is not BatchWise.OWN:
+            return None
+        head, *others, like = inputs
+        parts = self._primal().batch_parts([like, *others], [head])
+        if parts is None:
+            return None
+        last = len(inputs) - 1
+        along = tuple([at or last for at in parts.inputs])
+        heads = (0,) if parts.outputs else ()
+        return BatchParts(heads + along, (0,)) if last in along else BatchParts(heads + along, (), (0,))
+
+    def _primal(self) -> Operator:
+        """The operator whose gradient it is."""
+        parameters = bound(self)
+        if self.variadic:
+            parameters[self.variadic] -= 1
+        return self.primal.create(**parameters)
+
     def inputs(self) -> tuple[str, ...]:
         names = super().inputs()
         return names if self.variadic or "like" in names else (*names, "like")
@@ -85,10 +105,9 @@ class _Transposed(Linear, hidden=True):
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         others = self.others(inputs, len(self.inputs()) - 2)
-        parameters = bound(self)
-        if self.variadic:
-            parameters[self.variadic] -= 1
-        return [F.op(self.primal.name, heads[0], *others, **parameters), *([None] * (len(others) + 1))]
+        return [
+            F.op(self.primal.name, heads[0], *others, **bound(self._primal())), *([None] * (len(others) + 1)),
+        ]  # fmt: skip
 
 
 C = TypeVar("C", bound=type[Linear])
@@ -117,6 +136,7 @@ def linear(name: str, *aliases: str) -> Callable[[C], C]:
                 repeats=False,
                 passing=Passing.NEVER,
                 precision=None,
+                batch_wise=BatchWise.OWN,
             )
         )
         return made

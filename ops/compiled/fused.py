@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from flowmx.errors import TypeInferenceError
 from flowmx.ops.math.reduce import wide
+from flowmx.ops.math.select import Clip
 from flowmx.ops.nn.activation import Activation, LeakyReLU
 from flowmx.ops.nn.common import computing_dtype, expect_shape
 from flowmx.ops.nn.convolution import Convolution, ConvolutionWeight, DeconvolutionWeight
@@ -20,7 +21,7 @@ from flowmx.ops.registry.dtypes import FLOAT32, DType, name_of
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, family, operator, option
 from flowmx.ops.registry.traits import BatchParts, BatchWise
 
-Then = Literal["", "relu", "sigmoid", "tanh", "leaky"]
+Then = Literal["", "relu", "sigmoid", "tanh", "leaky", "clip"]
 
 
 class Given(NamedTuple):
@@ -46,6 +47,7 @@ class Fused(Operator, hidden=True):
     packed: bool = option(False, "The weight is such a copy.")
     then: Then = option("", "The activation in the end.")
     slope: float = option(0.25, "Slope below 0, of leaky.")
+    top: float = option(0.0, "The largest result, of clip; the least is 0.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,10 +119,17 @@ class Fused(Operator, hidden=True):
         if self.then:
             self.activation().forward(run, [out], [out])
 
+    @property
+    def edge(self) -> float:
+        """The number that the activation takes: the slope of leaky, the upper end of clip; 0 for others."""
+        return float({"leaky": self.slope, "clip": self.top}.get(self.then, 0.0))
+
     def activation(self) -> Operator:
         """The operator that computes the activation."""
         if self.then == "leaky":
             return LeakyReLU.create(slope=self.slope)
+        if self.then == "clip":
+            return Clip.create(a_min=0, a_max=self.top)
         return Activation.create(act_type=self.then)
 
 
@@ -179,7 +188,7 @@ class ScaleAndShift(Operator, hidden=True, once=True):
 
 
 @operator("_backward_Convolution_weight_bias")
-class ConvolutionWeightBias(ConvolutionWeight):
+class ConvolutionWeightBias(ConvolutionWeight, batch_wise=BatchWise.SUM):
     """The gradients of Convolution for its weight and its bias."""
 
     output_names = ("weight_grad", "bias_grad")
@@ -205,17 +214,17 @@ class WideGradient(Operator, hidden=True):
 
 
 @operator("_wide_backward_Convolution_weight")
-class WideConvolutionWeight(WideGradient, ConvolutionWeight):
+class WideConvolutionWeight(WideGradient, ConvolutionWeight, batch_wise=BatchWise.SUM):
     """The gradient of Convolution for its weight, in float32."""
 
 
 @operator("_wide_backward_Deconvolution_weight")
-class WideDeconvolutionWeight(WideGradient, DeconvolutionWeight):
+class WideDeconvolutionWeight(WideGradient, DeconvolutionWeight, batch_wise=BatchWise.SUM):
     """The gradient of Deconvolution for its weight, in float32."""
 
 
 @operator("_wide_backward_FullyConnected_weight")
-class WideFullyConnectedWeight(WideGradient, FullyConnectedWeight):
+class WideFullyConnectedWeight(WideGradient, FullyConnectedWeight, batch_wise=BatchWise.SUM):
     """The gradient of FullyConnected for its weight, in float32."""
 
 

@@ -168,7 +168,7 @@ class FusedAttention(_Attention, batch_wise=BatchWise.OWN):
 
 
 @operator("_backward_fused_attention")
-class BackwardFusedAttention(_Attention):
+class BackwardFusedAttention(_Attention, batch_wise=BatchWise.OWN):
     """Gradients of the inputs of attention, the bias left out, each as its input lies."""
 
     arguments = ("head", "output", "stats", *_Attention.arguments)
@@ -178,6 +178,12 @@ class BackwardFusedAttention(_Attention):
 
     def outputs(self) -> tuple[str, ...]:
         return tuple([f"{name}_grad" for name in INPUTS[self.parts]])
+
+    def batch_parts(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> BatchParts | None:
+        if self.traits.batch_wise is BatchWise.UNKNOWN or self.layout != "NTC":
+            return None
+        along = [at for at, shape in enumerate(inputs) if shape[0] == outputs[0][0]]
+        return BatchParts(tuple(along), tuple(range(len(outputs))))
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return shapes, shapes[3 : 3 + len(self.parts)]

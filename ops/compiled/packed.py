@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flowmx.ops.arrays.joining import Concat
 from flowmx.ops.compiled.fused import Fused, FusedConvolution, FusedFullyConnected, scaled_weight
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, family, operator, required
-from flowmx.ops.registry.traits import Precision
 
 
 @family
@@ -50,8 +48,3 @@ class PackConvolution(Pack, FusedConvolution):
 @operator("_pack_FullyConnected")
 class PackFullyConnected(Pack, FusedFullyConnected):
     """The weight of FullyConnected."""
-
-
-@operator("_kept_rnn_param_concat")
-class KeptParameters(Concat, hidden=True, once=True, precision=Precision.GIVEN):
-    """The parameters of a recurrent layer, joined once."""

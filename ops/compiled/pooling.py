@@ -14,6 +14,7 @@ import numpy as np
 from flowmx.ops.nn.pooling import BackwardPooling, Pooling
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, operator
+from flowmx.ops.registry.traits import BatchWise
 
 _BYTE = 256
 
@@ -27,7 +28,7 @@ class _Noted(Operator):
 
 
 @operator("_noted_Pooling")
-class NotedPooling(_Noted, Pooling, hidden=True):
+class NotedPooling(_Noted, Pooling, hidden=True, batch_wise=BatchWise.EACH):
     """Max pooling, and a note of where the maxima were."""
 
     output_names = ("output", "note")
@@ -42,7 +43,7 @@ class NotedPooling(_Noted, Pooling, hidden=True):
 
 
 @operator("_backward_noted_Pooling")
-class BackwardNotedPooling(_Noted, BackwardPooling, hidden=True):
+class BackwardNotedPooling(_Noted, BackwardPooling, hidden=True, batch_wise=BatchWise.EACH):
     """The gradient of max pooling, with the help of a note."""
 
     arguments: ClassVar[tuple[str, ...]] = ("head", "data", "output", "note")  # type: ignore[assignment]

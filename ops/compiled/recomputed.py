@@ -27,6 +27,7 @@ from flowmx.ops.registry.operators import (
     operator,
     option,
 )
+from flowmx.ops.registry.traits import BatchWise
 
 PREFIX = "_again_"
 
@@ -80,11 +81,16 @@ class _Again(Operator, hidden=True):
 
 
 @operator(f"{PREFIX}Dropout")
-class DropoutAgain(_Again, Dropout, uses_random=False, mode_matters=False):
+class DropoutAgain(
+    _Again, Dropout, uses_random=False, draws_by_part=False, mode_matters=False, batch_wise=BatchWise.EACH
+):
     """The output of Dropout once more, with the mask that it drew."""
 
     arguments = ("data", "mask")
     outputs_read = (1,)
+
+    def draws(self, train: bool) -> bool:
+        return False
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         return shapes, shapes[:1]

@@ -1,8 +1,9 @@
 """A region of a graph that runs slice by slice along the batch, as one operator.
 
-The planner makes it (``graph/planning/slices.py``), with a plan of the region for one slice. Its values are as large as
+The planner makes it (``graph/planning/region.py``), with a plan of the region for one slice. Its values are as large as
 a slice needs and lie where the operator works; what it reads and gives lies whole, and each slice reads and writes its
-part in place. The last slice may begin before the one before it ends: those rows are computed twice, with one result.
+part in place, or adds to a sum over the batch. Where nothing is summed, the last slice may begin before the one before
+it ends: those rows are computed twice, with one result.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Operator, Shape, ShapeOrNone, operator
+from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, operator
 
 
 @operator("_sliced")
@@ -24,7 +25,7 @@ class Sliced(Operator, hidden=True):
     variables: ClassVar[tuple[Any, ...]] = ()
     """The entries of the plan's graph that stand for the inputs."""
     rows: ClassVar[tuple[int, ...]] = ()
-    """For each input, the rows of it that a slice reads; 0 where it reads the whole."""
+    """For each input, then for each output, the rows of it that are a slice's; 0 where each slice takes the whole."""
     starts: ClassVar[tuple[tuple[int, ...], ...]] = ()
     """For each slice the first row of each input, then of each output."""
     forms: ClassVar[tuple[tuple[Shape, DType], ...]] = ()
@@ -40,10 +41,15 @@ class Sliced(Operator, hidden=True):
         made = cls()
         for name, value in {**fields, "_specs": {}}.items():
             object.__setattr__(made, name, value)
+        made.with_traits(uses_random=any(node.op.draws(made.plan.graph.train) for node in made.nodes()))
         return made
 
+    def nodes(self) -> list[Any]:
+        """The operators that a slice runs, in order."""
+        return [*self.plan.forward, *self.plan.backward]
+
     def inputs(self) -> tuple[str, ...]:
-        return tuple([f"arg{index}" for index in range(len(self.rows))])
+        return tuple([f"arg{index}" for index in range(len(self.variables))])
 
     def outputs(self) -> tuple[str, ...]:
         return tuple([f"output{index}" for index in range(len(self.forms))])
@@ -58,7 +64,7 @@ class Sliced(Operator, hidden=True):
         shapes = self.plan.graph.shapes
         costs = [
             node.op.cost([shapes[e] for e in node.inputs], [shapes[node, at] for at in range(node.outputs())])
-            for node in self.plan.forward
+            for node in self.nodes()
         ]
         return len(self.starts) * sum(flops for flops, _ in costs), len(self.starts) * sum(moved for _, moved in costs)
 
@@ -69,3 +75,11 @@ class Sliced(Operator, hidden=True):
 
     def __repr__(self) -> str:
         return f"{self.name}({self.told()})"
+
+
+@operator("_summed")
+class Summed(Operator, hidden=True):
+    """A sum over the slices of a batch: what it reads in the first one, to which that of the others is added."""
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        run.xp.copyto(outputs[0], inputs[0])

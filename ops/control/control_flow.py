@@ -9,8 +9,8 @@ generator of its own that was seeded by the forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
@@ -113,7 +113,24 @@ class Flow(Operator, heavy=True, hidden=True, mode_matters=True):
         """Compute the gradients of the inputs (None: not wanted) from those of the visible outputs."""
         raise NotImplementedError
 
+    def settled(
+        self, body: int, dtypes: Sequence[DType], earlier: Sequence[Sequence[DType]]
+    ) -> Mapping[int, DType]:  # fmt: skip
+        """The outputs of a body, by position, whose dtypes are those of something else.
+
+        Args:
+            body: its number.
+            dtypes: of the operator's inputs.
+            earlier: of the outputs of the bodies before it.
+        """
+        return {}
+
     # -- helpers ---------------------------------------------------------------------------------------
+
+    def over(self, bodies: Sequence[Any]) -> Flow:
+        """The same operator of other bodies."""
+        made = type(self).create(**{name: getattr(self, name) for name in self.parameters}, subgraphs=tuple(bodies))
+        return cast("Flow", made)
 
     def seeded(self, run: Run, outputs: Sequence[Array]) -> int:
         """The seed of this call's random numbers, kept in the last output."""
@@ -211,6 +228,16 @@ def _is_float(dtype: DType | None) -> bool:
     return dtype is None or is_floating(dtype)
 
 
+def _slice(array: Array, step: int) -> Array:
+    """A view of one slice along the first axis, as a body sees it: of a vector, an array of one element."""
+    return array[step : step + 1] if array.ndim == 1 else array[step]
+
+
+def _slice_shape(shape: ShapeOrNone) -> ShapeOrNone:
+    """The shape of one slice."""
+    return None if shape is None else shape[1:] or (1,)
+
+
 @operator("_backward_flow")
 class _Backward(Operator, hidden=True, heavy=True):
     """The gradient of a loop or branch, of (heads, inputs, hidden outputs)."""
@@ -282,6 +309,14 @@ class _Loop(Flow):
     def kept(self) -> tuple[str, ...]:
         return tuple(f"state{index}" for index in range(len(self.carried())))
 
+    def settled(
+        self, body: int, dtypes: Sequence[DType], earlier: Sequence[Sequence[DType]]
+    ) -> Mapping[int, DType]:  # fmt: skip
+        if body != self.body:
+            return {}
+        locations = self.locations()[body]
+        return {self.num_out_data + at: dtypes[locations[each]] for at, each in enumerate(self.carried())}
+
     def sliced(self) -> tuple[int, ...]:
         """Indices of the body's inputs that are slices of the operator's."""
         return ()
@@ -289,7 +324,7 @@ class _Loop(Flow):
     def target(self, position: int, gradients: Sequence[Array | None], step: int) -> Array:
         """The array for the gradient of an input of the body that is no state; over all iterations but for slices."""
         target: Any = gradients[self.locations()[self.body][position]]
-        return target[step] if position in self.sliced() else target
+        return _slice(target, step) if position in self.sliced() else target
 
     def sweep(
         self, run: Run, seed: int, steps: int, heads: Sequence[Array], inputs: Sequence[Array],
@@ -306,8 +341,10 @@ class _Loop(Flow):
         requests = {i: "write" if i in (*carried, *self.sliced()) else "add" for i in wanted}
         program = None
         for step in reversed(range(steps)):
-            fed = self.scratched(self.body, self.step_inputs(inputs, [each[step] for each in history], step), run.xp)
-            fed += [head[step] for head in heads[: self.num_out_data]] + current
+            fed = self.scratched(
+                self.body, self.step_inputs(inputs, [each[step, ...] for each in history], step), run.xp
+            )
+            fed += [head[step, ...] for head in heads[: self.num_out_data]] + current
             program = program or self.subgraphs[self.body].program(run, fed[: len(locations)], requests)
             targets = [spare[carried.index(i)] if i in carried else self.target(i, gradients, step) for i in wanted]
             program.run(self.iteration(run, seed, step, self.body), fed, targets)
@@ -348,7 +385,7 @@ class Foreach(_Loop):
     def step_inputs(self, inputs: Sequence[Array], states: Sequence[Array], step: int) -> list[Array]:
         fed = super().step_inputs(inputs, states, step)
         for at, position in enumerate(self.in_data_locs):
-            fed[position] = inputs[at][step]
+            fed[position] = _slice(inputs[at], step)
         return fed
 
     def sliced(self) -> tuple[int, ...]:
@@ -364,7 +401,7 @@ class Foreach(_Loop):
                 if length not in (-1, shape[0]):
                     raise ShapeError(f"{self.name}: data {at} has shape {shape}, expected {length} slices as the first")
                 length = shape[0]
-        inside = [None if shape is None else shape[1:] for shape in shapes[:count]] + shapes[count:]
+        inside = [_slice_shape(shape) for shape in shapes[:count]] + shapes[count:]
         for _ in range(2):  # what the last states tell of the first ones
             (results,) = self.infer_bodies(inside, [0])
             for at, shape in zip(self._states(), results[self.num_out_data :], strict=True):
@@ -375,7 +412,11 @@ class Foreach(_Loop):
 
         states = [inside[at] for at in self._states()]
         outputs = [*map(stacked, results[: self.num_out_data]), *states, *map(stacked, states), *self.seed_shape()]
-        return [*map(stacked, inside[:count]), *inside[count:]], outputs
+        data = [
+            (length,) if shape is not None and len(shape) == 1 else stacked(each)
+            for shape, each in zip(shapes[:count], inside[:count], strict=True)
+        ]
+        return [*data, *inside[count:]], outputs
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         completed = list(dtypes)
@@ -389,14 +430,14 @@ class Foreach(_Loop):
         history = outputs[self.num_outputs : self.num_outputs + len(last)]
         steps = len(inputs[0])
         first = [inputs[at] for at in self._states()]
-        for state, before in zip([each[0] for each in history] if steps else last, first, strict=True):
+        for state, before in zip([each[0, ...] for each in history] if steps else last, first, strict=True):
             state[...] = before
         program = None
         for step in range(steps):
-            fed = self.step_inputs(inputs, [each[step] for each in history], step)
+            fed = self.step_inputs(inputs, [each[step, ...] for each in history], step)
             program = program or self.subgraphs[0].program(run, fed)
-            after = [each[step + 1] for each in history] if step + 1 < steps else list(last)
-            program.run(self.iteration(run, seed, step, 0), fed, [*(each[step] for each in stacked), *after])
+            after = [each[step + 1, ...] for each in history] if step + 1 < steps else list(last)
+            program.run(self.iteration(run, seed, step, 0), fed, [*(each[step, ...] for each in stacked), *after])
 
     def backward(
         self, run: Run, heads: Sequence[Array], inputs: Sequence[Array], hidden: Sequence[Array],
@@ -467,10 +508,10 @@ class WhileLoop(_Loop):
         while step < self.max_iterations and self.holds(run, seed, step, now):
             for state, at in zip(history, variables, strict=True):
                 state[step] = now[at]
-            fed = self.step_inputs(inputs, [each[step] for each in history], step)
+            fed = self.step_inputs(inputs, [each[step, ...] for each in history], step)
             # The last outputs serve as the variables between two iterations.
             program = self.subgraphs[1].program(run, fed)
-            program.run(self.iteration(run, seed, step, 1), fed, [*(each[step] for each in stacked), *last])
+            program.run(self.iteration(run, seed, step, 1), fed, [*(each[step, ...] for each in stacked), *last])
             for at, state in zip(variables, last, strict=True):
                 now[at] = state
             step += 1
@@ -508,6 +549,11 @@ class Cond(Flow):
 
     def kept(self) -> tuple[str, ...]:
         return ("branch",)
+
+    def settled(
+        self, body: int, dtypes: Sequence[DType], earlier: Sequence[Sequence[DType]]
+    ) -> Mapping[int, DType]:  # fmt: skip
+        return dict(enumerate(earlier[1])) if body == 2 else {}
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         completed = list(shapes)

@@ -54,6 +54,10 @@ class Region(Flow):
         completed = list(shapes)
         return completed, [*self.infer_bodies(completed, [0])[0], *self.seed_shape()]
 
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
+        found: list[ShapeOrNone] = self.subgraphs[0].infer_shape(shapes, outputs[: self.num_outputs])[0]
+        return found
+
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         completed = list(dtypes)
         return completed, [*self.infer_body_types(completed, [0])[0], *self.seed_type()]

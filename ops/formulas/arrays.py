@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, in_order, placeholder, uniforms
@@ -138,6 +139,28 @@ class OnArrays:
                 self._known[dtype] = self.numbers(None, dtype)
             self.run(xp, self._known[dtype], inputs, outputs)
 
+    def bound(self, xp: Any, dtype: DType) -> Callable[[Any, Sequence[Array], Sequence[Array]], None] | None:
+        """A formula without parameters, of one output, for arrays of this dtype as a forward; None where it is more."""
+        if len(self._outputs) != 1 or _computing(dtype) != dtype:
+            return None
+        own = self._own
+        if own is not None:
+            return lambda run, inputs, outputs: own(xp, inputs[0], outputs[0])
+        numbers = self.numbers(None, dtype)
+        places = {expr: at for at, expr in enumerate([*self._inputs, *numbers, *self._steps])}
+        steps = [(_function(xp, step.kind), [places[arg] for arg in step.args]) for step in self._steps]
+        if not steps or self._steps[-1].kind in _OWN or self._outputs[0] is not self._steps[-1]:
+            return None
+        (last, ends), fixed = steps.pop(), list(numbers.values())
+
+        def forward(run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+            values = [*inputs, *fixed]
+            for function, at in steps:
+                values.append(function(*[values[each] for each in at]))
+            last(*[values[each] for each in ends], out=outputs[0])
+
+        return forward
+
     def run(self, xp: Any, numbers: dict[Expr, Any], inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute into the outputs, which may be inputs too: integers in float64, floating numbers of 16 bits in 32."""
         values = dict(numbers)
@@ -157,6 +180,15 @@ def _computing(dtype: DType) -> DType:
     if not is_floating(dtype):
         return FLOAT64
     return FLOAT32 if dtype.itemsize < 4 else dtype
+
+
+def _function(xp: Any, kind: str) -> Callable[..., Any]:
+    """The function of arrays that one step is."""
+    return partial(_apply_to, xp, kind) if kind in _OWN else getattr(xp, _NAMES.get(kind, kind))
+
+
+def _apply_to(xp: Any, kind: str, *operands: Any) -> Any:
+    return _apply(xp, kind, operands)
 
 
 def _apply(xp: Any, kind: str, operands: Sequence[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""BatchNorm: channels-last by oneDNN, in C order by loops of our own, else plainly."""
+"""BatchNorm: by loops of our own, else by oneDNN, else plainly."""
 
 from __future__ import annotations
 

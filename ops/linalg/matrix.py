@@ -23,7 +23,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
-from flowmx.ops.registry.traits import BatchWise, Precision
+from flowmx.ops.registry.traits import BatchParts, BatchWise, Precision
 
 
 def _same(op: Operator, one: int, other: int, shapes: Sequence[ShapeOrNone]) -> None:
@@ -122,11 +122,17 @@ def _as_matrix(x: Array, first: bool) -> Array:
 
 
 @operator("_backward_dot")
-class BackwardDot(Product, hidden=True):
+class BackwardDot(Product, hidden=True, batch_wise=BatchWise.OWN):
     """The gradient of dot: of the side named, from the head and the other side."""
 
     arguments = ("head", "other", "like")
     side: Literal["lhs", "rhs"] = required("Whose gradient.")
+
+    def batch_parts(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> BatchParts | None:
+        lhs = inputs[2 if self.side == "lhs" else 1]
+        if self.traits.batch_wise is BatchWise.UNKNOWN or self.transpose_a or len(lhs) < 2:
+            return None
+        return BatchParts((0, 2), (0,)) if self.side == "lhs" else BatchParts((0, 1), (), (0,))
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return shapes, [shapes[2]]

@@ -16,7 +16,7 @@ from flowmx.ops.arrays.linear import Inferred, InferredTypes, Linear, bound, lin
 from flowmx.ops.arrays.reshaping import axes_of, axis_of, expect_elements
 from flowmx.ops.registry.dtypes import DType, is_floating
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described, family, operator, option
-from flowmx.ops.registry.traits import BatchWise, Passing, Precision
+from flowmx.ops.registry.traits import BatchParts, BatchWise, Passing, Precision
 
 
 def wide(x: Array) -> Array:
@@ -76,6 +76,11 @@ class Sum(Reduction, Linear, precision=Precision.FLOAT32):
     """The sum over the given axes."""
 
     onnx = "ReduceSum"
+
+    def batch_parts(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> BatchParts | None:
+        if self.traits.batch_wise is not BatchWise.UNKNOWN and inputs[0] and self.mixes_batch(inputs):
+            return BatchParts((0,), (), (0,))
+        return super().batch_parts(inputs, outputs)
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         reduce_into(run.xp.sum, inputs[0], self.axes(inputs[0].ndim), outputs[0])
@@ -278,10 +283,18 @@ class ArgMaxChannel(Operator, no_gradient=True, batch_wise=BatchWise.FIRST):
 
 
 @operator("_sum_like")
-class SumLike(Operator, hidden=True, passing=Passing.ALIKE):
+class SumLike(Operator, hidden=True, passing=Passing.ALIKE, batch_wise=BatchWise.OWN):
     """Undo broadcasting: sum over the axes along which ``like`` was broadcast to the shape of ``data``."""
 
     arguments = ("data", "like")
+
+    def batch_parts(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> BatchParts | None:
+        data, like = inputs
+        if self.traits.batch_wise is BatchWise.UNKNOWN or not data:
+            return None
+        if len(like) < len(data) or like[0] != data[0]:
+            return BatchParts((0,), (), (0,))
+        return BatchParts((0, 1), (0,))
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data, like = shapes

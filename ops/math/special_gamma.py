@@ -148,7 +148,7 @@ def _digamma_near(xp: Any, x: Array) -> Array:
     for step in range(1, _FAR - 1):
         before = x - step
         made += xp.where(before >= 1, 1 / before, 0.0)
-    return made
+    return xp.where(x == 0, np.inf, made)
 
 
 def _digamma_far(xp: Any, x: Array) -> Array:
@@ -162,11 +162,11 @@ def _digamma_positive(xp: Any, x: Array) -> Array:
 
 def _digamma_negative(xp: Any, x: Array) -> Array:
     made = _digamma_positive(xp, -x) - 1 / x - np.pi / xp.tan(np.pi * (x - xp.rint(x)))
-    return xp.where(x == xp.floor(x), np.nan, made)
+    return xp.where(x == xp.floor(x), np.inf, made)
 
 
 digamma = blockwise(lambda xp, x: piecewise(xp, x, [(x < 0, _digamma_negative)], _digamma_positive))
-"""The derivative of gammaln: NaN at negative integers."""
+"""The derivative of gammaln: infinite at 0 and negative integers, as MXNet has it."""
 
 
 # -- the derivatives of ψ ----------------------------------------------------------------------------------

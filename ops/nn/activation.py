@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
+
+import numpy as np
 
 from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.formulas.activations import ACTIVATIONS, RECTIFIERS, hard_sigmoid
@@ -18,9 +21,11 @@ from flowmx.ops.nn.common import (
     positive_axis,
     unchecked,
 )
-from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import (
     Array,
+    Bound,
+    Form,
     Operator,
     Run,
     Shape,
@@ -35,6 +40,9 @@ from flowmx.ops.registry.traits import BatchWise, Precision, Quantization
 
 _PLAIN = {kind: OnArrays(lambda p, x, of=row: of.compute(x)) for kind, row in ACTIVATIONS.items()}
 _BACKWARD = {kind: OnArrays(lambda p, head, y, of=row: head * of.slope(y), 2) for kind, row in ACTIVATIONS.items()}
+_ONE_BLOCK = 1 << 13
+"""Elements that are computed without cutting them."""
+_PLAIN_TYPES = (FLOAT32, np.dtype(np.float64))
 _BEND = {kind: OnFrontend(lambda p, y, of=row: of.bend(y), ("y",)) for kind, row in ACTIVATIONS.items()}
 
 
@@ -53,6 +61,9 @@ class Activation(
         if self.act_type != "relu":
             self.with_traits(quantized=None)
 
+    def bound(self, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
+        return _PLAIN[self.act_type].bound(xp, given[0][1])
+
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         _PLAIN[self.act_type](run.xp, inputs, outputs)
 
@@ -61,10 +72,14 @@ class Activation(
 
 
 @operator("_backward_Activation")
-class BackwardActivation(Activation, hidden=True, in_place=((0, 0), (1, 0)), quantized=None):
+class BackwardActivation(Activation, hidden=True, in_place=((0, 0), (1, 0)), quantized=None, batch_wise=BatchWise.EACH):
     """The head times the activation's derivative, of the activation's output."""
 
     arguments = ("head", "output")
+
+    def bound(self, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
+        is_one_block = given[0] == given[1] == made[0] and math.prod(given[0][0]) <= _ONE_BLOCK
+        return _BACKWARD[self.act_type].bound(xp, given[0][1]) if is_one_block else None
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         for head, output, out in blocks(inputs[0], inputs[1], outputs[0]):
@@ -193,7 +208,10 @@ class LeakyReLU(
 
 
 @operator("_backward_LeakyReLU")
-class BackwardLeakyReLU(LeakyReLU, hidden=True, in_place=((0, 0), (1, 0)), uses_random=False, mode_matters=False):
+class BackwardLeakyReLU(
+    LeakyReLU, hidden=True, in_place=((0, 0), (1, 0)), uses_random=False, mode_matters=False,
+    batch_wise=BatchWise.EACH,
+):  # fmt: skip
     """The head times the derivative of leaky, elu, selu or gelu, of the data."""
 
     arguments = ("head", "data")
@@ -393,6 +411,19 @@ class LogSoftmax(_Softmax, in_place=((0, 0),), precision=Precision.FLOAT32, inpu
     def __post_init__(self) -> None:
         refuse_length(self)
 
+    def bound(self, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
+        axis, dtype = self.axis, made[0][1]
+        if xp is not np or given != made or dtype not in _PLAIN_TYPES or self.scale() != 1 or 0 in given[0][0]:
+            return None
+
+        def forward(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+            x, out = inputs[0], outputs[0]
+            np.subtract(x, np.maximum.reduce(x, axis, keepdims=True), out=out)
+            total = np.add.reduce(np.exp(out), axis, keepdims=True)
+            np.subtract(out, np.log(total, out=total), out=out)
+
+        return forward
+
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, out = run.xp, outputs[0]
         x = self.scaled(run, inputs, out)
@@ -412,13 +443,16 @@ class _BackwardSoftmax(Operator, hidden=True):
     axis: int
     scaling: float
 
+    def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
+        return self.axis % len(inputs[0]) == 0
+
     def total(self, run: Run, x: Array) -> Array:
         """The sum along the axis."""
         return x.sum(axis=self.axis, keepdims=True, dtype=computing_dtype(x.dtype))
 
 
 @operator("_backward_softmax")
-class BackwardSoftmax(_BackwardSoftmax):
+class BackwardSoftmax(_BackwardSoftmax, batch_wise=BatchWise.EACH):
     """Gradient of softmax: y · (head - Σ head · y)."""
 
     axis: int = -1
@@ -440,7 +474,7 @@ class BackwardSoftmax(_BackwardSoftmax):
 
 
 @operator("_backward_log_softmax")
-class BackwardLogSoftmax(_BackwardSoftmax):
+class BackwardLogSoftmax(_BackwardSoftmax, batch_wise=BatchWise.EACH):
     """Gradient of log_softmax: head - eʸ · Σ head."""
 
     axis: int = -1

@@ -12,6 +12,7 @@ import numpy as np
 from flowmx.errors import ShapeError
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, merge
+from flowmx.ops.registry.traits import BatchParts, BatchWise
 
 _BLOCK = 1 << 14
 """Elements of each array in a block: a handful of such blocks stay in a core's second-level cache."""
@@ -158,6 +159,10 @@ class LinearData(Operator, hidden=True):
 
     def inputs(self) -> tuple[str, ...]:
         return self.arguments
+
+    def batch_parts(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> BatchParts | None:
+        alike = self.traits.batch_wise is BatchWise.OWN and inputs[0][:1] == inputs[2][:1]
+        return BatchParts((0, 2), (0,)) if alike else None
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         return shapes, [shapes[2]]

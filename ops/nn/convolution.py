@@ -170,7 +170,7 @@ class Convolution(
 
 
 @operator("_backward_Convolution_data")
-class ConvolutionData(LinearData, Convolution, quantized=None):
+class ConvolutionData(LinearData, Convolution, quantized=None, batch_wise=BatchWise.OWN):
     """Gradient of Convolution for its data."""
 
     infer_back = Operator.infer_back
@@ -180,7 +180,7 @@ class ConvolutionData(LinearData, Convolution, quantized=None):
 
 
 @operator("_backward_Convolution_weight")
-class ConvolutionWeight(LinearWeight, Convolution, quantized=None):
+class ConvolutionWeight(LinearWeight, Convolution, quantized=None, batch_wise=BatchWise.SUM):
     """Gradient of Convolution for its weight."""
 
     infer_back = Operator.infer_back
@@ -280,7 +280,7 @@ class Deconvolution(Linear, makes_channels_last=True, precision=Precision.LOW, b
 
 
 @operator("_backward_Deconvolution_data")
-class DeconvolutionData(LinearData, Deconvolution):
+class DeconvolutionData(LinearData, Deconvolution, batch_wise=BatchWise.OWN):
     """Gradient of Deconvolution for its data."""
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -288,7 +288,7 @@ class DeconvolutionData(LinearData, Deconvolution):
 
 
 @operator("_backward_Deconvolution_weight")
-class DeconvolutionWeight(LinearWeight, Deconvolution):
+class DeconvolutionWeight(LinearWeight, Deconvolution, batch_wise=BatchWise.SUM):
     """Gradient of Deconvolution for its weight."""
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:

@@ -12,8 +12,9 @@ from flowmx.ops.registry.traits import BatchWise
 
 @operator("Dropout")
 class Dropout(
-    Operator, uses_random=True, mode_matters=True, keeps_layout=True, input_named=True, batch_wise=BatchWise.FIRST
-):
+    Operator, uses_random=True, draws_by_part=True, mode_matters=True, keeps_layout=True, input_named=True,
+    batch_wise=BatchWise.FIRST,
+):  # fmt: skip
     """In training, set each element to 0 with probability p and divide the others by 1 - p.
 
     From Srivastava et al., "Dropout", 2014. With ``axes`` the decision is one for all along those axes;
@@ -32,6 +33,13 @@ class Dropout(
     def draws(self, train: bool) -> bool:
         return self.p > 0 and (train or self.mode == "always")
 
+    def skip_draws(self, run: Run, outputs: Sequence[Shape]) -> None:
+        self._drawn(run, outputs[1])
+
+    def _drawn(self, run: Run, shape: Shape) -> Array:
+        """Numbers from 0 to 1, one for each decision."""
+        return run.random.random(shape, run.xp.float32)
+
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         data = shapes[0]
         if data is None:
@@ -49,7 +57,7 @@ class Dropout(
             xp.copyto(out, inputs[0])
             return
         keep = 1 - self.p
-        xp.less(run.random.random(mask.shape, xp.float32), keep, out=mask, casting="unsafe")
+        xp.less(self._drawn(run, mask.shape), keep, out=mask, casting="unsafe")
         if keep:
             xp.divide(mask, mask.dtype.type(keep), out=mask)
         xp.multiply(inputs[0], mask, out=out)

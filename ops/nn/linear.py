@@ -133,7 +133,7 @@ class FullyConnected(
 
 
 @operator("_backward_FullyConnected_data")
-class FullyConnectedData(LinearData, FullyConnected):
+class FullyConnectedData(LinearData, FullyConnected, batch_wise=BatchWise.OWN):
     """dX = H W."""
 
     infer_back = Operator.infer_back
@@ -154,7 +154,7 @@ class FullyConnectedData(LinearData, FullyConnected):
 
 
 @operator("_backward_FullyConnected_weight")
-class FullyConnectedWeight(LinearWeight, FullyConnected):
+class FullyConnectedWeight(LinearWeight, FullyConnected, batch_wise=BatchWise.SUM):
     """dW = Hᵀ X."""
 
     infer_back = Operator.infer_back
@@ -167,7 +167,8 @@ class FullyConnectedWeight(LinearWeight, FullyConnected):
     def bound(self, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
         if not _is_plain(given) or len(given[0][0]) != 2 or len(given[1][0]) != 2:
             return None
-        product = xp.matmul
+        # Of one example it is an outer product, for which BLAS takes several times as long.
+        product = xp.multiply if given[0][0][0] == 1 else xp.matmul
 
         def multiply_by_data(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
             product(inputs[0].T, inputs[1], out=outputs[0])
@@ -179,11 +180,14 @@ class FullyConnectedWeight(LinearWeight, FullyConnected):
 
 
 @operator("_backward_bias")
-class BackwardBias(Operator, hidden=True):
+class BackwardBias(Operator, hidden=True, batch_wise=BatchWise.SUM):
     """The sum over all axes but one: the gradient of a bias along that axis."""
 
     arguments = ("head",)
     axis: int = 1
+
+    def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
+        return self.axis % len(inputs[0]) == 0
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         return shapes, [None if shapes[0] is None else (shapes[0][self.axis],)]

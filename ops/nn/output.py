@@ -10,9 +10,9 @@ from flowmx.errors import ShapeError
 from flowmx.ops.arrays.indexing import positions
 from flowmx.ops.arrays.reshaping import expect_elements
 from flowmx.ops.nn.activation import softmax_into
-from flowmx.ops.nn.common import bound, computing_dtype, expect_rank, expect_shape, unchecked
+from flowmx.ops.nn.common import bound, computing_dtype, expect_rank, expect_shape, product, unchecked
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, operator, option
+from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option
 from flowmx.ops.registry.traits import BatchWise, Passing, Precision
 
 Normalization = Literal["null", "batch", "valid"]
@@ -39,6 +39,9 @@ class _Backward(Operator, hidden=True, is_loss=False):
     def infer_type(self, dtypes: list[DType | None]) -> tuple[list[DType | None], list[DType | None]]:
         return dtypes, dtypes[:1]
 
+    def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
+        return getattr(self, "normalization", "null") != "null"
+
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         raise NotImplementedError  # an output layer has no second order
 
@@ -51,7 +54,8 @@ class SoftmaxOutput(_Labelled, is_loss=True, mirrored=False, precision=Precision
     """Softmax, whose gradient is that of the cross-entropy with the label: output - one_hot(label).
 
     Shapes: data (batch, classes) and label (batch,) of class numbers; with ``multi_output`` data
-    (batch, classes, *positions) and label (batch, *positions); with ``preserve_shape`` data (..., classes)
+    (batch, classes, *positions) and label (batch, *positions), (batch, 1, *positions) or flattened to
+    (batch, number of positions), which an unknown label is taken for; with ``preserve_shape`` data (..., classes)
     and label (...). A label of the data's shape holds probabilities: the gradient is output - label.
     The gradient is multiplied by ``grad_scale`` and divided by the number that ``normalization`` names.
     """
@@ -79,8 +83,10 @@ class SoftmaxOutput(_Labelled, is_loss=True, mirrored=False, precision=Precision
             return shapes, [data]
         if self.multi_output:
             expected = (data[0], *data[2:])
-            if label is not None and label == (data[0], math.prod(data[2:])):
-                return shapes, [data]  # the positions may be flattened
+            if label is None or len(label) == 2:
+                expected = (data[0], product(data[2:]))
+            elif len(label) == len(data) and label[1] == 1:
+                expected = (data[0], 1, *data[2:])
         else:
             expected = data[:-1] if self.preserve_shape else data[:1]
         if label is not None and len(label) == len(expected) + 1 and label[-1] == 1:
@@ -103,7 +109,7 @@ class SoftmaxOutput(_Labelled, is_loss=True, mirrored=False, precision=Precision
 
 
 @operator("_backward_SoftmaxOutput")
-class BackwardSoftmaxOutput(_Backward, SoftmaxOutput):
+class BackwardSoftmaxOutput(_Backward, SoftmaxOutput, batch_wise=BatchWise.EACH):
     """Gradient of SoftmaxOutput for its data."""
 
     arguments = ("output", "label", "head")
@@ -272,7 +278,7 @@ def _register(row: _Regression) -> None:
             return [step, F.zeros_like(unchecked(inputs, 1))]
 
     @operator(f"_backward_{row.name}")
-    class Backward(_Backward, no_gradient=row.derive is _sign):
+    class Backward(_Backward, no_gradient=row.derive is _sign, batch_wise=BatchWise.EACH):
         __doc__ = f"Gradient of {row.name} for its data."
 
         grad_scale: float = option(1.0, "The gradient's factor.")
@@ -366,7 +372,7 @@ class MakeLoss(
 
 
 @operator("_backward_MakeLoss")
-class BackwardMakeLoss(_Backward, MakeLoss, no_gradient=True, passing=Passing.NEVER):
+class BackwardMakeLoss(_Backward, MakeLoss, no_gradient=True, passing=Passing.NEVER, batch_wise=BatchWise.EACH):
     """Gradient of MakeLoss."""
 
     arguments = ("output",)

@@ -249,7 +249,7 @@ class Pooling(
 
 
 @operator("_backward_Pooling")
-class BackwardPooling(Pooling, hidden=True, quantized=None):
+class BackwardPooling(Pooling, hidden=True, quantized=None, batch_wise=BatchWise.EACH):
     """Gradient of Pooling; of several equal maxima in a window the first has it."""
 
     arguments = ("head", "data", "output")

@@ -89,7 +89,8 @@ class Quantize(Quantized):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         data, *ends = inputs
         round_into(run.xp, data * np.float32(np.iinfo(outputs[0].dtype).max / magnitude(*ends)), outputs[0])
-        self.put_range(outputs, range_of(*ends))
+        given = range_of(*ends)
+        self.put_range(outputs, _symmetric(given) if outputs[0].dtype == INT8 else given)
 
 
 @operator("_contrib_quantize_v2")

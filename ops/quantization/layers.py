@@ -15,6 +15,7 @@ from flowmx.ops.nn.activation import Activation
 from flowmx.ops.nn.common import bound, expect_shape
 from flowmx.ops.nn.normalization.batch_norm import BatchNorm
 from flowmx.ops.nn.pooling import Pooling
+from flowmx.ops.quantization.linear import BytesPooling
 from flowmx.ops.quantization.ranges import (
     INT8,
     INT32,
@@ -86,9 +87,7 @@ class QuantizedPooling(_Unary, Pooling, input_named=False):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         data, low, high = inputs
-        real = run.xp.empty(outputs[0].shape, np.float32)
-        compute(Pooling.create(**bound(self)), run, [data.astype(np.float32)], [real])
-        round_into(run.xp, real, outputs[0])
+        compute(BytesPooling.create(**bound(self)), run, [data], outputs[:1])
         put_range(outputs, low, high)
 
 

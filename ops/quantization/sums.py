@@ -38,13 +38,17 @@ _KINDS: dict[str, DType] = {"int32": INT32, "int8": INT8, "uint8": UINT8, "float
 class Int8(Fused, no_gradient=True):
     """A layer on bytes and what follows it: then(scale · sums + bias + factor · addend), rounded where that is whole.
 
-    It stands before the layer among the bases. Data and addend are int8 or uint8, the weight is int8, bias and scale
-    are float32, a number for each output. Without all of these it gives the sums.
+    With ``inner`` the sums with scale and bias are rounded and cut off before the addend comes, then multiplied by it,
+    and ``shift`` is added. It stands before the layer among the bases. Data and addend are int8 or uint8, the weight is
+    int8, bias and scale are float32, a number for each output. Without all of these it gives the sums.
     """
 
-    then: Literal["", "relu", "leaky", "clip"] = option("", "The activation in the end.")  # type: ignore[assignment]
-    top: float = option(0.0, "The largest result, of clip; the least is 0.")
+    then: Literal["", "relu", "leaky", "clip"] = option("", "The activation in the end.")
     factor: float = option(1.0, "What the addend is multiplied by.")
+    inner: float = option(0.0, "What rounded sums are multiplied by; 0 where they are not rounded.")
+    low: float = option(0.0, "The least rounded sum, with inner.")
+    high: float = option(0.0, "The largest one.")
+    shift: float = option(0.0, "What is added to these, when they were multiplied.")
     unsigned: bool = option(False, "The data is uint8.")
     made: Literal["int32", "int8", "uint8", "float32"] = option("int32", "The dtype of the output.")
 
@@ -74,11 +78,13 @@ class Int8(Fused, no_gradient=True):
             values *= given.scale.reshape(column)
         if not self.no_bias:
             values += given.bias.reshape(column)
+        if self.inner:
+            xp.clip(xp.rint(values, out=values), np.float32(self.low), np.float32(self.high), out=values)
+            values *= np.float32(self.inner)
+            values += np.float32(self.shift)
         if self.added:
             values += xp.multiply(given.addend, np.float32(self.factor), dtype=np.float32)
-        if self.then == "clip":
-            xp.clip(values, 0, np.float32(self.top), out=values)
-        elif self.then:
+        if self.then:
             compute(self.activation(), run, [values], [values])
         if out.dtype == FLOAT32:
             xp.copyto(out, values)

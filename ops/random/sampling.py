@@ -235,8 +235,9 @@ class RandInt(Operator, uses_random=True, no_gradient=True):
 class SampleMultinomial(Operator, uses_random=True):
     """Class numbers drawn with the probabilities along the last axis of the data.
 
-    Shapes: data (..., classes), output (...) followed by ``shape``. With ``get_prob`` a second output holds
-    the logarithm of each sample's probability, whose gradient is that of REINFORCE (Williams, 1992).
+    Shapes: data (..., classes), output (...) followed by ``shape``; (1,) where both are empty. With ``get_prob`` a
+    second output holds the logarithm of each sample's probability, whose gradient is that of REINFORCE
+    (Williams, 1992).
     """
 
     input_docs = described(data="(..., classes), float; probabilities")
@@ -250,7 +251,7 @@ class SampleMultinomial(Operator, uses_random=True):
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         expect_rank(self, "data", shapes[0], 1)
-        made = None if shapes[0] is None else (*shapes[0][:-1], *self.shape)
+        made = None if shapes[0] is None else (*shapes[0][:-1], *self.shape) or (1,)
         return shapes, [made] * len(self.outputs())
 
     def infer_type(self, dtypes: list[DType | None]) -> tuple[list[DType | None], list[DType | None]]:

@@ -32,7 +32,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
-from flowmx.ops.registry.traits import Precision
+from flowmx.ops.registry.traits import Precision, Quantization
 
 ROWS = 512
 """Rows of a product to add the biases to while they are in the cache."""
@@ -48,8 +48,13 @@ class _Inputs(NamedTuple):
     running: Array | None
 
 
+_ON_BYTES = Quantization("_contrib_quantized_rnn", True, (1, 2, 3), asymmetric=(0,), real_output=True)
+
+
 @operator("RNN")
-class RNN(Operator, skips=True, uses_random=True, mode_matters=True, heavy=True, precision=Precision.LOW):
+class RNN(
+    Operator, skips=True, uses_random=True, mode_matters=True, heavy=True, precision=Precision.LOW, quantized=_ON_BYTES
+):
     """Recurrent layers over a batch of sequences: Elman's with ReLU or tanh, LSTM or GRU.
 
     Shapes: data (time, batch, features), parameters (all weights, then all biases, in one vector; see
@@ -100,6 +105,14 @@ class RNN(Operator, skips=True, uses_random=True, mode_matters=True, heavy=True,
                 f"{self.name}: lstm_state_clip_min is {self.lstm_state_clip_min} and lstm_state_clip_max is "
                 f"{self.lstm_state_clip_max}, expected both or none"
             )
+        if self.traits.quantized is not None and not self.simple_lstm:
+            self.with_traits(quantized=None)
+
+    @property
+    def simple_lstm(self) -> bool:
+        """True for an LSTM without projection, clipping and lengths."""
+        clips = self.lstm_state_clip_min is not None
+        return self.mode == "lstm" and not (self.use_sequence_length or self.projection_size is not None or clips)
 
     @cached_property
     def layout(self) -> Layout:

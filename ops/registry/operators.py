@@ -35,6 +35,7 @@ import importlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, dataclass_transform
 
 import numpy as np
@@ -80,7 +81,7 @@ ShapeOrNone = Shape | None
 
 _INTERN_LIMIT = 4096
 _SPEC_LIMIT = 512
-LIGHT_BYTES = 1 << 16
+LIGHT_BYTES = 1 << 17
 """Bytes that an operation may touch and still run at its push."""
 _LIGHT_FLOPS = 1 << 16
 _LIGHT_PRODUCT_BYTES = 1 << 18
@@ -136,6 +137,9 @@ class TiedForward(Protocol):
 
     def __call__(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute the operator."""
+
+    stale: bool | None
+    """None until its caller sets it to True, and does so again with each change in the lists that it is called with."""
 
     def use(self, memory: Array | None) -> None:
         """Work in this memory from now on (None: in memory of its own)."""
@@ -275,6 +279,16 @@ class Operator:
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"{self.name}: an operator never changes; make another one with create()")
 
+    def is_said_by_parameters(self) -> bool:
+        """Tell whether class and parameters say all of this operator: an equal one can be made of them."""
+        cls = type(self)
+        return (
+            cls.__init__ is Operator.__init__
+            and cls.create.__func__ is Operator.create.__func__  # type: ignore[attr-defined]
+            and not self.subgraphs
+            and all(_is_parameter(cls, name) for name in self.__dict__)
+        )
+
     @classmethod
     def create(cls, /, **given: Any) -> Operator:
         """The operator with these parameters (Python values, or the strings of MXNet's JSON).
@@ -371,11 +385,15 @@ class Operator:
         """The inputs and outputs that go along with the batch, for inputs and outputs of these shapes, in prediction.
 
         Cut along axis 0 into any number of equal parts, each part of these outputs follows from that part of these
-        inputs, by the same forward. None where it does not, or is not known to.
+        inputs, by the same forward; or outputs of the parts add up to that of the whole (``sums``). None where neither
+        holds, or is not known to.
         """
         kind = self.traits.batch_wise
         if kind in (BatchWise.UNKNOWN, BatchWise.OWN) or not all(outputs) or self.mixes_batch(inputs):
             return None
+        if kind is BatchWise.SUM:
+            alike = all(shape and shape[0] == inputs[0][0] for shape in inputs)
+            return BatchParts(tuple(range(len(inputs))), (), tuple(range(len(outputs)))) if alike else None
         batch = outputs[0][0]
         if any(shape[0] != batch for shape in outputs):
             return None
@@ -388,7 +406,7 @@ class Operator:
         return BatchParts(tuple(along), tuple(range(len(outputs)))) if along else None
 
     def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
-        """True where its parameters let it work along axis 0, for :attr:`Traits.batch_wise` FIRST and ALL."""
+        """True where its parameters let it work along axis 0, for the kinds of :class:`BatchWise` but OWN."""
         return False
 
     def writes_more(self) -> bool:
@@ -408,6 +426,10 @@ class Operator:
     def draws(self, train: bool) -> bool:
         """True where the forward really draws random numbers in this mode; ``uses_random`` is that it may."""
         return self.traits.uses_random
+
+    def skip_draws(self, run: Run, outputs: Sequence[Shape]) -> None:
+        """Draw the random numbers of a forward that makes outputs of these shapes, and let go of them."""
+        raise NotImplementedError(f"{self.name} draws other numbers for a part of the batch")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         """Complete the shapes: from what is known of the inputs, all that follows of inputs and outputs.
@@ -554,6 +576,12 @@ class Operator:
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value}" for name, value in self.attributes().items())
         return f"{self.name}({shown})"
+
+
+def _is_parameter(cls: type[Operator], name: str) -> bool:
+    """Tell whether an attribute of an operator is a parameter, or follows from them."""
+    is_kept = name.startswith("_") or isinstance(getattr(cls, name, None), cached_property)
+    return is_kept or name in cls.parameters or name == "traits"
 
 
 def _has_zero(given: dict[str, Any]) -> bool:

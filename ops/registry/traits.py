@@ -36,13 +36,15 @@ class Passing(Enum):
 class BatchWise(Enum):
     """The inputs of which, in prediction, a part of the batch gives that part of the outputs' batch.
 
-    The batch is axis 0. It is not inherited from an operator, so another one that is made of it has to say it anew.
+    In training it holds too, but where the operator draws, writes a state, or its mode matters. The batch is axis 0.
+    It is not inherited from an operator, so another one that is made of it has to say it anew.
     """
 
     UNKNOWN = "not known, so that the whole batch is needed"
     FIRST = "the first input; the others are needed whole"
     ALL = "the inputs with the outputs' batch and number of axes; the others are broadcast, and needed whole"
     EACH = "every input, each of which has the outputs' batch"
+    SUM = "every input, each of which has the batch; the outputs are sums over it, so that those of the parts add up"
     OWN = "what Operator.batch_parts says"
 
 
@@ -51,11 +53,14 @@ class BatchParts(NamedTuple):
 
     Attributes:
         inputs: positions of inputs; the others are needed whole.
-        outputs: positions of outputs; the others are the same for each part.
+        outputs: positions of outputs.
+        sums: positions of outputs that are sums over the batch: those of the parts add up to that of the whole. The
+            others, of neither kind, are the same for each part.
     """
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    sums: tuple[int, ...] = ()
 
 
 class Neutral(NamedTuple):
@@ -85,6 +90,8 @@ class Quantization(NamedTuple):
         real_by_channel: further ones, where weights have a scale for each channel.
         parameters: further parameters of the operator, as MXNet's JSON has them.
         by_channel: those where weights have a scale for each channel.
+        asymmetric: positions of inputs whose range need not lie around 0; scale and shift are its ends.
+        real_output: the outputs are real numbers, with no range.
     """
 
     name: str
@@ -93,6 +100,8 @@ class Quantization(NamedTuple):
     real_by_channel: tuple[int, ...] = ()
     parameters: tuple[tuple[str, str], ...] = ()
     by_channel: tuple[tuple[str, str], ...] = ()
+    asymmetric: tuple[int, ...] = ()
+    real_output: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +115,8 @@ class Traits:
         dynamic: the outputs' shapes follow from the content of inputs, so that graphs of it can not be planned.
         detached: it runs the user's own code, which may push and wait, so that it gets threads of its own.
         uses_random: the forward may draw from the device's generator, which is then a variable that it writes.
+        draws_by_part: what it draws for a part of the batch is that part of what it draws for the whole, which
+            ``Operator.skip_draws`` passes over.
         mode_matters: training mode changes what the forward computes.
         no_gradient: no gradient flows through it (comparisons, argmax, samplers).
         is_loss: an output layer whose gradient ignores the head gradient (SoftmaxOutput).
@@ -141,6 +152,7 @@ class Traits:
     dynamic: bool = False
     detached: bool = False
     uses_random: bool = False
+    draws_by_part: bool = False
     mode_matters: bool = False
     no_gradient: bool = False
     is_loss: bool = False

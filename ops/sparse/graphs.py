@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -57,7 +57,7 @@ def _sample(call: Call) -> Way:
 
 
 class _Sample:
-    """A subgraph that is being sampled, hop by hop.
+    """A subgraph that is being sampled, a hop at a time.
 
     Args:
         op: how large it may become.
@@ -68,76 +68,173 @@ class _Sample:
 
     def __init__(self, op: graphs._Sampling, random: np.random.Generator, graph: Csr, chances: Array | None) -> None:
         self._op, self._random, self._graph, self._chances = op, random, graph, chances
-        self._hops: dict[int, int] = {}
-        self._places: dict[int, Array] = {}
-        """By vertex, the places of its sampled edges in the graph."""
 
     def around(self, seeds: Array) -> list[Raw]:
         """The vertices, the edges, the probabilities (if there are any), and the hops."""
         op, most = self._op, self._op.max_num_vertices
         _expect_vertices(op.name, seeds, len(self._graph.indptr) - 1)
-        self._hops = dict.fromkeys(seeds.tolist(), 0)
-        queue = list(self._hops)
-        asked = 0
-        while asked < len(queue) and len(queue) < most:
-            vertex = queue[asked]
-            asked += 1
-            hop = self._hops[vertex]
-            if hop >= op.num_hops:
-                break  # as all that come after it
-            places = self._places[vertex] = self._drawn(vertex)
-            for neighbor in self._graph.indices[places].tolist():
-                if len(queue) == most:
-                    break
-                if neighbor not in self._hops:
-                    self._hops[neighbor] = hop + 1
-                    queue.append(neighbor)
-        if asked < len(queue) and self._hops[queue[asked]] < op.num_hops:
+        seen = _Seen(len(self._graph.indptr) - 1)
+        front = seeds[seen.new(seeds)]
+        fronts, counts, drawn, size, is_cut = [front], [], [], len(front), False
+        for _ in range(op.num_hops):
+            room = most - size
+            is_cut = is_cut or (room <= 0 < len(front))
+            if room <= 0 or not len(front):
+                break
+            edges, places = self._drawn(front)
+            neighbors = self._graph.indices[places]
+            new = seen.new(neighbors)
+            if len(new) >= room:
+                # The vertex that fills the subgraph is the last one whose neighbors are sampled.
+                new = new[:room]
+                last = np.searchsorted(np.cumsum(edges), new[-1], "right")
+                is_cut = bool(last + 1 < len(edges))
+                edges[last + 1 :] = 0
+                places = places[: edges.sum()]
+            front = neighbors[new]
+            size += len(front)
+            fronts.append(front)
+            counts.append(edges)
+            drawn.append(places)
+        if is_cut:
             _log.warning(
                 "%s: the subgraph has max_num_vertices=%d vertices, so that neighbors of some were not sampled: "
                 "give fewer seeds or a smaller num_neighbor, or allow for more vertices",
                 op.name,
                 most,
             )
-        return self._result()
+        return self._result(fronts, counts, drawn)
 
-    def _drawn(self, vertex: int) -> Array:
-        """The places of some edges of a vertex in the graph, ascending."""
-        begin, end = self._graph.indptr[vertex : vertex + 2].tolist()
-        count, wanted = end - begin, self._op.num_neighbor
-        if count <= wanted:
-            return np.arange(begin, end)
-        if self._chances is None:
-            drawn: Array = self._random.choice(count, wanted, replace=False, shuffle=False)
-        else:
-            # The first of several exponential clocks with these rates: as drawing one after the other by probability.
-            rates = self._chances[self._graph.indices[begin:end]].astype(np.float64)
-            possible = np.flatnonzero(rates)
-            times = self._random.standard_exponential(len(possible)) / rates[possible]
-            drawn = possible[np.argsort(times)[:wanted]]
-        drawn += begin
-        drawn.sort()
-        return drawn
+    def _drawn(self, front: Array) -> tuple[Array, Array]:
+        """For each vertex the number of sampled edges; their places in the graph, ascending for each vertex."""
+        begins = self._graph.indptr[front]
+        degrees = self._graph.indptr[front + 1] - begins
+        wanted = self._op.num_neighbor
+        large = np.flatnonzero(degrees > wanted)
+        if not len(large):
+            return degrees, _spread(begins, degrees)
+        draw = self._drawn_evenly if self._chances is None else self._drawn_by_chance
+        taken, chosen_ones = draw(begins[large], degrees[large])
+        counts = degrees.copy()
+        counts[large] = taken
+        places = np.empty(counts.sum(), INDEX)
+        is_large = np.zeros(len(front), bool)
+        is_large[large] = True
+        of_large = np.repeat(is_large, counts)
+        places[of_large] = chosen_ones
+        few = ~is_large
+        places[~of_large] = _spread(begins[few], degrees[few])
+        return counts, places
 
-    def _result(self) -> list[Raw]:
+    def _drawn_evenly(self, begins: Array, degrees: Array) -> tuple[Any, Array]:
+        """As :meth:`_drawn`, of vertices that have more edges than are wanted."""
+        wanted = self._op.num_neighbor
+        drawn = np.empty((len(begins), wanted), INDEX)
+        few = degrees <= _FEW * wanted
+        for rows, draw in ((few, _by_order), (~few, _by_repetition)):
+            if rows.any():
+                drawn[rows] = draw(self._random, degrees[rows], wanted)
+        drawn += begins[:, None]
+        return wanted, drawn.ravel()
+
+    def _drawn_by_chance(self, begins: Array, degrees: Array) -> tuple[Array, Array]:
+        """As :meth:`_drawn_evenly`: the first of exponential clocks, as drawing one after the other by probability."""
+        assert self._chances is not None
+        places = _spread(begins, degrees)
+        rates = self._chances[self._graph.indices[places]].astype(np.float64)
+        possible = np.flatnonzero(rates)
+        places, rates = places[possible], rates[possible]
+        numbers = np.arange(len(begins), dtype=np.min_scalar_type(len(begins)))  # few bits are sorted fast
+        owners = np.repeat(numbers, degrees)[possible]
+        times = self._random.standard_exponential(len(places)) / rates
+        order = np.argsort(times)
+        order = order[np.argsort(owners[order], kind="stable")]
+        available = np.bincount(owners, minlength=len(begins))
+        counts = np.minimum(available, self._op.num_neighbor)
+        is_first = np.zeros(len(places), bool)
+        is_first[order[_spread(np.cumsum(available) - available, counts)]] = True
+        return counts, places[is_first]
+
+    def _result(self, fronts: list[Array], counts: list[Array], drawn: list[Array]) -> list[Raw]:
+        """The subgraph of the vertices of each hop, the numbers of their edges, and the places of these."""
         most, graph = self._op.max_num_vertices, self._graph
-        found = sorted(self._hops)
-        vertices, hops = np.zeros(most + 1, INDEX), np.zeros(most, INDEX)
-        vertices[: len(found)] = found
-        vertices[most] = len(found)
-        hops[: len(found)] = [self._hops[each] for each in found]
-        none = np.empty(0, INDEX)
-        by_row = [self._places.get(each, none) for each in found]
-        indptr = np.zeros(most + 1, INDEX)
-        indptr[1 : len(found) + 1] = np.cumsum([len(each) for each in by_row])
-        indptr[len(found) + 1 :] = indptr[len(found)]
-        places = np.concatenate([none, *by_row])
+        found = np.concatenate(fronts)
+        order, size = np.argsort(found), len(found)
+        found = found[order]
+        edges = np.zeros(size, INDEX)
+        asked = sum(map(len, counts))
+        edges[:asked] = np.concatenate([*counts, edges[:0]])
+        begins = np.cumsum(edges) - edges
+        edges = edges[order]
+        places = np.concatenate([*drawn, edges[:0]])[_spread(begins[order], edges)]
+        vertices, hops, indptr = np.zeros(most + 1, INDEX), np.zeros(most, INDEX), np.zeros(most + 1, INDEX)
+        vertices[:size] = found
+        vertices[most] = size
+        hops[:size] = np.repeat(np.arange(len(fronts)), [len(each) for each in fronts])[order]
+        np.cumsum(edges, out=indptr[1 : size + 1])
+        indptr[size + 1 :] = indptr[size]
         made: list[Raw] = [vertices, Csr(graph.data[places], graph.indices[places], indptr)]
         if self._chances is not None:
             chances = np.zeros(most, self._chances.dtype)
-            chances[: len(found)] = self._chances[found]
+            chances[:size] = self._chances[found]
             made.append(chances)
         return [*made, hops]
+
+
+class _Seen:
+    """The vertices that are in a subgraph; what is kept of the others is never written, nor takes memory."""
+
+    def __init__(self, count: int) -> None:
+        self._is_seen = np.zeros(count, bool)
+        self._place = np.empty(count, INDEX)
+
+    def new(self, vertices: Array) -> Array:
+        """The places, ascending, where vertices come that have not been seen; from now on they have."""
+        places: Array = np.flatnonzero(~self._is_seen[vertices])
+        unseen = vertices[places]
+        self._place[unseen[::-1]] = places[::-1]  # the first one is written last
+        places = places[self._place[unseen] == places]
+        self._is_seen[vertices[places]] = True
+        return places
+
+
+_FEW = 2
+"""Up to so many times the wanted edges, all are put in a random order; of more, repeated ones are drawn again."""
+
+
+def _spread(begins: Array, counts: Array) -> Array:
+    """Ranges of numbers one after the other."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    found: Array = np.arange(total) + np.repeat(begins - (ends - counts), counts)
+    return found
+
+
+def _by_order(random: np.random.Generator, degrees: Array, wanted: int) -> Array:
+    """For each row some different numbers below its degree, ascending: the first ones in a random order."""
+    columns = np.arange(degrees.max())
+    keys = random.random((len(degrees), len(columns)))
+    keys[columns >= degrees[:, None]] = 2.0  # behind all others
+    drawn: Array = np.argpartition(keys, wanted - 1, axis=1)[:, :wanted]
+    drawn.sort(axis=1)
+    return drawn
+
+
+def _by_repetition(random: np.random.Generator, degrees: Array, wanted: int) -> Array:
+    """As :func:`_by_order`: the first different ones of a sequence of random numbers."""
+    drawn = (random.random((len(degrees), wanted)) * degrees[:, None]).astype(INDEX)
+    drawn.sort(axis=1)
+    rows = np.arange(len(drawn))
+    while len(rows):
+        part = drawn[rows]
+        again = np.zeros(part.shape, bool)
+        again[:, 1:] = part[:, 1:] == part[:, :-1]
+        some = again.any(axis=1)
+        rows, part, again = rows[some], part[some], again[some]
+        part[again] = (random.random(int(again.sum())) * np.repeat(degrees[rows], again.sum(axis=1))).astype(INDEX)
+        part.sort(axis=1)
+        drawn[rows] = part
+    return drawn
 
 
 # -- of given vertices -------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ CLIENTS = {
     "gluoncv 0.10.5.post0, training in double precision": "gluoncv_training",
     "gluoncv 0.10.5.post0, detection and segmentation": "gluoncv_detection",
     "gluonnlp 0.10.0": "gluonnlp_models",
+    "gluonnlp 0.10.0, on sparse arrays": "gluonnlp_sparse",
     "gluonts 0.10.4": "gluonts_models",
     "sockeye 2.3.24": "sockeye_translation",
     "mxboard 0.1.0": "mxboard_logs",

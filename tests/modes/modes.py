@@ -10,7 +10,7 @@ import flowmx as mx
 from flowmx.devices import pool
 from flowmx.devices.sim import simulated
 from flowmx.engine.runtime import engine
-from tests.modes import runners
+from tests.modes import lots, runners
 from tests.replays import eager_replays
 
 
@@ -26,8 +26,10 @@ class Mode:
         children: hybridize the children one by one.
         turns: hybridize it for every other step alone.
         imported: write the block to files, and read it back.
+        partitioned: some operators are in regions, which are chosen by lot.
         settings: those of the engine.
         simulated: the arguments of a simulated machine; None where there is none.
+        budgets: parts of its memory that a training step is to fit into, the first of them that it can.
         leaves_out: kinds of steps that there is no way to do.
         replayed: carry it out twice, so that its backward passes are learned and then replayed.
         bulk: how many operations are gathered into one.
@@ -44,8 +46,10 @@ class Mode:
     children: bool = False
     turns: bool = False
     imported: bool = False
+    partitioned: bool = False
     settings: dict[str, object] = field(default_factory=dict)
     simulated: dict[str, object] | None = None
+    budgets: tuple[float, ...] = ()
     leaves_out: tuple[str, ...] = ()
     replayed: bool = False
     bulk: int = 0
@@ -56,11 +60,12 @@ class Mode:
         """The mode that has the same kernels for all steps of a network."""
         return "" if any(step.kind in self.of_its_own for step in network.steps) else self.like
 
-    def prepare(self, net):
-        """Hybridize a block as the mode says."""
+    def prepare(self, net, network):
+        """Hybridize the block of a network as the mode says."""
         if self.hybridize is not None:
+            chosen = lots.options(network) if self.partitioned else {}
             for block in net._children.values() if self.children and net._children else [net]:
-                block.hybridize(**self.hybridize)
+                block.hybridize(**self.hybridize, **chosen)
 
     def begin(self, runner, number):
         """Prepare for a step."""
@@ -147,6 +152,7 @@ def _more_dtypes():
         yield f"{dtype}, sliced", Mode(dtype=dtype, hybridize=STATIC, settings={"exec_slice": 1})
         yield f"{dtype}, imported", Mode(dtype=dtype, hybridize=STATIC, imported=True, like=like)
         yield f"{dtype}, executor", Mode(runners.Bound, dtype=dtype, like=like, **SYMBOLIC)
+        yield f"{dtype}, budget", Mode(runners.Joint, dtype=dtype, budgets=(0.2, 0.5), **SYMBOLIC)
 
 
 CALLS: dict[str, Any] = {"like": "imperative"}
@@ -177,14 +183,32 @@ MODES = {
         runners.Bound, devices=("cpu(12)",), settings={"cpu_worker_nthreads": 2}, **SYMBOLIC, **GRAPHS
     ),
     "executor, sliced": Mode(runners.Bound, settings={"exec_slice": 1}, **SYMBOLIC),
+    # Gradients of slices are summed in another order.
+    "executor, budget": Mode(runners.Joint, budgets=(0.1, 0.25, 0.5, 0.7), **SYMBOLIC),
+    "executor, budget, passes apart": Mode(runners.Apart, budgets=(0.15, 0.3, 0.5, 0.7), **SYMBOLIC),
+    "executor, budget, passes apart, checked": Mode(
+        runners.Apart, budgets=(0.25, 0.6), settings={"exec_check": True, "engine_check": True}, **SYMBOLIC
+    ),
+    "executor, budget, checked": Mode(
+        runners.Joint, budgets=(0.3, 0.6), settings={"exec_check": True, "engine_check": True}, **SYMBOLIC
+    ),
     # A module keeps what a backward pass would read, so that fewer operations become one kernel.
     "module": Mode(runners.Module, of_its_own=("observe",), **SYMBOLIC, **GRAPHS),
     "imported": Mode(hybridize=BOTH, imported=True, **PACKED),
+    "partitioned": Mode(hybridize=STATIC, partitioned=True),
+    "partitioned, imported": Mode(hybridize=BOTH, partitioned=True, imported=True),
+    "partitioned, executor": Mode(runners.Bound, partitioned=True, **SYMBOLIC),
     "two devices": Mode(devices=TWO),
     "two devices, hybridized": Mode(hybridize=BOTH, devices=TWO),
     "two devices, module": Mode(runners.Module, devices=TWO, **SYMBOLIC),
     "simulated": Mode(devices=("sim(0)",), simulated={}, **CALLS),
     "simulated, hybridized": Mode(hybridize=BOTH, devices=("sim(0)",), simulated={"seed": 5}, **PACKED),
+    "simulated, sliced": Mode(
+        hybridize=BOTH, devices=("sim(0)",), simulated={"seed": 7}, settings={"exec_slice": 1, "gpu_worker_nthreads": 1}
+    ),
+    "simulated, budget": Mode(
+        runners.Joint, devices=("sim(0)",), simulated={"seed": 6}, budgets=(0.1, 0.25, 0.5, 0.7), **SYMBOLIC
+    ),
     "simulated, plain kernels": Mode(hybridize=BOTH, devices=("sim(0)",), simulated={"kernels": "none"}),
     **dict(_more_dtypes()),
 }

@@ -11,6 +11,7 @@ import numpy as np
 import flowmx as mx
 from flowmx import autograd, gluon
 from flowmx.ops.registry.dtypes import as_dtype
+from tests.modes import lots
 from tests.modes import network as networks
 from tests.modes.network import structure, value
 
@@ -128,7 +129,7 @@ class Gluon(Runner):
             net.cast(self.mode.dtype)
         first = self.batch(self.network.steps[0].batch, 0, 0)
         given = [self.array(values, self.contexts[0], which) for which, values in enumerate(first)]
-        self.mode.prepare(net)
+        self.mode.prepare(net, self.network)
         networks.initialize(net, self.contexts, given)
         self.names = structure(net)
         self.fill(net)
@@ -149,7 +150,7 @@ class Gluon(Runner):
             made = gluon.SymbolBlock.imports(files[0], names, files[1], ctx=self.contexts)
         for name, param in made.collect_params().items():
             param.grad_req = requests[name]
-        self.mode.prepare(made)
+        self.mode.prepare(made, self.network)
         return made
 
     def split(self, values, before=0):
@@ -242,6 +243,8 @@ class Symbolic(Runner):
         self.requests = {name: param.grad_req for name, param in params.items()}
         self.args = {name: params[name].data() for name in self.symbol.list_arguments() if name in params}
         self.aux = {name: params[name].data() for name in self.symbol.list_auxiliary_states()}
+        if self.mode.partitioned:
+            self.symbol = self.symbol.optimize_for(args=self.args, aux=self.aux, **lots.options(self.network))
         self.bind([values.shape for values in first])
 
     def heads(self, outputs, which):
@@ -297,13 +300,20 @@ class Bound(Symbolic):
     def pass_through(self, values, which):
         """A forward and a backward pass; returns the outputs and the gradients of inputs and parameters."""
         given = {name: self.array(values[i], self.contexts[0], i) for i, name in enumerate(self.inputs)}
-        self.executor = self.executor.reshape(
-            partial_shaping=True, allow_up_sizing=True, **{name: each.shape for name, each in given.items()}
-        )
-        outputs = self.executor.forward(is_train=True, **given)
-        self.executor.backward(self.heads(outputs, which))
+        self.reshape({name: each.shape for name, each in given.items()})
+        outputs = self.both_passes(given, which)
         grads = self.executor.grad_dict
         return outputs, [grads[name] for name in self.inputs], {n: grads[n] for n in self.args if grads[n] is not None}
+
+    def reshape(self, shapes):
+        """Bind it for other shapes of inputs."""
+        self.executor = self.executor.reshape(partial_shaping=True, allow_up_sizing=True, **shapes)
+
+    def both_passes(self, given, which):
+        """Enqueue both passes; returns the outputs."""
+        outputs = self.executor.forward(is_train=True, **given)
+        self.executor.backward(self.heads(outputs, which))
+        return outputs
 
     def update(self):
         for number, (name, grad) in enumerate(self.totals.items()):
@@ -312,6 +322,45 @@ class Bound(Symbolic):
     def state(self):
         made = {**self.executor.arg_dict, **self.executor.aux_dict}
         return {self.names[name]: read(made[name]) for name in (*self.args, *self.aux)}
+
+
+class Joint(Bound):
+    """An executor that runs both passes as one operation, in a part of the memory that they take otherwise."""
+
+    def bind(self, shapes):
+        super().bind(shapes)
+        self.reshape(dict(zip(self.inputs, shapes, strict=True)))
+
+    def reshape(self, shapes):
+        """Bind it for other shapes of inputs, in the first of some parts of the memory that will do."""
+        super().reshape(shapes)
+        plain = self.executor
+        for part in self.mode.budgets:
+            budget = max(1, int(part * plain.internal_bytes()))
+            try:
+                with mx.engine.using(exec_memory_budget=budget):
+                    self.executor = plain.reshape(partial_shaping=True, allow_up_sizing=True, **shapes)
+                    assert self.planned() <= budget
+                return
+            except mx.errors.BudgetError:
+                self.executor = plain
+
+    def planned(self):
+        """The bytes of internal values."""
+        return self.executor.internal_bytes()
+
+    def both_passes(self, given, which):
+        return self.executor.forward_backward(self.heads(self.executor.outputs, which), **given)
+
+
+class Apart(Joint):
+    """The same with a forward and a backward pass, each an operation."""
+
+    def planned(self):
+        return self.executor._mode(True).plan.internal_bytes()
+
+    def both_passes(self, given, which):
+        return Bound.both_passes(self, given, which)
 
 
 class Module(Symbolic):

@@ -50,6 +50,10 @@ CONVERSIONS = [
               {"out_type": "auto", "min_calib_range": low, "max_calib_range": 400.0}, dtypes={0: "int32"})
         for low in (0.0, -300.0)
     ),
+    *(
+        _case("_contrib_quantize_asym", [_REAL], known, dtypes={}, recorded=False)
+        for known in ({}, {"min_calib_range": -2.0, "max_calib_range": 2.5})
+    ),
     _case("_contrib_calibrate_entropy", [whole(0, 50, 41), fixed(np.linspace(-2, 2, 42))], {"num_quantized_bins": 7},
           dtypes={}, recorded=True),
 ]  # fmt: skip
@@ -103,6 +107,13 @@ LAYERS = [
               [whole(low, 100, 2, 3, 4), positive(3), (3,), (3,), positive(3), *_RANGE],
               {**_CALIBRATED, "fix_gamma": False}, dtypes={0: t}, note=t)
         for t, low in _BYTES
+    ),
+    *(
+        _case("_contrib_quantized_rnn",
+              [whole(0, 255, 3, 2, 4), (220 * sides,), (sides, 2, 5), (sides, 2, 5), end(60.0), end(120.0)],
+              {"state_size": 5, "num_layers": 1, "mode": "lstm", "state_outputs": True, "bidirectional": sides == 2},
+              dtypes={0: "uint8"}, recorded=False)
+        for sides in (1, 2)
     ),
     _case("_contrib_quantized_embedding", [fixed([[1, 0], [2, 9]]), whole(-127, 127, 3, 4), *_RANGE],
           {"input_dim": 3, "output_dim": 4}, dtypes={1: "int8"}),

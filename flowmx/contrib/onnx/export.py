@@ -22,6 +22,7 @@ from flowmx.ops.registry.dtypes import as_dtype
 from flowmx.ops.registry.operators import Shape
 from flowmx.serialization.atomic import replace_file
 from flowmx.symbol import Symbol
+from flowmx.symbol.partition import inlined
 
 File = str | os.PathLike[str]
 Names = Sequence[str | None]
@@ -37,6 +38,7 @@ def write_model(
         raise ValueError(f"opset_version is {opset}, expected {OLDEST} to {NEWEST}")
     graph_symbol, values = _symbol(symbol), _params(params)
     inputs = unbound(graph_symbol, values)
+    graph_symbol = Symbol(inlined(graph_symbol._entries))
     shapes = {node: _shape(node, each) for node, each in matched(inputs, in_shapes, "in_shapes").items()}
     wanted = None if dynamic_shapes is None else matched(inputs, dynamic_shapes, "dynamic_input_shapes")
     dims, names = _dynamic(graph_symbol, values, shapes, dynamic, wanted)

@@ -11,7 +11,7 @@ import numpy as np
 
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
-from flowmx.contrib.onnx.known import Array, Known, Values, fold
+from flowmx.contrib.onnx.known import Array, Known, Numbers, Values, fold
 from flowmx.contrib.onnx.lengths import Lengths, Varying, joined, trial
 from flowmx.contrib.onnx.names import Names
 from flowmx.contrib.onnx.node_import import NodeImport
@@ -23,6 +23,7 @@ from flowmx.graph.node import Entry, Node
 from flowmx.ndarray import NDArray
 from flowmx.ops.registry.dtypes import DType, as_dtype
 from flowmx.symbol import Symbol
+from flowmx.symbol.functions import op
 
 Params = dict[str, NDArray]
 File = str | os.PathLike[str]
@@ -87,8 +88,19 @@ class GraphImport:
                 raise Unsupported(f"{value.name!r} varies with the inputs' shapes: give input_shapes")
             return value.make()
         if value.name not in self._variables:
-            self._variables[value.name] = self.parameter(value.name, value.trials[0])
+            numbers = value.numbers
+            self._variables[value.name] = (
+                self.parameter(value.name, value.trials[0]) if numbers is None else self.of_numbers(value.name, numbers)
+            )
         return self._variables[value.name]
+
+    def of_numbers(self, wanted: str, numbers: Numbers) -> Symbol:
+        """Parameters in whole numbers as real ones."""
+        whole, scale = (
+            self.parameter(f"{wanted}_whole", numbers.whole),
+            self.parameter(f"{wanted}_scale", numbers.scale),
+        )
+        return op("_dequantize_constant", whole, scale, name=self.fresh(wanted), axis=numbers.axis)
 
     def ruler(self, length: Varying) -> tuple[Symbol, int]:
         """An input of the model and an axis of it, which has a length that varies.
@@ -203,6 +215,9 @@ class GraphImport:
         inputs = [self.values[name] for name in node.input]
         if all(isinstance(each, Known) for each in inputs):
             known = [each if name else None for name, each in zip(node.input, inputs, strict=True)]
+            if node.op_type == "DequantizeLinear" and (numbers := _numbers(node, known)):  # type: ignore[arg-type]
+                self.values[node.output[0]] = Known.of_numbers(numbers, node.output[0])
+                return
             made = fold(node, known, self.opset, lambda at: self._made(node)[at])  # type: ignore[arg-type]
             if made is not None:
                 self.values.update(zip(node.output, made, strict=False))
@@ -238,6 +253,15 @@ class GraphImport:
                 array = self._params[name]
                 parts[name in auxiliary][name] = nd.array(array, dtype=array.dtype)
         return symbol, *parts
+
+
+def _numbers(node: Any, given: Sequence[Known | None]) -> Numbers | None:
+    """The whole numbers that a conversion of constants makes real; None where one varies."""
+    known = [None if each is None else each.trials[0] for each in given]
+    if not all(each is None or each.fixed for each in given) or known[0] is None or known[1] is None:
+        return None
+    axis = next((each.i for each in node.attribute if each.name == "axis"), 1)
+    return Numbers.of(known[0], known[1], known[2] if len(known) > 2 else None, axis)
 
 
 def _title(node: Any) -> str:

@@ -7,7 +7,7 @@ own reference implementation computes them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,10 +19,39 @@ Array = np.ndarray[Any, Any]
 RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
 
 
+class Numbers(NamedTuple):
+    """Whole numbers that a constant is made of.
+
+    Attributes:
+        whole: int8 or int32, counted from 0.
+        scale: the real numbers of a step, float32: one, or one for each place on an axis.
+        axis: which that is.
+    """
+
+    whole: Array
+    scale: Array
+    axis: int
+
+    @classmethod
+    def of(cls, whole: Array, scale: Array, zero: Array | None, axis: int) -> Numbers | None:
+        """Those of a conversion to real numbers; None where their zero is none that counting from 0 could replace."""
+        if zero is not None and whole.dtype == np.uint8 and (zero == 128).all():
+            whole, zero = (whole.astype(np.int16) - 128).astype(np.int8), None
+        fits = whole.dtype in (np.int8, np.int32) and scale.dtype == np.float32 and scale.ndim <= 1
+        if not fits or (zero is not None and zero.any()):
+            return None
+        return cls(whole, scale.reshape(-1), axis if axis >= 0 else axis + whole.ndim)
+
+    def turned(self) -> Numbers:
+        """A matrix with its axes swapped."""
+        return Numbers(self.whole.T.copy(), self.scale, 1 - self.axis)
+
+
 class Known:
     """A known array: the same in both trials, or one for each.
 
     Attributes:
+        numbers: the whole numbers that it is made of, where it is.
         trials: the arrays.
         name: its name in the file.
         make: makes the symbol that computes it, where it varies.
@@ -34,11 +63,22 @@ class Known:
         like: Symbol | None = None,
     ) -> None:  # fmt: skip
         self.trials, self.name, self.make, self.like = trials, name, make, like
+        self.numbers: Numbers | None = None
 
     @classmethod
     def constant(cls, array: Array, name: str) -> Known:
         """An array that does not vary."""
         return cls((array, array), name)
+
+    @classmethod
+    def of_numbers(cls, numbers: Numbers, name: str) -> Known:
+        """An array that is made of whole numbers."""
+        column = [1] * numbers.whole.ndim
+        if numbers.scale.size > 1:
+            column[numbers.axis] = -1
+        made = cls.constant(numbers.whole.astype(np.float32) * numbers.scale.reshape(column), name)
+        made.numbers = numbers
+        return made
 
     @classmethod
     def shape(cls, dims: Lengths, name: str, make: Callable[[], Symbol], like: Symbol | None) -> Known:

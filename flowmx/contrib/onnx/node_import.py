@@ -149,6 +149,19 @@ class NodeImport:
         """A new parameter."""
         return self._graph.parameter(f"{self._name}_{name}", array)
 
+    def turned(self, at: int, name: str) -> Symbol:
+        """A constant matrix with its axes swapped, as a new parameter."""
+        numbers = self.known(at).numbers
+        if numbers is not None:
+            return self._graph.of_numbers(f"{self._name}_{name}", numbers.turned())
+        return self.parameter(self.array(at).T.copy(), name)
+
+    def single(self, at: int) -> Array | None:
+        """The one number that a constant input is, as an array without axes; None for anything else."""
+        value = self.value(at) if self.has(at) else None
+        known = value.trials[0] if isinstance(value, Known) and value.fixed else np.empty(0)
+        return known.reshape(()) if known.size == 1 else None
+
     def auxiliary(self, at: int) -> Symbol:
         """A constant input as a parameter of this node alone."""
         return self._graph.parameter(self._inputs[at], self.array(at))

@@ -92,7 +92,8 @@ def counterparts() -> dict[str, type[Operator]]:
         if cls.onnx and not cls.traits.hidden and not cls.traits.is_loss and cls.onnx == vars(cls).get("onnx"):
             first = found.setdefault(cls.onnx, cls)
             if cls.__module__ != first.__module__ and cls.onnx not in _importers:
-                raise ValueError(f"{first.name} and {cls.name} both are ONNX's {cls.onnx}, expected a converter for it")
+                both = " and ".join(sorted((first.name, cls.name)))
+                raise ValueError(f"{both} both are ONNX's {cls.onnx}, expected a converter for it")
     return found
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import flowmx.ndarray as nd
+from flowmx.contrib.svrg_optimization.svrg_optimizer import _SVRGOptimizer
+from flowmx.kvstore import KVStoreBase
+from flowmx.kvstore.choice import is_elsewhere
 from flowmx.module import Module
+from flowmx.module.base import OptimizerParams
 from flowmx.ndarray import NDArray
+from flowmx.optimizer import Optimizer
 
 __all__ = ["SVRGModule"]
 
@@ -15,7 +21,8 @@ class SVRGModule(Module):
     """A module whose gradients vary less from batch to batch (R. Johnson and T. Zhang, 2013).
 
     Every few epochs it keeps a copy of the parameters, and the average gradient of all data at that copy. Each update
-    takes the batch's gradient, less the batch's gradient at the copy, plus that average.
+    takes the batch's gradient, less the batch's gradient at the copy, plus that average: with ``dist_sync`` over the
+    data of all workers, each of which then updates its own weights.
 
     Args:
         symbol: the network; it and the other arguments are as for :class:`mx.mod.Module <flowmx.module.Module>`.
@@ -55,17 +62,40 @@ class SVRGModule(Module):
         if self._mod_aux.binded:
             self._mod_aux.reshape(data_shapes, label_shapes)
 
-    def init_optimizer(self, *args: Any, **kwargs: Any) -> None:
-        super().init_optimizer(*args, **kwargs)
-        if self._kvstore is not None and "dist" in self._kvstore.type:
-            raise NotImplementedError(
-                f"SVRGModule: full gradients are not summed over machines: not with the kvstore {self._kvstore.type!r}"
-            )
+    def _init_optimizer(
+        self, kvstore: Any, optimizer: Any, optimizer_params: OptimizerParams, force_init: bool
+    ) -> None:
+        super()._init_optimizer(kvstore, optimizer, optimizer_params, force_init)
         group = self._executors("init_optimizer")
         self._param_dict = [
             {name: nd.zeros_like(group.on_devices(name)[device]) for name in self._param_names}
             for device in range(len(self._contexts))
         ]
+        if is_elsewhere(store := self._kvstore):
+            for key, value in zip(self._keys(), [*self._totals(), nd.zeros((1,))], strict=True):
+                store.broadcast(key, value, out=[value])
+
+    def _updates_on(self, store: KVStoreBase | None, given: Any) -> bool:
+        if not is_elsewhere(store):
+            return super()._updates_on(store, given)
+        if not store._is_synchronous:
+            raise NotImplementedError(
+                f"SVRGModule: full gradients are sums over all workers, which {store.type!r} does not make: use "
+                "'dist_sync'"
+            )
+        sparse = [name for name in self._param_names if self._arg_params[name].stype != "default"]
+        if sparse:
+            raise NotImplementedError(
+                f"SVRGModule: full gradients are not summed over machines for row_sparse parameters, as are "
+                f"{', '.join(sparse)}"
+            )
+        return False  # where servers update, they would take a sum of full gradients for one of gradients
+
+    @property
+    def _optimizer(self) -> Optimizer | None:
+        """The optimizer, as MXNet's stores keep it for weights and full gradients at once."""
+        found = super()._optimizer
+        return None if found is None else _SVRGOptimizer(found, param_idx2name=found.idx2name)
 
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
         super().forward(data_batch, is_train)
@@ -106,12 +136,28 @@ class SVRGModule(Module):
         self._average(number - pad / train_data.batch_size)
 
     def _average(self, number: float) -> None:
-        """Give every device the sums' mean over batches and devices."""
-        for name in self._param_dict[0]:
-            total = sum(each[name].as_in_context(self._contexts[0]) for each in self._param_dict)
-            mean = total / (number * len(self._param_dict))
+        """Give every device the sums' mean over all batches, as its part of what is then summed over devices."""
+        totals, count = self._totals(), nd.full((1,), number, ctx=self._contexts[0])
+        if is_elsewhere(store := self._kvstore):
+            *totals, count = self._summed_by_workers(store, [*totals, count])
+        for name, total in zip(self._param_names, totals, strict=True):
+            batches = count.astype(total.dtype).reshape((1,) * total.ndim) * len(self._param_dict)
             for sums in self._param_dict:
-                sums[name][:] = mean
+                sums[name][:] = total / batches
+
+    def _totals(self) -> list[NDArray]:
+        """The sums of all devices."""
+        where = self._contexts[0]
+        return [nd.add_n(*(each[name].as_in_context(where) for each in self._param_dict)) for name in self._param_names]
+
+    def _keys(self) -> list[str]:
+        """The keys that a store has for sums, and for the number of batches in them."""
+        return [*(f"{name}_full" for name in self._param_names), "svrg_batches"]
+
+    def _summed_by_workers(self, store: KVStoreBase, values: Sequence[NDArray]) -> list[NDArray]:
+        outs = [nd.empty(each.shape, each.context, each.dtype) for each in values]
+        store._exchange(self._keys(), [[each] for each in values], [[each] for each in outs])
+        return outs
 
     def _update_svrg_gradients(self) -> None:
         devices = zip(self._gradients(self), self._gradients(self._mod_aux), self._param_dict, strict=True)

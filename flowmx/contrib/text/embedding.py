@@ -21,6 +21,7 @@ from flowmx.contrib.text.vocab import UNKNOWN, Vocabulary
 from flowmx.download import data_dir, repository
 from flowmx.gluon.utils import check_sha1, download
 from flowmx.ndarray import NDArray
+from flowmx.suggestions import did_you_mean
 
 __all__ = [
     "CompositeEmbedding",
@@ -52,7 +53,10 @@ class _TokenEmbedding(Vocabulary):
     Attributes:
         vec_len: the length of the vectors.
         idx_to_vec: the vectors, of shape (tokens, ``vec_len``); unknown tokens have the first.
+        pretrained_file_name_sha1: the SHA-1 of each published file; empty where none is published.
     """
+
+    pretrained_file_name_sha1: ClassVar[dict[str, str]] = {}
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -118,6 +122,18 @@ class _TokenEmbedding(Vocabulary):
         return self._idx_to_vec
 
     # -- reading ---------------------------------------------------------------------------------------
+
+    @classmethod
+    def _check_pretrained_file_names(cls, pretrained_file_name: str) -> None:
+        """Refuse the name of a file that is not published; embeddings of one's own call it too.
+
+        Raises:
+            KeyError: there is no such file.
+        """
+        known = cls.pretrained_file_name_sha1
+        if pretrained_file_name not in known:
+            near = did_you_mean(pretrained_file_name, known)
+            raise KeyError(f"{cls.__name__} has no file {pretrained_file_name!r}, only {', '.join(known)}{near}")
 
     def _load_embedding(
         self, pretrained_file_path: str | os.PathLike[str], elem_delim: str, init_unknown_vec: Start,
@@ -200,7 +216,6 @@ class _Published(_TokenEmbedding):
     """An embedding whose files are published; they are fetched where they are missing."""
 
     pretrained_archive_name_sha1: ClassVar[dict[str, str]]
-    pretrained_file_name_sha1: ClassVar[dict[str, str]]
     _default_file: ClassVar[str]
 
     def __init__(
@@ -208,9 +223,7 @@ class _Published(_TokenEmbedding):
         init_unknown_vec: Start = nd.zeros, vocabulary: Vocabulary | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
         name = self._default_file if pretrained_file_name is None else pretrained_file_name
-        known = self.pretrained_file_name_sha1
-        if name not in known:
-            raise KeyError(f"{type(self).__name__} has no file {name!r}: there are {', '.join(known)}")
+        self._check_pretrained_file_names(name)
         super().__init__(**kwargs)
         root = data_dir() / "embeddings" if embedding_root is None else Path(embedding_root).expanduser()
         self._load_embedding(self._file(root, name), " ", init_unknown_vec)
@@ -267,7 +280,7 @@ def get_pretrained_file_names(embedding_name: str | None = None) -> Any:
     Raises:
         KeyError: there is none of that name.
     """
-    found = {name: list(getattr(cls, "pretrained_file_name_sha1", ())) for name, cls in _registry.classes.items()}
+    found = {name: list(cls.pretrained_file_name_sha1) for name, cls in _registry.classes.items()}
     if embedding_name is None:
         return found
     if embedding_name not in found:

@@ -15,7 +15,8 @@ _LUMINANCE = np.array(color.LUMINANCE, np.float32)
 _ORDERS = [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
 
 
-def _bytes(values: Any) -> Image:
+def as_bytes(values: Any) -> Image:
+    """Round numbers to bytes; those outside become 0 or 255."""
     found: Image = np.clip(np.rint(values), 0, 255).astype(np.uint8)
     return found
 
@@ -34,9 +35,9 @@ def jitter(image: Image, options: Augmenting, u: Any) -> Image:
         image = _multiplied(image, options, u[:4])
     if options.random_h or options.random_s or options.random_l:
         most = np.array([options.random_h, options.random_l, options.random_s])
-        image = _shifted(image, np.trunc((2 * u[4:7] - 1) * most))
+        image = shifted(image, np.trunc((2 * u[4:7] - 1) * most))
     if options.pca_noise > 0:
-        image = _bytes(image + color.PCA @ _normal(u[7:10], options.pca_noise))
+        image = as_bytes(image + color.PCA @ _normal(u[7:10], options.pca_noise))
     return image
 
 
@@ -46,11 +47,11 @@ def _multiplied(image: Image, options: Augmenting, u: Any) -> Image:
     for kind in _ORDERS[min(int(u[3] * 6), 5)]:
         share = shares[kind]
         if kind == 0:
-            image = _bytes(image * share)
+            image = as_bytes(image * share)
         else:
             gray = np.rint(image @ _LUMINANCE)
             other = gray.mean() if kind == 1 else gray[:, :, None]
-            image = _bytes(image * share + (1 - share) * other)
+            image = as_bytes(image * share + (1 - share) * other)
     return image
 
 
@@ -63,7 +64,7 @@ def _normal(u: Any, spread: float) -> Any:
 # -- hue, lightness, saturation ------------------------------------------------------------------------------
 
 
-def _shifted(image: Image, by: Any) -> Image:
+def shifted(image: Image, by: Any) -> Image:
     """Add numbers to the hue (0 to 180), lightness and saturation (0 to 255) of an image."""
     return from_hls(np.clip(to_hls(image) + by, 0, [180, 255, 255]))
 
@@ -77,4 +78,4 @@ def to_hls(image: Image) -> Any:
 def from_hls(hls: Any) -> Image:
     """Compute the image with this hue, lightness and saturation."""
     hue, light, saturation = np.moveaxis(hls, -1, 0)
-    return _bytes(color.hls_to_rgb(np, hue / 30, light / 255, saturation / 255) * 255)
+    return as_bytes(color.hls_to_rgb(np, hue / 30, light / 255, saturation / 255) * 255)

@@ -1,18 +1,16 @@
-"""The parameters of `ImageRecordIter`, in groups; names and defaults are MXNet's."""
+"""The parameters of `ImageRecordIter` and `ImageDetRecordIter`, in groups; names and defaults are MXNet's."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_type_hints
 
 from flowmx.errors import ParameterError
 from flowmx.ops.registry.parameters import literal
 from flowmx.suggestions import did_you_mean
-
-T = TypeVar("T")
 
 _IGNORED = {"verbose", "device_id", "ctx", "data_name", "label_name"}
 """Arguments that scripts pass and that have no effect here, or are read elsewhere."""
@@ -20,8 +18,23 @@ _FALSE = {"0", "false", "no"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class Options:
+    """Base of the groups."""
+
+    iterator: ClassVar[str] = "ImageRecordIter"
+    """The iterator that takes them, for messages."""
+
+    def refused(self, text: str) -> ParameterError:
+        """The error of a value that is not taken."""
+        return ParameterError(f"{self.iterator}: {text}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading(Options):
     """Options of the files that are read, and of the batches."""
+
+    augmenter: ClassVar[str] = "aug_default"
+    least_label_width: ClassVar[int] = 1
 
     path_imgrec: str = ""
     path_imgidx: str = ""
@@ -42,25 +55,27 @@ class Reading:
     shuffle_chunk_size: int = 0
     shuffle_chunk_seed: int = 0
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """The height and width of ``data_shape``."""
+        return self.data_shape[1], self.data_shape[2]
+
     def __post_init__(self) -> None:
         if not self.path_imgrec:
-            raise ParameterError("ImageRecordIter: path_imgrec is missing: the .rec file to read")
+            raise self.refused("path_imgrec is missing: the .rec file to read")
         if len(self.data_shape) != 3 or self.data_shape[0] not in (1, 3, 4) or min(self.data_shape) < 1:
-            raise ParameterError(
-                f"ImageRecordIter: data_shape is {self.data_shape}, expected (channels, height, width) with 1, 3 or 4 "
-                "channels"
+            raise self.refused(
+                f"data_shape is {self.data_shape}, expected (channels, height, width) with 1, 3 or 4 channels"
             )
-        for name in ("batch_size", "label_width", "preprocess_threads"):
-            if getattr(self, name) < 1:
-                raise ParameterError(f"ImageRecordIter: {name} is {getattr(self, name)}, expected at least 1")
-        if self.aug_seq not in ("aug_default", ""):
-            raise ParameterError(
-                f"ImageRecordIter: aug_seq is {self.aug_seq!r}, expected 'aug_default', which there is"
-            )
+        for name, least in (("batch_size", 1), ("label_width", self.least_label_width), ("preprocess_threads", 1)):
+            if getattr(self, name) < least:
+                raise self.refused(f"{name} is {getattr(self, name)}, expected at least {least}")
+        if self.aug_seq not in (self.augmenter, ""):
+            raise self.refused(f"aug_seq is {self.aug_seq!r}, expected {self.augmenter!r}, which there is")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Augmenting:
+class Augmenting(Options):
     """Options of the augmentation; see MXNet's documentation of `ImageRecordIter`."""
 
     resize: int = -1
@@ -93,7 +108,7 @@ class Augmenting:
 
     def __post_init__(self) -> None:
         if self.inter_method not in (0, 1, 2, 3, 4, 9, 10):
-            raise ParameterError(f"ImageRecordIter: inter_method is {self.inter_method}, expected 0 to 4, 9 or 10")
+            raise self.refused(f"inter_method is {self.inter_method}, expected 0 to 4, 9 or 10")
         if self.random_resized_crop:
             conflicts = {
                 "rand_crop": self.rand_crop, "max_crop_size": self.max_crop_size != -1,
@@ -102,11 +117,11 @@ class Augmenting:
             }  # fmt: skip
             found = [name for name, given in conflicts.items() if given]
             if found:
-                raise ParameterError(f"ImageRecordIter: random_resized_crop=True conflicts with {', '.join(found)}")
+                raise self.refused(f"random_resized_crop=True conflicts with {', '.join(found)}")
         for name in ("crop_size", "random_scale", "random_area"):
             low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
             if low > high:
-                raise ParameterError(f"ImageRecordIter: min_{name} is {low}, more than max_{name}, which is {high}")
+                raise self.refused(f"min_{name} is {low}, more than max_{name}, which is {high}")
 
     @cached_property
     def aspect_ratios(self) -> tuple[float, float]:
@@ -137,7 +152,7 @@ class Augmenting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Normalizing:
+class Normalizing(Options):
     """Options of the normalization: ``((value - mean) * contrast + illumination) * scale / std``."""
 
     mirror: bool = False
@@ -158,13 +173,161 @@ class Normalizing:
     def __post_init__(self) -> None:
         for name in ("std_r", "std_g", "std_b", "std_a"):
             if not getattr(self, name):
-                raise ParameterError(f"ImageRecordIter: {name} is 0, and numbers are divided by it")
+                raise self.refused(f"{name} is 0, and numbers are divided by it")
 
 
-GROUPS = (Reading, Augmenting, Normalizing)
+CLASSIFICATION = (Reading, Augmenting, Normalizing)
+
+# -- boxes -----------------------------------------------------------------------------------------------------
 
 
-def parse(given: Mapping[str, Any]) -> tuple[Reading, Augmenting, Normalizing]:
+@dataclass(frozen=True, kw_only=True)
+class DetReading(Reading):
+    """The same for images with boxes."""
+
+    iterator: ClassVar[str] = "ImageDetRecordIter"
+    augmenter: ClassVar[str] = "det_aug_default"
+    least_label_width: ClassVar[int] = -1
+
+    label_width: int = -1
+    label_pad_width: int = 0
+    label_pad_value: float = -1.0
+    aug_seq: str = "det_aug_default"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetAugmenting(Options):
+    """Options of the augmentation of images with boxes; see MXNet's documentation of `ImageDetRecordIter`.
+
+    Those of crops are one value, or one for each of ``num_crop_sampler``.
+    """
+
+    iterator: ClassVar[str] = "ImageDetRecordIter"
+
+    resize: int = -1
+    rand_crop_prob: float = 0.0
+    min_crop_scales: tuple[float, ...] = (0.0,)
+    max_crop_scales: tuple[float, ...] = (1.0,)
+    min_crop_aspect_ratios: tuple[float, ...] = (1.0,)
+    max_crop_aspect_ratios: tuple[float, ...] = (1.0,)
+    min_crop_overlaps: tuple[float, ...] = (0.0,)
+    max_crop_overlaps: tuple[float, ...] = (1.0,)
+    min_crop_sample_coverages: tuple[float, ...] = (0.0,)
+    max_crop_sample_coverages: tuple[float, ...] = (1.0,)
+    min_crop_object_coverages: tuple[float, ...] = (0.0,)
+    max_crop_object_coverages: tuple[float, ...] = (1.0,)
+    num_crop_sampler: int = 1
+    crop_emit_mode: str = "center"
+    emit_overlap_thresh: float = 0.3
+    max_crop_trials: tuple[int, ...] = (25,)
+    rand_pad_prob: float = 0.0
+    max_pad_scale: float = 1.0
+    max_random_hue: int = 0
+    random_hue_prob: float = 0.0
+    max_random_saturation: int = 0
+    random_saturation_prob: float = 0.0
+    max_random_illumination: int = 0
+    random_illumination_prob: float = 0.0
+    max_random_contrast: float = 0.0
+    random_contrast_prob: float = 0.0
+    rand_mirror_prob: float = 0.0
+    fill_value: int = 127
+    inter_method: int = 1
+    resize_mode: str = "force"
+
+    def __post_init__(self) -> None:
+        for name, known in (("crop_emit_mode", ("center", "overlap")), ("resize_mode", ("force", "shrink", "fit"))):
+            if getattr(self, name) not in known:
+                raise self.refused(f"{name} is {getattr(self, name)!r}, expected {' or '.join(map(repr, known))}")
+        if self.inter_method not in (0, 1, 2, 3, 4, 9, 10):
+            raise self.refused(f"inter_method is {self.inter_method}, expected 0 to 4, 9 or 10")
+        if self.emit_overlap_thresh < 0:
+            raise self.refused(f"emit_overlap_thresh is {self.emit_overlap_thresh}, expected at least 0")
+        count = self.num_crop_sampler
+        for name in ("max_crop_trials", *(f"{end}_{kind}" for kind in _CROPS for end in ("min", "max"))):
+            values = getattr(self, name)
+            if count > 0 and len(values) not in (1, count):
+                raise self.refused(
+                    f"{name} has {len(values)} values, expected one or num_crop_sampler, which is {count}"
+                )
+        for sampler in self.samplers:
+            sampler.check(self)
+
+    @cached_property
+    def samplers(self) -> list[CropSampler]:
+        """The samplers of crops."""
+        found = []
+        for at in range(max(0, self.num_crop_sampler)):
+            ranges: list[Any] = [(self._of(f"min_{kind}", at), self._of(f"max_{kind}", at)) for kind in _CROPS]
+            found.append(CropSampler._make([*ranges, self._of("max_crop_trials", at)]))
+        return found
+
+    def _of(self, name: str, sampler: int) -> Any:
+        values = getattr(self, name)
+        return values[sampler if len(values) > 1 else 0]
+
+    @cached_property
+    def changes_colors(self) -> bool:
+        """True where colours are changed at random."""
+        chances = (self.random_hue_prob, self.random_saturation_prob, self.random_illumination_prob)
+        return max(*chances, self.random_contrast_prob) > 0
+
+
+_CROPS = ("crop_scales", "crop_aspect_ratios", "crop_overlaps", "crop_sample_coverages", "crop_object_coverages")
+Range = tuple[float, float]
+
+
+class CropSampler(NamedTuple):
+    """The ranges that crops of one kind are drawn from, and those that one must keep to with some object."""
+
+    scales: Range
+    aspect_ratios: Range
+    overlaps: Range
+    sample_coverages: Range
+    object_coverages: Range
+    trials: int
+
+    def check(self, options: Options) -> None:
+        """Check the ranges.
+
+        Raises:
+            ParameterError: one is empty.
+        """
+        for kind, (low, high) in zip(_CROPS, self[:5], strict=True):
+            if low > high or (kind == "crop_scales" and not 0 <= low < high <= 1):
+                raise options.refused(f"min_{kind} is {low} and max_{kind} is {high}: nothing lies between them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetNormalizing(Options):
+    """Options of the normalization of images with boxes: ``(value - mean) / std * scale``; a std of 0 is none."""
+
+    iterator: ClassVar[str] = "ImageDetRecordIter"
+
+    mean_img: str = ""
+    mean_r: float = 0.0
+    mean_g: float = 0.0
+    mean_b: float = 0.0
+    mean_a: float = 0.0
+    std_r: float = 0.0
+    std_g: float = 0.0
+    std_b: float = 0.0
+    std_a: float = 0.0
+    scale: float = 1.0
+
+
+DETECTION = (DetReading, DetAugmenting, DetNormalizing)
+
+# -- reading ---------------------------------------------------------------------------------------------------
+
+T1 = TypeVar("T1", bound=Reading)
+T2 = TypeVar("T2", bound=Options)
+T3 = TypeVar("T3", bound=Options)
+
+
+def parse(
+    given: Mapping[str, Any], reading: type[T1], augmenting: type[T2], normalizing: type[T3]
+) -> tuple[T1, T2, T3]:
     """The groups of parameters from the arguments of a call; texts are read as MXNet does.
 
     An unknown argument is ignored with a warning (MXNet says nothing).
@@ -172,35 +335,42 @@ def parse(given: Mapping[str, Any]) -> tuple[Reading, Augmenting, Normalizing]:
     Raises:
         ValueError: an argument is missing, or has a value that it does not take.
     """
-    known = {field.name for group in GROUPS for field in fields(group)}
+    known = {field.name for group in (reading, augmenting, normalizing) for field in fields(group)}
     for name in given:
         if name not in known and name not in _IGNORED:
             hint = did_you_mean(name, known)
-            warnings.warn(f"ImageRecordIter: unknown argument {name!r} is ignored{hint}", stacklevel=4)
-    return _group(Reading, given), _group(Augmenting, given), _group(Normalizing, given)
+            warnings.warn(f"{reading.iterator}: unknown argument {name!r} is ignored{hint}", stacklevel=4)
+    return _group(reading, given), _group(augmenting, given), _group(normalizing, given)
 
 
-def _group(group: type[T], given: Mapping[str, Any]) -> T:
-    types = get_type_hints(group)
-    return group(**{name: _read(name, given[name], kind) for name, kind in types.items() if _is_given(given.get(name))})
+def _group(group: type[T2], given: Mapping[str, Any]) -> T2:
+    return group(
+        **{
+            field.name: _read(group.iterator, field.name, given[field.name], types[field.name])
+            for types in [get_type_hints(group)]
+            for field in fields(group)
+            if _is_given(given.get(field.name))
+        }
+    )
 
 
 def _is_given(value: Any) -> bool:
     return value is not None and not (isinstance(value, str) and value == "None")
 
 
-def _read(name: str, value: Any, kind: Any) -> Any:
+def _read(iterator: str, name: str, value: Any, kind: Any) -> Any:
     try:
         return _READERS.get(kind, kind)(value)
     except (TypeError, ValueError, SyntaxError) as error:
-        raise ParameterError(
-            f"ImageRecordIter: {name} is {value!r}, expected {getattr(kind, '__name__', kind)}"
-        ) from error
+        raise ParameterError(f"{iterator}: {name} is {value!r}, expected {getattr(kind, '__name__', kind)}") from error
 
 
-def _integers(value: Any) -> tuple[int, ...]:
-    parsed = literal(value) if isinstance(value, str) else value
-    return tuple(int(each) for each in (parsed if isinstance(parsed, (list, tuple)) else [parsed]))
+def _several(kind: type) -> Callable[[Any], tuple[Any, ...]]:
+    def read(value: Any) -> tuple[Any, ...]:
+        parsed = literal(value) if isinstance(value, str) else value
+        return tuple(kind(each) for each in (parsed if isinstance(parsed, (list, tuple)) else [parsed]))
+
+    return read
 
 
 def _text(value: Any) -> str:
@@ -210,7 +380,8 @@ def _text(value: Any) -> str:
 _READERS: dict[Any, Any] = {
     bool: lambda value: value.lower() not in _FALSE if isinstance(value, str) else bool(value),
     str: _text,
-    tuple[int, ...]: _integers,
+    tuple[int, ...]: _several(int),
+    tuple[float, ...]: _several(float),
     int | None: int,
     float | None: float,
 }

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from flowmx.gluon.loss.base import Loss
+from flowmx.ndarray import NDArray, core
+from flowmx.ndarray.functions import op
+from flowmx.ops.registry.dtypes import FLOAT32
+from flowmx.ops.sparse.shapes import SparseShape
 
 __all__ = [
     "HingeLoss", "KLDivLoss", "LogisticLoss", "SigmoidBCELoss", "SigmoidBinaryCrossEntropyLoss", "SoftmaxCELoss",
     "SoftmaxCrossEntropyLoss", "SquaredHingeLoss",
 ]  # fmt: skip
+
+_MOST_AT_ONCE = 1 << 16
+"""Elements of logits up to which a cross-entropy is one operator; parts of larger ones are computed on all cores."""
 
 
 class SigmoidBinaryCrossEntropyLoss(Loss):
@@ -67,6 +76,8 @@ class SoftmaxCrossEntropyLoss(Loss):
         self._axis, self._sparse_label, self._from_logits = axis, sparse_label, from_logits
 
     def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
+        if sample_weight is None and isinstance(pred, NDArray) and self._is_one_operator(pred, label):
+            return op("_class_cross_entropy", pred, label)
         if not self._from_logits:
             pred = F.log_softmax(pred, axis=self._axis)
         if self._sparse_label:
@@ -74,6 +85,25 @@ class SoftmaxCrossEntropyLoss(Loss):
         else:
             loss = -F.sum(pred * F.reshape_like(label, pred), axis=self._axis, keepdims=True)
         return self._mean(F, loss, sample_weight)
+
+    def _is_one_operator(self, pred: NDArray, label: Any) -> bool:
+        """Tell whether the loss of these arrays is one operator: small rows of logits, one class number for each."""
+        shape = pred._shape
+        return (
+            self._sparse_label
+            and not self._from_logits
+            and self._weight is None
+            and self._batch_axis == 0
+            and len(shape) == 2
+            and self._axis in (-1, 1)
+            and 0 < shape[0] * shape[1] <= _MOST_AT_ONCE
+            and pred._dtype in (FLOAT32, np.dtype(np.float64))
+            and core.casting is None
+            and isinstance(label, NDArray)
+            and label._shape in ((shape[0],), (shape[0], 1))
+            and not isinstance(label._shape, SparseShape)
+            and not isinstance(shape, SparseShape)
+        )
 
 
 class KLDivLoss(Loss):

@@ -6,13 +6,24 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
+from flowmx.engine import origin
 from flowmx.gluon.base import A, Block
 from flowmx.gluon.hybrid import HybridBlock, Layer
 from flowmx.gluon.nn.activations import Activation
+from flowmx.ndarray import NDArray, core
+from flowmx.ndarray.functions import op
+from flowmx.ops.registry.dtypes import FLOAT32
+from flowmx.ops.sparse.shapes import SparseShape
 
 __all__ = ["Dense", "Dropout", "Embedding", "Flatten", "HybridLambda", "HybridSequential", "Lambda", "Sequential"]
+
+_AT_ONCE = (FLOAT32, np.dtype(np.float64))
+_MOST_AT_ONCE = 1 << 14
+"""Elements of a dense layer's result up to which it is one operator with its activation."""
 
 
 class _Stack(Block):
@@ -124,10 +135,31 @@ class Dense(Layer):
             self.act = None if activation is None else Activation(activation, prefix=f"{activation}_")
 
     def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:
+        if self.act is not None and isinstance(x, NDArray) and self._is_one_operator(x, weight):
+            given = (x, weight) if bias is None else (x, weight, bias)
+            return op(
+                "_dense", *given, num_hidden=self._units, no_bias=bias is None, flatten=self._flatten,
+                act_type=self.act._act_type,
+            )  # fmt: skip
         out = F.FullyConnected(
             x, weight, bias, no_bias=bias is None, num_hidden=self._units, flatten=self._flatten, name="fwd"
         )
         return out if self.act is None else self.act(out)
+
+    def _is_one_operator(self, x: NDArray, weight: NDArray) -> bool:
+        """Tell whether product and activation are one operator: where the result is small, and nobody looks between."""
+        act, shape = self.act, x._shape
+        return (
+            type(act) is Activation
+            and not (act._forward_hooks or act._forward_pre_hooks or act._active or origin.names_layers)
+            and core.casting is None
+            and x._dtype in _AT_ONCE
+            and weight._dtype is x._dtype
+            and len(shape) == 2
+            and 0 < shape[0] * self._units <= _MOST_AT_ONCE
+            and not isinstance(shape, SparseShape)
+            and not isinstance(weight._shape, SparseShape)
+        )
 
     def __repr__(self) -> str:
         units, inputs = self.weight.shape or (self._units, 0)

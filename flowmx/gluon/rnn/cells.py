@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
+
 from flowmx.gluon.rnn import fused, sequences, steps
 from flowmx.gluon.rnn.recurrent import HybridRecurrentCell
-from flowmx.ndarray import NDArray
+from flowmx.ndarray import NDArray, core
+from flowmx.ops.registry.dtypes import FLOAT32
+from flowmx.ops.sparse.shapes import SparseShape
 
 __all__ = ["GRUCell", "LSTMCell", "RNNCell"]
+
+_AT_ONCE = (FLOAT32, np.dtype(np.float64))
+"""The dtypes of which a step is one operator: of 16 bits each operator rounds by itself."""
 
 
 class _GatedCell(HybridRecurrentCell):
@@ -82,8 +90,23 @@ class _GatedCell(HybridRecurrentCell):
         t, rows = f"t{self._counter}_", len(self.kind.gates) * self._hidden_size
         i2h = F.FullyConnected(inputs, i2h_weight, i2h_bias, num_hidden=rows, name=f"{t}i2h")
         h2h = F.FullyConnected(states[0], h2h_weight, h2h_bias, num_hidden=rows, name=f"{t}h2h")
+        at_once = self.kind.at_once
+        if at_once is not None and self._is_one_operator(i2h, states):
+            return at_once(i2h, h2h, states)
         act, gate = (partial(self._get_activation, F, activation=each) for each in self._activations())
         return self.kind.step(steps.CellStep(F, t, act, gate, named=True), i2h, h2h, states)
+
+    def _is_one_operator(self, i2h: Any, states: Sequence[Any]) -> bool:
+        """Tell whether a step on these arrays is one operator, from its products on; graphs have MXNet's operators."""
+        return (
+            isinstance(i2h, NDArray)
+            and self._activations() == ("tanh", "sigmoid")
+            and type(self)._get_activation is HybridRecurrentCell._get_activation
+            and core.casting is None
+            and i2h._dtype in _AT_ONCE
+            and len(i2h._shape) == 2
+            and all(each._dtype is i2h._dtype and not isinstance(each._shape, SparseShape) for each in states)
+        )
 
 
 class RNNCell(_GatedCell):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+from flowmx.ndarray.functions import op
 from flowmx.ops.recurrent.layout import GATES
 
 Stepped = tuple[Any, list[Any]]
@@ -86,6 +87,16 @@ def gru(step: CellStep, i2h: Any, h2h: Any, states: list[Any]) -> Stepped:
     return output, [output]
 
 
+def _lstm_at_once(i2h: Any, h2h: Any, states: list[Any]) -> Stepped:
+    output, memory = op("_lstm_step", i2h, h2h, states[1])
+    return output, [output, memory]
+
+
+def _gru_at_once(i2h: Any, h2h: Any, states: list[Any]) -> Stepped:
+    output = op("_gru_step", i2h, h2h, states[0])
+    return output, [output]
+
+
 class CellKind(NamedTuple):
     """A kind of cell.
 
@@ -93,15 +104,17 @@ class CellKind(NamedTuple):
         gates: the suffix of each gate's arrays in unpacked weights.
         states: the number of its states.
         step: computes output and following states of a step from transformed input, transformed state, and states.
+        at_once: does the same on arrays, by one operator, where gates are sigmoids and the activation is tanh.
     """
 
     gates: tuple[str, ...]
     states: int
     step: Callable[[CellStep, Any, Any, list[Any]], Stepped]
+    at_once: Callable[[Any, Any, list[Any]], Stepped] | None = None
 
 
 ELMAN, LSTM, GRU = (
     CellKind(GATES["rnn_tanh"], 1, elman),
-    CellKind(GATES["lstm"], 2, lstm),
-    CellKind(GATES["gru"], 1, gru),
+    CellKind(GATES["lstm"], 2, lstm, _lstm_at_once),
+    CellKind(GATES["gru"], 1, gru, _gru_at_once),
 )

@@ -65,6 +65,14 @@ def choose(repeats: Repeats, budget: int) -> Choice:
     return min((search.shortened(high, *each, budget) for each in fitting[:_SEGMENTS]), key=lambda each: each.price)
 
 
+def segments(repeats: Repeats, count: int) -> list[int]:
+    """The steps before which about so many segments of the forward pass end, where few bytes cross to the next one."""
+    search = _Search(repeats)
+    if not search.classes:
+        return []
+    return [*[cut + 1 for cut in search.cuts(len(search.classes) - 1, 1 / count)], repeats.forward]
+
+
 class _Search:
     """Choices for one graph.
 
@@ -144,6 +152,10 @@ class _Search:
         allowed[until:] &= self._dear[until:] <= always
         again = self._repeats.select(allowed.tolist().__getitem__, self._kept(self._cuts(klass, segment, until)))
         return self.judge(again)
+
+    def cuts(self, klass: int, part: float) -> list[int]:
+        """The steps after which segments of such a part of all that may be computed again end."""
+        return self._cuts(klass, part * float(self._saved(klass).sum()), self._repeats.forward)
 
     def _cuts(self, klass: int, segment: float, until: int) -> list[int]:
         """The steps after which a segment ends: of those that make it long enough, where the fewest bytes cross."""

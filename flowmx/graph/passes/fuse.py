@@ -30,6 +30,7 @@ from flowmx.ops.compiled.fused import (
     WideFullyConnectedWeight,
 )
 from flowmx.ops.math.binary import SUMS
+from flowmx.ops.math.select import Clip
 from flowmx.ops.nn.activation import Activation, LeakyReLU
 from flowmx.ops.nn.convolution import Convolution, ConvolutionWeight, DeconvolutionWeight
 from flowmx.ops.nn.linear import BackwardBias, FullyConnected, FullyConnectedWeight
@@ -61,7 +62,7 @@ class _Group:
         layer: the convolution or product.
         members: what goes into it, in order.
         bias, addend: what these add.
-        then, slope: the activation, as :class:`flowmx.ops.compiled.fused.Fused` has it.
+        then, slope, top: the activation, as :class:`flowmx.ops.compiled.fused.Fused` has it.
     """
 
     layer: Node
@@ -70,6 +71,7 @@ class _Group:
     addend: Entry | None = None
     then: str = ""
     slope: float = 0.25
+    top: float = 0.0
 
 
 def fuse(graph: Graph, options: Options) -> Graph:
@@ -168,10 +170,11 @@ def _grown(rewriter: Rewriter, layer: Node, readers: dict[Entry, Node], taken: s
 
 def _acts(group: _Group, user: Node) -> bool:
     """Tell whether a node is an activation that the layer's kernel can apply; if so, note it in the group."""
-    kind = _activation(user)
+    kind = activation_of(user)
     if not kind or kind not in _THEN:
         return False
     group.then, group.slope = kind, getattr(user.op, "slope", group.slope)
+    group.top = getattr(user.op, "a_max", group.top)
     return True
 
 
@@ -207,7 +210,7 @@ def _put_group(rewriter: Rewriter, group: _Group, last: Node) -> None:
         entries.append(rewriter.new(group.addend))
         changes["added"] = True
     if group.then:
-        changes.update(then=group.then, slope=group.slope)
+        changes.update(then=group.then, slope=group.slope, top=group.top)
     made = rewriter.make(fused(layer, **changes), entries, layer)
     rewriter.replace(Entry(last, 0), Entry(made, 0))
     for member in group.members:
@@ -232,7 +235,7 @@ def _relus(rewriter: Rewriter) -> dict[Node, Node]:
         if not node.inputs or type(node.inputs[0].node.op) is not BatchNorm:
             continue
         source = node.inputs[0]
-        if source.index == 0 and _activation(node) == "relu" and rewriter.uses[source] == 1:
+        if source.index == 0 and activation_of(node) == "relu" and rewriter.uses[source] == 1:
             found[source.node] = node
     return found
 
@@ -272,9 +275,11 @@ def _parameters(op: Operator) -> dict[str, Any]:
     return {name: getattr(op, name) for name in op.attributes()}
 
 
-def _activation(node: Node) -> str:
+def activation_of(node: Node) -> str:
     """Which activation a node is; empty where it is none."""
     op: Any = node.op
     if type(op) in (Activation, LeakyReLU):
         return str(op.act_type)
+    if type(op) is Clip and op.a_min == 0:
+        return "clip"
     return "" if op is None else str(op.traits.activation)

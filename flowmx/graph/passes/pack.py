@@ -2,7 +2,7 @@
 
 In prediction weights stay as they are for a long time, and a convolution of one image takes about as long as it takes
 to bring its filters into order. A copy of each takes memory outside the plan; a scale is multiplied in on the way. The
-parameters of recurrent layers are joined once, too.
+parameters of recurrent layers are joined or packed once, too.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes.fuse import FUSED, fused
 from flowmx.ops.compiled.fused import Fused, FusedConvolution, FusedFullyConnected
-from flowmx.ops.compiled.packed import KeptParameters, PackConvolution, PackFullyConnected
+from flowmx.ops.compiled.packed import PackConvolution, PackFullyConnected
+from flowmx.ops.compiled.recurrent import KeptParameters, PackedRNN, PackRNN
 from flowmx.ops.quantization.fused import ConvolutionByFilters, ProductByPacked, ProductPart
 from flowmx.ops.quantization.ranges import UINT8
+from flowmx.ops.quantization.recurrent import PackedQuantizedRNN, PackQuantizedRNN, QuantizedRNN
 from flowmx.ops.quantization.sums import (
     Int8,
     Int8Convolution,
@@ -22,6 +24,7 @@ from flowmx.ops.quantization.sums import (
     PackInt8FullyConnected,
     summing,
 )
+from flowmx.ops.recurrent.operator import RNN
 from flowmx.ops.registry.operators import Operator, packed_size
 from flowmx.ops.second_names import RNNParamConcat
 
@@ -31,20 +34,30 @@ PACKED: dict[type, type[Operator]] = {
     Int8Convolution: PackInt8Convolution,
     Int8FullyConnected: PackInt8FullyConnected,
 }
+_RECURRENT: dict[type, tuple[type[Operator], type[Operator]]] = {
+    RNN: (PackedRNN, PackRNN),
+    QuantizedRNN: (PackedQuantizedRNN, PackQuantizedRNN),
+}
+"""For recurrent layers what reads packed parameters, and what makes them."""
 _OF_BYTES = (Int8, ConvolutionByFilters, ProductPart)
 
 
 def pack_filters(graph: Graph, options: Options) -> Graph:
-    """Let convolutions and products of a prediction read packed weights."""
-    if graph.train or not options.pack:
+    """Let layers of a prediction read packed weights; without that option, where rounding them takes long, alone."""
+    if graph.train or not (options.pack or any(type(node.op) is QuantizedRNN for node in graph.nodes())):
         return graph
     rewriter = Rewriter(graph)
     for node in rewriter.nodes:
+        if not options.pack and node.op is not None and type(node.op) is not QuantizedRNN:
+            rewriter.keep(node)
+            continue
         is_layer = type(node.op) in FUSED or isinstance(node.op, _OF_BYTES)
-        if type(node.op) is RNNParamConcat and all(_stays(entry, options) for entry in node.inputs):
-            joining = KeptParameters.create(**{name: getattr(node.op, name) for name in node.op.attributes()})
-            made = rewriter.make(joining, [rewriter.new(entry) for entry in node.inputs], node)
+        if type(node.op) is RNNParamConcat and (parts := _parameters(rewriter, Entry(node, 0), options)):
+            made = rewriter.make(KeptParameters.create(num_args=len(parts)), parts, node)
             rewriter.replace(Entry(node, 0), Entry(made, 0))
+        elif type(node.op) in _RECURRENT:
+            if not _pack_recurrent(rewriter, node, options):
+                rewriter.keep(node)
         elif node.op is not None and not (is_layer and _pack(rewriter, node, options)):
             rewriter.keep(node)
     return rewriter.result()
@@ -92,6 +105,46 @@ def _pack(rewriter: Rewriter, node: Node, options: Options) -> bool:
     for index in range(node.outputs()):
         rewriter.replace(Entry(node, index), Entry(made, index))
     rewriter.note(f"{weight.node.name} is packed for {node.name}")
+    return True
+
+
+def _parameters(rewriter: Rewriter, vector: Entry, options: Options) -> list[Entry]:
+    """The arrays that a vector of parameters is joined of, all that stay the same; none where one does not."""
+    joins = type(vector.node.op) is RNNParamConcat
+    found = [_source(entry) for entry in vector.node.inputs] if joins else [vector]
+    return list(map(rewriter.new, found)) if all(_stays(entry, options) for entry in found) else []
+
+
+def _source(entry: Entry) -> Entry:
+    """The entry of which one is only a view."""
+    while entry.node.op is not None and entry.node.op.traits.view:
+        entry = entry.node.inputs[0]
+    return entry
+
+
+def _pack_recurrent(rewriter: Rewriter, node: Node, options: Options) -> bool:
+    """Let recurrent layers read packed parameters; False where they cannot, or are as fast without."""
+    graph, op, (data, vector, *_) = rewriter.graph, node.op, node.inputs
+    assert op is not None
+    context = graph.context(node)
+    kind = options.device_type if context is None else context.kernels
+    parts = _parameters(rewriter, vector, options)
+    is_kept = range(op.visible_outputs(), len(op.outputs()))  # for a gradient
+    if not parts or any(rewriter.uses.get(Entry(node, index)) for index in is_kept):
+        return False
+    reading, packing = _RECURRENT[type(op)]
+    given = {name: getattr(op, name) for name in op.attributes()}
+    layer, shape = reading.create(**given), graph.shapes[data]
+    size = packed_size(kind, layer, shape, graph.dtypes[data])
+    if size is None:
+        return False
+    copying = packing.create(**given, num_args=len(parts), data_shape=shape, size=size)
+    copy = rewriter.make(copying, parts, node, f"{node.name} packed")
+    named = dict(zip(op.inputs(), map(rewriter.new, node.inputs), strict=True)) | {"parameters": Entry(copy, 0)}
+    made = rewriter.make(layer, list(named.values()), node)
+    for index in range(op.visible_outputs()):
+        rewriter.replace(Entry(node, index), Entry(made, index))
+    rewriter.note(f"the parameters of {node.name} are packed")
     return True
 
 

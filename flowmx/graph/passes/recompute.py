@@ -116,8 +116,14 @@ def is_cheap(node: Node) -> bool:
     return node.op is not None and node.op.traits.mirrored and not node.op.traits.heavy
 
 
-def compute_again(graph: Graph, nodes: Collection[Node]) -> Graph:
-    """Let the backward pass read copies of these nodes of the forward pass, which it computes itself."""
+def compute_again(graph: Graph, nodes: Collection[Node], shapes_too: bool = False) -> Graph:
+    """Let the backward pass read copies of these nodes of the forward pass, which it computes itself.
+
+    Args:
+        graph: the graph.
+        nodes: those to copy.
+        shapes_too: read copies also where the shape alone is looked at, for which else none is made.
+    """
     rewriter, chosen = Rewriter(graph), set(nodes)
     forward = {node for node in graph.forward() if node.op is not None}
     copies: dict[Entry, Entry] = {}
@@ -126,8 +132,8 @@ def compute_again(graph: Graph, nodes: Collection[Node]) -> Graph:
             if node in chosen:
                 _copy(rewriter, node, copies)
         elif node.op is not None:
-            # Of what is read for its shape alone, no copy is needed.
-            again = {entry: copies[entry] for entry in node.contents() if entry in copies}
+            read = node.inputs if shapes_too else node.contents()
+            again = {entry: copies[entry] for entry in read if entry in copies}
             inputs = tuple([again.get(entry, rewriter.new(entry)) for entry in node.inputs])
             if inputs != node.inputs:
                 made = Node(node.op, node.name, inputs, node.attributes, node.given, node.origin)

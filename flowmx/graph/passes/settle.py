@@ -12,9 +12,16 @@ import numpy as np
 from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.quantizing.known import known_ends, ranges_of
+from flowmx.ops.arrays.shape import Flatten
 from flowmx.ops.compiled.constant import Constant
+from flowmx.ops.quantization.conversions import Dequantize, QuantizeV2
 from flowmx.ops.quantization.fused import ConvolutionByFilters, ConvolutionPart, Part, WholeFilters
-from flowmx.ops.quantization.ranges import Quantized
+from flowmx.ops.quantization.layers import QuantizedFlatten, QuantizedPooling
+from flowmx.ops.quantization.linear import BytesPooling, FromBytes, ToBytes
+from flowmx.ops.quantization.ranges import STEPS, Quantized, largest
+from flowmx.ops.quantization.recurrent import QuantizeAsymmetrically, QuantizeForStates
+from flowmx.ops.registry.dtypes import FLOAT32, name_of
+from flowmx.ops.registry.operators import Operator
 
 
 def settle(graph: Graph, options: Options) -> Graph:
@@ -44,10 +51,47 @@ class _Settling:
     def _visit(self, node: Node) -> None:
         op = node.op
         layer = op if isinstance(op, Part) and op.quantized else None
-        if layer is None or not (self._settled(node, layer) or self._by_filters(node, layer)):
+        if type(op) is QuantizeAsymmetrically and op.min_calib_range is None:
+            self._round_range(node)
+            return
+        if layer is None and self._simplified(node):
+            pass
+        elif layer is None or not (self._settled(node, layer) or self._by_filters(node, layer)):
             self._rewriter.keep(node)
         for index in range(1, node.outputs()):
             self._put_end(Entry(node, index))
+
+    def _simplified(self, node: Node) -> bool:
+        """Put an operator without ranges in the place of one whose ranges are known; False where there is none."""
+        op, rewriter = node.op, self._rewriter
+        ends = [Entry(node, index) for index in range(1, node.outputs())]
+        if any(entry not in self._known or entry in self._wanted for entry in ends):
+            return False
+        made: Operator | None = None
+        if isinstance(op, QuantizeV2) and op.calibrated is not None and self._graph.dtypes[node.inputs[0]] == FLOAT32:
+            dtype = self._graph.dtypes[Entry(node, 0)]
+            size = largest(op.calibrated)
+            made = ToBytes.create(factor=float(STEPS[dtype] / size) if size else 0.0, made=name_of(dtype))
+        elif isinstance(op, Dequantize):
+            given = ranges_of(node.inputs[1:], self._known)[0]
+            if given is not None:
+                made = FromBytes.create(factor=float(op.unit(self._graph.dtypes[node.inputs[0]], largest(given))))
+        elif isinstance(op, QuantizedPooling):
+            made = BytesPooling.create(**{name: getattr(op, name) for name in op.attributes()})
+        elif isinstance(op, QuantizedFlatten):
+            made = Flatten.create()
+        if made is None:
+            return False
+        step = rewriter.make(made, [rewriter.new(node.inputs[0])], node)
+        rewriter.replace(Entry(node, 0), Entry(step, 0))
+        return True
+
+    def _round_range(self, node: Node) -> None:
+        """Let a range that is found at each call be one of few, and have room for states."""
+        rewriter = self._rewriter
+        made = rewriter.make(QuantizeForStates.create(), [rewriter.new(node.inputs[0])], node)
+        for index in range(node.outputs()):
+            rewriter.replace(Entry(node, index), Entry(made, index))
 
     def _put_end(self, entry: Entry) -> None:
         """Let a constant stand for the end of a range that is known."""

@@ -183,9 +183,9 @@ def _is_small(graph: Graph, node: Node) -> bool:
 
 def _says(op: Operator) -> object:
     """A key that is equal for operators with the same result: class and parameters, else the operator itself."""
-    cls = type(op)
-    if cls.__init__ is not Operator.__init__ or cls.create.__func__ is not Operator.create.__func__:  # type: ignore[attr-defined]
+    if not op.is_said_by_parameters():
         return op
+    cls = type(op)
     return cls, tuple([repr(getattr(op, name)) for name in cls.parameters])  # as texts: 0.0 and -0.0 are two
 
 

@@ -116,11 +116,17 @@ class Steps:
 
     def walks(self, positions: Iterable[int]) -> list[list[int]]:
         """Each order of the steps at these positions."""
+        positions = list(positions)
         early = [at for at in positions if not self._late[at]]
-        return [self.with_late(walk(self, early)) for walk in WALKS]
+        return [self.with_late(walk(self, early), set(positions)) for walk in WALKS]
 
-    def with_late(self, order: Sequence[int]) -> list[int]:
-        """An order with each late step put before the first that needs it."""
+    def with_late(self, order: Sequence[int], positions: Collection[int]) -> list[int]:
+        """An order with each late step put before the first that needs it, and before it what it needs.
+
+        Args:
+            order: of the others.
+            positions: all steps of the pass.
+        """
         if not any(self._late):
             return list(order)
         found: dict[int, None] = {}
@@ -128,7 +134,7 @@ class Steps:
             stack = [last]
             while stack:
                 at = stack[-1]
-                missing = [each for each in self.before[at] if self._late[each] and each not in found]
+                missing = [each for each in self.before[at] if each in positions and each not in found]
                 if missing:
                     stack += reversed(missing)
                 else:

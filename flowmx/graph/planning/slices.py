@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -19,14 +19,12 @@ import numpy as np
 
 from flowmx.graph.graph import Graph, Options, Rewriter, is_pure
 from flowmx.graph.node import Entry, Node
-from flowmx.graph.plan import Plan, make_plan
+from flowmx.graph.planning.cost import nanoseconds, once_more
 from flowmx.graph.planning.layout import channels_last
 from flowmx.graph.planning.live import nbytes
 from flowmx.graph.planning.order import Ordered
-from flowmx.ops.compiled.packed import Pack
-from flowmx.ops.compiled.sliced import Sliced
-from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Shape, packed_size
+from flowmx.graph.planning.parting import CUT_ON
+from flowmx.graph.planning.region import Region
 from flowmx.ops.registry.traits import BatchParts
 
 LEAST = 4 << 20
@@ -42,12 +40,6 @@ _MOST_RUNS = 16
 """Runs that are looked at, those first that keep the most alive."""
 _WITH_WORKSPACE = 1.03
 """By how much what lies whole counts for more than it takes, since workspaces of kernels are not counted."""
-_STEP_NS = 15_000
-"""Nanoseconds that one more step takes."""
-_NS_A_BYTE = 0.05
-"""Nanoseconds for each byte of weights that are brought into order and read once more."""
-_FLOPS_A_NS = 400
-_ELEMENTS_A_NS = 4
 _COUNTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
 """Numbers of slices to try."""
 _EVICTED = 16
@@ -137,13 +129,14 @@ def _parts(graph: Graph, node: Node) -> BatchParts | None:
     """The parts of an operator that go along with the batch; None where it may not be in a region."""
     op, context = node.op, graph.context(node)
     assert op is not None
-    if op.traits.dynamic or not is_pure(op, train=False) or not (context is None or context.device_type == "cpu"):
+    if op.traits.dynamic or not is_pure(op, train=False) or not (context is None or context.device_type in CUT_ON):
         return None
     outputs = [graph.shapes[Entry(node, index)] for index in range(node.outputs())]
     inputs = [graph.shapes[entry] for entry in node.inputs]
     if not all(map(math.prod, (*inputs, *outputs))):
         return None
-    return op.batch_parts(inputs, outputs)
+    parts = op.batch_parts(inputs, outputs)
+    return None if parts is None or parts.sums else parts
 
 
 def _rows(graph: Graph, member: Member) -> list[int]:
@@ -232,7 +225,7 @@ class Search:
 
     @cached_property
     def _costs(self) -> Any:
-        return np.array([self._nanoseconds(node) for node in self.order])
+        return np.array([nanoseconds(self.graph, node) for node in self.order])
 
     def choose(self) -> list[tuple[Run, Choice]]:
         """The regions that are worth it."""
@@ -288,29 +281,16 @@ class Search:
         alive = np.array(self.alive[span], float)
         after = np.maximum.accumulate(np.append(alive[1:], 0.0)[::-1])[::-1]
         members = [node in run.members for node in self.order[span]]
-        loss = [self._loss(node, run) for node in self.order[span]]
+        loss = [
+            once_more(self.graph, node, run.members[node]) if node in run.members else 0 for node in self.order[span]
+        ]
         return Ends(
             before + np.cumsum(leaving[run.start :])[: len(alive)], np.maximum.accumulate(alive), after,
             np.cumsum(loss), np.cumsum(np.where(members, self._costs[span], 0)),
         )  # fmt: skip
 
-    def _loss(self, node: Node, run: Run) -> float:
-        """About how many nanoseconds it costs to run an operator once more, for a slice."""
-        assert node.op is not None
-        if node not in run.members or node.op.traits.view:
-            return 0
-        parts = run.members[node]
-        sizes = [0 if at in parts.inputs else nbytes(self.graph, each) for at, each in enumerate(node.inputs)]
-        made = sum(nbytes(self.graph, Entry(node, index)) for index in range(node.outputs()))
-        return _STEP_NS + _NS_A_BYTE * node.op.bytes_read(sizes, made)
 
-    def _nanoseconds(self, node: Node) -> float:
-        """About how long an operator takes at least, on a fast machine, where what slices cost counts most."""
-        flops, elements = _cost(self.graph, node)
-        return max(flops / _FLOPS_A_NS, elements / _ELEMENTS_A_NS)
-
-
-# -- the region as an operator -----------------------------------------------------------------------------
+# -- regions in their places -------------------------------------------------------------------------------
 
 
 class Cut(NamedTuple):
@@ -363,140 +343,8 @@ def cut(
         made += [rewriter.keep(node) for node in each_time[at : run.start]]
         part = each_time[run.start : choice.stop]
         made += [rewriter.keep(node) for node in part if node not in run.members]
-        region = _Region(rewriter, run, [node for node in part if node in run.members], choice.length, laid)
-        made += region.put(external, strided, options)
+        members = {node: run.members[node] for node in part if node in run.members}
+        made += Region(rewriter, members, run.units, choice.length, laid).put(strided, options)
         at = choice.stop
     made += [rewriter.keep(node) for node in each_time[at:]]
     return Cut(rewriter.result(), made, {rewriter.new(entry) for entry in external}, search.whole)
-
-
-class _Region:
-    """A region that becomes an operator.
-
-    Args:
-        rewriter: of the graph.
-        run: what it is a part of.
-        nodes: its operators, in order.
-        length: units in a slice.
-        laid: the entries that lie channels-last.
-    """
-
-    def __init__(
-        self, rewriter: Rewriter, run: Run, nodes: Sequence[Node], length: int, laid: Collection[Entry]
-    ) -> None:  # fmt: skip
-        self._rewriter, self._run, self._nodes, self._length, self._laid = rewriter, run, nodes, length, laid
-        self._graph = rewriter.graph
-        self._shapes: dict[Entry, Shape] = {}
-        self._dtypes: dict[Entry, DType] = {}
-        self._inside: dict[Entry, Entry] = {}
-        self._variables: dict[tuple[Entry, bool], Entry] = {}
-        self._channels_last: set[Entry] = set()
-        self._packs: list[Node] = []
-
-    def put(self, external: Collection[Entry], strided: Collection[Node], options: Options) -> list[Node]:
-        """Make the operator's node, with what comes before it in the order; the region as it is where it cannot be."""
-        steps = [self._step(node, options) for node in self._nodes]
-        if None in steps:
-            return [self._rewriter.keep(node) for node in self._nodes]
-        inner, outputs = [step for step in steps if step is not None], self._outputs()
-        graph = Graph(
-            tuple([self._inside[entry] for entry in outputs]), {}, self._shapes, self._dtypes, False,
-            groups=self._graph.groups, default=self._graph.default,
-        )  # fmt: skip
-        loose = [made.node for (entry, _), made in self._variables.items() if entry.node in strided]
-        plan = make_plan(
-            graph, graph.outputs, loose, replace(options, workers=1, slice=0), (inner, []), self._channels_last
-        )
-        node = self._node(plan, outputs)
-        for index, entry in enumerate(outputs):
-            self._rewriter.replace(entry, Entry(node, index))
-        return [*self._packs, node]
-
-    def _step(self, node: Node, options: Options) -> Node | None:
-        """The operator of a slice; None where there is none."""
-        parts, op = self._run.members[node], node.op
-        inputs = [self._read(entry, at in parts.inputs) for at, entry in enumerate(node.inputs)]
-        if getattr(op, "packed", False):
-            pack = self._repacked(node, self._shapes[inputs[0]], options)
-            if pack is None:
-                return None
-            self._packs.append(pack)
-            inputs[1] = self._variable(Entry(pack, 0), False)
-        made = Node(op, node.name, tuple(inputs), node.attributes, node.given, node.origin)
-        for index in range(node.outputs()):
-            self._note(Entry(node, index), Entry(made, index), index in parts.outputs)
-            self._inside[Entry(node, index)] = Entry(made, index)
-        return made
-
-    def _read(self, entry: Entry, along: bool) -> Entry:
-        """The entry that stands for one of the graph in a slice."""
-        return self._inside[entry] if entry in self._inside else self._variable(entry, along)
-
-    def _variable(self, entry: Entry, along: bool) -> Entry:
-        made = self._variables.get((entry, along))
-        if made is None:
-            made = Entry(Node(None, entry.node.output_name(entry.index), attributes=entry.node.attributes), 0)
-            self._variables[entry, along] = made
-            self._note(entry, made, along)
-        return made
-
-    def _note(self, entry: Entry, made: Entry, along: bool) -> None:
-        """Note the form of what stands for an entry in a slice."""
-        shape = self._rewriter.shapes[entry]
-        self._shapes[made] = (self._rows(entry), *shape[1:]) if along else shape
-        self._dtypes[made] = self._rewriter.dtypes[entry]
-        if entry in self._laid:
-            self._channels_last.add(made)
-
-    def _rows(self, entry: Entry) -> int:
-        """The rows of an entry that are a slice's."""
-        return self._rewriter.shapes[entry][0] // self._run.units * self._length
-
-    def _repacked(self, node: Node, data: Shape, options: Options) -> Node | None:
-        """The node that packs a layer's weight for a slice of its data; None where the kernel has no such layout."""
-        source = node.inputs[1].node
-        assert isinstance(source.op, Pack) and node.op is not None
-        context = self._graph.context(node)
-        kind = options.device_type if context is None else context.kernels
-        size = packed_size(kind, node.op, data, self._rewriter.dtypes[node.inputs[0]])
-        if size is None:
-            return None
-        given = {name: getattr(source.op, name) for name in source.op.parameters}
-        op = type(source.op).create(**{**given, "data_shape": data, "size": size})
-        return self._rewriter.make(op, [self._rewriter.new(entry) for entry in source.inputs], source)
-
-    def _outputs(self) -> list[Entry]:
-        """The entries that are read outside of the region."""
-        members = set(self._nodes)
-        read = dict.fromkeys(entry for entry in self._graph.outputs if entry.node in members)
-        for node in self._rewriter.nodes:
-            if node not in members:
-                read.update(dict.fromkeys(entry for entry in node.inputs if entry.node in members))
-        return list(read)
-
-    def _node(self, plan: Plan, outputs: Sequence[Entry]) -> Node:
-        """The operator's node."""
-        run, length, first = self._run, self._length, self._nodes[0]
-        shapes, dtypes = self._rewriter.shapes, self._rewriter.dtypes
-        rows = [self._rows(entry) if along else 0 for entry, along in self._variables]
-        firsts = [*rows, *[self._rows(e) if e.index in run.members[e.node].outputs else 0 for e in outputs]]
-        begins = [min(at, run.units - length) for at in range(0, run.units, length)]
-        op = Sliced.of(
-            plan=plan,
-            variables=tuple(self._variables.values()),
-            rows=tuple(rows),
-            starts=tuple([tuple([begin * each // length for each in firsts]) for begin in begins]),
-            forms=tuple([(shapes[entry], dtypes[entry]) for entry in outputs]),
-            batch=(run.units, length),
-            laid=tuple([entry in self._laid for entry in outputs]),
-        )
-        name = first.name if len(self._nodes) == 1 else f"{first.name} to {self._nodes[-1].name}"
-        self._rewriter.note(f"{name}: {len(plan.steps())} steps run in {op.told()}")
-        inputs = tuple([self._rewriter.new(entry) for entry, _ in self._variables])
-        return Node(op, name, inputs, first.attributes, None, first.origin)
-
-
-def _cost(graph: Graph, node: Node) -> tuple[int, int]:
-    assert node.op is not None
-    inputs = [graph.shapes[entry] for entry in node.inputs]
-    return node.op.cost(inputs, [graph.shapes[Entry(node, index)] for index in range(node.outputs())])

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flowmx.graph.node import Entry, Node, topological
+from flowmx.ops.quantization.recurrent import QuantizeAsymmetrically, with_states
 from flowmx.ops.registry.operators import lookup
 
 __all__ = ["calibrated", "rebuilt", "with_parameters"]
@@ -24,7 +25,10 @@ def calibrated(entries: Sequence[Entry], ranges: Mapping[str, tuple[float, float
         name = entry.node.output_name(entry.index).removeprefix(_PREFIX)
         if name not in ranges:
             return None
-        low, high = (f"{float(end):.9g}" for end in ranges[name])
+        ends = ranges[name]
+        if isinstance(node.op, QuantizeAsymmetrically):  # what reads it rounds its states by the same range
+            ends = with_states(*ends)
+        low, high = (f"{float(end):.9g}" for end in ends)
         return with_parameters(node, inputs, min_calib_range=low, max_calib_range=high)
 
     return rebuilt(entries, changed)

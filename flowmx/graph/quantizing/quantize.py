@@ -9,6 +9,7 @@ from flowmx.errors import MXNetError, ParameterError
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.graph.quantizing.marking import marked
 from flowmx.ops.quantization.conversions import Dequantize, QuantizeV2, Requantize
+from flowmx.ops.quantization.recurrent import QuantizeAsymmetrically
 from flowmx.ops.registry.operators import Operator, lookup
 from flowmx.ops.registry.traits import Quantization
 
@@ -58,6 +59,8 @@ class _Quantizer:
         """For each new node that gives a value of the old graph, the node of that."""
         self._bytes: dict[Entry, Entry] = {}
         """For each real entry of the old graph its quantized copy."""
+        self._around: dict[Entry, Entry] = {}
+        """Likewise by a range that need not lie around 0."""
         self._reals: dict[Entry, Entry] = {}
         """For each quantized entry of the old graph its real copy."""
         self._offline: dict[tuple[Node, int], Entry] = {}
@@ -79,7 +82,7 @@ class _Quantizer:
 
     def _real(self, entry: Entry) -> Entry:
         """An entry of the old graph as real numbers."""
-        if entry.node not in self._forms:
+        if not self._gives_bytes(entry.node):
             return self._entry(entry)
         if entry not in self._reals:
             ends = self._ends(entry)
@@ -87,6 +90,11 @@ class _Quantizer:
             made = Node(Dequantize.create(), f"{node.name}_dequantize", (self._entry(entry), *ends), origin=node.origin)
             self._reals[entry] = Entry(made, 0)
         return self._reals[entry]
+
+    def _gives_bytes(self, node: Node) -> bool:
+        """True for a node of the old graph whose outputs are quantized numbers."""
+        form = self._forms.get(node)
+        return form is not None and not form.real_output
 
     def _ends(self, entry: Entry) -> tuple[Entry, Entry]:
         """The ends of the range of an entry of the old graph that is quantized."""
@@ -96,21 +104,29 @@ class _Quantizer:
 
     def _as_bytes(self, entry: Entry) -> tuple[Entry, Entry, Entry]:
         """An entry of the old graph as quantized numbers, with the ends of their range."""
-        if entry.node in self._forms:
+        if self._gives_bytes(entry.node):
             return (self._entry(entry), *self._ends(entry))
         if entry not in self._bytes:
-            source = entry.node
-            name = source.name if source.is_variable else source.output_name(entry.index)
-            given = {"out_type": self._how.dtype}
-            made = Node(
-                QuantizeV2.create(**given), f"{name}_quantize", (self._entry(entry),), {}, given, source.origin
-            )  # fmt: skip
-            self._bytes[entry] = Entry(made, 0)
+            self._bytes[entry] = self._converted(entry, QuantizeV2, {"out_type": self._how.dtype})
         first = self._bytes[entry].node
         if entry.node.is_variable and entry.node.name in self._how.offline:
             low, middle, high = (self._variable(first, index, end) for index, end in enumerate(("", "_min", "_max")))
             return low, middle, high
         return Entry(first, 0), Entry(first, 1), Entry(first, 2)
+
+    def _as_bytes_around(self, entry: Entry) -> tuple[Entry, Entry, Entry]:
+        """The same by a range that need not lie around 0, with scale and shift."""
+        if entry not in self._around:
+            self._around[entry] = self._converted(entry, QuantizeAsymmetrically, {})
+        first = self._around[entry].node
+        return Entry(first, 0), Entry(first, 1), Entry(first, 2)
+
+    def _converted(self, entry: Entry, kind: type[Operator], given: dict[str, str]) -> Entry:
+        """A conversion of an entry of the old graph to bytes."""
+        source = entry.node
+        name = source.name if source.is_variable else source.output_name(entry.index)
+        inputs = (self._real(entry),)
+        return Entry(Node(kind.create(**given), f"{name}_quantize", inputs, {}, given, source.origin), 0)
 
     def _variable(self, node: Node, index: int, end: str) -> Entry:
         """The variable in the place of an output of a conversion that is done outside of the graph."""
@@ -121,9 +137,12 @@ class _Quantizer:
     def _quantized(self, node: Node, form: Quantization) -> Node:
         by_channel = self._how.by_channel
         real = {*form.real, *(form.real_by_channel if by_channel else ())}
-        found = [
-            (self._real(entry),) if at in real else self._as_bytes(entry) for at, entry in enumerate(node.inputs)
-        ]  # fmt: skip
+        found: list[tuple[Entry, ...]] = []
+        for at, entry in enumerate(node.inputs):
+            if at in real:
+                found.append((self._real(entry),))
+            else:
+                found.append(self._as_bytes_around(entry) if at in form.asymmetric else self._as_bytes(entry))
         inputs = [each[0] for each in found] + [end for each in found for end in each[1:]]
         given = {**node.given, **dict(form.parameters), **(dict(form.by_channel) if by_channel else {})}
         made = Node(

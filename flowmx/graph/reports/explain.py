@@ -13,9 +13,9 @@ from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
 from flowmx.graph.reports.in_place import InPlace
 from flowmx.graph.reports.occupancy import Occupancy, label
+from flowmx.graph.reports.precision import layers_of
 from flowmx.graph.reports.sizes import in_words
 from flowmx.graph.reports.unfolded import sliced, unfolded
-from flowmx.ops.registry.dtypes import name_of
 
 _NAMED = 4
 """Number of values listed by name among those whose bytes another one takes over."""
@@ -75,20 +75,15 @@ class _Explanation:
             yield f"Arena{_on(context)}: {in_words(size)}"
             yield f"Lower bound{_on(context)}: {in_words(bound)} alive at {at}{_part(size, bound)}"
         yield f"Places: {len(plan.lives)} for {len(plan.place)} values; views: {len(plan.root)}"
-        kinds = Counter(
-            self._precision(node) for node in self._steps if node.op is not None and node.op.traits.multiplies
-        )
+        kinds = layers_of(plan, self._steps)
         if kinds:
-            counted = ", ".join(f"{count} in {kind}" for kind, count in kinds.most_common())
+            counts = Counter({kind: len(names) for kind, names in kinds.items()})
+            counted = ", ".join(f"{count} in {kind}" for kind, count in counts.most_common())
             yield f"Layers by precision: {counted}"
         done = sum(case.is_done for step in range(len(self._steps)) for case in self._in_place.cases(step))
         missed = Counter(case.why_not()[0] for step in range(len(self._steps)) for case in self._in_place.missed(step))
         reasons = ", ".join(f"{reason} {count}" for reason, count in missed.most_common())
         yield f"In place of an input: {done}; not: {sum(missed.values())}" + (f" ({reasons})" if reasons else "")
-
-    def _precision(self, node: Node) -> str:
-        """The element type in which a layer multiplies; bytes are int8, signed or not."""
-        return name_of(self._plan.graph.dtypes[node.inputs[0]]).replace("uint8", "int8")
 
     def kept(self) -> Iterator[str]:
         """Values with memory of their own."""

@@ -15,7 +15,7 @@ from flowmx.ops.compiled.sliced import Sliced
 
 def sliced(plan: Plan) -> list[tuple[Node, Sliced]]:
     """The steps of a plan that run in slices."""
-    return [(node, node.op) for node in plan.forward if isinstance(node.op, Sliced)]
+    return [(node, node.op) for node in (*plan.forward, *plan.backward) if isinstance(node.op, Sliced)]
 
 
 def unfolded(plan: Plan) -> Plan:
@@ -42,19 +42,21 @@ class _Unfolding:
         """Make it."""
         old = self._plan
         once = [self._copied(node) for node in old.once]
-        forward: list[Node] = []
+        passes: list[list[Node]] = []
         spans: list[tuple[int, int]] = []  # for each step of the plan, its first and its last step here
         steps = 0
-        for node in old.forward:
-            if isinstance(node.op, Sliced):
-                forward += self._slices(node, node.op, steps)
-                counted = len(node.op.plan.steps())
-            else:
-                forward.append(self._copied(node))
-                counted = int(Entry(node, 0) not in old.root)
-            if counted:
-                spans.append((steps, steps + counted - 1))
-                steps += counted
+        for nodes in (old.forward, old.backward):
+            passes.append([])
+            for node in nodes:
+                if isinstance(node.op, Sliced):
+                    passes[-1] += self._slices(node, node.op, steps)
+                    counted = len(node.op.plan.steps())
+                else:
+                    passes[-1].append(self._copied(node))
+                    counted = int(Entry(node, 0) not in old.root)
+                if counted:
+                    spans.append((steps, steps + counted - 1))
+                    steps += counted
         spans.append((steps, steps))  # the end
         for at, life in enumerate(old.lives):
             self._lives[at] = Life(life.size, spans[life.first][0], spans[life.last][1])
@@ -67,10 +69,12 @@ class _Unfolding:
         self._root |= {self._entry(view): self._entry(root) for view, root in old.root.items()}
         self._channels_last |= {self._entry(entry) for entry in old.channels_last}
         graph = replace(
-            old.graph, outputs=tuple(map(self._entry, old.graph.outputs)), shapes=self._shapes, dtypes=self._dtypes
-        )
+            old.graph, outputs=tuple(map(self._entry, old.graph.outputs)), shapes=self._shapes, dtypes=self._dtypes,
+            gradients={node: self._entry(entry) for node, entry in old.graph.gradients.items()},
+        )  # fmt: skip
         return replace(
-            old, graph=graph, once=once, forward=forward, external=frozenset(map(self._entry, old.external)),
+            old, graph=graph, once=once, forward=passes[0], backward=passes[1],
+            external=frozenset(map(self._entry, old.external)),
             kept=[self._entry(entry) for entry in old.kept], root=self._root,
             place={entry: number[at] for entry, at in self._place.items()},
             workspace={node: number[at] for node, at in self._workspace.items()},
@@ -101,7 +105,7 @@ class _Unfolding:
         self._entries.update(
             {made: self._entry(entry) for made, entry in zip(op.variables, node.inputs, strict=True)}
         )  # fmt: skip
-        nodes = [self._copied(each) for each in inner.forward]
+        nodes = [self._copied(each) for each in op.nodes()]
         base = self._offsets[self._plan.workspace[node]] if node in self._plan.workspace else 0
         start, last = len(self._lives), len(inner.steps()) - 1
         self._lives += [Life(life.size, first + life.first, first + min(life.last, last)) for life in inner.lives]
@@ -110,7 +114,7 @@ class _Unfolding:
         self._workspace |= {self._nodes[each]: start + at for each, at in inner.workspace.items()}
         self._root |= {self._entry(view): self._entry(root) for view, root in inner.root.items()}
         self._channels_last |= {self._entry(entry) for entry in inner.channels_last}
-        for index, entry in enumerate(inner.graph.outputs):  # it lies whole, where the operator puts it
+        for index, entry in enumerate(inner.graph.wanted()):  # it lies whole, where the operator puts it
             made = self._entry(entry)
             self._entries[Entry(node, index)] = made
             self._shapes[made] = self._shapes[Entry(node, index)]

@@ -9,10 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
 from flowmx.graph.planning import handover
+
+_live: WeakValueDictionary[int, Results] = WeakValueDictionary()
+
+
+def live() -> list[Results]:
+    """The results of all plans that are in use."""
+    # Their references are copied at once, while other threads may compile.
+    return [each for reference in _live.valuerefs() if (each := reference()) is not None]
 
 
 class Ending(NamedTuple):
@@ -54,6 +63,7 @@ class Results:
 
     def __init__(self, plan: Plan, requests: Mapping[Node, str] | None = None) -> None:
         self.plan = plan
+        _live[id(self)] = self
         self.endings: tuple[list[Ending], list[Ending]] = ([], [])
         self._straight: set[Entry] = set()
         self.outputs = [self._target(entry, entry.node, self.endings[0]) for entry in plan.outputs]

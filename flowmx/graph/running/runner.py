@@ -19,11 +19,11 @@ from flowmx.graph.node import Entry, Node
 from flowmx.graph.planning.workspace import laid
 from flowmx.graph.running.ahead import compile_loops
 from flowmx.graph.running.results import Ending, Results
-from flowmx.graph.running.slices import InSlices
+from flowmx.graph.running.slices import InSlices, Summing
 from flowmx.graph.running.steps import Part, Step
 from flowmx.ndarray.core import forward_of
 from flowmx.ops.compiled.chain import Chain
-from flowmx.ops.compiled.sliced import Sliced
+from flowmx.ops.compiled.sliced import Sliced, Summed
 from flowmx.ops.registry.operators import Array, Run, Shape, TiedForward, tied_forward
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class Runner:
 
     Attributes:
         once, forward, backward: the steps of the plan; their lists of arrays change as arrays are put.
+        tied: the forwards that are tied to a step's arrays, by node.
         endings: those that bring results to their arrays after the forward pass, and after the backward pass.
         block: the memory of its last call, where it runs for calls.
     """
@@ -54,10 +55,12 @@ class Runner:
         self._where = where
         self._memo: dict[Any, Any] = {}
         self.block: Block | None = None
-        self._readers: dict[Entry, list[tuple[list[Array], int, Shape | None]]] = {}
+        self._readers: dict[Entry, list[tuple[list[Array], int, Shape | None, TiedForward | None]]] = {}
         self._settled: dict[Context | None, Array | None] = dict.fromkeys(plan.arenas)
         self._poisoned = Poisoned(plan, self._settled.__getitem__) if settings.get().exec_check else None
-        self._tied: dict[Node, TiedForward] = {}
+        self.tied: dict[Node, TiedForward] = {}
+        self.kept: list[Array] = []
+        """The arrays of parameters that were put last, for whoever puts them."""
         self.arrays: dict[Entry, Array] = {}
         """The arrays put in place of entries."""
         self.once, self.forward, self.backward = (
@@ -100,9 +103,12 @@ class Runner:
             return None
         tied = self._tied_forward(node)
         if tied is not None:
-            self._tied[node] = tied
+            self.tied[node] = tied
         device = self.device(node)
-        forward = forward_of(node.op, device) if tied is None else device.timed(node.op, tied)
+        if tied is None:
+            forward = forward_of(node.op, device)
+        else:  # of slices each step takes its time
+            forward = tied if isinstance(node.op, Sliced) else device.timed(node.op, tied)
         if self._poisoned is not None and not node.op.traits.once:
             forward = self._poisoned.wrap(forward, node)
         return self._step(forward, node.inputs, outputs, node)
@@ -113,6 +119,8 @@ class Runner:
         if isinstance(node.op, Sliced):
             inner = Runner(Results(node.op.plan), self._devices, self._train, self._where)
             return InSlices(node.op, inner, self._where)
+        if isinstance(node.op, Summed):
+            return Summing()
         return tied_forward(self.device(node).kernels, node.op)
 
     def _step_of_ending(self, ending: Ending) -> Step:
@@ -124,11 +132,14 @@ class Runner:
     ) -> Step:  # fmt: skip
         """A step that reads and writes what is put for these entries."""
         made = Step(forward, [None] * len(inputs), [None] * len(outputs), node)
+        tied = self.tied.get(node)
+        if tied is not None:
+            tied.stale = True
         for entries, arrays in ((inputs, made.inputs), (outputs, made.outputs)):
             for position, entry in enumerate(entries):
                 root = self.plan.root.get(entry)
                 shape = None if root is None else self.plan.graph.shapes[entry]
-                self._readers.setdefault(root or entry, []).append((arrays, position, shape))
+                self._readers.setdefault(root or entry, []).append((arrays, position, shape, tied))
         return made
 
     def device(self, node: Node) -> Device:
@@ -145,8 +156,10 @@ class Runner:
         for entry, array in zip(entries, given, strict=True):
             if known.get(entry) is not array:
                 known[entry] = array
-                for arrays, position, shape in readers.get(entry, ()):
+                for arrays, position, shape, tied in readers.get(entry, ()):
                     arrays[position] = array if shape is None or array is None else array.reshape(shape)
+                    if tied is not None:
+                        tied.stale = True
 
     def settle(self, context: Context | None, memory: Array | None) -> bool:
         """Put everything that lies in the arena of a device, which are these bytes; False where it lies there already.
@@ -164,9 +177,9 @@ class Runner:
         else:
             self.bind(entries, [self._shaped(memory, offsets[plan.place[entry]], entry) for entry in entries])
         for node, place in plan.workspace.items():
-            if plan.graph.context(node) is context and node in self._tied:
+            if plan.graph.context(node) is context and node in self.tied:
                 start = offsets[place]
-                self._tied[node].use(None if memory is None else memory[start : start + plan.lives[place].size])
+                self.tied[node].use(None if memory is None else memory[start : start + plan.lives[place].size])
         self._settled[context] = memory
         return True
 

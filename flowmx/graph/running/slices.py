@@ -2,15 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
+from flowmx.graph.node import Entry
 from flowmx.graph.running.steps import run_steps
 from flowmx.ops.compiled.sliced import Sliced
-from flowmx.ops.registry.operators import Array, Run
+from flowmx.ops.registry.operators import Array, Operator, Run, Shape
 
 if TYPE_CHECKING:
     from flowmx.graph.running.runner import Runner
+
+
+class Summing:
+    """The forward of a sum over slices: it writes what the first one gives, and adds that of the others."""
+
+    adds = False
+    stale: bool | None = None
+
+    def use(self, memory: Array | None) -> None:
+        """Nothing: it needs no memory."""
+
+    def __call__(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Write or add."""
+        if self.adds:
+            run.xp.add(outputs[0], inputs[0], out=outputs[0])
+        else:
+            run.xp.copyto(outputs[0], inputs[0])
+
+
+class Drawing:
+    """The forward of an operator that draws random numbers, which for each slice begins where the whole batch has it.
+
+    So the numbers are those of the whole batch, though others are drawn between them.
+
+    Args:
+        forward: the operator's.
+        op: the operator.
+        shapes: of its outputs, in a slice.
+    """
+
+    def __init__(self, forward: Callable[..., None], op: Operator, shapes: Sequence[Shape]) -> None:
+        self._forward, self._op, self._shapes = forward, op, shapes
+        self._states: Iterator[Any] = iter(())
+
+    def look_ahead(self, run: Run, count: int) -> None:
+        """Pass over what it draws for so many slices, and note where each begins."""
+        states = []
+        for _ in range(count):
+            states.append(run.device.generator.state)
+            if run.device.has_numerics:
+                self._op.skip_draws(run, self._shapes)
+        self._states = iter(states)
+
+    def __call__(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Compute the next slice."""
+        run.device.generator.state = next(self._states)
+        self._forward(run, inputs, outputs)
 
 
 class InSlices:
@@ -22,14 +70,24 @@ class InSlices:
         where: what messages call the graph.
     """
 
+    stale: bool | None = None
+
     def __init__(self, op: Sliced, runner: Runner, where: str) -> None:
         self._op, self._runner, self._where = op, runner, where
-        self._steps = [*runner.forward, *runner.endings[0]]
+        self._steps = [*runner.forward, *runner.endings[0], *runner.backward, *runner.endings[1]]
+        self._sums = [each for each in runner.tied.values() if isinstance(each, Summing)]
+        self._draws: list[Drawing] = []
+        for at, step in enumerate(self._steps):
+            if step.node.op is not None and step.node.op.draws(runner.plan.graph.train):
+                shapes = [runner.plan.graph.shapes[Entry(step.node, at)] for at in range(step.node.outputs())]
+                self._draws.append(Drawing(step.forward, step.node.op, shapes))
+                self._steps[at] = step._replace(forward=self._draws[-1])
+        results = runner.results
+        entries = [*op.variables, *results.outputs, *results.gradients.values()]
         self._whole = [at for at, rows in enumerate(op.rows) if not rows]
         self._parts = [at for at, rows in enumerate(op.rows) if rows]
-        self._given = [*[op.variables[at] for at in self._parts], *runner.results.outputs]
-        graph = runner.plan.graph
-        self._lengths = [*[op.rows[at] for at in self._parts], *[graph.shapes[entry][0] for entry in graph.outputs]]
+        self._entries_whole = [entries[at] for at in self._whole]
+        self._entries_parts = [entries[at] for at in self._parts]
 
     def use(self, memory: Array | None) -> None:
         """Work in this memory from now on."""
@@ -39,15 +97,20 @@ class InSlices:
     def __call__(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute all slices."""
         op, runner = self._op, self._runner
-        runner.bind([op.variables[at] for at in self._whole], [inputs[at] for at in self._whole])
-        arrays = [*[inputs[at] for at in self._parts], *outputs]
+        arrays = [*inputs, *outputs]
+        runner.bind(self._entries_whole, [arrays[at] for at in self._whole])
+        for draw in self._draws:
+            draw.look_ahead(run, len(op.starts))
+        after = run.device.generator.state if self._draws else None
         examples, length = op.batch
-        first = len(op.rows)
         for number, starts in enumerate(op.starts):
             begin = min(number * length, examples - length)
             where = f"{self._where} (examples {begin} to {begin + length - 1} of {examples})"
-            begins = [*[starts[at] for at in self._parts], *starts[first:]]
-            cut = zip(arrays, begins, self._lengths, strict=True)
-            runner.bind(self._given, [array[row : row + rows] for array, row, rows in cut])
+            cut = [arrays[at][starts[at] : starts[at] + op.rows[at]] for at in self._parts]
+            runner.bind(self._entries_parts, cut)
+            for each in self._sums:
+                each.adds = number > 0
             run_steps(run, self._steps, where)
-        runner.bind(self._given, [None] * len(self._given))
+        if self._draws:
+            run.device.generator.state = after
+        runner.bind(self._entries_parts, [None] * len(self._parts))

@@ -1,4 +1,4 @@
-"""Memory by holder: training's arrays by role and by layer, and the devices' blocks."""
+"""Memory by holder, training's arrays by role and by layer, and the devices' blocks; layers by precision."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from weakref import ref
 import numpy as np
 
 from flowmx import devices
+from flowmx.graph.reports import precision
 from flowmx.observability.safety import steps
 
-__all__ = ["Holders", "added_up"]
+__all__ = ["Holders", "added_up", "layers"]
 
 _MOST = 12
 """Layers, and holders of a device, that are shown."""
@@ -57,6 +58,13 @@ class Holders:
             "layers": added_up(layers.most_common()),
             "devices": _by_device(),
         }
+
+
+def layers() -> list[dict[str, Any]]:
+    """The layers of compiled graphs by the precision in which they multiply: how many, and the first names."""
+    return [
+        {"precision": kind, "count": len(names), "names": names[:_MOST]} for kind, names in precision.in_use().items()
+    ]
 
 
 def added_up(parts: Sequence[tuple[str, int]], total: int = 0, most: int = _MOST) -> list[tuple[str, int]]:

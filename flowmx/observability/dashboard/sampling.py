@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Any
 
 from flowmx.engine import origin
-from flowmx.observability.dashboard.holders import Holders
+from flowmx.observability.dashboard.holders import Holders, layers
 from flowmx.observability.dashboard.reader import Reader
 from flowmx.observability.dashboard.sampler import Frame, Sampler
 from flowmx.observability.dashboard.warnings import Warnings
@@ -153,7 +153,7 @@ class SamplingThread:
     def _diagnose(self, observation: Observation) -> None:
         try:
             self._warnings.add(diagnose([observation.found()]), monotonic())
-            self._slow = {"holders": self._holders.found()}
+            self._slow = {"holders": self._holders.found(), "layers": layers()}
         except Exception as error:
             self._complain(error)
 

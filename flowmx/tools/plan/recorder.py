@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,6 +11,8 @@ from flowmx.devices.sim import SimDevice, System
 from flowmx.devices.sim.clock import Path
 from flowmx.devices.sim.ledger import Ledger
 from flowmx.errors import OutOfMemory
+from flowmx.graph.reports.precision import in_use
+from flowmx.graph.running.results import live
 from flowmx.ndarray import NDArray
 from flowmx.observability.safety import steps
 
@@ -49,6 +51,7 @@ class Recorder:
     Attributes:
         ledgers: by device.
         exceeded: by device, what its pool had to say when its memory was full first.
+        layers: the names of the layers of its compiled graphs, by the precision in which they multiply.
     """
 
     def __init__(self, machine: System, most: int | None) -> None:
@@ -56,6 +59,8 @@ class Recorder:
         self._most = most
         self.ledgers: dict[SimDevice, Ledger] = {}
         self.exceeded: dict[SimDevice, str] = {}
+        self.layers: Mapping[str, Sequence[str]] = {}
+        self._others = live()
         begin = mark(machine)
         self._marks = {BY_UPDATES: [begin], BY_BACKWARD: [begin]}
         self._first: Any = None  # the device whose backward passes are counted
@@ -76,6 +81,8 @@ class Recorder:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.layers = self.layers or in_use(self._others)
+        self._others.clear()
         steps.observers.remove(self._stepped)
         autograd.before_backward.remove(self._passed_back)
 
@@ -102,6 +109,7 @@ class Recorder:
 
     def _end_of_step(self, kind: str) -> None:
         self._marks[kind].append(mark(self._machine))
+        self.layers = in_use(self._others)
         if self.marks()[0] == kind and self._most is not None and len(self._marks[kind]) > self._most:
             raise Enough
 

@@ -55,6 +55,7 @@ class Plan:
             longer: all of it, and nothing twice.
         operators: the operators that take most of a step, with the seconds.
         launches: what the host launches in a step.
+        layers: the number of layers of compiled graphs by the precision in which they multiply.
     """
 
     device: str
@@ -66,6 +67,7 @@ class Plan:
     shares: Mapping[str, float]
     operators: Sequence[tuple[str, float]]
     launches: float
+    layers: Mapping[str, int]
 
     @property
     def fits(self) -> bool:

@@ -20,7 +20,9 @@ _BAR = 20
 
 def render(plan: Plan) -> str:
     """All of a plan."""
-    return "\n".join([*_time(plan), *(line for each in plan.devices for line in _device(each)), *_verdict(plan)])
+    return "\n".join(
+        [*_time(plan), *_layers(plan), *(line for each in plan.devices for line in _device(each)), *_verdict(plan)]
+    )
 
 
 def _time(plan: Plan) -> Iterator[str]:
@@ -36,6 +38,12 @@ def _time(plan: Plan) -> Iterator[str]:
     yield f"  {plan.launches:.0f} launches a step; the operators that keep devices busy most:"
     for name, seconds in plan.operators:
         yield f"    {_seconds(seconds):>10}  {name}"
+
+
+def _layers(plan: Plan) -> Iterator[str]:
+    if plan.layers:
+        counted = ", ".join(f"{count} in {kind}" for kind, count in plan.layers.items())
+        yield f"  layers of compiled graphs by precision: {counted}"
 
 
 def _device(device: DevicePlan) -> Iterator[str]:

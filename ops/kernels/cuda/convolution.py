@@ -98,32 +98,34 @@ _loops: dict[Any, Loop] = {}
 
 def finish(op: Any, run: Run, parts: Given, made: Array, out: Array) -> bool:
     """Compute ``then(scale * made + bias + addend)``; False, and nothing is done, where no kernel can."""
-    then, slope = getattr(op, "then", ""), getattr(op, "slope", 0.0)
+    then, edge = getattr(op, "then", ""), getattr(op, "edge", 0.0)
     vector = [1] * out.ndim
     vector[op.bias_axis() % out.ndim] = -1
     given = [None if each is None else each.reshape(vector) for each in (parts.scale, parts.bias)] + [parts.addend]
     present = tuple(each is not None for each in given)
-    key = (present, then, slope if then == "leaky" else 0.0, out.dtype)
+    key = (present, then, edge, out.dtype)
     loop = _loops.get(key)
     if loop is None:
-        loop = _loops.setdefault(key, _ends(present, then, slope, out.dtype))
+        loop = _loops.setdefault(key, _ends(present, then, edge, out.dtype))
     return loop.is_exact and loop.run(run.xp, [], [made, *[each for each in given if each is not None], out])
 
 
-def _ends(present: Sequence[bool], then: str, slope: float, dtype: Any) -> Loop:
+def _ends(present: Sequence[bool], then: str, edge: float, dtype: Any) -> Loop:
     value, count = placeholder(0), 1
     for is_there, is_scale in zip(present, (True, False, False), strict=True):
         if is_there:
             value = value * placeholder(count) if is_scale else value + placeholder(count)
             count += 1
-    return Loop([_activated(value, then, slope)], [dtype] * (count + 1))
+    return Loop([_activated(value, then, edge)], [dtype] * (count + 1))
 
 
-def _activated(x: Expr, then: str, slope: float) -> Expr:
+def _activated(x: Expr, then: str, edge: float) -> Expr:
     if then == "relu":
         return where(x < 0.0, 0.0, x)
     if then == "leaky":
-        return where(x < 0.0, x * number(slope), x)
+        return where(x < 0.0, x * number(edge), x)
+    if then == "clip":
+        return where(x < 0.0, 0.0, where(x > number(edge), number(edge), x))
     return x if not then else functions.sigmoid(x) if then == "sigmoid" else functions.tanh(x)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from flowmx.ops.kernels.llvm import (
     attention,
     casts,
+    cells,
     chain,
     formulas,
     gather,
@@ -27,6 +28,7 @@ from flowmx.ops.kernels.llvm import (
 __all__ = [
     "attention",
     "casts",
+    "cells",
     "chain",
     "formulas",
     "gather",

@@ -1,4 +1,7 @@
-"""BatchNorm with its gradient on arrays in C order: each channel a row that goes on in every example."""
+"""BatchNorm with its gradient: in C order each channel is a row that goes on in every example.
+
+Arrays with their channels last in memory are seen as (rows, channels), with loops of their own.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from flowmx.ops.formulas.expressions import Expr, maximum, sqrt
+from flowmx.ops.kernels.llvm import channels_last
 from flowmx.ops.kernels.llvm.rows import Kind, Row, Rows
 from flowmx.ops.kernels.llvm.softmax import LEAST, around, suits
 from flowmx.ops.math.reduce import wide
@@ -64,17 +68,64 @@ def _fits(*arrays: Array) -> bool:
 
 
 def _seen(shape: Shape, axis: int) -> dict[str, Any]:
-    """The channels as rows: parts of neighbours, or side by side where every part is one element."""
+    """The channels as rows, in parts that are neighbours."""
     before, channels, after = around(shape, axis)
-    if after == 1:
-        return {"shape": (1, before, channels)}
     return {"shape": (channels, after, 1), "parts": before}
+
+
+def _as_matrix(array: Array, axis: int) -> Array | None:
+    """An array as (rows, channels), in place; None where its channels are not the last in memory."""
+    moved = np.moveaxis(array, axis, -1)
+    if (
+        not moved.flags.c_contiguous
+        or not array.size
+        or (array.flags.c_contiguous and around(array.shape, axis)[2] > 1)
+    ):
+        return None
+    return moved.reshape(-1, moved.shape[-1])
+
+
+def _as_matrices(op: Any, *arrays: Array) -> list[Array] | None:
+    found = [matrix for array in arrays if (matrix := _as_matrix(array, op.axis)) is not None]
+    return found if len(found) == len(arrays) else None
+
+
+def _wide(vector: Array) -> Array:
+    return np.ascontiguousarray(vector, np.float32)
+
+
+def _by_columns(
+    op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array], relu: bool, matrices: Sequence[Array]
+) -> bool:
+    data, out = matrices
+    _, gamma, beta, moving_mean, moving_var = inputs
+    _, mean, inverse, from_batch = outputs
+    if mean.dtype != np.float32 or inverse.dtype != np.float32:
+        return False
+    batch = run.train and not op.use_global_stats
+    average, var = (np.empty(mean.shape, np.float32), np.empty(mean.shape, np.float32)) if batch else (
+        _wide(moving_mean), _wide(moving_var)
+    )  # fmt: skip
+    if batch and not channels_last.moments(data, average, var):
+        return False
+    std = 1 / np.sqrt(var + np.float32(op.eps))
+    scale = std if op.fix_gamma else std * _wide(gamma)
+    if not channels_last.apply(data, out, average, scale, _wide(beta), relu):
+        return False
+    mean[...], inverse[...], from_batch[...] = average, std, batch
+    if batch:
+        op.follow(moving_mean, average)
+        op.follow(moving_var, var)
+    return True
 
 
 def forward(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array], relu: bool = False) -> bool:
     """Compute BatchNorm; False where it cannot (yet)."""
     data, gamma, beta, moving_mean, moving_var = inputs
     out, mean, inverse, from_batch = outputs
+    matrices = _as_matrices(op, data, out)
+    if matrices is not None:
+        return _by_columns(op, run, inputs, outputs, relu, matrices)
     if not _fits(data, out, gamma, beta, moving_mean, moving_var):
         return False
     batch = run.train and not op.use_global_stats
@@ -98,9 +149,16 @@ def backward(op: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool
     """Compute BatchNorm's gradients; False where it cannot (yet)."""
     head, data, gamma, mean, inverse = inputs[:5]
     out, gamma_grad, beta_grad = outputs
+    scale = np.ones_like(gamma) if op.fix_gamma else gamma
+    matrices = _as_matrices(op, head, data, out)
+    if matrices is not None:
+        if any(each.dtype != np.float32 for each in (mean, inverse, gamma_grad, beta_grad)):
+            return False
+        by_batch = op.over_batch(inputs)
+        head, data, out = matrices
+        return channels_last.backward(head, data, out, _wide(scale), mean, inverse, gamma_grad, beta_grad, by_batch)
     if not _fits(head, data, out, gamma, mean):
         return False
-    scale = np.ones_like(gamma) if op.fix_gamma else gamma
     rows = _BACKWARD[op.over_batch(inputs)]
     given = [head, data, scale, mean, inverse]
     return rows.run(op, inputs=given, outputs=[out, gamma_grad, beta_grad], **_seen(data.shape, op.axis))

@@ -266,7 +266,7 @@ class Fused:
         """The kernel for arrays of these shapes and dtypes."""
         (shape, dtype), size = made[0], math.prod(made[0][0])
         if size < self._least(dtype) or any(form != (shape, dtype) for form in given):
-            return op.forward
+            return op.bound(np, given, made) or op.forward
         loop = None if self.updates else self.loop(op, dtype, len(given))
         call = None if loop is None else loop.bind(size, loop.values(op))
         if call is None:
@@ -297,21 +297,22 @@ class Fused:
         for array in inputs:
             if array.shape != shape or array.dtype != dtype:
                 return False
-        loop = self.loop(op, dtype, len(inputs))
-        if loop is None:
-            return False
+        known: dict[Any, Any] = op.__dict__
+        numbers = known.get("_numbers")  # for operators that are called again, and updates of many weights by one
+        if numbers is None or numbers[0] is not self or numbers[1] != dtype or numbers[2] != len(inputs):
+            loop = self.loop(op, dtype, len(inputs))
+            if loop is None:
+                return False
+            numbers = (self, dtype, len(inputs), loop, loop.values(op))
+            object.__setattr__(op, "_numbers", numbers)
+        loop = numbers[3]
         arrays = [*inputs, *outputs, *[inputs[position] for position in self.updates]]
         if not in_memory_order(arrays):
             if self.updates or loop.is_one_step:
                 return False  # the plain forward gives the same to the last bit
             # The bits of a result do not depend on where it lies: the same values are computed again elsewhere.
             return computed_alike(out, inputs, outputs, lambda *laid: self._fast(op, out, *laid))
-        known: dict[Any, Any] = op.__dict__
-        numbers = known.get("_numbers")
-        if numbers is None or numbers[0] is not loop:
-            numbers = (loop, loop.values(op))
-            object.__setattr__(op, "_numbers", numbers)
-        return loop.run(out.size, numbers[1], arrays)
+        return loop.run(out.size, numbers[4], arrays)
 
 
 def fused(name: str, formula: Formula, variant: Callable[[Any], Hashable] | None = None, least: int = LEAST) -> Fused:

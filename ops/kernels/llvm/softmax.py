@@ -125,7 +125,7 @@ class OfRows:
         if not all(map(computed, dtypes)) or len(given) != self._count:
             return None
         if math.prod(shape) < LEAST:
-            return op.forward  # type: ignore[no-any-return]
+            return op.bound(np, given, made) or op.forward  # type: ignore[no-any-return]
         compute, (parameters, place) = self._rows.run, self._place(op, shape)
         self._rows.is_ready(place[2], dtypes)
 

@@ -10,7 +10,8 @@ threads on libgomp, with outliers of milliseconds.)
 The two functions are written in LLVM's assembly. The words that they share:
 
     gate     twice the number of helpers inside, plus 1 while it is open
-    left     how many helpers have left
+    left     how many helpers have left; a futex that the caller sleeps on
+    waits    1 while the caller sleeps, or is about to
     calls    counts calls; a futex that helpers sleep on
     asleep   how many do
     busy     1 while a call is under way; another one meanwhile is run by its caller alone
@@ -37,9 +38,13 @@ _WAIT, _WAKE = 128, 129  # with FUTEX_PRIVATE_FLAG
 _SPINS = 400
 """The times that a helper polls for a next call, yielding to other threads in between, before it sleeps."""
 
+_PATIENCE = 300
+"""The times that a caller looks whether its helpers have left, some 50 µs in all, before it sleeps: the system may have
+taken their core away."""
+
 # Each on a cache line of its own.
 _WORDS = {name: 8 * number for number, name in enumerate(
-    ("gate", "left", "calls", "asleep", "busy", "function", "words", "limit"))}  # fmt: skip
+    ("gate", "left", "waits", "calls", "asleep", "busy", "function", "words", "limit"))}  # fmt: skip
 _SIZE = 64 * len(_WORDS)
 
 _COMMON = """
@@ -76,20 +81,29 @@ work:
   %inside = lshr i64 %was, 1
   br label %look
 look:
-  %round = phi i64 [0, %work], [%next, %pause], [%next, %yield]
+  %round = phi i64 [0, %work], [%next, %pause]
   %gone = load atomic i64, ptr %left acquire, align 8
   %all = icmp eq i64 %gone, %inside
   br i1 %all, label %done, label %wait
 wait:
   %next = add i64 %round, 1
-  %long = icmp ugt i64 %round, 10000
-  br i1 %long, label %yield, label %pause
+  %long = icmp ugt i64 %round, {patience}
+  br i1 %long, label %rest, label %pause
 pause:
   {pause}
   br label %look
-yield:
-  %yielded = call i32 @sched_yield()
-  br label %look
+rest:
+  store atomic i64 1, ptr %waits seq_cst, align 8
+  %seen = load atomic i64, ptr %left seq_cst, align 8
+  %ended = icmp eq i64 %seen, %inside
+  br i1 %ended, label %risen, label %sleep
+sleep:
+  %low = trunc i64 %seen to i32
+  %slept = call i64 (i64, ...) @syscall(i64 {futex}, ptr %left, i32 {wait}, i32 %low, ptr null, ptr null, i32 0)
+  br label %rest
+risen:
+  store atomic i64 0, ptr %waits monotonic, align 8
+  br label %done
 done:
   store atomic i64 0, ptr %busy release, align 8
   ret void
@@ -127,7 +141,12 @@ work:
   %function = load ptr, ptr %function_at
   %words = load ptr, ptr %words_at
   call void %function(ptr %words)
-  %gone = atomicrmw add ptr %left, i64 1 release
+  %gone = atomicrmw add ptr %left, i64 1 seq_cst
+  %awaited = load atomic i64, ptr %waits seq_cst, align 8
+  %sleeps = icmp ne i64 %awaited, 0
+  br i1 %sleeps, label %rouse, label %leave
+rouse:
+  %roused = call i64 (i64, ...) @syscall(i64 {futex}, ptr %left, i32 {wake}, i32 1, ptr null, ptr null, i32 0)
   br label %leave
 leave:
   br label %rest
@@ -159,6 +178,7 @@ def _text(template: str) -> str:
         "{wait}": str(_WAIT),
         "{wake}": str(_WAKE),
         "{spins}": str(_SPINS),
+        "{patience}": str(_PATIENCE),
         "{pause}": "\n  ".join([pause] * 8),
     }
     for key, value in values.items():

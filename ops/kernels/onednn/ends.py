@@ -29,6 +29,7 @@ class Ends(NamedTuple):
         mask: for layers on bytes, whose scale is part of the product, the weight's axes that it goes along, as bits.
         addend: the element type of what is added, where it is not the output's.
         factor: what that is multiplied by.
+        rounded: for what is rounded before that the ends that it is cut off at, a factor and what is added then.
     """
 
     bias: bool = False
@@ -40,6 +41,7 @@ class Ends(NamedTuple):
     mask: int | None = None
     addend: DType | None = None
     factor: float = 1.0
+    rounded: tuple[float, float, float, float] | None = None
 
     @property
     def own_bias(self) -> bool:
@@ -61,6 +63,11 @@ class Ends(NamedTuple):
         if self._scaled_after:
             kinds = (Alg.BINARY_MUL, Alg.BINARY_ADD)[: 1 + self.bias]
             made = [("binary", kind, vector, self.vectors) for kind in kinds]
+        if self.rounded is not None:
+            low, high, factor, shift = self.rounded
+            made.append(("eltwise", Alg.ELTWISE_ROUND, 0.0, 0.0))
+            made.append(("eltwise", Alg.ELTWISE_CLIP, low, high))
+            made.append(("eltwise", Alg.ELTWISE_LINEAR, factor, shift))
         if self.added:
             made.append(("sum", self.factor, self.addend or 0))
         if self.then:
@@ -93,6 +100,12 @@ PLAIN = Ends()
 def ends_of(op: Any, *given: Geometry) -> Ends:
     """The epilogue of an operator, plain or fused, for what it is given besides data and weight."""
     scaled, added = getattr(op, "scaled", False), getattr(op, "added", False)
-    then = getattr(op, "then", "")
     vectors = [each.dtype for each in given[: len(given) - added]]
-    return Ends(not op.no_bias, scaled, added, then, op.slope if then == "leaky" else 0.0, *vectors[:1])
+    return Ends(
+        not op.no_bias,
+        scaled,
+        added,
+        getattr(op, "then", ""),
+        getattr(op, "edge", 0.0),
+        vectors[0] if vectors else DType.F32,
+    )

@@ -85,9 +85,9 @@ def _packed(rows: int, weight: Geometry, data: DType, out: DType) -> Desc:
 
 def _ends(op: Int8, mask: int, *addend: Geometry) -> Ends:
     """The epilogue of a layer, whose scales lie along some axes of its weight."""
-    slope = {"leaky": op.slope, "clip": op.top}.get(op.then, 0.0)
     kind = addend[0].dtype if addend else None
-    return Ends(not op.no_bias, op.scaled, op.added, op.then, slope, DType.F32, mask, kind, op.factor)
+    rounded = (op.low, op.high, op.inner, op.shift) if op.inner else None
+    return Ends(not op.no_bias, op.scaled, op.added, op.then, op.edge, DType.F32, mask, kind, op.factor, rounded)
 
 
 def _data(op: Int8) -> DType:

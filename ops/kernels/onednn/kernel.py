@@ -6,6 +6,7 @@ tied kernel remembers what it made for the step's arrays and, while these stay t
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Container, Sequence
 from operator import call, is_
@@ -28,6 +29,8 @@ PackedSize = Callable[[Any, Shape, DType], int | None]
 Compute = Callable[[Any, Any, Sequence[Array], Sequence[Array]], None]
 """A function that computes an operator, called as ``compute(op, run, inputs, outputs)``."""
 
+_MOST_TRIED = 1 << 16
+"""Elements of arrays up to which it is tried before the first call whether their operator runs plainly."""
 _KEPT = 32
 """Forms of calls for which a kernel remembers what computes them."""
 
@@ -99,7 +102,7 @@ def _laid(each: Laid) -> Geometry:
     return Geometry(each.shape, each.strides, TYPES[each.dtype])
 
 
-def _threads() -> int:
+def threads_here() -> int:
     """The number of threads that a primitive takes here; 0 without oneDNN."""
     found = library()
     return 0 if found is None else found.threads()
@@ -143,7 +146,7 @@ class Kernel:
 
     def __call__(self, op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute the operator."""
-        form = (id(op), _threads(), *[(each.shape, each.strides, each.dtype) for each in (*inputs, *outputs)])
+        form = (id(op), threads_here(), *[(each.shape, each.strides, each.dtype) for each in (*inputs, *outputs)])
         known = self._chosen.get(form)
         if known is None:
             if len(self._chosen) >= _KEPT:
@@ -154,6 +157,18 @@ class Kernel:
     def bind(self, op: Operator, given: Sequence[Form], made: Sequence[Form]) -> BoundForward | None:
         """The kernel for arrays of these shapes and dtypes."""
         simply = op.bound(np, given, made) or op.forward
+        if sum(math.prod(shape) for shape, _ in (*given, *made)) <= _MOST_TRIED:
+            read, written = ([np.empty(shape, dtype) for shape, dtype in forms] for forms in (given, made))
+            if self._choose(op, read, written, True) is _forward:  # whatever the number of threads is
+
+                def simple(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+                    for each in (*inputs, *outputs):
+                        if not each.flags.c_contiguous:
+                            self(op, run, inputs, outputs)
+                            return
+                    simply(run, inputs, outputs)
+
+                return simple
         chosen: dict[int, Compute] = {}
 
         def bound(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -161,7 +176,7 @@ class Kernel:
                 if not each.flags.c_contiguous:
                     self(op, run, inputs, outputs)
                     return
-            threads = _threads()
+            threads = threads_here()
             compute = chosen.get(threads)
             if compute is None:
                 compute = self._choose(op, inputs, outputs, True)
@@ -201,7 +216,12 @@ class Kernel:
 
 
 class TiedKernel:
-    """A forward that is called with the same arrays again and again, though with others now and then."""
+    """A forward that is called with the same arrays again and again, though with others now and then.
+
+    Attributes:
+        stale: True where arrays may be others than at the last call. Its caller says so, once this is not None;
+            else each array is looked at, which takes as long as a small layer.
+    """
 
     def __init__(self, kernel: Kernel, op: Operator) -> None:
         self._kernel, self._op = kernel, op
@@ -211,14 +231,27 @@ class TiedKernel:
         self._memory: Array | None = None
         self._threads = 0
         self._is_ready = False
+        self.stale: bool | None = None
 
     def use(self, memory: Array | None) -> None:
         """Work in this memory from now on (None: the thread's)."""
         self._memory, self._arrays = memory, []
+        self.stale = None if self.stale is None else True
 
     def __call__(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute the operator."""
-        arrays, threads = [*inputs, *outputs], _threads()
+        threads = threads_here()
+        if self.stale is not False or threads != self._threads:
+            self._tie(inputs, outputs, threads)
+        if not self._is_ready:
+            self._kernel(self._op, run, inputs, outputs)
+            return
+        for each in self._calls:
+            each()
+
+    def _tie(self, inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
+        """Prepare the calls where the arrays, or the number of threads, are others than at the last call."""
+        arrays = [*inputs, *outputs]
         if (
             threads != self._threads
             or len(arrays) != len(self._arrays)
@@ -227,11 +260,7 @@ class TiedKernel:
             self._threads = threads
             self._is_ready = self._look(inputs, outputs)
             self._arrays = [weakref.ref(each) for each in arrays]
-        if not self._is_ready:
-            self._kernel(self._op, run, inputs, outputs)
-            return
-        for each in self._calls:
-            each()
+        self.stale = None if self.stale is None else False
 
     def _look(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
         """Prepare the calls for these arrays; False where oneDNN cannot, or they need more memory than is given."""

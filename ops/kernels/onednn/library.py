@@ -62,8 +62,10 @@ class Alg(IntEnum):
     CONVOLUTION_DIRECT = 0x1
     ELTWISE_RELU = 0x20
     ELTWISE_TANH = 0x21
+    ELTWISE_LINEAR = 0x26
     ELTWISE_LOGISTIC = 0x29
     ELTWISE_CLIP = 0x2E
+    ELTWISE_ROUND = 0x32
     POOLING_MAX = 0x1FF
     POOLING_AVG_INCLUDE_PADDING = 0x2FF
     POOLING_AVG_EXCLUDE_PADDING = 0x3FF
@@ -91,8 +93,12 @@ class Arg(IntEnum):
 
     SRC = 1
     SRC_1 = 2
+    SRC_2 = 3
     DST = 17
+    DST_1 = 18
+    DST_2 = 19
     WEIGHTS = 33
+    WEIGHTS_1 = 34
     BIAS = 41
     MEAN = 49
     VARIANCE = 50

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from flowmx.ops.compiled.pooling import NotedPooling
-from flowmx.ops.kernels.onednn.kernel import Kernel, plainly
+from flowmx.ops.kernels.onednn.kernel import Kernel, plainly, threads_here
 from flowmx.ops.kernels.onednn.layouts import (
     FLOATS,
     Array,
@@ -33,10 +33,10 @@ from flowmx.ops.kernels.onednn.layouts import (
 from flowmx.ops.kernels.onednn.library import Alg, Arg, Handle, Prop, Query, Unsupported
 from flowmx.ops.kernels.onednn.library import DType as Type
 from flowmx.ops.kernels.onednn.primitives import Call, Primitive, attributes
-from flowmx.ops.kernels.onednn.work import Operand, Work, plan, with_copies
+from flowmx.ops.kernels.onednn.work import FixedWork, Operand, Work, plan, with_copies
 from flowmx.ops.nn.pooling import Pooling, lowest
 from flowmx.ops.registry.dtypes import DType, is_floating
-from flowmx.ops.registry.operators import Form, Operator, Run, kernel
+from flowmx.ops.registry.operators import Bound, Form, Operator, Run, kernel
 
 
 def _windows(op: Pooling, size: Shape, out: Shape) -> tuple[Shape, Shape, Shape, Shape]:
@@ -151,6 +151,23 @@ def _pooling(op: Pooling, run: Run, inputs: Sequence[Array], outputs: Sequence[A
         made(pointer(data), pointer(out))
 
 
+def _bind_pooling(op: Pooling, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
+    data, out = (op.channels_first(np.empty(*forms[0])) for forms in (given, made))
+    if not suits(data, out) or out.dtype.itemsize == 2:
+        return None
+    work = plan(Forward, op, geometry(data), geometry(out), False)
+    threads, call = threads_here(), None if work is None else FixedWork(work, 2)
+
+    def bound(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        x, y = inputs[0], outputs[0]
+        if call is None or threads != threads_here() or not (x.flags.c_contiguous and y.flags.c_contiguous):
+            _pooling(op, run, inputs, outputs)
+        else:
+            call(pointer(x), pointer(y))
+
+    return bound
+
+
 @kernel("cpu", "_backward_Pooling")
 def _backward_pooling(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     head, data, output, out = map(op.channels_first, (*inputs, outputs[0]))
@@ -172,6 +189,37 @@ def _backward_pooling(op: Any, run: Run, inputs: Sequence[Array], outputs: Seque
     note = np.empty(again.note_bytes, np.uint8)
     again(pointer(data), pointer(values), pointer(note))
     made(pointer(head), pointer(out), pointer(note))
+
+
+def _bind_backward_pooling(op: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
+    """Bind that of the maximum, which runs the forward again for its note."""
+    head, data, output, out = (op.channels_first(np.empty(*form)) for form in (*given, made[0]))
+    if op.pool_type != "max" or not suits(head, data, out):
+        return None
+    order = _order(geometry(data), geometry(output))
+    back = plan(Backward, op, geometry(head), geometry(out), order)
+    again = None if back is None else plan(Forward, op, geometry(data), geometry(output), True)
+    if back is None or again is None:
+        return None
+    note, first, second, threads = again.note_bytes, FixedWork(again, 3), FixedWork(back, 3), threads_here()
+
+    def bound(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        arrays = [*inputs, *outputs]
+        for each in arrays:
+            if not each.flags.c_contiguous:
+                break
+        else:
+            if threads == threads_here():
+                values, noted = np.empty_like(arrays[2]), np.empty(note, np.uint8)
+                first(pointer(arrays[1]), pointer(values), pointer(noted))
+                second(pointer(arrays[0]), pointer(arrays[3]), pointer(noted))
+                return
+        _backward_pooling(op, run, inputs, outputs)
+
+    return bound
+
+
+_pooling.bind, _backward_pooling.bind = _bind_pooling, _bind_backward_pooling  # type: ignore[attr-defined]
 
 
 def _takes(op: Any, dtype: DType) -> bool:

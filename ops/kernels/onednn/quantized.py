@@ -5,10 +5,12 @@ A conversion is a reorder that multiplies and rounds on the way, from any layout
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from flowmx.ops.kernels.onednn.kernel import Kernel, Make
 from flowmx.ops.kernels.onednn.layouts import (
     Array,
     Desc,
@@ -27,8 +29,9 @@ from flowmx.ops.kernels.onednn.primitives import Call, Primitive, Reorder, attri
 from flowmx.ops.kernels.onednn.work import Work, plan
 from flowmx.ops.nn.pooling import Pooling
 from flowmx.ops.quantization.conversions import Dequantize, QuantizeV2, Requantize
-from flowmx.ops.quantization.layers import QuantizedAdd, QuantizedConcat, QuantizedPooling
-from flowmx.ops.quantization.ranges import INT8, INT32, UINT8, magnitude, put_range, round_into
+from flowmx.ops.quantization.layers import QuantizedAdd, QuantizedConcat
+from flowmx.ops.quantization.linear import BytesPooling, DequantizeLinear, FromBytes, QuantizeLinear, ToBytes
+from flowmx.ops.quantization.ranges import INT8, INT32, UINT8, magnitude, round_into
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.operators import Run, kernel
 
@@ -67,6 +70,28 @@ class Add(Work):
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         return [self._run.at(base, *addresses)]
+
+
+class RescaleBy(Rescale):
+    """The same by a number that is known."""
+
+    def __init__(self, source: Geometry, target: Geometry, factor: float) -> None:
+        super().__init__(source, target)
+        self._factor = np.full((1,), factor, np.float32)
+
+    def calls(self, base: int, *addresses: int) -> list[Call]:
+        return super().calls(base, *addresses, pointer(self._factor))
+
+
+def _known(factor: Callable[[Any], float]) -> Make:
+    """What computes a conversion by a number that its operator knows."""
+
+    def make(op: Any, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -> Work | None:
+        (source,), (target,) = inputs, outputs
+        fits = 0 < len(target.shape) <= 12 and not getattr(op, "zero", 0)
+        return plan(RescaleBy, source, target, factor(op)) if fits else None
+
+    return make
 
 
 def _rescale(source: Array, target: Array, factor: np.float32) -> None:
@@ -108,15 +133,10 @@ def _dequantize(op: Dequantize, run: Run, inputs: Sequence[Array], outputs: Sequ
     _rescale(data, outputs[0], op.unit(data.dtype, magnitude(*ends)))
 
 
-@kernel("cpu", "_contrib_quantized_pooling")
-def _pooling(op: QuantizedPooling, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    data, out = op.channels_first(inputs[0]), op.channels_first(outputs[0])
-    made = plan(Pool, op, geometry(data), geometry(out)) if suits(data, out, among=_BYTES) else None
-    if made is None:
-        op.forward(run, inputs, outputs)
-    else:
-        made(pointer(data), pointer(out))
-        put_range(outputs, *inputs[1:])
+kernel("cpu", ToBytes.name)(Kernel(_known(lambda op: op.factor), None, _NUMBERS))
+kernel("cpu", FromBytes.name)(Kernel(_known(lambda op: op.factor), None, _NUMBERS))
+kernel("cpu", QuantizeLinear.name)(Kernel(_known(lambda op: 1 / op.scale), None, _NUMBERS))
+kernel("cpu", DequantizeLinear.name)(Kernel(_known(lambda op: op.scale), None, _NUMBERS))
 
 
 class Pool(Forward):
@@ -124,6 +144,13 @@ class Pool(Forward):
 
     def __init__(self, op: Pooling, data: Geometry, out: Geometry) -> None:
         super().__init__(op, data, out, False, channels_last)
+
+
+def _pool(op: Any, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -> Work | None:
+    return None if op.channels_last else plan(Pool, op, inputs[0], outputs[0])
+
+
+kernel("cpu", BytesPooling.name)(Kernel(_pool, None, _BYTES))
 
 
 @kernel("cpu", "_contrib_quantized_concat")

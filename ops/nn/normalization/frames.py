@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 from flowmx.ops.nn.common import bound, computing_dtype, expect_shape, scratch
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described
+from flowmx.ops.registry.traits import BatchParts, BatchWise
 
 _PART = 1 << 16
 """Elements to work on at a time."""
@@ -131,6 +132,10 @@ class BackwardNormalization(Normalization, hidden=True):
 
     def infer_type(self, dtypes: list[DType | None]) -> tuple[list[DType | None], list[DType | None]]:
         return dtypes, [dtypes[1], dtypes[2], dtypes[2]]
+
+    def batch_parts(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> BatchParts | None:
+        own = self.traits.batch_wise is BatchWise.OWN and not self.mixes_batch(inputs)
+        return BatchParts((0, 1, 3, 4), (0,), (1, 2)) if own else None
 
     def over_batch(self, inputs: Sequence[Array]) -> Any:
         """True where the statistics came from the data and so have gradients too; on a GPU an array of 1 or 0."""

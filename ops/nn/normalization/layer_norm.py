@@ -47,7 +47,7 @@ class LayerNorm(Normalization, precision=Precision.FLOAT32, batch_wise=BatchWise
 
 
 @operator("_backward_LayerNorm")
-class BackwardLayerNorm(BackwardNormalization, LayerNorm):
+class BackwardLayerNorm(BackwardNormalization, LayerNorm, batch_wise=BatchWise.OWN):
     """Gradients of LayerNorm."""
 
 
@@ -75,7 +75,7 @@ class InstanceNorm(Normalization, precision=Precision.FLOAT32, batch_wise=BatchW
 
 
 @operator("_backward_InstanceNorm")
-class BackwardInstanceNorm(BackwardNormalization, InstanceNorm):
+class BackwardInstanceNorm(BackwardNormalization, InstanceNorm, batch_wise=BatchWise.OWN):
     """Gradients of InstanceNorm."""
 
 
@@ -114,5 +114,5 @@ class GroupNorm(Normalization, precision=Precision.FLOAT32, batch_wise=BatchWise
 
 
 @operator("_backward_GroupNorm")
-class BackwardGroupNorm(BackwardNormalization, GroupNorm):
+class BackwardGroupNorm(BackwardNormalization, GroupNorm, batch_wise=BatchWise.OWN):
     """Gradients of GroupNorm."""

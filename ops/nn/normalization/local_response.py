@@ -54,7 +54,7 @@ class LRN(Operator, keeps_layout=True, precision=Precision.FLOAT32, input_named=
 
 
 @operator("_backward_LRN")
-class BackwardLRN(LRN, hidden=True):
+class BackwardLRN(LRN, hidden=True, batch_wise=BatchWise.EACH):
     """Gradient of LRN: g = h·n^-β - c·x·W(h·x·n^(-β-1)), with W the sum over a window and c = 2·β·alpha/nsize."""
 
     arguments = ("head", "data")
@@ -92,7 +92,7 @@ def _window_sum(xp: Any, x: Array, size: int, out: Array) -> None:
 
 
 @operator("_channel_window_sum")
-class ChannelWindowSum(Operator, hidden=True):
+class ChannelWindowSum(Operator, hidden=True, batch_wise=BatchWise.EACH):
     """The sum of the ``nsize`` channels around each; its own adjoint."""
 
     nsize: int = 5

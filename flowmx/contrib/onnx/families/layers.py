@@ -32,7 +32,7 @@ def _gemm(n: NodeImport) -> Symbol:
     fits = alpha == 1 and not n.attr("transA", 0) and n.is_known(1) and (not n.has(2) or bias is not None)
     count = n.dims(1)[0 if n.attr("transB", 0) else 1]
     if fits and (bias is None or bias.shape in ((count,), (1, count))):
-        weight = n.symbol(1) if n.attr("transB", 0) else n.parameter(n.array(1).T.copy(), "weight")
+        weight = n.symbol(1) if n.attr("transB", 0) else n.turned(1, "weight")
         more = {"num_hidden": count, "flatten": False}
         if bias is None:
             return n.make("FullyConnected", n.symbol(0), weight, no_bias=True, **more)

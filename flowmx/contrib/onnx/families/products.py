@@ -80,7 +80,7 @@ def _matmul(n: NodeImport) -> Symbol:
     ranks = n.rank(0), n.rank(1)
     if ranks[1] == 2 and n.is_known(1) and ranks[0] > 1:
         weight = n.array(1)
-        return n.make("FullyConnected", n.symbol(0), n.parameter(weight.T.copy(), "weight"),
+        return n.make("FullyConnected", n.symbol(0), n.turned(1, "weight"),
                       num_hidden=weight.shape[1], no_bias=True, flatten=False)  # fmt: skip
     return product(n, n.symbol(0), n.symbol(1))
 

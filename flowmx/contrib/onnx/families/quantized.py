@@ -17,7 +17,7 @@ from flowmx.contrib.onnx.node_export import NodeExport, Value
 from flowmx.contrib.onnx.node_import import NodeImport
 from flowmx.contrib.onnx.table import Unsupported, exporters, exports, imports
 from flowmx.ops.quantization.fused import MOST_OF_INT8, sums_in_int8
-from flowmx.ops.quantization.ranges import INT8, STEPS, Range, largest, scale_of
+from flowmx.ops.quantization.ranges import INT8, STEPS, UINT8, Range, largest, scale_of
 from flowmx.ops.registry.dtypes import FLOAT32, DType, name_of
 from flowmx.ops.registry.operators import lookup
 from flowmx.symbol import Symbol
@@ -124,6 +124,23 @@ def _export_quantize(n: NodeExport) -> list[str]:
     if made == INT8:
         low, high = n.add("Neg", size), size
     return [_to_units(n, x, unit), *(n.add("Reshape", end, [1]) for end in (low, high))]
+
+
+@exports("_quantize_linear")
+def _export_quantize_linear(n: NodeExport) -> str:
+    return n.add("QuantizeLinear", n.inputs[0], np.float32(n.op.scale), np.asarray(n.op.zero, n.out_dtype()))
+
+
+@exports("_dequantize_linear")
+def _export_dequantize_linear(n: NodeExport) -> str:
+    return n.add("DequantizeLinear", n.inputs[0], np.float32(n.op.scale), np.asarray(n.op.zero, n.dtype()))
+
+
+@exports("_dequantize_constant")
+def _export_constant(n: NodeExport) -> str:
+    alone = n.dims(1) == (1,)
+    scale = n.add("Reshape", n.inputs[1], np.zeros(0, np.int64)) if alone else n.inputs[1]
+    return n.add("DequantizeLinear", n.inputs[0], scale, axis=None if alone else n.op.axis)
 
 
 @exports("_contrib_dequantize")
@@ -239,8 +256,19 @@ def _rows(n: NodeExport, inputs: list[str]) -> str:
 # -- reading -----------------------------------------------------------------------------------------------
 
 
+def _step(n: NodeImport, zero_dtype: DType) -> tuple[float, int] | None:
+    """Scale and zero point of a conversion; None where they are not two numbers that are known."""
+    scale, zero = n.single(1), n.single(2) if n.has(2) else np.zeros((), zero_dtype)
+    fits = scale is not None and zero is not None and scale.dtype == FLOAT32 and zero.dtype in (INT8, UINT8)
+    return (float(scale), int(zero)) if fits and scale is not None and zero is not None else None
+
+
 @imports("QuantizeLinear")
 def _quantize(n: NodeImport) -> Symbol:
+    made = n.dtype(2) if n.has(2) else UINT8
+    step = _step(n, UINT8)
+    if step is not None and n.dtype() == FLOAT32 and not n.attr("output_dtype", 0):
+        return n.make("_quantize_linear", n.symbol(0), scale=step[0], zero=step[1], made=name_of(made))
     rank, axis = n.rank(), n.axis(1) if n.rank() else 0
     scaled = n.make("broadcast_div", n.make("Cast", n.symbol(0), dtype="float32"), _along(n, 1, rank, axis))
     zero = _along(n, 2, rank, axis) if n.has(2) else None
@@ -249,6 +277,9 @@ def _quantize(n: NodeImport) -> Symbol:
 
 @imports("DequantizeLinear")
 def _dequantize(n: NodeImport) -> Symbol:
+    step = _step(n, n.dtype())
+    if step is not None and n.dtype() in (INT8, UINT8):
+        return n.make("_dequantize_linear", n.symbol(0), scale=step[0], zero=step[1])
     axis = n.axis(1) if n.rank() else 0
     return n.make("broadcast_mul", _from_zero(n, 0, 2, axis, "float32"), _along(n, 1, n.rank(), axis))
 

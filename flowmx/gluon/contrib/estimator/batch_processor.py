@@ -18,9 +18,7 @@ class BatchProcessor:
     """Computes batches of data and labels, split over the devices; override its methods for others."""
 
     def _get_data_and_label(self, batch: Any, ctx: Sequence[Context], batch_axis: int = 0) -> tuple[Parts, Parts]:
-        if hasattr(batch, "label"):  # of a mx.io.DataIter
-            batch = (batch.data[0], batch.label[0])
-        data, label = (split_and_load(part, ctx, batch_axis) for part in (batch[0], batch[1]))
+        data, label = (split_and_load(part, ctx, batch_axis) for part in _data_and_label(batch))
         return data, label
 
     def evaluate_batch(self, estimator: Any, val_batch: Any, batch_axis: int = 0) -> tuple[Parts, Parts, Parts, Parts]:
@@ -38,3 +36,23 @@ class BatchProcessor:
             loss = [estimator.loss(y_hat, y) for y_hat, y in zip(pred, label, strict=True)]
         autograd.backward(loss)
         return data, label, pred, loss
+
+
+def _data_and_label(batch: Any) -> tuple[Any, Any]:
+    """The data and the labels of a batch.
+
+    Raises:
+        ValueError: it is no list or tuple, or has no labels.
+    """
+    is_pair = isinstance(batch, (list, tuple))
+    if is_pair and len(batch) > 1 and batch[1] is not None:
+        return batch[0], batch[1]
+    if is_pair:
+        given = f"a {type(batch).__name__} of {len(batch)}, without labels"
+    else:  # the rows of an array are no parts of a batch
+        given = f"an array of shape {batch.shape}" if hasattr(batch, "shape") else repr(batch)
+    raise ValueError(
+        f"Estimator: a batch is {given}, expected a list or tuple of data and label, as of a DataLoader over "
+        "ArrayDataset(data, label). For other batches, override the methods of a BatchProcessor: "
+        "Estimator(..., batch_processor=...)"
+    )

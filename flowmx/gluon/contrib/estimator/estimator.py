@@ -142,7 +142,7 @@ class Estimator:
         """Train, for a number of epochs or of batches: in plain code until it is done; a coroutine awaits it.
 
         Args:
-            train_data: gives batches (data, label), such as a ``gluon.data.DataLoader``; or a ``mx.io.DataIter``.
+            train_data: gives batches (data, label), such as a ``gluon.data.DataLoader``.
             val_data: likewise, to evaluate after each epoch.
             epochs: the number of passes over the data.
             event_handlers: handlers, which come before those that are always there (updates, metrics, log).
@@ -150,7 +150,8 @@ class Estimator:
             batch_axis: along which axis a batch is split over the devices.
 
         Raises:
-            ValueError: neither epochs nor batches are given, or both; or the data can not be iterated.
+            ValueError: neither epochs nor batches are given, or both; or the data can not be iterated, gives other than
+                such batches, or is a ``mx.io.DataIter``, whose last batch is filled up with examples of the first.
         """
         given = (train_data, val_data, epochs, event_handlers, batches, batch_axis)
         if asyncio._get_running_loop() is not None:
@@ -175,7 +176,7 @@ class Estimator:
             event_handlers: handlers, which come before those that are always there.
 
         Raises:
-            ValueError: the data can not be iterated.
+            ValueError: the data is none, as for :meth:`fit`.
         """
         given = (val_data, batch_axis, event_handlers)
         if asyncio._get_running_loop() is not None:
@@ -199,6 +200,8 @@ class Estimator:
     ) -> None:  # fmt: skip
         if (not epochs) == (not batches):
             raise ValueError(f"fit: epochs is {epochs} and batches is {batches}, expected one of them")
+        for data in (train_data, *([] if val_data is None else [val_data])):
+            _check_data(data, self._waits.iterates)
         self.max_epoch, self.max_batch, self.batch_axis = epochs, batches, batch_axis
         handlers = self._prepare_default_handlers(val_data, event_handlers)
         await self._tell(handlers, events.TrainBegin, "train_begin")
@@ -209,6 +212,7 @@ class Estimator:
         await self._tell(handlers, events.TrainEnd, "train_end")
 
     async def _evaluate(self, val_data: Any, batch_axis: int, event_handlers: Any) -> None:
+        _check_data(val_data, self._waits.iterates)
         for metric in self.val_metrics:
             metric.reset()
         handlers = self._prepare_default_validation_handlers(event_handlers)
@@ -280,6 +284,10 @@ def _completed(given: Any, made: Sequence[events.EventHandler], known: list[Eval
 class _Waits(Protocol):
     """The waiting strategy of the training coroutine: blocking, or awaiting."""
 
+    @property
+    def iterates(self) -> Sequence[str]:
+        """The methods by one of which it can iterate over data."""
+
     def batches(self, data: Any) -> AsyncIterator[Any]:
         """The batches of a source, from its beginning."""
 
@@ -293,8 +301,10 @@ class _Waits(Protocol):
 class _Blocking:
     """Waiting in a plain function: it blocks."""
 
+    iterates = ("__iter__",)
+
     async def batches(self, data: Any) -> AsyncIterator[Any]:
-        for batch in _from_beginning(data):
+        for batch in data:
             yield batch
 
     async def ready(self, arrays: Any) -> None:
@@ -309,13 +319,14 @@ class _Blocking:
 class _Awaiting:
     """Waiting in a coroutine: it awaits."""
 
+    iterates = ("__iter__", "__aiter__")
+
     async def batches(self, data: Any) -> AsyncIterator[Any]:
         if hasattr(data, "__aiter__"):
-            _reset(data)
             async for batch in data:
                 yield batch
         else:
-            for batch in _from_beginning(data):
+            for batch in data:
                 yield batch
 
     async def ready(self, arrays: Any) -> None:
@@ -351,22 +362,18 @@ def _finished(coroutine: Coroutine[Any, Any, None]) -> Done:
     raise RuntimeError("Estimator: something waited for an event loop in a plain function: use the form with _async")
 
 
-def _from_beginning(data: Any) -> Any:
-    if not hasattr(data, "__iter__"):
-        raise ValueError(
-            f"Estimator: {data!r} can not be iterated, expected batches, such as of a gluon.data.DataLoader"
-        )
-    _reset(data)
-    return data
-
-
-def _reset(data: Any) -> None:
-    """Begin an iterator of ``mx.io`` anew; loaders begin anew by themselves."""
-    if hasattr(data, "provide_data"):
-        data.reset()
-
-
 # -- what was given --------------------------------------------------------------------------------------
+
+
+def _check_data(data: Any, methods: Sequence[str]) -> None:
+    advice = "a gluon.data.DataLoader, or other batches (data, label)"
+    if hasattr(data, "provide_data"):
+        raise ValueError(
+            f"Estimator: {type(data).__name__} was given, whose last batch is filled up and would be counted in full; "
+            f"expected {advice}: DataLoader(ArrayDataset(data, label), batch_size)"
+        )
+    if not any(hasattr(data, method) for method in methods):
+        raise ValueError(f"Estimator: {data!r} can not be iterated, expected {advice}")
 
 
 def _checked_loss(loss: Any) -> Loss:

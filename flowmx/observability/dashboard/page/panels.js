@@ -171,6 +171,17 @@ function holders(held) {
   for (const row of body("holders").rows) row.className = row.cells[1].firstElementChild ? "" : "sum";
 }
 
+// -- layers -----------------------------------------------------------------------------------------
+
+function layers(state) {
+  const rows = state.now.layers ?? [];
+  $("layers-empty").hidden = rows.length > 0;
+  $("layers").hidden = !rows.length;
+  fill(body("layers"), rows.map(({ precision, count, names }) => [
+    precision, format.count(count), names.join(", ") + (count > names.length ? ", …" : ""),
+  ]), ["", "number", "clip"]);
+}
+
 // -- peers and services -----------------------------------------------------------------------------
 
 function peers(state) {
@@ -207,7 +218,7 @@ function about(state) {
   set($("about"), `engine: ${engine}${recorder ? "" : ". The flight recorder is off (FLOWMX_FLIGHT_RECORDER=0): no timeline, no utilisation"}`);
 }
 
-const PANELS = [about, glance, warnings, training, actors, memory, peers, services];
+const PANELS = [about, glance, warnings, training, actors, memory, layers, peers, services];
 
 export function show(state) {
   for (const panel of PANELS) panel(state);

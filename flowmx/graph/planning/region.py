@@ -1,0 +1,187 @@
+"""A region of a graph as one operator, which runs it for one part of the batch after the other.
+
+What it computes for a part has the part's size, and a plan of its own; what it reads and gives lies whole. Results that
+are sums over the batch are added up, part by part, where they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+
+from flowmx.graph.graph import RANK, Graph, Options, Rewriter
+from flowmx.graph.node import Entry, Node
+from flowmx.graph.plan import Plan, make_plan
+from flowmx.graph.planning.order import LATE
+from flowmx.ops.compiled.packed import Pack
+from flowmx.ops.compiled.sliced import Sliced, Summed
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Shape, packed_size
+from flowmx.ops.registry.traits import BatchParts
+
+
+class Region:
+    """A region that becomes an operator.
+
+    Args:
+        rewriter: of the graph.
+        members: its operators, in order, with what of them goes along with the batch.
+        units: the number of equal parts that the batch can be cut into.
+        length: units in a slice.
+        laid: the entries that lie channels-last.
+    """
+
+    def __init__(
+        self, rewriter: Rewriter, members: Mapping[Node, BatchParts], units: int, length: int, laid: Collection[Entry]
+    ) -> None:  # fmt: skip
+        self._rewriter, self._members, self._laid = rewriter, members, laid
+        self._units, self._length = units, length
+        self._graph = rewriter.graph
+        forward = set(self._graph.forward()) if self._graph.gradients else set()
+        self._forward = forward if any(node in forward for node in members) else members.keys()
+        self._shapes: dict[Entry, Shape] = {}
+        self._dtypes: dict[Entry, DType] = {}
+        self._inside: dict[Entry, Entry] = {}
+        self._variables: dict[tuple[Entry, bool], Entry] = {}
+        self._channels_last: set[Entry] = set()
+        self._packs: list[Node] = []
+
+    def put(
+        self, strided: Collection[Node], options: Options, change: Callable[[Graph], Graph] | None = None
+    ) -> list[Node]:  # fmt: skip
+        """Make the operator's node, with what comes before it in the order; the region as it is where it cannot be.
+
+        Args:
+            strided: the variables whose arrays do not lie densely in C order.
+            options: how.
+            change: a pass over the graph of a slice, whose steps are then ordered anew.
+        """
+        outputs = self._outputs()
+        given = {entry.node for entry in outputs}
+        steps = [self._step(node, options, node in given) for node in self._members]
+        if None in steps:
+            return [self._rewriter.keep(node) for node in self._members]
+        inner = [step for step in steps if step is not None]
+        results = [self._result(entry) for entry in outputs]
+        early = [made for entry, made in zip(outputs, results, strict=True) if entry.node in self._forward]
+        late: dict[Node, Entry] = {}
+        for entry, made in zip(outputs, results, strict=True):
+            if entry.node not in self._forward:
+                late[self._variable_like(entry)] = made
+        graph = Graph(
+            tuple(early), late, self._shapes, self._dtypes, self._graph.train, groups=self._graph.groups,
+            default=self._graph.default, straight=frozenset(late),
+        )  # fmt: skip
+        if change is not None:
+            graph = change(graph)
+        loose = [made.node for (entry, _), made in self._variables.items() if entry.node in strided]
+        plan = make_plan(
+            graph, graph.wanted(), loose, replace(options, workers=1, slice=0, budget=None),
+            None if change is not None else (inner, []), self._channels_last,
+        )  # fmt: skip
+        outputs.sort(key=lambda entry: entry.node not in self._forward)
+        node = self._node(plan, outputs)
+        for index, entry in enumerate(outputs):
+            self._rewriter.replace(entry, Entry(node, index))
+        return [*self._packs, node]
+
+    def _step(self, node: Node, options: Options, given: bool) -> Node | None:
+        """The operator of a slice, which is not late if what it computes is given; None where there is none."""
+        parts, op = self._members[node], node.op
+        inputs = [self._read(entry, at in parts.inputs) for at, entry in enumerate(node.inputs)]
+        if getattr(op, "packed", False):
+            pack = self._repacked(node, self._shapes[inputs[0]], options)
+            if pack is None:
+                return None
+            self._packs.append(pack)
+            inputs[1] = self._variable(Entry(pack, 0), False)
+        attributes = {key: text for key, text in node.attributes.items() if not (given and key == LATE)}
+        made = Node(op, node.name, tuple(inputs), attributes, node.given, node.origin)
+        for index in range(node.outputs()):
+            self._note(Entry(node, index), Entry(made, index), index in parts.outputs)
+            self._inside[Entry(node, index)] = Entry(made, index)
+        return made
+
+    def _read(self, entry: Entry, along: bool) -> Entry:
+        """The entry that stands for one of the graph in a slice."""
+        return self._inside[entry] if entry in self._inside else self._variable(entry, along)
+
+    def _variable(self, entry: Entry, along: bool) -> Entry:
+        made = self._variables.get((entry, along))
+        if made is None:
+            made = Entry(Node(None, entry.node.output_name(entry.index), attributes=entry.node.attributes), 0)
+            self._variables[entry, along] = made
+            self._note(entry, made, along)
+        return made
+
+    def _variable_like(self, entry: Entry) -> Node:
+        """A variable of which a result that only gradients need is the gradient."""
+        made = Node(None, entry.node.output_name(entry.index))
+        self._note(entry, Entry(made, 0), entry.index in self._members[entry.node].outputs)
+        return made
+
+    def _note(self, entry: Entry, made: Entry, along: bool) -> None:
+        """Note the form of what stands for an entry in a slice."""
+        shape = self._rewriter.shapes[entry]
+        self._shapes[made] = (self._rows(entry), *shape[1:]) if along else shape
+        self._dtypes[made] = self._rewriter.dtypes[entry]
+        if entry in self._laid:
+            self._channels_last.add(made)
+
+    def _rows(self, entry: Entry) -> int:
+        """The rows of an entry that are a slice's."""
+        return self._rewriter.shapes[entry][0] // self._units * self._length
+
+    def _repacked(self, node: Node, data: Shape, options: Options) -> Node | None:
+        """The node that packs a layer's weight for a slice of its data; None where the kernel has no such layout."""
+        source = node.inputs[1].node
+        assert isinstance(source.op, Pack) and node.op is not None
+        context = self._graph.context(node)
+        kind = options.device_type if context is None else context.kernels
+        size = packed_size(kind, node.op, data, self._rewriter.dtypes[node.inputs[0]])
+        if size is None:
+            return None
+        given = {name: getattr(source.op, name) for name in source.op.parameters}
+        op = type(source.op).create(**{**given, "data_shape": data, "size": size})
+        return self._rewriter.make(op, [self._rewriter.new(entry) for entry in source.inputs], source)
+
+    def _outputs(self) -> list[Entry]:
+        """The entries that are read outside of the region."""
+        read = dict.fromkeys(entry for entry in self._graph.wanted() if entry.node in self._members)
+        for node in self._rewriter.nodes:
+            if node not in self._members:
+                read.update(dict.fromkeys(entry for entry in node.inputs if entry.node in self._members))
+        return list(read)
+
+    def _result(self, entry: Entry) -> Entry:
+        """The result of a slice for an entry that is read outside: a sum is added to that of the slices before it."""
+        made = self._inside[entry]
+        if entry.index not in self._members[entry.node].sums:
+            return made
+        summed = Entry(Node(Summed(), entry.node.name, (made,), made.node.attributes, None, entry.node.origin), 0)
+        self._shapes[summed], self._dtypes[summed] = self._shapes[made], self._dtypes[made]
+        return summed
+
+    def _node(self, plan: Plan, outputs: Sequence[Entry]) -> Node:
+        """The operator's node."""
+        units, length, members = self._units, self._length, self._members
+        first, *_, last = [*members, *members]
+        shapes, dtypes = self._rewriter.shapes, self._rewriter.dtypes
+        rows = [self._rows(entry) if along else 0 for entry, along in self._variables]
+        firsts = [*rows, *[self._rows(e) if e.index in members[e.node].outputs else 0 for e in outputs]]
+        begins = [min(at, units - length) for at in range(0, units, length)]
+        op = Sliced.of(
+            plan=plan,
+            variables=tuple(self._variables.values()),
+            rows=tuple(firsts),
+            starts=tuple([tuple([begin * each // length for each in firsts]) for begin in begins]),
+            forms=tuple([(shapes[entry], dtypes[entry]) for entry in outputs]),
+            batch=(units, length),
+            laid=tuple([entry in self._laid for entry in outputs]),
+        )
+        name = first.name if len(members) == 1 else f"{first.name} to {last.name}"
+        self._rewriter.note(f"{name}: {len(plan.steps())} steps run in {op.told()}")
+        inputs = tuple([self._rewriter.new(entry) for entry, _ in self._variables])
+        ranks = [node.attributes[RANK] for node in members if RANK in node.attributes]
+        attributes = {key: text for key, text in first.attributes.items() if key not in (RANK, LATE)}
+        return Node(op, name, inputs, {**attributes, **({RANK: ranks[0]} if ranks else {})}, None, first.origin)
