@@ -67,9 +67,10 @@ def fit(graph: Graph, external: Collection[Entry], strided: Collection[Node], op
     Raises:
         BudgetError: nothing that was found fits.
     """
-    assert options.budget is not None
+    budget = options.budget
+    assert budget is not None
     whole = make_plan(graph, external, strided, options)
-    if whole.internal_bytes() <= options.budget:
+    if whole.internal_bytes() <= budget:
         return whole
     options = replace(options, workers=1)  # branches that run at the same time take more memory
     search = _Search(graph, external, strided, options, whole.internal_bytes())
@@ -82,7 +83,7 @@ def fit(graph: Graph, external: Collection[Entry], strided: Collection[Node], op
     if made is not None and made.loss <= loss:
         return made.plan
     try:
-        again = recompute.fit(graph.with_notes(*search.notes()), options, options.budget)
+        again = recompute.fit(graph.with_notes(*search.notes()), options, budget)
     except BudgetError as error:
         made = made or (search.recomputing_too() if options.joint else None)
         if made is not None:

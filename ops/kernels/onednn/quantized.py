@@ -84,7 +84,7 @@ class RescaleBy(Rescale):
 
 
 def _known(factor: Callable[[Any], float]) -> Make:
-    """What computes a conversion by a number that its operator knows."""
+    """Return a maker of conversions by a number that their operator knows."""
 
     def make(op: Any, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -> Work | None:
         (source,), (target,) = inputs, outputs
