@@ -208,3 +208,12 @@ def test_a_new_operator_says_nothing_also_where_it_is_made_of_one_that_does():
         shapes = [(4, 3), *[(3,)] * (len(base.arguments) + len(base.auxiliary) - 1)]
         assert made().batch_parts(shapes, [(4, 3)]) is None
     assert lookup("_backward_BatchNorm").traits.batch_wise is BatchWise.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("step", "mixes"), [((), False), ((1,), False), ((None, 2), False), ((2,), True), ((-1,), True)]
+)
+def test_a_slice_mixes_the_batch_where_it_has_steps_along_it(step, mixes):
+    ends = (3,) * max(1, len(step))
+    op = lookup("slice").create(begin=(0,) * len(ends), end=ends, step=step)
+    assert op.mixes_batch([(3, 4)]) is mixes

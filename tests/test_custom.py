@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import flowmx as mx
+from flowmx.ops.registry.operators import lookup
 from flowmx.test_utils import check_numeric_gradient
 
 KINDS = ["ThreadedEnginePerDevice", "ThreadedEngine", "NaiveEngine"]
@@ -702,3 +703,7 @@ def test_hooks_may_refuse_dense_arrays(kind):
     found = mx.nd.Custom(mx.nd.array(X).tostype("csr"), op_type="double_of_csr")
     assert found.stype == "csr"
     np.testing.assert_array_equal(found.asnumpy(), 2 * X)
+
+
+def test_its_inputs_are_those_of_the_property_alone():
+    assert lookup("Custom").arguments == ()

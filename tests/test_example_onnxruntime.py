@@ -10,7 +10,6 @@ import pytest
 import flowmx as mx
 from flowmx.gluon import nn
 
-pytestmark = pytest.mark.usefixtures("one_thread_a_kernel")
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 

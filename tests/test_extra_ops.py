@@ -328,3 +328,9 @@ def test_rand_zipfian():
 def test_what_holds_nothing_to_compute_with_is_refused_by_name(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_broadcast_to_more_dimensions():
+    assert (mx.nd.array([1, 2, 3]).broadcast_to((4, 3)).asnumpy() == np.tile([1, 2, 3], (4, 1))).all()
+    with pytest.raises(ShapeError, match="does not broadcast to"):
+        mx.nd.ones((2, 3)).broadcast_to((4, 3))

@@ -67,6 +67,16 @@ def test_a_transfer_takes_its_bytes_and_the_latency():
     assert carried((0, 1, 1_000_000), network=network) == [pytest.approx(1.5 + 0.001)]  # and a piece on the last link
 
 
+def test_who_sends_hears_when_the_bytes_have_left():
+    async def send(target):
+        fabric, loop, times = Fabric(2, Network(rate=8e6, latency=0.5, piece=1000)), asyncio.get_running_loop(), []
+        await fabric.send(0, target, 1_000_000, lambda: times.append(loop.time()))
+        return times
+
+    assert clock.run(send(1)) == [pytest.approx(1.0)]
+    assert len(clock.run(send(0))) == 1
+
+
 def test_transfers_share_what_they_both_use_evenly():
     for other in ((0, 2), (2, 1)):  # of one sender, to one receiver
         times = carried((0, 1, 1_000_000), (*other, 1_000_000))

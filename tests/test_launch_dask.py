@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
 from flowmx import kvstore as kv
 from flowmx import settings
-from flowmx.kvstore.launching import call
+from flowmx.kvstore.launching import call, node
 from tests import warm
 
 distributed = pytest.importorskip("distributed", reason="Dask is an extra: pip install 'flowmx[dask]'")
@@ -238,3 +239,20 @@ def test_a_function_by_name():
     for wrong in ("os.path", "os.path:missing", "nowhere:f", "os:sep"):
         with pytest.raises(ValueError, match="function"):
             call.find(wrong)
+
+
+async def test_the_connection_of_a_nodes_worker_to_the_scheduler_is_closed(monkeypatch):
+    class Line:
+        closed = False
+
+        async def call(self, *_, **__):
+            raise asyncio.CancelledError
+
+        async def close(self):
+            self.closed = True
+
+    line = Line()
+    monkeypatch.setattr(node, "peer", lambda *_: line)
+    with pytest.raises(asyncio.CancelledError):
+        await node.Running._views(SimpleNamespace(address="http://127.0.0.1:9", order=SimpleNamespace(secret=None)))
+    assert line.closed

@@ -15,6 +15,8 @@ from flowmx.graph.checking import race
 from flowmx.graph.compiler import options_of
 from flowmx.graph.reports.unfolded import sliced
 
+pytestmark = pytest.mark.usefixtures("two_threads_a_kernel")  # budgets follow from the kernels' working memory
+
 S = mx.sym
 
 

@@ -200,6 +200,7 @@ def test_a_gradient_is_fresh_until_somebody_says_otherwise():
         ((slice(0, 2), slice(0, 2)), (4, 3), False),
         ((slice(0, 4, 2), slice(0, 3)), (4, 3), False),
         ((slice(None), 1), (4, 3), False),
+        ((slice(None), 0, slice(None)), (2, 1, 4), True),
     ],
 )
 def test_what_basic_indices_choose_lies_in_one_piece(key, shape, wanted):
@@ -468,3 +469,8 @@ def test_weights_of_each_device_are_updated_by_their_gradients():
 
     mx.model._update_params(weights, grads, updater, 2)  # weights beyond the gradients stay, as in MXNet
     assert sorted(updates) == [(0, 1), (1, 2), (4, 3), (5, 4)]
+
+
+def test_there_is_no_library_to_be_found():
+    with pytest.raises(RuntimeError, match="there is no library libmxnet: mxnet is flowmx here"):
+        mx.libinfo.find_lib_path()

@@ -189,4 +189,5 @@ def test_what_symbols_can_not_do_is_said():
         list(x)
     with pytest.raises(mx.MXNetError, match="no parameter"):
         lookup("_npi_mean").create(axes="1")
+    assert {lookup(name).__name__ for name in ("_npi_normal", "_npi_bernoulli")} == {"_npi_normal", "_npi_bernoulli"}
     assert {row.name for row in named.ROWS} <= {row.name for row in named.ROWS if lookup(row.name)}
