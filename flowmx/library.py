@@ -11,8 +11,10 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from flowmx import name as names
@@ -79,9 +81,20 @@ def _check(path: Path) -> None:
         raise MXNetError(f"library.load: {path}: {wrong}")
 
 
+class _Source(SourceFileLoader):
+    """A loader that compiles the file each time.
+
+    Python tells kept code from a changed file by whole seconds and the file's size.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compile the file."""
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def _run(path: Path) -> None:
     """Run the file as a module, which is importable under its name if there was none before."""
-    spec = spec_from_file_location(path.stem, path)
+    spec = spec_from_file_location(path.stem, path, loader=_Source(path.stem, str(path)))
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     is_new = path.stem not in sys.modules
