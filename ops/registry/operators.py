@@ -286,7 +286,7 @@ class Operator:
             cls.__init__ is Operator.__init__
             and cls.create.__func__ is Operator.create.__func__  # type: ignore[attr-defined]
             and not self.subgraphs
-            and all(_is_parameter(cls, name) for name in self.__dict__)
+            and all(_is_parameter(cls, name) for name in list(self.__dict__))  # other threads may add to it
         )
 
     @classmethod
