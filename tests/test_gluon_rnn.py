@@ -366,3 +366,19 @@ def test_when_a_step_is_one_operator(monkeypatch):
 
     assert ran(Own(4)) == []
     assert '"_gru_step"' not in rnn.GRUCell(4)(mx.sym.var("x"), [mx.sym.var("s")])[0].tojson()
+
+
+@pytest.mark.parametrize("cell", [mx.gluon.rnn.GRUCell, mx.gluon.rnn.LSTMCell])
+def test_states_of_another_batch_are_refused_at_the_call(cell):
+    net = cell(4, input_size=3)
+    net.initialize()
+    for states in (net.begin_state(3), [mx.nd.zeros((2, 5)) for _ in net.state_info()]):
+        with pytest.raises(mx.MXNetError, match="shape"):
+            net(mx.nd.ones((2, 3)), states)
+
+
+def test_a_dense_layers_error_names_its_operator():
+    net = mx.gluon.nn.Dense(4, activation="relu", in_units=3)
+    net.initialize()
+    with pytest.raises(mx.MXNetError, match=r"^FullyConnected: input weight has shape"):
+        net(mx.nd.zeros((2, 5)))

@@ -159,3 +159,18 @@ def test_goes_on_from_a_state(folder):
     other.set_state(state)
     assert (other.next().data[0].asnumpy() == expected.data[0].asnumpy()).all()
     assert isinstance(other, mx.io.io.MXDataIter)
+
+
+@pytest.mark.parametrize("front", [float("nan"), float("inf"), -3.0, 1e30])
+@pytest.mark.parametrize("place", [0, 1])
+def test_numbers_that_describe_no_label_are_refused(place, front):
+    label = [2.0, 5.0, 1.0, 0.1, 0.1, 0.5, 0.5]
+    label[place] = front
+    with pytest.raises(mx.MXNetError, match="its label has 7 numbers"):
+        augmented(np.zeros((8, 8, 3), np.uint8), label)
+
+
+@pytest.mark.parametrize("mode", ["fit", "shrink"])
+def test_a_strip_keeps_one_row(mode):
+    made, _ = augmented(np.zeros((1, 400, 3), np.uint8), [2, 5, 1, 0.1, 0.1, 0.5, 0.5], (8, 8), resize_mode=mode)
+    assert made.shape == (1, 8, 3)

@@ -27,7 +27,7 @@ def objects_of(label: Label) -> tuple[Any, Any]:
     Raises:
         DataError: it is no such label.
     """
-    start, width = (int(label[0]), int(label[1])) if len(label) >= 7 else (0, 0)
+    start, width = map(int, label[:2]) if len(label) >= 7 and np.isfinite(label[:2]).all() else (0, 0)
     if start < 2 or width < 5 or len(label) < start or (len(label) - start) % width:
         raise DataError(
             f"its label has {len(label)} numbers which begin with {list(label[:2])}, expected n (2 or more), k (5 or "
@@ -86,7 +86,8 @@ def _fitted(image: Image, options: DetAugmenting, size: Size, random: np.random.
     if options.resize_mode == "shrink" and rows <= size[0] and columns <= size[1]:
         return image
     ratio = min(np.float32(size[0]) / np.float32(rows), np.float32(size[1]) / np.float32(columns))
-    return _resized(image, (int(ratio * np.float32(rows)), int(ratio * np.float32(columns))), options, random)
+    new = max(1, int(ratio * np.float32(rows))), max(1, int(ratio * np.float32(columns)))
+    return _resized(image, new, options, random)
 
 
 # -- colours -----------------------------------------------------------------------------------------------

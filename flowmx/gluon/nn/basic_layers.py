@@ -156,6 +156,7 @@ class Dense(Layer):
             and x._dtype in _AT_ONCE
             and weight._dtype is x._dtype
             and len(shape) == 2
+            and weight._shape[1:] == shape[1:]  # else FullyConnected says what does not fit
             and 0 < shape[0] * self._units <= _MOST_AT_ONCE
             and not isinstance(shape, SparseShape)
             and not isinstance(weight._shape, SparseShape)

@@ -91,13 +91,16 @@ class _GatedCell(HybridRecurrentCell):
         i2h = F.FullyConnected(inputs, i2h_weight, i2h_bias, num_hidden=rows, name=f"{t}i2h")
         h2h = F.FullyConnected(states[0], h2h_weight, h2h_bias, num_hidden=rows, name=f"{t}h2h")
         at_once = self.kind.at_once
-        if at_once is not None and self._is_one_operator(i2h, states):
+        if at_once is not None and self._is_one_operator(i2h, h2h, states):
             return at_once(i2h, h2h, states)
         act, gate = (partial(self._get_activation, F, activation=each) for each in self._activations())
         return self.kind.step(steps.CellStep(F, t, act, gate, named=True), i2h, h2h, states)
 
-    def _is_one_operator(self, i2h: Any, states: Sequence[Any]) -> bool:
-        """Tell whether a step on these arrays is one operator, from its products on; graphs have MXNet's operators."""
+    def _is_one_operator(self, i2h: Any, h2h: Any, states: Sequence[Any]) -> bool:
+        """Tell whether a step on these arrays is one operator, from its products on; graphs have MXNet's operators.
+
+        Arrays that do not fit together are left to those, which say so.
+        """
         return (
             isinstance(i2h, NDArray)
             and self._activations() == ("tanh", "sigmoid")
@@ -105,7 +108,13 @@ class _GatedCell(HybridRecurrentCell):
             and core.casting is None
             and i2h._dtype in _AT_ONCE
             and len(i2h._shape) == 2
-            and all(each._dtype is i2h._dtype and not isinstance(each._shape, SparseShape) for each in states)
+            and h2h._shape == i2h._shape
+            and all(
+                each._dtype is i2h._dtype
+                and each._shape == (i2h._shape[0], self._hidden_size)
+                and not isinstance(each._shape, SparseShape)
+                for each in states
+            )
         )
 
 
