@@ -70,6 +70,29 @@ def test_parameters_that_are_written_are_packed_again():
     np.testing.assert_allclose(after, net(x).asnumpy(), rtol=1e-5, atol=1e-6)
 
 
+@needs_onednn
+def test_layers_in_16_bits_that_the_processor_does_not_multiply_read_packed_float32(monkeypatch):
+    if found.multiplies(onednn.DType.F16):
+        pytest.skip("the processor multiplies float16")
+    ran = []
+    compute = recurrent.compute
+    monkeypatch.setattr(recurrent, "compute", lambda run, work, data, *rest: (
+        ran.append(data.dtype), compute(run, work, data, *rest)
+    ))  # fmt: skip
+    net = layer("lstm", 12, 2, 6, False, "float16")
+    x = mx.nd.random.normal(shape=(4, 2, 6)).astype("float16")
+    expected = net(x).astype("float32").asnumpy()
+    hybridized(net)
+    for _ in range(2):
+        np.testing.assert_allclose(net(x).astype("float32").asnumpy(), expected, rtol=0.01, atol=0.003)
+    assert ran == [np.float32] * 2
+    net.l0_h2h_bias.set_data(mx.nd.ones(48, dtype="float16"))
+    after = net(x).astype("float32").asnumpy()
+    assert np.abs(after - expected).max() > 0.01
+    net.hybridize(False)
+    np.testing.assert_allclose(after, net(x).astype("float32").asnumpy(), rtol=0.01, atol=0.003)
+
+
 def test_a_symbol_that_takes_its_parameters_as_one_vector():
     symbol = mx.sym.RNN(mx.sym.var("data"), state_size=8, num_layers=2, mode="lstm", state_outputs=True, name="r")
     shapes = dict(zip(symbol.list_arguments(), symbol.infer_shape(data=(4, 3, 6))[0], strict=True))

@@ -12,6 +12,7 @@ from functools import cached_property
 
 from flowmx.devices import Context
 from flowmx.graph.node import Entry, Node, topological, walk
+from flowmx.ops.recurrent.operator import RNN
 from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import Operator, Shape
 
@@ -290,6 +291,11 @@ def is_pure(op: Operator, train: bool = True) -> bool:
     if op.draws(train) or op.updates or op.traits.detached or op.subgraphs:
         return False
     return not (train and op.writes_more())
+
+
+def multiplies(op: Operator) -> bool:
+    """Tell whether products of matrices are the most of an operator's work: a layer's, or a recurrent layer's."""
+    return op.traits.multiplies or isinstance(op, RNN)
 
 
 def written(nodes: Iterable[Node], train: bool = True) -> set[Node]:

@@ -8,13 +8,16 @@ take them stay as they are, except between those that do not.
 
 from __future__ import annotations
 
-from flowmx.graph.graph import Graph, Options, Rewriter
+from collections.abc import Iterator
+
+from flowmx.graph.graph import Graph, Options, Rewriter, multiplies
 from flowmx.graph.node import Entry, Node
 from flowmx.ops import kernels
 from flowmx.ops.compiled.widened import Widened
 from flowmx.ops.math.casting import Cast
 from flowmx.ops.registry.dtypes import FLOAT32, DType, is_floating
 from flowmx.ops.registry.operators import Operator
+from flowmx.ops.second_names import RNNParamConcat
 
 
 def widen(graph: Graph, options: Options) -> Graph:
@@ -22,7 +25,7 @@ def widen(graph: Graph, options: Options) -> Graph:
     halves = {entry for entry, dtype in graph.dtypes.items() if _is_half(dtype)}
     if graph.train or graph.heads or options.device_type != "cpu" or not halves or graph.groups:
         return graph
-    if not any(node.op is not None and node.op.traits.multiplies for node in graph.nodes()):
+    if not any(node.op is not None and multiplies(node.op) for node in graph.nodes()):
         return graph
     return _Widening(graph, options).result()
 
@@ -121,21 +124,30 @@ def _widest(dtype: DType) -> DType:
 
 
 def _parameters(graph: Graph) -> set[Node]:
-    """The variables that are read as parameters alone, as any type: after the data of operators that have some."""
+    """The variables that are read as parameters alone, as any type: after the data of operators that have some.
+
+    Views of them, and the vector that a recurrent layer's are joined to, are read as they are.
+    """
     found: set[Node] = set()
-    others = {_uncast(entry).node for entry in graph.wanted()}
+    others = {node for entry in graph.wanted() for node in _sources(entry)}
     for node in graph.nodes():
-        if node.op is None or not node.op.traits.casts:
+        if node.op is None or not _passes_on(node.op):
             for at, entry in enumerate(node.inputs):
-                source = _uncast(entry).node
-                if source.is_variable:
-                    is_data = node.op is None or at == 0 or node.op.arguments[:1] != ("data",)
-                    (others if is_data else found).add(source)
-    return found - others
+                is_data = node.op is None or at == 0 or node.op.arguments[:1] != ("data",)
+                (others if is_data else found).update(_sources(entry))
+    return {node for node in found - others if node.is_variable}
 
 
-def _uncast(entry: Entry) -> Entry:
-    """The source of a cast entry, or else the entry itself."""
-    while entry.node.op is not None and entry.node.op.traits.casts:
-        entry = entry.node.inputs[0]
-    return entry
+def _passes_on(op: Operator) -> bool:
+    """Tell whether an operator only hands on what it reads: in another type or shape, or joined to a vector."""
+    return op.traits.casts or op.traits.view or type(op) is RNNParamConcat
+
+
+def _sources(entry: Entry) -> Iterator[Node]:
+    """Iterate over the nodes whose values come through such operators to an entry."""
+    op = entry.node.op
+    if op is None or not _passes_on(op):
+        yield entry.node
+        return
+    for each in entry.node.inputs if type(op) is RNNParamConcat else entry.node.inputs[:1]:
+        yield from _sources(each)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from flowmx.graph.graph import multiplies
 from flowmx.graph.node import Node
 from flowmx.graph.plan import Plan
 from flowmx.graph.running.results import Results, live
-from flowmx.ops.recurrent.operator import RNN
 from flowmx.ops.registry.dtypes import name_of
 
 __all__ = ["in_use", "layers_of"]
@@ -17,7 +17,7 @@ def layers_of(plan: Plan, steps: Iterable[Node]) -> dict[str, list[str]]:
     """The names of a plan's layers among some steps, by precision; bytes are int8, signed or not."""
     found: dict[str, list[str]] = {}
     for node in steps:
-        if node.op is not None and (node.op.traits.multiplies or isinstance(node.op, RNN)) and not node.op.traits.once:
+        if node.op is not None and multiplies(node.op) and not node.op.traits.once:
             kind = name_of(plan.graph.dtypes[node.inputs[0]]).replace("uint8", "int8")
             found.setdefault(kind, []).append(node.name)
     return found
