@@ -13,6 +13,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -146,7 +147,7 @@ class Source:
             return None
         ends = [(at[node], index) for node, index in entries]
         rest = (_FORMAT, _identity(), str(context), train, [[at[n] for n in each] for each in chosen], ends, operators)
-        text = f"{rest!r}\n{config!r}\n{options!r}\n{threads.cores()}".encode()
+        text = f"{rest!r}\n{config!r}\n{_said(options)!r}\n{threads.cores()}".encode()
         key = disk_cache.digest(text + marshal.dumps(told, 2)).hexdigest()  # later forms depend on object identity
         return cls(nodes, shapes, dtypes, context, train, options, key)
 
@@ -171,6 +172,12 @@ class Source:
         plan.graph.shapes.update(self._shapes)  # type: ignore[attr-defined]  # made by _Reading
         plan.graph.dtypes.update(self._dtypes)  # type: ignore[attr-defined]
         return plan if _has_room(plan, self._options) else None
+
+
+def _said(options: Options) -> list[Any]:
+    """The values of options; sets in an order that is the same in every process."""
+    values = [getattr(options, each.name) for each in fields(options)]
+    return [sorted(map(repr, value)) if isinstance(value, frozenset) else value for value in values]
 
 
 def _has_room(plan: Plan, options: Options) -> bool:
