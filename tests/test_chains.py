@@ -469,11 +469,9 @@ def gates(order):
 @pytest.fixture
 def compiled(monkeypatch, tmp_path):
     """The texts that were compiled, with nothing known from before."""
-    texts, generate = [], compiler_of_loops._generate
+    texts, emit = [], compiler_of_loops._emit
     monkeypatch.setattr(compiler_of_loops, "_loaded", {})
-    monkeypatch.setattr(
-        compiler_of_loops, "_generate", lambda host, text, *plain: (texts.append(text), generate(host, text, *plain))[1]
-    )
+    monkeypatch.setattr(compiler_of_loops, "_emit", lambda text, **how: (texts.append(text), emit(text, **how))[1])
     monkeypatch.setattr(kernel, "_forms", {})
     with mx.engine.using(kernel_cache=str(tmp_path)):
         yield texts

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import marshal
 import os
-import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -75,6 +74,8 @@ def plan_of(
     source = Source.of(entries, (wanted, straight, strided), shapes, dtypes, train, context, options)
     plan = None if source is None else source.read()
     if plan is None:
+        if source is not None:
+            kernels.load_ahead(options.device_type)
         graph = graph_of(entries, wanted, shapes, dtypes, train, context)
         begin = None if strided else compile_unplanned
         plan = compile_graph(graph, straight, strided, options, begin=begin)
@@ -128,7 +129,6 @@ class Source:
         count = sum(node.op is not None for node in nodes)
         if not config.exec_plan_cache or context.device_type != "cpu" or count < LEAST:
             return None
-        kernels.load_ahead(options.device_type)
         at = {node: position for position, node in enumerate(nodes)}
         says: dict[Operator, int] = {}
         told: list[Any] = []
@@ -207,19 +207,10 @@ def _identity() -> tuple[Any, ...]:
     """The machine, the libraries that kernels come from, and flowmx's own source."""
     llvm, onednn = find_spec("llvmlite"), kernels.onednn.library.library()
     return (
-        sys.version, np.__version__, _processor(), None if llvm is None else _stamp(Path(llvm.origin or "")),
+        sys.version, np.__version__, disk_cache.processor(),
+        None if llvm is None else disk_cache.stamp(Path(llvm.origin or "")),
         None if onednn is None else (onednn.version(), onednn.isa), _sources(),
     )  # fmt: skip
-
-
-def _processor() -> str:
-    """The processor's model and features."""
-    try:
-        text = Path("/proc/cpuinfo").read_text("utf-8", "replace")
-    except OSError:
-        return f"{platform.machine()} {platform.processor()} {platform.version()}"
-    lines = text.partition("\n\n")[0].splitlines()
-    return "\n".join(line for line in lines if line.startswith(("model", "vendor", "stepping", "flags", "Features")))
 
 
 def _sources() -> str:
@@ -236,12 +227,7 @@ def _stamps(folder: str) -> Iterable[tuple[str, int, int]]:
             if each.is_dir():
                 yield from _stamps(each.path)
             elif each.name.endswith((".py", ".so", ".pyd")):
-                yield _stamp(each)
-
-
-def _stamp(path: Path | os.DirEntry[str]) -> tuple[str, int, int]:
-    about = path.stat()
-    return os.fspath(path), about.st_size, about.st_mtime_ns
+                yield disk_cache.stamp(each)
 
 
 # -- operators ---------------------------------------------------------------------------------------------------
