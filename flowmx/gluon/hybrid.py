@@ -158,6 +158,8 @@ class HybridBlock(Block):
                 "is hybridized too",
                 stacklevel=2,
             )
+        if active:
+            kernels.expect_graph("cpu")
         self._active = active
         self._flags = {"static_alloc": static_alloc, "static_shape": static_shape}
         self._backend = (backend, kwargs) if backend and active else None

@@ -6,9 +6,12 @@ place of those that it replaces. :class:`Rewriter` walks the old graph in order 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
+from typing import Any
 
 from flowmx.devices import Context
 from flowmx.graph.node import Entry, Node, topological, walk
@@ -93,13 +96,9 @@ class Graph:
         rest = topological(self.gradients.values()) if is_ranked else found[count:]
         return [node for node in rest if node.op is not None and node not in before]
 
-    def uses(self) -> dict[Entry, int]:
+    def uses(self) -> Counter[Entry]:
         """Number of reads of each entry; an output or a gradient counts as one more."""
-        found: dict[Entry, int] = {}
-        for entries in (self.wanted(), *[node.inputs for node in self._order]):
-            for entry in entries:
-                found[entry] = found.get(entry, 0) + 1
-        return found
+        return Counter(chain(self.wanted(), *[node.inputs for node in self._order]))
 
     def context(self, node: Node) -> Context | None:
         """The device that a node is on."""
@@ -169,7 +168,7 @@ class Rewriter:
         self._notes: list[str] = []
 
     @cached_property
-    def uses(self) -> dict[Entry, int]:
+    def uses(self) -> Counter[Entry]:
         """The number of reads of each entry of the old graph."""
         return self.graph.uses()
 
@@ -183,14 +182,9 @@ class Rewriter:
 
     def keep(self, node: Node) -> Node:
         """Copy a node with replaced inputs (the node itself, if none is)."""
-        replaced = self._replaced
-        if not replaced:
-            return node
-        for entry in node.inputs:
-            if entry in replaced:
-                inputs = tuple([replaced.get(each, each) for each in node.inputs])
-                return node if inputs == node.inputs else self._copy(node, inputs)
-        return node
+        given, replacing = node.inputs, self._replaced.get
+        inputs = tuple(map(replacing, given, given))
+        return node if inputs == given else self._copy(node, inputs)
 
     def mark(self, node: Node, attributes: Mapping[str, str]) -> Node:
         """Copy a node with replaced inputs and more attributes."""
@@ -199,9 +193,11 @@ class Rewriter:
 
     def _copy(self, node: Node, inputs: tuple[Entry, ...], attributes: Mapping[str, str] | None = None) -> Node:
         made = node.over(inputs, attributes)
-        replaced, shapes, dtypes = self._replaced, self.shapes, self.dtypes
+        replaced: Any = self._replaced
+        shapes: Any = self.shapes
+        dtypes: Any = self.dtypes
         for index in range(node.outputs()):
-            old, new = Entry(node, index), Entry(made, index)
+            old, new = (node, index), Entry(made, index)
             replaced[old], shapes[new], dtypes[new] = new, shapes[old], dtypes[old]
         return made
 

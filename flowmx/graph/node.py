@@ -91,7 +91,11 @@ class Node:
 
 
 class Entry(NamedTuple):
-    """One output of a node."""
+    """One output of a node.
+
+    A plain pair ``(node, index)`` finds the same in a dict and is made in a fifth of the time, of which passes over big
+    graphs make use.
+    """
 
     node: Node
     index: int  # type: ignore[assignment]  # the field's usual name; nobody looks for tuple.index on it
