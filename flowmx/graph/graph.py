@@ -165,6 +165,8 @@ class Rewriter:
         self.shapes: MutableMapping[Entry, Shape] = dict(graph.shapes)
         self.dtypes: MutableMapping[Entry, DType] = dict(graph.dtypes)
         self._replaced: dict[Entry, Entry] = {}
+        self._counts: dict[Operator | None, int] = {}
+        """The numbers of outputs."""
         self._notes: list[str] = []
 
     @cached_property
@@ -196,17 +198,21 @@ class Rewriter:
         replaced: Any = self._replaced
         shapes: Any = self.shapes
         dtypes: Any = self.dtypes
-        for index in range(node.outputs()):
-            old, new = (node, index), Entry(made, index)
+        count = self._counts.get(node.op)
+        if count is None:
+            count = self._counts[node.op] = node.outputs()
+        for index in range(count):
+            old, new = (node, index), tuple.__new__(Entry, (made, index))  # the fastest way to make one
             replaced[old], shapes[new], dtypes[new] = new, shapes[old], dtypes[old]
         return made
 
     def make(self, op: Operator, inputs: Sequence[Entry], like: Node, name: str = "") -> Node:
         """A new node of new entries, with the attributes and the origin of an old one."""
         spec = op.spec(tuple([self.shapes[e] for e in inputs]), tuple([self.dtypes[e] for e in inputs]))
-        made = Node(op, name or like.name, tuple(inputs), like.attributes, None, like.origin)
-        for index, (shape, dtype) in enumerate(zip(spec.shapes, spec.dtypes, strict=True)):
-            self.shapes[Entry(made, index)], self.dtypes[Entry(made, index)] = shape, dtype
+        made = Node.beside(like, op, name or like.name, tuple(inputs))
+        for index, shape in enumerate(spec.shapes):
+            entry = Entry(made, index)
+            self.shapes[entry], self.dtypes[entry] = shape, spec.dtypes[index]
         return made
 
     def replace(self, old: Entry, new: Entry) -> None:
