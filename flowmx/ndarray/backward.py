@@ -442,7 +442,11 @@ class Walk:
         if target is None or (total is target and leaf.request == "write"):
             return
         _overwrite(leaf, target)
-        if isinstance(total, Value) and _is_like(total, target, target._storage.device):
+        # A head gradient is copied; arrays that the user's code made are stored by operations of their own.
+        is_ours = isinstance(total, Value) or (
+            not self._by_calls and any(total is each for each in self._given) and type(total._shape) is tuple
+        )
+        if is_ours and leaf.request != "null" and _is_like(total, target, target._storage.device):
             _store(self._on(target._storage.device), leaf, total, target)
         elif leaf.request != "null":
             _store_array(leaf, self.arrays([total])[0], target)

@@ -421,10 +421,11 @@ class Elementwise:
         else:
             origin = capture(3)
             arguments = (ufunc, operands, number, out)
-            name = self.op.name
-            engine.enqueue(
-                Operation(_compute_ufunc, arguments, reads, (target,), device.compute, name, origin, nbytes, spec.light)
+            work = Operation(
+                _compute_ufunc, arguments, reads, (target,), device.compute, self.op.name, origin, nbytes, spec.light
             )
+            work.short = spec.short
+            engine.enqueue(work)
         if mode.recording and (x._past is not None or y is not None):
             op = self.op
             gradient = spec.gradient
@@ -524,9 +525,9 @@ def _call(
             each._storage.version = 1
     else:
         origin = capture(depth)
-        engine.enqueue(
-            Operation(_compute, arguments, reads, writes, device.compute, op.name, origin, spec.nbytes, light)
-        )
+        work = Operation(_compute, arguments, reads, writes, device.compute, op.name, origin, spec.nbytes, light)
+        work.short = spec.short
+        engine.enqueue(work)
     if mode.recording:
         gradient = spec.gradient
         record(op.name, gradient, inputs, outputs, visible, origin or capture(depth), spec.rules)
@@ -596,6 +597,7 @@ def _call_any(
         nbytes,
         spec.light and spec.ready is ready,
     )
+    work.short = spec.short and not traits.detached
     if traits.detached:
         op.detach(work, inputs)
     engine.enqueue(work)
@@ -836,6 +838,7 @@ def push_on(
     depth: int = 2,
     detached: bool = False,
     actor: Actor | None = None,
+    short: bool = False,
 ) -> None:
     """Enqueue work on arrays that is no operator (assignments, copies), or ``detached``: with user code in it.
 
@@ -846,6 +849,7 @@ def push_on(
         notes.refuse()
     actor = actor or device.compute
     work = Operation(function, arguments, reads, writes, actor, name, capture(depth), nbytes, light)
+    work.short = short
     if detached:
         custom.detach(work)
     engine.enqueue(work)

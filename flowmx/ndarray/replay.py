@@ -83,13 +83,14 @@ class Program(NamedTuple):
         steps: what is computed, and stored, in this order.
         sources: for each slot that is an array: which, as its node's number and its place there.
         leaves: the variables whose buffers are written.
-        light, nbytes: as of an operation.
+        light, short, nbytes: as of an operation.
     """
 
     steps: tuple[Step | Total, ...]
     sources: tuple[tuple[int, int, int], ...]
     leaves: tuple[int, ...]
     light: bool
+    short: bool
     nbytes: int
 
 
@@ -98,6 +99,7 @@ class Pushed(NamedTuple):
 
     parts: tuple[Part, ...]
     light: bool
+    short: bool
     nbytes: int
 
 
@@ -171,7 +173,7 @@ class Replay(NamedTuple):
                 device.compute, "backward", origin, program.nbytes, program.light,
             )  # fmt: skip
             op.arguments = (run_on(device, train), program, slots, failed, found, grads, op)
-            op.bulkable, op.settles = False, True
+            op.bulkable, op.settles, op.short = False, True, program.short
             engine.enqueue(op)
             if op.state == DONE:
                 op.arguments = ()  # they hold the operation
@@ -409,7 +411,7 @@ class Lesson:
 
     def note(self, bulk: Bulk) -> None:
         """Note a bulk that is about to be pushed."""
-        self.pushed.append(Pushed(tuple(bulk.parts()), bulk.light, bulk.nbytes))
+        self.pushed.append(Pushed(tuple(bulk.parts()), bulk.light, bulk.short, bulk.nbytes))
 
     def _new(self) -> int:
         self._count += 1
@@ -440,7 +442,7 @@ class Lesson:
                 ]
             )
             leaves = tuple([step.leaf for step in steps if isinstance(step, Total)])
-            programs.append(Program(ended, tuple(sources), leaves, bulk.light, bulk.nbytes))
+            programs.append(Program(ended, tuple(sources), leaves, bulk.light, bulk.short, bulk.nbytes))
         return Replay(
             self._device, tuple(programs), self._count, tuple(dict.fromkeys(self.checked)), self._forms, self._rules
         )

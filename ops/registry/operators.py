@@ -87,6 +87,8 @@ _LIGHT_FLOPS = 1 << 16
 _LIGHT_PRODUCT_BYTES = 1 << 18
 _LIGHT_PRODUCT_FLOPS = 1 << 21
 """The same limits of products, which take some 50 µs then: to hand one to a worker costs 30."""
+_SHORT_WEIGHT = 1 << 21
+"""Bytes to move, about, up to which an operation is short: some 300 µs."""
 _LEAST_REUSE = 1
 """Floating-point operations for each byte from which a product is one of matrices: no loop of our own computes it."""
 _FLOPS_A_BYTE = 16
@@ -166,6 +168,7 @@ class Spec:
         dtypes: likewise.
         nbytes: of the outputs.
         light: whether it takes microseconds.
+        short: whether it takes so little that to hand it to another thread does not pay.
         gradient: the operator's function, where recording finds it at once; None where no gradient flows.
         weight: about how much there is to do, in bytes moved.
         single: whether there is one output.
@@ -185,6 +188,7 @@ class Spec:
         "ready",
         "rules",
         "shapes",
+        "short",
         "single",
         "weight",
     )
@@ -193,7 +197,7 @@ class Spec:
         self.shapes = shapes
         self.dtypes = dtypes
         self.nbytes = sum(_size(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
-        self.light = light
+        self.light = self.short = light
         self.weight = weight
         self.single = len(shapes) == 1
         self.gradient: Callable[..., Any] | None = None
@@ -553,6 +557,9 @@ class Operator:
         made.weight = moved + made.nbytes
         if self.traits.heavy and type(self).cost is not Operator.cost:
             made.weight += self.cost(shapes, final_shapes)[0] // _FLOPS_A_BYTE
+        made.short = made.light or (
+            made.weight <= _SHORT_WEIGHT and not (traits.heavy and type(self).cost is Operator.cost)
+        )
         if len(self._specs) >= _SPEC_LIMIT:
             self._specs.clear()
         self._specs[key] = made

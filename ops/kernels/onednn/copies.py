@@ -10,7 +10,7 @@ import numpy as np
 
 from flowmx.ops.kernels.onednn.layouts import Array, Geometry, geometry, pointer, strided, suits
 from flowmx.ops.kernels.onednn.primitives import Call, Reorder
-from flowmx.ops.kernels.onednn.work import Work, plan
+from flowmx.ops.kernels.onednn.work import Work, moving, plan
 from flowmx.ops.registry.operators import Bound, Form, Run, kernel
 
 _SMALL = 1 << 14
@@ -23,6 +23,10 @@ class Copy(Work):
     def __init__(self, source: Geometry, target: Geometry) -> None:
         super().__init__()
         self._copy = Reorder(self.room, strided(*source), strided(*target))
+
+    @staticmethod
+    def nanoseconds(*key: Any) -> float:
+        return moving(*key)
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         return [self._copy.at(base, *addresses)]

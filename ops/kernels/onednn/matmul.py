@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -28,10 +30,11 @@ from flowmx.ops.kernels.onednn.layouts import (
     strided,
     suits,
 )
-from flowmx.ops.kernels.onednn.library import Arg, DType, OneDNNError, Query
+from flowmx.ops.kernels.onednn.library import Arg, DType, Query
 from flowmx.ops.kernels.onednn.primitives import LINE, Call, Primitive, Reorder, attributes
-from flowmx.ops.kernels.onednn.work import Operand, Work, first_line, plan
-from flowmx.ops.math.products import again, multiplying, product
+from flowmx.ops.kernels.onednn.work import Operand, Work, call_all, first_line, multiplying, plan
+from flowmx.ops.math.products import again, product
+from flowmx.ops.math.products import multiplying as multiplying_on
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.dtypes import DType as NumPyType
 
@@ -63,6 +66,11 @@ class Product(Work):
         }  # fmt: skip
         self.run = Primitive(self.room, desc, arguments)
 
+    @staticmethod
+    def nanoseconds(*key: Any) -> float:
+        a, _, c = key[:3]
+        return multiplying(prod(c.shape) * a.shape[-1])
+
     def calls(self, base: int, *addresses: int) -> list[Call]:
         return [self.run.at(base, *addresses)]
 
@@ -84,7 +92,7 @@ def multiply(a: Array, b: Array, c: Array) -> bool:
     return True
 
 
-@multiplying("cpu")
+@multiplying_on("cpu")
 def _multiplies(dtype: NumPyType) -> bool:
     return dtype in halves()
 
@@ -109,7 +117,7 @@ class _Again:
         self._weight = first_line(self._memory)
         _Reordering(geometry(b), wanted)(pointer(b), self._weight)
         self._room = np.empty(product.nbytes, np.uint8)
-        self._base = first_line(self._room)
+        self._base, self._threads = first_line(self._room), product.threads
         self._given = None if b.dtype == dtype else np.empty((rows, len(b)), b.dtype)
         self._out = np.empty((rows, b.shape[1]), dtype)
         primitive, places = product.calls(self._base, 0, self._weight, 0)[0]
@@ -126,7 +134,7 @@ class _Again:
             a = np.ascontiguousarray(a)
         made = out if out.flags.c_contiguous else self._out
         self._call.point((pointer(a), self._weight, pointer(made), *self._rest))
-        self._call()
+        call_all([self._call], self._threads)
         if made is not out:
             out[...] = made
 
@@ -169,6 +177,11 @@ class FullyConnect(Work):
         self._source = Operand(self.room, strided(*data), plain(data.shape, data.dtype))
         self._addend = None if addend is None else Reorder(self.room, strided(*addend), plain(out.shape, out.dtype))
 
+    @staticmethod
+    def nanoseconds(*key: Any) -> float:
+        _, _, weight, out = key[:4]
+        return multiplying(prod(out.shape) * weight.shape[1])
+
     def packed(self, rows: int, weight: Geometry, ends: Ends, data: DType, out: DType) -> Desc | None:
         """The layout of a packed weight."""
         return packed_matrix(rows, weight, ends, data, out)
@@ -195,11 +208,8 @@ def packed_matrix(rows: int, weight: Geometry, ends: Ends, data: DType, out: DTy
     # A vector is multiplied by float32 without oneDNN, from a weight in C order.
     if rows * units * width < SMALL or (rows == 1 and weight.dtype == DType.F32):
         return None
-    try:
-        made = Product(dense((rows, width), data), weight.dtype, dense((rows, units), out), ends)
-    except OneDNNError:
-        return None
-    return made.run.descriptor(Arg.WEIGHTS)
+    made = plan(Product, dense((rows, width), data), weight.dtype, dense((rows, units), out), ends)
+    return None if made is None else made.run.descriptor(Arg.WEIGHTS)
 
 
 def turned(weight: Geometry) -> Geometry:
@@ -216,6 +226,11 @@ class Gradient(Work):
         self._product = Product(left, right, out)
         self._inner = self.room.take(self._product.room.nbytes)
         self._inputs = [Operand(self.room, strided(*each), plain(each.shape, each.dtype)) for each in inputs]
+
+    @staticmethod
+    def nanoseconds(*key: Any) -> float:
+        _, left, _, out = key
+        return multiplying(prod(out.shape) * left.shape[-1])
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         given, made = list(zip(self._inputs, addresses[:2], strict=True)), []

@@ -33,7 +33,7 @@ from flowmx.ops.kernels.onednn.layouts import (
 from flowmx.ops.kernels.onednn.library import Alg, Arg, Handle, Prop, Query, Unsupported
 from flowmx.ops.kernels.onednn.library import DType as Type
 from flowmx.ops.kernels.onednn.primitives import Call, Primitive, attributes
-from flowmx.ops.kernels.onednn.work import FixedWork, Operand, Work, plan, with_copies
+from flowmx.ops.kernels.onednn.work import FixedWork, Operand, Work, moving, plan, with_copies
 from flowmx.ops.nn.pooling import Pooling, lowest
 from flowmx.ops.registry.dtypes import DType, is_floating
 from flowmx.ops.registry.operators import Bound, Form, Operator, Run, kernel
@@ -80,6 +80,10 @@ class _Work(Work):
         self.data, self.out = order(data.shape, data.dtype), order(out.shape, out.dtype)
         stride, size, before, after = _windows(op, data[0][2:], out[0][2:])
         self.windows = [dims(each) for each in (stride, size, (0,) * len(size), before, after)]
+
+    @staticmethod
+    def nanoseconds(*key: Any) -> float:
+        return moving(*key[1:3])
 
     def forward_desc(self, train: bool) -> Handle:
         lib = loaded()
