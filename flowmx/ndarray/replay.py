@@ -137,42 +137,53 @@ class Replay(NamedTuple):
         Raises:
             AutogradError: an array that a gradient looks at was changed since it was recorded.
         """
-        device = self.device
-        grads: list[Any] = [leaf.grad for leaf in leaves]
-        for grad, form in zip(grads, self.forms, strict=True):
-            if grad is None or grad._view is not None or (grad._shape, grad._dtype) != form:
+        device, count = self.device, len(nodes)
+        grads: list[Any] = []
+        written: set[Storage] = set()
+        for leaf, (shape, dtype) in zip(leaves, self.forms, strict=True):
+            grad = leaf.grad
+            if grad is None or grad._view is not None or grad._shape != shape or grad._dtype != dtype:
                 return False
-        written = {grad._storage for grad in grads}
-        if len(written) < len(grads) or any(storage.device is not device for storage in written):
-            return False
-        held: list[Any] = [*[node.kept for node in nodes], [_kept(top) for top in tops]]
-        arrays = []
+            storage = grad._storage
+            if storage.device is not device or storage in written:
+                return False
+            grads.append(grad)
+            written.add(storage)
+        arrays, reads = [], []
         for program in self.programs:
-            found = []
+            found: list[Any] = []
+            memory: dict[Storage, None] = {}
             for _, at, place in program.sources:
-                of = held[at]
-                if of is None:
-                    return False
-                array = of[place]
-                storage = _storage(array)
+                if at < count:
+                    of = nodes[at].kept
+                    if of is None:
+                        return False
+                    array = of[place]
+                else:
+                    array = _kept(tops[place])
+                storage = array if type(array) is Storage else array._storage
                 if storage.device is not device or storage in written:
                     return False
                 found.append(array)
+                memory[storage] = None
             arrays.append(found)
+            reads.append(tuple(memory))
         for at, place in self.checked:
             checked = nodes[at]
-            if _storage(held[at][place]).version != checked.version(place):
+            kept = checked.kept
+            assert kept is not None
+            if _storage(kept[place]).version != kept[len(kept) // 2 + place]:
                 checked.refuse_changed(place)
         order = Variable("order of a backward pass")
         slots: list[Any] = [None] * self.slots
         failed: dict[int, Failure] = {}
-        for program, found in zip(self.programs, arrays, strict=True):
+        run = run_on(device, train)
+        for program, found, read in zip(self.programs, arrays, reads, strict=True):
             targets = [grads[leaf]._storage for leaf in program.leaves]
             op = Operation(
-                _compute, (), tuple(dict.fromkeys([_storage(each) for each in found])), (order, *targets),
-                device.compute, "backward", origin, program.nbytes, program.light,
-            )  # fmt: skip
-            op.arguments = (run_on(device, train), program, slots, failed, found, grads, op)
+                _compute, (), read, (order, *targets), device.compute, "backward", origin, program.nbytes, program.light
+            )
+            op.arguments = (run, program, slots, failed, found, grads, op)
             op.bulkable, op.settles, op.short = False, True, program.short
             engine.enqueue(op)
             if op.state == DONE:
@@ -351,17 +362,18 @@ def key_of(
     """The form of a tape; None where it is not learned."""
     if len(nodes) > _MOST_NODES:
         return None
-    places: dict[Any, int] = {leaf: -at for at, leaf in enumerate(leaves, 2)}
+    places: dict[Any, int] = {}
     key: list[Any] = [train, len(leaves)]
     add = key.append
-    written = set()
-    for leaf in leaves:
-        if leaf.grad is None or leaf.request not in ("write", "add"):
+    for at, leaf in enumerate(leaves, 2):
+        grad, request = leaf.grad, leaf.request
+        if grad is None or (request != "write" and request != "add"):  # no tuple to look through
             return None
-        written.add(leaf.grad._storage)
-        add(leaf.request)
-    if any(grad is not None and grad._storage in written for grad in given):
-        return None  # what is written is read as well, and may need no writing
+        for other in given:
+            if other is not None and other._storage is grad._storage:
+                return None  # what is written is read as well, and may need no writing
+        places[leaf] = -at
+        add(request)
     for at, node in enumerate(nodes):
         rules = node.rules
         if rules is None or node.kept is None:

@@ -17,6 +17,10 @@ _SMALL = 1 << 14
 """Elements below which NumPy's copy is faster."""
 
 
+_JOINED = 1 << 16
+"""Elements below which NumPy's concatenation is faster than a copy for each part."""
+
+
 class Copy(Work):
     """From one array to another of the same shape, however they lie."""
 
@@ -55,7 +59,7 @@ def _concat(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]
 
 def _join(op: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
     """A concatenation of few elements, by NumPy."""
-    if prod(made[0][0]) >= _SMALL or len({dtype for _, dtype in (*given, *made)}) > 1:
+    if prod(made[0][0]) >= _JOINED or len({dtype for _, dtype in (*given, *made)}) > 1:
         return None
     join, axis = np.concatenate, op.dim % len(made[0][0])
 

@@ -161,7 +161,8 @@ class Library:
         # These two are called once for every execution: without a check in Python.
         self.execute: Any = self._dll.dnnl_primitive_execute
         self.execute.argtypes = [Handle, Handle, ctypes.c_int, ctypes.c_void_p]
-        self.set_pointer: Any = self._dll.dnnl_memory_set_data_handle
+        # With the interpreter's lock held, as it is over at once.
+        self.set_pointer: Any = ctypes.PyDLL(str(path)).dnnl_memory_set_data_handle
         self.set_pointer.argtypes = [Handle, ctypes.c_void_p]
         self._size: Any = self._dll.dnnl_memory_desc_get_size
         self._size.argtypes, self._size.restype = [Handle], ctypes.c_size_t

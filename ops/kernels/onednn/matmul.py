@@ -5,7 +5,7 @@ Transposed matrices go in as they lie in memory. Small products stay with the ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from math import prod
 from typing import Any
@@ -32,14 +32,13 @@ from flowmx.ops.kernels.onednn.layouts import (
 )
 from flowmx.ops.kernels.onednn.library import Arg, DType, Query
 from flowmx.ops.kernels.onednn.primitives import LINE, Call, Primitive, Reorder, attributes
-from flowmx.ops.kernels.onednn.work import Operand, Work, call_all, first_line, multiplying, plan
-from flowmx.ops.math.products import again, product
+from flowmx.ops.kernels.onednn.work import FixedWork, Operand, Work, call_all, first_line, multiplying, plan
+from flowmx.ops.math.products import SMALL, Matrices, again, fixing, product
 from flowmx.ops.math.products import multiplying as multiplying_on
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.dtypes import DType as NumPyType
+from flowmx.ops.registry.operators import Shape
 
-SMALL = 1 << 18
-"""Multiplications below which NumPy's product is faster: its call is cheaper, and it runs on one thread."""
 SMALL_BY_VECTOR = 1 << 15
 """The same where a factor is a vector."""
 
@@ -90,6 +89,34 @@ def multiply(a: Array, b: Array, c: Array) -> bool:
         return False
     made(pointer(a), pointer(b), pointer(c))
     return True
+
+
+@fixing("cpu")
+def _fixed(a: Matrices, b: Matrices, out: Shape, dtype: NumPyType) -> Callable[[Array, Array, Array], bool] | None:
+    if len(out) == 2 and 1 in out:
+        return None
+    left, right = (_matrices(*each) for each in (a, b))
+    work = plan(Product, left, right, dense(out))
+    # One of several threads is for threads that may use as many.
+    if work is None or work.threads > 1:
+        return None
+    call = FixedWork(work, 3)
+
+    def multiply_fixed(a: Array, b: Array, c: Array) -> bool:
+        call(pointer(a), pointer(b), pointer(c))
+        return True
+
+    return multiply_fixed
+
+
+def _matrices(shape: Shape, turn: bool) -> Geometry:
+    """The geometry of matrices in C order, transposed where that is said."""
+    made = dense(shape)
+    if not turn:
+        return made
+    *batch, rows, columns = shape
+    *steps, along, across = made.strides
+    return Geometry((*batch, columns, rows), (*steps, across, along))
 
 
 @multiplying_on("cpu")

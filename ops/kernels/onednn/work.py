@@ -135,8 +135,8 @@ class FixedWork:
 
     def __call__(self, *addresses: int) -> None:
         """Run it now, in a workspace of the thread's."""
-        memory = workspace(self._nbytes)
-        places = (first_line(memory), *addresses)
+        memory = workspace(self._nbytes) if self._nbytes else None
+        places = (0 if memory is None else first_line(memory), *addresses)
         run_all(
             [(runs, tuple([places[which] + offset for which, offset in where])) for runs, where in self._calls],
             self._threads,
