@@ -137,7 +137,7 @@ class Walk:
                     "from arrays with attach_grad()"
                 )
             if given is not None:
-                if given._shape != head._shape:
+                if given._shape != head._shape and given.shape != head.shape:  # a sparse one has a shape of its own
                     raise AutogradError(
                         f"backward: head gradient {position} has shape {given.shape}, expected {head.shape}"
                     )
