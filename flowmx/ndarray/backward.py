@@ -165,7 +165,7 @@ class Walk:
 
     def _replays(self) -> bool:
         """Push the pass as it was learned from tapes of this form, if it was; else it may be learned from this one."""
-        if not self._stores or self._by_calls or self._dead:
+        if not self._stores or self._by_calls:
             return False
         nodes, leaves = self._nodes, list(self.leaves)
         self._key = replay.key_of(nodes, leaves, self._heads, self._given, self._train)
@@ -180,9 +180,10 @@ class Walk:
                 if grad is not None and grad._past is not None:
                     _overwrite(leaf, grad)
             if not self._retain:
-                for node in nodes:
+                reached = nodes if known.reached is None else [nodes[at] for at in known.reached]
+                for node in reached:
                     node.release()
-                free(nodes)
+                free(reached)
             self._nodes, self.leaves = [], {}
             return True
         if is_new:
@@ -210,8 +211,8 @@ class Walk:
             for entry, gradient in zip(node.entries, found, strict=False):
                 if entry is not None and gradient is not None:
                     self._add(entry, gradient)
-        elif self._lesson is not None:
-            self._lesson.failed = True
+        if self._lesson is not None and is_reached:
+            self._lesson.reached.append(self._at)
         if self._left is not None:
             self._left.subtract(entry for entry in node.entries if entry is not None)
         if is_reached and not self._retain:

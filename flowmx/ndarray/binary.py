@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from flowmx.ndarray.array import NDArray
-from flowmx.ndarray.core import invoke
+from flowmx.ndarray.core import Elementwise
+from flowmx.ndarray.operators import Numbers
 from flowmx.ops.registry.operators import lookup
 
 Operand = NDArray | float
@@ -29,6 +30,8 @@ def _two(
         swapped: the operator with a number on the left, without ``_scalar``.
         numbers: the function of two numbers.
     """
+    both = Elementwise(lookup(f"broadcast_{arrays}").create())
+    right, left = (Numbers(f"{each}_scalar") for each in (scalar, swapped))
 
     def function(lhs: Operand, rhs: Operand) -> Any:
         for side, value in (("lhs", lhs), ("rhs", rhs)):
@@ -36,10 +39,10 @@ def _two(
                 raise TypeError(f"{name}: {side} is {type(value).__name__}, expected an NDArray or a number")
         if isinstance(lhs, NDArray):
             if isinstance(rhs, NDArray):
-                return invoke(lookup(f"broadcast_{arrays}").create(), (lhs, rhs))
-            return invoke(lookup(f"{scalar}_scalar").create(scalar=float(rhs)), (lhs,))
+                return both(lhs, rhs)
+            return (right.known.get(rhs) or right.make(rhs))(lhs)
         if isinstance(rhs, NDArray):
-            return invoke(lookup(f"{swapped}_scalar").create(scalar=float(lhs)), (rhs,))
+            return (left.known.get(lhs) or left.make(lhs))(rhs)
         return numbers(lhs, rhs)
 
     function.__name__ = function.__qualname__ = name

@@ -13,6 +13,7 @@ import math
 import sys
 import zlib
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from weakref import WeakSet
 
@@ -409,7 +410,7 @@ class Elementwise:
             out._shape = shape
             out._dtype = dtype
             nbytes = spec.nbytes
-        elif out._shape == shape and out._dtype == dtype:
+        elif out._shape == shape and out._dtype == dtype and type(ufunc) is not FunctionType:
             target, nbytes = storage, 0
         else:
             return invoke(self.op, operands, out, depth=3)
@@ -446,15 +447,34 @@ class Elementwise:
         if any(isinstance(each._shape, SparseShape) for each in operands):
             return ()
         direct = self.op.as_ufunc(device.xp, operands[0]._dtype)
-        if direct is None or any(each._storage.device is not device for each in operands):
+        if any(each._storage.device is not device for each in operands):
             return ()
         if casting is not None and casting.targets(self.op, tuple([each._dtype for each in operands])) is not None:
             return ()
         spec = self.op.spec(tuple([each._shape for each in operands]), tuple([each._dtype for each in operands]))
-        if spec.nbytes >= _SHARED_BYTES and kernel_for(device.kernels, self.op.name) is not None:
-            return ()
+        if direct is None or (spec.nbytes >= _SHARED_BYTES and kernel_for(device.kernels, self.op.name) is not None):
+            direct = self._bound(operands, device, spec)
+            if direct is None:
+                return ()
         first, last = operands[0], operands[-1]
         return (first._shape, first._dtype, last._shape, last._dtype, device, spec, *direct)
+
+    def _bound(
+        self, operands: tuple[BaseArray, ...], device: Device, spec: Spec
+    ) -> tuple[Callable[..., Any], Any] | None:  # fmt: skip
+        """What computes calls of one form, called as a ufunc; None where there is more to a call."""
+        plain = spec.is_plain and spec.single and not self.op.traits.mode_matters
+        if not plain or device.is_asynchronous or device.xp is not np or self.op.visible_outputs() != 1:
+            return None
+        ready = _ready(self.op, spec, device, operands)
+        if spec.ready is not ready:
+            return None
+        _, forward, run, _ = ready
+
+        def call(*inputs: Any, out: Any) -> None:
+            forward(run, inputs, (out,))
+
+        return call, None
 
 
 def invoke(

@@ -113,6 +113,7 @@ class Replay(NamedTuple):
         checked: the arrays, as node and place, that must not have been changed since they were recorded.
         forms: shape and dtype of each variable's gradient.
         rules: the rules of the nodes, held so that their identities stay theirs.
+        reached: which nodes gradients reach, so that they are freed; None: all.
     """
 
     device: Device
@@ -121,6 +122,7 @@ class Replay(NamedTuple):
     checked: tuple[tuple[int, int], ...]
     forms: tuple[tuple[Any, Any], ...]
     rules: tuple[dict[Any, Any], ...]
+    reached: tuple[int, ...] | None = None
 
     def run(
         self, nodes: Sequence[TapeNode], tops: Sequence[BaseArray], leaves: Sequence[Leaf], train: bool, origin: Origin
@@ -400,6 +402,7 @@ class Lesson:
     Attributes:
         pushed: its bulks.
         checked: the arrays that gradients looked at.
+        reached: the nodes that gradients reached.
         failed: True once it did what can not be replayed.
     """
 
@@ -408,6 +411,7 @@ class Lesson:
     ) -> None:
         self.pushed: list[Pushed] = []
         self.checked: list[tuple[int, int]] = []
+        self.reached: list[int] = []
         self.failed = False
         self._device = device
         self._leaves = {id(leaf.grad): at for at, leaf in enumerate(leaves)}
@@ -455,9 +459,11 @@ class Lesson:
             )
             leaves = tuple([step.leaf for step in steps if isinstance(step, Total)])
             programs.append(Program(ended, tuple(sources), leaves, bulk.light, bulk.short, bulk.nbytes))
+        reached = None if len(self.reached) == len(self._held) - 1 else tuple(self.reached)
         return Replay(
-            self._device, tuple(programs), self._count, tuple(dict.fromkeys(self.checked)), self._forms, self._rules
-        )
+            self._device, tuple(programs), self._count, tuple(dict.fromkeys(self.checked)), self._forms, self._rules,
+            reached,
+        )  # fmt: skip
 
     def _flat(self, number: int, bulk: Pushed) -> tuple[list[Step | Total], list[tuple[int, int, int]]]:
         """The steps of a bulk, and its sources."""

@@ -165,7 +165,13 @@ def _register(row: Row) -> None:
         "as_ufunc": as_ufunc,
         "onnx": row.onnx,
     }
-    if row.derivative is not None:
+
+    def through_activation(self: Operator, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+        return [F.op("_backward_Activation", heads[0], outputs[0], act_type=row.activation)]
+
+    if row.activation:  # one operator, and the same gradient
+        body["gradient"] = through_activation
+    elif row.derivative is not None:
         body["gradient"] = gradient_of(row.derivative)
     operator(row.name, *row.aliases)(
         type(

@@ -80,6 +80,7 @@ ShapeOrNone = Shape | None
 """A shape as far as it is known: None when not at all, -1 for an unknown dimension."""
 
 _INTERN_LIMIT = 4096
+_FLOATS = (float, np.floating)
 _SPEC_LIMIT = 512
 LIGHT_BYTES = 1 << 17
 """Bytes that an operation may touch and still run at its push."""
@@ -302,15 +303,17 @@ class Operator:
         """
         key: Any = tuple(given.items())
         try:
+            # 0 == 0.0 == -0.0 as a key, but not as a parameter.
+            if 0 in given.values() and _has_zero(given):
+                key = (key, tuple([str(value) for value in given.values() if isinstance(value, _FLOATS)]))
             known = cls._interned.get(key)
-        except TypeError:
+        except (TypeError, ValueError):  # ValueError: an array among them
             key, known = None, None
-        # 0 == 0.0 == -0.0 as a key, but not as a parameter.
-        if known is not None and not (0 in given.values() and _has_zero(given)):
+        if known is not None:
             return known
         made = cls(**cls._convert(given))
         object.__setattr__(made, "_specs", {})
-        if key is not None and not _has_zero(given):
+        if key is not None:
             if len(cls._interned) >= _INTERN_LIMIT:
                 cls._interned.clear()
             cls._interned[key] = made
@@ -593,7 +596,7 @@ def _is_parameter(cls: type[Operator], name: str) -> bool:
 
 def _has_zero(given: dict[str, Any]) -> bool:
     """True where a parameter is a floating 0, of either sign."""
-    return any(isinstance(value, (float, np.floating)) and value == 0 for value in given.values())
+    return any(isinstance(value, _FLOATS) and value == 0 for value in given.values())
 
 
 C = TypeVar("C", bound=type)

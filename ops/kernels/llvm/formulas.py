@@ -129,7 +129,9 @@ def _rectified(p: Parameters, x: Expr, gamma: Expr | None = None) -> Expr | None
 
 
 fused("Activation", lambda p, x: ACTIVATIONS[p.op.act_type].compute(x), variant=_act_type)
-fused("_backward_Activation", lambda p, head, y: head * ACTIVATIONS[p.op.act_type].slope(y), variant=_act_type)
+fused(
+    "_backward_Activation", lambda p, head, y: head * ACTIVATIONS[p.op.act_type].slope(y), variant=_act_type, least=FEW
+)
 fused("LeakyReLU", _rectified, variant=_act_type, least=FEW)
 fused(
     "_backward_LeakyReLU",
