@@ -34,16 +34,18 @@ def _two(
     right, left = (Numbers(f"{each}_scalar") for each in (scalar, swapped))
 
     def function(lhs: Operand, rhs: Operand) -> Any:
-        for side, value in (("lhs", lhs), ("rhs", rhs)):
-            if not isinstance(value, (NDArray, *_NUMBERS)):
-                raise TypeError(f"{name}: {side} is {type(value).__name__}, expected an NDArray or a number")
         if isinstance(lhs, NDArray):
             if isinstance(rhs, NDArray):
                 return both(lhs, rhs)
-            return (right.known.get(rhs) or right.make(rhs))(lhs)
-        if isinstance(rhs, NDArray):
-            return (left.known.get(lhs) or left.make(lhs))(rhs)
-        return numbers(lhs, rhs)
+            if isinstance(rhs, _NUMBERS):
+                return (right.known.get(rhs) or right.make(rhs))(lhs)
+        elif isinstance(lhs, _NUMBERS):
+            if isinstance(rhs, NDArray):
+                return (left.known.get(lhs) or left.make(lhs))(rhs)
+            if isinstance(rhs, _NUMBERS):
+                return numbers(lhs, rhs)
+        side, value = ("rhs", rhs) if isinstance(lhs, (NDArray, *_NUMBERS)) else ("lhs", lhs)
+        raise TypeError(f"{name}: {side} is {type(value).__name__}, expected an NDArray or a number")
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"{lookup(f'broadcast_{arrays}').__doc__} Each is an array or a number."
