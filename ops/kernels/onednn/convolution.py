@@ -30,7 +30,7 @@ from flowmx.ops.kernels.onednn.layouts import (
 )
 from flowmx.ops.kernels.onednn.library import Alg, Arg, DType, Handle, Prop, Query
 from flowmx.ops.kernels.onednn.primitives import Call, Post, Primitive, Reorder, Scales, attributes
-from flowmx.ops.kernels.onednn.work import Operand, Work, plan
+from flowmx.ops.kernels.onednn.work import Operand, Work, moving, multiplying, plan
 from flowmx.ops.nn.windows import Geometry as Windows
 from flowmx.ops.registry.operators import Shape
 
@@ -78,6 +78,11 @@ class _Work(Work):
         )  # fmt: skip
 
 
+def _effort(data: Geometry, weight: Geometry, out: Geometry) -> float:
+    """The nanoseconds that a convolution, or a gradient of one, takes on one core, about."""
+    return multiplying(prod(out.shape) * prod(weight.shape[1:])) + moving(data, weight, out)
+
+
 class Forward(_Work):
     """Output = activation(data * (scale · filters) + bias + addend), as far as wanted.
 
@@ -114,6 +119,11 @@ class Forward(_Work):
     def packed(self, windows: Windows, data: Geometry, weight: Geometry, out: Geometry, ends: Ends) -> Desc | None:
         """The layout of packed filters."""
         return packed_filters(windows, data, weight, out, ends)
+
+    @staticmethod
+    def nanoseconds(*key: Any) -> float:
+        _, data, weight, out = key[:4]
+        return _effort(data, weight, out)
 
     def implementation(self) -> str:
         """The name of the implementation that oneDNN chose."""
@@ -201,6 +211,11 @@ class BackwardData(_Work):
         self._target = Operand(room, strided(*data), self.data, is_output=True)
         self._bias = None if bias is None else self._adding(data[0], bias)
 
+    @staticmethod
+    def nanoseconds(*key: Any) -> float:
+        _, head, weight, data = key[:4]
+        return _effort(data, weight, head)
+
     def _adding(self, data: Shape, dtype: DType) -> Primitive:
         """Make the primitive that adds a bias to the data."""
         lib = loaded()
@@ -261,6 +276,11 @@ class BackwardWeights(_Work):
         self._head = Operand(room, strided(*head), self.out)
         given = strided(*self.weight_given._replace(dtype=weight.dtype))
         self._target = Operand(room, given, self._run.descriptor(Arg.DIFF_WEIGHTS), is_output=True)
+
+    @staticmethod
+    def nanoseconds(*key: Any) -> float:
+        _, head, data, weight = key[:4]
+        return _effort(data, weight, head)
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         head, data, weight, *bias = addresses

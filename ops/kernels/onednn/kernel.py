@@ -17,7 +17,7 @@ import numpy as np
 from flowmx.ops.kernels.onednn.layouts import FLOATS, TYPES, Array, Geometry, geometry, pointer, suits
 from flowmx.ops.kernels.onednn.library import OneDNNError, library
 from flowmx.ops.kernels.onednn.primitives import Bound
-from flowmx.ops.kernels.onednn.work import FixedWork, Work, first_line
+from flowmx.ops.kernels.onednn.work import FixedWork, Work, call_all, first_line
 from flowmx.ops.math.conversion import as_type, cast
 from flowmx.ops.registry.dtypes import FLOAT32, DType, is_floating
 from flowmx.ops.registry.operators import PLANNED, Form, Laid, Operator, Run, Shape, kernel_for
@@ -229,7 +229,7 @@ class TiedKernel:
         self._arrays: list[weakref.ref[Any]] = []
         self._calls: list[Bound] = []
         self._memory: Array | None = None
-        self._threads = 0
+        self._threads = self._taken = 0
         self._is_ready = False
         self.stale: bool | None = None
 
@@ -246,8 +246,7 @@ class TiedKernel:
         if not self._is_ready:
             self._kernel(self._op, run, inputs, outputs)
             return
-        for each in self._calls:
-            each()
+        call_all(self._calls, self._taken)
 
     def _tie(self, inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
         """Prepare the calls where the arrays, or the number of threads, are others than at the last call."""
@@ -272,6 +271,7 @@ class TiedKernel:
             if work.nbytes >= PLANNED:
                 return False
             memory = self._memory = np.empty(work.nbytes, np.uint8)
+        self._taken = work.threads
         calls = work.calls(first_line(memory), *map(pointer, (*inputs, *outputs)))
         if [each.of for each in self._calls] == [primitive for primitive, _ in calls]:
             for each, (_, where) in zip(self._calls, calls, strict=True):

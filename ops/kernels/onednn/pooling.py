@@ -33,7 +33,7 @@ from flowmx.ops.kernels.onednn.layouts import (
 from flowmx.ops.kernels.onednn.library import Alg, Arg, Handle, Prop, Query, Unsupported
 from flowmx.ops.kernels.onednn.library import DType as Type
 from flowmx.ops.kernels.onednn.primitives import Call, Primitive, attributes
-from flowmx.ops.kernels.onednn.work import FixedWork, Operand, Work, plan, with_copies
+from flowmx.ops.kernels.onednn.work import FixedWork, Operand, Work, moving, plan, with_copies
 from flowmx.ops.nn.pooling import Pooling, lowest
 from flowmx.ops.registry.dtypes import DType, is_floating
 from flowmx.ops.registry.operators import Bound, Form, Operator, Run, kernel
@@ -66,9 +66,14 @@ def _algorithm(op: Pooling) -> Alg:
 Order = Callable[[Shape, Type], Desc]
 
 
-def _order(data: Geometry, out: Geometry) -> Order:
+def _order(op: Pooling, data: Geometry, out: Geometry) -> Order:
     """The order in memory in which arrays of these layouts are traversed, and maxima noted."""
-    return channels_last if is_channels_last(data) or is_channels_last(out) else plain
+    if is_channels_last(data) or is_channels_last(out):
+        return channels_last
+    # Where windows have one element along an axis, or there is one axis, it has but a plain loop for arrays in C order,
+    # ten times as slow.
+    lengths = [line.kernel for line in op.lines(data.shape[2:], out.shape[2:])]
+    return channels_last if len(lengths) == 1 or 1 in lengths else plain
 
 
 class _Work(Work):
@@ -80,6 +85,10 @@ class _Work(Work):
         self.data, self.out = order(data.shape, data.dtype), order(out.shape, out.dtype)
         stride, size, before, after = _windows(op, data[0][2:], out[0][2:])
         self.windows = [dims(each) for each in (stride, size, (0,) * len(size), before, after)]
+
+    @staticmethod
+    def nanoseconds(*key: Any) -> float:
+        return moving(*key[1:3])
 
     def forward_desc(self, train: bool) -> Handle:
         lib = loaded()
@@ -94,7 +103,7 @@ class Forward(_Work):
     """Output = the windows' maxima or averages; with ``note``, also where the maxima were."""
 
     def __init__(self, op: Pooling, data: Geometry, out: Geometry, note: bool, order: Order | None = None) -> None:
-        super().__init__(op, data, out, order or _order(data, out))
+        super().__init__(op, data, out, order or _order(op, data, out))
         arguments: dict[int, Desc | Query] = {Arg.SRC: self.data, Arg.DST: self.out}
         if note:
             arguments[Arg.WORKSPACE] = Query.WORKSPACE
@@ -174,10 +183,10 @@ def _backward_pooling(op: Any, run: Run, inputs: Sequence[Array], outputs: Seque
     if not suits(head, data, out):
         plainly(op, run, inputs, outputs)
         return
-    values, order = output, _order(geometry(out), geometry(head))
+    values, order = output, _order(op, geometry(out), geometry(head))
     if op.pool_type == "max":
         values = np.empty_like(output)
-        order = _order(geometry(data), geometry(values))
+        order = _order(op, geometry(data), geometry(values))
     made = plan(Backward, op, geometry(head), geometry(out), order)
     if made is not None and op.pool_type != "max":
         made(pointer(head), pointer(out))
@@ -196,7 +205,7 @@ def _bind_backward_pooling(op: Any, given: Sequence[Form], made: Sequence[Form])
     head, data, output, out = (op.channels_first(np.empty(*form)) for form in (*given, made[0]))
     if op.pool_type != "max" or not suits(head, data, out):
         return None
-    order = _order(geometry(data), geometry(output))
+    order = _order(op, geometry(data), geometry(output))
     back = plan(Backward, op, geometry(head), geometry(out), order)
     again = None if back is None else plan(Forward, op, geometry(data), geometry(output), True)
     if back is None or again is None:
@@ -266,7 +275,7 @@ def _backward_noted_pooling(op: NotedPooling, inputs: Sequence[Geometry], output
     head, data, output, *_ = inputs
     if _noting(op, data, output) is None:
         return None
-    return plan(NotedBackward, op, head, outputs[0], _order(data, output))
+    return plan(NotedBackward, op, head, outputs[0], _order(op, data, output))
 
 
 kernel("cpu", "_noted_Pooling")(_Noting(_noted_pooling))
