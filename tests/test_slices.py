@@ -113,7 +113,8 @@ def test_slices_give_the_same(name, dtype):
 def test_regions_that_are_chosen_give_the_same(name, byte, monkeypatch):
     """Of small networks too, wherever it is said to cost little: how dear weights are moves the ends of regions."""
     for module, constant, value in (
-        (slices, "LEAST", 1), (slices, "_MOST_LOSS", 1.0), (cost, "_STEP_NS", 0), (cost, "_NS_A_BYTE", byte),
+        (slices, "LEAST", 1), (slices, "_MOST_LOSS", 1.0), (cost, "_STEP_NS", 0), (cost, "_ORDER_NS", 0),
+        (cost, "_NS_A_BYTE", byte),
     ):  # fmt: skip
         monkeypatch.setattr(module, constant, value)
     make, example = CASES[name]

@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from flowmx.devices import threads
 from flowmx.errors import BudgetError
 from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
@@ -24,7 +23,7 @@ from flowmx.graph.passes import recompute
 from flowmx.graph.passes.budget import choose, segments
 from flowmx.graph.passes.repeat import Repeats
 from flowmx.graph.plan import Plan, make_plan
-from flowmx.graph.planning.cost import nanoseconds, once_more
+from flowmx.graph.planning.cost import cores, nanoseconds, once_more
 from flowmx.graph.planning.layout import channels_last
 from flowmx.graph.planning.order import LATE
 from flowmx.graph.planning.parting import Parting, batches, made, part
@@ -117,6 +116,7 @@ class _Search:
             found, key=lambda each: made(graph, each[1].members), default=(1, Parting())
         )  # fmt: skip
         self._lengths = [each for each in range(self._units // 2, 0, -1) if self._units % each == 0]
+        self._cores = cores()
         self._nanoseconds = self._time(node for node in graph.nodes() if node.op is not None)
 
     def notes(self) -> list[str]:
@@ -206,12 +206,12 @@ class _Search:
         return self._time(repeats.nodes[at] for at in choice.again) / self._nanoseconds
 
     def _time(self, nodes: Iterable[Node]) -> float:
-        """About how many nanoseconds some operators take, on the cores that are here."""
-        return sum(nanoseconds(self._graph, node, threads.cores()) for node in nodes)
+        """About how many nanoseconds some operators take."""
+        return sum(nanoseconds(self._graph, node, self._cores) for node in nodes)
 
     def _loss(self, graph: Graph, partings: Sequence[Parting], length: int) -> float:
         """The part of the time that slices of a length cost."""
-        more = sum(once_more(graph, *each) for parting in partings for each in parting.members.items())
+        more = sum(once_more(graph, *each, self._cores) for parting in partings for each in parting.members.items())
         return (self._units // length - 1) * more / self._nanoseconds
 
     def _plan(

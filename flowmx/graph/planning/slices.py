@@ -19,12 +19,12 @@ import numpy as np
 
 from flowmx.graph.graph import Graph, Options, Rewriter, is_pure
 from flowmx.graph.node import Entry, Node
-from flowmx.graph.planning.cost import nanoseconds, once_more
+from flowmx.graph.planning.cost import cores, nanoseconds, once_more, ordering
 from flowmx.graph.planning.layout import channels_last
 from flowmx.graph.planning.live import nbytes
 from flowmx.graph.planning.order import Ordered
 from flowmx.graph.planning.parting import CUT_ON
-from flowmx.graph.planning.region import Region
+from flowmx.graph.planning.region import Region, is_ordered
 from flowmx.ops.registry.traits import BatchParts
 
 LEAST = 4 << 20
@@ -42,6 +42,8 @@ _WITH_WORKSPACE = 1.03
 """By how much what lies whole counts for more than it takes, since workspaces of kernels are not counted."""
 _COUNTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
 """Numbers of slices to try."""
+_MOST_WEIGHTS = 256
+"""Weights that are looked at, to be brought into order before the slices."""
 _EVICTED = 16
 """Operators that may be taken out of a run for one that needs their whole results."""
 
@@ -79,12 +81,14 @@ class Choice(NamedTuple):
         length: units in a slice.
         peak: about how many bytes are alive at most between the beginning and the end of the run.
         weight: what it is compared by.
+        ahead: the layers whose weights are brought into order once, before all slices.
     """
 
     stop: int
     length: int
     peak: float = 0
     weight: float = 0
+    ahead: frozenset[Node] = frozenset()
 
 
 class Ends(NamedTuple):
@@ -103,6 +107,28 @@ class Ends(NamedTuple):
     after: Any
     loss: Any
     cost: Any
+
+
+class Weights(NamedTuple):
+    """The weights of a run that could be brought into order before it, those worth the most of their bytes first.
+
+    Attributes:
+        nodes: the layers.
+        at: their positions in the run.
+        sizes: the bytes of each weight.
+        gains: the nanoseconds that each slice but the first then takes less.
+    """
+
+    nodes: list[Node]
+    at: Any
+    sizes: Any
+    gains: Any
+
+    def ahead(self, room: Any) -> tuple[Any, Any, Any]:
+        """For each end of a region that has room for so many bytes, which to take, their bytes and what is gained."""
+        inside = self.at[:, None] <= np.arange(len(room))
+        taken = inside & (np.cumsum(np.where(inside, self.sizes[:, None], 0), axis=0) <= room)
+        return taken, self.sizes @ taken, self.gains @ taken
 
 
 # -- runs --------------------------------------------------------------------------------------------------
@@ -210,6 +236,7 @@ class Search:
         rows = zip(schedule.forward, schedule.steps, schedule.alive, strict=True)
         each_time = [row for row in rows if row[0].op is not None and not row[0].op.traits.once]
         self.graph, self.order = graph, [node for node, _, _ in each_time]
+        self._cores = cores()
         self.alive = [alive for _, _, alive in each_time]
         self.whole = max(self.alive, default=0)
         self._aim = _AIM * (self.whole + kept) - kept
@@ -225,7 +252,7 @@ class Search:
 
     @cached_property
     def _costs(self) -> Any:
-        return np.array([nanoseconds(self.graph, node) for node in self.order])
+        return np.array([nanoseconds(self.graph, node, self._cores) for node in self.order])
 
     def choose(self) -> list[tuple[Run, Choice]]:
         """The regions that are worth it."""
@@ -250,24 +277,36 @@ class Search:
 
     def _best(self, run: Run) -> Choice | None:
         """The choice for a run that costs the least time of those that come down to the aim, or else the smallest."""
-        ends = self._ends(run)
+        ends, weights = self._ends(run), self._weights(run)
         total = self._costs.sum()
         best: Choice | None = None
         for count in _COUNTS:
             length = -(-run.units // count)
             if count > run.units or -(-run.units // length) < count:
                 continue
-            peak = np.maximum(
-                _WITH_WORKSPACE * ends.whole + ends.most * (length / run.units), _WITH_WORKSPACE * ends.after
-            )
-            loss = (count - 1) * ends.loss + (count * length / run.units - 1) * ends.cost
+            inside = _WITH_WORKSPACE * ends.whole + ends.most * (length / run.units)
+            taken, more, gain = weights.ahead((self._aim - inside) / _WITH_WORKSPACE)
+            peak = np.maximum(inside + _WITH_WORKSPACE * more, _WITH_WORKSPACE * ends.after)
+            loss = (count - 1) * (ends.loss - gain) + (count * length / run.units - 1) * ends.cost
             part = loss / total
             above = 1 + peak / self.whole + _WORTH * part
             weighed = np.where(part > _MOST_LOSS, np.inf, np.where(peak <= self._aim, part, above))
             at = int(weighed.argmin())
             if weighed[at] < (best.weight if best else 1 + max(self.alive[run.start : run.stop]) / self.whole):
-                best = Choice(run.start + 1 + at, length, float(peak[at]), float(weighed[at]))
+                ahead = frozenset(node for node, take in zip(weights.nodes, taken[:, at], strict=True) if take)
+                best = Choice(run.start + 1 + at, length, float(peak[at]), float(weighed[at]), ahead)
         return best
+
+    def _weights(self, run: Run) -> Weights:
+        """The weights that could be brought into order before a run."""
+        found = []
+        for at, node in enumerate(self.order[run.start : run.stop]):
+            if node in run.members and is_ordered(self.graph, node):
+                size = nbytes(self.graph, node.inputs[1])
+                found.append((node, at, size, ordering(node, size, self._cores)))
+        found.sort(key=lambda each: -each[3] / each[2])
+        nodes, *rest = zip(*found[:_MOST_WEIGHTS], strict=True) if found else ((), (), (), ())
+        return Weights(list(nodes), *[np.array(each, float) for each in rest])
 
     def _ends(self, run: Run) -> Ends:
         """The consequences of each end of a region that begins with a run."""
@@ -282,7 +321,8 @@ class Search:
         after = np.maximum.accumulate(np.append(alive[1:], 0.0)[::-1])[::-1]
         members = [node in run.members for node in self.order[span]]
         loss = [
-            once_more(self.graph, node, run.members[node]) if node in run.members else 0 for node in self.order[span]
+            once_more(self.graph, node, run.members[node], self._cores) if node in run.members else 0
+            for node in self.order[span]
         ]
         return Ends(
             before + np.cumsum(leaving[run.start :])[: len(alive)], np.maximum.accumulate(alive), after,
@@ -344,7 +384,7 @@ def cut(
         part = each_time[run.start : choice.stop]
         made += [rewriter.keep(node) for node in part if node not in run.members]
         members = {node: run.members[node] for node in part if node in run.members}
-        made += Region(rewriter, members, run.units, choice.length, laid).put(strided, options)
+        made += Region(rewriter, members, run.units, choice.length, laid, choice.ahead).put(strided, options)
         at = choice.stop
     made += [rewriter.keep(node) for node in each_time[at:]]
     return Cut(rewriter.result(), made, {rewriter.new(entry) for entry in external}, search.whole)

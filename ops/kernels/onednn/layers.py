@@ -183,6 +183,7 @@ KERNELS: dict[str, Make] = {
     "_wide_backward_Deconvolution_weight": _deconvolution_weight,
     "_wide_backward_FullyConnected_weight": _fully_connected_weight,
     "_pack_Convolution": _pack_filters,
+    "_order_Convolution": _pack_filters,
     "_pack_FullyConnected": _pack_matrix,
 }
 for _name, _make in KERNELS.items():
