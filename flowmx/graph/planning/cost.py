@@ -15,6 +15,10 @@ _ORDER_NS = 50_000
 """The same of the primitive that brings weights into order."""
 _NS_A_BYTE = 0.35
 """Nanoseconds of one core for each byte of weights that are brought into order once more."""
+_ALIASED = 3
+"""How many times as long that takes where all rows fall into the same lines of the first cache."""
+_PAGE = 4096
+"""The distance of rows in bytes where they do."""
 _FLOPS_A_NS = 100
 """Of one core."""
 _ELEMENTS_A_NS = 2
@@ -38,13 +42,18 @@ def once_more(graph: Graph, node: Node, parts: BatchParts, cores: int) -> float:
     assert node.op is not None
     if node.op.traits.view:
         return 0
-    sizes = [0 if at in parts.inputs else nbytes(graph, each) for at, each in enumerate(node.inputs)]
+    whole = [0 if at in parts.inputs else nbytes(graph, each) for at, each in enumerate(node.inputs)]
     made = [nbytes(graph, Entry(node, index)) for index in range(node.outputs())]
     added = sum(made[at] for at in parts.sums)
-    return _STEP_NS + ordering(node, node.op.bytes_read(sizes, sum(made)) + 3 * added, cores)
+    if not node.op.traits.heavy or len(whole) < 2:
+        return _STEP_NS + _NS_A_BYTE * (node.op.bytes_read(whole, sum(made)) + 3 * added) / cores
+    read = node.op.bytes_read([0 if at == 1 else size for at, size in enumerate(whole)], sum(made)) + 3 * added
+    return _STEP_NS + _NS_A_BYTE * read / cores + (ordering(graph, node, cores) if whole[1] else 0)
 
 
-def ordering(node: Node, size: int, cores: int) -> float:
-    """About how many nanoseconds it takes to bring so many bytes of weights into order."""
-    assert node.op is not None
-    return _ORDER_NS * node.op.traits.heavy + _NS_A_BYTE * size / cores
+def ordering(graph: Graph, node: Node, cores: int) -> float:
+    """About how many nanoseconds a layer takes to bring its weight into order."""
+    weight = node.inputs[1]
+    size, rows = nbytes(graph, weight), max(1, graph.shapes[weight][0])
+    slower = _ALIASED if size // rows % _PAGE == 0 else 1
+    return _ORDER_NS + slower * _NS_A_BYTE * size / cores

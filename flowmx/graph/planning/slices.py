@@ -32,7 +32,7 @@ LEAST = 4 << 20
 _AIM = 0.25
 """The part of the bytes to come down to. On a quarter of the batch kernels still are as fast as on the whole; each
 further halving saves less, and costs more."""
-_MOST_LOSS = 0.03
+_MOST_LOSS = 0.04
 """The part of the time that slices may cost, as estimated."""
 _WORTH = 4.0
 """A part of the time is worth so many times that part of the bytes, above what they are to come down to."""
@@ -302,8 +302,7 @@ class Search:
         found = []
         for at, node in enumerate(self.order[run.start : run.stop]):
             if node in run.members and is_ordered(self.graph, node):
-                size = nbytes(self.graph, node.inputs[1])
-                found.append((node, at, size, ordering(node, size, self._cores)))
+                found.append((node, at, nbytes(self.graph, node.inputs[1]), ordering(self.graph, node, self._cores)))
         found.sort(key=lambda each: -each[3] / each[2])
         nodes, *rest = zip(*found[:_MOST_WEIGHTS], strict=True) if found else ((), (), (), ())
         return Weights(list(nodes), *[np.array(each, float) for each in rest])
