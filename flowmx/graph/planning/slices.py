@@ -44,6 +44,10 @@ _COUNTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
 """Numbers of slices to try."""
 _MOST_WEIGHTS = 256
 """Weights that are looked at, to be brought into order before the slices."""
+_HEAVY = 1 << 18
+"""Bytes of those from which on that is worth a step of its own."""
+_WORSE = 2
+"""Numbers of equal slices that are tried without gain, after one that comes down to the aim."""
 _EVICTED = 16
 """Operators that may be taken out of a run for one that needs their whole results."""
 
@@ -254,6 +258,10 @@ class Search:
     def _costs(self) -> Any:
         return np.array([nanoseconds(self.graph, node, self._cores) for node in self.order])
 
+    @cached_property
+    def _total(self) -> float:
+        return float(self._costs.sum())
+
     def choose(self) -> list[tuple[Run, Choice]]:
         """The regions that are worth it."""
         every = [(max(self.alive[run.start : run.stop]), run) for run in runs(self.graph, self.order)]
@@ -276,33 +284,63 @@ class Search:
         ]  # fmt: skip
 
     def _best(self, run: Run) -> Choice | None:
-        """The choice for a run that costs the least time of those that come down to the aim, or else the smallest."""
+        """The choice for a run that costs the least time of those that come down to the aim, or else the smallest.
+
+        Slices that are shorter than need be mostly cost more, so few of these are looked at.
+        """
         ends, weights = self._ends(run), self._weights(run)
-        total = self._costs.sum()
         best: Choice | None = None
+        large: list[int] = []
+        tried: list[Choice] = []
+        worse = 0
         for count in _COUNTS:
             length = -(-run.units // count)
             if count > run.units or -(-run.units // length) < count:
                 continue
-            inside = _WITH_WORKSPACE * ends.whole + ends.most * (length / run.units)
-            taken, more, gain = weights.ahead((self._aim - inside) / _WITH_WORKSPACE)
-            peak = np.maximum(inside + _WITH_WORKSPACE * more, _WITH_WORKSPACE * ends.after)
-            loss = (count - 1) * (ends.loss - gain) + (count * length / run.units - 1) * ends.cost
-            part = loss / total
-            above = 1 + peak / self.whole + _WORTH * part
-            weighed = np.where(part > _MOST_LOSS, np.inf, np.where(peak <= self._aim, part, above))
-            at = int(weighed.argmin())
-            if weighed[at] < (best.weight if best else 1 + max(self.alive[run.start : run.stop]) / self.whole):
-                ahead = frozenset(node for node, take in zip(weights.nodes, taken[:, at], strict=True) if take)
-                best = Choice(run.start + 1 + at, length, float(peak[at]), float(weighed[at]), ahead)
-        return best
+            if best is None and self._peaks(run, ends, length)[1].min() > self._aim:
+                large.append(count)
+                continue
+            found = self._choice(run, ends, weights, count)
+            tried.append(found)
+            if found.weight < (best.weight if best else 1):
+                best, worse = found, 0
+            elif best is not None and run.units % count == 0:
+                worse += 1
+                if worse == _WORSE:
+                    break
+        if best is not None:
+            return best
+        tried += [self._choice(run, ends, weights, count) for count in large]
+        most = 1 + max(self.alive[run.start : run.stop]) / self.whole
+        return min((each for each in tried if each.weight < most), key=lambda each: each.weight, default=None)
+
+    def _peaks(self, run: Run, ends: Ends, length: int) -> tuple[Any, Any]:
+        """About the most bytes alive in the region that each end makes, and until the end of the run."""
+        inside = _WITH_WORKSPACE * ends.whole + ends.most * (length / run.units)
+        return inside, np.maximum(inside, _WITH_WORKSPACE * ends.after)
+
+    def _choice(self, run: Run, ends: Ends, weights: Weights, count: int) -> Choice:
+        """The best end for so many slices."""
+        length = -(-run.units // count)
+        inside, peak = self._peaks(run, ends, length)
+        taken, more, gain = weights.ahead((self._aim - inside) / _WITH_WORKSPACE)
+        peak = np.maximum(peak, inside + _WITH_WORKSPACE * more)
+        loss = (count - 1) * (ends.loss - gain) + (count * length / run.units - 1) * ends.cost
+        part = loss / self._total
+        above = 1 + peak / self.whole + _WORTH * part
+        weighed = np.where(part > _MOST_LOSS, np.inf, np.where(peak <= self._aim, part, above))
+        at = int(weighed.argmin())
+        ahead = frozenset(node for node, take in zip(weights.nodes, taken[:, at], strict=True) if take)
+        return Choice(run.start + 1 + at, length, float(peak[at]), float(weighed[at]), ahead)
 
     def _weights(self, run: Run) -> Weights:
         """The weights that could be brought into order before a run."""
         found = []
         for at, node in enumerate(self.order[run.start : run.stop]):
             if node in run.members and is_ordered(self.graph, node):
-                found.append((node, at, nbytes(self.graph, node.inputs[1]), ordering(self.graph, node, self._cores)))
+                size = nbytes(self.graph, node.inputs[1])
+                if size >= _HEAVY:
+                    found.append((node, at, size, ordering(self.graph, node, self._cores)))
         found.sort(key=lambda each: -each[3] / each[2])
         nodes, *rest = zip(*found[:_MOST_WEIGHTS], strict=True) if found else ((), (), (), ())
         return Weights(list(nodes), *[np.array(each, float) for each in rest])
