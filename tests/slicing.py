@@ -13,8 +13,8 @@ def eager_slices(byte=0.0):
         byte: the nanoseconds that each byte of a weight costs, which moves the ends of regions.
     """
     chosen = (
-        (slices, "LEAST", 1), (slices, "_MOST_LOSS", 1.0), (cost, "_STEP_NS", 0), (cost, "_ORDER_NS", 0),
-        (cost, "_NS_A_BYTE", byte), (slices, "_HEAVY", 1),
+        (slices, "LEAST", 1), (slices, "_MOST_LOSS", 1.0), (cost, "_STEP_NS", 0), (cost, "_LOOSE_NS", 0),
+        (cost, "_ORDER_NS", 0), (cost, "_NS_A_BYTE", byte), (slices, "_HEAVY", 1),
     )  # fmt: skip
     before = [(module, name, getattr(module, name)) for module, name, _ in chosen]
     for module, name, value in chosen:

@@ -19,7 +19,7 @@ import numpy as np
 
 from flowmx.graph.graph import Graph, Options, Rewriter, is_pure
 from flowmx.graph.node import Entry, Node
-from flowmx.graph.planning.cost import cores, nanoseconds, once_more, ordering
+from flowmx.graph.planning.cost import cores, in_memory, nanoseconds, once_more, ordering
 from flowmx.graph.planning.layout import channels_last
 from flowmx.graph.planning.live import nbytes
 from flowmx.graph.planning.order import Ordered
@@ -46,6 +46,8 @@ _MOST_WEIGHTS = 256
 """Weights that are looked at, to be brought into order before the slices."""
 _HEAVY = 1 << 18
 """Bytes of those from which on that is worth a step of its own."""
+_SHORT = 4
+"""Units below which kernels are slower on a slice, where it is not a quarter of the batch."""
 _WORSE = 2
 """Numbers of equal slices that are tried without gain, after one that comes down to the aim."""
 _EVICTED = 16
@@ -104,6 +106,8 @@ class Ends(NamedTuple):
         after: the most bytes alive between the region and the end of the run.
         loss: the nanoseconds that each slice but the first costs.
         cost: the nanoseconds that the region takes.
+        each: the nanoseconds that each operator takes.
+        moved: the bytes that each operator of the region reads and writes.
     """
 
     whole: Any
@@ -111,6 +115,8 @@ class Ends(NamedTuple):
     after: Any
     loss: Any
     cost: Any
+    each: Any
+    moved: Any
 
 
 class Weights(NamedTuple):
@@ -240,10 +246,13 @@ class Search:
         rows = zip(schedule.forward, schedule.steps, schedule.alive, strict=True)
         each_time = [row for row in rows if row[0].op is not None and not row[0].op.traits.once]
         self.graph, self.order = graph, [node for node, _, _ in each_time]
-        self._cores = cores()
+        self._cores, sizes = cores(), schedule.values.sizes
         self.alive = [alive for _, _, alive in each_time]
         self.whole = max(self.alive, default=0)
         self._aim = _AIM * (self.whole + kept) - kept
+        self._moved = np.array(
+            [sum(sizes[value] for value in (*step.reads, *step.writes)) for _, step, _ in each_time], float
+        )
         self._last = [-1] * len(schedule.values.sizes)
         self._made: list[tuple[int, int]] = []  # (step, value)
         self._sizes = schedule.values.sizes
@@ -260,7 +269,7 @@ class Search:
 
     @cached_property
     def _total(self) -> float:
-        return float(self._costs.sum())
+        return float(in_memory(self._costs, self._moved).sum())
 
     def choose(self) -> list[tuple[Run, Choice]]:
         """The regions that are worth it."""
@@ -295,7 +304,7 @@ class Search:
         worse = 0
         for count in _COUNTS:
             length = -(-run.units // count)
-            if count > run.units or -(-run.units // length) < count:
+            if length < min(_SHORT, run.units // 4) or -(-run.units // length) < count:
                 continue
             if best is None and self._peaks(run, ends, length)[1].min() > self._aim:
                 large.append(count)
@@ -326,6 +335,8 @@ class Search:
         taken, more, gain = weights.ahead((self._aim - inside) / _WITH_WORKSPACE)
         peak = np.maximum(peak, inside + _WITH_WORKSPACE * more)
         loss = (count - 1) * (ends.loss - gain) + (count * length / run.units - 1) * ends.cost
+        faster = in_memory(ends.each, ends.moved) - in_memory(ends.each, ends.moved, length / run.units)
+        loss -= np.cumsum(faster)
         part = loss / self._total
         above = 1 + peak / self.whole + _WORTH * part
         weighed = np.where(part > _MOST_LOSS, np.inf, np.where(peak <= self._aim, part, above))
@@ -361,9 +372,11 @@ class Search:
             once_more(self.graph, node, run.members[node], self._cores) if node in run.members else 0
             for node in self.order[span]
         ]
+        costs = self._costs[span]
+        taken = np.where(members, in_memory(costs, self._moved[span]), 0)
         return Ends(
             before + np.cumsum(leaving[run.start :])[: len(alive)], np.maximum.accumulate(alive), after,
-            np.cumsum(loss), np.cumsum(np.where(members, self._costs[span], 0)),
+            np.cumsum(loss), np.cumsum(taken), costs, np.where(members, self._moved[span], 0),
         )  # fmt: skip
 
 
