@@ -26,7 +26,7 @@ _ORDER_NS = 40_000
 _NS_A_BYTE = 0.35
 """Nanoseconds of one core for each byte of weights that are brought into order once more."""
 _ALIASED = 3
-"""How many times as long that takes where all rows fall into the same lines of the first cache."""
+"""The factor that it takes longer by where all rows fall into the same lines of the first cache."""
 _PAGE = 4096
 """The distance of rows in bytes where they do."""
 _MEMORY_NS = 0.05

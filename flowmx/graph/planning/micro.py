@@ -127,7 +127,7 @@ class _Search:
 
     @cached_property
     def repeats(self) -> Repeats:
-        """What may be computed again."""
+        """The steps, and which of them may be computed again."""
         return Repeats(self._graph, recompute.in_workspaces(self._plain))
 
     def notes(self) -> list[str]:

@@ -286,8 +286,9 @@ class BackwardWeights(_Work):
         given = [self._target.at(base, weight), *bias]
         made = self._part(base, head, data, given)
         for part in range(1, self._parts):
-            places = [each + part * step for each, step in zip((head, data), self._steps, strict=True)]
-            made += self._part(base, *places, [base + place for _, place in self._sums])
+            of_head, of_data = self._steps
+            summands = [base + place for _, place in self._sums]
+            made += self._part(base, head + part * of_head, data + part * of_data, summands)
             made += [add.at(base, total, base + place) for total, (add, place) in zip(given, self._sums, strict=True)]
         return [*made, *self._target.after(base, weight)]
 
