@@ -228,6 +228,8 @@ class TiedKernel:
         # Weakly, since some are the user's, who may be done with them.
         self._arrays: list[weakref.ref[Any]] = []
         self._calls: list[Bound] = []
+        self._forms: list[Any] = []
+        self._work: Work | None = None
         self._memory: Array | None = None
         self._threads = self._taken = 0
         self._is_ready = False
@@ -256,14 +258,17 @@ class TiedKernel:
             or len(arrays) != len(self._arrays)
             or not all(map(is_, arrays, map(call, self._arrays)))
         ):
-            self._threads = threads
+            forms = [(each.shape, each.strides, each.dtype) for each in arrays]
+            if threads != self._threads or forms != self._forms:
+                self._work = self._kernel.work(self._op, inputs, outputs)
+                self._threads, self._forms = threads, forms
             self._is_ready = self._look(inputs, outputs)
             self._arrays = [weakref.ref(each) for each in arrays]
         self.stale = None if self.stale is None else False
 
     def _look(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
         """Prepare the calls for these arrays; False where oneDNN cannot, or they need more memory than is given."""
-        work = self._kernel.work(self._op, inputs, outputs)
+        work = self._work
         if work is None:
             return False
         memory = np.empty(0, np.uint8) if self._memory is None else self._memory

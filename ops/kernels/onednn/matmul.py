@@ -30,7 +30,7 @@ from flowmx.ops.kernels.onednn.layouts import (
     strided,
     suits,
 )
-from flowmx.ops.kernels.onednn.library import Arg, DType, Query
+from flowmx.ops.kernels.onednn.library import Arg, DType, Query, Unsupported
 from flowmx.ops.kernels.onednn.primitives import LINE, Call, Primitive, Reorder, attributes
 from flowmx.ops.kernels.onednn.work import FixedWork, Operand, Work, call_all, first_line, multiplying, plan
 from flowmx.ops.math.products import SMALL, Matrices, again, fixing, product
@@ -125,11 +125,14 @@ def _multiplies(dtype: NumPyType) -> bool:
 
 
 class _Reordering(Work):
-    """A matrix in the order of a product."""
+    """A matrix in the order of the product by which a left factor is multiplied with it."""
 
-    def __init__(self, given: Geometry, wanted: Desc) -> None:
+    def __init__(self, left: Geometry, given: Geometry, out: Geometry) -> None:
         super().__init__()
-        self._copy = Reorder(self.room, strided(*given), wanted)
+        product = plan(Product, left, given.dtype, out)
+        if product is None:
+            raise Unsupported("oneDNN has no such product")
+        self._copy = Reorder(self.room, strided(*given), product.run.descriptor(Arg.WEIGHTS))
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         return [self._copy.at(base, *addresses)]
@@ -138,11 +141,10 @@ class _Reordering(Work):
 class _Again:
     """Products of matrices of so many rows with one right factor, which is brought into the product's order once."""
 
-    def __init__(self, product: Product, b: Array, rows: int, dtype: NumPyType) -> None:
-        wanted = product.run.descriptor(Arg.WEIGHTS)
-        self._memory = np.empty(wanted.nbytes + LINE, np.uint8)
+    def __init__(self, product: Product, reorder: _Reordering, b: Array, rows: int, dtype: NumPyType) -> None:
+        self._memory = np.empty(product.run.descriptor(Arg.WEIGHTS).nbytes + LINE, np.uint8)
         self._weight = first_line(self._memory)
-        _Reordering(geometry(b), wanted)(pointer(b), self._weight)
+        reorder(pointer(b), self._weight)
         self._room = np.empty(product.nbytes, np.uint8)
         self._base, self._threads = first_line(self._room), product.threads
         self._given = None if b.dtype == dtype else np.empty((rows, len(b)), b.dtype)
@@ -171,8 +173,9 @@ def _repeated(b: Array, rows: int, dtype: NumPyType) -> _Again | None:
     if dtype != FLOAT32 or rows * b.size < SMALL_BY_VECTOR or not suits(b) or (b.dtype == dtype and rows == 1):
         return None
     kind = TYPES[b.dtype]
-    product = plan(Product, dense((rows, len(b)), kind), kind, dense((rows, b.shape[1])))
-    return None if product is None else _Again(product, b, rows, dtype)
+    left, out = dense((rows, len(b)), kind), dense((rows, b.shape[1]))
+    product, reorder = plan(Product, left, kind, out), plan(_Reordering, left, geometry(b), out)
+    return None if product is None or reorder is None else _Again(product, reorder, b, rows, dtype)
 
 
 def _by_vector(a: Array, b: Array, c: Array) -> bool:
