@@ -15,7 +15,7 @@ from flowmx.ndarray.operators import Numbers
 from flowmx.ops.registry.operators import lookup
 
 Operand = NDArray | float
-_NUMBERS = (int, float, bool, np.generic)
+_NUMBERS: Any = (int, float, bool, np.generic)
 
 
 def _two(

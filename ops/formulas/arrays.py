@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,8 @@ FLOAT64 = BY_NAME["float64"]
 _ROOT_HALF, _TO_DENSITY = 0.7071067811865476, 0.3989422804014327
 
 
-_clip: Any = (np.core if np.__version__ < "2" else np._core).umath.clip  # np.clip looks at its arguments first
+_umath: Any = import_module("numpy.core" if np.__version__.startswith("1.") else "numpy._core").umath
+_clip: Any = _umath.clip  # np.clip looks at its arguments first
 
 
 def clip(xp: Any, x: Array, low: Any, high: Any, out: Array) -> None:
