@@ -78,6 +78,10 @@ class Route:
         """True while the stream is open."""
         return self._stream is not None and self._stream.is_open
 
+    def process(self) -> local.PeerProcess | None:
+        """The process at the other end of the stream, where that is a unix socket."""
+        return self._stream.process() if self._stream is not None and self.segments is not None else None
+
     async def stream(self) -> Outgoing | None:
         """The stream for small calls, which is opened where need be; None where they go by POST."""
         now = asyncio.get_running_loop().time()

@@ -16,7 +16,7 @@ from flowmx.comm.call import Call, Who
 from flowmx.comm.errors import PeerGone, Refused, WireError
 from flowmx.comm.frames import Message, Tensor
 from flowmx.comm.limits import Limits, in_force
-from flowmx.comm.local import NotLocal
+from flowmx.comm.local import Foreign, NotLocal
 from flowmx.comm.routes import Routes
 from flowmx.comm.security import Security, check_node
 
@@ -72,6 +72,17 @@ class Peer:
     def is_streaming(self) -> bool:
         """True while a stream is open, over which small calls go."""
         return self._routes.is_streaming
+
+    def foreign(self, descriptor: int, inode: int, size: int) -> Foreign:
+        """Memory of the service's process, which it lets this one read.
+
+        Raises:
+            NotLocal: it is on another machine, or its memory can not be reached.
+        """
+        process = self._routes.process()
+        if process is None:
+            raise NotLocal(f"{self.address} shares no memory with this process")
+        return Foreign(process, descriptor, inode, size)
 
     async def __aenter__(self) -> Peer:
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
@@ -145,7 +146,7 @@ class Exchange:
         if isinstance(found, Message):
             return found
         try:
-            answer: object = await found
+            answer: object = await found if inspect.isawaitable(found) else found
             if not isinstance(answer, Message):
                 raise TypeError(f"a handler must return a Message, and returned {answer!r:.80}")
             return answer

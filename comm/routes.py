@@ -51,6 +51,10 @@ class Routes:
         """True while a stream is open."""
         return any(route is not None and route.has_stream for route in (self._tcp, self._local))
 
+    def process(self) -> local.PeerProcess | None:
+        """The process of the service, where it is on this machine and a stream leads to it."""
+        return None if self._local is None else self._local.process()
+
     async def best(self) -> Route:
         """The fastest route that is available."""
         if self._undecided:

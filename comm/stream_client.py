@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 from aiohttp import hdrs
 
-from flowmx.comm import websocket
+from flowmx.comm import local, websocket
 from flowmx.comm.call import Route, Who
 from flowmx.comm.errors import CommError, PeerGone, TooSlow, WireError
 from flowmx.comm.frames import Parser
@@ -45,6 +45,11 @@ class Outgoing(Stream):
     def is_idle(self) -> bool:
         """True while no call waits for its answer."""
         return not self._calls
+
+    def process(self) -> local.PeerProcess | None:
+        """The process at the other end of a unix socket; None where the stream is closed."""
+        sock = self._transport.get_extra_info("socket")
+        return None if sock is None or not self.is_open else local.peer_of(sock)
 
     async def ask(self, operation: str, parts: Sequence[Piece], answer: Parser) -> None:
         """Send a request, and feed the frame of its answer to a parser.
@@ -106,6 +111,7 @@ class Outgoing(Stream):
         for operation, _, came in self._calls.values():
             if not came.done():
                 came.set_exception(self._gone(operation, error))
+        self._response.close()
 
     def _gone(self, operation: str, why: CommError) -> CommError:
         """The error of a call whose stream has ended: the other end's doing, or the end of its connection."""
@@ -116,7 +122,6 @@ class Outgoing(Stream):
     def close(self) -> None:
         super().close()
         self._end(PeerGone("its connection was closed here"))
-        self._response.close()
 
 
 async def open_stream(who: Who, route: Route) -> Outgoing | None:

@@ -236,8 +236,8 @@ class Streamed(Exchange):
                 self._found = found
                 return self._finish(operation, message)
             return self._answer(found)
-        except CommError as error:
-            return self._refuse(error)
+        except Exception as error:
+            return self._refuse(self._explain(error))
 
     def _received(self, operation: Operation, entry: Admitted) -> tuple[Message, Copies]:
         parser = self._parser(operation, entry)
@@ -258,8 +258,8 @@ class Streamed(Exchange):
                 await offload(copies.nbytes, copy, copies.pairs)
             answer = await self._answered(self._found or self._call(operation, message))
             rest = self._answer(answer)
-        except CommError as error:
-            rest = self._refuse(error)
+        except Exception as error:
+            rest = self._refuse(self._explain(error))
         if rest is not None:
             await rest
 

@@ -10,7 +10,7 @@ import pytest
 
 from flowmx.comm import stream, websocket
 from flowmx.comm.client import Peer
-from flowmx.comm.errors import Busy, PeerGone, Refused, TooLarge, Unauthorized, Unknown, WireError
+from flowmx.comm.errors import Busy, CommError, PeerGone, Refused, TooLarge, Unauthorized, Unknown, WireError
 from flowmx.comm.frames import Message, Tensor, decode, encode
 from flowmx.comm.limits import Limits
 from flowmx.comm.security import REQUEST, Security, digest_of
@@ -116,6 +116,25 @@ async def test_answers_of_any_size_come(way, count, serve):
         await peer.call("op", {"count": count}, into=target)
         assert target[0].tolist() == list(range(count))
     assert service.admission.requests == service.admission.nbytes == 0
+
+
+@pytest.mark.parametrize("later", [False, True])
+async def test_what_is_no_answer_is_a_failure_of_the_service(later, serve, caplog):
+    wrong = [5, Message({"x": object()}, []), Message({}, ["tensor"]), None]
+
+    def at_once(caller, message):
+        return wrong[message.header["number"]]
+
+    async def slowly(caller, message):
+        return at_once(caller, message)
+
+    service = await serve(slowly if later else at_once)
+    async with Peer(service.address, local=False) as peer:
+        for number in range(len(wrong)):
+            with pytest.raises(CommError):
+                await peer.call("op", {"number": number})
+        assert peer.is_streaming
+    assert service.admission.requests == 0
 
 
 @pytest.mark.parametrize(

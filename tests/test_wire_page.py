@@ -95,7 +95,7 @@ def test_every_kind_of_refusal():
     shown = {next(iter(names(row[0]))) for row in tables(section("### The scheduler's operations")) if len(row) == 3}
     assert shown >= set(get_args(Code))
     shown = {next(iter(names(row[0]))) for row in tables(section("### The servers' operations")) if len(row) == 3}
-    assert shown == {*get_args(get_type_hints(p.Refused)["kind"]), "not_member", "unknown_group"}
+    assert shown == {*get_args(get_type_hints(p.Refused)["kind"]), "not_member", "no_window", "unknown_group"}
 
 
 def messages():

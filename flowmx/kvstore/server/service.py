@@ -36,7 +36,9 @@ from flowmx.kvstore.server.facts import Facts, facts_of
 from flowmx.kvstore.server.links import Connect, Links
 from flowmx.kvstore.server.modes import Sync
 from flowmx.kvstore.server.requests import Item, items_of, mode_of, uncompressed
+from flowmx.kvstore.server.slot import Slot
 from flowmx.kvstore.server.store import Array, States, Store, Value, as_array, check_optimizer, name_of, owned
+from flowmx.kvstore.server.windows import Windows
 from flowmx.kvstore.server.wire import pack, unpack
 
 __all__ = ["OPERATIONS", "KVServer", "identity"]
@@ -46,7 +48,7 @@ log = logging.getLogger("flowmx.kvstore")
 OPERATIONS: Mapping[str, Role | None] = {
     "open": "worker", "set_optimizer": "worker", "init": "worker", "rest": "worker", "push": "worker",
     "pull": "worker", "pushpull": "worker", "row_sparse_pull": "worker", "save_states": "worker",
-    "load_states": "worker", "position": "worker", "stats": None, "messages": "server",
+    "load_states": "worker", "position": "worker", "window": "worker", "stats": None, "messages": "server",
 }  # fmt: skip
 """The operations of a server, and the role of those who may call each; None is anybody whom the transport lets in."""
 
@@ -94,6 +96,7 @@ class KVServer:
         self.callers = Callers()
         self.groups = Groups()
         self.facts = Facts()
+        self.windows = Windows(self.core.state.slots, self._may_read)
         for name, role in OPERATIONS.items():
             handler = self.callers.only(role, getattr(self, f"_{name}"))
             service.operation(name, handler, borrow=name in ("push", "pushpull"))
@@ -114,6 +117,7 @@ class KVServer:
         self.links.know(addresses)
         workers = frozenset(identity(member.id, member.incarnation) for member in view.alive("worker"))
         self.groups.keep(workers)
+        self.windows.forget()
         self._compare(view)
         self._do(self.core.view(p.View(view.epoch, tuple(servers), workers, self.replicas)))
 
@@ -152,6 +156,7 @@ class KVServer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.windows.close()
         await self.links.close()
         self.store.close()
 
@@ -246,6 +251,23 @@ class KVServer:
             partial(self._pull_one, _worker(caller)),
             lambda item: lambda value: Tensor.of(value.rows(_tensor(item).array())),
         )
+
+    async def _window(self, caller: Caller, message: Message) -> Message:
+        """Tell where a process of this machine may read a value for itself."""
+        parts = [item.part for item in items_of(message, tensors=False)]
+        slot = self.core.state.slots.get(parts[0]) if len(parts) == 1 else None
+        if not caller.local or slot is None or not self._may_read(slot) or self.core.state.mode.name == "stale":
+            raise Refused("there is no window to this value now", "no_window")
+        if not self.store.updates and slot.round:
+            raise Refused("without an optimizer the value is another one after each round", "no_window")
+        segment, generation = await self.windows.find(slot.part)
+        found = [segment.descriptor, segment.inode, segment.size, generation]
+        array = slot.value.array
+        return Message({"window": found, "dtype": name_of(array.dtype), "shape": list(array.shape)}, [])
+
+    def _may_read(self, slot: Slot) -> bool:
+        """Tell whether the value may be read as it is: a pull would be answered at once."""
+        return slot.part.home in self.core.state.active and slot.step is None and slot.number > 0 and not slot.error
 
     def _save_states(self, caller: Caller, message: Message) -> Answer:
         items = items_of(message, tensors=False)
@@ -439,6 +461,7 @@ class KVServer:
     def _do(self, effects: Iterable[p.Effect]) -> None:
         """Carry effects out in their order, and those that follow from them."""
         self._effects.extend(effects)
+        self.windows.settle()
         if self._carrying_out:
             return
         self._carrying_out = True
