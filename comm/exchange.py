@@ -146,7 +146,8 @@ class Exchange:
         if isinstance(found, Message):
             return found
         try:
-            answer: object = await found if inspect.isawaitable(found) else found
+            given: object = found  # the service's own code may be wrong
+            answer = await given if inspect.isawaitable(given) else given
             if not isinstance(answer, Message):
                 raise TypeError(f"a handler must return a Message, and returned {answer!r:.80}")
             return answer
