@@ -13,6 +13,7 @@ import pytest
 import flowmx as mx
 from flowmx.comm import local
 from flowmx.comm.errors import Refused
+from flowmx.comm.launch.job import Launcher, Plan
 from flowmx.comm.local import Foreign, PeerProcess
 from flowmx.kvstore.server import windows as serving
 from flowmx.kvstore.server.protocol import Part
@@ -301,3 +302,54 @@ def test_the_memory_of_a_process_that_was_killed_is_not_believed():
     finally:
         child.kill()
         child.communicate()
+
+
+PROGRAM = """
+import flowmx as mx
+
+kv = mx.kv.create("dist_sync")
+shape, rows = (80_000, 16), mx.nd.array([1, 39_999, 40_000, 79_999], dtype="int64")
+kv.init("w", mx.nd.zeros(shape))
+kv.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
+out, small = mx.nd.zeros(shape, stype="row_sparse"), mx.nd.sparse.row_sparse_array
+gradient = small((mx.nd.ones((4, 16)), [1, 39_999, 40_000, 79_999]), shape=shape)
+windows = kv._session.windows
+
+def check(pushed):
+    kv.row_sparse_pull("w", out=out, row_ids=rows)
+    assert (out.data.asnumpy() == -pushed).all(), out.data.asnumpy()
+
+def go_on(until):
+    while windows.reads < until:
+        state["pushed"] += 1
+        kv.push("w", gradient)
+        for _ in range(20):
+            check(state["pushed"])
+
+state = {"pushed": 0}
+go_on(50)
+epoch = kv._session.node.view.epoch
+print("reading", flush=True)
+while kv._session.node.view.epoch == epoch:
+    go_on(windows.reads + 1)
+go_on(windows.reads + 50)  # from the server that answers now
+print("exact", state["pushed"], flush=True)
+"""
+
+
+async def test_a_server_that_is_killed_while_its_memory_is_read_loses_nothing(tmp_path):
+    def heard(name, line):
+        lines.append(line)
+        if line == "reading":
+            launcher._children["server 0"].signal(signal.SIGKILL)
+
+    lines = []
+    path = tmp_path / "train.py"
+    path.write_text(PROGRAM)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("FLOWMX_", "DMLC_"))}
+    environ = kept | {"FLOWMX_KVSTORE_TIMEOUT": "3"}
+    plan = Plan([sys.executable, str(path)], environ=environ, workers=1, servers=2, policy="elastic", grace=5.0)
+    launcher = Launcher(plan, heard)
+    assert await launcher.run() == 0, lines
+    assert any(line.startswith("exact") for line in lines), lines
+    assert "server 0 ended: killed by SIGKILL" in lines
