@@ -47,7 +47,7 @@ def other():
 thread = threading.Thread(target=other)
 thread.start()
 kept = []
-for number in range(5000):
+for number in range(3000):
     current[0] = thing = make()
     kept.append(thing)
     give(thing, names[:2])

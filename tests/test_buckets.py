@@ -129,6 +129,7 @@ def test_a_bucket_with_other_parameters_is_refused():
     mod = mx.mod.BucketingModule(sym_gen, 5)
     mod.bind([("data", (2, 5))], [("softmax_label", (2,))])
     mod.init_params()
+    assert mod.output_shapes == [("softmax_output", (2, 3))]
     with pytest.raises(ValueError, match="bucket 3 has a parameter 'fc3_weight', which that of the default"):
         mod.switch_bucket(3, [("data", (2, 3))], [("softmax_label", (2,))])
 

@@ -46,6 +46,7 @@ def test_freed_bodies_go_back_to_the_system():
     assert not found or grown < 20
 
 
+@pytest.mark.usefixtures("new_python")  # which alone reads it
 def test_the_environment_of_the_user_counts():
     found, grown = run(MALLOC_MMAP_THRESHOLD_=str(1 << 24))
     assert not found and grown > 80

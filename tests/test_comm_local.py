@@ -22,7 +22,9 @@ from flowmx.comm.server import Service
 
 pytestmark = pytest.mark.skipif(not local.AVAILABLE, reason="needs Linux's sealed memory")
 
-SELF = PeerProcess(os.getpid(), os.getuid())
+
+def this_process():
+    return PeerProcess(os.getpid(), os.getuid())
 
 
 def named(segment, **other):
@@ -49,12 +51,12 @@ def descriptors():
 
 async def test_a_segment_is_the_same_memory_on_both_sides():
     segment, mappings = Segment(8192), Mappings(1 << 20)
-    memory = mappings.get(SELF, named(segment))
+    memory = mappings.get(this_process(), named(segment))
     segment.array[5] = 77
     assert memory[5] == 77
     memory[6] = 78
     assert segment.array[6] == 78
-    assert mappings.get(SELF, named(segment)) is memory
+    assert mappings.get(this_process(), named(segment)) is memory
     assert mappings.nbytes == 8192
     mappings.clear()
 
@@ -90,10 +92,10 @@ def memfd(descriptors, size=4096, seals=0):
 async def test_memory_that_could_be_taken_away_is_not_used(descriptors):
     mappings = Mappings(1 << 20)
     with pytest.raises(NotLocal, match="not sealed: whoever shrinks it would crash its readers"):
-        mappings.get(SELF, memfd(descriptors))
+        mappings.get(this_process(), memfd(descriptors))
     with pytest.raises(NotLocal, match="not sealed"):
-        mappings.get(SELF, memfd(descriptors, seals=fcntl.F_SEAL_GROW))
-    assert len(mappings.get(SELF, memfd(descriptors, seals=fcntl.F_SEAL_SHRINK))) == 4096
+        mappings.get(this_process(), memfd(descriptors, seals=fcntl.F_SEAL_GROW))
+    assert len(mappings.get(this_process(), memfd(descriptors, seals=fcntl.F_SEAL_SHRINK))) == 4096
     mappings.clear()
 
 
@@ -114,13 +116,13 @@ async def test_what_is_no_memory_is_not_opened(descriptors, tmp_path):
         (named(segment, size=0), "of 0"),
     ]:
         with pytest.raises(NotLocal, match=text):
-            mappings.get(SELF, shared)
+            mappings.get(this_process(), shared)
     for shared in (None, 5, [], [1, 2], [1, 2, "3"], [-1, 2, 3], [True, 1, 1], [1, 1, 1 << 62]):
         with pytest.raises(WireError, match="'shared' must be"):
-            mappings.get(SELF, shared)
-    mappings.get(SELF, named(segment))
+            mappings.get(this_process(), shared)
+    mappings.get(this_process(), named(segment))
     with pytest.raises(WireError, match="has 4096 bytes, and the request says 4095"):
-        mappings.get(SELF, named(segment, size=4095))
+        mappings.get(this_process(), named(segment, size=4095))
     assert mappings.nbytes == 4096
     mappings.clear()
     assert mappings.nbytes == 0
@@ -157,10 +159,10 @@ async def test_memory_that_is_not_used_or_too_much_is_let_go_of():
     mappings = Mappings(20_000)
     segments = [Segment(8192) for _ in range(3)]
     for segment in segments:
-        mappings.get(SELF, named(segment))
+        mappings.get(this_process(), named(segment))
     assert mappings.nbytes == 16384  # the first one made room
     mappings.sweep()
-    mappings.get(SELF, named(segments[2]))
+    mappings.get(this_process(), named(segments[2]))
     mappings.sweep()
     assert mappings.nbytes == 8192
     mappings.sweep()

@@ -282,3 +282,9 @@ def test_the_command_names_the_cause_in_another_process(fault, tmp_path):
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
+
+
+def test_a_snapshot_has_the_last_hundred_operations_that_ended():
+    for number in range(110):
+        queued(f"queued {number}")
+    assert [each["name"] for each in snapshot.take()["last"]] == [f"queued {number}" for number in range(10, 110)]

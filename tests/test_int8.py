@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from flowmx import devices
 from flowmx.contrib import quantization
 from flowmx.graph import compiler
 from flowmx.graph.passes.settle import settle
+from flowmx.ops.kernels.onednn import int8 as kernels
 from flowmx.ops.kernels.onednn import library as onednn
 from flowmx.ops.quantization import fused
 from flowmx.ops.quantization.sums import (
@@ -483,3 +485,14 @@ def test_ranges_that_are_not_known_are_not_written_as_onnx(tmp_path):
     made = quantization.quantize_net_v2(net, calib_mode="none", data_shapes=[("data", DATA.shape)])
     with pytest.raises(mx.base.MXNetError, match="its range is found at each call: quantize with calib_mode 'naive'"):
         exported(made, tmp_path)
+
+
+@pytest.mark.skipif(found is None, reason="the oneDNN library is not installed")
+def test_sums_that_an_int32_may_not_hold_are_left_to_the_plain_forward(monkeypatch):
+    monkeypatch.setattr(kernels, "loaded", lambda: SimpleNamespace(sums_bytes_exactly=lambda name: name == "exact"))
+    most = (2**31 - 1) // (255 * 128)
+    kernels._refuse("exact", most)
+    with pytest.raises(onednn.Unsupported, match=f"{most + 1} products"):
+        kernels._refuse("exact", most + 1)
+    with pytest.raises(onednn.Unsupported, match="does not sum bytes exactly"):
+        kernels._refuse("another", 1)

@@ -11,7 +11,7 @@ from flowmx.devices import get
 from flowmx.devices.sim import Description, simulated
 from flowmx.engine.runtime import engine
 from flowmx.kvstore.allreduce import Communicator, PeerCommunicator
-from flowmx.kvstore.allreduce.buckets import divide
+from flowmx.kvstore.allreduce.buckets import divide, piece
 
 SHAPES = [(3, 5), (7,), (2, 2, 2), (1,), (40,), (11, 3)]
 
@@ -237,3 +237,12 @@ def test_buckets_save_what_each_copy_and_launch_costs():
     slow = device(peer_latency=1e-4)
     single, joined = (seconds_of_a_step(units=64, bucket=bucket, described=slow) for bucket in (0, 2048))
     assert joined < 0.3 * single
+
+
+def test_a_piece_is_a_part_of_a_flat_array_in_its_memory():
+    whole = mx.nd.arange(12)
+    part = piece(whole, 2, (2, 3))
+    assert part.asnumpy().tolist() == [[2, 3, 4], [5, 6, 7]]
+    part[:] = 0
+    assert whole.asnumpy().tolist() == [0, 1, *[0] * 6, 8, 9, 10, 11]
+    assert piece(whole, 11, ()).shape == ()

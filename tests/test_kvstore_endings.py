@@ -34,7 +34,7 @@ def seen():
 @pytest.fixture
 def hurried(monkeypatch):
     """Jobs that lose patience soon."""
-    monkeypatch.setattr(jobs, "TIMING", Timing(heartbeat=0.05, timeout=1.5, reconnect=1.0))
+    monkeypatch.setattr(jobs, "TIMING", Timing(heartbeat=0.05, timeout=3.0, reconnect=1.0))
 
 
 def on_loop(made, coroutine):

@@ -1,77 +1,47 @@
 """The distribution of the tests among processes."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from tests.lanes import SECONDS, Lanes, seconds
 
-LONG, SHORT, WAITS, WAITS_TOO = "test_long.py", "test_short.py", "test_waits.py", "test_waits_too.py"
-
-
-class Process:
-    """The scheduler's view of a process."""
-
-    def __init__(self):
-        self.gateway = SimpleNamespace(id="gw")
-        self.given = []
-        self._done = 0
-        self.shutting_down = False
-
-    def send_runtest_some(self, numbers):
-        self.given.extend(numbers)
-
-    def done(self, count):
-        """Give the numbers of the next tests that are done."""
-        self._done += count
-        return self.given[self._done - count : self._done]
-
-    def shutdown(self):
-        self.shutting_down = True
+LONG, SHORT, SHORTER, WAITS, WAITS_TOO = "test_long.py", "test_b.py", "test_c.py", "test_waits.py", "test_waits_too.py"
 
 
 @pytest.fixture
 def lanes(tmp_path, monkeypatch):
-    for name in (LONG, SHORT):
+    for name in (LONG, SHORT, SHORTER):
         (tmp_path / name).write_text("")
-    for name in (WAITS, WAITS_TOO):
+    for name in (WAITS, WAITS_TOO, "test_waits_last.py", "test_waits_still.py"):
         (tmp_path / name).write_text("os.fork()")
     monkeypatch.setitem(SECONDS, "long", 100)
     monkeypatch.setitem(SECONDS, "waits", 9)
-    option = SimpleNamespace(tx=["2*popen"], loadscopereorder=True)
-    config = SimpleNamespace(rootpath=tmp_path, option=option, getvalue=lambda name: getattr(option, name))
-    return Lanes(config)
+
+    def made(*files, cores=2):
+        return Lanes(tmp_path, {file: 5 - number for number, file in enumerate(files)}, cores)
+
+    return made
 
 
-def test_the_longest_come_first_and_one_that_waits_runs_beside_one_that_does_not(lanes):
-    tests = [f"{file}::test_{number}" for file in (SHORT, LONG, WAITS_TOO, WAITS) for number in range(4)]
-    first, second = Process(), Process()
-    for each in (first, second):
-        lanes.add_node(each)
-        lanes.add_node_collection(each, tests)
-    lanes.schedule()
+def started(lanes):
+    return [*iter(lanes.next, "")]
 
-    def files(process):
-        return [tests[number].partition("::")[0] for number in process.given[::4]]
 
-    def done(process, count):
-        for number in process.done(count):
-            lanes.mark_test_complete(process, number)
+def test_as_many_compute_as_there_are_cores_the_longest_first_and_two_wait_beside_them(lanes):
+    found = lanes(SHORT, LONG, WAITS_TOO, SHORTER, WAITS)
+    assert started(found) == [WAITS, LONG, SHORT, WAITS_TOO]
+    found.done(WAITS)
+    assert started(found) == [], "two compute already"
+    found.done(LONG)
+    assert started(found) == [SHORTER]
 
-    assert (files(first), files(second)) == ([WAITS], [LONG])
-    done(first, 2)
-    assert files(first) == [WAITS, SHORT], "the next file is given when two tests are left"
-    done(first, 4)
-    assert files(first) == [WAITS, SHORT, WAITS_TOO]
-    assert files(second) == [LONG]
-    assert lanes.has_pending
-    done(first, 6)
-    done(second, 4)
-    assert first.shutting_down
-    assert second.shutting_down
-    assert not lanes.has_pending
-    assert lanes.tests_finished
+
+def test_where_nothing_is_left_to_compute_more_wait(lanes):
+    found = lanes(WAITS, WAITS_TOO, "test_waits_last.py", "test_waits_still.py", cores=1)
+    assert started(found) == [WAITS, WAITS_TOO, "test_waits_last.py"]
+    found.done(WAITS_TOO)
+    assert started(found) == ["test_waits_still.py"]
 
 
 def test_the_files_whose_length_is_known_exist():

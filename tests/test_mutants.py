@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import lanes
+from tests.mutants.__main__ import FAILED
 from tests.mutants.faults import drawn, faults_of
 from tests.mutants.related import Tests
 
@@ -87,6 +88,26 @@ def test_the_closest_tests_import_the_module_or_share_its_rare_words(tmp_path):
         (tmp_path / "tests" / f"{name}.py").write_text(text)
     closest = Tests(tmp_path).closest(MODULE, "flowmx/clip.py", "clip")
     assert [path.stem for path in closest] == ["test_imports", "test_words", "test_other"]
+
+
+def test_the_closest_tests_of_an_operator_are_those_of_gradients_and_values_and_those_of_its_name(tmp_path):
+    (tmp_path / "tests").mkdir()
+    names = ["test_other", "test_gradients", "test_ops_recorded", "test_clipping", "test_far"]
+    for name in names:
+        (tmp_path / "tests" / f"{name}.py").write_text("value = low = 3")
+    for path, wanted in {
+        "ops/math/clip.py": names[1:3],
+        "ops/kernels/clip.py": [],
+        "flowmx/clippings.py": names[3:4],
+    }.items():
+        closest = [test.stem for test in Tests(tmp_path).closest(MODULE, path, "clip")]
+        assert sorted(closest[: len(wanted)]) == wanted
+
+
+def test_no_line_of_a_log_is_taken_for_a_test():
+    text = "ERROR    flowmx.comm:scheduler.py:226 worker 1\nFAILED tests/test_a.py::test_b - assert 1 == 2\n"
+    assert FAILED.findall(text) == ["tests/test_a.py::test_b"]
+    assert FAILED.findall("ERROR tests/test_a.py\n") == ["tests/test_a.py"]
 
 
 def test_more_faults_than_there_are_places_are_refused(tmp_path):

@@ -459,6 +459,16 @@ def test_a_hybridized_block_computes_the_same():
     mx.test_utils.check_gluon_hybridize_consistency(lambda prefix: nn.Dense(3, prefix=prefix), [mx.nd.ones((2, 4))])
 
 
+def test_a_block_whose_gradient_differs_when_it_is_hybridized_is_found():
+    class Differs(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return F.identity(x) if F is mx.nd else F.BlockGrad(x)
+
+    mx.test_utils.check_gluon_hybridize_consistency(Differs, [mx.nd.ones((2, 4))], test_grad=False)
+    with pytest.raises(AssertionError):
+        mx.test_utils.check_gluon_hybridize_consistency(Differs, [mx.nd.ones((2, 4))])
+
+
 def test_weights_of_each_device_are_updated_by_their_gradients():
     updates = []
     weights = [[mx.nd.zeros(2), mx.nd.zeros(2)] for _ in range(4)]

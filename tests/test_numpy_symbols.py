@@ -9,6 +9,7 @@ import flowmx as mx
 from flowmx import autograd, gluon, np, npx
 from flowmx.numpy import named
 from flowmx.numpy.arrays import ndarray
+from flowmx.numpy.values import NumPyValue
 from flowmx.ops.registry.operators import lookup
 from tests.fixtures import record_np_symbols as recorded
 
@@ -191,3 +192,13 @@ def test_what_symbols_can_not_do_is_said():
         lookup("_npi_mean").create(axes="1")
     assert {lookup(name).__name__ for name in ("_npi_normal", "_npi_bernoulli")} == {"_npi_normal", "_npi_bernoulli"}
     assert {row.name for row in named.ROWS} <= {row.name for row in named.ROWS if lookup(row.name)}
+
+
+def test_rows_of_one_operator_are_told_apart_by_the_parameters_that_are_there():
+    rows = [row for row in named.ROWS if row.name == "_npi_percentile"]
+    assert [row.fits({"q_scalar": 50, "axis": None}) for row in rows] == [True, False]
+    assert [row.fits({"axis": 0}) for row in rows] == [False, True]
+
+
+def test_values_have_no_room_for_attributes():
+    assert NumPyValue.__dictoffset__ == 0, "graphs are differentiated with very many of them"

@@ -309,6 +309,7 @@ def test_every_unknown_node_is_named(tmp_path):
         ("Resize", {"mode": "cubic"}, {"": None, "sizes": ints(2, 4, 14, 18)}, "mode is cubic"),
         ("Pad", {}, {"pads": ints(0, 0, 0, -1, 0, 0, 0, 0)}, "none below 0"),
         ("DepthToSpace", {"blocksize": 2, "mode": "CRD"}, {}, "mode is 'CRD'"),
+        ("PRelu", {}, {"slope": numbers(2)}, r"its slope has the shape \(2,\), expected one for each channel"),
     ],
 )
 def test_an_attribute_without_counterpart_is_named(kind, attributes, constants, message, tmp_path):

@@ -74,7 +74,7 @@ for step in range(4):
     if (kv.rank, step) == (1, 2):
         if sys.argv[1] == "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
-        ctypes.PyDLL(None).usleep(3_000_000)  # holds the interpreter lock, unlike CDLL
+        ctypes.PyDLL(None).usleep(6_000_000)  # holds the interpreter lock, unlike CDLL, for twice the timeout
     kv.push(0, mx.nd.ones(2))
     kv.pull(0, out=out)
     print("sum", out.asnumpy()[0], flush=True)
@@ -84,9 +84,9 @@ for step in range(4):
 async def job(folder, what):
     (folder / "train.py").write_text(HOLDS)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FLOWMX_", "DMLC_"))}
-    environ = kept | {"FLOWMX_KVSTORE_HEARTBEAT": "0.1", "FLOWMX_KVSTORE_TIMEOUT": "1.5"}
+    environ = kept | {"FLOWMX_KVSTORE_HEARTBEAT": "0.1", "FLOWMX_KVSTORE_TIMEOUT": "3"}
     lines = []
-    with settings.override(kvstore_heartbeat=0.1, kvstore_timeout=1.5):
+    with settings.override(kvstore_heartbeat=0.1, kvstore_timeout=3.0):
         plan = Plan([sys.executable, str(folder / "train.py"), what], 2, 1, environ=environ, grace=2.0)
         launcher = Launcher(plan, lambda *line: lines.append(line))
         return await launcher.run(), launcher.failure, lines

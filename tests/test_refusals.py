@@ -350,3 +350,9 @@ def test_content(call, message):
 def test_functions(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("axis", [-1, 2])
+def test_axes_that_a_matrix_has_not(axis):
+    with pytest.raises(ParameterError, match="axis"):
+        nd.contrib.getnnz(nd.ones((2, 3)), axis=axis)

@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+import traceback
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -124,3 +126,19 @@ def test_a_setting_that_is_wrong_hides_nothing(monkeypatch):
 
     monkeypatch.setattr(settings, "get", refused)
     assert "/ndarray/" in tracebacks.folded(error)
+
+
+def test_the_extension_of_ipython_folds_the_tracebacks_of_the_shell_and_gives_it_the_magic():
+    def structured_traceback(kind, error, trace):
+        return [line for frame, line in traceback.walk_tb(trace)]
+
+    magics = []
+    writer = SimpleNamespace(structured_traceback=structured_traceback)
+    shell = SimpleNamespace(
+        InteractiveTB=writer, register_magic_function=lambda run, kind, name: magics.append((kind, name))
+    )
+    mx.load_ipython_extension(shell)
+    assert magics == [("cell", "engine")]
+    error = raised(lambda: mx.nd.ones((2, 3)).reshape((7, 7)).asnumpy())
+    folded = writer.structured_traceback(type(error), error, error.__traceback__)
+    assert 0 < len(folded) < len(structured_traceback(type(error), error, error.__traceback__))

@@ -46,9 +46,9 @@ def test_every_fault_is_searched():
 )
 async def test_the_fuzzer_finds(fault):
     with pytest.raises(AssertionError, match=SEARCHES[fault]) as caught:
-        await fuzz(blocks=40, seed=2, fault=fault, attempts=4)
+        await fuzz(blocks=40, seed=5, fault=fault, attempts=4)
     text = str(caught.value)
-    assert "seed 2" in text
+    assert "seed 5" in text
     if fault in ("exception", "open door", "replay"):
         assert (
             1 <= len(re.findall(r"Action\(", text)) <= 4

@@ -28,7 +28,6 @@ import numpy as np  # noqa: F401
 import pytest
 import pytest_asyncio  # noqa: F401
 import requests  # noqa: F401
-import xdist  # noqa: F401
 
 # What flowmx and the tests import is imported once, before the processes of the faults are forked.
 # isort: split
@@ -39,7 +38,7 @@ from tests.mutants.related import Tests
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = ".venv*", ".git", "build", "dist", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"
-FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", re.MULTILINE)  # and no line of a log
 PYTEST = (
     *("-q", "--tb=line", "--timeout", "120", "-p", "no:cacheprovider", "-p", "tests.mutants.order"),
     *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # its plugins are imported before it starts
@@ -127,7 +126,7 @@ def main() -> None:
     parser.add_argument("count", type=int, help="number of faults")
     parser.add_argument("seed", type=int)
     parser.add_argument("--only", type=lambda text: [int(number) for number in text.split(",")], help="their numbers")
-    parser.add_argument("--files", type=int, default=4, help="number of test files for each fault (default: 4)")
+    parser.add_argument("--files", type=int, default=6, help="number of test files for each fault (default: 6)")
     parser.add_argument("--limit", type=float, default=300, help="seconds for each fault (default: 300)")
     parser.add_argument("--folders", nargs="+", default=FOLDERS, help="folders of the source")
     parser.add_argument("--list", action="store_true", help="print the faults alone")

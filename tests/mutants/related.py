@@ -18,6 +18,9 @@ OF_MODULE, OF_NAMES, OF_FUNCTION = 4, 1, 3
 OF_IMPORT, OF_FILE_NAME = 40, 40
 """Weights of an import of the module, and of a test file whose name has words of its path alone."""
 
+OF_VALUES = {"test_gradients": 40, "test_ops_recorded": 30}
+"""Weights of the files that compare the values and gradients of every operator, for the files of operators."""
+
 
 class Tests:
     """The test files of a checkout and their words."""
@@ -33,15 +36,17 @@ class Tests:
     def closest(self, source: str, path: str, function: str) -> list[Path]:
         """The test files, those that share most with a definition of a source file first."""
         weights = self.weights(source, path, function)
-        in_path = {word.rstrip("s") for word in words_of(path)}
+        in_path = words_of(path)
         module = re.compile(rf"\b{re.escape(dotted(path))}\b|\bfrom {_imported(path)}\b")
 
         def closeness(test: Path) -> float:
             shared = sum(weight for word, weight in weights.items() if word in self.words[test])
             shared /= (1 + len(self.words[test]) / 1000) ** 0.5  # what has all words is close to nothing
-            named = [part.rstrip("s") in in_path for part in test.stem.split("_")[1:]]
+            named = [any(_are_alike(part, word) for word in in_path) for part in test.stem.split("_")[1:]]
             close: float = shared + OF_FILE_NAME * sum(named) / len(named)
             close += OF_IMPORT * bool(module.search(self.texts[test]))
+            if path.startswith("ops/") and "/kernels/" not in path:
+                close += OF_VALUES.get(test.stem, 0)
             return close / 2 if waits(test) else close  # they are slow
 
         return sorted(self.texts, key=closeness, reverse=True)
@@ -69,6 +74,11 @@ class Tests:
             part for module, name in IMPORTED.findall(text) for part in (module, f"{module}.{name}".lstrip(".")) if part
         }
         return " ".join((path.stem, text, *(_helper(self.root, helper) for helper in sorted(helpers))))
+
+
+def _are_alike(one: str, other: str) -> bool:
+    """True for a word and its plural, and for others of one stem, such as quantizing and quantization."""
+    return one.rstrip("s") == other.rstrip("s") or (len(one) >= 6 and one[:6] == other[:6])
 
 
 @cache
