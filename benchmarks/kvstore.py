@@ -24,17 +24,19 @@ from benchmarks import turns
 __all__ = ["compare", "measure"]
 
 WORKER = turns.WORKERS / "kvstore.py"
-WORKERS, ITERATIONS, SECONDS = 2, 12, 300
+ITERATIONS, SECONDS = 12, 300
 
 MAIN = ("25 of 4 MB", "200 of 256 B", "GoogLeNet")
+ROWS = ("1000 rows of 16", "1000 rows of 64")
 MORE = ("1 of 100 MB", "50 of 1 MB", "1000 of 256 B", "ResNet-50")
 
 
 class Setting(NamedTuple):
-    """A kind of job: its name, cases, servers, the servers' optimizer, and the systems compared with flowmx."""
+    """A kind of job: its name, cases, workers, servers, their optimizer, and the systems compared with flowmx."""
 
     name: str
     cases: Sequence[str]
+    workers: int = 2
     servers: int = 1
     optimizer: str = "none"
     peers: Sequence[str] = ("mxnet",)
@@ -44,12 +46,15 @@ SETTINGS = (
     Setting("2 workers, 1 server", (*MAIN, *MORE), peers=("mxnet", "torch")),
     Setting("2 workers, 2 servers", MAIN, servers=2),
     Setting("2 workers, 1 server with SGD and momentum", MAIN, optimizer="sgd"),
+    Setting("1 worker, 2 servers", ROWS, workers=1, servers=2),
 )
 
 BARS: Mapping[str, Mapping[str, float]] = {
     "25 of 4 MB": {"mxnet": 0.8, "torch": 1.5},
     "200 of 256 B": {"mxnet": 0.5, "torch": 1.5},
     "GoogLeNet": {"mxnet": 0.8, "torch": 1.5},
+    "1000 rows of 16": {"mxnet": 0.6},
+    "1000 rows of 64": {"mxnet": 0.6},
 }
 
 Times = dict[str, list[float]]
@@ -77,8 +82,8 @@ def measure(system: str, setting: Setting, iterations: int = ITERATIONS) -> Time
         arguments = [str(WORKER), system, ",".join(setting.cases), str(iterations), setting.optimizer, folder]
         _run(_COMMANDS[system](setting, arguments))
         found = [json.loads(path.read_text()) for path in Path(folder).iterdir()]
-    if len(found) != WORKERS:
-        raise RuntimeError(f"{system}: {len(found)} of {WORKERS} workers came to the end")
+    if len(found) != setting.workers:
+        raise RuntimeError(f"{system}: {len(found)} of {setting.workers} workers came to the end")
     return {way: [_span(each) for each in zip(*(times[way] for times in found), strict=True)] for way in found[0]}
 
 
@@ -101,13 +106,14 @@ def report(setting: Setting, figures: Mapping[str, Times]) -> None:
         for system, times in figures.items():
             for number, (way, taken) in enumerate(ways_of(case, times).items()):
                 ratio = own / statistics.median(taken)
-                line = f"  {case:14} {system:7} {way:14} {min(taken):8.1f} {statistics.median(taken):8.1f} {ratio:6.2f}"
+                best, middle = min(taken), statistics.median(taken)
+                line = f"  {case:15} {system:7} {way:15} {best:8.2f} {middle:8.2f} {ratio:6.2f}"
                 print(line + _verdict(setting, case, system, ratio) * (number == 0), flush=True)
 
 
 def _verdict(setting: Setting, case: str, system: str, ratio: float) -> str:
     most = BARS.get(case, {}).get(system)
-    if most is None or (setting.servers, setting.optimizer) != (1, "none"):
+    if most is None or setting not in (SETTINGS[0], SETTINGS[-1]):
         return ""
     return f"  at most {most:g}: {'met' if ratio <= most else 'MISSED'}"
 
@@ -141,7 +147,7 @@ def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[
 
 
 def _flowmx(setting: Setting, arguments: list[str]) -> list[Command]:
-    launch = ["-m", "flowmx", "launch", "--workers", str(WORKERS), "--servers", str(setting.servers), "--"]
+    launch = ["-m", "flowmx", "launch", "--workers", str(setting.workers), "--servers", str(setting.servers), "--"]
     return [([sys.executable, *launch, sys.executable, *arguments], {})]
 
 
@@ -150,18 +156,18 @@ def _mxnet(setting: Setting, arguments: list[str]) -> list[Command]:
     common = {
         "DMLC_PS_ROOT_URI": "127.0.0.1",
         "DMLC_PS_ROOT_PORT": str(_free_port()),
-        "DMLC_NUM_WORKER": str(WORKERS),
+        "DMLC_NUM_WORKER": str(setting.workers),
         "DMLC_NUM_SERVER": str(setting.servers),
     }
     others = ["scheduler", *["server"] * setting.servers]
     found: list[Command] = [([python, "-c", "import mxnet"], {**common, "DMLC_ROLE": role}) for role in others]
-    return found + [([python, *arguments], {**common, "DMLC_ROLE": "worker"})] * WORKERS
+    return found + [([python, *arguments], {**common, "DMLC_ROLE": "worker"})] * setting.workers
 
 
 def _torch(setting: Setting, arguments: list[str]) -> list[Command]:
     python = turns.python_of("torch") or ""
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(WORKERS)}
-    return [([python, *arguments], {**common, "RANK": str(rank)}) for rank in range(WORKERS)]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(setting.workers)}
+    return [([python, *arguments], {**common, "RANK": str(rank)}) for rank in range(setting.workers)]
 
 
 _COMMANDS = {"flowmx": _flowmx, "mxnet": _mxnet, "torch": _torch}

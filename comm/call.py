@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, NamedTuple
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
 from aiohttp import hdrs
@@ -19,10 +20,17 @@ from flowmx.comm.offload import copy, offload
 from flowmx.comm.security import REQUEST, Security
 from flowmx.comm.transfer import CONTENT_TYPE, digest, receive, slices
 
+if TYPE_CHECKING:
+    from flowmx.comm.stream_client import Outgoing
+
 __all__ = ["Call", "Route", "Who"]
 
 WORTH_SHARING = 32 << 10
-"""Bytes of a call from which shared memory is faster than sending them along."""
+"""Bytes of a call from which shared memory is faster than sending them along, and POST as good as a stream."""
+KEEP = 15.0
+"""Seconds that idle connections are kept: less than the service keeps them."""
+AGAIN = 60.0
+"""Seconds after which a service that had no stream is asked for one again."""
 
 
 class Who(NamedTuple):
@@ -50,14 +58,54 @@ class Route:
         session: its connections.
         url: of the service, on these.
         segments: where memory is shared.
+        opener: opens a stream on the route; gives None where there is none.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, url: URL, segments: Segments | None = None) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, url: URL, segments: Segments | None = None,
+        opener: Callable[[Route], Awaitable[Outgoing | None]] | None = None,
+    ) -> None:  # fmt: skip
         self.session = session
         self.url = url
         self.segments = segments
+        self._opener = opener
+        self._opening = asyncio.Lock()
+        self._open_after = 0.0
+        self._stream: Outgoing | None = None
+
+    @property
+    def has_stream(self) -> bool:
+        """True while the stream is open."""
+        return self._stream is not None and self._stream.is_open
+
+    def process(self) -> local.PeerProcess | None:
+        """The process at the other end of the stream, where that is a unix socket."""
+        return self._stream.process() if self._stream is not None and self.segments is not None else None
+
+    async def stream(self) -> Outgoing | None:
+        """The stream for small calls, which is opened where need be; None where they go by POST."""
+        now = asyncio.get_running_loop().time()
+        found = self._stream
+        if found is not None and found.is_open and (now < found.used + KEEP or not found.is_idle):
+            return found
+        if self._opener is None or now < self._open_after:
+            return None
+        async with self._opening:
+            if self._stream is found:
+                self.retire_stream()
+                self._stream = await self._opener(self)
+                self._open_after = 0.0 if self._stream is not None else now + AGAIN
+        return self._stream
+
+    def retire_stream(self) -> None:
+        """Begin no more calls on the stream: its connection may be dead."""
+        if self._stream is not None:
+            self._stream.retire()
+            self._stream = None
 
     async def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
         await self.session.close()
         if self.segments is not None:
             self.segments.clear()
@@ -74,6 +122,7 @@ class Call:
         into: memory for the answer's tensors.
         rooms: how many bytes of tensors each operation last answered with.
         share: whether to share memory however small the call is.
+        stream: whether it may go by the route's stream.
         sent: is called when the request is on its way as a whole.
     """
 
@@ -86,6 +135,7 @@ class Call:
         into: list[memoryview] | None,
         rooms: dict[str, int],
         share: bool = False,
+        stream: bool = True,
         sent: Callable[[], object] = lambda: None,
     ) -> None:
         self._who = who
@@ -95,6 +145,7 @@ class Call:
         self._into = into
         self._rooms = rooms
         self._share = share
+        self._may_stream = stream
         self._sent = sent
         self._segment: Segment | None = None
         self._nonce = ""
@@ -145,17 +196,30 @@ class Call:
         return pack({**self._message.header, "shared": shared, "tensors": local.described(tensors, offsets)})
 
     async def _exchange(self, parts: list[bytes | memoryview]) -> Message:
+        total = sum(map(len, parts))
+        is_small = total < WORTH_SHARING and (self._segment is not None or self._room() < WORTH_SHARING)
+        stream = await self._route.stream() if is_small and self._may_stream else None
+        message = await (self._post(parts, total) if stream is None else self._ask(stream, parts))
+        self._rooms[self._operation] = local.lay_out([tensor.data.nbytes for tensor in message.tensors])[1]
+        return message
+
+    async def _ask(self, stream: Outgoing, parts: list[bytes | memoryview]) -> Message:
+        """The answer to a message of a stream."""
+        self._sent()
+        parser = Parser(self._who.limits, self._place)
+        await stream.ask(self._operation, parts, parser)
+        return await self._taken(parser)
+
+    async def _post(self, parts: list[bytes | memoryview], total: int) -> Message:
+        """The answer to a request of HTTP."""
         url = self._route.url / "v1" / self._operation
         headers = {hdrs.CONTENT_TYPE: CONTENT_TYPE, **await self._signature(url, parts)}
-        total = sum(map(len, parts))
         data = next(slices(parts)) if total < WORTH_SHARING else self._pieces(parts)
         headers[hdrs.CONTENT_LENGTH] = str(total)
         if total < WORTH_SHARING:
             self._sent()
         async with self._route.session.post(url, data=data, headers=headers, allow_redirects=False) as response:
-            message = await self._take(response)
-        self._rooms[self._operation] = local.lay_out([tensor.data.nbytes for tensor in message.tensors])[1]
-        return message
+            return await self._take(response)
 
     async def _signature(self, url: URL, parts: list[bytes | memoryview]) -> dict[str, str]:
         security = self._who.security
@@ -177,12 +241,17 @@ class Call:
             await receive(response.content, parser, self._who.limits, signed)
         except TooSlow as error:
             raise self._gone(str(error)) from None
+        message = await self._taken(parser)
+        if response.status != 200:
+            raise WireError(f"{self._who.address} answered {response.status} to {self._operation}, and no error")
+        return message
+
+    async def _taken(self, parser: Parser) -> Message:
+        """The answer that a parser has read."""
         message = parser.finish()
         header = parser.header or {}
         if (refusal := errors.from_header(header)) is not None:
             raise refusal
-        if response.status != 200:
-            raise WireError(f"{self._who.address} answered {response.status} to {self._operation}, and no error")
         if "shared" in header:
             message.tensors.extend(await self._take_shared(parser.specs))
         else:

@@ -12,11 +12,11 @@ import numpy as np
 from yarl import URL
 
 from flowmx import settings
-from flowmx.comm import local
 from flowmx.comm.call import Call, Who
 from flowmx.comm.errors import PeerGone, Refused, WireError
 from flowmx.comm.frames import Message, Tensor
 from flowmx.comm.limits import Limits, in_force
+from flowmx.comm.local import Foreign, NotLocal
 from flowmx.comm.routes import Routes
 from flowmx.comm.security import Security, check_node
 
@@ -35,6 +35,7 @@ class Peer:
         node: the caller's own name, which calls are signed with.
         local: whether to use the faster way between processes of one machine where there is one, and where
             ``FLOWMX_KVSTORE_LOCAL`` lets it.
+        stream: whether small calls may share a connection, a stream, where the service has those.
 
     Raises:
         ValueError: the address or the node is none.
@@ -52,19 +53,36 @@ class Peer:
         limits: Limits | None = None,
         node: str = "",
         local: bool = True,
+        stream: bool = True,
     ) -> None:
         url = _url(address, security)
         self.address = str(url).rstrip("/")
         self.node = check_node(node)
         self.limits = limits or in_force("job")
         self._who = Who(self.address, url, node, security, self.limits)
-        self._routes = Routes(self._who, local and settings.get().kvstore_local)
+        self._routes = Routes(self._who, local and settings.get().kvstore_local, stream)
         self._rooms: dict[str, int] = {}  # bytes of an operation's last answer
 
     @property
     def is_local(self) -> bool:
         """True when tensors go by shared memory; known after the first call."""
         return self._routes.is_local
+
+    @property
+    def is_streaming(self) -> bool:
+        """True while a stream is open, over which small calls go."""
+        return self._routes.is_streaming
+
+    def foreign(self, descriptor: int, inode: int, size: int) -> Foreign:
+        """Memory of the service's process, which it lets this one read.
+
+        Raises:
+            NotLocal: it is on another machine, or its memory can not be reached.
+        """
+        process = self._routes.process()
+        if process is None:
+            raise NotLocal(f"{self.address} shares no memory with this process")
+        return Foreign(process, descriptor, inode, size)
 
     async def __aenter__(self) -> Peer:
         return self
@@ -110,6 +128,7 @@ class Peer:
             async with asyncio.timeout(None if math.isinf(seconds) else seconds):
                 return await self._call(operation, message, targets, sent)
         except TimeoutError:
+            self._routes.retire_streams()
             raise TimeoutError(f"{operation} on {self.address} took longer than {seconds:g} s") from None
 
     async def _call(
@@ -122,7 +141,7 @@ class Peer:
             self._routes.forget(route)
             raise
         except Refused as error:
-            if route.segments is None or error.kind != local.NotLocal.kind:
+            if route.segments is None or error.kind != NotLocal.kind:
                 raise
         # The service did not get at the memory, and so has done nothing yet.
         self._routes.give_up("its memory can not be reached")

@@ -1,12 +1,13 @@
-"""One request and its answer, on the side of the service."""
+"""One request and its answer, on the side of the service: what all have in common, and those that come by POST."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import hdrs, web
@@ -14,7 +15,7 @@ from aiohttp import hdrs, web
 from flowmx.comm import errors, local
 from flowmx.comm.admission import Admitted
 from flowmx.comm.errors import CommError, Failed, MediaTypeError, Refused, Unauthorized, Unknown, WireError
-from flowmx.comm.frames import Message, Parser, Tensor, destinations, encode, pack
+from flowmx.comm.frames import Message, Parser, Tensor, check, destinations, encode, pack
 from flowmx.comm.gate import Phase
 from flowmx.comm.headers import Spec, check_common
 from flowmx.comm.offload import copy, offload
@@ -24,7 +25,7 @@ from flowmx.comm.transfer import CONTENT_TYPE, digest, receive, send
 if TYPE_CHECKING:
     from flowmx.comm.server import Service
 
-__all__ = ["Caller", "Exchange", "Handler", "Operation", "Place"]
+__all__ = ["Caller", "Exchange", "Handler", "Operation", "Place", "Posted", "admit", "process_of"]
 
 log = logging.getLogger("flowmx.comm")
 WHOLE = 64 << 10  # bytes below which an answer is written in one piece
@@ -52,7 +53,7 @@ class Caller:
     incarnation: int = 0
 
 
-Handler = Callable[[Caller, Message], Awaitable[Message]]
+Handler = Callable[[Caller, Message], "Message | Awaitable[Message]"]
 Place = Callable[[Caller, dict[str, Any]], Sequence["memoryview | None"]]
 
 
@@ -65,97 +66,43 @@ class Operation(NamedTuple):
 
 
 class Exchange:
-    """One request: receive it, call its handler, send the answer.
+    """One request: what its caller is, what it brings, what its handler makes of it.
 
     Args:
         service: that was asked.
-        request: as aiohttp has it.
-        note: told when it is received.
+        caller: as far as it is known before the header is.
+        process: that it comes from, where that is one of this user on this machine.
+        signed: whether the caller's node is proven.
     """
 
-    def __init__(self, service: Service, request: web.Request, note: Callable[[Phase], None]) -> None:
+    def __init__(self, service: Service, caller: Caller, process: local.PeerProcess | None, signed: bool) -> None:
         self._service = service
-        self._note = note
-        self._request = request
-        self._proof: Proof | None = None
-        self._process = _process_of(request)
-        self._caller = Caller(request.match_info["operation"], remote=request.remote or "", local=bool(self._process))
+        self._caller = caller
+        self._process = process
+        self._signed = signed
         self._memory: memoryview | None = None  # the segment that came with the request
         self._room = (0, 0)
 
-    async def answer(self) -> tuple[web.StreamResponse, str]:
-        """Send the answer, or the refusal; returns it, and "ok" or the kind of the error."""
-        try:
-            message = await self._handle()
-            parts, tensors = await self._packed(message)
-        except CommError as error:
-            return await self._refuse(error), error.kind
-        self._service.gate.prove(self._request.transport)
-        return await self._send(200, parts, tensors), "ok"
+    @property
+    def _peer(self) -> str:
+        """The peer whose requests are counted together."""
+        return self._caller.node or (f"process {self._process.pid}" if self._process else self._caller.remote)
 
-    async def _handle(self) -> Message:
-        self._admit()
-        peer = self._caller.node or (f"process {self._process.pid}" if self._process else self._caller.remote)
-        with self._service.admission.enter(peer) as entry:
-            operation = self._service.find(self._caller.operation)
-            message = await self._receive(operation, entry)
-            return await self._run(operation, message)
-
-    def _admit(self) -> None:
-        """Refuse callers that are not allowed, before the body is read."""
-        request, security = self._request, self._service.security
-        if request.content_type != CONTENT_TYPE or hdrs.CONTENT_ENCODING in request.headers:
-            raise MediaTypeError(f"a body must be {CONTENT_TYPE}, in no further encoding")
-        if security is None:
-            self._check_loopback()
-            return
-        if security.signs:
-            self._proof = security.check_request(request.method, request.rel_url.raw_path, request.headers)
-            self._caller = Caller(**{**vars(self._caller), "node": self._proof.node})
-            self._service.gate.prove(request.transport)
-        elif not self._process and not _has_certificate(request):
-            raise Unauthorized("this service takes connections by TLS, with a certificate of its authority")
-
-    def _check_loopback(self) -> None:
-        # The host's name is looked at because of web pages: theirs may lead to a loopback address (DNS rebinding).
-        host = host_of(self._request.host)
-        if self._process or (is_loopback(self._request.remote or "") and is_loopback(host)):
-            return
-        raise Unauthorized(
-            f"this service has no secret, and so answers only this machine; the request came from "
-            f"{self._request.remote or 'another user'} for {self._request.host}"
-        )
-
-    async def _receive(self, operation: Operation, entry: Admitted) -> Message:
-        limits = self._service.limits
-        if (self._request.content_length or 0) > limits.total:
-            raise errors.TooLarge(
-                f"the body has {self._request.content_length} bytes; at most {limits.total} are allowed (Limits.total)"
-            )
+    def _parser(self, operation: Operation, entry: Admitted) -> Parser:
+        """A parser of the request, which puts tensors where the operation wants them."""
 
         def place(header: dict[str, Any], specs: Sequence[Spec]) -> Sequence[memoryview | None]:
             entry.announce(sum(spec.nbytes for spec in specs))
             self._know(header)
             return operation.place(self._caller, header) if operation.place is not None else ()
 
-        parser = Parser(limits, place)
-        try:
-            await receive(self._request.content, parser, limits, self._proof.digest if self._proof else None)
-        except CommError:
-            raise
-        except web.RequestPayloadError as error:
-            raise WireError(f"the body is not what its HTTP headers say: {error}") from None
-        except Exception as error:
-            raise self._explain(error) from None
-        message = parser.finish()
-        self._note(Phase.WORKING)
-        if parser.header is not None and "shared" in parser.header:
-            message.tensors.extend(await self._receive_shared(operation, parser.header, parser.specs, entry))
-        return message
+        return Parser(self._service.limits, place)
 
-    async def _receive_shared(
-        self, operation: Operation, header: dict[str, Any], specs: list[Spec], entry: Admitted
-    ) -> list[Tensor]:
+    def _shared(self, operation: Operation, parser: Parser, entry: Admitted) -> tuple[list[Tensor], Copies]:
+        """The tensors of a request that lie in shared memory, and what is to be copied for them to be there."""
+        header, specs = parser.header, parser.specs
+        if header is None or "shared" not in header:
+            return [], Copies(0, [])
         if self._process is None:
             raise local.NotLocal("shared memory is for processes of one user on one machine, by unix socket")
         self._know(header)
@@ -163,7 +110,7 @@ class Exchange:
         self._room = _room(header["shared"], len(self._memory))
         found = local.views(specs, self._memory)
         if operation.borrow:
-            return [tensor._replace(data=tensor.data.toreadonly()) for tensor in found]
+            return [tensor._replace(data=tensor.data.toreadonly()) for tensor in found], Copies(0, [])
         total = sum(spec.nbytes for spec in specs)
         entry.announce(total)
         try:
@@ -171,21 +118,36 @@ class Exchange:
         except Exception as error:
             raise self._explain(error) from None
         targets = destinations(specs, places)
-        await offload(total, copy, [(target, tensor.data) for target, tensor in zip(targets, found, strict=True)])
-        return [tensor._replace(data=target) for target, tensor in zip(targets, found, strict=True)]
+        pairs = [(target, tensor.data) for target, tensor in zip(targets, found, strict=True)]
+        return [tensor._replace(data=target) for target, tensor in zip(targets, found, strict=True)], Copies(
+            total, pairs
+        )
 
     def _know(self, header: dict[str, Any]) -> None:
         """Complete the caller from the header."""
         check_common(header)
         node = header.get("node", self._caller.node)
-        if self._proof is not None and node != self._proof.node:
+        if self._signed and node != self._caller.node:
             raise Unauthorized(f"the header says that this is node {node!r}, and the signature is of another")
-        given = {"node": node, "id": header.get("id", ""), "incarnation": header.get("incarnation", 0)}
-        self._caller = Caller(**{**vars(self._caller), **given})
+        known = self._caller
+        self._caller = Caller(
+            known.operation, node, known.remote, known.local, header.get("id", ""), header.get("incarnation", 0)
+        )
 
-    async def _run(self, operation: Operation, message: Message) -> Message:
+    def _call(self, operation: Operation, message: Message) -> Message | Awaitable[Message]:
+        """What the handler answers; it may take a while."""
         try:
-            answer: object = await operation.handler(self._caller, message)
+            return operation.handler(self._caller, message)
+        except Exception as error:
+            raise self._explain(error) from None
+
+    async def _answered(self, found: Message | Awaitable[Message]) -> Message:
+        """The answer that a handler comes to."""
+        if isinstance(found, Message):
+            return found
+        try:
+            given: object = found  # the service's own code may be wrong
+            answer = await given if inspect.isawaitable(given) else given
             if not isinstance(answer, Message):
                 raise TypeError(f"a handler must return a Message, and returned {answer!r:.80}")
             return answer
@@ -203,20 +165,90 @@ class Exchange:
         log.error("%s failed, called by %s", where, self._caller.node or self._caller.remote, exc_info=error)
         return Failed(f"{where} failed: {type(error).__name__}: {text}")
 
-    async def _packed(self, message: Message) -> tuple[list[bytes | memoryview], list[memoryview]]:
+    def _packed(self, message: Message) -> tuple[list[bytes | memoryview], list[memoryview], Copies]:
         """The parts of the answer's frame, and the tensors in it; those that have room there go to shared memory."""
         tensors = [tensor.bytes() for tensor in message.tensors]
-        parts = encode(message)
         start, size = self._room
         offsets, end = local.lay_out([len(data) for data in tensors], start)
         if self._memory is None or not tensors or end > start + size:
-            return parts, tensors
+            return encode(message), tensors, Copies(0, [])
+        check(message)
         pairs = [(self._memory[at : at + len(data)], data) for at, data in zip(offsets, tensors, strict=True)]
-        await offload(end - start, copy, pairs)
         shared = {"shared": True, "tensors": local.described(message.tensors, offsets)}
-        return [pack({**message.header, **shared})], []
+        return [pack({**message.header, **shared})], [], Copies(end - start, pairs)
 
-    async def _refuse(self, error: CommError) -> web.StreamResponse:
+
+class Copies(NamedTuple):
+    """Copies to or from shared memory: how many bytes, and the pairs of target and source."""
+
+    nbytes: int
+    pairs: list[tuple[memoryview, memoryview]]
+
+
+class Posted(Exchange):
+    """A request that came by POST: receive it, call its handler, send the answer.
+
+    Args:
+        service: that was asked.
+        request: as aiohttp has it.
+        note: told when it is received.
+    """
+
+    def __init__(self, service: Service, request: web.Request, note: Callable[[Phase], None]) -> None:
+        process = process_of(request)
+        name = request.match_info.get("operation", "")
+        caller = Caller(name, remote=request.remote or "", local=bool(process))
+        super().__init__(service, caller, process, signed=False)
+        self._note = note
+        self._request = request
+        self._proof: Proof | None = None
+
+    async def answer(self) -> tuple[web.StreamResponse, str]:
+        """Send the answer, or the refusal; returns it, and "ok" or the kind of the error."""
+        try:
+            message = await self._handle()
+            parts, tensors, copies = self._packed(message)
+            await offload(copies.nbytes, copy, copies.pairs)
+        except CommError as error:
+            return await self.refuse(error), error.kind
+        self._service.gate.prove(self._request.transport)
+        return await self._send(200, parts, tensors), "ok"
+
+    async def _handle(self) -> Message:
+        if self._request.content_type != CONTENT_TYPE or hdrs.CONTENT_ENCODING in self._request.headers:
+            raise MediaTypeError(f"a body must be {CONTENT_TYPE}, in no further encoding")
+        self._proof = admit(self._service, self._request, self._process)
+        if self._proof is not None:
+            self._signed, self._caller = True, replace(self._caller, node=self._proof.node)
+        with self._service.admission.enter(self._peer) as entry:
+            operation = self._service.find(self._caller.operation)
+            message = await self._receive(operation, entry)
+            return await self._answered(self._call(operation, message))
+
+    async def _receive(self, operation: Operation, entry: Admitted) -> Message:
+        limits = self._service.limits
+        if (self._request.content_length or 0) > limits.total:
+            raise errors.TooLarge(
+                f"the body has {self._request.content_length} bytes; at most {limits.total} are allowed (Limits.total)"
+            )
+        parser = self._parser(operation, entry)
+        try:
+            await receive(self._request.content, parser, limits, self._proof.digest if self._proof else None)
+        except CommError:
+            raise
+        except web.RequestPayloadError as error:
+            raise WireError(f"the body is not what its HTTP headers say: {error}") from None
+        except Exception as error:
+            raise self._explain(error) from None
+        message = parser.finish()
+        self._note(Phase.WORKING)
+        tensors, copies = self._shared(operation, parser, entry)
+        await offload(copies.nbytes, copy, copies.pairs)
+        message.tensors.extend(tensors)
+        return message
+
+    async def refuse(self, error: CommError) -> web.StreamResponse:
+        """Send a refusal."""
         if isinstance(error, WireError | Unauthorized | Unknown):
             await asyncio.sleep(self._service.gate.wait_of(self._request.transport))
         parts = encode(Message(errors.to_header(error), []))
@@ -243,7 +275,37 @@ class Exchange:
         return response
 
 
-def _process_of(request: web.Request) -> local.PeerProcess | None:
+def admit(service: Service, request: web.Request, process: local.PeerProcess | None) -> Proof | None:
+    """Check that a caller may be here, before anything of its body is read; returns what its signature proves.
+
+    Raises:
+        Unauthorized: it may not.
+        Busy: it is too early to tell.
+    """
+    security = service.security
+    if security is None:
+        _check_loopback(request, process)
+        return None
+    if security.signs:
+        proof = security.check_request(request.method, request.rel_url.raw_path, request.headers)
+        service.gate.prove(request.transport)
+        return proof
+    if not process and not _has_certificate(request):
+        raise Unauthorized("this service takes connections by TLS, with a certificate of its authority")
+    return None
+
+
+def _check_loopback(request: web.Request, process: local.PeerProcess | None) -> None:
+    # The host's name is looked at because of web pages: theirs may lead to a loopback address (DNS rebinding).
+    if process or (is_loopback(request.remote or "") and is_loopback(host_of(request.host))):
+        return
+    raise Unauthorized(
+        f"this service has no secret, and so answers only this machine; the request came from "
+        f"{request.remote or 'another user'} for {request.host}"
+    )
+
+
+def process_of(request: web.Request) -> local.PeerProcess | None:
     """The process that a request comes from, if it is one of this user and connected by unix socket."""
     sock = request.transport.get_extra_info("socket") if request.transport is not None else None
     if not local.AVAILABLE or sock is None or sock.family != socket.AF_UNIX:

@@ -27,7 +27,7 @@ from flowmx.comm.errors import WireError
 from flowmx.comm.headers import ITEMSIZE, Spec, check_size, count_bytes, read_specs, take, unpack
 from flowmx.comm.limits import Limits
 
-__all__ = ["ITEMSIZE", "MAGIC", "Message", "Parser", "Spec", "Tensor", "decode", "encode", "take"]
+__all__ = ["ITEMSIZE", "MAGIC", "Message", "Parser", "Spec", "Tensor", "check", "decode", "encode", "take"]
 
 MAGIC = b"FMX1"
 RESERVED = ("tensors", "shared")
@@ -95,6 +95,18 @@ def encode(message: Message) -> list[bytes | memoryview]:
     Raises:
         WireError: the header uses a reserved key or can not be packed, or a tensor's bytes do not fit its shape.
     """
+    check(message)
+    described = [[tensor.dtype, list(tensor.shape)] for tensor in message.tensors]
+    data = [tensor.data.cast("B") for tensor in message.tensors if tensor.data.nbytes]
+    return [pack({**message.header, "tensors": described}), *data]
+
+
+def check(message: Message) -> None:
+    """Check that a message can be sent.
+
+    Raises:
+        WireError: the header uses a reserved key, or a tensor's bytes do not fit its shape.
+    """
     for key in RESERVED:
         if key in message.header:
             raise WireError(f"the header key {key!r} is the transport's own: name yours otherwise")
@@ -103,9 +115,6 @@ def encode(message: Message) -> list[bytes | memoryview]:
             raise WireError(
                 f"tensor {index} is {tensor.dtype} {list(tensor.shape)} of {wanted} bytes, but has {tensor.data.nbytes}"
             )
-    described = [[tensor.dtype, list(tensor.shape)] for tensor in message.tensors]
-    data = [tensor.data.cast("B") for tensor in message.tensors if tensor.data.nbytes]
-    return [pack({**message.header, "tensors": described}), *data]
 
 
 def pack(header: Mapping[str, Any]) -> bytes:

@@ -167,7 +167,7 @@ class Gate:
             return
 
         def note(phase: Phase) -> None:
-            place.phase = phase
+            place.phase, place.since = phase, asyncio.get_running_loop().time()
 
         place.phase, place.begun = Phase.RECEIVING, None
         try:

@@ -16,6 +16,7 @@ import fcntl
 import hashlib
 import mmap
 import os
+import select
 import socket
 import struct
 import sys
@@ -34,7 +35,7 @@ from flowmx.comm.frames import Tensor
 from flowmx.comm.headers import Spec
 
 __all__ = [
-    "AVAILABLE", "Connector", "Mappings", "NotLocal", "PeerProcess", "Segment", "Segments", "described",
+    "AVAILABLE", "Connector", "Foreign", "Mappings", "NotLocal", "PeerProcess", "Segment", "Segments", "described",
     "host_identity", "lay_out", "listen", "own_uid", "peer_of", "views",
 ]  # fmt: skip
 
@@ -270,17 +271,53 @@ def _three_ints(shared: Any) -> tuple[int, int, int]:
     return found[0], found[1], found[2]
 
 
-def _map(peer: PeerProcess, descriptor: int, inode: int, size: int) -> memoryview:
+class Foreign:
+    """Memory of another process of this user on this machine, to be read.
+
+    Args:
+        peer: the process.
+        descriptor: of its file there.
+        inode: of the file.
+        size: bytes.
+
+    Attributes:
+        array: the bytes.
+
+    Raises:
+        NotLocal: it can not be reached, or is not safe to use.
+    """
+
+    def __init__(self, peer: PeerProcess, descriptor: int, inode: int, size: int) -> None:
+        try:
+            self._process = os.pidfd_open(peer.pid)
+        except OSError as error:
+            raise NotLocal(f"process {peer.pid} can not be watched: {error.strerror}") from None
+        self._poll = select.poll()
+        self._poll.register(self._process, select.POLLIN)
+        self.array = np.frombuffer(_map(peer, descriptor, inode, size, os.O_RDONLY), np.uint8)
+
+    def is_alive(self) -> bool:
+        """Tell whether the process has not ended."""
+        return not self._poll.poll(0)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_process"):
+            os.close(self._process)
+
+
+def _map(peer: PeerProcess, descriptor: int, inode: int, size: int, flags: int = os.O_RDWR) -> memoryview:
     path = f"/proc/{peer.pid}/fd/{descriptor}"
     try:
         if not Path(path).is_file():
             raise NotLocal(f"descriptor {descriptor} of process {peer.pid} is no memory")
-        opened = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        opened = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
         raise NotLocal(f"descriptor {descriptor} of process {peer.pid} can not be opened: {error.strerror}") from None
     try:
         _check_segment(opened, inode, size)
-        return memoryview(mmap.mmap(opened, size))
+        return memoryview(
+            mmap.mmap(opened, size, access=mmap.ACCESS_READ if flags == os.O_RDONLY else mmap.ACCESS_WRITE)
+        )
     except OSError as error:
         raise NotLocal(f"descriptor {descriptor} of process {peer.pid} is no sealed memory: {error.strerror}") from None
     finally:

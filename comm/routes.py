@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -11,23 +12,30 @@ from aiohttp import hdrs
 from yarl import URL
 
 from flowmx.comm import local
-from flowmx.comm.call import Call, Route, Who
+from flowmx.comm.call import KEEP, Call, Route, Who
 from flowmx.comm.errors import CommError, Refused
 from flowmx.comm.frames import Message
 from flowmx.comm.local import Segments
+from flowmx.comm.stream_client import open_stream
 from flowmx.comm.transfer import READ_AHEAD
 
 __all__ = ["Routes"]
 
 log = logging.getLogger("flowmx.comm")
-KEEP = 15.0  # seconds that idle connections are kept: less than the service keeps them
 
 
 class Routes:
-    """The routes to a service: TCP always, and a local one where one was found."""
+    """The routes to a service: TCP always, and a local one where one was found.
 
-    def __init__(self, who: Who, wanted: bool) -> None:
+    Args:
+        who: calls whom.
+        wanted: whether a local one is looked for.
+        streams: whether small calls may go over streams.
+    """
+
+    def __init__(self, who: Who, wanted: bool, streams: bool) -> None:
         self._who = who
+        self._opener = partial(open_stream, who) if streams else None
         self._tcp: Route | None = None
         self._local: Route | None = None
         self._undecided = wanted and local.AVAILABLE
@@ -37,6 +45,15 @@ class Routes:
     def is_local(self) -> bool:
         """True once the service is known to share memory with this process."""
         return self._local is not None
+
+    @property
+    def is_streaming(self) -> bool:
+        """True while a stream is open."""
+        return any(route is not None and route.has_stream for route in (self._tcp, self._local))
+
+    def process(self) -> local.PeerProcess | None:
+        """The process of the service, where it is on this machine and a stream leads to it."""
+        return None if self._local is None else self._local.process()
 
     async def best(self) -> Route:
         """The fastest route that is available."""
@@ -52,7 +69,8 @@ class Routes:
         if self._tcp is None:
             security = self._who.security
             tls = security.tls.client() if security is not None and security.tls is not None else True
-            self._tcp = Route(self._session(aiohttp.TCPConnector(ssl=tls, **self._options())), self._who.url)
+            session = self._session(aiohttp.TCPConnector(ssl=tls, **self._options()))
+            self._tcp = Route(session, self._who.url, opener=self._opener)
         return self._tcp
 
     def forget(self, route: Route) -> None:
@@ -60,6 +78,12 @@ class Routes:
         if route is self._local and route is not None:
             self._local, self._undecided = None, True
             _close_soon(route)
+
+    def retire_streams(self) -> None:
+        """Begin no more calls on the streams: what they wait for may have got lost."""
+        for route in (self._tcp, self._local):
+            if route is not None:
+                route.retire_stream()
 
     def give_up(self, why: str) -> None:
         """Stay with TCP."""
@@ -79,14 +103,14 @@ class Routes:
         who, rooms = self._who, dict[str, int]()
         try:
             asked = Message({"host": local.host_identity()}, [])
-            found = await Call(who, self.tcp(), "local", asked, None, rooms).run()
+            found = await Call(who, self.tcp(), "local", asked, None, rooms, stream=False).run()
         except Refused as error:
             log.info("calls of %s go by TCP: %s", who.address, error)
             return None
         connector = local.Connector(f"\0{found.header.get('socket', '')}", **self._options())
-        route = Route(self._session(connector), URL("http://localhost"), Segments())
+        route = Route(self._session(connector), URL("http://localhost"), Segments(), self._opener)
         try:
-            await Call(who, route, "local", Message({}, []), None, rooms, share=True).run()
+            await Call(who, route, "local", Message({}, []), None, rooms, share=True, stream=False).run()
         except (CommError, OSError) as error:
             log.info("calls of %s go by TCP: %s", who.address, error)
             await route.close()

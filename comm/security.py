@@ -229,6 +229,16 @@ class Security:
             raise Unauthorized("the answer's signature is not that of the secret")
         return digest
 
+    def stream_key(self, way: str, client: str, service: str) -> bytes:
+        """The key of the seals of a stream's messages.
+
+        Args:
+            way: who seals them, ``"client"`` or ``"service"``.
+            client: the nonce of the request that opened it.
+            service: the nonce of the answer.
+        """
+        return bytes.fromhex(self._sign("stream", way, client, service))
+
     def metrics_token(self) -> str:
         """The bearer token for `/metrics`: sent as ``Authorization: Bearer ...``."""
         return self._sign("metrics")

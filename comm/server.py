@@ -15,17 +15,18 @@ from flowmx.comm import local
 from flowmx.comm.admission import Admission
 from flowmx.comm.door import Doorman, answer
 from flowmx.comm.errors import CommError, Refused, Unauthorized, Unknown, to_header
-from flowmx.comm.exchange import Caller, Exchange, Handler, Operation, Place
+from flowmx.comm.exchange import Caller, Handler, Operation, Place, Posted
 from flowmx.comm.frames import Message, encode
 from flowmx.comm.gate import Gate
 from flowmx.comm.headers import take
-from flowmx.comm.heads import asked
+from flowmx.comm.heads import Asked, asked
 from flowmx.comm.limits import Limits, in_force
 from flowmx.comm.listening import Listener, listen
 from flowmx.comm.logs import http_log
 from flowmx.comm.metrics import CONTENT_TYPE as METRICS_TYPE
 from flowmx.comm.metrics import Metrics
 from flowmx.comm.security import Security, check_address, host_of, is_loopback
+from flowmx.comm.stream_service import serve_stream
 from flowmx.comm.transfer import CONTENT_TYPE, READ_AHEAD
 
 __all__ = ["Caller", "Service"]
@@ -37,7 +38,7 @@ GRACE = 0.05  # seconds that requests under way have to end when a service stops
 
 
 class Service:
-    """Answers operations: ``POST /v1/<operation>`` with a frame, ``GET /healthz``, ``GET /metrics``.
+    """Answers operations: ``POST /v1/<operation>`` with a frame, or in ``GET /v1/stream``; ``/healthz``, ``/metrics``.
 
     Args:
         name: what messages call it.
@@ -97,9 +98,10 @@ class Service:
 
         Args:
             name: of the operation.
-            handler: a coroutine function from caller and message to the answer. What it raises is sent to the caller as
-                a refusal: a CommError and a ValueError with their text, others with their type too. The tensors that it
-                returns must stay as they are until they are sent.
+            handler: a function from caller and message to the answer, or to an awaitable of it, as a coroutine function
+                is; what it answers at once takes least. What it raises is sent to the caller as a refusal: a CommError
+                and a ValueError with their text, others with their type too. The tensors that it returns must stay as
+                they are until they are sent.
             place: from the caller and the header (with its "tensors") to a buffer for each tensor that comes in, or
                 None for new memory. What is refused later may have been written there in part.
             borrow: whether tensors may lie in the caller's memory, where that is shared. They are not copied then, are
@@ -165,22 +167,42 @@ class Service:
     def _make_application(self) -> web.Application:
         application = web.Application()
         application.router.add_post("/v1/{operation}", self._answer)
+        application.router.add_get("/v1/stream", self._answer_stream)
         application.router.add_get("/healthz", self._healthz)
         application.router.add_get("/metrics", self._metrics)
         return application
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         start, result = perf_counter(), "broken"
-        name = request.match_info["operation"]
-        label = name if name in self._operations else "unknown"
         try:
             with self.gate.request(request.transport) as note:
-                response, result = await Exchange(self, request, note).answer()
+                response, result = await Posted(self, request, note).answer()
             return response
         finally:
-            self._seconds.observe(perf_counter() - start, label)
-            self._requests.add(label, result)
-            self._bytes_in.add(label, by=request.content.total_bytes)
+            name, nbytes = request.match_info["operation"], request.content.total_bytes
+            self.observe(name, result, perf_counter() - start, nbytes)
+
+    async def _answer_stream(self, request: web.Request) -> web.StreamResponse:
+        with self.gate.request(request.transport) as note:
+            try:
+                return await serve_stream(self, request, note)
+            except CommError as error:
+                self._requests.add("stream", error.kind)
+                return await Posted(self, request, note).refuse(error)
+
+    def observe(self, operation: str, result: str, seconds: float, nbytes: int) -> None:
+        """Count a request.
+
+        Args:
+            operation: that was asked for.
+            result: ``"ok"`` or the kind of the refusal.
+            seconds: that it took.
+            nbytes: of the request.
+        """
+        label = operation if operation in self._operations else "unknown"
+        self._seconds.observe(seconds, label)
+        self._requests.add(label, result)
+        self._bytes_in.add(label, by=nbytes)
 
     async def _healthz(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok", "name": self.name})
@@ -265,7 +287,7 @@ class Service:
     def _vet(self, head: bytes) -> bytes | None:
         """The refusal of a stranger's request that is not signed, by its head alone."""
         found = asked(head)
-        if self.security is None or not self.security.signs or found is None or found.method != "POST":
+        if self.security is None or not self.security.signs or found is None or not _is_signed(found):
             return None
         try:
             self.security.check_signature(found.method, found.path, found.authorization)
@@ -274,6 +296,11 @@ class Service:
             self._requests.add(name if name in self._operations else "unknown", error.kind)
             return _refusal(error)
         return None
+
+
+def _is_signed(asked: Asked) -> bool:
+    """Tell whether a request must be signed: one for health or metrics need not."""
+    return asked.method == "POST" or (asked.method == "GET" and asked.path.endswith("/v1/stream"))
 
 
 def _refusal(error: CommError) -> bytes:

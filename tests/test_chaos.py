@@ -110,8 +110,8 @@ CALM = Weather()
 class Echo:
     """A service behind a proxy."""
 
-    def __init__(self, weather=CALM, security=None):
-        self.calls = []
+    def __init__(self, weather=CALM, security=None, stream=True):
+        self.calls, self.stream = [], stream
         self.came = asyncio.Event()
         self.service = Service("echo", security=security)
         self.service.operation("echo", self.answer)
@@ -126,7 +126,7 @@ class Echo:
         address = await self.service.start()
         self.proxy = Proxy(int(address.rpartition(":")[2]), self.weather)
         await self.proxy.start()
-        self.peer = Peer(self.proxy.address, security=self.security, node="caller", local=False)
+        self.peer = Peer(self.proxy.address, security=self.security, node="caller", local=False, stream=self.stream)
         return self
 
     async def __aexit__(self, *_):
@@ -150,19 +150,25 @@ async def test_a_calm_proxy_is_not_noticed():
         assert echo.calls == [0, 1, 2]
 
 
-async def test_a_cut_request_is_not_done_and_a_deaf_caller_does_not_hear_what_was():
-    async with Echo(Weather(cut=1.0)) as echo:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_cut_request_is_not_done_and_a_deaf_caller_does_not_hear_what_was(stream):
+    async with Echo(stream=stream) as echo:
+        await echo.call(0)
+        assert echo.peer.is_streaming is stream
+        echo.proxy.weather = Weather(cut=1.0)
         with pytest.raises(PeerGone):
             await echo.call(1)
-        assert echo.calls == []
-    async with Echo(Weather(deaf=1.0)) as echo:
+        assert echo.calls == [0]
+    async with Echo(stream=stream) as echo:
+        await echo.call(0)
+        echo.proxy.weather = Weather(deaf=1.0)
         with pytest.raises(PeerGone):
             await echo.call(1)
-        assert echo.calls == [1]
+        assert echo.calls == [0, 1]
 
 
 async def test_requests_overtake_each_other():
-    async with Echo(Weather(delayed=0.5, most=0.2)) as echo:
+    async with Echo(Weather(delayed=0.5, most=0.2), stream=False) as echo:
         await asyncio.gather(*(echo.call(number) for number in range(20)))
         assert sorted(echo.calls) == list(range(20)) != echo.calls
 

@@ -26,6 +26,7 @@ WRITES = {
     "row_sparse_pull": {"parts": [PART]},
     "save_states": {"parts": [PART]},
     "load_states": {"parts": [PART], "turn": 2},
+    "window": {"parts": [PART]},
     "messages": {"messages": []},
 }
 

@@ -8,6 +8,7 @@ from typing import get_args, get_type_hints
 import numpy as np
 import pytest
 
+from flowmx.comm import stream
 from flowmx.comm.headers import COMMON
 from flowmx.comm.limits import DEFAULT
 from flowmx.comm.members import Code
@@ -53,7 +54,7 @@ def fields_read(path, cls):
     """By method the fields of the header that it reads."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls)
-    methods = {node.name: node for node in body if isinstance(node, ast.AsyncFunctionDef)}
+    methods = {node.name: node for node in body if isinstance(node, ast.AsyncFunctionDef | ast.FunctionDef)}
     return {name.removeprefix("_"): _read_by(node) - TRANSPORT for name, node in methods.items()}
 
 
@@ -94,7 +95,7 @@ def test_every_kind_of_refusal():
     shown = {next(iter(names(row[0]))) for row in tables(section("### The scheduler's operations")) if len(row) == 3}
     assert shown >= set(get_args(Code))
     shown = {next(iter(names(row[0]))) for row in tables(section("### The servers' operations")) if len(row) == 3}
-    assert shown == {*get_args(get_type_hints(p.Refused)["kind"]), "not_member", "unknown_group"}
+    assert shown == {*get_args(get_type_hints(p.Refused)["kind"]), "not_member", "no_window", "unknown_group"}
 
 
 def messages():
@@ -142,6 +143,23 @@ def test_numbers():
         *compression._MAKERS,
         rows.PACKING["type"],
     }
+
+
+def test_streams():
+    text = section("## Streams")
+    assert f"Sec-WebSocket-Protocol: {stream.PROTOCOL}" in text
+    assert f"`{stream.NONCE}`" in text
+    assert f"a *seal* of {stream.SEAL} bytes" in " ".join(text.split())
+    assert stream.MOST == 1 << 20 and "at most 1 MiB" in text
+    kinds = [re.match(r"to the (service|client): .* \| (\d); the call's number, 4 bytes", row) for row in rows_of(text)]
+    assert [(each[1], int(each[2])) for each in kinds] == [
+        ("service", stream.CALL), ("service", stream.CANCEL), ("client", stream.ANSWER), ("client", stream.PART)
+    ]  # fmt: skip
+    assert stream.PREFIX.size == 5
+
+
+def rows_of(text):
+    return [line.strip("| ") for line in text.splitlines() if line.startswith("| to the")]
 
 
 def test_joined_requests():

@@ -1,4 +1,4 @@
-"""One worker of a job that pushes and pulls sets of arrays, under flowmx, MXNet (ps-lite) or PyTorch (gloo).
+"""One worker of a job that pushes and pulls arrays, or rows of one, under flowmx, MXNet (ps-lite) or PyTorch (gloo).
 
 ``kvstore.py SYSTEM CASES ITERATIONS OPTIMIZER FOLDER`` writes into the folder, for each case and each way of doing it,
 when every iteration began and ended by the machine's clock. All workers begin an iteration at the same tick of that
@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 TICK, WARM = 0.05, 3
+ROWS, CHOSEN, PULLS = 1_000_000, 1000, 25
 
 INCEPTIONS = (
     (192, 64, 96, 128, 16, 32, 32),
@@ -75,6 +76,29 @@ def timed(exchange, meet, iterations):
         if iteration >= 0:
             times.append((start, time.monotonic()))
     return times
+
+
+def rows_like_mxnet(mx, cases, iterations):
+    """By row_sparse_pull: chosen rows of a big value, one pull after the other."""
+    store, random, found = mx.kv.create("dist_sync"), np.random.default_rng(7), {}
+    for case in cases:
+        width = int(case.rpartition(" ")[2])
+        store.init(case, mx.nd.ones((ROWS, width)).tostype("row_sparse"))
+        drawn = [np.sort(random.choice(ROWS, CHOSEN, replace=False)) for _ in range(8)]
+        ids = [mx.nd.array(each, dtype="int64") for each in drawn]
+        out = mx.nd.zeros((ROWS, width), stype="row_sparse")
+        times = []
+        for pull in range(-WARM, iterations * PULLS):
+            start = time.monotonic()
+            store.row_sparse_pull(case, out=out, row_ids=ids[pull % len(ids)])
+            out.wait_to_read()
+            if pull >= 0:
+                times.append((start, time.monotonic()))
+            assert pull % PULLS or (out.data.asnumpy() == np.ones((CHOSEN, width))).all(), f"{case}: wrong rows"
+            assert pull % PULLS or (out.indices.asnumpy() == drawn[pull % len(ids)]).all(), f"{case}: other rows"
+        found[f"{case}/row_sparse_pull"] = times
+    store._barrier()
+    return found
 
 
 def like_mxnet(mx, cases, iterations, optimizer):
@@ -150,6 +174,8 @@ def main():
     chosen = cases.split(",")
     if system == "torch":
         found = pytorch(chosen, int(iterations))
+    elif chosen[0] not in CASES:
+        found = rows_like_mxnet(__import__(system), chosen, int(iterations))
     else:
         found = like_mxnet(__import__(system), chosen, int(iterations), optimizer == "sgd")
     (Path(folder) / f"{os.getpid()}.json").write_text(json.dumps(found))

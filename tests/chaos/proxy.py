@@ -2,6 +2,7 @@
 
 Requests of different connections overtake each other where they are delayed by different times. A repeated request is
 one that was recorded and comes again, whole, on another connection, when the first may have been answered long ago.
+The calls of a stream are requests too, but they share its fate, and stay in their order.
 """
 
 from __future__ import annotations
@@ -11,6 +12,10 @@ import contextlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from flowmx.comm.stream import CALL, PREFIX
+from flowmx.comm.transfer import CONTENT_TYPE
+from flowmx.comm.websocket import BINARY
 
 __all__ = ["Proxy", "Weather"]
 
@@ -192,12 +197,15 @@ class _Connection:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _requests(self) -> None:
-        proxy = self._proxy
-        while request := await _request(self._reader):
-            proxy.take(request)
+        proxy, is_stream = self._proxy, False
+        while request := await (_message if is_stream else _request)(self._reader):
+            posted = _as_request(request) if is_stream else request
+            is_stream = is_stream or b"Upgrade: websocket\r\n" in request
+            if posted:
+                proxy.take(posted)
             await proxy.pause()
-            if proxy.happens("repeated", proxy.weather.repeated):
-                proxy.repeat(request)
+            if posted and proxy.happens("repeated", proxy.weather.repeated):
+                proxy.repeat(posted)
             if proxy.happens("cut", proxy.weather.cut):
                 self._lower.write(request[: len(request) // 2])
                 return
@@ -232,3 +240,28 @@ async def _request(reader: asyncio.StreamReader) -> bytes:
         if name.lower() == b"content-length":
             length = int(value)
     return head + await reader.readexactly(length)
+
+
+async def _message(reader: asyncio.StreamReader) -> bytes:
+    """A whole frame of a client's WebSocket, or nothing at the end."""
+    try:
+        head = await reader.readexactly(2)
+    except asyncio.IncompleteReadError:
+        return b""
+    length, more = head[1] & 0x7F, b""
+    if length > 125:
+        more = await reader.readexactly(2 if length == 126 else 8)
+        length = int.from_bytes(more, "big")
+    return head + more + await reader.readexactly(4 + length)
+
+
+def _as_request(message: bytes) -> bytes:
+    """A call of a stream as a request of its own, without a signature; nothing of what is no call."""
+    length = message[1] & 0x7F
+    payload = message[{126: 8, 127: 14}.get(length, 6) :]  # the client's masks are zeros
+    if message[0] & 0xF != BINARY or payload[:1] != bytes([CALL]):
+        return b""
+    size = payload[PREFIX.size]
+    name, frame = payload[PREFIX.size + 1 :][:size].decode(), payload[PREFIX.size + 1 + size :]
+    head = f"POST /v1/{name} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {CONTENT_TYPE}\r\n"
+    return f"{head}Content-Length: {len(frame)}\r\n\r\n".encode() + frame

@@ -22,7 +22,7 @@ from aiohttp import web
 
 from flowmx.comm import buffers
 from flowmx.comm.client import Peer
-from flowmx.comm.exchange import Exchange
+from flowmx.comm.exchange import Posted
 from flowmx.comm.frames import Message, Tensor
 from flowmx.comm.limits import Limits
 from flowmx.comm.logs import http_log
@@ -210,14 +210,14 @@ def _take_no_notice_of_roles():
 
 
 def _write_before_it_is_refused():
-    admit = Exchange._admit
+    handle = Posted._handle
 
-    def wrong(exchange):
+    async def wrong(exchange):
         if exchange._service.name == "app":
             asyncio.get_running_loop().stand.parts["signed"][1].count += 1
-        admit(exchange)
+        return await handle(exchange)
 
-    Exchange._admit = wrong
+    Posted._handle = wrong
 
 
 FAULTS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 
 from flowmx.comm.errors import Refused
 from flowmx.comm.exchange import Caller, Handler
@@ -47,10 +48,15 @@ class Callers:
     def only(self, role: Role | None, handler: Handler) -> Handler:
         """Wrap a handler so that it admits only nodes of a role."""
 
-        async def answer(caller: Caller, message: Message) -> Message:
-            if role is not None and identity(caller.node, caller.incarnation) not in self._alive[role]:
-                await self._wait(role, caller)
-            return await handler(caller, message)
+        def answer(caller: Caller, message: Message) -> Message | Awaitable[Message]:
+            if role is None or identity(caller.node, caller.incarnation) in self._alive[role]:
+                return handler(caller, message)
+            return later(role, caller, message)
+
+        async def later(role: Role, caller: Caller, message: Message) -> Message:
+            await self._wait(role, caller)
+            found = handler(caller, message)
+            return found if isinstance(found, Message) else await found
 
         return answer
 

@@ -6,7 +6,7 @@ A joined request is one call: what the machine knows its parts by are pairs of i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Any
 
@@ -25,12 +25,17 @@ Read = Callable[[Value], Any]
 
 
 class Call:
-    """A part's share of a request that waits for its answer."""
+    """A part's share of a request that waits for its answer.
 
-    __slots__ = ("_answers", "_read", "answer", "done")
+    Args:
+        answers: counts it.
+        read: what is taken of a value.
+    """
+
+    __slots__ = ("_read", "answer", "answers", "done")
 
     def __init__(self, answers: Answers, read: Read = Value.lease) -> None:
-        self._answers = answers
+        self.answers = answers
         self._read = read
         self.answer: tuple[int, Any] = (0, None)
         self.done = False
@@ -47,13 +52,13 @@ class Call:
                 self.answer = (answer.number, None)
             else:
                 raise Refused(answer.text, answer.kind)
-            self._answers.count()
+            self.answers.count()
         except Exception as error:
-            self._answers.fail(error)
+            self.answers.fail(error)
 
 
 class Answers:
-    """Waits until each of some calls has an answer, or one of them a refusal: one wake-up for all.
+    """Counts the answers of some calls until each has one, or one of them a refusal: one wake-up for all.
 
     Attributes:
         begun: when that was, in seconds of :func:`time.monotonic`.
@@ -62,25 +67,60 @@ class Answers:
     def __init__(self, calls: int) -> None:
         self.begun = monotonic()
         self._left = calls
-        self._all: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.count(0)
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
 
     def count(self, by: int = 1) -> None:
         self._left -= by
-        if not self._left and not self._all.done():
-            self._all.set_result(None)
+        self._wake()
 
     def fail(self, error: Exception) -> None:
-        if not self._all.done():
-            self._all.set_exception(error)
+        self._error = self._error or error
+        self._wake()
 
-    async def all(self) -> None:
-        await self._all
+    @property
+    def _is_over(self) -> bool:
+        return self._left <= 0 or self._error is not None
 
-    def end(self) -> None:
-        """End the wait: a refusal that came as well is not reported."""
-        if self._all.done() and not self._all.cancelled():
-            self._all.exception()
+    def _wake(self) -> None:
+        if self._waiter is not None and self._is_over and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def give(
+        self, begin: Callable[[], object], answer: Callable[[], Message], end: Callable[[], object]
+    ) -> Message | Awaitable[Message]:
+        """The answer to the request, at once where each call has its own as soon as it was begun.
+
+        Args:
+            begin: makes the calls.
+            answer: makes the answer of theirs.
+            end: ends those that have none.
+
+        Raises:
+            Refused: one of them is a refusal; at once or later.
+        """
+        try:
+            begin()
+            if self._is_over:
+                return self._given(answer)
+        except BaseException:
+            end()
+            raise
+        return self._wait(answer, end)
+
+    async def _wait(self, answer: Callable[[], Message], end: Callable[[], object]) -> Message:
+        try:
+            if not self._is_over:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+            return self._given(answer)
+        finally:
+            end()
+
+    def _given(self, answer: Callable[[], Message]) -> Message:
+        if self._error is not None:
+            raise self._error
+        return answer()
 
 
 class JoinedCall:
@@ -92,14 +132,15 @@ class JoinedCall:
 
     Attributes:
         requests: what the machine knows each of its parts by.
+        answers: counts theirs.
     """
 
-    __slots__ = ("_answers", "_at", "_copied", "_done", "_from", "_layout", "_numbers", "_tensor", "_to", "requests")
+    __slots__ = ("_at", "_copied", "_done", "_from", "_layout", "_numbers", "_tensor", "_to", "answers", "requests")
 
     def __init__(self, layout: Layout, values: bool) -> None:
         parts = len(layout.starts)
         self.requests = [(self, position) for position in range(parts)]
-        self._answers = Answers(parts)
+        self.answers = Answers(parts)
         self._layout = layout
         self._tensor = _memory(layout) if values else None
         self._numbers = [0] * parts
@@ -116,14 +157,14 @@ class JoinedCall:
             return
         self._done[position] = 1
         if isinstance(answer, p.Refused):
-            self._answers.fail(Refused(answer.text, answer.kind))
+            self.answers.fail(Refused(answer.text, answer.kind))
             return
         if isinstance(answer, p.Content):
             self._numbers[position] = answer.round
             self._copy(position, answer.value)
         else:
             self._numbers[position] = answer.number
-        self._answers.count()
+        self.answers.count()
 
     def flush(self) -> None:
         """Copy the collected values into the tensor."""
@@ -132,18 +173,12 @@ class JoinedCall:
             length = self._to - self._copied
             self._tensor[self._copied : self._to] = base[self._at : self._at + length]
 
-    async def answer(self) -> Message:
-        """The answer, once that of each part is there.
-
-        Raises:
-            Refused: one of them is a refusal. What else was asked for may be done or not: who asks again is recognised.
-        """
-        await self._answers.all()
+    def answer(self) -> Message:
+        """The answer, once that of each part is there."""
         return Message({"numbers": self._numbers}, [] if self._tensor is None else [Tensor.of(self._tensor)])
 
-    def end(self) -> list[int]:
-        """End the wait; returns the positions of parts without an answer."""
-        self._answers.end()
+    def open(self) -> list[int]:
+        """The positions of parts without an answer."""
         return [position for position, done in enumerate(self._done) if not done]
 
     def _copy(self, position: int, value: Value) -> None:
@@ -158,7 +193,7 @@ class JoinedCall:
 def begun(request: p.Request) -> float | None:
     """The time when a request came that waits, in seconds of :func:`time.monotonic`; None of one from elsewhere."""
     call = request[0] if isinstance(request, tuple) else request
-    return call._answers.begun if isinstance(call, Call | JoinedCall) else None
+    return call.answers.begun if isinstance(call, Call | JoinedCall) else None
 
 
 def _memory(layout: Layout) -> Array:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,7 +36,9 @@ from flowmx.kvstore.server.facts import Facts, facts_of
 from flowmx.kvstore.server.links import Connect, Links
 from flowmx.kvstore.server.modes import Sync
 from flowmx.kvstore.server.requests import Item, items_of, mode_of, uncompressed
+from flowmx.kvstore.server.slot import Slot
 from flowmx.kvstore.server.store import Array, States, Store, Value, as_array, check_optimizer, name_of, owned
+from flowmx.kvstore.server.windows import Windows
 from flowmx.kvstore.server.wire import pack, unpack
 
 __all__ = ["OPERATIONS", "KVServer", "identity"]
@@ -46,13 +48,16 @@ log = logging.getLogger("flowmx.kvstore")
 OPERATIONS: Mapping[str, Role | None] = {
     "open": "worker", "set_optimizer": "worker", "init": "worker", "rest": "worker", "push": "worker",
     "pull": "worker", "pushpull": "worker", "row_sparse_pull": "worker", "save_states": "worker",
-    "load_states": "worker", "position": "worker", "stats": None, "messages": "server",
+    "load_states": "worker", "position": "worker", "window": "worker", "stats": None, "messages": "server",
 }  # fmt: skip
 """The operations of a server, and the role of those who may call each; None is anybody whom the transport lets in."""
 
 
 Ask = Callable[[Call, Item], list[p.Effect]]
 """Passes the request for one part to the state machine."""
+
+Answer = Message | Awaitable[Message]
+"""The answer to a request, or what comes to it."""
 
 Push = Callable[[p.Request, str, p.Part, int, Any, int], list[p.Effect]]
 """Passes a push to the state machine, which answers with an acknowledgement or with the value."""
@@ -91,6 +96,7 @@ class KVServer:
         self.callers = Callers()
         self.groups = Groups()
         self.facts = Facts()
+        self.windows = Windows(self.core.state.slots, self._may_read)
         for name, role in OPERATIONS.items():
             handler = self.callers.only(role, getattr(self, f"_{name}"))
             service.operation(name, handler, borrow=name in ("push", "pushpull"))
@@ -111,6 +117,7 @@ class KVServer:
         self.links.know(addresses)
         workers = frozenset(identity(member.id, member.incarnation) for member in view.alive("worker"))
         self.groups.keep(workers)
+        self.windows.forget()
         self._compare(view)
         self._do(self.core.view(p.View(view.epoch, tuple(servers), workers, self.replicas)))
 
@@ -149,6 +156,7 @@ class KVServer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.windows.close()
         await self.links.close()
         self.store.close()
 
@@ -201,60 +209,81 @@ class KVServer:
         items = items_of(message, {"turn": int, "rank": int, "joined": int, "exists": bool}, tensors=None)
         member = p.Member(_field(message, "rank"), _field(message, "joined"))
         if message.header.get("exists"):
-            self._check_exist(await self._settled(items))
+            await self._settle(_homes(items))
+            self._check_exist(items)
 
         def enrol(call: Call, item: Item) -> list[p.Effect]:
             value = None if item.tensor is None else Value(item.tensor.array())
             return self.core.enrol(call, _worker(caller), _field(message, "turn"), item.part, member, value)
 
-        return await self._ask(items, enrol)
+        found = self._ask(items, enrol)
+        return found if isinstance(found, Message) else await found
 
-    async def _rest(self, caller: Caller, message: Message) -> Message:
+    def _rest(self, caller: Caller, message: Message) -> Answer:
         items = items_of(message, {"turn": int}, tensors=False)
         turn = _field(message, "turn")
-        return await self._ask(items, lambda call, item: self.core.rest(call, _worker(caller), turn, item.part))
+        return self._ask(items, lambda call, item: self.core.rest(call, _worker(caller), turn, item.part))
 
-    async def _push(self, caller: Caller, message: Message) -> Message:
+    def _push(self, caller: Caller, message: Message) -> Answer:
         if message.header.get("joined"):
-            return await self._push_joined(_worker(caller), message, pulls=False)
-        items = await self._settled(items_of(message, {"joined": bool}))
-        return await self._ask(items, partial(self._push_one, self.core.push, _worker(caller)))
+            return self._push_joined(_worker(caller), message, pulls=False)
+        items = items_of(message, {"joined": bool})
+        ask = partial(self._push_one, self.core.push, _worker(caller))
+        return self._once_settled(_homes(items), lambda: self._ask(items, ask))
 
-    async def _pull(self, caller: Caller, message: Message) -> Message:
+    def _pull(self, caller: Caller, message: Message) -> Answer:
         if message.header.get("joined"):
-            return await self._pull_joined(_worker(caller), message)
+            return self._pull_joined(_worker(caller), message)
         items = items_of(message, {"joined": bool}, tensors=False)
-        return await self._ask(items, partial(self._pull_one, _worker(caller)))
+        return self._ask(items, partial(self._pull_one, _worker(caller)))
 
-    async def _pushpull(self, caller: Caller, message: Message) -> Message:
+    def _pushpull(self, caller: Caller, message: Message) -> Answer:
         if message.header.get("joined"):
-            return await self._push_joined(_worker(caller), message, pulls=True)
-        items = await self._settled(items_of(message, {"joined": bool}))
-        return await self._ask(items, partial(self._push_one, self.core.pushpull, _worker(caller)))
+            return self._push_joined(_worker(caller), message, pulls=True)
+        items = items_of(message, {"joined": bool})
+        ask = partial(self._push_one, self.core.pushpull, _worker(caller))
+        return self._once_settled(_homes(items), lambda: self._ask(items, ask))
 
-    async def _row_sparse_pull(self, caller: Caller, message: Message) -> Message:
+    def _row_sparse_pull(self, caller: Caller, message: Message) -> Answer:
         items = items_of(message)
-        return await self._ask(
+        return self._ask(
             items,
             partial(self._pull_one, _worker(caller)),
             lambda item: lambda value: Tensor.of(value.rows(_tensor(item).array())),
         )
 
-    async def _save_states(self, caller: Caller, message: Message) -> Message:
+    async def _window(self, caller: Caller, message: Message) -> Message:
+        """Tell where a process of this machine may read a value for itself."""
+        parts = [item.part for item in items_of(message, tensors=False)]
+        slot = self.core.state.slots.get(parts[0]) if len(parts) == 1 else None
+        if not caller.local or slot is None or not self._may_read(slot) or self.core.state.mode.name == "stale":
+            raise Refused("there is no window to this value now", "no_window")
+        if not self.store.updates and slot.round:
+            raise Refused("without an optimizer the value is another one after each round", "no_window")
+        segment, generation = await self.windows.find(slot.part)
+        found = [segment.descriptor, segment.inode, segment.size, generation]
+        array = slot.value.array
+        return Message({"window": found, "dtype": name_of(array.dtype), "shape": list(array.shape)}, [])
+
+    def _may_read(self, slot: Slot) -> bool:
+        """Tell whether the value may be read as it is: a pull would be answered at once."""
+        return slot.part.home in self.core.state.active and slot.step is None and slot.number > 0 and not slot.error
+
+    def _save_states(self, caller: Caller, message: Message) -> Answer:
         items = items_of(message, tensors=False)
-        return await self._ask(
+        return self._ask(
             items,
             partial(self._pull_one, _worker(caller)),
             lambda item: lambda value: Tensor.of(np.frombuffer(value.get_states(), np.uint8)),
         )
 
-    async def _load_states(self, caller: Caller, message: Message) -> Message:
+    def _load_states(self, caller: Caller, message: Message) -> Answer:
         items, turn = items_of(message, {"turn": int}), _field(message, "turn")
 
         def load(call: Call, item: Item) -> list[p.Effect]:
             return self.core.load(call, _worker(caller), turn, item.part, States(_tensor(item).bytes()).check())
 
-        return await self._ask(items, load)
+        return self._ask(items, load)
 
     async def _stats(self, caller: Caller, message: Message) -> Message:
         state = self.core.state
@@ -297,18 +326,28 @@ class KVServer:
             text = "without an optimizer each push would replace the value: call set_optimizer first, or use dist_sync"
             raise Refused(text, "invalid")
 
-    async def _settled(self, items: list[Item]) -> list[Item]:
-        """Wait until this server knows what it has of the parts, so that gradients can be compared with it."""
-        await self._settle({item.part.home for item in items})
-        return items
+    def _once_settled(self, homes: Collection[int], then: Callable[[], Answer]) -> Answer:
+        """Go on once this server knows what it has of the parts, so that gradients can be compared with it."""
+        if self._are_settled(homes):
+            return then()
+
+        async def later() -> Message:
+            await self._settle(homes)
+            found = then()
+            return found if isinstance(found, Message) else await found
+
+        return later()
 
     async def _recovered(self) -> None:
         """Wait until this server knows the others' configuration."""
         await self._settle(range(self.servers))
 
     async def _settle(self, homes: Iterable[int]) -> None:
-        while not all(map(self.core.is_settled, homes)):
+        while not self._are_settled(homes):
             await self._notifier.next()
+
+    def _are_settled(self, homes: Iterable[int]) -> bool:
+        return all(map(self.core.is_settled, homes))
 
     def _check_exist(self, items: list[Item]) -> None:
         """Refuse to wait for first values of keys that had theirs."""
@@ -328,10 +367,8 @@ class KVServer:
             version = self.core.recovery.common[0]
         return Message({"version": version}, [])
 
-    async def _ask(
-        self, items: list[Item], ask: Ask, read: Callable[[Item], Read] = lambda item: Value.lease
-    ) -> Message:
-        """Pass a request for each part to the state machine, and wait for all answers.
+    def _ask(self, items: list[Item], ask: Ask, read: Callable[[Item], Read] = lambda item: Value.lease) -> Answer:
+        """Pass a request for each part to the state machine; the answer is there when all answers are.
 
         Args:
             items: what the request says of the parts.
@@ -339,71 +376,92 @@ class KVServer:
             read: for a part, what is taken of its value as the answer.
 
         Raises:
-            Refused: one of them is a refusal. What else was asked for may be done or not: who asks again is recognised.
+            Refused: one of them is a refusal, at once or later. What else was asked for may be done or not: who asks
+                again is recognised.
         """
         answers = Answers(len(items))
         calls = [Call(answers, read(item)) for item in items]
-        try:
-            for call, item in zip(calls, items, strict=True):
-                self._do(ask(call, item))
-            await answers.all()
-            return _answer([call.answer for call in calls])
-        finally:
-            answers.end()
+        answer = lambda: _answer([call.answer for call in calls])  # noqa: E731
+
+        def end() -> None:
             for call, item in zip(calls, items, strict=True):
                 if not call.done:
                     self._do(self.core.cancel(call, item.part))
 
+        def begin() -> None:
+            for call, item in zip(calls, items, strict=True):
+                self._do(ask(call, item))
+
+        return answers.give(begin, answer, end)
+
     # -- joined requests -------------------------------------------------------------------------------
 
-    async def _push_joined(self, worker: str, message: Message, pulls: bool) -> Message:
+    def _push_joined(self, worker: str, message: Message, pulls: bool) -> Answer:
         found = self.groups.read(worker, message, tensors=1)
-        layout = await self._layout(worker, found)
+        return self._with_layout(worker, found, lambda layout: self._push_laid_out(worker, found, layout, pulls))
+
+    def _push_laid_out(self, worker: str, found: Joined, layout: Layout, pulls: bool) -> Answer:
         assert found.tensor is not None
         gradients = layout.slices(found.tensor)
         self._check_updates()
         call = JoinedCall(layout, values=pulls)
         parts, numbers, acknowledged = found.group.parts, found.numbers, found.acknowledged
         ask = partial(self.core.push_all, call.requests, worker, parts, numbers, gradients, acknowledged, pulls)
-        return await self._answer_joined(call, found, ask)
+        return self._answer_joined(call, found, ask)
 
-    async def _pull_joined(self, worker: str, message: Message) -> Message:
+    def _pull_joined(self, worker: str, message: Message) -> Answer:
         found = self.groups.read(worker, message, tensors=0)
-        call = JoinedCall(await self._layout(worker, found), values=True)
+        return self._with_layout(worker, found, lambda layout: self._pull_laid_out(worker, found, layout))
+
+    def _pull_laid_out(self, worker: str, found: Joined, layout: Layout) -> Answer:
+        call = JoinedCall(layout, values=True)
         parts, numbers, acknowledged = found.group.parts, found.numbers, found.acknowledged
         ask = partial(self.core.pull_all, call.requests, worker, parts, numbers, acknowledged)
-        return await self._answer_joined(call, found, ask)
+        return self._answer_joined(call, found, ask)
 
-    async def _layout(self, worker: str, found: Joined) -> Layout:
-        """The layout of the values of a request's parts in one tensor.
+    def _with_layout(self, worker: str, found: Joined, then: Callable[[Layout], Answer]) -> Answer:
+        """Go on with the layout of the values of a request's parts in one tensor.
 
         Raises:
-            Refused: this server does not have them all, or they are of more than one dtype.
+            Refused: this server does not have them all, or they are of more than one dtype; at once or later.
         """
+        group = found.group
+        if group.layout is not None and group.epoch == self.core.state.epoch and self._are_settled(group.homes):
+            return then(group.layout)
+
+        async def later() -> Message:
+            answer = then(await self._layout(worker, found))
+            return answer if isinstance(answer, Message) else await answer
+
+        return later()
+
+    async def _layout(self, worker: str, found: Joined) -> Layout:
         group, state = found.group, self.core.state
         await self._settle(group.homes)
         if group.layout is None or group.epoch != state.epoch:
             slots = [state.slots.get(part) for part in group.parts]
             missing = [i for i, slot in enumerate(slots) if slot is None or slot.value is None]
             items = [Item(group.parts[i], acknowledged=found.acknowledged[i]) for i in missing]
-            await self._ask(items, partial(self._pull_one, worker))  # which is refused, if there are any
+            refused = self._ask(items, partial(self._pull_one, worker))  # if there are any
+            if not isinstance(refused, Message):
+                await refused
             group.layout = lay_out(group.parts, [slot.value.array for slot in slots if slot is not None])
             group.epoch = state.epoch
         return group.layout
 
-    async def _answer_joined(self, call: JoinedCall, found: Joined, ask: Callable[[], list[p.Effect]]) -> Message:
-        try:
-            self._do(ask())
-            return await call.answer()
-        finally:
-            for position in call.end():
+    def _answer_joined(self, call: JoinedCall, found: Joined, ask: Callable[[], list[p.Effect]]) -> Answer:
+        def end() -> None:
+            for position in call.open():
                 self._do(self.core.cancel(call.requests[position], found.group.parts[position]))
+
+        return call.answers.give(lambda: self._do(ask()), call.answer, end)
 
     # -- effects ---------------------------------------------------------------------------------------
 
     def _do(self, effects: Iterable[p.Effect]) -> None:
         """Carry effects out in their order, and those that follow from them."""
         self._effects.extend(effects)
+        self.windows.settle()
         if self._carrying_out:
             return
         self._carrying_out = True
@@ -574,6 +632,10 @@ _CARRY_OUT: dict[type[p.Effect], Callable[[KVServer, Any], None]] = {
 
 def _answer(answers: list[Any]) -> Message:
     return Message({"numbers": [number for number, _ in answers]}, [found for _, found in answers if found is not None])
+
+
+def _homes(items: Iterable[Item]) -> set[int]:
+    return {item.part.home for item in items}
 
 
 def _worker(caller: Caller) -> str:

@@ -116,7 +116,8 @@ class Channel:
         """Call an operation: its bytes travel there, and those of the answer back."""
         message = Message(header, list(tensors))
         await self._carry(message, self._cpu, self._server.cpu, self._machine, self._server.machine, sent)
-        answer = await self._server.service.find(operation).handler(self._caller, message)
+        found = self._server.service.find(operation).handler(self._caller, message)
+        answer = found if isinstance(found, Message) else await found
         await self._carry(answer, self._server.cpu, self._cpu, self._server.machine, self._machine)
         return answer
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from flowmx.comm.errors import Busy, PeerGone, Refused
 from flowmx.comm.frames import Message, Tensor
+from flowmx.comm.local import Foreign
 from flowmx.comm.notifier import Notifier
 from flowmx.comm.outage import Outage
 from flowmx.comm.view import Member, View
@@ -49,6 +50,9 @@ class Channel(Protocol):
     @property
     def is_local(self) -> bool:
         """True if memory is shared with the server."""
+
+    def foreign(self, descriptor: int, inode: int, size: int) -> Foreign:
+        """Memory of the server."""
 
 
 Connect = Callable[[str], Channel]
@@ -102,9 +106,13 @@ class Servers:
 
     def is_local(self, home: int) -> bool:
         """Tell whether memory is shared with the server of a home; False while that is not known."""
+        return self.local_channel(home) is not None
+
+    def local_channel(self, home: int) -> Channel | None:
+        """The channel to the server of a home, where memory is shared with it."""
         member = None if self._view is None else primary(self._view, home, self.count)
         channel = None if member is None else self._channels.get((member.id, member.incarnation))
-        return channel is not None and channel.is_local
+        return channel if channel is not None and channel.is_local else None
 
     def fail(self, error: BaseException) -> None:
         """Make every call, now and later, raise an error."""

@@ -32,6 +32,7 @@ from flowmx.kvstore.worker.keys import KeyState
 from flowmx.kvstore.worker.outbox import MOST, Item
 from flowmx.kvstore.worker.sender import Sender
 from flowmx.kvstore.worker.servers import Connect, Servers
+from flowmx.kvstore.worker.windows import Windows
 from flowmx.observability import flight
 
 __all__ = ["Session"]
@@ -59,6 +60,7 @@ class Session:
         actor: the engine's actor whose operations travel.
         error: what ended it, if anything did.
         lost: the end of the job, where that came before the session had left it.
+        windows: to values on this machine.
         met: how many rounds of :meth:`barrier` have ended.
     """
 
@@ -79,6 +81,7 @@ class Session:
         self._servers = Servers(servers, connect, sender, node.timing.reconnect, node.timing.timeout)
         self._acknowledged: dict[tuple[Key, int], int] = {}
         self._sender = Sender(self._servers, self._acknowledged)
+        self.windows = Windows(self._servers, self._acknowledged)
         self._inbox: deque[list[Item]] = deque()
         self._leaving = asyncio.Event()
         self._joined: Future[None] = Future()
@@ -198,6 +201,7 @@ class Session:
         try:
             while True:
                 self._servers.know(view)
+                self.windows.forget()
                 view = await self.node.changed(view.epoch)
         except asyncio.CancelledError:
             raise
@@ -228,6 +232,7 @@ class Session:
 
     async def _end(self) -> None:
         await self._sender.close()
+        await self.windows.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -239,6 +244,7 @@ class Session:
         self.error = self.error or error
         self._servers.fail(error)
         self._sender.fail(error)
+        self.windows.forget()
 
     # -- what is sent ----------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from flowmx.errors import KVStoreError
 from flowmx.kvstore.worker.groups import Group
 from flowmx.kvstore.worker.keys import KeyState
 from flowmx.kvstore.worker.outbox import Exchange, Item
+from flowmx.kvstore.worker.windows import Windows
 from flowmx.ndarray.core import BaseArray
 from flowmx.ops.registry.dtypes import name_of
 from flowmx.ops.sparse.shapes import SparseShape
@@ -32,10 +33,12 @@ class Transfers:
 
     Args:
         submit: sends items; from any thread.
+        windows: to values that can be read here.
     """
 
-    def __init__(self, submit: Callable[[list[Item]], object]) -> None:
+    def __init__(self, submit: Callable[[list[Item]], object], windows: Windows) -> None:
         self._submit = submit
+        self._windows = windows
 
     # -- one key ---------------------------------------------------------------------------------------
 
@@ -63,10 +66,12 @@ class Transfers:
 
     def pull_rows(self, entry: KeyState, target: BaseArray, rows: BaseArray, priority: int) -> Exchange:
         """Receive chosen rows into an array; its other rows become zeros, or are not stored where it is row_sparse."""
-        wanted = np.unique(rows._read().astype(np.int64))
+        wanted = rows._read().astype(np.int64).reshape(-1)
+        if not (wanted[1:] > wanted[:-1]).all():
+            wanted = np.unique(wanted)
         count = entry.shape[0]
-        wrong = wanted[(wanted < 0) | (wanted >= count)]
-        if wrong.size:
+        if wanted.size and (wanted[0] < 0 or wanted[-1] >= count):
+            wrong = wanted[(wanted < 0) | (wanted >= count)]
             raise IndexError(f"row_sparse_pull: row {int(wrong[0])} of key {entry.key!r}, which has {count} rows")
         take = partial(_store_rows if isinstance(target._shape, SparseShape) else _scatter, target, wanted)
         if entry.has_rows:
@@ -82,10 +87,11 @@ class Transfers:
         for shard, number in zip(entry.shards, entry.numbers, strict=True):
             first, last = shard.start // max(entry.row, 1), shard.stop // max(entry.row, 1)
             begin, end = np.searchsorted(wanted, [first, last])
-            if begin < end:
-                ids = Tensor.of(wanted[begin:end] - first)
-                item = Item("row_sparse_pull", shard, number, priority, [exchange], ids, None, chosen[begin:end])
-                items.append(item)
+            ids = wanted[begin:end] - first
+            if begin < end and not self._windows.read(shard, number, ids, chosen[begin:end]):
+                self._windows.want(shard, entry.shape_of(shard), entry.dtype)
+                tensor, target = Tensor.of(ids), chosen[begin:end]
+                items.append(Item("row_sparse_pull", shard, number, priority, [exchange], tensor, None, target))
         exchange.answered(1 - len(items))
         if items:
             self._submit(items)

@@ -55,7 +55,7 @@ class DistValues(KVStore):
         self._inits = Variable("kvstore inits")
         """Written by each init: workers wait for each other in one, so all must come to them in the same order."""
         self._groups = Groups()
-        self._transfers = Transfers(session.submit)
+        self._transfers = Transfers(session.submit, session.windows)
         self._starts = 0
         self._fits = 0
         self._agreements = 0
