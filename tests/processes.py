@@ -37,8 +37,13 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     option = session.config.option
     if cores == "0" or option.collectonly or option.usepdb or session.testsfailed or not hasattr(os, "fork"):
         return None
-    Runner(session, os.cpu_count() or 1 if cores == "auto" else int(cores)).run()
+    Runner(session, _cores() if cores == "auto" else int(cores)).run()
     return True
+
+
+def _cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Process:
