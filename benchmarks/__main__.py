@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from collections.abc import Sequence
 
 from benchmarks import figure7, figure8, sim_scaling, slices, turns
 from benchmarks import first_calls as firsts
@@ -172,9 +173,14 @@ def gluon(rounds: int) -> None:
 
 def small(rounds: int) -> None:
     """Small imperative training steps, operator by operator, with their updates."""
+    steps("small_steps", SMALL, rounds)
+
+
+def steps(worker: str, names: Sequence[str], rounds: int) -> None:
+    """Measure the training steps of a worker by name."""
     ratios = []
-    for name in SMALL:
-        figures = turns.compare("small_steps", ["mxnet", "torch"], rounds, [name], min)
+    for name in names:
+        figures = turns.compare(worker, ["mxnet", "torch"], rounds, [name], min)
         turns.report(
             f"{name} (milliseconds an imperative step)", figures, {"step_ms": [("mxnet", 0.8), ("torch", 1.5)]}
         )
@@ -184,6 +190,33 @@ def small(rounds: int) -> None:
         print(f"\nmean of torch's time: {statistics.geometric_mean(ratios):.2f}, at most 1.2")
 
 
+def small_operators(rounds: int) -> None:
+    """Operators of 1e3 and 1e4 elements, forward and with their gradients (+); long tapes with the collector on."""
+    figures = turns.compare("small_operators", ["torch"], rounds, pick=min)
+    turns.report("Operators on small arrays (microseconds; + with the gradient)", figures)
+    if "torch" in figures:
+        own, peer = figures["flowmx"], figures["torch"]
+        for ending in (" 1000", " + 1000", " 10000", " + 10000", ""):
+            ratios = [
+                value / peer[name]
+                for name, value in own.items()
+                if name.endswith(ending) and ("+" in name) == ("+" in ending or (not ending and "+" in name))
+            ]
+            print(f"  mean of torch's time,{ending or ' all, at most 1.5'}: {statistics.geometric_mean(ratios):.2f}")
+    tapes = turns.compare("long_tape", ["torch"], rounds, pick=min)
+    turns.report(
+        "An operator and its gradient on a tape (microseconds)",
+        tapes,
+        {"operators_100000": [("operators_100", 1.3)]},
+    )
+
+
+def other_small(rounds: int) -> None:
+    """Five further small imperative steps."""
+    steps("other_steps", OTHERS, rounds)
+
+
+OTHERS = ("vae", "dqn", "sequence_convnet", "by_hand", "siamese")
 SMALL = ("mlp", "gru", "transformer", "tiny", "rows", "policy", "branches", "seq2seq", "convnet", "embedding")
 
 
@@ -335,7 +368,8 @@ BENCHMARKS = {
     function.__name__: function
     for function in (
         engine, numpy_face, lenet, lag, runahead, networks, operators, chain, memory, recompute, resident, planning,
-        language, transformer, hybrid, gluon, small, shapes, detection, sparse, attention, first_calls, importing,
+        language, transformer, hybrid, gluon, small, other_small, small_operators, shapes,
+        detection, sparse, attention, first_calls, importing,
         kvstore, recordio, images, loader, profiling, serving, hostile, gpu, half, int8,
     )
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""First calls of ten hybridized networks in fresh processes, with an empty and a warm kernel cache, beside MXNet's.
+"""First calls of hybridized networks in fresh processes, with an empty and a warm kernel cache, beside MXNet's.
 
 python -m benchmarks.first_calls [MODEL ...] [--phases predict train] [--rounds 5]
 """
@@ -14,6 +14,7 @@ from benchmarks import turns
 
 MODELS = (
     "residual_gru", "deepar", "lstm", "gru", "resnet_18", "resnet_50", "mobilenet_v2", "mlp", "text_cnn", "transformer",
+    "seq2seq", "wavenet", "bidirectional_lstm", "densenet_121",
 )  # fmt: skip
 PHASES = ("predict", "train")
 BARS = {"cold": 3.0, "warm": 1.5}

@@ -121,8 +121,8 @@ def backward(
     for tell in before_backward:
         tell(_as_list(heads))
     walk = Walk(retain_graph, False, train_mode, stores=True)
-    walk.go(_as_list(heads), _as_grads(head_grads, heads))
-    walk.store()
+    if not walk.go(_as_list(heads), _as_grads(head_grads, heads)):
+        walk.store()
 
 
 def grad(

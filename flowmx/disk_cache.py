@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import tempfile
 from pathlib import Path
 
@@ -50,3 +51,20 @@ def write(path: Path, content: bytes) -> None:
             raise
     except OSError:
         pass  # read-only or full: it is made again next time
+
+
+def stamp(path: Path | os.DirEntry[str]) -> tuple[str, int, int]:
+    """A file's path, its size and the time of its last change: for digests of what follows from it."""
+    about = path.stat()
+    return os.fspath(path), about.st_size, about.st_mtime_ns
+
+
+def processor() -> str:
+    """The processor's model and features."""
+    try:
+        with Path("/proc/cpuinfo").open("rb", 0) as file:
+            text = file.read(1 << 14).decode("utf-8", "replace")  # the first of many alike, which take long to tell
+    except OSError:
+        return f"{platform.machine()} {platform.processor()} {platform.version()}"
+    lines = text.partition("\n\n")[0].splitlines()
+    return "\n".join(line for line in lines if line.startswith(("model", "vendor", "stepping", "flags", "Features")))

@@ -211,9 +211,9 @@ class Settings:
         low=0,
     )
     exec_slice: int = _setting(
-        0,
-        "Examples of a batch that bound predictions take at a time, where layers allow it: off (0) for all of them, "
-        "auto (-1) for a quarter of the memory where that is estimated to cost little time, or a number.",
+        -1,
+        "Examples of a batch that bound predictions take at a time, where layers allow it: auto (-1) for a quarter of "
+        "the memory where that is estimated to cost little time, off (0) for all of them, or a number.",
         low=-1,
         aliases={"auto": "-1", "off": "0"},
     )

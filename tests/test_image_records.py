@@ -14,7 +14,7 @@ import pytest
 
 import flowmx as mx
 from flowmx.data import codecs
-from flowmx.data.augmentation import augment, normalize
+from flowmx.data.augmentation import augment, geometry, normalize
 from flowmx.data.augmentation.color_jitter import from_hls, to_hls
 from flowmx.data.augmentation.options import Reading
 from flowmx.data.batch_order import BatchOrder
@@ -456,3 +456,11 @@ def test_every_state_leads_to_the_same_batches(end):
         batches(order, taken)
         other.set_state(json.loads(json.dumps(order.state())))
         assert batches(other, 12 - taken) == expected[taken:]
+
+
+@pytest.mark.parametrize(("fill", "stored"), [(0, 0), (255, 255), (300, 255), (-1, 0)])
+def test_padding_is_that_of_numpy_with_the_nearest_byte(fill, stored):
+    image = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    for part in (image, image[:, ::-1], image[1:4, 2:5]):
+        made = geometry.padded(part, (2, 1), (0, 3), fill)
+        np.testing.assert_array_equal(made, np.pad(part, ((2, 1), (0, 3), (0, 0)), constant_values=stored))

@@ -128,3 +128,19 @@ def test_custom_operators_are_not_asked_about_guesses():
     made = mx.sym.Custom(mx.sym.Variable("x"), op_type="infer_guesses")
     symbol = mx.sym.elemwise_add(made, mx.sym.Variable("y"))
     assert symbol.infer_type_partial(y="float64")[0] == [None, np.float64]
+
+
+def test_within_np_shape_what_is_unknown_is_no_length():
+    x, y = mx.sym.var("x"), mx.sym.var("y")
+    with mx.np_shape():
+        assert mx.sym.sin(x).infer_shape_partial() == ([None], [None], [])
+        assert mx.sym.dot(x, y).infer_shape_partial(x=(-1, 3, 4), y=(4, 5))[1] == [(-1, 3, 5)]
+        assert mx.sym.sin(x).infer_shape_partial(x=(0, 3)) == ([(0, 3)], [(0, 3)], [])
+        layer = mx.gluon.nn.Conv2D(4, 3)
+        assert layer.weight.shape == (4, -1, 3, 3)
+    assert layer.weight.shape == (4, 0, 3, 3)
+
+
+def test_a_layer_of_units_takes_no_number():
+    with mx.np_shape(), pytest.raises(mx.MXNetError, match=r"shape \(\)"):
+        mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=3).infer_shape_partial(x=())

@@ -19,7 +19,7 @@ import flowmx as mx
 from flowmx import devices, settings
 from flowmx.ops.formulas import expressions
 from flowmx.ops.formulas.expressions import placeholder
-from flowmx.ops.kernels.llvm import compiler, functions, gather, normalization, program, softmax, team
+from flowmx.ops.kernels.llvm import compiler, functions, gather, normalization, objects, program, softmax, team
 from flowmx.ops.kernels.llvm.code import DOUBLE, FLOAT, Code
 from flowmx.ops.kernels.llvm.elementwise import FUSED, Fused, Loop, in_memory_order
 from flowmx.ops.kernels.llvm.program import Program
@@ -240,6 +240,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("features", ["host", "none"])
 def test_functions_are_exact(name, features, monkeypatch):
+    assert compiler.available()  # what is known of the machine lies elsewhere
     if features == "none":
         monkeypatch.setattr(compiler, "features", frozenset)
     reference, allowed = FUNCTIONS[name]
@@ -503,14 +504,15 @@ def alone():
 
 
 def test_the_cache_spares_compiling(alone, tmp_path, monkeypatch):
+    features = compiler.features()  # which may be kept in a file, too
     with settings.override(kernel_cache=str(tmp_path)):
-        text = adder(12345)(compiler.features())
+        text = adder(12345)(features)
         assert (add(compiler.compile(text)) == 12345).all()
         assert len(list(tmp_path.iterdir())) == 1
         monkeypatch.setattr(compiler, "_loaded", {})
         made = []
-        monkeypatch.setattr(compiler, "_generate", lambda *a, real=compiler._generate: made.append(1) or real(*a))
-        monkeypatch.setattr(compiler, "_load", lambda host, key, code: code)
+        monkeypatch.setattr(compiler, "_emit", lambda *a, real=compiler._emit, **k: made.append(1) or real(*a, **k))
+        monkeypatch.setattr(compiler, "_load", lambda key, code: code)
         first = compiler.compile(text)
         assert not made
         (file,) = tmp_path.iterdir()
@@ -530,6 +532,7 @@ def test_a_cache_that_can_not_be_written_is_harmless(tmp_path, monkeypatch):
 @pytest.mark.parametrize("features", ["host", "none"])
 def test_plain_code_gives_the_bits_of_the_better_code_that_replaces_it(features, tmp_path, monkeypatch):
     monkeypatch.setattr(program._ahead, "later", lambda work: None)
+    assert compiler.available()  # what is known of the machine lies elsewhere
     if features == "none":
         monkeypatch.setattr(compiler, "features", frozenset)
     x, y = placeholder(0), placeholder(1)
@@ -551,8 +554,8 @@ def test_plain_code_gives_the_bits_of_the_better_code_that_replaces_it(features,
 
 def test_plain_code_of_the_cache_is_taken_until_there_is_better_code(alone, tmp_path, monkeypatch):
     text, made = adder(4321)(compiler.features()), []
-    monkeypatch.setattr(compiler, "_emit", lambda *a, real=compiler._emit: made.append(1) or real(*a))
-    monkeypatch.setattr(compiler, "_load", lambda host, key, code: code)
+    monkeypatch.setattr(compiler, "_emit", lambda *a, real=compiler._emit, **k: made.append(1) or real(*a, **k))
+    monkeypatch.setattr(compiler, "_load", lambda key, code: code)
 
     def anew(function):
         monkeypatch.setattr(compiler, "_loaded", {})
@@ -767,6 +770,59 @@ def test_without_llvmlite(tmp_path):
         FLOWMX_KERNEL_CACHE=str(tmp_path),
     )  # fmt: skip
     assert out == "good\n"
+
+
+def test_a_program_that_finds_all_in_the_cache_does_not_import_llvmlite(tmp_path):
+    script = """
+        import sys
+        import numpy as np
+        import flowmx as mx
+        from flowmx.gluon import nn
+        mx.random.seed(1)
+        net = nn.HybridSequential()
+        for units in (40, 50, 60):
+            net.add(nn.Dense(units), nn.Activation("tanh"), nn.GELU(), nn.LayerNorm())
+        net.initialize(mx.init.Xavier())
+        net.hybridize()
+        x = mx.nd.array(np.random.default_rng(0).standard_normal((64, 30)))
+        with mx.autograd.record():
+            y = net(x)
+        y.backward()
+        print(hash(y.asnumpy().tobytes()), hash(net[0].weight.grad().asnumpy().tobytes()))
+        print("llvmlite" in sys.modules)
+        """
+    found = [run_script(script, FLOWMX_KERNEL_CACHE=str(tmp_path), PYTHONHASHSEED="1").split("\n") for _ in range(2)]
+    assert [each[1] for each in found] == ["True", "False"]
+    assert found[0][0] == found[1][0]
+
+
+@pytest.mark.skipif(not objects.can_load(), reason="object files of another kind are LLVM's alone")
+@pytest.mark.parametrize(
+    ("more", "instruction"),
+    [
+        ("@global = global double 5.0", "store double 7.0, ptr @global"),
+        ("declare void @there_is_no_such_function()", "call void @there_is_no_such_function()"),
+    ],
+)
+def test_machine_code_that_asks_more_of_a_linker_is_left_to_llvm(more, instruction):
+    text = f"{more}\ndefine void @kernel(ptr %data) {{\n  {instruction}\n  ret void\n}}\n"
+    assert objects.load(compiler._emit(text)) is None
+
+
+@pytest.mark.skipif(not objects.can_load(), reason="object files of another kind are LLVM's alone")
+def test_functions_are_the_same_without_llvms_linker(alone, tmp_path, monkeypatch):
+    values, found = every_float(), []
+    formula = functions.tanh(placeholder(0)) * 1.0625
+    for load in (objects.load, lambda code: None):
+        monkeypatch.setattr(objects, "load", load)
+        monkeypatch.setattr(compiler, "_loaded", {})
+        with settings.override(kernel_cache=str(tmp_path)):
+            compiled = compiler.compile(Loop([formula], 1, FLOAT)._write(compiler.features()))
+        out, loop = np.empty_like(values), Loop([formula], 1, FLOAT)
+        loop.program.compiled = compiled
+        assert loop.run(values.size, [], [values, out])
+        found.append(out.tobytes())
+    assert found[0] == found[1]
 
 
 def test_importing_flowmx_does_not_import_llvmlite():

@@ -484,3 +484,42 @@ def test_weights_of_each_device_are_updated_by_their_gradients():
 def test_there_is_no_library_to_be_found():
     with pytest.raises(RuntimeError, match="there is no library libmxnet: mxnet is flowmx here"):
         mx.libinfo.find_lib_path()
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+@pytest.mark.parametrize("layer", ["dense", "conv", "nested", "norm"])
+def test_an_array_put_into_the_list_of_a_parameters_arrays_is_used_and_has_gradients(layer, hybridized):
+    """MXFusion computes the weights of a block, and puts them into the list."""
+    nn = mx.gluon.nn
+    net = {
+        "dense": lambda: nn.Dense(3, in_units=4, activation="tanh"),
+        "conv": lambda: nn.Conv2D(3, 2, in_channels=2),
+        "nested": lambda: nn.HybridSequential(),
+        "norm": lambda: nn.LayerNorm(in_channels=4),
+    }[layer]()
+    if layer == "nested":
+        net.add(nn.Dense(5, in_units=4, activation="relu"), nn.Dense(2, in_units=5))
+    net.initialize(mx.init.Normal(0.5))
+    if hybridized:
+        net.hybridize()
+    x = mx.nd.random.normal(shape=(2, 2, 5, 5) if layer == "conv" else (2, 4))
+    before = net(x).asnumpy()
+    weights = {name: param.data().copy() for name, param in net.collect_params().items()}
+    scale = mx.nd.array([2.0])
+    scale.attach_grad()
+    for _ in range(3):  # from the second call on steps may be replayed
+        with mx.autograd.record():
+            for name, param in net.collect_params().items():
+                param._data[0] = weights[name] * scale
+            total = (net(x) ** 2).sum()
+        total.backward()
+        found = scale.grad.asscalar()
+    assert np.abs(net(x).asnumpy() - before).max() > 1e-2
+
+    def computed(factor):
+        for name, param in net.collect_params().items():
+            param.set_data(weights[name] * factor)
+        return float((net(x) ** 2).sum().asscalar())
+
+    slope = (computed(2.002) - computed(1.998)) / 0.004
+    assert found == pytest.approx(slope, rel=2e-2)

@@ -802,3 +802,19 @@ def test_elementwise_operators_take_the_quick_way(monkeypatch):
         warnings.simplefilter("error")
         found = [np.exp(x), x + x, x * 2, x > x, np.maximum(x, x)]
     assert all(isinstance(each, ndarray) for each in found)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda a: a.reshape((1,)),
+        lambda a: mx.np.reshape(a, (-1, 3)),
+        lambda a: mx.np.dot(a, mx.np.ones(3)),
+        lambda a: mx.np.stack([a, mx.np.ones(3)]),
+        lambda a: mx.np.random.normal(size=-1),
+    ],
+)
+def test_what_numpy_refuses_is_an_error_of_mxnet_too(call):
+    with pytest.raises(mx.MXNetError) as caught:
+        call(mx.np.ones((2, 5)))
+    assert isinstance(caught.value, ValueError)

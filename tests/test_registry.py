@@ -60,6 +60,7 @@ ELSEWHERE: dict[str, str] = {
     ),
     "_contrib_boolean_mask": "its shape is not known before: tests/test_like_mxnet_gluon.py",
     **dict.fromkeys(["_pack_Convolution", "_pack_FullyConnected"], "made by the packing pass: tests/test_pack.py"),
+    "_order_Convolution": "made for slices: tests/test_slices.py",
     **dict.fromkeys(
         ["_quantize_linear", "_dequantize_linear", "_dequantize_constant", "_linear_ends"],
         "made of ONNX's conversions: tests/test_onnx_bytes.py",

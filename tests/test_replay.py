@@ -358,3 +358,55 @@ def test_gradients_by_calls_are_not_learned(forms):
         assert x.grad.asscalar() == 2
     assert forms.replayed == 0
     engine.wait_all()
+
+
+def test_passes_with_comparisons_and_numbers_of_zero_are_replayed():
+    x = mx.nd.array([-1.0, 2.0, 3.0])
+    x.attach_grad()
+
+    def step():
+        with mx.autograd.record():
+            large = x > 1.5  # no gradient flows through it
+            loss = (mx.nd.where(large, x * x, mx.nd.maximum(x, 0.0)) * (x != -0.0)).sum()
+        loss.backward()
+        return x.grad.asnumpy()
+
+    for _ in range(3):
+        expected = step()
+    before = replay.forms.replayed
+    np.testing.assert_array_equal(step(), expected)
+    np.testing.assert_array_equal(expected, [0.0, 4.0, 6.0])
+    assert replay.forms.replayed == before + 1
+
+
+def test_a_head_gradient_that_is_passed_on_is_copied():
+    x, y = mx.nd.ones(3), mx.nd.ones(3)
+    x.attach_grad()
+    y.attach_grad()
+    head = mx.nd.array([1.0, 2.0, 3.0])
+    before = replay.forms.replayed
+    for _ in range(4):
+        with mx.autograd.record():
+            out = x + y
+        out.backward(head)
+    assert replay.forms.replayed == before + 2
+    x.grad[:] = 0
+    np.testing.assert_array_equal(y.grad.asnumpy(), [1, 2, 3])
+    np.testing.assert_array_equal(head.asnumpy(), [1, 2, 3])
+
+
+def test_what_no_gradient_reaches_is_not_freed():
+    x = mx.nd.array([1.0, 2.0])
+    x.attach_grad()
+
+    def step():
+        with mx.autograd.record():
+            parts = mx.nd.split(x * 3, num_outputs=2, axis=0)
+            loss, other = parts[0] * (x[0] > 0), x * 5
+        loss.backward()
+        return other
+
+    for _ in range(4):
+        other = step()
+    other.backward()
+    np.testing.assert_array_equal(x.grad.asnumpy(), [5, 5])

@@ -1,5 +1,9 @@
 """Plans on disk: what is read is what was made, and what does not hold any more is made anew."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -246,6 +250,18 @@ def test_small_graphs_are_planned_each_time(made, tmp_path, monkeypatch):
     run("small")
     assert len(made) == 2
     assert not files(tmp_path)
+
+
+def test_another_process_finds_the_plan(tmp_path):
+    """Whatever order its sets have: they follow from hashes, which are others in every process."""
+    script = "from tests.test_stored_plans import run; run('images', train=False)"
+    found = []
+    for seed in ("1", "2", "3"):
+        here = {"FLOWMX_KERNEL_CACHE": str(tmp_path), "FLOWMX_EXEC_PLAN_CACHE": "1", "PYTHONHASHSEED": seed}
+        subprocess.run([sys.executable, "-c", script], env={**os.environ, **here}, check=True, timeout=120)
+        found.append(files(tmp_path))
+    assert len(found[0]) == 1
+    assert found[0] == found[1] == found[2]
 
 
 def test_the_oldest_plans_make_room(made, tmp_path, monkeypatch):

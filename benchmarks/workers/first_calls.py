@@ -185,10 +185,85 @@ def deepar(mx: Any, rng: Any) -> tuple[Any, list[Any]]:
     ]  # fmt: skip
 
 
+def unrolled(make: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """A cell that is unrolled, and a layer over what it makes."""
+
+    def build(mx: Any, rng: Any) -> tuple[Any, list[Any]]:
+        class Unrolled(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                super().__init__()
+                with self.name_scope():
+                    self.cell, self.out = make(mx.gluon.rnn), mx.gluon.nn.Dense(10, flatten=False)
+
+            def hybrid_forward(self, F: Any, x: Any) -> Any:
+                self.cell.reset()
+                outputs, _ = self.cell.unroll(STEPS, x, layout="NTC", merge_outputs=True)
+                return self.out(outputs)
+
+        return Unrolled(), [rng.standard_normal((BATCH, STEPS, HIDDEN))]
+
+    return build
+
+
+def seq2seq(mx: Any, rng: Any) -> tuple[Any, list[Any]]:
+    """An encoder of GRU cells, and a decoder of LSTM cells with attention over what it made, both unrolled."""
+    nn, rnn = mx.gluon.nn, mx.gluon.rnn
+
+    class Seq2Seq(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            with self.name_scope():
+                self.source, self.target = nn.Embedding(WORDS, HIDDEN), nn.Embedding(WORDS, HIDDEN)
+                self.encoder, self.decoder = rnn.GRUCell(HIDDEN), rnn.LSTMCell(HIDDEN)
+                self.out = nn.Dense(WORDS, flatten=False)
+
+        def hybrid_forward(self, F: Any, given: Any, wanted: Any) -> Any:
+            self.encoder.reset()
+            self.decoder.reset()
+            seen, (state,) = self.encoder.unroll(STEPS, self.source(given), layout="NTC", merge_outputs=True)
+            states, made = [state, F.zeros_like(state)], []
+            for word in F.split(self.target(wanted), num_outputs=STEPS, axis=1, squeeze_axis=True):
+                weights = F.softmax(F.batch_dot(seen, F.expand_dims(states[0], axis=2)), axis=1)
+                context = F.squeeze(F.batch_dot(weights, seen, transpose_a=True), axis=1)
+                step, states = self.decoder(F.concat(word, context, dim=1), states)
+                made.append(F.concat(step, context, dim=1))
+            return self.out(F.stack(*made, axis=1))
+
+    return Seq2Seq(), [rng.integers(0, WORDS, (BATCH, STEPS)), rng.integers(0, WORDS, (BATCH, STEPS))]
+
+
+def wavenet(mx: Any, rng: Any) -> tuple[Any, list[Any]]:
+    """Gated dilated convolutions over time, with residual and skip connections (van den Oord, 2016)."""
+    nn, layers = mx.gluon.nn, 8
+
+    class WaveNet(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            with self.name_scope():
+                self.start, self.end = nn.Conv1D(32, 1), nn.Conv1D(16, 1)
+                self.filters, self.gates, self.skips = (nn.HybridSequential() for _ in range(3))
+                for layer in range(layers):
+                    self.filters.add(nn.Conv1D(32, 2, dilation=2 ** (layer % 4)))
+                    self.gates.add(nn.Conv1D(32, 2, dilation=2 ** (layer % 4)))
+                    self.skips.add(nn.Conv1D(32, 1))
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            x, total = self.start(x), None
+            for at in range(layers):
+                gated = self.skips[at](F.tanh(self.filters[at](x)) * F.sigmoid(self.gates[at](x)))
+                x = F.slice_like(F.reverse(x, axis=2), gated, axes=(2,)) + gated
+                total = gated if total is None else F.slice_like(total, gated, axes=(2,)) + gated
+            return self.end(F.relu(total))
+
+    return WaveNet(), [rng.standard_normal((BATCH, 8, 128))]
+
+
 MODELS: dict[str, Callable[[Any, Any], Any]] = {
     "residual_gru": residual_gru, "deepar": deepar, "lstm": language("LSTM"), "gru": language("GRU"),
     "resnet_18": zoo("resnet18_v1"), "resnet_50": zoo("resnet50_v1"), "mobilenet_v2": zoo("mobilenet_v2_1_0"),
-    "mlp": mlp, "text_cnn": text_cnn, "transformer": transformer,
+    "mlp": mlp, "text_cnn": text_cnn, "transformer": transformer, "seq2seq": seq2seq, "wavenet": wavenet,
+    "bidirectional_lstm": unrolled(lambda rnn: rnn.BidirectionalCell(rnn.LSTMCell(HIDDEN), rnn.LSTMCell(HIDDEN))),
+    "densenet_121": zoo("densenet121"),
 }  # fmt: skip
 
 

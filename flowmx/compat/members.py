@@ -6,7 +6,8 @@ Importing this gives them to flowmx's classes, as properties over what those hav
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -53,8 +54,24 @@ class _Slot:
 # -- parameters ----------------------------------------------------------------------------------------
 
 
-def _listed(arrays: Mapping[Context, NDArray] | None) -> list[NDArray] | None:
-    return None if arrays is None else list(arrays.values())
+class _Arrays(list[NDArray]):
+    """A parameter's arrays, device by device: what is put in the place of one is the parameter's from then on."""
+
+    def __init__(self, arrays: Mapping[Context, NDArray], keep: Callable[[Sequence[NDArray]], object]) -> None:
+        super().__init__(arrays.values())
+        self._keep = keep
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        super().__setitem__(place, value)
+        self._keep(self)
+
+
+def _data(param: Parameter) -> _Arrays | None:
+    return None if param._arrays is None else _Arrays(param._arrays, partial(_set_data, param))
+
+
+def _grad(param: Parameter) -> _Arrays | None:
+    return None if param._grads is None else _Arrays(param._grads, partial(_set_grad, param))
 
 
 def _by_context(arrays: Sequence[NDArray] | None) -> dict[Context, NDArray] | None:
@@ -267,8 +284,8 @@ MEMBERS: dict[type, dict[str, Any]] = {
         "get_optimized_symbol": _optimized,
     },
     Parameter: {
-        "_data": property(lambda param: _listed(param._arrays), _set_data),
-        "_grad": property(lambda param: _listed(param._grads), _set_grad),
+        "_data": property(_data, _set_data),
+        "_grad": property(_grad, _set_grad),
         "_deferred_init": property(lambda param: param._deferred or (), _set_deferred),
         "_ctx_list": property(_contexts_of, _follow_arrays),
         "_ctx_map": property(_numbers_of, _follow_arrays),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
+from asyncio import _get_running_loop as _running_loop  # bound: it is asked at each such push
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -18,7 +19,7 @@ from flowmx.engine.checking import checked
 from flowmx.engine.failure import Failure
 from flowmx.engine.hosting import Hosting, NoThread
 from flowmx.engine.running import Runner, again
-from flowmx.engine.scheduler import DONE, RUNNING, Operation, Variable
+from flowmx.engine.scheduler import DONE, READY, RUNNING, Operation, Variable
 from flowmx.engine.waiting import Waiting
 from flowmx.engine.workers import InlineActor, ThreadActor
 from flowmx.errors import OperationCancelled
@@ -108,6 +109,9 @@ class Pushing:
                 if op.actor is self._inline:
                     self._push_inline(op)
                     return
+            if op.short and self._may_work_for(op.actor):
+                self._push_and_run(op)
+                return
             with books.lock:
                 books.settle()
                 books.push(op)
@@ -153,6 +157,47 @@ class Pushing:
             scheduler.serial = serial + 1
             actor.executed += 1
             return True
+
+    def _may_work_for(self, actor: Actor) -> bool:
+        """Tell whether this thread may run short operations of an actor itself.
+
+        Not one that runs an event loop, or an operation; nor for an actor that several threads work for.
+        """
+        return (
+            isinstance(actor, ThreadActor)
+            and actor.slots == 1
+            and self.runner.local.turn is None
+            and not self._is_at_work
+            and self.books.scheduler.inside is None
+            and _running_loop() is None
+        )
+
+    def _push_and_run(self, op: Operation) -> None:
+        """Push a short operation, and run it on this thread if its actor has nothing else to do.
+
+        A worker would have to be woken for it, and would take the interpreter from this thread, which has little to do
+        before it waits.
+        """
+        books, actor = self.books, op.actor
+        try:
+            with books.lock:
+                books.settle()
+                actor.kept = op if actor.is_idle() else None
+                books.push(op)
+                is_kept, actor.kept = actor.kept is op and op.state == READY, None
+            if is_kept:
+                self.runner.lend(actor, op)
+                if op.state == READY:
+                    self._call_for(actor)
+        except BaseException:
+            again(self._call_for, actor)
+            raise
+
+    def _call_for(self, actor: ThreadActor) -> None:
+        with self.books.lock:
+            self.books.settle()
+            actor.kept = None
+            actor.tend()
 
     def _enqueue_specially(self, op: Operation) -> bool:
         """Do what other engine kinds, the checking mode and bulks change; True when that was all of the push."""

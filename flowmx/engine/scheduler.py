@@ -149,6 +149,7 @@ class Operation(KnownAttributes):
         priority: higher runs earlier among what is ready.
         nbytes: memory that it will allocate, for the run-ahead limit.
         light: True when running it takes microseconds, so that an ``await`` may do it in place.
+        short: True when to hand it to another thread would gain less than it costs.
         is_coroutine: the function is a coroutine function.
         bulkable: it may be gathered with others into one operation.
         runs_user_code: the function may do anything: use arrays, push, wait.
@@ -168,6 +169,7 @@ class Operation(KnownAttributes):
     bulkable = True
     runs_user_code = False
     settles = False
+    short = False
     layers: tuple[Layer, ...] = ()
     context: Context | None = None
     state = WAITING

@@ -112,9 +112,11 @@ class ThreadActor(Actor):
         users: those of them that are user code, and whether others have got their slot.
         idle: the workers that sleep.
         workers: all of them.
+        kept: an operation for which nobody is called, since the thread that pushes it will run it.
     """
 
     may_lend = True
+    kept: Operation | None = None
 
     def __init__(self, name: str, slots: int = 1, urgent_slots: int = 0) -> None:
         super().__init__(name)
@@ -133,6 +135,8 @@ class ThreadActor(Actor):
 
     def accept(self, op: Operation) -> None:
         self.mailbox.put(op)
+        if op is self.kept:
+            return
         if self.running + self._called < self.slots + (self.urgent_slots if op.priority > 0 else 0):
             self._call()
         elif self.users and not self._is_looking:

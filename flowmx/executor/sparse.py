@@ -108,8 +108,8 @@ class SparseExecutor(UnplannedExecutor):
             tops = [self._made[at] for at in recorded]
             reached = {id(leaf.grad) for leaf in leaves_of(tops)}
             walk = Walk(True, False, self._last_train, stores=True)
-            walk.go(tops, [heads[at] for at in recorded])
-            walk.store()
+            if not walk.go(tops, [heads[at] for at in recorded]):
+                walk.store()
         for node in self._wanted:
             target = self._gradient(node)
             if id(target) not in reached and self._requests[node.name] == "write":

@@ -23,6 +23,7 @@ from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.graph import collector
 from flowmx.graph.nesting import Format, flatten, regroup
 from flowmx.ndarray import NDArray
+from flowmx.ops import kernels
 from flowmx.ops.sparse.shapes import SparseShape
 from flowmx.symbol import Symbol
 
@@ -157,6 +158,8 @@ class HybridBlock(Block):
                 "is hybridized too",
                 stacklevel=2,
             )
+        if active:
+            kernels.expect_graph("cpu")
         self._active = active
         self._flags = {"static_alloc": static_alloc, "static_shape": static_shape}
         self._backend = (backend, kwargs) if backend and active else None
@@ -264,6 +267,7 @@ class HybridBlock(Block):
         given, form = flatten(args, NDArray, f"hybridized {type(self).__name__} {self.name!r}: inputs", optional=True)
         compiled = self._compiled.get(_key(given, form))
         if compiled is None:
+            kernels.expect_graph(context.kernels)
             with collector.paused():
                 compiled = self._compile(given, form, args)
         inputs = [given[each] if isinstance(each, int) else each.data(context) for each in compiled.sources]

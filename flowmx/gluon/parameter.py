@@ -23,7 +23,7 @@ from flowmx.ndarray.host import plain
 from flowmx.ndarray.views import mark, variable_of
 from flowmx.ops.registry.dtypes import as_dtype, name_of
 from flowmx.ops.registry.operators import Shape
-from flowmx.semantics import dress
+from flowmx.semantics import dress, semantics
 from flowmx.symbol import Symbol
 
 __all__ = ["Constant", "DeferredInitializationError", "Parameter"]
@@ -154,12 +154,16 @@ class Parameter:
 
     @property
     def shape(self) -> Shape | None:
-        """The shape, with 0 or -1 for a length that is not known yet; None where nothing is known.
+        """The shape, with 0 for a length that is not known yet, -1 within `mx.np_shape`; None where nothing is known.
 
         Raises:
             ShapeError: set to one that contradicts what is known.
         """
-        return self._shape
+        shape = self._shape
+        if shape is None or all(n > 0 for n in shape):
+            return shape
+        unknown = -1 if semantics.get().shape else 0
+        return tuple(n if n > 0 else unknown for n in shape)
 
     @shape.setter
     def shape(self, new_shape: Sequence[int]) -> None:

@@ -99,17 +99,16 @@ class Builder:
 
     def _node(self, op: Operator, entries: tuple[Entry, ...], spec: Spec) -> list[Entry]:
         """The outputs of a new node."""
-        source = self.source
+        source, shapes, dtypes = self.source, self.shapes, self.dtypes
         self._count += 1
-        label = f"{source.name}_backward" if source is not None else "gradient"
-        node = Node(
-            op, f"{label}{self._count}", entries, source.attributes if source is not None else None,
-            origin=source.origin if source is not None else None,
-        )  # fmt: skip
+        if source is None:
+            node = Node(op, f"gradient{self._count}", entries)
+        else:
+            node = Node.beside(source, op, f"{source.name}_backward{self._count}", entries)
         made = []
         for index, shape in enumerate(spec.shapes):
             entry = Entry(node, index)
-            self.shapes[entry], self.dtypes[entry] = shape, spec.dtypes[index]
+            shapes[entry], dtypes[entry] = shape, spec.dtypes[index]
             made.append(entry)
         return made
 

@@ -6,9 +6,12 @@ place of those that it replaces. :class:`Rewriter` walks the old graph in order 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
+from typing import Any
 
 from flowmx.devices import Context
 from flowmx.graph.node import Entry, Node, topological, walk
@@ -93,13 +96,9 @@ class Graph:
         rest = topological(self.gradients.values()) if is_ranked else found[count:]
         return [node for node in rest if node.op is not None and node not in before]
 
-    def uses(self) -> dict[Entry, int]:
+    def uses(self) -> Counter[Entry]:
         """Number of reads of each entry; an output or a gradient counts as one more."""
-        found: dict[Entry, int] = {}
-        for entries in (self.wanted(), *[node.inputs for node in self._order]):
-            for entry in entries:
-                found[entry] = found.get(entry, 0) + 1
-        return found
+        return Counter(chain(self.wanted(), *[node.inputs for node in self._order]))
 
     def context(self, node: Node) -> Context | None:
         """The device that a node is on."""
@@ -166,10 +165,12 @@ class Rewriter:
         self.shapes: MutableMapping[Entry, Shape] = dict(graph.shapes)
         self.dtypes: MutableMapping[Entry, DType] = dict(graph.dtypes)
         self._replaced: dict[Entry, Entry] = {}
+        self._counts: dict[Operator | None, int] = {}
+        """The numbers of outputs."""
         self._notes: list[str] = []
 
     @cached_property
-    def uses(self) -> dict[Entry, int]:
+    def uses(self) -> Counter[Entry]:
         """The number of reads of each entry of the old graph."""
         return self.graph.uses()
 
@@ -183,14 +184,9 @@ class Rewriter:
 
     def keep(self, node: Node) -> Node:
         """Copy a node with replaced inputs (the node itself, if none is)."""
-        replaced = self._replaced
-        if not replaced:
-            return node
-        for entry in node.inputs:
-            if entry in replaced:
-                inputs = tuple([replaced.get(each, each) for each in node.inputs])
-                return node if inputs == node.inputs else self._copy(node, inputs)
-        return node
+        given, replacing = node.inputs, self._replaced.get
+        inputs = tuple(map(replacing, given, given))
+        return node if inputs == given else self._copy(node, inputs)
 
     def mark(self, node: Node, attributes: Mapping[str, str]) -> Node:
         """Copy a node with replaced inputs and more attributes."""
@@ -199,18 +195,24 @@ class Rewriter:
 
     def _copy(self, node: Node, inputs: tuple[Entry, ...], attributes: Mapping[str, str] | None = None) -> Node:
         made = node.over(inputs, attributes)
-        replaced, shapes, dtypes = self._replaced, self.shapes, self.dtypes
-        for index in range(node.outputs()):
-            old, new = Entry(node, index), Entry(made, index)
+        replaced: Any = self._replaced
+        shapes: Any = self.shapes
+        dtypes: Any = self.dtypes
+        count = self._counts.get(node.op)
+        if count is None:
+            count = self._counts[node.op] = node.outputs()
+        for index in range(count):
+            old, new = (node, index), tuple.__new__(Entry, (made, index))  # the fastest way to make one
             replaced[old], shapes[new], dtypes[new] = new, shapes[old], dtypes[old]
         return made
 
     def make(self, op: Operator, inputs: Sequence[Entry], like: Node, name: str = "") -> Node:
         """A new node of new entries, with the attributes and the origin of an old one."""
         spec = op.spec(tuple([self.shapes[e] for e in inputs]), tuple([self.dtypes[e] for e in inputs]))
-        made = Node(op, name or like.name, tuple(inputs), like.attributes, None, like.origin)
-        for index, (shape, dtype) in enumerate(zip(spec.shapes, spec.dtypes, strict=True)):
-            self.shapes[Entry(made, index)], self.dtypes[Entry(made, index)] = shape, dtype
+        made = Node.beside(like, op, name or like.name, tuple(inputs))
+        for index, shape in enumerate(spec.shapes):
+            entry = Entry(made, index)
+            self.shapes[entry], self.dtypes[entry] = shape, spec.dtypes[index]
         return made
 
     def replace(self, old: Entry, new: Entry) -> None:

@@ -175,7 +175,10 @@ def _place(plan: Plan, options: Options) -> None:
     last_use = _last_uses(plan, steps)
     concurrent = _concurrent_steps(plan, steps)
     elsewhere = {*plan.external, *plan.kept}
+    places = plan.place
+    nbytes: dict[Entry, int] = {}
     first: list[int] = []
+    last: list[int] = []
     contexts: list[Context | None] = []
     for step, node in enumerate(steps):
         taken: set[Entry] = set()
@@ -183,22 +186,24 @@ def _place(plan: Plan, options: Options) -> None:
             entry = Entry(node, index)
             if entry in elsewhere:
                 continue
+            nbytes[entry] = plan.nbytes(entry)
             donor = (
-                _in_place_donor(plan, node, index, step, last_use, taken)
+                _in_place_donor(plan, entry, step, last_use, taken, nbytes)
                 if options.in_place and step not in concurrent
                 else None
             )
             if donor is not None:
                 taken.add(donor)
-                plan.place[entry] = plan.place[donor]
+                places[entry] = place = places[donor]
+                last[place] = max(last[place], last_use[entry])
             else:
-                plan.place[entry] = len(first)
+                places[entry] = len(first)
                 first.append(step)
+                last.append(last_use[entry])
                 contexts.append(plan.graph.context(node))
-    size, last = [0] * len(first), [0] * len(first)
-    for entry, place in plan.place.items():
-        size[place] = max(size[place], plan.nbytes(entry))
-        last[place] = max(last[place], last_use[entry])
+    size = [0] * len(first)
+    for entry, place in places.items():
+        size[place] = max(size[place], nbytes[entry])
     starts = [concurrent.get(step, (step, step))[0] for step in first]
     stops = [concurrent.get(step, (step, step))[1] for step in last]
     plan.lives = [Life(*each) for each in zip(size, starts, stops, strict=True)]
@@ -261,14 +266,15 @@ def _last_uses(plan: Plan, steps: Sequence[Node]) -> dict[Entry, int]:
     """For each entry with bytes of its own, the last step that touches it (one past the end: kept)."""
     kept = len(steps)
     last: dict[Entry, int] = {}
+    root_of = plan.root.get
     for step, node in enumerate(steps):
         for index in range(node.outputs()):
             last[Entry(node, index)] = step
     for step, node in enumerate(steps):
         for entry in node.contents():
-            root = plan.root.get(entry, entry)
+            root = root_of(entry, entry)
             if root in last:
-                last[root] = max(last[root], step)
+                last[root] = step  # those before it, and its own, come earlier
     for entry in (*plan.outputs, *plan.gradients.values()):
         root = plan.root.get(entry, entry)
         if root in last:
@@ -277,9 +283,10 @@ def _last_uses(plan: Plan, steps: Sequence[Node]) -> dict[Entry, int]:
 
 
 def _in_place_donor(
-    plan: Plan, node: Node, index: int, step: int, last_use: Mapping[Entry, int], taken: set[Entry]
+    plan: Plan, made: Entry, step: int, last_use: Mapping[Entry, int], taken: set[Entry], nbytes: Mapping[Entry, int]
 ) -> Entry | None:
-    """An input whose buffer this output may take over, or None."""
+    """An input whose buffer an output may take over, or None."""
+    node, index = made
     assert node.op is not None
     inputs, root_of = node.inputs, plan.root.get
     for position, output in node.op.traits.in_place:
@@ -287,12 +294,12 @@ def _in_place_donor(
             continue
         root = root_of(inputs[position], inputs[position])
         if (
-            root in plan.place
+            last_use.get(root) == step
+            and root in plan.place
             and root not in taken
-            and last_use[root] == step
             and sum([root_of(entry, entry) == root for entry in inputs]) == 1
-            and plan.nbytes(root) == plan.nbytes(Entry(node, index))
-            and (root in plan.channels_last) == (Entry(node, index) in plan.channels_last)
+            and nbytes[root] == nbytes[made]
+            and (root in plan.channels_last) == (made in plan.channels_last)
         ):
             return root
     return None

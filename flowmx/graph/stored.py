@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import marshal
 import os
-import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -74,6 +74,8 @@ def plan_of(
     source = Source.of(entries, (wanted, straight, strided), shapes, dtypes, train, context, options)
     plan = None if source is None else source.read()
     if plan is None:
+        if source is not None:
+            kernels.load_ahead(options.device_type)
         graph = graph_of(entries, wanted, shapes, dtypes, train, context)
         begin = None if strided else compile_unplanned
         plan = compile_graph(graph, straight, strided, options, begin=begin)
@@ -127,7 +129,6 @@ class Source:
         count = sum(node.op is not None for node in nodes)
         if not config.exec_plan_cache or context.device_type != "cpu" or count < LEAST:
             return None
-        kernels.load_ahead(options.device_type)
         at = {node: position for position, node in enumerate(nodes)}
         says: dict[Operator, int] = {}
         told: list[Any] = []
@@ -146,7 +147,7 @@ class Source:
             return None
         ends = [(at[node], index) for node, index in entries]
         rest = (_FORMAT, _identity(), str(context), train, [[at[n] for n in each] for each in chosen], ends, operators)
-        text = f"{rest!r}\n{config!r}\n{options!r}\n{threads.cores()}".encode()
+        text = f"{rest!r}\n{config!r}\n{_said(options)!r}\n{threads.cores()}".encode()
         key = disk_cache.digest(text + marshal.dumps(told, 2)).hexdigest()  # later forms depend on object identity
         return cls(nodes, shapes, dtypes, context, train, options, key)
 
@@ -171,6 +172,12 @@ class Source:
         plan.graph.shapes.update(self._shapes)  # type: ignore[attr-defined]  # made by _Reading
         plan.graph.dtypes.update(self._dtypes)  # type: ignore[attr-defined]
         return plan if _has_room(plan, self._options) else None
+
+
+def _said(options: Options) -> list[Any]:
+    """The values of options; sets in an order that is the same in every process."""
+    values = [getattr(options, each.name) for each in fields(options)]
+    return [sorted(map(repr, value)) if isinstance(value, frozenset) else value for value in values]
 
 
 def _has_room(plan: Plan, options: Options) -> bool:
@@ -200,19 +207,10 @@ def _identity() -> tuple[Any, ...]:
     """The machine, the libraries that kernels come from, and flowmx's own source."""
     llvm, onednn = find_spec("llvmlite"), kernels.onednn.library.library()
     return (
-        sys.version, np.__version__, _processor(), None if llvm is None else _stamp(Path(llvm.origin or "")),
+        sys.version, np.__version__, disk_cache.processor(),
+        None if llvm is None else disk_cache.stamp(Path(llvm.origin or "")),
         None if onednn is None else (onednn.version(), onednn.isa), _sources(),
     )  # fmt: skip
-
-
-def _processor() -> str:
-    """The processor's model and features."""
-    try:
-        text = Path("/proc/cpuinfo").read_text("utf-8", "replace")
-    except OSError:
-        return f"{platform.machine()} {platform.processor()} {platform.version()}"
-    lines = text.partition("\n\n")[0].splitlines()
-    return "\n".join(line for line in lines if line.startswith(("model", "vendor", "stepping", "flags", "Features")))
 
 
 def _sources() -> str:
@@ -229,12 +227,7 @@ def _stamps(folder: str) -> Iterable[tuple[str, int, int]]:
             if each.is_dir():
                 yield from _stamps(each.path)
             elif each.name.endswith((".py", ".so", ".pyd")):
-                yield _stamp(each)
-
-
-def _stamp(path: Path | os.DirEntry[str]) -> tuple[str, int, int]:
-    about = path.stat()
-    return os.fspath(path), about.st_size, about.st_mtime_ns
+                yield disk_cache.stamp(each)
 
 
 # -- operators ---------------------------------------------------------------------------------------------------

@@ -100,53 +100,56 @@ class Walk:
         stores: whether the totals go to the variables' buffers, which may then be written on the way.
     """
 
+    # What a pass that is replayed never changes is not set for each one.
+    _bulk: Bulk | None = None
+    _at = 0
+    _heads: Sequence[NDArray] = ()
+    _given: Sequence[NDArray | None] = ()
+    _left: Counter[Any] | None = None
+    _key: replay.Key | None = None
+    _lesson: replay.Lesson | None = None
+    _nodes: list[TapeNode]
+    """The tape's nodes in the order of the walk; ``_at`` is the position reached."""
+    leaves: dict[Leaf, None]
+    """The variables that the heads depend on whose gradient buffers are to be written yet."""
+    _dead: set[TapeNode]
+    _sums: dict[TapeEntry, Cell]
+    _released: list[TapeNode]
+    _kept: set[Any]
+    _orders: dict[Device, Variable]
+
     def __init__(self, retain: bool, create_graph: bool, train_mode: bool, stores: bool) -> None:
         self._retain, self._create_graph, self._train, self._stores = retain, create_graph, train_mode, stores
         seen = create_graph or engine.is_watched
         self._by_calls = seen or not engine.config.backward_bulks
-        self._sums: dict[TapeEntry, Cell] = {}
-        self._bulk: Bulk | None = None
-        self._nodes: list[TapeNode] = []
-        """The tape's nodes in the order of the walk; ``_at`` is the position reached."""
-        self._at = 0
-        self.leaves: dict[Leaf, None] = {}
-        """The variables that the heads depend on whose gradient buffers are to be written yet."""
-        self._dead: set[TapeNode] = set()
-        self._heads: Sequence[NDArray] = ()
-        self._given: Sequence[NDArray | None] = ()
-        self._released: list[TapeNode] = []
-        self._left: Counter[Any] | None = None
-        self._kept: set[Any] = set()
-        self._orders: dict[Device, Variable] = {}
-        self._key: replay.Key | None = None
-        self._lesson: replay.Lesson | None = None
         self._origin = capture(3)
 
     # -- walking ---------------------------------------------------------------------------------------
 
-    def go(self, heads: list[NDArray], head_grads: list[NDArray | None]) -> None:
-        """Enqueue the gradients, as far as anybody needs to see them on the way."""
-        # What an asynchronous device launches is known operation by operation.
-        self._by_calls |= any(head._storage.device.is_asynchronous for head in heads)
-        with Scope(self._create_graph, self._train, True):
-            for position, (head, given) in enumerate(zip(heads, head_grads, strict=True)):
-                if head._entry is None:
-                    raise AutogradError(
-                        f"backward: head {position} (shape {head.shape}) was not computed inside autograd.record() "
-                        "from arrays with attach_grad()"
-                    )
-                if given is not None and given.shape != head.shape:
+    def go(self, heads: list[NDArray], head_grads: list[NDArray | None]) -> bool:
+        """Enqueue the gradients, as far as anybody needs to see them on the way; True if they are stored already."""
+        for position, (head, given) in enumerate(zip(heads, head_grads, strict=True)):
+            # What an asynchronous device launches is known operation by operation.
+            self._by_calls |= head._storage.device.is_asynchronous
+            if head._entry is None:
+                raise AutogradError(
+                    f"backward: head {position} (shape {head.shape}) was not computed inside autograd.record() "
+                    "from arrays with attach_grad()"
+                )
+            if given is not None:
+                if given._shape != head._shape and given.shape != head.shape:  # a sparse one has a shape of its own
                     raise AutogradError(
                         f"backward: head gradient {position} has shape {given.shape}, expected {head.shape}"
                     )
-                if given is not None:
-                    given._storage.shared = True
-            self._heads, self._given = heads, head_grads
-            self._nodes, self.leaves, self._dead = _order(heads)
-            if not self.leaves:
-                raise AutogradError(f"{_freed(self._nodes[-1])}; pass retain_graph=True to that one")
-            if self._replays():
-                return
+                given._storage.shared = True
+        self._heads, self._given = heads, head_grads
+        self._nodes, self.leaves, self._dead = _order(heads)
+        if not self.leaves:
+            raise AutogradError(f"{_freed(self._nodes[-1])}; pass retain_graph=True to that one")
+        if self._replays():
+            return True
+        self._sums, self._released, self._kept, self._orders = {}, [], set(), {}
+        with Scope(self._create_graph, self._train, True):
             for head, given in zip(heads, head_grads, strict=True):
                 assert head._entry is not None
                 self._add(head._entry, self._ones(head) if given is None else given)
@@ -158,10 +161,11 @@ class Walk:
                 if self._released:
                     free(self._released)
             self._nodes, self._released = [], []
+        return False
 
     def _replays(self) -> bool:
         """Push the pass as it was learned from tapes of this form, if it was; else it may be learned from this one."""
-        if not self._stores or self._by_calls or self._dead:
+        if not self._stores or self._by_calls:
             return False
         nodes, leaves = self._nodes, list(self.leaves)
         self._key = replay.key_of(nodes, leaves, self._heads, self._given, self._train)
@@ -172,12 +176,14 @@ class Walk:
         if known is not None and known.run(nodes, tops, leaves, self._train, self._origin):
             replay.forms.replayed += 1
             for leaf in leaves:
-                assert leaf.grad is not None
-                _overwrite(leaf, leaf.grad)
+                grad = leaf.grad
+                if grad is not None and grad._past is not None:
+                    _overwrite(leaf, grad)
             if not self._retain:
-                for node in nodes:
+                reached = nodes if known.reached is None else [nodes[at] for at in known.reached]
+                for node in reached:
                     node.release()
-                free(nodes)
+                free(reached)
             self._nodes, self.leaves = [], {}
             return True
         if is_new:
@@ -205,8 +211,8 @@ class Walk:
             for entry, gradient in zip(node.entries, found, strict=False):
                 if entry is not None and gradient is not None:
                     self._add(entry, gradient)
-        elif self._lesson is not None:
-            self._lesson.failed = True
+        if self._lesson is not None and is_reached:
+            self._lesson.reached.append(self._at)
         if self._left is not None:
             self._left.subtract(entry for entry in node.entries if entry is not None)
         if is_reached and not self._retain:
@@ -442,7 +448,11 @@ class Walk:
         if target is None or (total is target and leaf.request == "write"):
             return
         _overwrite(leaf, target)
-        if isinstance(total, Value) and _is_like(total, target, target._storage.device):
+        # A head gradient is copied; arrays that the user's code made are stored by operations of their own.
+        is_ours = isinstance(total, Value) or (
+            not self._by_calls and any(total is each for each in self._given) and type(total._shape) is tuple
+        )
+        if is_ours and leaf.request != "null" and _is_like(total, target, target._storage.device):
             _store(self._on(target._storage.device), leaf, total, target)
         elif leaf.request != "null":
             _store_array(leaf, self.arrays([total])[0], target)

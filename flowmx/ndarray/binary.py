@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from flowmx.ndarray.array import NDArray
-from flowmx.ndarray.core import invoke
+from flowmx.ndarray.core import Elementwise
+from flowmx.ndarray.operators import Numbers
 from flowmx.ops.registry.operators import lookup
 
 Operand = NDArray | float
@@ -29,18 +30,22 @@ def _two(
         swapped: the operator with a number on the left, without ``_scalar``.
         numbers: the function of two numbers.
     """
+    both = Elementwise(lookup(f"broadcast_{arrays}").create())
+    right, left = (Numbers(f"{each}_scalar") for each in (scalar, swapped))
 
     def function(lhs: Operand, rhs: Operand) -> Any:
-        for side, value in (("lhs", lhs), ("rhs", rhs)):
-            if not isinstance(value, (NDArray, *_NUMBERS)):
-                raise TypeError(f"{name}: {side} is {type(value).__name__}, expected an NDArray or a number")
         if isinstance(lhs, NDArray):
             if isinstance(rhs, NDArray):
-                return invoke(lookup(f"broadcast_{arrays}").create(), (lhs, rhs))
-            return invoke(lookup(f"{scalar}_scalar").create(scalar=float(rhs)), (lhs,))
-        if isinstance(rhs, NDArray):
-            return invoke(lookup(f"{swapped}_scalar").create(scalar=float(lhs)), (rhs,))
-        return numbers(lhs, rhs)
+                return both(lhs, rhs)
+            if isinstance(rhs, _NUMBERS):
+                return (right.known.get(rhs) or right.make(rhs))(lhs)
+        elif isinstance(lhs, _NUMBERS):
+            if isinstance(rhs, NDArray):
+                return (left.known.get(lhs) or left.make(lhs))(rhs)
+            if isinstance(rhs, _NUMBERS):
+                return numbers(lhs, rhs)
+        side, value = ("rhs", rhs) if isinstance(lhs, (NDArray, *_NUMBERS)) else ("lhs", lhs)
+        raise TypeError(f"{name}: {side} is {type(value).__name__}, expected an NDArray or a number")
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"{lookup(f'broadcast_{arrays}').__doc__} Each is an array or a number."

@@ -30,6 +30,8 @@ MOST_PARTS = 32
 MOST_WEIGHT = 1 << 23
 """Bytes to move after which it is pushed: big gradients are handed over while others are computed."""
 
+_SHORT_WEIGHT = MOST_WEIGHT * 3 // 2
+"""Bytes to move up to which a bulk of short parts is short: also one that has just become large enough."""
 _LIGHT_WEIGHT = 1 << 21
 """Bytes to move up to which a bulk of light parts is light."""
 
@@ -80,13 +82,18 @@ class Bulk:
         self._parts: list[Part | None] = []
         self._reads: dict[Storage, None] = {}
         self._writes: dict[Variable, None] = {order: None}
-        self._is_light = True
+        self._is_light = self._is_short = True
         self._weight = self.nbytes = 0
 
     @property
     def light(self) -> bool:
         """True if it takes little enough to run at its push."""
         return self._is_light and self._weight <= _LIGHT_WEIGHT
+
+    @property
+    def short(self) -> bool:
+        """True if to hand it to another thread does not pay."""
+        return self._is_short and self._weight <= _SHORT_WEIGHT
 
     @property
     def is_full(self) -> bool:
@@ -115,6 +122,7 @@ class Bulk:
         if values:
             self._add(run_rule, cells, (rule, tuple(values)), tuple(values.values()))
             self._is_light &= rule.light and not rule.is_late
+            self._is_short &= rule.short
             self._weight += rule.weight
             self.nbytes += rule.nbytes
         return found
@@ -131,6 +139,7 @@ class Bulk:
         self._add(add_total, (target, value), rule, (target._storage,))
         self._writes[target._storage] = None
         self._is_light &= rule.light and not rule.is_late
+        self._is_short &= rule.short
         self._weight += rule.weight
 
     def show(self, value: Value) -> BaseArray:
@@ -159,7 +168,7 @@ class Bulk:
             self.nbytes, self.light,
         )  # fmt: skip
         op.arguments = (run, self._parts, op)
-        op.bulkable, op.settles = False, True
+        op.bulkable, op.settles, op.short = False, True, self.short
         engine.enqueue(op)
         if op.state == DONE:
             op.arguments = ()  # they hold the operation

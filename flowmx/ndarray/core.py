@@ -13,6 +13,7 @@ import math
 import sys
 import zlib
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from weakref import WeakSet
 
@@ -409,7 +410,7 @@ class Elementwise:
             out._shape = shape
             out._dtype = dtype
             nbytes = spec.nbytes
-        elif out._shape == shape and out._dtype == dtype:
+        elif out._shape == shape and out._dtype == dtype and type(ufunc) is not FunctionType:
             target, nbytes = storage, 0
         else:
             return invoke(self.op, operands, out, depth=3)
@@ -421,10 +422,11 @@ class Elementwise:
         else:
             origin = capture(3)
             arguments = (ufunc, operands, number, out)
-            name = self.op.name
-            engine.enqueue(
-                Operation(_compute_ufunc, arguments, reads, (target,), device.compute, name, origin, nbytes, spec.light)
+            work = Operation(
+                _compute_ufunc, arguments, reads, (target,), device.compute, self.op.name, origin, nbytes, spec.light
             )
+            work.short = spec.short
+            engine.enqueue(work)
         if mode.recording and (x._past is not None or y is not None):
             op = self.op
             gradient = spec.gradient
@@ -445,15 +447,34 @@ class Elementwise:
         if any(isinstance(each._shape, SparseShape) for each in operands):
             return ()
         direct = self.op.as_ufunc(device.xp, operands[0]._dtype)
-        if direct is None or any(each._storage.device is not device for each in operands):
+        if any(each._storage.device is not device for each in operands):
             return ()
         if casting is not None and casting.targets(self.op, tuple([each._dtype for each in operands])) is not None:
             return ()
         spec = self.op.spec(tuple([each._shape for each in operands]), tuple([each._dtype for each in operands]))
-        if spec.nbytes >= _SHARED_BYTES and kernel_for(device.kernels, self.op.name) is not None:
-            return ()
+        if direct is None or (spec.nbytes >= _SHARED_BYTES and kernel_for(device.kernels, self.op.name) is not None):
+            direct = self._bound(operands, device, spec)
+            if direct is None:
+                return ()
         first, last = operands[0], operands[-1]
         return (first._shape, first._dtype, last._shape, last._dtype, device, spec, *direct)
+
+    def _bound(
+        self, operands: tuple[BaseArray, ...], device: Device, spec: Spec
+    ) -> tuple[Callable[..., Any], Any] | None:  # fmt: skip
+        """What computes calls of one form, called as a ufunc; None where there is more to a call."""
+        plain = spec.is_plain and spec.single and not self.op.traits.mode_matters
+        if not plain or device.is_asynchronous or device.xp is not np or self.op.visible_outputs() != 1:
+            return None
+        ready = _ready(self.op, spec, device, operands)
+        if spec.ready is not ready:
+            return None
+        _, forward, run, _ = ready
+
+        def call(*inputs: Any, out: Any) -> None:
+            forward(run, inputs, (out,))
+
+        return call, None
 
 
 def invoke(
@@ -524,9 +545,9 @@ def _call(
             each._storage.version = 1
     else:
         origin = capture(depth)
-        engine.enqueue(
-            Operation(_compute, arguments, reads, writes, device.compute, op.name, origin, spec.nbytes, light)
-        )
+        work = Operation(_compute, arguments, reads, writes, device.compute, op.name, origin, spec.nbytes, light)
+        work.short = spec.short
+        engine.enqueue(work)
     if mode.recording:
         gradient = spec.gradient
         record(op.name, gradient, inputs, outputs, visible, origin or capture(depth), spec.rules)
@@ -596,6 +617,7 @@ def _call_any(
         nbytes,
         spec.light and spec.ready is ready,
     )
+    work.short = spec.short and not traits.detached
     if traits.detached:
         op.detach(work, inputs)
     engine.enqueue(work)
@@ -836,6 +858,7 @@ def push_on(
     depth: int = 2,
     detached: bool = False,
     actor: Actor | None = None,
+    short: bool = False,
 ) -> None:
     """Enqueue work on arrays that is no operator (assignments, copies), or ``detached``: with user code in it.
 
@@ -846,6 +869,7 @@ def push_on(
         notes.refuse()
     actor = actor or device.compute
     work = Operation(function, arguments, reads, writes, actor, name, capture(depth), nbytes, light)
+    work.short = short
     if detached:
         custom.detach(work)
     engine.enqueue(work)

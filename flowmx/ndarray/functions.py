@@ -60,7 +60,7 @@ class _Calls:
                 arrays.append(value)
                 value = _ARRAY
             elif isinstance(value, _FLOATS) and not value:
-                return call(self._cls, args, kwargs, 5)  # 0, 0.0 and -0.0 are equal as keys
+                value = _ZERO, str(value)  # 0, 0.0 and -0.0 are equal as keys
             key.append(value)
         for name, value in kwargs.items():
             if name == "name":
@@ -71,7 +71,7 @@ class _Calls:
                 arrays.append(value)
                 value = _ARRAY
             elif isinstance(value, _FLOATS) and not value:
-                return call(self._cls, args, kwargs, 5)
+                value = _ZERO, str(value)
             key += (name, value)
         whole = tuple(key)
         try:
@@ -82,7 +82,9 @@ class _Calls:
             known = self._learn(args, kwargs, whole)
             if known is None:
                 return call(self._cls, args, kwargs, 5)
-        op, order = known
+        op, order, quick = known
+        if quick is not None:
+            return quick(*arrays)
         return invoke(op, arrays if order is None else [arrays[at] for at in order], None, None, 4)
 
     def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> _Known | None:
@@ -111,17 +113,21 @@ class _Calls:
         order = tuple([at[id(each)] for each in ordered])
         if len(self._known) >= _KEPT:
             self._known.clear()
-        made = self._known[key] = op, None if order == tuple(range(len(stand))) else order
+        is_ordered = order == tuple(range(len(stand)))
+        is_simple = is_ordered and len(stand) <= _MOST_QUICK and op.visible_outputs() == 1 and not op.auxiliary
+        made = self._known[key] = op, None if is_ordered else order, Elementwise(op) if is_simple else None
         return made
 
 
-_ARRAY = object()
+_ARRAY, _ZERO = object(), object()
 _FLOATS = (float, np.floating)
 _PLAIN = frozenset({bool, int, str, tuple, type(None)})
 """Types of arguments about which there is nothing to look at."""
 _KEPT = 1024
-_Known = tuple[Operator, tuple[int, ...] | None]
-"""An operator, and the order in which it takes the arrays of a call, where it is another one."""
+_MOST_QUICK = 2
+"""Arrays with which a call may be one that is remembered whole."""
+_Known = tuple[Operator, tuple[int, ...] | None, Elementwise | None]
+"""An operator, and the order in which it takes the arrays of a call, where it is another one; its calls as a whole."""
 
 
 def _device(ctx: devices.Context | str) -> devices.Device:

@@ -21,26 +21,30 @@ def _with_number(name: str, number: Any) -> Elementwise:
     return Elementwise(lookup(name).create(scalar=float(number)))
 
 
-class _Numbers:
+class Numbers:
     """The operators of one name with numbers bound, interned, since loops use the same numbers again."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self.known: dict[Any, Elementwise] = {}
+        self._zeros: dict[str, Elementwise] = {}
 
     def make(self, number: Any) -> Elementwise:
+        """The operator with a number that is not among those that are known."""
+        if number == 0:  # 0.0 and -0.0 are equal as keys
+            sign = str(float(number))
+            return self._zeros.get(sign) or self._zeros.setdefault(sign, _with_number(self._name, number))
         made = _with_number(self._name, number)
-        if number != 0:  # 0.0 and -0.0 are equal as keys
-            if len(self.known) >= _INTERN_LIMIT:
-                self.known.clear()
-            self.known[number] = made
+        if len(self.known) >= _INTERN_LIMIT:
+            self.known.clear()
+        self.known[number] = made
         return made
 
 
 def _binary(array_name: str, scalar_name: str, swapped: bool = False) -> Callable[[Any, Any], NDArray]:
     """The method for one operator: with an array (broadcast), or with a number."""
     both = Elementwise(lookup(array_name).create())
-    numbers = _Numbers(scalar_name)
+    numbers = Numbers(scalar_name)
     known = numbers.known
 
     def method(self: BaseArray, other: Any) -> Any:
@@ -60,7 +64,7 @@ def _binary(array_name: str, scalar_name: str, swapped: bool = False) -> Callabl
 def _in_place(array_name: str, scalar_name: str) -> Callable[[Any, Any], NDArray]:
     """The method for one in-place operator: the array's own memory takes the result."""
     both = Elementwise(lookup(array_name).create())
-    numbers = _Numbers(scalar_name)
+    numbers = Numbers(scalar_name)
     known = numbers.known
 
     def method(self: Any, other: Any) -> Any:

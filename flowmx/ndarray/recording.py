@@ -6,6 +6,7 @@ back over the tape is in ``flowmx/autograd.py``.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Collection, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -47,6 +48,33 @@ OFF = State()
 state: ContextVar[State] = ContextVar("flowmx_autograd", default=OFF)
 
 
+_MOST_PUT_OFF = 300
+"""Collections of the middle generation for each full one while there is a tape: some two million objects."""
+_threshold: tuple[int, int, int] | None = None
+"""The collector's thresholds as they were before recording began."""
+
+
+def _put_off_full_collections() -> None:
+    """Let the garbage collector look at everything less often until a tape is freed: it is long, and has no cycles.
+
+    By itself it looks whenever there is a quarter more than at the last time, five times for 100,000 operators, which
+    takes as long as to record them.
+    """
+    global _threshold
+    first, second, third = gc.get_threshold()
+    if third < _MOST_PUT_OFF:
+        _threshold = (first, second, third)
+        gc.set_threshold(first, second, _MOST_PUT_OFF)
+
+
+def _collect_as_before() -> None:
+    """Undo that, unless somebody has set other thresholds meanwhile."""
+    global _threshold
+    before, _threshold = _threshold, None
+    if before is not None and gc.get_threshold() == (*before[:2], _MOST_PUT_OFF):
+        gc.set_threshold(*before)
+
+
 class Scope:
     """A ``with`` block that changes the task's autograd state, and puts it back. Several tasks may be in one."""
 
@@ -56,6 +84,8 @@ class Scope:
     def __enter__(self) -> None:
         now = state.get()
         recording_, training, backward = self._change
+        if recording_ and not now.recording:
+            _put_off_full_collections()
         state.set(
             State(
                 now.recording if recording_ is None else recording_,
@@ -101,6 +131,8 @@ def free(nodes: Sequence[TapeNode]) -> None:
     """Forget what led to nodes that were released: what is recorded from now on can not go back through them."""
     global _era
     _era += 1
+    if _threshold is not None:
+        _collect_as_before()
     for node in nodes:
         node.entries = ()
         node.era = _era

@@ -83,13 +83,14 @@ class Program(NamedTuple):
         steps: what is computed, and stored, in this order.
         sources: for each slot that is an array: which, as its node's number and its place there.
         leaves: the variables whose buffers are written.
-        light, nbytes: as of an operation.
+        light, short, nbytes: as of an operation.
     """
 
     steps: tuple[Step | Total, ...]
     sources: tuple[tuple[int, int, int], ...]
     leaves: tuple[int, ...]
     light: bool
+    short: bool
     nbytes: int
 
 
@@ -98,6 +99,7 @@ class Pushed(NamedTuple):
 
     parts: tuple[Part, ...]
     light: bool
+    short: bool
     nbytes: int
 
 
@@ -111,6 +113,7 @@ class Replay(NamedTuple):
         checked: the arrays, as node and place, that must not have been changed since they were recorded.
         forms: shape and dtype of each variable's gradient.
         rules: the rules of the nodes, held so that their identities stay theirs.
+        reached: which nodes gradients reach, so that they are freed; None: all.
     """
 
     device: Device
@@ -119,6 +122,7 @@ class Replay(NamedTuple):
     checked: tuple[tuple[int, int], ...]
     forms: tuple[tuple[Any, Any], ...]
     rules: tuple[dict[Any, Any], ...]
+    reached: tuple[int, ...] | None = None
 
     def run(
         self, nodes: Sequence[TapeNode], tops: Sequence[BaseArray], leaves: Sequence[Leaf], train: bool, origin: Origin
@@ -135,43 +139,54 @@ class Replay(NamedTuple):
         Raises:
             AutogradError: an array that a gradient looks at was changed since it was recorded.
         """
-        device = self.device
-        grads: list[Any] = [leaf.grad for leaf in leaves]
-        for grad, form in zip(grads, self.forms, strict=True):
-            if grad is None or grad._view is not None or (grad._shape, grad._dtype) != form:
+        device, count = self.device, len(nodes)
+        grads: list[Any] = []
+        written: set[Storage] = set()
+        for leaf, (shape, dtype) in zip(leaves, self.forms, strict=True):
+            grad = leaf.grad
+            if grad is None or grad._view is not None or grad._shape != shape or grad._dtype != dtype:
                 return False
-        written = {grad._storage for grad in grads}
-        if len(written) < len(grads) or any(storage.device is not device for storage in written):
-            return False
-        held: list[Any] = [*[node.kept for node in nodes], [_kept(top) for top in tops]]
-        arrays = []
+            storage = grad._storage
+            if storage.device is not device or storage in written:
+                return False
+            grads.append(grad)
+            written.add(storage)
+        arrays, reads = [], []
         for program in self.programs:
-            found = []
+            found: list[Any] = []
+            memory: dict[Storage, None] = {}
             for _, at, place in program.sources:
-                of = held[at]
-                if of is None:
-                    return False
-                array = of[place]
-                storage = _storage(array)
+                if at < count:
+                    of = nodes[at].kept
+                    if of is None:
+                        return False
+                    array = of[place]
+                else:
+                    array = _kept(tops[place])
+                storage = array if type(array) is Storage else array._storage
                 if storage.device is not device or storage in written:
                     return False
                 found.append(array)
+                memory[storage] = None
             arrays.append(found)
+            reads.append(tuple(memory))
         for at, place in self.checked:
             checked = nodes[at]
-            if _storage(held[at][place]).version != checked.version(place):
+            kept = checked.kept
+            assert kept is not None
+            if _storage(kept[place]).version != kept[len(kept) // 2 + place]:
                 checked.refuse_changed(place)
         order = Variable("order of a backward pass")
         slots: list[Any] = [None] * self.slots
         failed: dict[int, Failure] = {}
-        for program, found in zip(self.programs, arrays, strict=True):
+        run = run_on(device, train)
+        for program, found, read in zip(self.programs, arrays, reads, strict=True):
             targets = [grads[leaf]._storage for leaf in program.leaves]
             op = Operation(
-                _compute, (), tuple(dict.fromkeys([_storage(each) for each in found])), (order, *targets),
-                device.compute, "backward", origin, program.nbytes, program.light,
-            )  # fmt: skip
-            op.arguments = (run_on(device, train), program, slots, failed, found, grads, op)
-            op.bulkable, op.settles = False, True
+                _compute, (), read, (order, *targets), device.compute, "backward", origin, program.nbytes, program.light
+            )
+            op.arguments = (run, program, slots, failed, found, grads, op)
+            op.bulkable, op.settles, op.short = False, True, program.short
             engine.enqueue(op)
             if op.state == DONE:
                 op.arguments = ()  # they hold the operation
@@ -349,17 +364,18 @@ def key_of(
     """The form of a tape; None where it is not learned."""
     if len(nodes) > _MOST_NODES:
         return None
-    places: dict[Any, int] = {leaf: -at for at, leaf in enumerate(leaves, 2)}
+    places: dict[Any, int] = {}
     key: list[Any] = [train, len(leaves)]
     add = key.append
-    written = set()
-    for leaf in leaves:
-        if leaf.grad is None or leaf.request not in ("write", "add"):
+    for at, leaf in enumerate(leaves, 2):
+        grad, request = leaf.grad, leaf.request
+        if grad is None or (request != "write" and request != "add"):  # no tuple to look through
             return None
-        written.add(leaf.grad._storage)
-        add(leaf.request)
-    if any(grad is not None and grad._storage in written for grad in given):
-        return None  # what is written is read as well, and may need no writing
+        for other in given:
+            if other is not None and other._storage is grad._storage:
+                return None  # what is written is read as well, and may need no writing
+        places[leaf] = -at
+        add(request)
     for at, node in enumerate(nodes):
         rules = node.rules
         if rules is None or node.kept is None:
@@ -386,6 +402,7 @@ class Lesson:
     Attributes:
         pushed: its bulks.
         checked: the arrays that gradients looked at.
+        reached: the nodes that gradients reached.
         failed: True once it did what can not be replayed.
     """
 
@@ -394,6 +411,7 @@ class Lesson:
     ) -> None:
         self.pushed: list[Pushed] = []
         self.checked: list[tuple[int, int]] = []
+        self.reached: list[int] = []
         self.failed = False
         self._device = device
         self._leaves = {id(leaf.grad): at for at, leaf in enumerate(leaves)}
@@ -409,7 +427,7 @@ class Lesson:
 
     def note(self, bulk: Bulk) -> None:
         """Note a bulk that is about to be pushed."""
-        self.pushed.append(Pushed(tuple(bulk.parts()), bulk.light, bulk.nbytes))
+        self.pushed.append(Pushed(tuple(bulk.parts()), bulk.light, bulk.short, bulk.nbytes))
 
     def _new(self) -> int:
         self._count += 1
@@ -440,10 +458,12 @@ class Lesson:
                 ]
             )
             leaves = tuple([step.leaf for step in steps if isinstance(step, Total)])
-            programs.append(Program(ended, tuple(sources), leaves, bulk.light, bulk.nbytes))
+            programs.append(Program(ended, tuple(sources), leaves, bulk.light, bulk.short, bulk.nbytes))
+        reached = None if len(self.reached) == len(self._held) - 1 else tuple(self.reached)
         return Replay(
-            self._device, tuple(programs), self._count, tuple(dict.fromkeys(self.checked)), self._forms, self._rules
-        )
+            self._device, tuple(programs), self._count, tuple(dict.fromkeys(self.checked)), self._forms, self._rules,
+            reached,
+        )  # fmt: skip
 
     def _flat(self, number: int, bulk: Pushed) -> tuple[list[Step | Total], list[tuple[int, int, int]]]:
         """The steps of a bulk, and its sources."""

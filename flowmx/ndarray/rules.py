@@ -51,21 +51,24 @@ class Rule:
         forms: shapes and dtypes of the values.
         views: values that are others with a new shape.
         light: whether all steps take microseconds.
+        short: whether each is as short as an operation may be that is not handed to another thread.
         is_late: whether it was learned on an event loop where a kernel of a step was not compiled yet; it must not run
             there before that is.
         weight: about how much there is to do, in bytes.
         nbytes: what the steps make.
     """
 
-    __slots__ = ("checked", "forms", "is_late", "light", "nbytes", "results", "sources", "steps", "views", "weight")
+    __slots__ = ("checked", "forms", "is_late", "light", "nbytes", "results", "short", "sources", "steps", "views",
+                 "weight")  # fmt: skip
 
     def __init__(
         self, sources: Sequence[int], checked: Sequence[int], steps: Sequence[RuleStep], results: Sequence[int | None],
-        forms: Sequence[Form], light: bool, weight: int, is_late: bool = False,
+        forms: Sequence[Form], light: bool, short: bool, weight: int, is_late: bool = False,
     ) -> None:  # fmt: skip
         self.is_late = is_late
         self.sources, self.checked, self.results = tuple(sources), tuple(checked), tuple(results)
-        self.steps, self.forms, self.light, self.weight = tuple(steps), tuple(forms), light, weight
+        self.steps, self.forms = tuple(steps), tuple(forms)
+        self.light, self.short, self.weight = light, short, weight
         made = len(self.sources)
         views = set()
         for step in self.steps:
@@ -90,7 +93,7 @@ class _Noted(Notes):
         self._at = {id(each): position for position, each in enumerate(given)}
         self._stored = {id(each._storage): position for position, each in enumerate(given)}
         self.steps: list[RuleStep] = []
-        self.light = True
+        self.light = self.short = True
         self.is_late = False
         self.weight = 0
 
@@ -107,6 +110,7 @@ class _Noted(Notes):
         self.is_late |= compiling.missed
         self.steps.append(RuleStep(op.name, forward, reads, makes))
         self.light &= spec.light
+        self.short &= spec.short
         self.weight += spec.weight
         made = [allocate(self._device, shape, dtype) for shape, dtype in makes]
         for each in made:
@@ -263,6 +267,7 @@ def _pruned(notes: _Noted, given: int, seen: Sequence[int], results: Sequence[in
         [None if each is None else number[each] for each in results],
         forms,
         notes.light,
+        notes.short,
         notes.weight,
         notes.is_late,
     )

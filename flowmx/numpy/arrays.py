@@ -17,7 +17,7 @@ from flowmx.engine.runtime import engine
 from flowmx.ndarray import core, indexing, views
 from flowmx.ndarray.array import NDArray, on_context
 from flowmx.ndarray.core import BaseArray, Elementwise
-from flowmx.ndarray.operators import _Numbers
+from flowmx.ndarray.operators import Numbers
 from flowmx.numpy import calls, table
 from flowmx.numpy import parts as parts_of
 from flowmx.numpy.calls import both_modes, call, given_dtype, registered_or_call
@@ -48,7 +48,7 @@ def _binary(function: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
     floats = registered_or_call(function)
     others = both_modes(function)
     with_number = table.REGISTERED_WITH_NUMBER.get(function)
-    numbers = None if with_number is None else _Numbers(with_number[swapped])
+    numbers = None if with_number is None else Numbers(with_number[swapped])
     known: dict[Any, Elementwise] = {} if numbers is None else numbers.known
 
     forward = _binary(function) if swapped else None

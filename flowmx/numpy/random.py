@@ -13,6 +13,7 @@ import numpy as np
 
 from flowmx import random as _classic
 from flowmx.devices import current_context
+from flowmx.errors import raised_as_mxnet
 from flowmx.ndarray.array import on_context
 from flowmx.ndarray.core import BaseArray, invoke
 from flowmx.numpy import calls
@@ -196,7 +197,8 @@ def _draw(method: str, args: Sequence[Any], size: Any, dtype: Any, ctx: Any, out
     kwargs = {} if size is None else {"size": int(size) if isinstance(size, (int, np.integer)) else tuple(size)}
     parameters = {"num_args": len(sorter.arrays), "function": method, "form": encode(kept, kwargs), "dtype": dtype}
     op = NumPyRandom.create(**parameters)
-    made = calls.face(invoke(op, sorter.arrays, None, None if sorter.arrays else on_context(context), 4))
+    with raised_as_mxnet(ValueError):
+        made = calls.face(invoke(op, sorter.arrays, None, None if sorter.arrays else on_context(context), 4))
     return made if out is None else calls.into(method, made, out, None)
 
 

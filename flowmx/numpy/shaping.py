@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from flowmx.engine.runtime import engine
+from flowmx.errors import raised_as_mxnet
 from flowmx.ndarray import views
 from flowmx.ndarray.core import BaseArray
 from flowmx.numpy import calls, table
@@ -38,6 +39,7 @@ def reshape(a: Any, /, shape: Any = None, order: str = "C", *, newshape: Any = N
 
 
 @lru_cache(4096)
+@raised_as_mxnet(ValueError)
 def _resolved(shape: Shape, wanted: int | Shape) -> Shape:
     """A new shape with -1 resolved, by NumPy's own rules and with its errors."""
     return np.broadcast_to(np.zeros((), bool), shape).reshape(wanted).shape

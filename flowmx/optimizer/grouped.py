@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 
 from flowmx.errors import DeviceError
 from flowmx.ndarray import NDArray
+from flowmx.ndarray.bulk import MOST_WEIGHT
 from flowmx.ndarray.core import BaseArray, forward_of, invoke, push_on, refuse_in_place, run_on
 from flowmx.ndarray.host import bring
 from flowmx.ndarray.recording import state as recording
@@ -122,8 +123,8 @@ def push(updates: Sequence[Update], known: Group | None = None) -> Group | None:
         steps.append(PreparedUpdate(forward, arrays, each.weight, each.op, each.master is not None))
     # What may have to be compiled first must not run on a thread that runs an event loop.
     light = known.touched <= (_LIGHT_BYTES if is_known else LIGHT_BYTES)
-    run = run_on(device, False)
-    push_on(device, _compute, (run, steps), known.reads, known.writes, updates[0].op.name, light, depth=4)
+    short, run = is_known and known.touched <= MOST_WEIGHT, run_on(device, False)
+    push_on(device, _compute, (run, steps), known.reads, known.writes, updates[0].op.name, light, depth=4, short=short)
     return known
 
 

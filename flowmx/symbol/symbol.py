@@ -267,10 +267,15 @@ class Symbol(Methods):
 
     def infer_shape_partial(
         self, *args: Sequence[int] | None, **kwargs: Sequence[int]
-    ) -> tuple[list[Shape], list[Shape], list[Shape]]:
-        """As :meth:`infer_shape`, with what is unknown as 0 (an unknown shape as the empty tuple)."""
+    ) -> tuple[list[ShapeOrNone], list[ShapeOrNone], list[ShapeOrNone]]:
+        """As :meth:`infer_shape`, with what is unknown as 0 (an unknown shape as the empty tuple).
 
-        def shown(shape: ShapeOrNone) -> Shape:
+        Within :func:`mx.np_shape`, where 0 is a length, what is unknown is -1, and an unknown shape None.
+        """
+
+        def shown(shape: ShapeOrNone) -> ShapeOrNone:
+            if semantics.get().shape:
+                return shape
             return () if shape is None else tuple(max(0, n) for n in shape)
 
         self._refuse_others("infer_shape_partial", kwargs)

@@ -37,7 +37,7 @@ def shapes_of(what: str, symbol: Symbol, given: Mapping[str, Sequence[int]]) -> 
     if found is None:
         unknown = [
             name for name, shape in zip(inner.list_outputs(), inner.infer_shape_partial(**given)[1], strict=True)
-            if not shape or 0 in shape
+            if not shape or min(shape) < 1
         ]  # fmt: skip
         raise ValueError(f"{what}: the shapes given are not enough: unknown are those of {', '.join(unknown[:5])}")
     return dict(zip(inner._entries, found, strict=True))

@@ -10,10 +10,23 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from flowmx.ops.arrays.linear import Inferred, InferredTypes, bound
 from flowmx.ops.arrays.reshaping import rebuild
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, family, operator, required
+from flowmx.ops.registry.operators import (
+    Array,
+    Bound,
+    Form,
+    Operator,
+    Run,
+    Shape,
+    ShapeOrNone,
+    family,
+    operator,
+    required,
+)
 
 
 @family
@@ -51,6 +64,23 @@ class EmbeddedPart(_Strided):
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return [self.shape], [self.whole]
+
+    def bound(self, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
+        if xp is not np or given[0][1] != made[0][1]:
+            return None
+        shape, dtype = self.shape, made[0][1]
+        offset, strides = self.offset * dtype.itemsize, tuple([each * dtype.itemsize for each in self.strides])
+        view = np.ndarray
+
+        def embed(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+            out = outputs[0]
+            if not out.flags.c_contiguous:
+                self.forward(run, inputs, outputs)
+                return
+            out.fill(0)
+            view(shape, dtype, out, offset, strides)[...] = inputs[0]
+
+        return embed
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         made = run.xp.zeros(self.whole, outputs[0].dtype)

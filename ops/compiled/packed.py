@@ -45,6 +45,15 @@ class PackConvolution(Pack, FusedConvolution):
     """The filters of a convolution."""
 
 
+@operator("_order_Convolution")
+class OrderConvolution(PackConvolution, once=False):
+    """The filters of a convolution that runs slice by slice, brought into order in each run, before the slices."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.with_traits(in_place=())
+
+
 @operator("_pack_FullyConnected")
 class PackFullyConnected(Pack, FusedFullyConnected):
     """The weight of FullyConnected."""

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, in_order, placeholder, uniforms
 from flowmx.ops.math.special import erf, erfinv, sigmoid
 from flowmx.ops.math.special_gamma import gamma, gammaln, polygamma
@@ -34,13 +36,30 @@ FLOAT64 = BY_NAME["float64"]
 _ROOT_HALF, _TO_DENSITY = 0.7071067811865476, 0.3989422804014327
 
 
-_CLIPPED = 4096
-"""Elements above which NumPy's clip is faster than its maximum with a number: thrice, on large arrays."""
+_clip: Any = (np.core if np.__version__ < "2" else np._core).umath.clip  # np.clip looks at its arguments first
+
+
+def clip(xp: Any, x: Array, low: Any, high: Any, out: Array) -> None:
+    """Each element taken to the nearest number of a range; NaN stays."""
+    if xp is np and x.dtype == out.dtype and is_floating(x.dtype):
+        _clip(x, low, high, out)
+    else:
+        xp.clip(x, low, high, out=out)
+
+
+def clipping(xp: Any, dtype: DType, low: float, high: float) -> tuple[Callable[..., Any], Any] | None:
+    """The same as a function of an array, for a range, as :meth:`Operator.as_ufunc` has it."""
+    if xp is not np or dtype not in (FLOAT32, FLOAT64):
+        return None
+    numbers = np.array([low, high], dtype)
+    least, most = numbers[:1].reshape(()), numbers[1:].reshape(())
+    return lambda x, out: _clip(x, least, most, out), None
 
 
 def _relu(xp: Any, x: Array, out: Array) -> None:
-    if is_floating(x.dtype) and x.size > _CLIPPED:
-        xp.clip(x, 0, xp.inf, out=out)
+    if is_floating(x.dtype):
+        kind = x.dtype.type
+        clip(xp, x, kind(0), kind(np.inf), out)
     else:
         xp.maximum(x, x.dtype.type(0), out=out)
 

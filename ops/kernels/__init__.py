@@ -64,12 +64,21 @@ def weight_of_link(device_type: str, op: Operator, dtype: DType, count: int) -> 
     return None if ask is None else ask(op, dtype, count)
 
 
-def load_ahead(device_type: str) -> None:
-    """Let the compiler of loops be loaded meanwhile, where there is one."""
+def expect_graph(device_type: str) -> None:
+    """Let the compiler of loops be loaded meanwhile, where there is one that the cache has nothing of."""
     if device_type == "cpu":
         from flowmx.ops.kernels import llvm
 
         llvm.chain.can_compile()
+
+
+def load_ahead(device_type: str) -> None:
+    """Let the compiler of loops be loaded meanwhile, where there is one: for a graph that was not met before."""
+    if device_type == "cpu":
+        from flowmx.ops.kernels import llvm
+
+        if llvm.chain.can_compile():
+            llvm.program.load_ahead()
 
 
 def compile_ahead(device_type: str, chains: Sequence[tuple[Operator, Sequence[Laid], Sequence[Laid]]]) -> None:

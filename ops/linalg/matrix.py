@@ -8,10 +8,12 @@ from typing import Any, ClassVar, Literal
 
 from flowmx.errors import ShapeError
 from flowmx.ops.arrays.linear import Inferred, shape_of
-from flowmx.ops.math.products import matmul, multiplies
+from flowmx.ops.math.products import bound_product, matmul, multiplies
 from flowmx.ops.math.reduce import wide
 from flowmx.ops.registry.operators import (
     Array,
+    Bound,
+    Form,
     Operator,
     Run,
     Shape,
@@ -97,6 +99,9 @@ class Dot(Product, precision=Precision.WIDEST, batch_wise=BatchWise.FIRST):
         b = _as_matrix(rhs, not self.transpose_b)
         multiply(run, a.T if self.transpose_a else a, b.T if self.transpose_b else b, out)
 
+    def bound(self, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
+        return _bound(xp, (0, self.transpose_a), (1, self.transpose_b), given, made) if _are_matrices(given) else None
+
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
         summed = _sides(inputs[0], self.transpose_a)[0]
         return 2 * summed * math.prod(outputs[0]), super().cost(inputs, outputs)[1]
@@ -107,6 +112,28 @@ class Dot(Product, precision=Precision.WIDEST, batch_wise=BatchWise.FIRST):
             F.op("_backward_dot", heads[0], inputs[1], shape_of(inputs, 0), side="lhs", **ways),
             F.op("_backward_dot", heads[0], inputs[0], shape_of(inputs, 1), side="rhs", **ways),
         ]
+
+
+def _are_matrices(given: Sequence[Form]) -> bool:
+    return all(len(shape) == 2 for shape, _ in given)
+
+
+def _bound(
+    xp: Any, a: tuple[int, bool], b: tuple[int, bool], given: Sequence[Form], made: Sequence[Form]
+) -> Bound | None:  # fmt: skip
+    """The product of two inputs, given as their positions and whether they are transposed."""
+    if len({dtype for _, dtype in (*given, *made)}) > 1:
+        return None
+    (at_a, turn_a), (at_b, turn_b) = a, b
+    shape, dtype = made[0]
+    product = bound_product(xp, (given[at_a][0], turn_a), (given[at_b][0], turn_b), shape, dtype)
+    if product is None:
+        return None
+
+    def forward(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        product(inputs[at_a], inputs[at_b], outputs[0])
+
+    return forward
 
 
 def _sides(shape: Shape, first: bool) -> tuple[int, Shape]:
@@ -151,6 +178,19 @@ class BackwardDot(Product, hidden=True, batch_wise=BatchWise.OWN):
             multiply(run, columns.T, product.T, outputs[0])
         else:
             multiply(run, product, columns, outputs[0])
+
+    def bound(self, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
+        if not _are_matrices(given):
+            return None
+        head, other = 0, 1
+        if self.side == "lhs":  # head · otherᵀ, or other · headᵀ
+            pair = (head, False), (other, not self.transpose_b)
+        else:  # otherᵀ · head, or headᵀ · other
+            pair = (other, not self.transpose_a), (head, False)
+        if self.transpose_a if self.side == "lhs" else self.transpose_b:
+            (left, turn_left), (right, turn_right) = pair
+            pair = (right, not turn_right), (left, not turn_left)
+        return _bound(xp, *pair, given, made)
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
         summed_first = self.transpose_a if self.side == "lhs" else not self.transpose_b
@@ -220,6 +260,11 @@ class BatchDot(Product, precision=Precision.WIDEST, batch_wise=BatchWise.EACH):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         a, b = flipped(inputs[0], self.transpose_a), flipped(inputs[1], self.transpose_b)
         multiply(run, a, b, outputs[0])
+
+    def bound(self, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
+        (one, _), (other, _) = given
+        alike = one[:-2] == other[:-2]
+        return _bound(xp, (0, self.transpose_a), (1, self.transpose_b), given, made) if alike else None
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
         summed = inputs[0][-2 if self.transpose_a else -1]

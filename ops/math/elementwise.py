@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from flowmx.ops.formulas import functions as f
 from flowmx.ops.formulas.activations import softsign
-from flowmx.ops.formulas.arrays import OnArrays
+from flowmx.ops.formulas.arrays import OnArrays, clipping
 from flowmx.ops.formulas.expressions import (
     Expr,
     absolute,
@@ -153,6 +154,8 @@ def _register(row: Row) -> None:
             run.xp.copyto(out, made, casting="unsafe")
 
     def as_ufunc(self: Operator, xp: Any, dtype: DType) -> tuple[Callable[..., Any], Any] | None:
+        if row.name == "relu":
+            return clipping(xp, dtype, 0.0, math.inf)
         return (getattr(xp, plain.ufunc), None) if plain.ufunc is not None and dtype.kind == "f" else None
 
     body: dict[str, Any] = {
@@ -162,7 +165,13 @@ def _register(row: Row) -> None:
         "as_ufunc": as_ufunc,
         "onnx": row.onnx,
     }
-    if row.derivative is not None:
+
+    def through_activation(self: Operator, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+        return [F.op("_backward_Activation", heads[0], outputs[0], act_type=row.activation)]
+
+    if row.activation:  # one operator, and the same gradient
+        body["gradient"] = through_activation
+    elif row.derivative is not None:
         body["gradient"] = gradient_of(row.derivative)
     operator(row.name, *row.aliases)(
         type(

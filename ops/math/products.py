@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
 
 from flowmx.ops.math.conversion import as_type
-from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Array, Run
+from flowmx.ops.registry.dtypes import FLOAT32, DType
+from flowmx.ops.registry.operators import Array, Run, Shape
+
+SMALL = 1 << 18
+"""Multiplications below which the array library's product is faster than a device's own: its call is cheaper, and runs
+on one thread."""
+_PLAIN = (FLOAT32, np.dtype(np.float64))
 
 Once = Callable[[Array, Array], None]
 """A product whose right factor is known: ``function(a, out)``."""
@@ -41,6 +49,56 @@ def matmul(run: Run, a: Array, b: Array, out: Array) -> None:
     """Compute ``out = a @ b`` for matrices, or stacks of them, of one dtype."""
     if not multiplies(run, a, b, out):
         run.xp.matmul(a, b, out=out)
+
+
+Matrices = tuple[Shape, bool]
+"""The shape of matrices in C order, and whether they are transposed before they are multiplied."""
+Fixed = Callable[[Matrices, Matrices, Shape, DType], "Product | None"]
+_fixed: dict[str, Fixed] = {}
+X = TypeVar("X", bound=Fixed)
+
+
+def fixing(device_type: str) -> Callable[[X], X]:
+    """Register ``function(a, b, out, dtype)``, which makes a product of arrays in C order of known shapes, or not."""
+
+    def register(function: X) -> X:
+        _fixed[device_type] = function
+        return function
+
+    return register
+
+
+def bound_product(xp: Any, a: Matrices, b: Matrices, out: Shape, dtype: DType) -> Callable[..., None] | None:
+    """A product ``function(a, b, out)`` of arrays of known shapes, with nothing left to decide; None if there is none.
+
+    Args:
+        xp: the array namespace.
+        a: the shape of a matrix, or of a stack of such, and whether they are transposed.
+        b: likewise, of as many.
+        out: the shape of the product.
+        dtype: of all.
+    """
+    if xp is not np or dtype not in _PLAIN or 0 in (*a[0], *b[0]) or not len(a[0]) == len(b[0]) == len(out):
+        return None
+    multiply, (_, turn_a), (_, turn_b) = np.matmul, a, b
+
+    def plainly(a: Array, b: Array, out: Array) -> None:
+        multiply(a.swapaxes(-1, -2) if turn_a else a, b.swapaxes(-1, -2) if turn_b else b, out=out)
+
+    fix = _fixed.get("cpu")
+    if fix is None or dtype != FLOAT32:
+        return plainly
+    if math.prod(out) * a[0][-2 if turn_a else -1] < SMALL:
+        return plainly
+    fast = fix(a, b, out, dtype)
+    if fast is None:
+        return None
+
+    def fixed(a: Array, b: Array, out: Array) -> None:
+        if not (a.flags.c_contiguous and b.flags.c_contiguous and out.flags.c_contiguous and fast(a, b, out)):
+            plainly(a, b, out)
+
+    return fixed
 
 
 def again(device_type: str) -> Callable[[A], A]:

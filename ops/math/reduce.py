@@ -15,7 +15,19 @@ from flowmx.errors import ShapeError
 from flowmx.ops.arrays.linear import Inferred, InferredTypes, Linear, bound, linear, shape_of
 from flowmx.ops.arrays.reshaping import axes_of, axis_of, expect_elements
 from flowmx.ops.registry.dtypes import DType, is_floating
-from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described, family, operator, option
+from flowmx.ops.registry.operators import (
+    Array,
+    Bound,
+    Form,
+    Operator,
+    Run,
+    Shape,
+    ShapeOrNone,
+    described,
+    family,
+    operator,
+    option,
+)
 from flowmx.ops.registry.traits import BatchParts, BatchWise, Passing, Precision
 
 
@@ -118,6 +130,8 @@ class Row(NamedTuple):
     """True where the result is one of the elements, so that the reduced axes must not be empty."""
     onnx: str = ""
     """The operator of ONNX, as in :class:`Operator`."""
+    ufunc: str | None = None
+    """The function of NumPy whose reduction it is."""
 
 
 TABLE = [
@@ -128,9 +142,9 @@ TABLE = [
         lambda F, x, y, g: F.where(x == x, g * y / F.where(x == x, x, F.ones_like(x)), F.zeros_like(g)),
         "The product over the given axes; NaN counts as 1."),
     Row("max", "max", lambda F, x, y, g: g * (x == y), "The maximum over the given axes.", ("max_axis",), True,
-        "ReduceMax"),
+        "ReduceMax", "maximum"),
     Row("min", "min", lambda F, x, y, g: g * (x == y), "The minimum over the given axes.", ("min_axis",), True,
-        "ReduceMin"),
+        "ReduceMin", "minimum"),
 ]  # fmt: skip
 
 
@@ -143,6 +157,23 @@ def _register(row: Row) -> None:
             expect_elements(self, shapes[0], self.axes(len(shapes[0])))
         return Reduction.infer_shape(self, shapes)
 
+    def bind(self: Any, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
+        shape, dtype = given[0]
+        if row.ufunc is None or xp is not np or dtype not in (np.float32, np.float64) or 0 in shape:
+            return None
+        axes = self.axes(len(shape))
+        reduce: Any = getattr(np, row.ufunc).reduce
+        kept = tuple([1 if axis in axes else length for axis, length in enumerate(shape)])
+
+        def reduced(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+            out = outputs[0]
+            if out.flags.c_contiguous:
+                reduce(inputs[0], axes, None, out.reshape(kept), True)
+            else:
+                self.forward(run, inputs, outputs)
+
+        return reduced
+
     def gradient(self: Any, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
         y, g = (F.op("_backward_sum", each, inputs[0], **bound(self)) for each in (outputs[0], heads[0]))
         return [row.derivative(F, inputs[0], y, g)]
@@ -153,6 +184,7 @@ def _register(row: Row) -> None:
         "onnx": row.onnx,
         "infer_shape": infer_shape,
         "forward": forward,
+        "bound": bind,
         "gradient": gradient,
     }
     operator(row.name, *row.aliases)(

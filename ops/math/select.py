@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from flowmx.errors import ShapeError, TypeInferenceError
 from flowmx.ops.arrays.linear import Inferred, InferredTypes
+from flowmx.ops.formulas.arrays import clip, clipping
 from flowmx.ops.registry.dtypes import DType, is_floating, name_of
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, merge, operator, required
 from flowmx.ops.registry.traits import BatchWise, Passing, Precision
@@ -77,7 +78,10 @@ class Clip(Operator, in_place=((0, 0),), keeps_layout=True, batch_wise=BatchWise
             limits = np.iinfo(x.dtype)
             low, high = (int(min(max(n, limits.min), limits.max)) for n in (low, high))
         kind = x.dtype.type
-        run.xp.clip(x, kind(low), kind(high), out=outputs[0])
+        clip(run.xp, x, kind(low), kind(high), outputs[0])
+
+    def as_ufunc(self, xp: Any, dtype: DType) -> tuple[Callable[..., Any], Any] | None:
+        return clipping(xp, dtype, self.a_min, self.a_max)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         x, g = inputs[0], heads[0]

@@ -105,7 +105,7 @@ class FullyConnected(
     def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
         # The states that a cell of mx.rnn begins with have the batch that the other summand has.
         data, *others = shapes
-        if data is None or data[0] != -1 or outputs[0] is None:
+        if not data or data[0] != -1 or outputs[0] is None:
             return shapes
         return [(outputs[0][0], *data[1:]), *others]
 

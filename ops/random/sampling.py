@@ -159,7 +159,7 @@ class _ByArrays(_Sampler):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         block = (1,) * len(self.shape)
-        self.fill(run, outputs[0], [each.reshape(*each.shape, *block) for each in inputs])
+        self.fill(run, outputs[0], [each.reshape((*each.shape, *block)) for each in inputs])
 
 
 def _register(row: _Distribution) -> None:

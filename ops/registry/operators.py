@@ -80,6 +80,7 @@ ShapeOrNone = Shape | None
 """A shape as far as it is known: None when not at all, -1 for an unknown dimension."""
 
 _INTERN_LIMIT = 4096
+_FLOATS = (float, np.floating)
 _SPEC_LIMIT = 512
 LIGHT_BYTES = 1 << 17
 """Bytes that an operation may touch and still run at its push."""
@@ -87,6 +88,8 @@ _LIGHT_FLOPS = 1 << 16
 _LIGHT_PRODUCT_BYTES = 1 << 18
 _LIGHT_PRODUCT_FLOPS = 1 << 21
 """The same limits of products, which take some 50 µs then: to hand one to a worker costs 30."""
+_SHORT_WEIGHT = 1 << 21
+"""Bytes to move, about, up to which an operation is short: some 300 µs."""
 _LEAST_REUSE = 1
 """Floating-point operations for each byte from which a product is one of matrices: no loop of our own computes it."""
 _FLOPS_A_BYTE = 16
@@ -166,6 +169,7 @@ class Spec:
         dtypes: likewise.
         nbytes: of the outputs.
         light: whether it takes microseconds.
+        short: whether it takes so little that to hand it to another thread does not pay.
         gradient: the operator's function, where recording finds it at once; None where no gradient flows.
         weight: about how much there is to do, in bytes moved.
         single: whether there is one output.
@@ -185,6 +189,7 @@ class Spec:
         "ready",
         "rules",
         "shapes",
+        "short",
         "single",
         "weight",
     )
@@ -193,7 +198,7 @@ class Spec:
         self.shapes = shapes
         self.dtypes = dtypes
         self.nbytes = sum(_size(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
-        self.light = light
+        self.light = self.short = light
         self.weight = weight
         self.single = len(shapes) == 1
         self.gradient: Callable[..., Any] | None = None
@@ -298,15 +303,17 @@ class Operator:
         """
         key: Any = tuple(given.items())
         try:
+            # 0 == 0.0 == -0.0 as a key, but not as a parameter.
+            if 0 in given.values() and _has_zero(given):
+                key = (key, tuple([str(value) for value in given.values() if isinstance(value, _FLOATS)]))
             known = cls._interned.get(key)
-        except TypeError:
+        except (TypeError, ValueError):  # ValueError: an array among them
             key, known = None, None
-        # 0 == 0.0 == -0.0 as a key, but not as a parameter.
-        if known is not None and not (0 in given.values() and _has_zero(given)):
+        if known is not None:
             return known
         made = cls(**cls._convert(given))
         object.__setattr__(made, "_specs", {})
-        if key is not None and not _has_zero(given):
+        if key is not None:
             if len(cls._interned) >= _INTERN_LIMIT:
                 cls._interned.clear()
             cls._interned[key] = made
@@ -553,6 +560,9 @@ class Operator:
         made.weight = moved + made.nbytes
         if self.traits.heavy and type(self).cost is not Operator.cost:
             made.weight += self.cost(shapes, final_shapes)[0] // _FLOPS_A_BYTE
+        made.short = made.light or (
+            made.weight <= _SHORT_WEIGHT and not (traits.heavy and type(self).cost is Operator.cost)
+        )
         if len(self._specs) >= _SPEC_LIMIT:
             self._specs.clear()
         self._specs[key] = made
@@ -586,7 +596,7 @@ def _is_parameter(cls: type[Operator], name: str) -> bool:
 
 def _has_zero(given: dict[str, Any]) -> bool:
     """True where a parameter is a floating 0, of either sign."""
-    return any(isinstance(value, (float, np.floating)) and value == 0 for value in given.values())
+    return any(isinstance(value, _FLOATS) and value == 0 for value in given.values())
 
 
 C = TypeVar("C", bound=type)

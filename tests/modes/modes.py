@@ -12,6 +12,7 @@ from flowmx.devices.sim import simulated
 from flowmx.engine.runtime import engine
 from tests.modes import lots, runners
 from tests.replays import eager_replays
+from tests.slicing import eager_slices
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Mode:
         budgets: parts of its memory that a training step is to fit into, the first of them that it can.
         leaves_out: kinds of steps that there is no way to do.
         replayed: carry it out twice, so that its backward passes are learned and then replayed.
+        eagerly_sliced: predictions are sliced wherever that saves memory.
         bulk: how many operations are gathered into one.
         like: the mode with the same kernels, whose results it has to the last bit. Where there is none, it is compared
             with the reference.
@@ -52,6 +54,7 @@ class Mode:
     budgets: tuple[float, ...] = ()
     leaves_out: tuple[str, ...] = ()
     replayed: bool = False
+    eagerly_sliced: bool = False
     bulk: int = 0
     like: str = ""
     of_its_own: tuple[str, ...] = ()
@@ -105,6 +108,8 @@ class Mode:
             stack.enter_context(spoiled())
             if self.settings:
                 stack.enter_context(mx.engine.using(**self.settings))
+            if self.eagerly_sliced:
+                stack.enter_context(eager_slices())
             if self.bulk:
                 stack.enter_context(mx.engine.bulk(self.bulk))
             if self.simulated is not None:
@@ -174,6 +179,8 @@ MODES = {
     "checked": Mode(hybridize=STATIC, settings={"exec_check": True, "engine_check": True}, **GRAPHS),
     # Slices have kernels for fewer examples, which add up in another order.
     "sliced": Mode(hybridize=BOTH, settings={"exec_slice": 1}),
+    "sliced by choice": Mode(hybridize=STATIC, eagerly_sliced=True),
+    "partitioned, sliced": Mode(hybridize=STATIC, partitioned=True, settings={"exec_slice": 1}),
     "sliced, checked": Mode(hybridize=STATIC, settings={"exec_slice": 2, "exec_check": True, "engine_check": True}),
     "naive": Mode(hybridize=BOTH, settings={"engine_type": "NaiveEngine"}, **PACKED),
     "pooled": Mode(hybridize=STATIC, settings={"engine_type": "ThreadedEngine"}, **GRAPHS),
@@ -182,6 +189,7 @@ MODES = {
     "executor, branches": Mode(
         runners.Bound, devices=("cpu(12)",), settings={"cpu_worker_nthreads": 2}, **SYMBOLIC, **GRAPHS
     ),
+    "executor, sliced by choice": Mode(runners.Bound, eagerly_sliced=True, **SYMBOLIC),
     "executor, sliced": Mode(runners.Bound, settings={"exec_slice": 1}, **SYMBOLIC),
     # Gradients of slices are summed in another order.
     "executor, budget": Mode(runners.Joint, budgets=(0.1, 0.25, 0.5, 0.7), **SYMBOLIC),

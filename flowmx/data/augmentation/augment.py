@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from flowmx.data.augmentation import color_jitter
-from flowmx.data.augmentation.geometry import Size, center_crop, crop, resized, warp
+from flowmx.data.augmentation.geometry import Size, center_crop, crop, padded, resized, warp
 from flowmx.data.augmentation.options import Augmenting
 from flowmx.data.codecs import Image
 from flowmx.errors import ParameterError
@@ -37,8 +37,8 @@ def augment(image: Image, options: Augmenting, size: Size, u: Any) -> Image:
     if options.is_affine:
         image = _affine(image, options, u[_METHODS][1], u[_AFFINE])
     if options.pad > 0:
-        around = ((options.pad, options.pad), (options.pad, options.pad), (0, 0))
-        image = np.pad(image, around, constant_values=options.fill_value)
+        around = (options.pad, options.pad)
+        image = padded(image, around, around, options.fill_value)
     image = _cut(image, options, size, u)
     return color_jitter.jitter(image, options, u[_COLORS]) if options.changes_colors else image
 

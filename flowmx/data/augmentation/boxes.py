@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from flowmx.data.augmentation import color_jitter
-from flowmx.data.augmentation.geometry import Size, crop, resized
+from flowmx.data.augmentation.geometry import Size, crop, padded, resized
 from flowmx.data.augmentation.options import CropSampler, DetAugmenting
 from flowmx.data.codecs import Image
 from flowmx.errors import DataError
@@ -127,8 +127,9 @@ def _padded(image: Image, objects: Any, options: DetAugmenting, random: np.rando
         return image, objects
     left, top = random.uniform(0, scale - 1, 2)
     rows, columns = image.shape[:2]
-    sides = [(int(top * rows), int((scale - top - 1) * rows)), (int(left * columns), int((scale - left - 1) * columns))]
-    image = np.pad(image, [*sides, (0, 0)], constant_values=options.fill_value)
+    around = int(top * rows), int((scale - top - 1) * rows)
+    beside = int(left * columns), int((scale - left - 1) * columns)
+    image = padded(image, around, beside, options.fill_value)
     return image, _inside(objects, (-left, -top, scale, scale))
 
 

@@ -46,7 +46,13 @@ class Choice(NamedTuple):
 
 def choose(repeats: Repeats, budget: int) -> Choice:
     """The cheapest choice that was found within the budget, or else the one with the fewest bytes."""
-    search = _Search(repeats)
+    known: Choice | None = repeats.choices.get(budget)
+    if known is None:
+        known = repeats.choices[budget] = _choose(_Search(repeats), budget)
+    return known
+
+
+def _choose(search: _Search, budget: int) -> Choice:
     if not search.classes:
         return search.judge(())
     fitting = search.segments(len(search.classes) - 1)

@@ -13,6 +13,7 @@ where this holds for no more bytes than its value had, or where nothing but elem
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -64,7 +65,7 @@ class _Group:
         """Let an operator in."""
         self.members.append(node)
         self.weight += weight
-        self.inputs.pop(Entry(node, 0), None)
+        self.inputs.pop((node, 0), None)  # type: ignore[call-overload]  # found by a plain pair
         self.inputs.update(dict.fromkeys(node.inputs))
         if is_output:
             self.outputs.append(node)
@@ -99,10 +100,11 @@ def _is_worth_it(graph: Graph, group: _Group) -> bool:
 def _put(rewriter: Rewriter, group: _Group, inputs: Sequence[Entry]) -> None:
     """Put a chain of these inputs in the place of a group."""
     members = group.members[::-1]
-    numbers = {entry: number for number, entry in enumerate((*inputs, *(Entry(node, 0) for node in members)))}
+    numbers: dict[Any, int] = {entry: number for number, entry in enumerate(inputs)}
     links = []
-    for node in members:
+    for number, node in enumerate(members, len(inputs)):
         assert node.op is not None
+        numbers[node, 0] = number
         links.append(Link(node.op, tuple([numbers[entry] for entry in node.inputs]), node.name))
     results = [Entry(node, 0) for node in group.outputs[::-1]]
     chain = Chain.of(len(inputs), links, [numbers[entry] for entry in results])
@@ -123,16 +125,16 @@ class _Search:
     def __init__(self, graph: Graph, options: Options) -> None:
         self.groups: list[_Group] = []
         self._graph = graph
-        self._device_type = options.device_type
         self._forward = set(graph.forward())
         self._wanted = set(graph.wanted())
         nodes = [node for node in graph.nodes() if node.op is not None]
         self._at = {node: position for position, node in enumerate(nodes)}
         self._may_join: dict[Operator, bool] = {}
         self._known: dict[Any, int | None] = {}
+        self._kernels: dict[Context | None, str] = {None: options.device_type}
+        self._places: dict[Node, Place] = {}
         self._weights = {node: weight for node in nodes if (weight := self._weight(node)) is not None}
-        self._places = {node: self._place(node) for node in self._weights}
-        self._others = [0, *accumulate(node not in self._weights for node in nodes)]
+        self._others = [0, *accumulate([node not in self._weights for node in nodes])]
         """For each position, how many operators before it can be in no group."""
         self._users, self._last = self._reading(nodes)
         self._group_of: dict[Node, _Group] = {}
@@ -142,69 +144,71 @@ class _Search:
 
     def _reading(self, nodes: Sequence[Node]) -> tuple[dict[Node, list[Node]], dict[Entry, int]]:
         """For each node its readers, and for each entry the position of its last reader."""
-        users: dict[Node, list[Node]] = {}
+        users: defaultdict[Node, list[Node]] = defaultdict(list)
         last: dict[Entry, int] = {}
-        for node in nodes:
+        for at, node in enumerate(nodes):
             for entry in node.inputs:
-                users.setdefault(entry.node, []).append(node)
-                last[entry] = self._at[node]
+                users[entry[0]].append(node)
+                last[entry] = at
         return users, last
 
     def _weight(self, node: Node) -> int | None:
-        """The weight of a node as a member of a group; None if it can not be in any."""
-        op, graph = node.op, self._graph
+        """The weight of a node as a member of a group, whose place is noted; None if it can not be in any."""
+        op, graph, inputs = node.op, self._graph, node.inputs
         assert op is not None
         if op not in self._may_join:
             self._may_join[op] = _may_join(op)
-        if not self._may_join[op] or len(node.inputs) >= MOST_ARRAYS:
+        if not self._may_join[op] or len(inputs) >= MOST_ARRAYS:
             return None
-        shapes, dtypes = graph.shapes, graph.dtypes
-        context = graph.context(node)
-        device_type = self._device_type if context is None else context.kernels
-        forms = [(shapes[entry], dtypes[entry]) for entry in (Entry(node, 0), *node.inputs)]
-        key = (op, device_type, *forms)
+        shapes: Any = graph.shapes
+        dtypes: Any = graph.dtypes
+        shape, dtype, context = shapes[node, 0], dtypes[node, 0], graph.context(node)
+        key = (op, context, shape, dtype, *[shapes[entry] for entry in inputs], *[dtypes[entry] for entry in inputs])
         if key not in self._known:
-            self._known[key] = _weight(op, device_type, forms[0], forms[1:])
-        return self._known[key]
+            if context is not None and context not in self._kernels:
+                self._kernels[context] = context.kernels
+            forms = [(shapes[entry], dtypes[entry]) for entry in inputs]
+            self._known[key] = _weight(op, self._kernels[context], (shape, dtype), forms)
+        weight = self._known[key]
+        if weight is not None:
+            self._places[node] = context, shape, dtype, node in self._forward
+        return weight
 
     def _visit(self, node: Node) -> None:
         """Let a node join a group, or found one."""
-        users = self._users.get(node, [])
-        group = self._group_of.get(min(users, key=self._runs_at)) if users else None
+        users, group_of, last = self._users.get(node, ()), self._group_of, self._last
+        first = users[0] if len(users) == 1 else min(users, key=self._runs_at, default=None)
+        group = None if first is None else group_of.get(first)
         if group is None or not self._fits(node, group):
             group = _Group(self._places[node], self._at[node])
             self.groups.append(group)
-        group_of = self._group_of
-        is_output = Entry(node, 0) in self._wanted or not all(group_of.get(user) is group for user in users)
+        is_output = (node, 0) in self._wanted or not all(group_of.get(user) is group for user in users)
         group.add(node, self._weights[node], is_output)
-        self._group_of[node] = group
+        group_of[node] = group
+        end = group.end
         for entry in node.inputs:
-            self._last[entry] = max(self._last[entry], group.end)
+            if last[entry] < end:
+                last[entry] = end
 
     def _runs_at(self, node: Node) -> int:
         """The position at which an operator, or the group that it is in, runs."""
         group = self._group_of.get(node)
         return self._at[node] if group is None else group.end
 
-    def _place(self, node: Node) -> Place:
-        out, graph = Entry(node, 0), self._graph
-        return graph.context(node), graph.shapes[out], graph.dtypes[out], node in self._forward
-
     def _fits(self, node: Node, group: _Group) -> bool:
         """Tell whether a node may join a group."""
         if group.place != self._places[node] or len(group.members) >= MOST_OPERATORS:
             return False
-        arrays = len({*group.inputs, *node.inputs}) + len(group.outputs)
-        if arrays > MOST_ARRAYS or group.weight + self._weights[node] > MOST_WEIGHT:
+        if group.weight + self._weights[node] > MOST_WEIGHT:
+            return False
+        arrays = len(group.inputs) + len(group.outputs) + len(node.inputs)
+        if arrays > MOST_ARRAYS and len({*group.inputs, *node.inputs}) + len(group.outputs) > MOST_ARRAYS:
             return False
         if self._others[self._at[node]] == self._others[group.end]:
             return True
-        longer = sum(
-            self._nbytes(entry)
-            for entry in dict.fromkeys(node.inputs)
-            if not entry.node.is_variable and self._last[entry] < group.end
-        )
-        return longer <= self._nbytes(Entry(node, 0))
+        last, end = self._last, group.end
+        longer = [entry for entry in dict.fromkeys(node.inputs) if last[entry] < end and entry[0].op is not None]
+        return not longer or sum(map(self._nbytes, longer)) <= self._nbytes(Entry(node, 0))
 
     def _nbytes(self, entry: Entry) -> int:
         return math.prod(self._graph.shapes[entry]) * self._graph.dtypes[entry].itemsize

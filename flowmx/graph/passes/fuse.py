@@ -85,13 +85,16 @@ def fuse(graph: Graph, options: Options) -> Graph:
     if not (groups or relus or biases or widened):
         return graph
     late = _behind(graph.heads, rewriter.nodes) if biases else set()
+    gone: set[Node] = set()
+    """Nodes that went into one before them."""
     for node in rewriter.nodes:
         if node in groups:
             _put_group(rewriter, groups[node], node)
-        elif node.op is None or node in fused or rewriter.is_replaced(Entry(node, 0)):
+        elif node.op is None or node in fused or node in gone:
             continue
         elif node in relus:
             _put(rewriter, node, BatchNormRelu, [Entry(relus[node], 0)])
+            gone.add(relus[node])
             rewriter.note(f"{relus[node].name} went into {node.name}")
         elif (
             type(node.op) is ConvolutionWeight
@@ -99,10 +102,12 @@ def fuse(graph: Graph, options: Options) -> Graph:
             and (node in late) == (bias in late)
         ):
             _put(rewriter, node, ConvolutionWeightBias, [Entry(node, 0), Entry(bias, 0)])
+            gone.add(bias)
             rewriter.note(f"{bias.name} is computed with {node.name}")
         elif node in widened:
             made = rewriter.make(_WIDE[type(node.op)].create(**_parameters(node.op)), _renewed(rewriter, node), node)
             rewriter.replace(Entry(widened[node], 0), Entry(made, 0))
+            gone.add(widened[node])
             rewriter.note(f"{node.name} is computed in float32, to which it was cast")
         else:
             rewriter.keep(node)

@@ -20,7 +20,7 @@ from flowmx.ops.arrays.shape import Reshape
 from flowmx.ops.compiled.constant import Constant
 from flowmx.ops.nn.dropout import Dropout
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Operator
+from flowmx.ops.registry.operators import Operator, Shape
 from flowmx.ops.registry.traits import Neutral, Passing
 
 
@@ -52,16 +52,24 @@ class _Site:
         node: the old node.
         op: its operator.
         inputs: what stands for its inputs.
-        shape, dtype: of its first output.
     """
 
     def __init__(self, rewriter: Rewriter, node: Node, changing: set[Node]) -> None:
         self.node = node
         self.op: Any = node.op
         self.inputs = [rewriter.new(entry) for entry in node.inputs]
-        self.shape, self.dtype = rewriter.shapes[Entry(node, 0)], rewriter.dtypes[Entry(node, 0)]
         self.rewriter = rewriter
         self._changing = changing
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the first output."""
+        return self.rewriter.shapes[Entry(self.node, 0)]
+
+    @property
+    def dtype(self) -> DType:
+        """The element type of the first output."""
+        return self.rewriter.dtypes[Entry(self.node, 0)]
 
     def is_like(self, entry: Entry) -> bool:
         """Tell whether the first output has the shape and the dtype of an entry."""
@@ -165,9 +173,11 @@ def _arithmetic(site: _Site) -> Entry | None:
     if len(site.inputs) == 1:
         return _unchanged(site) if _is(site.op.scalar, neutral, site.dtype) else None
     for side in neutral.sides:
-        other: Entry = site.inputs[1 - side]
-        if site.is_like(other) and _is(_number(site.inputs[side]), neutral, site.dtype):
-            return other
+        number = _number(site.inputs[side])  # seldom one is known
+        if number is not None:
+            other: Entry = site.inputs[1 - side]
+            if site.is_like(other) and _is(number, neutral, site.dtype):
+                return other
     return None
 
 

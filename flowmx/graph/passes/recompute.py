@@ -49,16 +49,23 @@ def recompute(graph: Graph, options: Options) -> Graph:
     return _with_note(compute_again(graph, [repeats.nodes[at] for at in chosen]), before, after)
 
 
-def fit(graph: Graph, options: Options, budget: int) -> Graph:
+def fit(graph: Graph, options: Options, budget: int, repeats: Repeats | None = None) -> Graph:
     """Compute as little again as makes the internal values fit into so many bytes.
+
+    Args:
+        graph: the graph.
+        options: how it will be planned.
+        budget: the bytes.
+        repeats: what may be computed again, where it is known that the graph does not fit as it is.
 
     Raises:
         BudgetError: nothing that was found fits.
     """
-    plain = _planned(graph, options)
-    if plain.internal_bytes() <= budget:
-        return graph
-    repeats = Repeats(graph, {node: plain.lives[place].size for node, place in plain.workspace.items()})
+    if repeats is None:
+        plain = _planned(graph, options)
+        if plain.internal_bytes() <= budget:
+            return graph
+        repeats = Repeats(graph, in_workspaces(plain))
     before, target, least = repeats.weigh(())[0], budget, 0
     for left in reversed(range(_TRIES)):
         choice = choose(repeats, target if left else 0)  # at last the smallest of all
@@ -71,6 +78,11 @@ def fit(graph: Graph, options: Options, budget: int) -> Graph:
             break  # there is nothing smaller
         target -= planned - budget
     raise BudgetError(_advice(repeats, options, budget, least))
+
+
+def in_workspaces(plan: Plan) -> dict[Node, int]:
+    """The bytes that steps of a plan need while they run."""
+    return {node: plan.lives[place].size for node, place in plan.workspace.items()}
 
 
 def _planned(graph: Graph, options: Options) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from flowmx.graph.graph import Graph, is_pure, written
 from flowmx.graph.node import Entry, Node
@@ -33,10 +34,12 @@ class Repeats:
         source: for each value the position of the step that makes it; -1 where a copy does not make it.
         held: whether the backward pass reads a value.
         may: whether each step may be computed again.
+        choices: what was chosen of them, by the budget in bytes.
     """
 
     def __init__(self, graph: Graph, workspaces: Mapping[Node, int] | None = None) -> None:
         forward, backward = apart(graph)
+        self.choices: dict[int, Any] = {}
         self.nodes: list[Node] = [*forward, *backward]
         self.forward = len(forward)
         self.values = Values(graph, self.nodes, workspaces)

@@ -46,12 +46,20 @@ class _Folding:
         self._reads = dict(self.rewriter.uses)
         self._values: dict[Entry, Array] = {}
         self._made: dict[tuple[Constant, object], Node] = {}
+        self._alone: dict[Operator, tuple[int, bool]] = {}
+        """For each operator how many inputs it only looks at the form of, and whether it can do without them."""
 
     def visit(self, node: Node, op: Operator) -> None:
         """Compute a node if it is constant; else let it read what has been folded."""
-        known = self._values
-        read = [entry for entry in node.inputs if entry in known] if known else []
-        if max(len(read), len(op.only_shapes())) < len(node.inputs):
+        known, inputs = self._values, node.inputs
+        if op not in self._alone:
+            self._alone[op] = len(op.only_shapes()), type(op).without_like is not Operator.without_like
+        alone, may_go = self._alone[op]
+        if alone < len(inputs) and not may_go and known.keys().isdisjoint(inputs):
+            self.rewriter.keep(node)
+            return
+        read = [entry for entry in inputs if entry in known]
+        if max(len(read), alone) < len(inputs):
             self._keep(node, op, read)
         else:
             outputs = [Entry(node, index) for index in range(node.outputs())]
@@ -98,7 +106,7 @@ class _Folding:
             value = self._values[entry]
             if value.nbytes <= SMALL:
                 self._fold(entry, value)
-        if type(op).without_like is Operator.without_like:
+        if not self._alone[op][1]:
             self.rewriter.keep(node)
             return
         shape = self._graph.shapes[Entry(node, 0)]

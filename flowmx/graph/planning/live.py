@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from flowmx.graph.graph import Graph
 from flowmx.graph.node import Entry, Node
+from flowmx.ops.registry.operators import Operator
 
 
 class StepValues(NamedTuple):
@@ -44,6 +45,7 @@ class Values:
 
     def __init__(self, graph: Graph, nodes: Sequence[Node], workspaces: Mapping[Node, int] | None = None) -> None:
         self._workspaces = workspaces or {}
+        self._known: dict[Operator, tuple[int, bool, tuple[tuple[int, int], ...], bool]] = {}
         self.sizes: list[int] = []
         self.numbers: dict[Entry, int] = {}
         once = [node for node in nodes if node.op is not None and node.op.traits.once]
@@ -52,28 +54,33 @@ class Values:
         self.wanted = {self.numbers[entry] for entry in graph.wanted() if entry in self.numbers}
 
     def _step(self, graph: Graph, node: Node, elsewhere: set[Entry]) -> StepValues:
-        assert node.op is not None
+        op = node.op
+        assert op is not None
+        if op not in self._known:
+            self._known[op] = node.outputs(), op.traits.view, op.traits.in_place, bool(op.only_shapes())
+        outputs, is_view, in_place, is_picky = self._known[op]
         numbers, sizes = self.numbers, self.sizes
         read = [numbers.get(entry, -1) for entry in node.inputs]
-        contents = dict.fromkeys([numbers.get(entry, -1) for entry in node.contents()])
-        reads = tuple([number for number in contents if number >= 0])
-        if node.op.traits.view:
+        contents = [numbers.get(entry, -1) for entry in node.contents()] if is_picky else read
+        reads = tuple([number for number in dict.fromkeys(contents) if number >= 0])
+        if is_view:
             if read[0] >= 0:
                 numbers[Entry(node, 0)] = read[0]
             return StepValues((), ())
-        writes = []
-        for index in range(node.outputs()):
+        writes = range(len(sizes), len(sizes) + outputs)
+        for index, number in enumerate(writes):
             entry = Entry(node, index)
-            numbers[entry] = len(sizes)
-            writes.append(len(sizes))
+            numbers[entry] = number
             sizes.append(0 if entry in elsewhere else nbytes(graph, entry))
-        takes = [
-            (read[source], writes[target])
-            for source, target in node.op.traits.in_place
-            if source < len(read) and read[source] in reads and read.count(read[source]) == 1
-            and sizes[read[source]] == sizes[writes[target]] > 0
-        ]  # fmt: skip
-        return StepValues(reads, tuple(writes), tuple(takes), self._workspaces.get(node, 0))
+        takes: tuple[tuple[int, int], ...] = ()
+        if in_place:
+            once = {number: sizes[number] for number in reads if sizes[number] and read.count(number) == 1}
+            takes = tuple([
+                (read[source], writes[target])
+                for source, target in in_place
+                if source < len(read) and once.get(read[source]) == sizes[writes[target]]
+            ])  # fmt: skip
+        return StepValues(reads, tuple(writes), takes, self._workspaces.get(node, 0))
 
     def alive(self, order: Iterable[int]) -> list[int]:
         """The bytes alive at each step, in this order of the positions of the nodes."""
@@ -105,8 +112,8 @@ def alive(steps: Sequence[StepValues], sizes: Sequence[int], wanted: Iterable[in
             now += sizes[value]
         found.append(now + workspace)
         for value in reads:
-            left[value] -= 1
-            if not left[value] and value not in taken:
+            count = left[value] = left[value] - 1
+            if not count and value not in taken:
                 now -= sizes[value]
         for value in writes:
             if not left[value]:

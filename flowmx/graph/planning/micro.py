@@ -14,9 +14,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
-from flowmx.devices import threads
 from flowmx.errors import BudgetError
 from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
@@ -24,7 +24,7 @@ from flowmx.graph.passes import recompute
 from flowmx.graph.passes.budget import choose, segments
 from flowmx.graph.passes.repeat import Repeats
 from flowmx.graph.plan import Plan, make_plan
-from flowmx.graph.planning.cost import nanoseconds, once_more
+from flowmx.graph.planning.cost import cores, nanoseconds, once_more
 from flowmx.graph.planning.layout import channels_last
 from flowmx.graph.planning.order import LATE
 from flowmx.graph.planning.parting import Parting, batches, made, part
@@ -73,7 +73,7 @@ def fit(graph: Graph, external: Collection[Entry], strided: Collection[Node], op
     if whole.internal_bytes() <= budget:
         return whole
     options = replace(options, workers=1)  # branches that run at the same time take more memory
-    search = _Search(graph, external, strided, options, whole.internal_bytes())
+    search = _Search(graph, external, strided, options, whole)
     made = search.both_passes_at_once() if options.joint else None
     if made is not None and made.loss <= _CHEAP:
         return made.plan
@@ -83,7 +83,7 @@ def fit(graph: Graph, external: Collection[Entry], strided: Collection[Node], op
     if made is not None and made.loss <= loss:
         return made.plan
     try:
-        again = recompute.fit(graph.with_notes(*search.notes()), options, budget)
+        again = recompute.fit(graph.with_notes(*search.notes()), options, budget, search.repeats)
     except BudgetError as error:
         made = made or (search.recomputing_too() if options.joint else None)
         if made is not None:
@@ -103,21 +103,32 @@ class _Search:
         external: likewise.
         strided: likewise.
         options: likewise.
-        whole: bytes of the plan that takes the whole batch at once.
+        whole: the plan that takes the whole batch at once.
     """
 
     def __init__(
-        self, graph: Graph, external: Collection[Entry], strided: Collection[Node], options: Options, whole: int
+        self,
+        graph: Graph,
+        external: Collection[Entry],
+        strided: Collection[Node],
+        options: Options,
+        whole: Plan,
     ) -> None:
         assert options.budget is not None
         self._graph, self._external, self._strided, self._options = graph, external, strided, options
-        self._whole, self._budget = whole, options.budget
+        self._plain, self._whole, self._budget = whole, whole.internal_bytes(), options.budget
         found = [(units, part(graph, units)) for units in batches(graph)]
         self._units, self._parting = max(
             found, key=lambda each: made(graph, each[1].members), default=(1, Parting())
         )  # fmt: skip
         self._lengths = [each for each in range(self._units // 2, 0, -1) if self._units % each == 0]
+        self._cores = cores()
         self._nanoseconds = self._time(node for node in graph.nodes() if node.op is not None)
+
+    @cached_property
+    def repeats(self) -> Repeats:
+        """The steps, and which of them may be computed again."""
+        return Repeats(self._graph, recompute.in_workspaces(self._plain))
 
     def notes(self) -> list[str]:
         """The reason why slices do not do, in words."""
@@ -162,7 +173,7 @@ class _Search:
         Args:
             most: the part of the time that it must cost less than.
         """
-        graph, repeats = self._graph, Repeats(self._graph)
+        graph, repeats = self._graph, self.repeats
         for stop in segments(repeats, _SEGMENTS) if self._lengths else ():
             chosen = [repeats.nodes[at] for at in repeats.select(range(stop).__contains__)]
             again = self._time(chosen) / self._nanoseconds
@@ -199,19 +210,18 @@ class _Search:
 
     def loss_of_recomputing(self) -> float:
         """The part of the time that computing again costs, where the whole batch is to fit; endless if it cannot."""
-        repeats = Repeats(self._graph)
-        choice = choose(repeats, self._budget)
+        choice = choose(self.repeats, self._budget)
         if choice.peak > self._budget:
             return math.inf
-        return self._time(repeats.nodes[at] for at in choice.again) / self._nanoseconds
+        return self._time(self.repeats.nodes[at] for at in choice.again) / self._nanoseconds
 
     def _time(self, nodes: Iterable[Node]) -> float:
-        """About how many nanoseconds some operators take, on the cores that are here."""
-        return sum(nanoseconds(self._graph, node, threads.cores()) for node in nodes)
+        """About how many nanoseconds some operators take."""
+        return sum(nanoseconds(self._graph, node, self._cores) for node in nodes)
 
     def _loss(self, graph: Graph, partings: Sequence[Parting], length: int) -> float:
         """The part of the time that slices of a length cost."""
-        more = sum(once_more(graph, *each) for parting in partings for each in parting.members.items())
+        more = sum(once_more(graph, *each, self._cores) for parting in partings for each in parting.members.items())
         return (self._units // length - 1) * more / self._nanoseconds
 
     def _plan(

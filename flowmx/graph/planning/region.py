@@ -11,13 +11,21 @@ from dataclasses import replace
 
 from flowmx.graph.graph import RANK, Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
+from flowmx.graph.passes.fuse import FUSED, fused
 from flowmx.graph.plan import Plan, make_plan
 from flowmx.graph.planning.order import LATE
-from flowmx.ops.compiled.packed import Pack
+from flowmx.ops.compiled.fused import FusedConvolution
+from flowmx.ops.compiled.packed import OrderConvolution, Pack
 from flowmx.ops.compiled.sliced import Sliced, Summed
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Shape, packed_size
+from flowmx.ops.registry.operators import Operator, Shape, packed_size
 from flowmx.ops.registry.traits import BatchParts
+
+
+def is_ordered(graph: Graph, node: Node) -> bool:
+    """Tell whether a layer brings its weight into the order of its kernel in each run."""
+    is_layer = FUSED.get(type(node.op)) is FusedConvolution and not getattr(node.op, "packed", False)
+    return is_layer and graph.dtypes[node.inputs[0]] == graph.dtypes[node.inputs[1]]
 
 
 class Region:
@@ -29,11 +37,14 @@ class Region:
         units: the number of equal parts that the batch can be cut into.
         length: units in a slice.
         laid: the entries that lie channels-last.
+        ahead: layers (see :func:`is_ordered`) whose weights are brought into order once, before all slices.
     """
 
     def __init__(
-        self, rewriter: Rewriter, members: Mapping[Node, BatchParts], units: int, length: int, laid: Collection[Entry]
+        self, rewriter: Rewriter, members: Mapping[Node, BatchParts], units: int, length: int, laid: Collection[Entry],
+        ahead: Collection[Node] = (),
     ) -> None:  # fmt: skip
+        self._ahead = ahead
         self._rewriter, self._members, self._laid = rewriter, members, laid
         self._units, self._length = units, length
         self._graph = rewriter.graph
@@ -95,12 +106,32 @@ class Region:
                 return None
             self._packs.append(pack)
             inputs[1] = self._variable(Entry(pack, 0), False)
+        elif node in self._ahead:
+            op, inputs = self._ordered(node, inputs, options)
         attributes = {key: text for key, text in node.attributes.items() if not (given and key == LATE)}
         made = Node(op, node.name, tuple(inputs), attributes, node.given, node.origin)
         for index in range(node.outputs()):
             self._note(Entry(node, index), Entry(made, index), index in parts.outputs)
             self._inside[Entry(node, index)] = Entry(made, index)
         return made
+
+    def _ordered(self, node: Node, inputs: list[Entry], options: Options) -> tuple[Operator | None, list[Entry]]:
+        """A layer that reads its weight in the order of its kernel, and what it reads; as it is where there is none."""
+        layer, data = fused(node, packed=True, scaled=False), self._shapes[inputs[0]]
+        context = self._graph.context(node)
+        kind = options.device_type if context is None else context.kernels
+        dtype = self._rewriter.dtypes[node.inputs[0]]
+        size = packed_size(kind, layer, data, dtype) if dtype in options.multiplied else None
+        if size is None or node.op is None:
+            return node.op, inputs
+        named = dict(zip(node.op.inputs(), zip(node.inputs, inputs, strict=True), strict=True))
+        read = [named["weight"][0], *([named.pop("scale")[0]] if "scale" in named else [])]
+        given = {name: getattr(layer, name) for name in layer.attributes()}
+        op = OrderConvolution.create(**{**given, "scaled": len(read) > 1, "data_shape": data, "size": size})
+        made = self._rewriter.make(op, list(map(self._rewriter.new, read)), node, f"{node.name} weight in order")
+        self._packs.append(made)
+        named["weight"] = (node.inputs[1], self._variable(Entry(made, 0), False))
+        return layer, [each for _, each in named.values()]
 
     def _read(self, entry: Entry, along: bool) -> Entry:
         """The entry that stands for one of the graph in a slice."""

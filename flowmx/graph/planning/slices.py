@@ -19,12 +19,12 @@ import numpy as np
 
 from flowmx.graph.graph import Graph, Options, Rewriter, is_pure
 from flowmx.graph.node import Entry, Node
-from flowmx.graph.planning.cost import nanoseconds, once_more
+from flowmx.graph.planning.cost import cores, in_memory, nanoseconds, once_more, ordering
 from flowmx.graph.planning.layout import channels_last
 from flowmx.graph.planning.live import nbytes
 from flowmx.graph.planning.order import Ordered
 from flowmx.graph.planning.parting import CUT_ON
-from flowmx.graph.planning.region import Region
+from flowmx.graph.planning.region import Region, is_ordered
 from flowmx.ops.registry.traits import BatchParts
 
 LEAST = 4 << 20
@@ -32,7 +32,7 @@ LEAST = 4 << 20
 _AIM = 0.25
 """The part of the bytes to come down to. On a quarter of the batch kernels still are as fast as on the whole; each
 further halving saves less, and costs more."""
-_MOST_LOSS = 0.03
+_MOST_LOSS = 0.04
 """The part of the time that slices may cost, as estimated."""
 _WORTH = 4.0
 """A part of the time is worth so many times that part of the bytes, above what they are to come down to."""
@@ -42,6 +42,14 @@ _WITH_WORKSPACE = 1.03
 """By how much what lies whole counts for more than it takes, since workspaces of kernels are not counted."""
 _COUNTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
 """Numbers of slices to try."""
+_MOST_WEIGHTS = 256
+"""Weights that are looked at, to be brought into order before the slices."""
+_HEAVY = 1 << 18
+"""Bytes of those from which on that is worth a step of its own."""
+_SHORT = 4
+"""Units below which kernels are slower on a slice, where it is not a quarter of the batch."""
+_WORSE = 2
+"""Numbers of equal slices that are tried without gain, after one that comes down to the aim."""
 _EVICTED = 16
 """Operators that may be taken out of a run for one that needs their whole results."""
 
@@ -79,12 +87,14 @@ class Choice(NamedTuple):
         length: units in a slice.
         peak: about how many bytes are alive at most between the beginning and the end of the run.
         weight: what it is compared by.
+        ahead: the layers whose weights are brought into order once, before all slices.
     """
 
     stop: int
     length: int
     peak: float = 0
     weight: float = 0
+    ahead: frozenset[Node] = frozenset()
 
 
 class Ends(NamedTuple):
@@ -96,6 +106,8 @@ class Ends(NamedTuple):
         after: the most bytes alive between the region and the end of the run.
         loss: the nanoseconds that each slice but the first costs.
         cost: the nanoseconds that the region takes.
+        each: the nanoseconds that each operator takes.
+        moved: the bytes that each operator of the region reads and writes.
     """
 
     whole: Any
@@ -103,6 +115,30 @@ class Ends(NamedTuple):
     after: Any
     loss: Any
     cost: Any
+    each: Any
+    moved: Any
+
+
+class Weights(NamedTuple):
+    """The weights of a run that could be brought into order before it, those worth the most of their bytes first.
+
+    Attributes:
+        nodes: the layers.
+        at: their positions in the run.
+        sizes: the bytes of each weight.
+        gains: the nanoseconds that each slice but the first then takes less.
+    """
+
+    nodes: list[Node]
+    at: Any
+    sizes: Any
+    gains: Any
+
+    def ahead(self, room: Any) -> tuple[Any, Any, Any]:
+        """For each end of a region that has room for so many bytes, which to take, their bytes and what is gained."""
+        inside = self.at[:, None] <= np.arange(len(room))
+        taken = inside & (np.cumsum(np.where(inside, self.sizes[:, None], 0), axis=0) <= room)
+        return taken, self.sizes @ taken, self.gains @ taken
 
 
 # -- runs --------------------------------------------------------------------------------------------------
@@ -210,9 +246,13 @@ class Search:
         rows = zip(schedule.forward, schedule.steps, schedule.alive, strict=True)
         each_time = [row for row in rows if row[0].op is not None and not row[0].op.traits.once]
         self.graph, self.order = graph, [node for node, _, _ in each_time]
+        self._cores, sizes = cores(), schedule.values.sizes
         self.alive = [alive for _, _, alive in each_time]
         self.whole = max(self.alive, default=0)
         self._aim = _AIM * (self.whole + kept) - kept
+        self._moved = np.array(
+            [sum(sizes[value] for value in (*step.reads, *step.writes)) for _, step, _ in each_time], float
+        )
         self._last = [-1] * len(schedule.values.sizes)
         self._made: list[tuple[int, int]] = []  # (step, value)
         self._sizes = schedule.values.sizes
@@ -225,7 +265,11 @@ class Search:
 
     @cached_property
     def _costs(self) -> Any:
-        return np.array([nanoseconds(self.graph, node) for node in self.order])
+        return np.array([nanoseconds(self.graph, node, self._cores) for node in self.order])
+
+    @cached_property
+    def _total(self) -> float:
+        return float(in_memory(self._costs, self._moved).sum())
 
     def choose(self) -> list[tuple[Run, Choice]]:
         """The regions that are worth it."""
@@ -249,25 +293,68 @@ class Search:
         ]  # fmt: skip
 
     def _best(self, run: Run) -> Choice | None:
-        """The choice for a run that costs the least time of those that come down to the aim, or else the smallest."""
-        ends = self._ends(run)
-        total = self._costs.sum()
+        """The choice for a run that costs the least time of those that come down to the aim, or else the smallest.
+
+        Slices that are shorter than need be mostly cost more, so few of these are looked at.
+        """
+        ends, weights = self._ends(run), self._weights(run)
         best: Choice | None = None
+        large: list[int] = []
+        tried: list[Choice] = []
+        worse = 0
         for count in _COUNTS:
             length = -(-run.units // count)
-            if count > run.units or -(-run.units // length) < count:
+            if length < min(_SHORT, run.units // 4) or -(-run.units // length) < count:
                 continue
-            peak = np.maximum(
-                _WITH_WORKSPACE * ends.whole + ends.most * (length / run.units), _WITH_WORKSPACE * ends.after
-            )
-            loss = (count - 1) * ends.loss + (count * length / run.units - 1) * ends.cost
-            part = loss / total
-            above = 1 + peak / self.whole + _WORTH * part
-            weighed = np.where(part > _MOST_LOSS, np.inf, np.where(peak <= self._aim, part, above))
-            at = int(weighed.argmin())
-            if weighed[at] < (best.weight if best else 1 + max(self.alive[run.start : run.stop]) / self.whole):
-                best = Choice(run.start + 1 + at, length, float(peak[at]), float(weighed[at]))
-        return best
+            if best is None and self._peaks(run, ends, length)[1].min() > self._aim:
+                large.append(count)
+                continue
+            found = self._choice(run, ends, weights, count)
+            tried.append(found)
+            if found.weight < (best.weight if best else 1):
+                best, worse = found, 0
+            elif best is not None and run.units % count == 0:
+                worse += 1
+                if worse == _WORSE:
+                    break
+        if best is not None:
+            return best
+        tried += [self._choice(run, ends, weights, count) for count in large]
+        most = 1 + max(self.alive[run.start : run.stop]) / self.whole
+        return min((each for each in tried if each.weight < most), key=lambda each: each.weight, default=None)
+
+    def _peaks(self, run: Run, ends: Ends, length: int) -> tuple[Any, Any]:
+        """About the most bytes alive in the region that each end makes, and until the end of the run."""
+        inside = _WITH_WORKSPACE * ends.whole + ends.most * (length / run.units)
+        return inside, np.maximum(inside, _WITH_WORKSPACE * ends.after)
+
+    def _choice(self, run: Run, ends: Ends, weights: Weights, count: int) -> Choice:
+        """The best end for so many slices."""
+        length = -(-run.units // count)
+        inside, peak = self._peaks(run, ends, length)
+        taken, more, gain = weights.ahead((self._aim - inside) / _WITH_WORKSPACE)
+        peak = np.maximum(peak, inside + _WITH_WORKSPACE * more)
+        loss = (count - 1) * (ends.loss - gain) + (count * length / run.units - 1) * ends.cost
+        faster = in_memory(ends.each, ends.moved) - in_memory(ends.each, ends.moved, length / run.units)
+        loss -= np.cumsum(faster)
+        part = loss / self._total
+        above = 1 + peak / self.whole + _WORTH * part
+        weighed = np.where(part > _MOST_LOSS, np.inf, np.where(peak <= self._aim, part, above))
+        at = int(weighed.argmin())
+        ahead = frozenset(node for node, take in zip(weights.nodes, taken[:, at], strict=True) if take)
+        return Choice(run.start + 1 + at, length, float(peak[at]), float(weighed[at]), ahead)
+
+    def _weights(self, run: Run) -> Weights:
+        """The weights that could be brought into order before a run."""
+        found = []
+        for at, node in enumerate(self.order[run.start : run.stop]):
+            if node in run.members and is_ordered(self.graph, node):
+                size = nbytes(self.graph, node.inputs[1])
+                if size >= _HEAVY:
+                    found.append((node, at, size, ordering(self.graph, node, self._cores)))
+        found.sort(key=lambda each: -each[3] / each[2])
+        nodes, *rest = zip(*found[:_MOST_WEIGHTS], strict=True) if found else ((), (), (), ())
+        return Weights(list(nodes), *[np.array(each, float) for each in rest])
 
     def _ends(self, run: Run) -> Ends:
         """The consequences of each end of a region that begins with a run."""
@@ -282,11 +369,14 @@ class Search:
         after = np.maximum.accumulate(np.append(alive[1:], 0.0)[::-1])[::-1]
         members = [node in run.members for node in self.order[span]]
         loss = [
-            once_more(self.graph, node, run.members[node]) if node in run.members else 0 for node in self.order[span]
+            once_more(self.graph, node, run.members[node], self._cores) if node in run.members else 0
+            for node in self.order[span]
         ]
+        costs = self._costs[span]
+        taken = np.where(members, in_memory(costs, self._moved[span]), 0)
         return Ends(
             before + np.cumsum(leaving[run.start :])[: len(alive)], np.maximum.accumulate(alive), after,
-            np.cumsum(loss), np.cumsum(np.where(members, self._costs[span], 0)),
+            np.cumsum(loss), np.cumsum(taken), costs, np.where(members, self._moved[span], 0),
         )  # fmt: skip
 
 
@@ -344,7 +434,7 @@ def cut(
         part = each_time[run.start : choice.stop]
         made += [rewriter.keep(node) for node in part if node not in run.members]
         members = {node: run.members[node] for node in part if node in run.members}
-        made += Region(rewriter, members, run.units, choice.length, laid).put(strided, options)
+        made += Region(rewriter, members, run.units, choice.length, laid, choice.ahead).put(strided, options)
         at = choice.stop
     made += [rewriter.keep(node) for node in each_time[at:]]
     return Cut(rewriter.result(), made, {rewriter.new(entry) for entry in external}, search.whole)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from flowmx.graph.graph import Options
 from flowmx.graph.node import Entry, Node
 from flowmx.ops.compiled.sliced import Sliced
+from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import PLANNED, Laid, Shape, workspace_of
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 def workspaces(plan: Plan, steps: Sequence[Node], options: Options) -> dict[int, int]:
     """The bytes of workspace of each step that needs any, by its position."""
     found = {}
+    known: dict[object, int] = {}
     for position, node in enumerate(steps):
         assert node.op is not None
         if isinstance(node.op, Sliced):
@@ -30,8 +32,12 @@ def workspaces(plan: Plan, steps: Sequence[Node], options: Options) -> dict[int,
         context = plan.graph.context(node)
         ask = workspace_of(options.device_type if context is None else context.kernels, node.op)
         if ask is not None:
+            inputs = [laid(plan, entry) for entry in node.inputs]
             outputs = [laid(plan, Entry(node, index)) for index in range(node.outputs())]
-            nbytes = ask(node.op, [laid(plan, entry) for entry in node.inputs], outputs)
+            key = (ask, node.op, *inputs, *outputs)  # others are like it, as in an unrolled network
+            nbytes = known.get(key)
+            if nbytes is None:
+                nbytes = known[key] = ask(node.op, inputs, outputs)
             if nbytes >= PLANNED:
                 found[position] = nbytes
     return found
@@ -39,8 +45,13 @@ def workspaces(plan: Plan, steps: Sequence[Node], options: Options) -> dict[int,
 
 def laid(plan: Plan, entry: Entry) -> Laid:
     """The memory layout of a value: shape, strides and dtype."""
-    shape = plan.graph.shapes[entry]
-    return Laid(shape, strides(shape, entry in plan.channels_last), plan.graph.dtypes[entry])
+    return lying(plan.graph.shapes[entry], entry in plan.channels_last, plan.graph.dtypes[entry])
+
+
+@lru_cache(4096)
+def lying(shape: Shape, channels_last: bool, dtype: DType) -> Laid:
+    """The memory layout of an array in C order, or with axis 1 innermost."""
+    return Laid(shape, strides(shape, channels_last), dtype)
 
 
 @lru_cache(4096)

@@ -7,7 +7,7 @@ from typing import Any
 
 from flowmx.graph.graph import Graph, Options
 from flowmx.graph.node import Entry, Node
-from flowmx.graph.planning.workspace import strides
+from flowmx.graph.planning.workspace import lying
 from flowmx.ops import kernels
 from flowmx.ops.compiled.chain import Chain
 from flowmx.ops.registry.operators import Laid, Operator
@@ -40,5 +40,4 @@ def compile_unplanned(graph: Graph, options: Options) -> None:
 
 
 def _dense(graph: Graph, entry: Entry) -> Laid:
-    shape = graph.shapes[entry]
-    return Laid(shape, strides(shape, False), graph.dtypes[entry])
+    return lying(graph.shapes[entry], False, graph.dtypes[entry])

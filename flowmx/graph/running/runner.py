@@ -6,6 +6,7 @@ A :class:`Runner` has an arena for each device, and an array for whatever lies o
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -55,7 +56,8 @@ class Runner:
         self._where = where
         self._memo: dict[Any, Any] = {}
         self.block: Block | None = None
-        self._readers: dict[Entry, list[tuple[list[Array], int, Shape | None, TiedForward | None]]] = {}
+        self._readers: defaultdict[Entry, list[tuple[list[Array], int, Shape | None, TiedForward | None]]]
+        self._readers = defaultdict(list)
         self._settled: dict[Context | None, Array | None] = dict.fromkeys(plan.arenas)
         self._poisoned = Poisoned(plan, self._settled.__getitem__) if settings.get().exec_check else None
         self.tied: dict[Node, TiedForward] = {}
@@ -99,7 +101,8 @@ class Runner:
         outputs = [Entry(node, index) for index in range(node.outputs())]
         if outputs[0] in self.plan.root:
             return None
-        if not (any(self.plan.nbytes(each) for each in outputs) or node.op.writes_more()):
+        shapes = self.plan.graph.shapes
+        if all(0 in shapes[each] for each in outputs) and not node.op.writes_more():
             return None
         tied = self._tied_forward(node)
         if tied is not None:
@@ -135,16 +138,18 @@ class Runner:
         tied = self.tied.get(node)
         if tied is not None:
             tied.stale = True
+        root_of, shapes, readers = self.plan.root.get, self.plan.graph.shapes, self._readers
         for entries, arrays in ((inputs, made.inputs), (outputs, made.outputs)):
             for position, entry in enumerate(entries):
-                root = self.plan.root.get(entry)
-                shape = None if root is None else self.plan.graph.shapes[entry]
-                self._readers.setdefault(root or entry, []).append((arrays, position, shape, tied))
+                root = root_of(entry)
+                shape = None if root is None else shapes[entry]
+                readers[root or entry].append((arrays, position, shape, tied))
         return made
 
     def device(self, node: Node) -> Device:
         """The device that a node runs on."""
-        return self._devices[self.plan.graph.context(node)]
+        graph = self.plan.graph
+        return self._devices[graph.context(node) if graph.groups else graph.default]
 
     def put(self, entry: Entry, array: Array | None) -> None:
         """Set the array of an entry (None: none) from the next run on; its views follow."""

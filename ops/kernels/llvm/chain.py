@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from flowmx.ops.compiled.chain import Chain
 from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, parameter, placeholder, steps, uniforms
+from flowmx.ops.kernels.llvm import compiler
 from flowmx.ops.kernels.llvm.code import Real
 from flowmx.ops.kernels.llvm.elementwise import Fused, computed_alike, is_exact, real_of
 from flowmx.ops.kernels.llvm.program import Program, begin_compiling, load_ahead
@@ -115,9 +116,9 @@ def _formula(op: Operator) -> Fused:
 
 @lru_cache(maxsize=1)
 def can_compile() -> bool:
-    """Tell whether there is a compiler; the first time it begins to be loaded."""
+    """Tell whether there is a compiler; the first time it begins to be loaded, where the cache is empty."""
     found = find_spec("llvmlite") is not None
-    if found:
+    if found and not compiler.is_known():
         load_ahead()  # it takes as long as many a graph, which is planned meanwhile
     return found
 

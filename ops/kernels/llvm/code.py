@@ -474,7 +474,7 @@ class Code:
         return self._every(self.integers, f"{self.real.integer} {value}")
 
     def _every(self, type: str, one: str) -> Value:
-        return Value(type, f"<{', '.join([one] * self.lanes)}>")
+        return Value(type, f"splat ({one})")
 
     def spread(self, one: Value) -> Value:
         """A vector with one number in every lane."""

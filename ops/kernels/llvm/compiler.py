@@ -1,7 +1,8 @@
 """From LLVM's assembly to functions in memory, by llvmlite, with a cache of machine code on disk.
 
-llvmlite is imported at the first compilation. To choose and order instructions well takes LLVM five times as long as to
-do it plainly. The first call of a function gets plain code (:func:`compile_plainly`), which gives the same bits, but
+llvmlite is imported at the first compilation. A program whose functions are all in the cache does without it; what LLVM
+knows of the machine is kept there too. To choose and order instructions well takes LLVM five times as long as
+to do it plainly. The first call of a function gets plain code (:func:`compile_plainly`), which gives the same bits, but
 for the signs of NaNs: the text says what is rounded, and in what order.
 
 A file of the cache (:mod:`flowmx.disk_cache`) is named by a digest of the text, LLVM's version, the processor and its
@@ -11,29 +12,36 @@ features.
 from __future__ import annotations
 
 import ctypes
+import marshal
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from flowmx import disk_cache
+from flowmx.ops.kernels.llvm import objects
 from flowmx.ops.kernels.llvm.code import DATA
 
 Function = Callable[[bytes], None]
 _PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_char_p)  # releases the interpreter's lock
 _PASSES = ("sroa", "simplify_cfg", "instruction_combine")
 """LLVM's passes over a text, in order. It works on vectors already, and its loops are as they should be: what is left
-is to keep variables in registers, and to tidy up. LLVM's own choice takes 20 times as long.
+is to keep variables in registers (the first, which plain code has too), and to tidy up. LLVM's own choice takes 20
+times as long.
 """
 _PLAIN = ".plain"
 """The ending of files of plain code."""
-_GENERATION = 2
-"""Part of the cache key; increase it when :func:`_generate` makes other code of the same text."""
+_GENERATION = 3
+"""Part of the cache key; increase it when :func:`_emit` makes other code of the same text."""
+
+_MACHINE = ".machine"
+"""The ending of files with what LLVM knows of a machine."""
 
 _lock = threading.RLock()
 _loaded: dict[str, Compiled] = {}
@@ -51,16 +59,26 @@ class Compiled(NamedTuple):
     address: int
 
 
+class _Machine(NamedTuple):
+    """The machine as LLVM knows it.
+
+    Attributes:
+        features: what the processor can do.
+        identity: the compiler's and processor's part of the cache key of machine code.
+    """
+
+    features: frozenset[str]
+    identity: str
+
+
 class _Host(NamedTuple):
     """The compiler for this machine."""
 
-    machine: Any
+    best: Any
     plain: Any
     """The one for plain code."""
-    engine: Any
-    features: frozenset[str]
-    identity: str
-    """The compiler's and processor's part of the cache key of machine code."""
+    linker: Any
+    machine: _Machine
 
 
 def _host() -> _Host | None:
@@ -80,14 +98,14 @@ def _set_up() -> _Host | None:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         name, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
-        machine, plain = (
+        best, plain = (
             llvm.Target.from_default_triple().create_target_machine(
                 cpu=name, features=features.flatten(), opt=level, reloc="pic", codemodel="small", jit=True
             )
             for level in (3, 0)
         )
-        engine = llvm.create_lljit_compiler(machine, use_jit_link=True)
-        keep(engine)
+        linker = llvm.create_lljit_compiler(best, use_jit_link=True)
+        keep(linker)
     except (ImportError, OSError, RuntimeError):
         return None
     able = frozenset(feature for feature, has in features.items() if has)
@@ -99,7 +117,46 @@ def _set_up() -> _Host | None:
         name,
         features.flatten(),
     )
-    return _Host(machine, plain, engine, able, repr(identity))
+    return _Host(best, plain, linker, _Machine(able, repr(identity)))
+
+
+def _machine() -> _Machine | None:
+    """The machine, from the cache or as LLVM says now; None where there is no compiler for it."""
+    with _lock:
+        return _known_machine()
+
+
+@lru_cache(maxsize=1)
+def _known_machine() -> _Machine | None:
+    path = _machine_path()
+    content = None if path is None else disk_cache.read(path)
+    if content is not None:
+        features, identity = marshal.loads(content)
+        return _Machine(frozenset(features), identity)
+    host = _host()
+    if host is not None and path is not None:
+        disk_cache.write(path, marshal.dumps((sorted(host.machine.features), host.machine.identity)))
+    return None if host is None else host.machine
+
+
+def _machine_path() -> Path | None:
+    """The file with what LLVM knows of this machine; None where it has to be asked each time."""
+    found = find_spec("llvmlite") if objects.can_load() and knows_arrays() else None
+    if found is None:
+        return None
+    key = repr((_GENERATION, disk_cache.stamp(Path(found.origin or "")), disk_cache.processor()))
+    return disk_cache.folder() / f"{disk_cache.digest(key.encode()).hexdigest()}{_MACHINE}"
+
+
+def is_known() -> bool:
+    """Tell whether functions in the cache can be found without LLVM."""
+    path = _machine_path()
+    return path is not None and path.exists()
+
+
+def load() -> None:
+    """Import LLVM, where it is there."""
+    _host()
 
 
 def knows_arrays() -> bool:
@@ -111,14 +168,14 @@ def knows_arrays() -> bool:
 
 
 def available() -> bool:
-    """Tell whether functions can be compiled here (imports llvmlite)."""
-    return _host() is not None
+    """Tell whether functions can be compiled here."""
+    return _machine() is not None
 
 
 def features() -> frozenset[str]:
     """The processor's features as LLVM names them; empty where there is no compiler."""
-    host = _host()
-    return frozenset() if host is None else host.features
+    machine = _machine()
+    return frozenset() if machine is None else machine.features
 
 
 def compile(text: str) -> Compiled:
@@ -128,8 +185,7 @@ def compile(text: str) -> Compiled:
         Unavailable: llvmlite is missing.
     """
     with _lock:
-        host, key = _key(text)
-        return _function(host, disk_cache.folder() / key, lambda: _generate(host, text))
+        return _function(disk_cache.folder() / _key(text), lambda: _emit(text))
 
 
 def compile_plainly(text: str) -> tuple[Compiled, Path | None]:
@@ -142,11 +198,11 @@ def compile_plainly(text: str) -> tuple[Compiled, Path | None]:
         Unavailable: llvmlite is missing.
     """
     with _lock:
-        host, key = _key(text)
+        key = _key(text)
         if key in _loaded or (disk_cache.folder() / key).exists():
             return compile(text), None
         path = disk_cache.folder() / f"{key}{_PLAIN}"
-        return _function(host, path, lambda: _generate(host, text, True)), path
+        return _function(path, lambda: _emit(text, is_plain=True)), path
 
 
 def improve(text: str, plain: Path) -> Compiled:
@@ -156,14 +212,13 @@ def improve(text: str, plain: Path) -> Compiled:
         Unavailable: llvmlite is missing.
     """
     with _lock:
-        host, key = _key(text)
-        found = _function(host, plain.with_name(key), lambda: _emit(host, host.machine, text), plain.exists())
+        found = _function(plain.with_name(_key(text)), lambda: _emit(text), plain.exists())
         with suppress(OSError):
             plain.unlink()
         return found
 
 
-def _function(host: _Host, path: Path, generate: Callable[[], bytes], is_kept: bool = True) -> Compiled:
+def _function(path: Path, generate: Callable[[], bytes], is_kept: bool = True) -> Compiled:
     """The function of a file's name, from memory, from the file, or made now."""
     name = path.name
     known = _loaded.get(name)
@@ -173,47 +228,54 @@ def _function(host: _Host, path: Path, generate: Callable[[], bytes], is_kept: b
             machine_code = generate()
             if is_kept:
                 disk_cache.write(path, machine_code)
-        known = _loaded[name] = _load(host, name, machine_code)
+        known = _loaded[name] = _load(name, machine_code)
     return known
 
 
-def _key(text: str) -> tuple[_Host, str]:
-    """The compiler, and the key of a text in the cache.
+def _key(text: str) -> str:
+    """The key of a text in the cache.
 
     Raises:
         Unavailable: llvmlite is missing.
     """
+    machine = _machine()
+    if machine is None:
+        raise Unavailable("llvmlite is not installed")
+    return disk_cache.digest(f"{machine.identity}\n{text}".encode()).hexdigest()
+
+
+def _compiler() -> _Host:
     host = _host()
     if host is None:
-        raise Unavailable("llvmlite is not installed")
-    return host, disk_cache.digest(f"{host.identity}\n{text}".encode()).hexdigest()
+        raise Unavailable("llvmlite does not work")
+    return host
 
 
-def _generate(host: _Host, text: str, is_plain: bool = False) -> bytes:
-    return _emit(host, host.plain if is_plain else host.machine, text)
-
-
-def _emit(host: _Host, machine: Any, text: str) -> bytes:
-    """Machine code by one of the compiler's machines."""
+def _emit(text: str, is_plain: bool = False) -> bytes:
+    """Machine code of a text."""
+    host = _compiler()
     import llvmlite.binding as llvm
 
     module = llvm.parse_assembly(text)
     module.verify()
     passes = llvm.create_new_module_pass_manager()
-    for name in _PASSES:
+    for name in _PASSES[:1] if is_plain else _PASSES:
         getattr(passes, f"add_{name}_pass")()
-    passes.run(module, llvm.create_pass_builder(host.machine, llvm.create_pipeline_tuning_options()))
-    code: bytes = machine.emit_object(module)
+    passes.run(module, llvm.create_pass_builder(host.best, llvm.create_pipeline_tuning_options()))
+    code: bytes = (host.plain if is_plain else host.best).emit_object(module)
     return code
 
 
-def _load(host: _Host, key: str, machine_code: bytes) -> Compiled:
-    import llvmlite.binding as llvm
+def _load(key: str, machine_code: bytes) -> Compiled:
+    address = objects.load(machine_code)
+    if address is None:
+        linker = _compiler().linker
+        import llvmlite.binding as llvm
 
-    library = llvm.JITLibraryBuilder().add_object_img(machine_code).add_current_process().export_symbol("kernel")
-    tracker = library.link(host.engine, key)
-    keep(tracker)
-    address = tracker["kernel"]
+        library = llvm.JITLibraryBuilder().add_object_img(machine_code).add_current_process().export_symbol("kernel")
+        tracker = library.link(linker, key)
+        keep(tracker)
+        address = tracker["kernel"]
     return Compiled(_PROTOTYPE(address), address)
 
 

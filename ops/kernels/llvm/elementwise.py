@@ -54,6 +54,8 @@ _STEPS_A_NS = 140
 WORTH_A_THREAD_NS = 16_000
 LEAST = 8192
 """Elements from which a loop takes the place of a plain forward of several steps."""
+FEW = 512
+"""The same of forwards of many steps."""
 _LEAST_HALVES = 1024
 """Elements of 16 bits below which the plain forward is as fast: it is slow with them."""
 TASK = 1 << 14

@@ -21,14 +21,17 @@ from flowmx.ops.formulas.expressions import (
     sqrt,
     where,
 )
-from flowmx.ops.kernels.llvm.elementwise import LEAST, fused
+from flowmx.ops.kernels.llvm.elementwise import FEW, LEAST, fused
 from flowmx.ops.kernels.llvm.functions import expanded
 from flowmx.ops.math.elementwise import TABLE
 
 _PLAIN = 1 << 16
 """Elements below which the plain forward is as fast, for operators where it is one of NumPy's fast functions."""
 
-_LEAST = {"erf": 512, **dict.fromkeys(("rsqrt", "expm1", "log1p", "tanh", "sigmoid", "softsign", "_softrelu"), LEAST)}
+_LEAST = {
+    **dict.fromkeys(("erf", "sigmoid"), FEW),
+    **dict.fromkeys(("rsqrt", "expm1", "log1p", "tanh", "softsign", "_softrelu"), LEAST),
+}
 """Elements below which the plain forward is as fast, where it is none of NumPy's fast functions."""
 
 
@@ -99,7 +102,7 @@ fused("_power_scalar", _power, variant=lambda op: op.scalar, least=_PLAIN)
 
 
 fused("smooth_l1", smooth_l1)
-fused("clip", lambda p, x: clip(x, p.a_min, p.a_max), least=_PLAIN)
+fused("clip", lambda p, x: clip(x, p.a_min, p.a_max), least=FEW)
 fused("hard_sigmoid", hard_sigmoid)
 
 
@@ -126,11 +129,13 @@ def _rectified(p: Parameters, x: Expr, gamma: Expr | None = None) -> Expr | None
 
 
 fused("Activation", lambda p, x: ACTIVATIONS[p.op.act_type].compute(x), variant=_act_type)
-fused("_backward_Activation", lambda p, head, y: head * ACTIVATIONS[p.op.act_type].slope(y), variant=_act_type)
-fused("LeakyReLU", _rectified, variant=_act_type, least=2048)
+fused(
+    "_backward_Activation", lambda p, head, y: head * ACTIVATIONS[p.op.act_type].slope(y), variant=_act_type, least=FEW
+)
+fused("LeakyReLU", _rectified, variant=_act_type, least=FEW)
 fused(
     "_backward_LeakyReLU",
     lambda p, head, x: head * RECTIFIERS[p.op.act_type].slope(p, x),
     variant=_act_type,
-    least=2048,
+    least=FEW,
 )

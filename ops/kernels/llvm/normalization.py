@@ -8,8 +8,8 @@ from typing import Any
 
 from flowmx.ops.formulas.expressions import Expr, Parameters, sqrt
 from flowmx.ops.kernels.llvm.rows import Kind, Row, Rows
-from flowmx.ops.kernels.llvm.softmax import LEAST, OfRows, around, suits, takes
-from flowmx.ops.registry.operators import Array, Run, kernel
+from flowmx.ops.kernels.llvm.softmax import LEAST, OfRows, around, bound_rows, computed, suits, takes
+from flowmx.ops.registry.operators import Array, Bound, Form, Run, kernel
 
 
 def layer_norm(p: Parameters, row: Row, x: Expr, gamma: Expr, beta: Expr) -> tuple[Expr, ...]:
@@ -47,6 +47,16 @@ def _backward_layer_norm_kernel(op: Any, run: Run, inputs: Sequence[Array], outp
     fast = shape[2] == 1 and out.size >= LEAST and suits(*inputs, *outputs)
     if not (fast and _backward.run(op, shape, inputs, outputs)):
         op.forward(run, inputs, outputs)
+
+
+def _bind_backward(op: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
+    shape, dtypes = around(made[0][0], op.axis), [dtype for _, dtype in (*given, *made)]
+    if shape[2] != 1 or math.prod(shape) < LEAST or not all(map(computed, dtypes)):
+        return None
+    return bound_rows(_backward, op, shape, dtypes, op.forward)
+
+
+_backward_layer_norm_kernel.bind = _bind_backward  # type: ignore[attr-defined]
 
 
 def l2(p: Parameters, row: Row, x: Expr) -> Expr:

@@ -173,4 +173,4 @@ def load_ahead() -> None:
 
 def _load() -> None:
     with engine.ending.gate.working():
-        compiler.available()
+        compiler.load()

@@ -182,6 +182,25 @@ class Rows:
         team.run(program.compiled, words, team.count() if is_shared else 1)
         return True
 
+    def bind(self, op: Any, shape: tuple[int, int, int], dtypes: Sequence[Any]) -> Callable[..., None] | None:
+        """A call ``function(*inputs, *outputs)`` on arrays in C order, by one thread.
+
+        None where more threads are worth it, or it is not compiled (yet). Arguments are those of :meth:`run`.
+        """
+        known = self._learn(op, shape, 1, tuple(dtypes))
+        if known is None or known[3]:
+            return None
+        program: Any = known[0]  # its function is replaced by a better one
+        head, shares, pack = known[1], known[2], self._pack_places
+        if shares is None:
+            return lambda *arrays: team.run(program.compiled, head + pack(*map(id, arrays)), 1)
+
+        def call(*arrays: Array) -> None:
+            kept = np.empty(shares, np.float32)
+            team.run(program.compiled, head + pack(*map(id, arrays), id(kept)), 1)
+
+        return call
+
     def _learn(self, op: Any, shape: tuple[int, int, int], parts: int, dtypes: tuple[Any, ...]) -> _Known | None:
         """Remember what calls of an operator on arrays of a shape need; None where it is not compiled (yet)."""
         outer, length, inner = shape

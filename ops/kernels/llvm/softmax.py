@@ -11,12 +11,12 @@ import numpy as np
 
 from flowmx.ops.formulas.expressions import Expr, Parameters
 from flowmx.ops.kernels.llvm.code import FLOAT
-from flowmx.ops.kernels.llvm.elementwise import real_of
+from flowmx.ops.kernels.llvm.elementwise import FEW, real_of
 from flowmx.ops.kernels.llvm.rows import Kind, Row, Rows
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Bound, Form, Run, Shape, kernel
 
-LEAST = 4096
+LEAST = FEW
 """Elements below which the plain forward runs."""
 
 
@@ -94,6 +94,27 @@ def suits(*arrays: Array) -> bool:
     return all(computed(array.dtype) and array.flags.c_contiguous for array in arrays)
 
 
+def bound_rows(
+    rows: Rows, parameters: Any, place: tuple[int, int, int], dtypes: Sequence[DType], plain: Bound
+) -> Bound:  # fmt: skip
+    """A formula of rows for arrays of one form; the plain forward where one lies otherwise, or it is not compiled."""
+    call, compute = rows.bind(parameters, place, dtypes), rows.run
+
+    def bound(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        for each in (*inputs, *outputs):
+            if not each.flags.c_contiguous:
+                break
+        else:
+            if call is not None:
+                call(*inputs, *outputs)
+                return
+            if compute(parameters, place, inputs, outputs):
+                return
+        plain(run, inputs, outputs)
+
+    return bound
+
+
 class OfRows:
     """The kernel of an operator by rows.
 
@@ -126,19 +147,7 @@ class OfRows:
             return None
         if math.prod(shape) < LEAST:
             return op.bound(np, given, made) or op.forward  # type: ignore[no-any-return]
-        compute, (parameters, place) = self._rows.run, self._place(op, shape)
-        self._rows.is_ready(place[2], dtypes)
-
-        def bound(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-            for each in (*inputs, *outputs):
-                if not each.flags.c_contiguous:
-                    break
-            else:
-                if compute(parameters, place, inputs, outputs):
-                    return
-            op.forward(run, inputs, outputs)
-
-        return bound
+        return bound_rows(self._rows, *self._place(op, shape), dtypes, op.forward)
 
 
 def _register(name: str, of: Of) -> None:

@@ -10,11 +10,15 @@ import numpy as np
 
 from flowmx.ops.kernels.onednn.layouts import Array, Geometry, geometry, pointer, strided, suits
 from flowmx.ops.kernels.onednn.primitives import Call, Reorder
-from flowmx.ops.kernels.onednn.work import Work, plan
+from flowmx.ops.kernels.onednn.work import Work, moving, plan
 from flowmx.ops.registry.operators import Bound, Form, Run, kernel
 
 _SMALL = 1 << 14
 """Elements below which NumPy's copy is faster."""
+
+
+_JOINED = 1 << 16
+"""Elements below which NumPy's concatenation is faster than a copy for each part."""
 
 
 class Copy(Work):
@@ -23,6 +27,10 @@ class Copy(Work):
     def __init__(self, source: Geometry, target: Geometry) -> None:
         super().__init__()
         self._copy = Reorder(self.room, strided(*source), strided(*target))
+
+    @staticmethod
+    def nanoseconds(*key: Any) -> float:
+        return moving(*key)
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         return [self._copy.at(base, *addresses)]
@@ -51,7 +59,7 @@ def _concat(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]
 
 def _join(op: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
     """A concatenation of few elements, by NumPy."""
-    if prod(made[0][0]) >= _SMALL or len({dtype for _, dtype in (*given, *made)}) > 1:
+    if prod(made[0][0]) >= _JOINED or len({dtype for _, dtype in (*given, *made)}) > 1:
         return None
     join, axis = np.concatenate, op.dim % len(made[0][0])
 

@@ -17,7 +17,7 @@ import numpy as np
 from flowmx.ops.kernels.onednn.layouts import FLOATS, TYPES, Array, Geometry, geometry, pointer, suits
 from flowmx.ops.kernels.onednn.library import OneDNNError, library
 from flowmx.ops.kernels.onednn.primitives import Bound
-from flowmx.ops.kernels.onednn.work import FixedWork, Work, first_line
+from flowmx.ops.kernels.onednn.work import FixedWork, Work, call_all, first_line
 from flowmx.ops.math.conversion import as_type, cast
 from flowmx.ops.registry.dtypes import FLOAT32, DType, is_floating
 from flowmx.ops.registry.operators import PLANNED, Form, Laid, Operator, Run, Shape, kernel_for
@@ -228,8 +228,10 @@ class TiedKernel:
         # Weakly, since some are the user's, who may be done with them.
         self._arrays: list[weakref.ref[Any]] = []
         self._calls: list[Bound] = []
+        self._forms: list[Any] = []
+        self._work: Work | None = None
         self._memory: Array | None = None
-        self._threads = 0
+        self._threads = self._taken = 0
         self._is_ready = False
         self.stale: bool | None = None
 
@@ -246,8 +248,7 @@ class TiedKernel:
         if not self._is_ready:
             self._kernel(self._op, run, inputs, outputs)
             return
-        for each in self._calls:
-            each()
+        call_all(self._calls, self._taken)
 
     def _tie(self, inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
         """Prepare the calls where the arrays, or the number of threads, are others than at the last call."""
@@ -257,14 +258,17 @@ class TiedKernel:
             or len(arrays) != len(self._arrays)
             or not all(map(is_, arrays, map(call, self._arrays)))
         ):
-            self._threads = threads
+            forms = [(each.shape, each.strides, each.dtype) for each in arrays]
+            if threads != self._threads or forms != self._forms:
+                self._work = self._kernel.work(self._op, inputs, outputs)
+                self._threads, self._forms = threads, forms
             self._is_ready = self._look(inputs, outputs)
             self._arrays = [weakref.ref(each) for each in arrays]
         self.stale = None if self.stale is None else False
 
     def _look(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
         """Prepare the calls for these arrays; False where oneDNN cannot, or they need more memory than is given."""
-        work = self._kernel.work(self._op, inputs, outputs)
+        work = self._work
         if work is None:
             return False
         memory = np.empty(0, np.uint8) if self._memory is None else self._memory
@@ -272,6 +276,7 @@ class TiedKernel:
             if work.nbytes >= PLANNED:
                 return False
             memory = self._memory = np.empty(work.nbytes, np.uint8)
+        self._taken = work.threads
         calls = work.calls(first_line(memory), *map(pointer, (*inputs, *outputs)))
         if [each.of for each in self._calls] == [primitive for primitive, _ in calls]:
             for each, (_, where) in zip(self._calls, calls, strict=True):

@@ -29,7 +29,7 @@ from flowmx.ops.kernels.onednn.work import Work, plan
 from flowmx.ops.nn.convolution import Convolution, Deconvolution
 from flowmx.ops.nn.linear import FullyConnected
 from flowmx.ops.registry.dtypes import DType as NumPyType
-from flowmx.ops.registry.operators import Shape, kernel
+from flowmx.ops.registry.operators import Laid, Operator, Shape, kernel
 
 Geometries = Sequence[Geometry]
 
@@ -168,6 +168,13 @@ def _size(lies: Callable[[Any, Shape, DType], Desc | None]) -> PackedSize:
     return size
 
 
+class _Packing(Kernel):
+    """A kernel that only copies, which needs no workspace: none is asked for, since that makes the primitive."""
+
+    def workspace(self, op: Operator, inputs: Sequence[Laid], outputs: Sequence[Laid]) -> int:
+        return 0
+
+
 KERNELS: dict[str, Make] = {
     "Convolution": _convolution,
     "_backward_Convolution_data": _convolution_data,
@@ -182,10 +189,11 @@ KERNELS: dict[str, Make] = {
     "_wide_backward_Convolution_weight": _convolution_weight,
     "_wide_backward_Deconvolution_weight": _deconvolution_weight,
     "_wide_backward_FullyConnected_weight": _fully_connected_weight,
-    "_pack_Convolution": _pack_filters,
-    "_pack_FullyConnected": _pack_matrix,
 }
 for _name, _make in KERNELS.items():
     kernel("cpu", _name)(Kernel(_make))
+for _name in ("_pack_Convolution", "_order_Convolution"):
+    kernel("cpu", _name)(_Packing(_pack_filters))
+kernel("cpu", "_pack_FullyConnected")(_Packing(_pack_matrix))
 kernel("cpu", "_fused_Convolution")(Kernel(_convolution, _size(_filters_lie)))
 kernel("cpu", "_fused_FullyConnected")(Kernel(_fully_connected, _size(_matrix_lies)))

@@ -149,16 +149,20 @@ class Library:
         threads: returns the number of threads that a primitive takes which the calling thread makes or runs. OpenMP
             keeps it for each thread. The scratch memory of a primitive is laid out for the number at its making, so
             it must run with the same: where more run, they write beyond its end.
+        use_threads: changes that number for the calling thread.
     """
 
     def __init__(self, path: Path) -> None:
         self._dll = ctypes.CDLL(str(path))
         # Called before each execution: with the interpreter's lock held, which takes less time than to give it back.
-        self.threads: Callable[[], int] = ctypes.PyDLL("libgomp.so.1").omp_get_max_threads
+        openmp = ctypes.PyDLL("libgomp.so.1")
+        self.threads: Callable[[], int] = openmp.omp_get_max_threads
+        self.use_threads: Callable[[int], object] = openmp.omp_set_num_threads
         # These two are called once for every execution: without a check in Python.
         self.execute: Any = self._dll.dnnl_primitive_execute
         self.execute.argtypes = [Handle, Handle, ctypes.c_int, ctypes.c_void_p]
-        self.set_pointer: Any = self._dll.dnnl_memory_set_data_handle
+        # With the interpreter's lock held, as it is over at once.
+        self.set_pointer: Any = ctypes.PyDLL(str(path)).dnnl_memory_set_data_handle
         self.set_pointer.argtypes = [Handle, ctypes.c_void_p]
         self._size: Any = self._dll.dnnl_memory_desc_get_size
         self._size.argtypes, self._size.restype = [Handle], ctypes.c_size_t

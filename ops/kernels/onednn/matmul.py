@@ -5,8 +5,10 @@ Transposed matrices go in as they lie in memory. Small products stay with the ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -28,15 +30,15 @@ from flowmx.ops.kernels.onednn.layouts import (
     strided,
     suits,
 )
-from flowmx.ops.kernels.onednn.library import Arg, DType, OneDNNError, Query
+from flowmx.ops.kernels.onednn.library import Arg, DType, Query, Unsupported
 from flowmx.ops.kernels.onednn.primitives import LINE, Call, Primitive, Reorder, attributes
-from flowmx.ops.kernels.onednn.work import Operand, Work, first_line, plan
-from flowmx.ops.math.products import again, multiplying, product
+from flowmx.ops.kernels.onednn.work import FixedWork, Operand, Work, call_all, first_line, multiplying, plan
+from flowmx.ops.math.products import SMALL, Matrices, again, fixing, product
+from flowmx.ops.math.products import multiplying as multiplying_on
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.dtypes import DType as NumPyType
+from flowmx.ops.registry.operators import Shape
 
-SMALL = 1 << 18
-"""Multiplications below which NumPy's product is faster: its call is cheaper, and it runs on one thread."""
 SMALL_BY_VECTOR = 1 << 15
 """The same where a factor is a vector."""
 
@@ -63,6 +65,11 @@ class Product(Work):
         }  # fmt: skip
         self.run = Primitive(self.room, desc, arguments)
 
+    @staticmethod
+    def nanoseconds(*key: Any) -> float:
+        a, _, c = key[:3]
+        return multiplying(prod(c.shape) * a.shape[-1])
+
     def calls(self, base: int, *addresses: int) -> list[Call]:
         return [self.run.at(base, *addresses)]
 
@@ -84,17 +91,48 @@ def multiply(a: Array, b: Array, c: Array) -> bool:
     return True
 
 
-@multiplying("cpu")
+@fixing("cpu")
+def _fixed(a: Matrices, b: Matrices, out: Shape, dtype: NumPyType) -> Callable[[Array, Array, Array], bool] | None:
+    if len(out) == 2 and 1 in out:
+        return None
+    left, right = (_matrices(*each) for each in (a, b))
+    work = plan(Product, left, right, dense(out))
+    # One of several threads is for threads that may use as many.
+    if work is None or work.threads > 1:
+        return None
+    call = FixedWork(work, 3)
+
+    def multiply_fixed(a: Array, b: Array, c: Array) -> bool:
+        call(pointer(a), pointer(b), pointer(c))
+        return True
+
+    return multiply_fixed
+
+
+def _matrices(shape: Shape, turn: bool) -> Geometry:
+    """The geometry of matrices in C order, transposed where that is said."""
+    made = dense(shape)
+    if not turn:
+        return made
+    *batch, rows, columns = shape
+    *steps, along, across = made.strides
+    return Geometry((*batch, columns, rows), (*steps, across, along))
+
+
+@multiplying_on("cpu")
 def _multiplies(dtype: NumPyType) -> bool:
     return dtype in halves()
 
 
 class _Reordering(Work):
-    """A matrix in the order of a product."""
+    """A matrix in the order of the product by which a left factor is multiplied with it."""
 
-    def __init__(self, given: Geometry, wanted: Desc) -> None:
+    def __init__(self, left: Geometry, given: Geometry, out: Geometry) -> None:
         super().__init__()
-        self._copy = Reorder(self.room, strided(*given), wanted)
+        product = plan(Product, left, given.dtype, out)
+        if product is None:
+            raise Unsupported("oneDNN has no such product")
+        self._copy = Reorder(self.room, strided(*given), product.run.descriptor(Arg.WEIGHTS))
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         return [self._copy.at(base, *addresses)]
@@ -103,13 +141,12 @@ class _Reordering(Work):
 class _Again:
     """Products of matrices of so many rows with one right factor, which is brought into the product's order once."""
 
-    def __init__(self, product: Product, b: Array, rows: int, dtype: NumPyType) -> None:
-        wanted = product.run.descriptor(Arg.WEIGHTS)
-        self._memory = np.empty(wanted.nbytes + LINE, np.uint8)
+    def __init__(self, product: Product, reorder: _Reordering, b: Array, rows: int, dtype: NumPyType) -> None:
+        self._memory = np.empty(product.run.descriptor(Arg.WEIGHTS).nbytes + LINE, np.uint8)
         self._weight = first_line(self._memory)
-        _Reordering(geometry(b), wanted)(pointer(b), self._weight)
+        reorder(pointer(b), self._weight)
         self._room = np.empty(product.nbytes, np.uint8)
-        self._base = first_line(self._room)
+        self._base, self._threads = first_line(self._room), product.threads
         self._given = None if b.dtype == dtype else np.empty((rows, len(b)), b.dtype)
         self._out = np.empty((rows, b.shape[1]), dtype)
         primitive, places = product.calls(self._base, 0, self._weight, 0)[0]
@@ -126,7 +163,7 @@ class _Again:
             a = np.ascontiguousarray(a)
         made = out if out.flags.c_contiguous else self._out
         self._call.point((pointer(a), self._weight, pointer(made), *self._rest))
-        self._call()
+        call_all([self._call], self._threads)
         if made is not out:
             out[...] = made
 
@@ -136,8 +173,9 @@ def _repeated(b: Array, rows: int, dtype: NumPyType) -> _Again | None:
     if dtype != FLOAT32 or rows * b.size < SMALL_BY_VECTOR or not suits(b) or (b.dtype == dtype and rows == 1):
         return None
     kind = TYPES[b.dtype]
-    product = plan(Product, dense((rows, len(b)), kind), kind, dense((rows, b.shape[1])))
-    return None if product is None else _Again(product, b, rows, dtype)
+    left, out = dense((rows, len(b)), kind), dense((rows, b.shape[1]))
+    product, reorder = plan(Product, left, kind, out), plan(_Reordering, left, geometry(b), out)
+    return None if product is None or reorder is None else _Again(product, reorder, b, rows, dtype)
 
 
 def _by_vector(a: Array, b: Array, c: Array) -> bool:
@@ -169,6 +207,11 @@ class FullyConnect(Work):
         self._source = Operand(self.room, strided(*data), plain(data.shape, data.dtype))
         self._addend = None if addend is None else Reorder(self.room, strided(*addend), plain(out.shape, out.dtype))
 
+    @staticmethod
+    def nanoseconds(*key: Any) -> float:
+        _, _, weight, out = key[:4]
+        return multiplying(prod(out.shape) * weight.shape[1])
+
     def packed(self, rows: int, weight: Geometry, ends: Ends, data: DType, out: DType) -> Desc | None:
         """The layout of a packed weight."""
         return packed_matrix(rows, weight, ends, data, out)
@@ -195,11 +238,8 @@ def packed_matrix(rows: int, weight: Geometry, ends: Ends, data: DType, out: DTy
     # A vector is multiplied by float32 without oneDNN, from a weight in C order.
     if rows * units * width < SMALL or (rows == 1 and weight.dtype == DType.F32):
         return None
-    try:
-        made = Product(dense((rows, width), data), weight.dtype, dense((rows, units), out), ends)
-    except OneDNNError:
-        return None
-    return made.run.descriptor(Arg.WEIGHTS)
+    made = plan(Product, dense((rows, width), data), weight.dtype, dense((rows, units), out), ends)
+    return None if made is None else made.run.descriptor(Arg.WEIGHTS)
 
 
 def turned(weight: Geometry) -> Geometry:
@@ -216,6 +256,11 @@ class Gradient(Work):
         self._product = Product(left, right, out)
         self._inner = self.room.take(self._product.room.nbytes)
         self._inputs = [Operand(self.room, strided(*each), plain(each.shape, each.dtype)) for each in inputs]
+
+    @staticmethod
+    def nanoseconds(*key: Any) -> float:
+        _, left, _, out = key
+        return multiplying(prod(out.shape) * left.shape[-1])
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         given, made = list(zip(self._inputs, addresses[:2], strict=True)), []

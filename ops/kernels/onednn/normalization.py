@@ -32,7 +32,7 @@ from flowmx.ops.kernels.onednn.library import (
     Query,
 )
 from flowmx.ops.kernels.onednn.primitives import Call, Post, Primitive, attributes
-from flowmx.ops.kernels.onednn.work import Operand, Work, plan, with_copies
+from flowmx.ops.kernels.onednn.work import Operand, Work, moving, plan, with_copies
 from flowmx.ops.nn.normalization.batch_norm import BatchNorm
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.operators import Run
@@ -47,6 +47,10 @@ class _Work(Work):
         self.data = self.order(data.shape, data.dtype)
         self.channels = plain((data[0][1],))
         self.eps, self.flags = ctypes.c_float(eps), flags
+
+    @staticmethod
+    def nanoseconds(*key: Any) -> float:
+        return moving(*[each for each in key if isinstance(each, Geometry)])
 
     def forward_desc(self, prop: Prop, *posts: Post) -> Handle:
         lib = loaded()

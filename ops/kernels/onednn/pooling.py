@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from flowmx.ops.compiled.pooling import NotedPooling
-from flowmx.ops.kernels.onednn.kernel import Kernel, plainly, threads_here
+from flowmx.ops.kernels.onednn.kernel import Kernel, TiedKernel, plainly, threads_here
 from flowmx.ops.kernels.onednn.layouts import (
     FLOATS,
     Array,
@@ -33,8 +33,8 @@ from flowmx.ops.kernels.onednn.layouts import (
 from flowmx.ops.kernels.onednn.library import Alg, Arg, Handle, Prop, Query, Unsupported
 from flowmx.ops.kernels.onednn.library import DType as Type
 from flowmx.ops.kernels.onednn.primitives import Call, Primitive, attributes
-from flowmx.ops.kernels.onednn.work import FixedWork, Operand, Work, plan, with_copies
-from flowmx.ops.nn.pooling import Pooling, lowest
+from flowmx.ops.kernels.onednn.work import FixedWork, Operand, Work, moving, plan, with_copies
+from flowmx.ops.nn.pooling import BackwardPooling, Pooling, lowest
 from flowmx.ops.registry.dtypes import DType, is_floating
 from flowmx.ops.registry.operators import Bound, Form, Operator, Run, kernel
 
@@ -66,9 +66,14 @@ def _algorithm(op: Pooling) -> Alg:
 Order = Callable[[Shape, Type], Desc]
 
 
-def _order(data: Geometry, out: Geometry) -> Order:
+def _order(op: Pooling, data: Geometry, out: Geometry) -> Order:
     """The order in memory in which arrays of these layouts are traversed, and maxima noted."""
-    return channels_last if is_channels_last(data) or is_channels_last(out) else plain
+    if is_channels_last(data) or is_channels_last(out):
+        return channels_last
+    # Where windows have one element along an axis, or there is one axis, it has but a plain loop for arrays in C order,
+    # ten times as slow.
+    lengths = [line.kernel for line in op.lines(data.shape[2:], out.shape[2:])]
+    return channels_last if len(lengths) == 1 or 1 in lengths else plain
 
 
 class _Work(Work):
@@ -80,6 +85,10 @@ class _Work(Work):
         self.data, self.out = order(data.shape, data.dtype), order(out.shape, out.dtype)
         stride, size, before, after = _windows(op, data[0][2:], out[0][2:])
         self.windows = [dims(each) for each in (stride, size, (0,) * len(size), before, after)]
+
+    @staticmethod
+    def nanoseconds(*key: Any) -> float:
+        return moving(*key[1:3])
 
     def forward_desc(self, train: bool) -> Handle:
         lib = loaded()
@@ -94,7 +103,7 @@ class Forward(_Work):
     """Output = the windows' maxima or averages; with ``note``, also where the maxima were."""
 
     def __init__(self, op: Pooling, data: Geometry, out: Geometry, note: bool, order: Order | None = None) -> None:
-        super().__init__(op, data, out, order or _order(data, out))
+        super().__init__(op, data, out, order or _order(op, data, out))
         arguments: dict[int, Desc | Query] = {Arg.SRC: self.data, Arg.DST: self.out}
         if note:
             arguments[Arg.WORKSPACE] = Query.WORKSPACE
@@ -130,42 +139,70 @@ class Backward(_Work):
         return with_copies(self._run, self._head, self._target, base, addresses)
 
 
-def _fill_empty(op: Pooling, data: Array, out: Array) -> None:
+def _fill_empty(op: Any, data: Array, out: Array) -> None:
     """Give windows wholly behind the data what 16 bits have for them: float32's lowest number is infinite there."""
     if op.pool_type != "max" or out.dtype.itemsize != 2:
         return
+    data, out = op.channels_first(data), op.channels_first(out)
     for line in op.lines(data.shape[2:], out.shape[2:]):
         first = (line.length + line.pad - 1) // line.stride + 1
         if first < line.windows:
             out[(slice(None),) * (line.axis + 1) + (slice(first, None),)] = lowest(out.dtype)
 
 
-@kernel("cpu", "Pooling")
-def _pooling(op: Pooling, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    data, out = op.channels_first(inputs[0]), op.channels_first(outputs[0])
-    made = plan(Forward, op, geometry(data), geometry(out), False) if suits(data, out) else None
-    if made is None:
-        plainly(op, run, inputs, outputs)
-        _fill_empty(op, data, out)
-    else:
-        made(pointer(data), pointer(out))
+class _TiedPooling(TiedKernel):
+    """A pooling for one step of a bound graph."""
+
+    def __call__(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        super().__call__(run, inputs, outputs)
+        if outputs[0].dtype.itemsize == 2:
+            _fill_empty(self._op, inputs[0], outputs[0])
 
 
-def _bind_pooling(op: Pooling, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
-    data, out = (op.channels_first(np.empty(*forms[0])) for forms in (given, made))
-    if not suits(data, out) or out.dtype.itemsize == 2:
-        return None
-    work = plan(Forward, op, geometry(data), geometry(out), False)
-    threads, call = threads_here(), None if work is None else FixedWork(work, 2)
+class _Pooling(Kernel):
+    """A kernel of windows over data, with the channels as axis 1 or last."""
 
-    def bound(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        x, y = inputs[0], outputs[0]
-        if call is None or threads != threads_here() or not (x.flags.c_contiguous and y.flags.c_contiguous):
-            _pooling(op, run, inputs, outputs)
-        else:
-            call(pointer(x), pointer(y))
+    def __call__(self, op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        super().__call__(op, run, inputs, outputs)
+        if not isinstance(op, BackwardPooling):
+            _fill_empty(op, inputs[0], outputs[0])
 
-    return bound
+    def takes(self, op: Any, dtype: DType) -> bool:
+        return dtype in FLOATS and op.pool_type in ("max", "avg")
+
+    def tie(self, op: Operator) -> TiedKernel:
+        return super().tie(op) if isinstance(op, BackwardPooling) else _TiedPooling(self, op)
+
+    def bind(self, op: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
+        data, out = (op.channels_first(np.empty(*forms[0])) for forms in (given, made))
+        if not suits(data, out) or out.dtype.itemsize == 2:
+            return None
+        work = plan(Forward, op, geometry(data), geometry(out), False)
+        threads, call = threads_here(), None if work is None else FixedWork(work, 2)
+
+        def bound(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+            x, y = inputs[0], outputs[0]
+            if call is None or threads != threads_here() or not (x.flags.c_contiguous and y.flags.c_contiguous):
+                self(op, run, inputs, outputs)
+            else:
+                call(pointer(x), pointer(y))
+
+        return bound
+
+
+def _channels_first(op: Pooling, array: Geometry) -> Geometry:
+    """The geometry of a view with the channels as axis 1."""
+    if not op.channels_last:
+        return array
+    shape, strides, dtype = array
+    return Geometry((shape[0], shape[-1], *shape[1:-1]), (strides[0], strides[-1], *strides[1:-1]), dtype)
+
+
+def _pooling(op: Pooling, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -> Forward | None:
+    return plan(Forward, op, _channels_first(op, inputs[0]), _channels_first(op, outputs[0]), False)
+
+
+kernel("cpu", "Pooling")(_Pooling(_pooling))
 
 
 @kernel("cpu", "_backward_Pooling")
@@ -174,10 +211,10 @@ def _backward_pooling(op: Any, run: Run, inputs: Sequence[Array], outputs: Seque
     if not suits(head, data, out):
         plainly(op, run, inputs, outputs)
         return
-    values, order = output, _order(geometry(out), geometry(head))
+    values, order = output, _order(op, geometry(out), geometry(head))
     if op.pool_type == "max":
         values = np.empty_like(output)
-        order = _order(geometry(data), geometry(values))
+        order = _order(op, geometry(data), geometry(values))
     made = plan(Backward, op, geometry(head), geometry(out), order)
     if made is not None and op.pool_type != "max":
         made(pointer(head), pointer(out))
@@ -196,7 +233,7 @@ def _bind_backward_pooling(op: Any, given: Sequence[Form], made: Sequence[Form])
     head, data, output, out = (op.channels_first(np.empty(*form)) for form in (*given, made[0]))
     if op.pool_type != "max" or not suits(head, data, out):
         return None
-    order = _order(geometry(data), geometry(output))
+    order = _order(op, geometry(data), geometry(output))
     back = plan(Backward, op, geometry(head), geometry(out), order)
     again = None if back is None else plan(Forward, op, geometry(data), geometry(output), True)
     if back is None or again is None:
@@ -219,14 +256,14 @@ def _bind_backward_pooling(op: Any, given: Sequence[Form], made: Sequence[Form])
     return bound
 
 
-_pooling.bind, _backward_pooling.bind = _bind_pooling, _bind_backward_pooling  # type: ignore[attr-defined]
+_backward_pooling.bind = _bind_backward_pooling  # type: ignore[attr-defined]
 
 
 def _takes(op: Any, dtype: DType) -> bool:
     return dtype in FLOATS and op.pool_type in ("max", "avg")
 
 
-_pooling.takes = _backward_pooling.takes = _takes  # type: ignore[attr-defined]
+_backward_pooling.takes = _takes  # type: ignore[attr-defined]
 
 
 class NotedBackward(Backward):
@@ -237,19 +274,17 @@ class NotedBackward(Backward):
         return super().calls(base, head, out, note)
 
 
-class _Noting(Kernel):
+class _Noting(_Pooling):
     """A kernel whose last input or output is the note."""
+
+    def takes(self, op: Any, dtype: DType) -> bool:
+        return dtype in FLOATS
 
     def computed(self, arrays: Sequence[Any]) -> Sequence[Any]:
         return [each for each in arrays if is_floating(each.dtype)]
 
     def bind(self, op: Operator, given: Sequence[Form], made: Sequence[Form]) -> None:
         """Nothing is bound: more is done than oneDNN does."""
-
-    def __call__(self, op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        super().__call__(op, run, inputs, outputs)
-        if isinstance(op, NotedPooling):
-            _fill_empty(op, inputs[0], outputs[0])
 
 
 def _noting(op: NotedPooling, data: Geometry, out: Geometry) -> Forward | None:
@@ -266,7 +301,7 @@ def _backward_noted_pooling(op: NotedPooling, inputs: Sequence[Geometry], output
     head, data, output, *_ = inputs
     if _noting(op, data, output) is None:
         return None
-    return plan(NotedBackward, op, head, outputs[0], _order(data, output))
+    return plan(NotedBackward, op, head, outputs[0], _order(op, data, output))
 
 
 kernel("cpu", "_noted_Pooling")(_Noting(_noted_pooling))

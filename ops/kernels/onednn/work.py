@@ -6,19 +6,24 @@ elsewhere it belongs to the thread.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
-from flowmx.ops.kernels.onednn.layouts import Array, Desc, Geometry, pointer
+from flowmx.ops.kernels.onednn.layouts import Array, Desc, Geometry, loaded, pointer
 from flowmx.ops.kernels.onednn.library import OneDNNError, library
-from flowmx.ops.kernels.onednn.primitives import LINE, Call, Primitive, Reorder, Room
+from flowmx.ops.kernels.onednn.primitives import LINE, Bound, Call, Primitive, Reorder, Room
 
 _KEPT_PLANS = 256
 """Computations that are kept besides those of bound graphs: each has machine code and tables, about 100 KiB."""
+_WORTH_THREADS_NS = 50_000
+"""The time on one core, about, from which several threads pay for a computation: they wait for each other at barriers
+and have to be woken where the last computation was some time ago."""
+_NS_AN_ELEMENT, _PRODUCTS_A_NS = 0.5, 30
 _KEPT_BYTES = 1 << 26
 """Bytes of a thread's workspace up to which it is kept."""
 
@@ -53,10 +58,17 @@ class Work:
 
     Attributes:
         room: the workspace that they need.
+        threads: the number of threads that they take: where it was made.
     """
 
     def __init__(self) -> None:
         self.room = Room()
+        self.threads = loaded().threads()
+
+    @staticmethod
+    def nanoseconds(*key: Any) -> float:
+        """The time that it takes on one core, about, from what it is made of; infinite where that is not known."""
+        return math.inf
 
     @property
     def nbytes(self) -> int:
@@ -70,8 +82,35 @@ class Work:
     def __call__(self, *addresses: int) -> None:
         """Run it now, in a workspace of the thread's."""
         memory = workspace(self.nbytes)
-        for primitive, where in self.calls(first_line(memory), *addresses):
+        run_all(self.calls(first_line(memory), *addresses), self.threads)
+
+
+def run_all(calls: Iterable[Call], threads: int) -> None:
+    """Run primitives one after the other, with the number of threads for which they were made."""
+    lib = loaded()
+    before = lib.threads()
+    if before != threads:
+        lib.use_threads(threads)
+    try:
+        for primitive, where in calls:
             primitive.run(where)
+    finally:
+        if before != threads:
+            lib.use_threads(before)
+
+
+def call_all(calls: Iterable[Bound], threads: int) -> None:
+    """The same of calls with arguments."""
+    lib = loaded()
+    before = lib.threads()
+    if before != threads:
+        lib.use_threads(threads)
+    try:
+        for each in calls:
+            each()
+    finally:
+        if before != threads:
+            lib.use_threads(before)
 
 
 _APART = 1 << 48
@@ -88,7 +127,7 @@ class FixedWork:
 
     def __init__(self, work: Work, count: int) -> None:
         self._work = work  # its primitives are used
-        self._nbytes = work.nbytes
+        self._nbytes, self._threads = work.nbytes, work.threads
         self._calls = [
             (runs, tuple([(address // _APART - 1, address % _APART) for address in where]))
             for runs, where in work.calls(*[_APART * (number + 1) for number in range(count + 1)])
@@ -96,10 +135,22 @@ class FixedWork:
 
     def __call__(self, *addresses: int) -> None:
         """Run it now, in a workspace of the thread's."""
-        memory = workspace(self._nbytes)
-        places = (first_line(memory), *addresses)
-        for runs, where in self._calls:
-            runs.run(tuple([places[which] + offset for which, offset in where]))
+        memory = workspace(self._nbytes) if self._nbytes else None
+        places = (0 if memory is None else first_line(memory), *addresses)
+        run_all(
+            [(runs, tuple([places[which] + offset for which, offset in where])) for runs, where in self._calls],
+            self._threads,
+        )
+
+
+def moving(*arrays: Geometry) -> float:
+    """The nanoseconds that it takes to move elements, about."""
+    return _NS_AN_ELEMENT * sum(math.prod(each.shape) for each in arrays)
+
+
+def multiplying(count: int) -> float:
+    """The nanoseconds that so many multiplications and additions take, about."""
+    return count / _PRODUCTS_A_NS
 
 
 class Operand:
@@ -145,16 +196,16 @@ def with_copies(run: Primitive, source: Operand, target: Operand, base: int, add
     ]
 
 
-Plan = TypeVar("Plan")
+Plan = TypeVar("Plan", bound=Work)
 _plans: OrderedDict[Any, Any] = OrderedDict()
 
 
-def plan(kind: Callable[..., Plan], *key: Any) -> Plan | None:
+def plan(kind: type[Plan], *key: Any) -> Plan | None:
     """``kind(*key)``, made once and kept while others are asked for; None where oneDNN has no implementation of it.
 
     It has none for arrays without elements.
 
-    It is to be run by threads alone that give primitives as many threads as the calling one does.
+    It is to be run by threads alone that give primitives as many threads as the calling one does. Small ones take one.
     """
     found = library()
     if found is None:
@@ -169,10 +220,17 @@ def plan(kind: Callable[..., Plan], *key: Any) -> Plan | None:
     # No lock, whose holder a signal handler could stop that waits for an operation which wants the same: now and then
     # one is made twice.
     is_empty = any(isinstance(each, Geometry) and 0 in each.shape for each in key)
+    threads = found.threads()
+    is_small = not is_empty and threads > 1 and kind.nanoseconds(*key) < _WORTH_THREADS_NS
     try:
+        if is_small:
+            found.use_threads(1)
         made = None if is_empty else kind(*key)
     except OneDNNError:
         made = None
+    finally:
+        if is_small:
+            found.use_threads(threads)
     while len(_plans) >= _KEPT_PLANS:
         _plans.popitem(last=False)
     kept: Plan | None = _plans.setdefault(whole, made)
