@@ -11,9 +11,9 @@ from benchmarks import turns
 from flowmx import recordio
 
 COUNTS = {256: 3000, 32: 50_000}
-"""How many photographs, by the length of their sides."""
+"""Number of photographs, by the length of their sides."""
 DIFFERENT = 2000
-"""How many of them are not the same as an earlier one."""
+"""Number of those that are not the same as an earlier one."""
 
 
 def compare(rounds: int) -> None:
