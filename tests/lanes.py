@@ -17,7 +17,7 @@ SECONDS = {
     "checkpoint": 10, "editor": 10, "examples_training": 10, "launch_dask": 10, "mxnet_files_networks": 10,
     "tape_programs": 10, "onnx_operators": 9, "sklearn": 9, "chaos": 8, "kvserver_model": 8, "kvstore_endings": 8,
     "launch_slots": 8, "loops": 8, "sim_programs": 8, "cuda_kernels": 7, "tutorials": 7, "attributes": 6,
-    "cuda_rows": 6, "pulse": 6, "scheduler": 6, "serial_equivalence": 6, "cuda_device": 5, "launch_ssh": 5, "race": 5,
+    "cuda_rows": 6, "pulse": 12, "scheduler": 6, "serial_equivalence": 6, "cuda_device": 5, "launch_ssh": 5, "race": 5,
     "engine": 4, "hosts": 4, "int8": 4, "kvstore_simulation": 4, "launch": 4, "launch_roles": 4,
     "mxnet_files_continuing": 4, "mxnet_peer": 4, "mxnet_states": 4, "onnx_zoo": 4, "ops_namespace": 4,
     "serve_runner": 4, "several_devices": 4, "stubs": 4, "words": 4, "archives": 3, "as_mxnet": 3, "bfloat16": 3,

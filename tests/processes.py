@@ -11,6 +11,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from multiprocessing import Pipe
@@ -22,6 +23,9 @@ import pytest
 from _pytest.config import create_terminal_writer
 
 from tests.lanes import Lanes
+
+PATIENCE = 2.0
+"""Seconds that a process has to end when the run is broken off."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,8 +41,13 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     option = session.config.option
     if cores == "0" or option.collectonly or option.usepdb or session.testsfailed or not hasattr(os, "fork"):
         return None
-    Runner(session, os.cpu_count() or 1 if cores == "auto" else int(cores)).run()
+    Runner(session, _cores() if cores == "auto" else int(cores)).run()
     return True
+
+
+def _cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Process:
@@ -65,8 +74,13 @@ class Process:
         """Have it end once its tests are done, or now; return its exit code."""
         if now:
             os.kill(self.pid, signal.SIGTERM)
+            killer = threading.Timer(PATIENCE, os.kill, (self.pid, signal.SIGKILL))
+            killer.start()
         self.connection.close()
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        status = os.waitpid(self.pid, 0)[1]
+        if now:
+            killer.cancel()
+        return os.waitstatus_to_exitcode(status)
 
 
 class Runner:

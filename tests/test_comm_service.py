@@ -291,7 +291,7 @@ async def test_a_sender_that_is_too_slow_is_cut_off():
             pass
 
     with pytest.raises(TooSlow, match=r"at least 1e\+12 bytes a second are expected"):
-        await receive(Dripping(), Sink(Limits()), Limits(idle=0.02, rate=1e12))
+        await receive(Dripping(), Sink(Limits()), Limits(idle=1.0, rate=1e12))
 
 
 class Gate:

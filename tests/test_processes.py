@@ -53,6 +53,12 @@ import atexit, os
 def test_ends_badly():
     atexit.register(lambda: os._exit(7))
 """
+STUBBORN = """
+import signal, time
+def test_stays():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(90)
+"""
 
 
 def run(folder, *options, **files):
@@ -88,6 +94,6 @@ def test_a_process_that_ends_badly_behind_its_tests_is_a_failure_and_the_first_m
     result = run(tmp_path, test_ends=ENDS, test_other=OTHER)
     assert result.returncode == pytest.ExitCode.TESTS_FAILED
     assert "the process of test_ends.py ended with 7, after its tests" in result.stdout
-    result = run(tmp_path, "-x", test_ends=OTHER, test_other="def test_other():\n    assert 0\n")
+    result = run(tmp_path, "-x", test_ends=STUBBORN, test_other="def test_other():\n    assert 0\n")
     assert result.returncode == pytest.ExitCode.TESTS_FAILED
     assert "stopping after 1 failures" in result.stdout

@@ -7,7 +7,7 @@ import flowmx as mx
 from flowmx import devices
 from flowmx.ops.kernels.llvm import suppression as compiled
 from flowmx.ops.registry.operators import Run
-from flowmx.ops.vision import suppression
+from flowmx.ops.vision import anchors, suppression
 from flowmx.ops.vision.suppression import Boxes, Rule
 
 pytest.importorskip("llvmlite")
@@ -91,6 +91,24 @@ def test_the_loop_is_taken(monkeypatch):
     assert [(rule.threshold, rule.reached, rule.margin, rule.most) for rule in taken] == [
         (0.5, False, 0, -1), (0.5, True, 0, -1), (0.7, False, 1, 300),
     ]  # fmt: skip
+
+
+def test_boxes_that_no_class_is_likely_enough_for_are_not_decoded(monkeypatch):
+    decoded, count = anchors.decoded, []
+
+    def counting(xp, *given):
+        found = decoded(xp, *given)
+        count.append(found.shape[1])
+        return found
+
+    monkeypatch.setattr(anchors, "decoded", counting)
+    probability = np.full((2, 2, 50), 0.001, "float32")
+    probability[0, 1, 7], probability[1, 1, 8:11] = 0.9, 0.8
+    boxes = np.random.default_rng(0).uniform(0, 1, (1, 50, 4)).astype("float32")
+    given = mx.nd.array(probability), mx.nd.zeros((2, 200)), mx.nd.array(boxes)
+    found = mx.nd.contrib.MultiBoxDetection(*given, nms_threshold=-1).asnumpy()
+    assert count == [3]
+    assert (found[..., 0] >= 0).sum(axis=1).tolist() == [1, 3]
 
 
 def test_a_negative_threshold_drops_all_but_the_best():

@@ -462,7 +462,7 @@ class Elementwise:
     def _bound(
         self, operands: tuple[BaseArray, ...], device: Device, spec: Spec
     ) -> tuple[Callable[..., Any], Any] | None:  # fmt: skip
-        """A function that computes calls of one form, called as a ufunc; None where there is more to a call."""
+        """The function that computes calls of one form, called as a ufunc; None where there is more to a call."""
         plain = spec.is_plain and spec.single and not self.op.traits.mode_matters
         if not plain or device.is_asynchronous or device.xp is not np or self.op.visible_outputs() != 1:
             return None
