@@ -13,7 +13,7 @@ COUNT = 640
 def compare(rounds: int) -> None:
     """Measure all, and print milliseconds for a thousand samples."""
     with tempfile.TemporaryDirectory() as folder:
-        images.write(Path(folder), COUNT)
+        images.write(Path(folder), COUNT, 256)
         figures = turns.compare("loader", ["mxnet", "torch"], rounds, [folder], min)
     turns.report("DataLoader (milliseconds for 1000 samples)", figures)
     figures = turns.compare("loader_start", ["mxnet"], rounds, pick=min)

@@ -36,7 +36,7 @@ FLOAT64 = BY_NAME["float64"]
 _ROOT_HALF, _TO_DENSITY = 0.7071067811865476, 0.3989422804014327
 
 
-_clip: Any = (np.core if np.__version__ < "2" else np._core).umath.clip  # np.clip looks at its arguments first
+_clip: Any = getattr(np, "core" if np.__version__ < "2" else "_core").umath.clip  # np.clip looks at its arguments first
 
 
 def clip(xp: Any, x: Array, low: Any, high: Any, out: Array) -> None:

@@ -22,10 +22,11 @@ from flowmx.ops.kernels.onednn.ends import PLAIN, ends_of
 from flowmx.ops.kernels.onednn.kernel import Kernel, Make, PackedSize
 from flowmx.ops.kernels.onednn.layouts import TYPES, Desc, Geometry, c_strides, dense, dense_vectors, plain, strided
 from flowmx.ops.kernels.onednn.library import DType
-from flowmx.ops.kernels.onednn.matmul import SMALL, SMALL_BY_VECTOR, FullyConnect, Gradient, packed_matrix, turned
+from flowmx.ops.kernels.onednn.matmul import SMALL_BY_VECTOR, FullyConnect, Gradient, packed_matrix, turned
 from flowmx.ops.kernels.onednn.primitives import Call, Reorder
 from flowmx.ops.kernels.onednn.vector import ConnectVector
 from flowmx.ops.kernels.onednn.work import Work, plan
+from flowmx.ops.math.products import SMALL
 from flowmx.ops.nn.convolution import Convolution, Deconvolution
 from flowmx.ops.nn.linear import FullyConnected
 from flowmx.ops.registry.dtypes import DType as NumPyType
