@@ -811,7 +811,7 @@ def test_elementwise_operators_take_the_quick_way(monkeypatch):
         lambda a: mx.np.reshape(a, (-1, 3)),
         lambda a: mx.np.dot(a, mx.np.ones(3)),
         lambda a: mx.np.stack([a, mx.np.ones(3)]),
-        lambda a: mx.np.random.normal(size=-1),
+        lambda a: mx.np.random.normal(size=-1),  # type: ignore[attr-defined]
     ],
 )
 def test_what_numpy_refuses_is_an_error_of_mxnet_too(call):
