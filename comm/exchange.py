@@ -135,7 +135,7 @@ class Exchange:
         )
 
     def _call(self, operation: Operation, message: Message) -> Message | Awaitable[Message]:
-        """What the handler answers; it may take a while."""
+        """The handler's answer; it may take a while."""
         try:
             return operation.handler(self._caller, message)
         except Exception as error:

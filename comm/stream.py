@@ -30,7 +30,7 @@ CALL, CANCEL = 1, 2
 ANSWER, PART = 1, 2
 """Kinds of messages from the service: an answer or the end of it, and a part of one that goes on."""
 PREFIX = struct.Struct("<BI")
-"""What each message begins with: its kind, and the number of the call that it is about."""
+"""The beginning of each message: its kind, and the number of the call that it is about."""
 MOST = 1 << 20
 """Bytes of a message."""
 SEAL = 32

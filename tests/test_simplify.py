@@ -536,7 +536,7 @@ def test_gradients_that_nobody_asked_for_are_not_computed(passes):
 def large():
     """A graph of some 20,000 nodes."""
     x = x_and()
-    for step in range(4000):
+    for step in range(4600):
         x = s.Reshape(s.identity(x + 1.0) * s.ones(shape=(4,)), shape=(4,)) if step % 2 else s.tanh(x)
     nodes = x._nodes()
     variables = [node for node in nodes if node.is_variable]

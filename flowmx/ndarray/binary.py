@@ -44,7 +44,7 @@ def _two(
                 return (left.known.get(lhs) or left.make(lhs))(rhs)
             if isinstance(rhs, _NUMBERS):
                 return numbers(lhs, rhs)
-        side, value = ("rhs", rhs) if isinstance(lhs, (NDArray, *_NUMBERS)) else ("lhs", lhs)  # type: ignore[unreachable]
+        side, value = ("rhs", rhs) if isinstance(lhs, (NDArray, *_NUMBERS)) else ("lhs", lhs)
         raise TypeError(f"{name}: {side} is {type(value).__name__}, expected an NDArray or a number")
 
     function.__name__ = function.__qualname__ = name

@@ -105,6 +105,15 @@ def _product(call: Call) -> Way | None:
     return _stored_first(call) if "default" in call.stypes else None
 
 
+@way("_backward_Activation")
+def _slope(call: Call) -> Way | None:
+    """A head times a slope, which is zero where the head is, and for relu where the output is."""
+    if call.only:
+        return _merging(call)
+    is_zero = call.stypes[0] != "default" or call.op.act_type == "relu"  # type: ignore[attr-defined]
+    return (_stored_first(call) if is_zero else _dense_result(call)) if "default" in call.stypes else None
+
+
 @way("elemwise_div", "_power")
 def _quotient(call: Call) -> Way | None:
     return _dense_result(call) if "default" in call.stypes or call.only == "row_sparse" else None
