@@ -7,7 +7,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 VENV ?= .venv
-CORES ?= auto
+TESTERS ?= auto
 BIN := $(VENV)/bin
 TYPING := build/typing
 CHECKED := $(wildcard tests examples benchmarks)
@@ -60,8 +60,8 @@ types: $(VENV)/.dev ## run mypy --strict
 	cd $(TYPING) && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache \
 		flowmx flowmx_pytest $(CHECKED) | sed -E 's#^flowmx/(devices|ops|comm)/#\1/#'
 
-pytest: $(VENV)/.dev ## run the tests alone, in processes that keep all cores busy (CORES=0: in one)
-	$(BIN)/pytest --cores $(CORES)
+pytest: $(VENV)/.dev ## run the tests alone, in processes that keep all cores busy (TESTERS=0: in one)
+	$(BIN)/pytest -n $(TESTERS)
 
 soak: $(VENV)/.dev ## run the long random tests
 	$(BIN)/pytest -m soak --timeout 3600

@@ -14,7 +14,6 @@ from flowmx import download, profiler
 from flowmx.engine.runtime import engine
 from flowmx.ops.kernels.llvm import team
 from tests import warm
-from tests.processes import pytest_addoption, pytest_runtestloop  # noqa: F401 - hooks
 
 # No deadline: an example's time depends on what else the machine does. In CI each run has the same examples.
 settings.register_profile("local", deadline=None)
@@ -36,6 +35,22 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # What tests make lives long, so that the collector's runs, a tenth of all the time, find little. Processes that tests
 # start have Python's own threshold.
 gc.set_threshold(10_000, *gc.get_threshold()[1:])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """As many processes as there are cores, and beside them those whose tests mostly wait."""
+    from tests.lanes import BESIDE
+
+    return (os.cpu_count() or 1) + BESIDE
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Share the tests out as tests/lanes.py says, where they run in several processes."""
+    from tests.lanes import Lanes
+
+    return Lanes(config, log)
 
 
 @pytest.fixture

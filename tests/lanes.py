@@ -7,6 +7,11 @@ import re
 from functools import cache
 from pathlib import Path
 
+from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
+
+BESIDE = 2
+"""Processes beside those that keep the cores busy, for tests that mostly wait for others."""
 WAITING = re.compile(r"os\.(fork|kill)|/proc/self|ru_maxrss|tracemalloc|\b(Launcher|LocalCluster|HostedJob|Popen)\(")
 """Text that marks a file which starts jobs, forks, sends signals or measures memory."""
 
@@ -43,37 +48,37 @@ def waits(path: Path) -> bool:
     return WAITING.search(path.read_text()) is not None
 
 
-class Lanes:
-    """The files that are left, and which of them may start beside those that run.
+class Lanes(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
+    """The first processes begin with files that compute, one on each core, the last ones with those that wait."""
 
-    Args:
-        root: the folder that the files' names begin at.
-        files: the number of tests of each.
-        cores: files that compute run on so many at a time; beside them, others wait.
-    """
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        file = self._next_file(int(node.gateway.id.removeprefix("gw")) >= self.numnodes - BESIDE)
+        unit = self.assigned_work.setdefault(node, {})[file] = self.workqueue.pop(file)
+        numbers = self._numbers(node)
+        node.send_runtest_some([numbers[test] for test in unit])
 
-    BESIDE = 2
+    def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
+        """Forget a test that is done: those that are left are counted after each, and would take ever longer."""
+        test = self.registered_collections[node][item_index]
+        file, work = self._split_scope(test), self.assigned_work[node]
+        del work[file][test]
+        if not work[file]:
+            del work[file]
+        self._reschedule(node)
 
-    def __init__(self, root: Path, files: dict[str, int], cores: int) -> None:
-        self._cores = cores
-        self._left: dict[bool, list[str]] = {False: [], True: []}
-        self._running: dict[str, bool] = {}
-        for file in sorted(files, key=lambda file: seconds(file, files[file])):
-            self._left[waits(root / file)].append(file)
+    def _next_file(self, waits: bool) -> str:
+        """The longest file of those that wait or that do not; of the others, where none is left."""
+        files: list[str] = sorted(self.workqueue, key=lambda file: -seconds(file, len(self.workqueue[file])))
+        return next((file for file in files if self._waits(file) == waits), files[0])
 
-    def next(self) -> str:
-        """Start the longest of the files that may start, and return its name; empty where none may."""
-        waiting = sum(self._running.values())
-        computing = len(self._running) - waiting
-        if len(self._running) == self._cores + self.BESIDE:
-            return ""
-        is_waiting = not self._left[False] or computing == self._cores or (waiting == 0 and bool(self._left[True]))
-        if not self._left[is_waiting]:
-            return ""
-        file = self._left[is_waiting].pop()
-        self._running[file] = is_waiting
+    def _waits(self, file: str) -> bool:
+        return waits(self.config.rootpath / file)
+
+    @cache  # noqa: B019 - it lives as long as the run
+    def _numbers(self, node: WorkerController) -> dict[str, int]:
+        """The number of each test in what a process has collected."""
+        return {test: number for number, test in enumerate(self.registered_collections[node])}
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = nodeid.partition("::")[0]
         return file
-
-    def done(self, file: str) -> None:
-        """Note that all tests of a file have run."""
-        del self._running[file]

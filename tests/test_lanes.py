@@ -1,47 +1,79 @@
 """The distribution of the tests among processes."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests.lanes import SECONDS, Lanes, seconds
+from tests.lanes import BESIDE, SECONDS, Lanes, seconds
 
-LONG, SHORT, SHORTER, WAITS, WAITS_TOO = "test_long.py", "test_b.py", "test_c.py", "test_waits.py", "test_waits_too.py"
+LONG, SHORT = "test_long.py", "test_short.py"
+WAITS, WAITS_TOO, WAITS_LAST = "test_waits.py", "test_waits_too.py", "test_waits_last.py"
+
+
+class Process:
+    """The scheduler's view of a process."""
+
+    def __init__(self, number):
+        self.gateway = SimpleNamespace(id=f"gw{number}")
+        self.given = []
+        self._done = 0
+        self.shutting_down = False
+
+    def send_runtest_some(self, numbers):
+        self.given.extend(numbers)
+
+    def done(self, count):
+        """Give the numbers of the next tests that are done."""
+        self._done += count
+        return self.given[self._done - count : self._done]
+
+    def shutdown(self):
+        self.shutting_down = True
 
 
 @pytest.fixture
 def lanes(tmp_path, monkeypatch):
-    for name in (LONG, SHORT, SHORTER):
+    for name in (LONG, SHORT):
         (tmp_path / name).write_text("")
-    for name in (WAITS, WAITS_TOO, "test_waits_last.py", "test_waits_still.py"):
+    for name in (WAITS, WAITS_TOO, WAITS_LAST):
         (tmp_path / name).write_text("os.fork()")
     monkeypatch.setitem(SECONDS, "long", 100)
     monkeypatch.setitem(SECONDS, "waits", 9)
-
-    def made(*files, cores=2):
-        return Lanes(tmp_path, {file: 5 - number for number, file in enumerate(files)}, cores)
-
-    return made
-
-
-def started(lanes):
-    return [*iter(lanes.next, "")]
+    monkeypatch.setitem(SECONDS, "waits_too", 8)
+    option = SimpleNamespace(tx=[f"{1 + BESIDE}*popen"], loadscopereorder=True)
+    config = SimpleNamespace(rootpath=tmp_path, option=option, getvalue=lambda name: getattr(option, name))
+    return Lanes(config)
 
 
-def test_as_many_compute_as_there_are_cores_the_longest_first_and_two_wait_beside_them(lanes):
-    found = lanes(SHORT, LONG, WAITS_TOO, SHORTER, WAITS)
-    assert started(found) == [WAITS, LONG, SHORT, WAITS_TOO]
-    found.done(WAITS)
-    assert started(found) == [], "two compute already"
-    found.done(LONG)
-    assert started(found) == [SHORTER]
+def test_the_longest_come_first_and_those_that_wait_run_beside_those_that_do_not(lanes):
+    names = (SHORT, LONG, WAITS_LAST, WAITS_TOO, WAITS)
+    tests = [f"{file}::test_{number}" for file in names for number in range(4)]
+    first, second, third = processes = [Process(number) for number in range(1 + BESIDE)]
+    for each in processes:
+        lanes.add_node(each)
+        lanes.add_node_collection(each, tests)
+    lanes.schedule()
 
+    def files(process):
+        return [tests[number].partition("::")[0] for number in process.given[::4]]
 
-def test_where_nothing_is_left_to_compute_more_wait(lanes):
-    found = lanes(WAITS, WAITS_TOO, "test_waits_last.py", "test_waits_still.py", cores=1)
-    assert started(found) == [WAITS, WAITS_TOO, "test_waits_last.py"]
-    found.done(WAITS_TOO)
-    assert started(found) == ["test_waits_still.py"]
+    def done(process, count):
+        for number in process.done(count):
+            lanes.mark_test_complete(process, number)
+
+    assert [files(each) for each in processes] == [[LONG], [WAITS], [WAITS_TOO]]
+    done(second, 2)
+    assert files(second) == [WAITS, WAITS_LAST], "the next file is given when two tests are left"
+    done(second, 4)
+    assert files(second) == [WAITS, WAITS_LAST, SHORT], "nothing waits any more"
+    assert lanes.has_pending
+    done(second, 6)
+    for each in (first, third):
+        done(each, 4)
+    assert all(each.shutting_down for each in processes)
+    assert not lanes.has_pending
+    assert lanes.tests_finished
 
 
 def test_the_files_whose_length_is_known_exist():

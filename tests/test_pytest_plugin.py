@@ -27,7 +27,9 @@ def run(pytester):
         lines = "".join(f"{name} = {value}\n" for name, value in ini.items())
         pytester.makeini(f"[pytest]\n{lines}")
         pytester.makepyfile(text)
-        return pytester.runpytest_inprocess("-p", "flowmx_pytest", "-W", "default", "-p", "no:asyncio", *args)
+        return pytester.runpytest_inprocess(
+            "-p", "flowmx_pytest", "-W", "default", "-p", "no:asyncio", "-p", "no:xdist", *args
+        )
 
     return ran
 

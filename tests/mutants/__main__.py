@@ -28,6 +28,7 @@ import numpy as np  # noqa: F401
 import pytest
 import pytest_asyncio  # noqa: F401
 import requests  # noqa: F401
+import xdist  # noqa: F401
 
 # What flowmx and the tests import is imported once, before the processes of the faults are forked.
 # isort: split
