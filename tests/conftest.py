@@ -39,7 +39,7 @@ gc.set_threshold(10_000, *gc.get_threshold()[1:])
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
-    """As many processes as there are cores, and beside them those whose tests mostly wait."""
+    """As many processes as there are cores, and beside them what tests/lanes.py says."""
     from tests.lanes import BESIDE
 
     return (os.cpu_count() or 1) + BESIDE

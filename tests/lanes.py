@@ -10,7 +10,7 @@ from pathlib import Path
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-BESIDE = 2
+BESIDE = 1
 """Processes beside those that keep the cores busy, for tests that mostly wait for others."""
 WAITING = re.compile(r"os\.(fork|kill)|/proc/self|ru_maxrss|tracemalloc|\b(Launcher|LocalCluster|HostedJob|Popen)\(")
 """Text that marks a file which starts jobs, forks, sends signals or measures memory."""

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -121,19 +122,28 @@ def test_no_read_is_of_two_moments(monkeypatch):
 
     monkeypatch.setattr(Store, "update", update)
 
+    has_read, is_enough = threading.Event(), threading.Event()
+
     def work(kv):
         kv.init("w", mx.nd.zeros((ROWS, WIDTH)))
         kv.set_optimizer(mx.optimizer.SGD())
         if kv.rank == 0:
-            for _ in range(100):
+            for _ in range(1000):
                 kv.push("w", mx.nd.ones((ROWS, WIDTH)))
                 mx.nd.waitall()
-                time.sleep(0.005)  # for the other's reads: where none is right, it asks, and waits for the update
+                if is_enough.is_set():
+                    break
+                has_read.wait(10)  # where no read is right, the other one asks, and waits for the update
+                has_read.clear()
+            is_enough.set()
             return 0
         out, last = mx.nd.zeros((ROWS, WIDTH), stype="row_sparse"), np.zeros(2)
         until_read(kv, rows)
-        while last.min() > -100:
+        while not is_enough.is_set():
             found = pulled(kv, rows, out)
+            has_read.set()
+            if kv._session.windows.reads > 100 and last.min() < -30:
+                is_enough.set()
             cut = np.searchsorted(rows, ROWS // 2)
             halves = found[:cut], found[cut:]
             now = np.array([half[0, 0] for half in halves])
@@ -143,7 +153,7 @@ def test_no_read_is_of_two_moments(monkeypatch):
         return kv._session.windows.reads
 
     with job(workers=2, servers=2) as made:
-        assert made.each(work, "dist_async")[1] > 30
+        assert made.each(work, "dist_async")[1] > 100
 
 
 def test_a_value_that_sums_replace_is_read_no_more():

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.lanes import BESIDE, SECONDS, Lanes, seconds
+from tests.lanes import SECONDS, Lanes, seconds
 
 LONG, SHORT = "test_long.py", "test_short.py"
 WAITS, WAITS_TOO, WAITS_LAST = "test_waits.py", "test_waits_too.py", "test_waits_last.py"
@@ -38,10 +38,11 @@ def lanes(tmp_path, monkeypatch):
         (tmp_path / name).write_text("")
     for name in (WAITS, WAITS_TOO, WAITS_LAST):
         (tmp_path / name).write_text("os.fork()")
+    monkeypatch.setattr("tests.lanes.BESIDE", 2)
     monkeypatch.setitem(SECONDS, "long", 100)
     monkeypatch.setitem(SECONDS, "waits", 9)
     monkeypatch.setitem(SECONDS, "waits_too", 8)
-    option = SimpleNamespace(tx=[f"{1 + BESIDE}*popen"], loadscopereorder=True)
+    option = SimpleNamespace(tx=["3*popen"], loadscopereorder=True)
     config = SimpleNamespace(rootpath=tmp_path, option=option, getvalue=lambda name: getattr(option, name))
     return Lanes(config)
 
@@ -49,7 +50,7 @@ def lanes(tmp_path, monkeypatch):
 def test_the_longest_come_first_and_those_that_wait_run_beside_those_that_do_not(lanes):
     names = (SHORT, LONG, WAITS_LAST, WAITS_TOO, WAITS)
     tests = [f"{file}::test_{number}" for file in names for number in range(4)]
-    first, second, third = processes = [Process(number) for number in range(1 + BESIDE)]
+    first, second, third = processes = [Process(number) for number in range(3)]
     for each in processes:
         lanes.add_node(each)
         lanes.add_node_collection(each, tests)
