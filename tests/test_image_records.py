@@ -464,3 +464,22 @@ def test_padding_is_that_of_numpy_with_the_nearest_byte(fill, stored):
     for part in (image, image[:, ::-1], image[1:4, 2:5]):
         made = geometry.padded(part, (2, 1), (0, 3), fill)
         np.testing.assert_array_equal(made, np.pad(part, ((2, 1), (0, 3), (0, 0)), constant_values=stored))
+
+
+@pytest.mark.parametrize(("light", "threads"), [(float("inf"), 1), (0.0, 2)])
+def test_images_that_take_little_time_are_made_by_one_thread(light, threads, monkeypatch):
+    from flowmx.io import record_iter
+
+    monkeypatch.setattr(record_iter, "_LIGHT", light)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    asked = []
+    pool = record_iter.RecordIter._pool
+    monkeypatch.setattr(
+        record_iter.RecordIter, "_pool", lambda self, count: (asked.append(count), pool(self, count))[1]
+    )
+    iterator = images(preprocess_threads=2, prefetch_buffer=1)
+    first = epoch(iterator)
+    iterator.reset()
+    same(first, epoch(iterator))
+    assert asked[0] == 2
+    assert asked[-1] == threads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ from flowmx.io.base import BatchIter, DataBatch, DataDesc
 _FLAGS = {1: 0, 3: 1, 4: -1}
 """The flag with which an image is decoded, by its number of channels."""
 _KINDS = ("float32", "float64", "float16", "uint8", "int8")
+_LIGHT = 60e-6
+"""Seconds of processor time up to which one thread makes all images: others would wait for the interpreter's lock."""
 
 
 class ImageRecordError(MXNetError, ValueError):
@@ -60,7 +63,8 @@ class RecordIter(BatchIter):
         self.provide_label = [DataDesc(label_name, labels)]
         self._ahead: deque[_Job] = deque()
         self._threads = min(reading.preprocess_threads, os.cpu_count() or 1)
-        self._workers: ThreadPoolExecutor | None = None
+        self._are_light = False
+        self._workers: dict[int, ThreadPoolExecutor] = {}
         self._workers_of = 0
 
     # -- for subclasses to define ------------------------------------------------------------------------------
@@ -141,8 +145,10 @@ class RecordIter(BatchIter):
         index = np.empty(reading.batch_size, np.uint64)
         work = partial(self._process, job, iter(self._places(batch)), data, label, index)
         loop = asyncio.get_running_loop()
-        workers = self._pool()
-        failed = await asyncio.gather(*(loop.run_in_executor(workers, work) for _ in range(self._threads)))
+        threads = 1 if self._are_light else self._threads
+        workers = self._pool(threads)
+        failed = await asyncio.gather(*(loop.run_in_executor(workers, work) for _ in range(threads)))
+        self._are_light = sum(job.seconds) < _LIGHT * reading.batch_size
         errors = sorted((each for each in failed if each is not None), key=lambda each: each[0])
         if errors:
             row, error = errors[0][1:]
@@ -166,6 +172,7 @@ class RecordIter(BatchIter):
         Returns:
             the place, the record and the error of an image that was none; the first of all threads' is raised.
         """
+        start = time.thread_time()
         for place, row, u in places:
             if not job.wanted:
                 break
@@ -174,6 +181,7 @@ class RecordIter(BatchIter):
             except Exception as error:
                 job.wanted = False
                 return place, row, error
+        job.seconds.append(time.thread_time() - start)
         return None
 
     def _describe(self, row: int, error: Exception) -> str:
@@ -216,25 +224,27 @@ class RecordIter(BatchIter):
         nd.save(path, {"mean_img": nd.array(mean)})
         return mean
 
-    def _pool(self) -> ThreadPoolExecutor:
-        """The threads that decode; anew in the child of a fork, which has none."""
-        if self._workers is None or self._workers_of != os.getpid():
-            self._workers = ThreadPoolExecutor(self._threads, "flowmx-decode")
-            self._workers_of = os.getpid()
-            weakref.finalize(self, self._workers.shutdown, wait=False, cancel_futures=True)
-        return self._workers
+    def _pool(self, threads: int) -> ThreadPoolExecutor:
+        """So many threads that decode; anew in the child of a fork, which has none."""
+        if self._workers_of != os.getpid():
+            self._workers, self._workers_of = {}, os.getpid()
+        if threads not in self._workers:
+            made = self._workers[threads] = ThreadPoolExecutor(threads, "flowmx-decode")
+            weakref.finalize(self, made.shutdown, wait=False, cancel_futures=True)
+        return self._workers[threads]
 
 
 class _Job:
-    """A batch in progress: the iterator's state before it, its instances, and a flag once it was abandoned."""
+    """A batch in progress: the state before it, what each thread took, and a flag once it was abandoned."""
 
-    __slots__ = ("batch", "handle", "state", "wanted")
+    __slots__ = ("batch", "handle", "seconds", "state", "wanted")
     handle: engine.Handle
 
     def __init__(self, state: dict[str, Any], batch: Batch) -> None:
         self.state = state
         self.batch = batch
         self.wanted = True
+        self.seconds: list[float] = []
 
 
 async def _make(reference: weakref.ref[RecordIter], job: _Job) -> DataBatch | Exception | None:
