@@ -35,7 +35,8 @@ class Peer:
         node: the caller's own name, which calls are signed with.
         local: whether to use the faster way between processes of one machine where there is one, and where
             ``FLOWMX_KVSTORE_LOCAL`` lets it.
-        stream: whether small calls may share a connection, a stream, where the service has those.
+        stream: whether small calls may share a connection, a stream, where the service has those and
+            ``FLOWMX_KVSTORE_STREAMS`` lets them.
 
     Raises:
         ValueError: the address or the node is none.
@@ -60,7 +61,8 @@ class Peer:
         self.node = check_node(node)
         self.limits = limits or in_force("job")
         self._who = Who(self.address, url, node, security, self.limits)
-        self._routes = Routes(self._who, local and settings.get().kvstore_local, stream)
+        config = settings.get()
+        self._routes = Routes(self._who, local and config.kvstore_local, stream and config.kvstore_streams)
         self._rooms: dict[str, int] = {}  # bytes of an operation's last answer
 
     @property

@@ -8,6 +8,7 @@ import aiohttp
 import numpy as np
 import pytest
 
+from flowmx import settings
 from flowmx.comm import stream, websocket
 from flowmx.comm.client import Peer
 from flowmx.comm.errors import Busy, CommError, PeerGone, Refused, TooLarge, Unauthorized, Unknown, WireError
@@ -23,6 +24,14 @@ WAYS = [
     {"local": local, "security": security} for local in (False, True) for security in (None, SECRET)
 ]  # fmt: skip
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="
+
+
+@pytest.fixture(autouse=True)
+def streams(monkeypatch):
+    """Streams, which are off by default."""
+    monkeypatch.setenv("FLOWMX_KVSTORE_STREAMS", "1")
+    with settings.override(kvstore_streams=True):
+        yield
 
 
 async def echo(caller, message):
