@@ -29,6 +29,7 @@ class Barriers:
         self.rounds: dict[str, int] = dict(rounds or {})
         self.waiting: dict[str, set[str]] = {}
         self.meetings: set[str] = set()
+        self._released: set[tuple[str, str]] = set()
 
     def enter(self, node: str, name: str, after: int, excused: bool) -> int | None:
         """Enter a worker at a barrier; return the round that it has passed, or None: it waits.
@@ -46,6 +47,9 @@ class Barriers:
             ended = after
         if after < ended:
             return after + 1
+        if (name, node) in self._released:
+            self._released.discard((name, node))
+            return ended
         if excused and ended and not self.waiting.get(name):
             return ended
         self.waiting.setdefault(name, set()).add(node)
@@ -59,6 +63,7 @@ class Barriers:
         """Withdraw a worker from all barriers."""
         for name in list(self.waiting):
             self._drop(name, node)
+        self._released = {each for each in self._released if each[1] != node}
 
     def keep(self, nodes: Iterable[str]) -> None:
         """Withdraw all workers but these from all barriers."""
@@ -93,6 +98,25 @@ class Barriers:
         for name in complete:
             self._end(name, self.rounds.get(name, 0) + 1)
         return complete
+
+    def release(self, workers: Collection[str], late: Collection[str]) -> bool:
+        """Let workers that joined late pass meetings to which nobody else will come; return True if any does.
+
+        That is so where all workers wait, and the others at other barriers: they have passed this meeting before, and
+        wait for those who are here.
+
+        Args:
+            workers: who lives.
+            late: who of these joined late.
+        """
+        if not set().union(*self.waiting.values()).issuperset(workers):
+            return False
+        stuck = [name for name in self.meetings if self.rounds.get(name) and self.waiting.get(name)]
+        stuck = [name for name in stuck if self.waiting[name].issubset(late)]
+        for name in stuck:
+            self._released.update((name, node) for node in self.waiting.pop(name))
+            self.meetings.discard(name)
+        return bool(stuck)
 
     def to_wire(self) -> dict[str, Any]:
         """The rounds, for a snapshot: nothing else outlives a scheduler."""

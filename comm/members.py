@@ -499,7 +499,8 @@ class Members:
             self._deserted = None if workers else self._deserted if self._deserted is not None else now
             if not workers and any(place.member.state == "left" for place in self._held("worker")):
                 self._end("finished")
-            self.version += bool(self.barriers.settle(workers, self._newcomers))
+            late = {place.member.id for place in self._living("worker") if place.late}
+            self.version += bool(self.barriers.settle(workers, self._newcomers)) or self.barriers.release(workers, late)
         if self.phase != before:
             self.epoch += 1
             self.version += 1

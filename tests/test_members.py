@@ -247,6 +247,34 @@ def test_who_comes_late_to_a_meeting_is_not_waited_for_where_that_goes_on():
     assert members.barrier(5.0, "new", 1, 1, "epoch 2", first=True, meet=True) == 1
 
 
+def test_a_late_worker_passes_a_meeting_that_the_others_are_past_where_they_wait_for_it_elsewhere():
+    members = formed(policy="elastic")
+    for node in ("w0", "w1"):
+        members.barrier(0.0, node, 1, 1, "epoch", meet=True)
+    members.fail(1.0, "w1", 1)
+    members.join(2.0, Hello("new", "worker", 1))
+    assert members.barrier(3.0, "new", 1, 1, "epoch", first=True, meet=True) is None
+    before = members.version
+    assert (
+        members.barrier(4.0, "w0", 1, 1, "optimizer") is None
+    )  # it has ended its training, and waits for the newcomer
+    assert members.version > before  # whoever waits asks again
+    assert members.barrier(4.0, "new", 1, 1, "epoch", first=True, meet=True) == 1
+    assert members.barrier(5.0, "new", 1, 1, "optimizer", first=True) == 1
+    assert members.barrier(5.0, "w0", 1, 1, "optimizer") == 1
+    assert members.barrier(6.0, "w0", 1, 1, "epoch", after=1, meet=True) is None  # from now on they meet
+    assert members.barrier(6.0, "new", 1, 1, "epoch", after=1, meet=True) == 2
+
+
+def test_only_who_joined_late_passes_so():
+    members = formed(policy="elastic")
+    for node in ("w0", "w1"):
+        members.barrier(0.0, node, 1, 1, "epoch", meet=True)
+    for _ in range(2):
+        assert members.barrier(1.0, "w0", 1, 1, "optimizer") is None
+        assert members.barrier(1.0, "w1", 1, 1, "epoch", after=1, meet=True) is None
+
+
 def test_late_workers_alone_meet_among_themselves():
     members = formed()
     for rank in (0, 1):
