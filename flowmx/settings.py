@@ -323,9 +323,9 @@ class Settings:
     )
     kvstore_local: bool = _setting(True, "Let nodes of one machine talk by unix sockets and shared memory.")
     kvstore_streams: bool = _setting(
-        False,
+        True,
         "Let small calls between nodes share a connection, and workers read rows from the memory of servers of their "
-        "machine. Experimental: jobs that a worker joins late hung with it now and then.",
+        "machine.",
     )
     enable_gpu_p2p: bool = _setting(True, "Let GPUs copy to each other directly where they can.")
 

@@ -26,14 +26,6 @@ WAYS = [
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="
 
 
-@pytest.fixture(autouse=True)
-def streams(monkeypatch):
-    """Streams, which are off by default."""
-    monkeypatch.setenv("FLOWMX_KVSTORE_STREAMS", "1")
-    with settings.override(kvstore_streams=True):
-        yield
-
-
 async def echo(caller, message):
     return Message({"node": caller.node, "local": caller.local, **message.header}, message.tensors)
 
@@ -89,6 +81,15 @@ async def test_many_calls_share_a_connection_and_are_answered_in_any_order(way, 
             await calls[number]
         assert order == list(reversed(range(20)))
     assert service.admission.requests == service.admission.nbytes == 0
+
+
+async def test_a_setting_leaves_streams_out(serve):
+    service = await serve()
+    with settings.override(kvstore_streams=False):
+        peer = Peer(service.address)
+    async with peer:
+        assert (await peer.call("op", {"x": 1})).header["x"] == 1
+        assert not peer.is_streaming
 
 
 async def test_what_a_handler_answers_at_once_takes_no_task(serve):

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import flowmx as mx
-from flowmx import settings
 from flowmx.comm import local
 from flowmx.comm.errors import Refused
 from flowmx.comm.launch.job import Launcher, Plan
@@ -28,14 +27,6 @@ pytestmark = pytest.mark.skipif(not serving.POSSIBLE, reason="needs memory that 
 
 ROWS, WIDTH = 80_000, 16  # enough for both servers to have a part
 PART = Part("w", 0, 0)
-
-
-@pytest.fixture(autouse=True)
-def streams(monkeypatch):
-    """Streams, which are off by default."""
-    monkeypatch.setenv("FLOWMX_KVSTORE_STREAMS", "1")
-    with settings.override(kvstore_streams=True):
-        yield
 
 
 def pulled(kv, rows, out=None):
@@ -366,7 +357,7 @@ async def test_a_server_that_is_killed_while_its_memory_is_read_loses_nothing(tm
     path = tmp_path / "train.py"
     path.write_text(PROGRAM)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FLOWMX_", "DMLC_"))}
-    environ = kept | {"FLOWMX_KVSTORE_TIMEOUT": "3", "FLOWMX_KVSTORE_STREAMS": "1"}
+    environ = kept | {"FLOWMX_KVSTORE_TIMEOUT": "3"}
     plan = Plan([sys.executable, str(path)], environ=environ, workers=1, servers=2, policy="elastic", grace=5.0)
     launcher = Launcher(plan, heard)
     assert await launcher.run() == 0, lines
