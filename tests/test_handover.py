@@ -1,5 +1,8 @@
 """Gradients are handed over while the rest of the backward pass runs, and a forward pass begins before all is there."""
 
+import threading
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,11 +27,17 @@ def test_a_small_pass_stays_whole():
     assert cuts([1000] * 20) == []
 
 
-def as_they_come(first, last):
-    """The order in which two arrays become ready; the reads of them are pushed in the order of the layers."""
-    seen = []
+def as_they_come(backward, first, last):
+    """The order in which a pass makes two arrays ready; the reads of them are pushed in the order of the layers.
+
+    The pass is given its head, which is not there before they are pushed.
+    """
+    seen, is_pushed, head = [], threading.Event(), mx.nd.ones(1)
+    mx.engine.push(lambda: is_pushed.wait(30), writes=[head], device=mx.cpu(2))
+    backward(head)
     for name, array in (("first layer", first), ("last layer", last)):
         mx.engine.push(lambda name=name: seen.append(name), reads=[array], device=mx.cpu(1))
+    is_pushed.set()
     mx.nd.waitall()
     return seen
 
@@ -41,8 +50,7 @@ def test_a_bound_graph_hands_over_the_gradients_of_its_last_layers_first():
     for _ in range(2):
         exe.forward(is_train=True)
         mx.nd.waitall()
-        exe.backward()
-        found = as_they_come(exe.grad_dict["fc0_weight"], exe.grad_dict[f"fc{LAYERS - 1}_weight"])
+        found = as_they_come(exe.backward, exe.grad_dict["fc0_weight"], exe.grad_dict[f"fc{LAYERS - 1}_weight"])
         assert found == ["last layer", "first layer"]
 
 
@@ -76,8 +84,9 @@ def test_a_cached_graph_hands_over_the_gradients_of_its_last_layers_first(again)
         with mx.autograd.record():
             loss = net(mx.nd.ones((8, WIDTH))).sum()
         mx.nd.waitall()
-        loss.backward(retain_graph=again)
-        assert as_they_come(net[0].weight.grad(), net[LAYERS - 1].weight.grad()) == ["last layer", "first layer"]
+        backward = partial(loss.backward, retain_graph=again)
+        found = as_they_come(backward, net[0].weight.grad(), net[LAYERS - 1].weight.grad())
+        assert found == ["last layer", "first layer"]
         expected = net[0].weight.grad().asnumpy()
         if again:
             loss.backward()
