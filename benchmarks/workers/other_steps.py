@@ -8,14 +8,11 @@ LSTM with attention of plain functions and updates by hand, and a siamese networ
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import numpy as np
-from small_steps import BATCH, HIDDEN, Step, integers, normal, trained
-from timing import best_ms, measure  # lies beside this file; the peers know nothing of the package
+from small_steps import BATCH, HIDDEN, Step, integers, normal, run, trained  # lies beside this file
 
 LENGTH, INPUT = 10, 32
 
@@ -238,21 +235,5 @@ def torch_steps(torch: Any) -> dict[str, Callable[[], Step]]:
     return {step.__name__: step for step in (vae, dqn, sequence_convnet, by_hand, siamese)}
 
 
-def mxnet_like(mx: Any, name: str) -> dict[str, float]:
-    """One of the steps by MXNet's interface."""
-    import_module(f"{mx.__name__}.gluon")
-    return {"step_ms": best_ms(MXNET_LIKE[name](mx))}
-
-
-def pytorch(name: str) -> dict[str, float]:
-    """One of the steps by PyTorch."""
-    return {"step_ms": best_ms(torch_steps(import_module("torch"))[name]())}
-
-
-def main() -> None:
-    """Measure, and print the figures as JSON."""
-    measure(mxnet_like, pytorch, sys.argv[2])
-
-
 if __name__ == "__main__":
-    main()
+    run(MXNET_LIKE, torch_steps)

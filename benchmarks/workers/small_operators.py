@@ -1,4 +1,4 @@
-"""Microseconds of 32 operators on 1e3 and 1e4 elements, forward alone and with their gradients (+).
+"""Microseconds of 34 operators on 1e3 and 1e4 elements, forward alone and with their gradients (+).
 
     python small_operators.py SYSTEM
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -20,9 +20,6 @@ from timing import measure  # lies beside this file; the peers know nothing of t
 SIZES = (1000, 10_000)
 BLOCK, SECONDS = 10, 0.1
 CLOCK = time.process_time if os.environ.get("CPU_TIME") else time.perf_counter
-
-Case = tuple[str, Callable[..., Any], tuple[Any, ...], int]
-"""A name, a function of arrays, the arrays, and of how many of these the gradient is wanted."""
 
 
 def normal(*shape: int) -> Any:
@@ -38,6 +35,7 @@ def arrays(size: int) -> dict[str, Any]:
         "y": normal(size // 20, 20)[::-1].copy(),
         "positive": np.abs(normal(size // 20, 20)) + 0.1,
         "row": normal(20),
+        "one_row": normal(1, 20),
         "a": normal(side, side),
         "b": normal(side, side).T.copy(),
         "bias": normal(side),
@@ -51,85 +49,58 @@ def arrays(size: int) -> dict[str, Any]:
     }
 
 
-def mxnet_cases(mx: Any, of: dict[str, Any]) -> Iterator[Case]:
-    nd = mx.nd
-    x, y, positive, row, a, b, bias, stack, turned, image, filters, filter_bias, indices, columns = of.values()
-    yield "add", lambda x, y: x + y, (x, y), 2
-    yield "subtract", lambda x, y: x - y, (x, y), 2
-    yield "multiply", lambda x, y: x * y, (x, y), 2
-    yield "divide", lambda x, y: x / y, (x, positive), 2
-    yield "add number", lambda x: x + 2.0, (x,), 1
-    yield "multiply number", lambda x: x * 0.5, (x,), 1
-    yield "maximum", nd.maximum, (x, y), 2
-    yield "add row", nd.broadcast_add, (x, row.reshape((1, 20))), 2
-    yield "exp", nd.exp, (x,), 1
-    yield "log", nd.log, (positive,), 1
-    yield "sqrt", nd.sqrt, (positive,), 1
-    yield "square", nd.square, (x,), 1
-    yield "abs", nd.abs, (x,), 1
-    yield "tanh", nd.tanh, (x,), 1
-    yield "sigmoid", nd.sigmoid, (x,), 1
-    yield "relu", nd.relu, (x,), 1
-    yield "gelu", lambda x: nd.LeakyReLU(x, act_type="gelu"), (x,), 1
-    yield "clip", lambda x: nd.clip(x, -1, 1), (x,), 1
-    yield "sum", lambda x: nd.sum(x, axis=1), (x,), 1
-    yield "mean", nd.mean, (x,), 1
-    yield "max", lambda x: nd.max(x, axis=1), (x,), 1
-    yield "norm", nd.norm, (x,), 1
-    yield "softmax", nd.softmax, (x,), 1
-    yield "log softmax", nd.log_softmax, (x,), 1
-    yield "layer norm", nd.LayerNorm, (x, row, row + 0), 3
-    yield "product", nd.dot, (a, b), 2
-    yield "batched product", nd.batch_dot, (stack, turned), 2
-    yield "dense", lambda a, b, c: nd.FullyConnected(a, b, c, num_hidden=c.shape[0]), (a, b, bias), 3
-    yield (
-        "convolution", lambda x, w, b: nd.Convolution(x, w, b, kernel=(3, 3), pad=(1, 1), num_filter=4),
-        (image, filters, filter_bias), 3,
-    )  # fmt: skip
-    yield "max pooling", lambda x: nd.Pooling(x, kernel=(2, 2), stride=(2, 2)), (image,), 1
-    yield "transpose", lambda x: nd.transpose(x, axes=(0, 2, 1)), (stack,), 1
-    yield "concat", lambda x, y: nd.concat(x, y, dim=1), (x, y), 2
-    yield "take", lambda x: nd.take(x, indices), (x,), 1
-    yield "pick", lambda x: nd.pick(x, columns), (x,), 1
+Case = tuple[str, str, Callable[[Any, Any], Any], Callable[[Any, Any], Any]]
+"""A name, the operands, all of whose gradients are wanted, and the function of ``mx.nd`` and of PyTorch, each made of
+its module and of all arrays."""
 
-
-def torch_cases(torch: Any, of: dict[str, Any]) -> Iterator[Case]:
-    F = torch.nn.functional
-    x, y, positive, row, a, b, bias, stack, turned, image, filters, filter_bias, indices, columns = of.values()
-    yield "add", lambda x, y: x + y, (x, y), 2
-    yield "subtract", lambda x, y: x - y, (x, y), 2
-    yield "multiply", lambda x, y: x * y, (x, y), 2
-    yield "divide", lambda x, y: x / y, (x, positive), 2
-    yield "add number", lambda x: x + 2.0, (x,), 1
-    yield "multiply number", lambda x: x * 0.5, (x,), 1
-    yield "maximum", torch.maximum, (x, y), 2
-    yield "add row", torch.add, (x, row.reshape(1, 20)), 2
-    yield "exp", torch.exp, (x,), 1
-    yield "log", torch.log, (positive,), 1
-    yield "sqrt", torch.sqrt, (positive,), 1
-    yield "square", torch.square, (x,), 1
-    yield "abs", torch.abs, (x,), 1
-    yield "tanh", torch.tanh, (x,), 1
-    yield "sigmoid", torch.sigmoid, (x,), 1
-    yield "relu", torch.relu, (x,), 1
-    yield "gelu", F.gelu, (x,), 1
-    yield "clip", lambda x: torch.clamp(x, -1, 1), (x,), 1
-    yield "sum", lambda x: torch.sum(x, 1), (x,), 1
-    yield "mean", torch.mean, (x,), 1
-    yield "max", lambda x: torch.amax(x, 1), (x,), 1
-    yield "norm", torch.linalg.norm, (x,), 1
-    yield "softmax", lambda x: torch.softmax(x, -1), (x,), 1
-    yield "log softmax", lambda x: torch.log_softmax(x, -1), (x,), 1
-    yield "layer norm", lambda x, g, b: F.layer_norm(x, (20,), g, b), (x, row, row + 0), 3
-    yield "product", torch.matmul, (a, b), 2
-    yield "batched product", torch.bmm, (stack, turned), 2
-    yield "dense", F.linear, (a, b, bias), 3
-    yield "convolution", lambda x, w, b: F.conv2d(x, w, b, padding=1), (image, filters, filter_bias), 3
-    yield "max pooling", lambda x: F.max_pool2d(x, 2), (image,), 1
-    yield "transpose", lambda x: x.transpose(1, 2).contiguous(), (stack,), 1
-    yield "concat", lambda x, y: torch.cat([x, y], 1), (x, y), 2
-    yield "take", lambda x: torch.index_select(x, 0, indices), (x,), 1
-    yield "pick", lambda x: torch.gather(x, 1, columns[:, None])[:, 0], (x,), 1
+# fmt: off
+CASES: list[Case] = [
+    ("add", "x y", lambda nd, of: lambda x, y: x + y, lambda torch, of: lambda x, y: x + y),
+    ("subtract", "x y", lambda nd, of: lambda x, y: x - y, lambda torch, of: lambda x, y: x - y),
+    ("multiply", "x y", lambda nd, of: lambda x, y: x * y, lambda torch, of: lambda x, y: x * y),
+    ("divide", "x positive", lambda nd, of: lambda x, y: x / y, lambda torch, of: lambda x, y: x / y),
+    ("add number", "x", lambda nd, of: lambda x: x + 2.0, lambda torch, of: lambda x: x + 2.0),
+    ("multiply number", "x", lambda nd, of: lambda x: x * 0.5, lambda torch, of: lambda x: x * 0.5),
+    ("maximum", "x y", lambda nd, of: nd.maximum, lambda torch, of: torch.maximum),
+    ("add row", "x one_row", lambda nd, of: nd.broadcast_add, lambda torch, of: torch.add),
+    ("exp", "x", lambda nd, of: nd.exp, lambda torch, of: torch.exp),
+    ("log", "positive", lambda nd, of: nd.log, lambda torch, of: torch.log),
+    ("sqrt", "positive", lambda nd, of: nd.sqrt, lambda torch, of: torch.sqrt),
+    ("square", "x", lambda nd, of: nd.square, lambda torch, of: torch.square),
+    ("abs", "x", lambda nd, of: nd.abs, lambda torch, of: torch.abs),
+    ("tanh", "x", lambda nd, of: nd.tanh, lambda torch, of: torch.tanh),
+    ("sigmoid", "x", lambda nd, of: nd.sigmoid, lambda torch, of: torch.sigmoid),
+    ("relu", "x", lambda nd, of: nd.relu, lambda torch, of: torch.relu),
+    ("gelu", "x", lambda nd, of: lambda x: nd.LeakyReLU(x, act_type="gelu"),
+     lambda torch, of: torch.nn.functional.gelu),
+    ("clip", "x", lambda nd, of: lambda x: nd.clip(x, -1, 1), lambda torch, of: lambda x: torch.clamp(x, -1, 1)),
+    ("sum", "x", lambda nd, of: lambda x: nd.sum(x, axis=1), lambda torch, of: lambda x: torch.sum(x, 1)),
+    ("mean", "x", lambda nd, of: nd.mean, lambda torch, of: torch.mean),
+    ("max", "x", lambda nd, of: lambda x: nd.max(x, axis=1), lambda torch, of: lambda x: torch.amax(x, 1)),
+    ("norm", "x", lambda nd, of: nd.norm, lambda torch, of: torch.linalg.norm),
+    ("softmax", "x", lambda nd, of: nd.softmax, lambda torch, of: lambda x: torch.softmax(x, -1)),
+    ("log softmax", "x", lambda nd, of: nd.log_softmax, lambda torch, of: lambda x: torch.log_softmax(x, -1)),
+    ("layer norm", "x row row", lambda nd, of: nd.LayerNorm,
+     lambda torch, of: lambda x, g, b: torch.nn.functional.layer_norm(x, (20,), g, b)),
+    ("product", "a b", lambda nd, of: nd.dot, lambda torch, of: torch.matmul),
+    ("batched product", "stack turned", lambda nd, of: nd.batch_dot, lambda torch, of: torch.bmm),
+    ("dense", "a b bias", lambda nd, of: lambda a, b, c: nd.FullyConnected(a, b, c, num_hidden=c.shape[0]),
+     lambda torch, of: torch.nn.functional.linear),
+    ("convolution", "image filters filter_bias",
+     lambda nd, of: lambda x, w, b: nd.Convolution(x, w, b, kernel=(3, 3), pad=(1, 1), num_filter=4),
+     lambda torch, of: lambda x, w, b: torch.nn.functional.conv2d(x, w, b, padding=1)),
+    ("max pooling", "image", lambda nd, of: lambda x: nd.Pooling(x, kernel=(2, 2), stride=(2, 2)),
+     lambda torch, of: lambda x: torch.nn.functional.max_pool2d(x, 2)),
+    ("transpose", "stack", lambda nd, of: lambda x: nd.transpose(x, axes=(0, 2, 1)),
+     lambda torch, of: lambda x: x.transpose(1, 2).contiguous()),
+    ("concat", "x y", lambda nd, of: lambda x, y: nd.concat(x, y, dim=1),
+     lambda torch, of: lambda x, y: torch.cat([x, y], 1)),
+    ("take", "x", lambda nd, of: lambda x: nd.take(x, of["indices"]),
+     lambda torch, of: lambda x: torch.index_select(x, 0, of["indices"])),
+    ("pick", "x", lambda nd, of: lambda x: nd.pick(x, of["columns"]),
+     lambda torch, of: lambda x: torch.gather(x, 1, of["columns"][:, None])[:, 0]),
+]
+# fmt: on
 
 
 def best_us(call: Callable[[], Any], wait: Callable[[], Any], block: int) -> float:
@@ -151,16 +122,18 @@ def mxnet_like(mx: Any) -> dict[str, float]:
     """All by MXNet's interface."""
     figures: dict[str, float] = {}
     for size in SIZES:
-        for name, function, operands, wanted in mxnet_cases(mx, {k: mx.nd.array(v) for k, v in arrays(size).items()}):
+        of = {name: mx.nd.array(each) for name, each in arrays(size).items()}
+        for name, given, make, _ in CASES:
+            function, operands = make(mx.nd, of), [of[each] for each in given.split()]
             figures[f"{name} {size}"] = best_us(lambda: function(*operands), mx.nd.waitall, BLOCK)  # noqa: B023
-            leaves = [each.copy() for each in operands[:wanted]]
+            leaves = [each.copy() for each in operands]
             for leaf in leaves:
                 leaf.attach_grad()
             head = mx.nd.ones_like(function(*operands))
 
             def call() -> None:
                 with mx.autograd.record():
-                    out = function(*leaves, *operands[wanted:])  # noqa: B023
+                    out = function(*leaves)  # noqa: B023
                 out.backward(head)  # noqa: B023
 
             figures[f"{name} + {size}"] = best_us(call, mx.nd.waitall, 1)
@@ -172,17 +145,17 @@ def pytorch() -> dict[str, float]:
     torch = import_module("torch")
     figures: dict[str, float] = {}
     for size in SIZES:
-        for name, function, operands, wanted in torch_cases(
-            torch, {k: torch.from_numpy(v) for k, v in arrays(size).items()}
-        ):
+        of = {name: torch.from_numpy(each) for name, each in arrays(size).items()}
+        for name, given, _, make in CASES:
+            function, operands = make(torch, of), [of[each] for each in given.split()]
             figures[f"{name} {size}"] = best_us(lambda: function(*operands), lambda: None, BLOCK)  # noqa: B023
-            leaves = [each.clone().requires_grad_() for each in operands[:wanted]]
+            leaves = [each.clone().requires_grad_() for each in operands]
             head = torch.ones_like(function(*operands))
 
             def call() -> None:
                 for leaf in leaves:  # noqa: B023
                     leaf.grad = None
-                function(*leaves, *operands[wanted:]).backward(head)  # noqa: B023
+                function(*leaves).backward(head)  # noqa: B023
 
             figures[f"{name} + {size}"] = best_us(call, lambda: None, 1)
     return figures

@@ -384,21 +384,25 @@ def torch_steps(torch: Any) -> dict[str, Callable[[], Step]]:
     }  # fmt: skip
 
 
-def mxnet_like(mx: Any, name: str) -> dict[str, float]:
-    """One of the steps by MXNet's interface."""
-    import_module(f"{mx.__name__}.gluon")
-    return {"step_ms": best_ms(MXNET_LIKE[name](mx))}
+def run(
+    mxnet_like: dict[str, Callable[[Any], Step]], torch_steps: Callable[[Any], dict[str, Callable[[], Step]]]
+) -> None:
+    """Measure the step that the command line names, and print the figure as JSON.
 
+    Args:
+        mxnet_like: the steps by MXNet's interface.
+        torch_steps: makes those by PyTorch of its module.
+    """
 
-def pytorch(name: str) -> dict[str, float]:
-    """One of the steps by PyTorch."""
-    return {"step_ms": best_ms(torch_steps(import_module("torch"))[name]())}
+    def like(mx: Any, name: str) -> dict[str, float]:
+        import_module(f"{mx.__name__}.gluon")
+        return {"step_ms": best_ms(mxnet_like[name](mx))}
 
+    def pytorch(name: str) -> dict[str, float]:
+        return {"step_ms": best_ms(torch_steps(import_module("torch"))[name]())}
 
-def main() -> None:
-    """Measure, and print the figures as JSON."""
-    measure(mxnet_like, pytorch, sys.argv[2])
+    measure(like, pytorch, sys.argv[2])
 
 
 if __name__ == "__main__":
-    main()
+    run(MXNET_LIKE, torch_steps)
