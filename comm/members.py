@@ -129,7 +129,7 @@ class PlaceState:
         basis: the view (term and epoch) that the knowledge comes from.
         confirmed: whether the holder itself was heard of in this term.
         late: whether it joined a running job.
-        since: of each meeting that it has come to, if it was late, the rounds that had ended when it came first.
+        since: of each meeting that it has come to or attends, if it was late, the rounds that had ended then.
         beat: the newest sign of life.
         spoke: when its program itself was last heard of.
         pulse: the newest word that its process runs.
@@ -302,11 +302,7 @@ class Members:
         Raises:
             Denied: it is no worker of this job, or the job has failed.
         """
-        place = self._alive(node, incarnation, term)
-        if place.member.role != "worker":
-            raise Denied("wrong", f"barriers are for workers, and {place.member.name} is none")
-        if self.phase == "failed":
-            raise Denied("over", self.failure)
+        place = self._attending(node, incarnation, term)
         if len(self.barriers.waiting) >= MOST_NAMES and name not in self.barriers.waiting:
             raise Denied("wrong", f"at most {MOST_NAMES} barriers can be waited for at once")
         before = self.barriers.rounds.get(name, 0)
@@ -327,6 +323,27 @@ class Members:
         if place.late and len(place.since) < MOST_NAMES and _meeting(name)[1] is None:
             place.since.setdefault(name, self.barriers.rounds.get(name, 0))
         return max(after, place.since.get(name, 0))
+
+    def attend(self, now: float, node: str, incarnation: int, term: int, name: str) -> int:
+        """Let a worker be waited for at a meeting from now on, though it has not come to it.
+
+        Returns:
+            The last round that it is no part of, since it joined late; otherwise 0.
+
+        Raises:
+            Denied: it is no worker of this job, or the job has failed.
+        """
+        place = self._attending(node, incarnation, term)
+        return self._met(place, name, 0)
+
+    def _attending(self, node: str, incarnation: int, term: int) -> PlaceState:
+        """The place of a worker of a job that goes on."""
+        place = self._alive(node, incarnation, term)
+        if place.member.role != "worker":
+            raise Denied("wrong", f"barriers are for workers, and {place.member.name} is none")
+        if self.phase == "failed":
+            raise Denied("over", self.failure)
+        return place
 
     def _newcomers(self, name: str) -> list[str]:
         """The workers that joined late and have not come to a meeting yet, or came later than to the round it is of."""

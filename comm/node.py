@@ -18,13 +18,14 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from flowmx import settings
+from flowmx.comm import fields
 from flowmx.comm.client import Peer
 from flowmx.comm.clock import Clock, within
 from flowmx.comm.endings import NodeGone, SchedulerGone
 from flowmx.comm.errors import Busy, PeerGone, Refused
 from flowmx.comm.frames import Message
 from flowmx.comm.limits import in_force
-from flowmx.comm.members import rounds_from_wire
+from flowmx.comm.members import LAST, rounds_from_wire
 from flowmx.comm.notifier import Notifier
 from flowmx.comm.outage import Outage
 from flowmx.comm.pulse import AVAILABLE, Pulse
@@ -440,6 +441,22 @@ class Node:
                 raise TimeoutError(f"after {timeout:g} s the barrier {name!r} still waits for {who or 'the scheduler'}")
             return self._rounds[name]
 
+    async def attend(self, name: str) -> int:
+        """Be waited for at a meeting from now on, though this node joined late and has not come to it.
+
+        Args:
+            name: the meeting's.
+
+        Returns:
+            The last round that it is no part of, since it joined late; otherwise 0.
+
+        Raises:
+            NodeGone: the job failed meanwhile.
+            Refused: this node is no worker.
+        """
+        answer = await self.unless_gone(self._ask_barrier({"name": name, "attend": True}))
+        return fields.whole(answer, "round", most=LAST)
+
     @contextmanager
     def _awaiting(self, name: str, missing: list[Member]) -> Iterator[None]:
         self.awaited[name] = missing
@@ -452,6 +469,10 @@ class Node:
         """True where the other nodes passed a barrier before this one joined, and it has not reached it itself yet."""
         return name in self._rounds and name not in self._passed
 
+    def has_ended(self, name: str) -> bool:
+        """True where a round of a barrier has ended, as this node knows: by itself, or since it joined later."""
+        return name in self._rounds
+
     async def _within(self, seconds: float | None, wait: Callable[[], Awaitable[object]]) -> bool:
         if seconds is not None:
             return await within(self._clock, seconds, wait)
@@ -462,23 +483,26 @@ class Node:
         first = name not in self._passed
         while True:
             asked = {"name": name, "after": self._rounds.get(name, 0), "first": first, "meet": meet}
+            answer = await self._ask_barrier(asked)
+            missing[:] = [Member.from_wire(found) for found in answer.get("missing", [])]
+            if isinstance(answer.get("round"), int):
+                self._rounds[name] = answer["round"]
+                self._passed.add(name)
+                return
+
+    async def _ask_barrier(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Ask the scheduler about a barrier until it answers."""
+        while True:
             try:
-                answer = (await self._call("barrier", {**asked, "term": self.view.term})).header
+                return (await self._call("barrier", {**asked, "term": self.view.term})).header
             except Refused as refused:
                 if refused.kind != "unregistered" and not isinstance(refused, Busy):
                     failed = refused.kind == "over"  # refused before the new view has come
                     found = NodeGone(f"the job has failed: {refused}", self.view.gone) if failed else refused
                     raise self._error or found from None
                 await self._clock.sleep(self.timing.heartbeat / 4)  # the heartbeat registers again
-                continue
             except UNREACHED:
                 await self._clock.sleep(self.timing.heartbeat / 4)
-                continue
-            missing[:] = [Member.from_wire(found) for found in answer.get("missing", [])]
-            if isinstance(answer.get("round"), int):
-                self._rounds[name] = answer["round"]
-                self._passed.add(name)
-                return
 
     async def _withdraw(self, name: str) -> None:
         try:

@@ -168,6 +168,8 @@ class Scheduler:
             self.members.withdraw(node, incarnation, name)
             return {}
         after, term = fields.whole(header, "after", most=LAST), fields.whole(header, "term")
+        if fields.flag(header, "attend"):
+            return {"round": self.members.attend(self.clock.now(), node, incarnation, term, name)}
         first = fields.flag(header, "first")
         meet = fields.flag(header, "meet")
 

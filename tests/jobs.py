@@ -74,6 +74,12 @@ class LocalJob:
             await server.close()
             await service.stop()
 
+    def is_waiting(self, rank: int, barrier: str) -> bool:
+        """True while a worker waits at a barrier."""
+        members = self._scheduler.members
+        place = members.places.get(("worker", rank))
+        return place is not None and place.member.id in members.barriers.waiting.get(barrier, ())
+
     def store(self, name: str = "dist_sync", rank: int | None = None, **options: Any) -> DistKVStore:
         """A worker's store, as ``mx.kv.create`` makes one for a process; blocks until the job runs."""
         node = Node("worker", self.address, rank=rank, timing=TIMING)

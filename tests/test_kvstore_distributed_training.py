@@ -429,6 +429,16 @@ def at(epoch, batch, do):
     return callback
 
 
+def until(holds):
+    """Wait for a condition that other threads bring about."""
+    pause = threading.Event()
+    for _ in range(6000):
+        if holds():
+            return
+        pause.wait(0.01)
+    raise AssertionError("it never came about")
+
+
 def fail():
     raise Crash("out of memory")
 
@@ -476,6 +486,36 @@ def test_a_worker_that_is_lost_and_comes_again_goes_on_where_the_others_are():
     assert seen[-1] == (3, per_epoch - 1)
     assert farthest(second, numbers(mod.get_params()[0])) == 0
     assert accuracy(mod) > 0.9
+
+
+def test_a_worker_that_joined_late_is_waited_for_at_the_end_of_its_first_epoch():
+    came, ended, seen = threading.Event(), threading.Event(), []
+    per_epoch = len(list(batches(0, 2)))
+
+    def first(kv):
+        wait = at(1, 3, lambda: came.wait(30))
+        fit(kv, batches(0, 2), 3, batch_end_callback=wait, epoch_end_callback=lambda epoch, *_: epoch and ended.set())
+
+    def lost(kv):
+        fit(kv, batches(1, 2), 3, batch_end_callback=at(1, 1, fail))
+
+    def again(kv):
+        def look(param):
+            seen.append((param.epoch, param.nbatch))
+            came.set()
+            if seen[-1] == (1, per_epoch - 1):
+                until(lambda: ended.is_set() or made.is_waiting(0, "kvstore"))
+
+        fit(kv, batches(1, 2), 3, batch_end_callback=look)
+
+    with job(2, 1, policy="elastic") as made:
+        survivor = made.begin(first, rank=0)
+        with pytest.raises(Crash):
+            made.begin(lost, rank=1).result(60)
+        made.begin(again, rank=1).result(60)
+        survivor.result(60)
+    assert seen[0][0] == 1
+    assert seen[-1] == (2, per_epoch - 1)
 
 
 def test_a_worker_can_not_join_late_where_the_workers_update():

@@ -266,6 +266,41 @@ def test_a_late_worker_passes_a_meeting_that_the_others_are_past_where_they_wait
     assert members.barrier(6.0, "new", 1, 1, "epoch", after=1, meet=True) == 2
 
 
+def test_a_late_worker_that_attends_a_meeting_is_waited_for_before_it_comes():
+    members = formed(policy="elastic")
+    for node in ("w0", "w1"):
+        members.barrier(0.0, node, 1, 1, "epoch", meet=True)
+    members.fail(1.0, "w1", 1)
+    members.join(2.0, Hello("new", "worker", 1))
+    assert members.attend(3.0, "new", 1, 1, "epoch") == 1
+    assert members.attend(3.0, "new", 1, 1, "epoch") == 1, "the answer may have been lost"
+    assert members.attend(3.0, "w0", 1, 1, "epoch") == 0
+    assert members.barrier(4.0, "w0", 1, 1, "epoch", after=1, meet=True) is None
+    assert members.barrier(5.0, "new", 1, 1, "epoch", first=True, meet=True) == 2
+    assert members.barrier(5.0, "w0", 1, 1, "epoch", after=1, meet=True) == 2
+
+
+def test_a_late_worker_that_attends_is_waited_for_at_what_follows_later_rounds_only():
+    members = formed(policy="elastic")
+    for node in ("w0", "w1"):
+        members.barrier(0.0, node, 1, 1, "epoch", meet=True)
+    members.fail(1.0, "w1", 1)
+    members.join(2.0, Hello("new", "worker", 1))
+    members.attend(3.0, "new", 1, 1, "epoch")
+    assert members.barrier(3.0, "new", 1, 1, "epoch 1", first=True, meet=True) is None  # until "w0" is done with it
+    assert members.barrier(4.0, "w0", 1, 1, "epoch 1", first=True, meet=True) == 1
+    assert members.barrier(4.0, "new", 1, 1, "epoch 1", first=True, meet=True) == 1
+    for node in ("w0", "new"):
+        members.barrier(5.0, node, 1, 1, "epoch", after=1, meet=True)
+    assert members.barrier(6.0, "w0", 1, 1, "epoch 2", first=True, meet=True) is None
+
+
+def test_only_workers_attend():
+    members = formed()
+    with pytest.raises(Denied, match="barriers are for workers"):
+        members.attend(0.0, "s0", 1, 1, "epoch")
+
+
 def test_only_who_joined_late_passes_so():
     members = formed(policy="elastic")
     for node in ("w0", "w1"):

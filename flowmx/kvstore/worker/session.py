@@ -375,6 +375,15 @@ class Session:
             await then()
         await self.node.barrier(f"kvstore {self.met}", meet=True)
 
+    async def attend(self) -> None:
+        """Let the others wait for this worker at :meth:`barrier` from now on, if it joined late.
+
+        Those that ended a round of it before this call have passed all of it when this returns.
+        """
+        met = 0 if self.met else await self.node.attend("kvstore")
+        if met and not self.node.has_ended(f"kvstore {met}"):
+            await self.node.barrier(f"kvstore {met}", meet=True)
+
     async def rest(self, entries: Sequence[KeyState]) -> None:
         """Let rounds proceed without this worker, which has nothing more to push for now."""
         await self._administer("rest", {}, entries, {})

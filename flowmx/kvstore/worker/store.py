@@ -250,6 +250,8 @@ class DistKVStore(DistValues):
     async def _begin_fit(self, epoch: int, batch: int = 0) -> tuple[int, int]:
         await self.ready()
         self._fits += 1
+        # Else the others could end this epoch, and the next, before a worker that joined late comes to the end of it.
+        await asyncio.wrap_future(self._session.ask(self._session.attend))
         found = await self._position()
         if found and found[0] > self._fits:
             return sys.maxsize, 0  # the others are past this barrier
