@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 import flowmx as mx
+from flowmx.contrib.onnx.converters import exporters, importers
 from flowmx.contrib.onnx.families.elementwise import WRITTEN
-from flowmx.contrib.onnx.table import exporters, importers
 from flowmx.graph.gradient import Builder, Value
 from flowmx.graph.node import Entry, Node
 from flowmx.ops.registry.documentation import inputs_of, outputs_of

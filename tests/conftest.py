@@ -20,7 +20,7 @@ settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
-# Tests look at how plans are made, which must not depend on what an earlier run has left (tests/test_stored_plans.py).
+# Tests look at how plans are made, which must not depend on what an earlier run has left (tests/test_plan_cache.py).
 os.environ["FLOWMX_EXEC_PLAN_CACHE"] = "0"
 
 # Kernels have one thread, here and in processes that are started, on any machine. The tests run in as many processes as

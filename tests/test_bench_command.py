@@ -6,8 +6,8 @@ import os
 import pytest
 
 from flowmx import cli
-from flowmx.tools.commands import measuring
-from flowmx.tools.commands.measuring import MEASURES, Options
+from flowmx.tools.commands import bench_measurements
+from flowmx.tools.commands.bench_measurements import MEASURES, Options
 
 
 def test_every_measure_gives_figures(capsys):
@@ -34,13 +34,13 @@ def test_a_model_of_the_zoo_as_a_table(capsys):
 
 def test_the_best_run_counts(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(measuring.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(bench_measurements.time, "perf_counter", lambda: now[0])
     durations = iter([9, 3, 2, 4, 5])  # the first warms up
 
     def run():
         now[0] += next(durations)
 
-    assert measuring.best(run, 8) == 2
+    assert bench_measurements.best(run, 8) == 2
 
 
 @pytest.mark.parametrize(

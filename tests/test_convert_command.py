@@ -7,8 +7,8 @@ import pytest
 
 import flowmx as mx
 from flowmx import cli
-from flowmx.tools.commands import comparing, converting
-from flowmx.tools.commands.converting import Job
+from flowmx.tools.commands import convert_check, convert_formats
+from flowmx.tools.commands.convert_formats import Job
 from tests.fixtures import record_images
 
 
@@ -115,14 +115,14 @@ def test_optimizer_states(tmp_path):
 def test_the_check_sees_other_outputs(checkpoint):
     pytest.importorskip("onnx")
     job = Job(checkpoint / "net", checkpoint / "net.onnx", (1, 6, 6))
-    converting.convert(job)
-    assert "differ by" in comparing.check(job)
+    convert_formats.convert(job)
+    assert "differ by" in convert_check.check(job)
     for name, change in (("arg:fc_bias", 0.01), ("aux:norm_moving_mean", 0.01)):
         arrays = mx.nd.load(str(checkpoint / "net-0003.params"))
         more = mx.nd.array([0, 1, 2, 0][: arrays[name].size]) * change
         mx.nd.save(str(checkpoint / "net-0003.params"), {**arrays, name: arrays[name] + more})
         with pytest.raises(ValueError, match="the outputs of a random input differ by"):
-            comparing.check(job)
+            convert_check.check(job)
         mx.nd.save(str(checkpoint / "net-0003.params"), arrays)
 
 
@@ -138,7 +138,7 @@ def test_the_check_sees_other_arrays(tmp_path, other, message):
     mx.nd.save(str(tmp_path / "a.params"), {"w": mx.nd.ones(3)})
     mx.nd.save(str(tmp_path / "b.params"), other)
     with pytest.raises(ValueError, match=message):
-        comparing.check(Job(tmp_path / "a.params", tmp_path / "b.params"))
+        convert_check.check(Job(tmp_path / "a.params", tmp_path / "b.params"))
 
 
 def test_the_check_sees_other_symbols_and_states(tmp_path):
@@ -151,13 +151,13 @@ def test_the_check_sees_other_symbols_and_states(tmp_path):
         net.save(tmp_path / f"{name}.json")
     for other, message in (("b", "the symbols differ"), ("c", "list_arguments differs")):
         with pytest.raises(ValueError, match=message):
-            comparing.check(Job(tmp_path / "a.json", tmp_path / f"{other}.json"))
+            convert_check.check(Job(tmp_path / "a.json", tmp_path / f"{other}.json"))
     for name in ("a", "b"):
         updater = mx.optimizer.get_updater(mx.optimizer.create("adam"))
         updater(0, mx.nd.ones(2) * (1 if name == "a" else 2), mx.nd.ones(2))
         (tmp_path / f"{name}.states").write_bytes(updater.get_states(False))
     with pytest.raises(ValueError, match="the states differ"):
-        comparing.check(Job(tmp_path / "a.states", tmp_path / "b.states"))
+        convert_check.check(Job(tmp_path / "a.states", tmp_path / "b.states"))
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from flowmx.comm.security import InsecureAddress
 from flowmx.observability.dashboard import guard
 from flowmx.observability.dashboard.guard import COOKIE, Guard, check_address
 from flowmx.observability.dashboard.holders import added_up, layers
-from flowmx.observability.dashboard.reading import Reading
-from flowmx.observability.dashboard.sampler import Sampler
+from flowmx.observability.dashboard.sample import Reading
+from flowmx.observability.dashboard.series import Sampler
 from flowmx.observability.dashboard.tables import quantile
 from flowmx.observability.dashboard.timeline import MOST, Ended, Lanes, busy, gathered, runs
 from flowmx.observability.dashboard.warnings import PRESENT, Warnings

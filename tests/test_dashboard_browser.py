@@ -14,7 +14,7 @@ import flowmx as mx
 from flowmx.devices.sim import simulated
 from flowmx.errors import KVStoreError
 from flowmx.observability import flight
-from flowmx.observability.dashboard import sampling
+from flowmx.observability.dashboard import sampler_thread
 from flowmx.observability.flight import curves
 from tests import browser as browsers
 
@@ -80,7 +80,7 @@ WIDE = "[document.documentElement.scrollWidth, innerWidth]"
 
 
 async def test_a_training_is_live_on_a_desk_and_on_a_phone_in_light_and_dark(look, dashboard, monkeypatch):
-    monkeypatch.setattr(sampling, "EVERY", 0.15)
+    monkeypatch.setattr(sampler_thread, "EVERY", 0.15)
     with beside(trainer()):
         page = await look(dashboard.url, 1280, 900, prefers_color_scheme="light")
         await page.until("document.getElementById('status').dataset.state === 'live'")

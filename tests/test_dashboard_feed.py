@@ -20,11 +20,11 @@ from flowmx import cli, settings
 from flowmx.comm.limits import DASHBOARD
 from flowmx.comm.security import InsecureAddress
 from flowmx.engine.runtime import engine
-from flowmx.observability.dashboard import running, sampling
+from flowmx.observability.dashboard import running, sampler_thread
 from flowmx.observability.dashboard.application import MOST
 from flowmx.observability.dashboard.feed import Viewer
-from flowmx.observability.dashboard.sampler import Frame
-from flowmx.observability.dashboard.sampling import SamplingThread, sampling_thread
+from flowmx.observability.dashboard.sampler_thread import SamplingThread, sampling_thread
+from flowmx.observability.dashboard.series import Frame
 from flowmx.observability.flight import curves
 from flowmx.observability.safety.steps import counted
 
@@ -33,7 +33,7 @@ SECRET = "a secret of some letters"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(sampling, "EVERY", 0.05)
+    monkeypatch.setattr(sampler_thread, "EVERY", 0.05)
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ async def test_a_viewer_that_is_closed_ends():
 async def test_who_takes_nothing_is_left(dashboard, monkeypatch):
     monkeypatch.setattr("flowmx.observability.dashboard.feed._PATIENCE", 0.2)
     huge = Frame(1, {"seq": 1, "filler": "x" * 30_000_000})
-    monkeypatch.setattr("flowmx.observability.dashboard.sampler.Sampler.whole", lambda self: huge)
+    monkeypatch.setattr("flowmx.observability.dashboard.series.Sampler.whole", lambda self: huge)
     host, port = dashboard.url[7:-1].split(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
     writer.write(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -12,14 +12,14 @@ import pytest
 import flowmx as mx
 from flowmx import cli
 from flowmx.observability.dashboard import job as jobs
-from flowmx.observability.dashboard import sampling
+from flowmx.observability.dashboard import sampler_thread
 
 SECRET = "a secret of some letters"
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(sampling, "EVERY", 0.05)
+    monkeypatch.setattr(sampler_thread, "EVERY", 0.05)
     monkeypatch.setattr(jobs, "EVERY", 0.02)
     monkeypatch.setattr(jobs, "AGAIN", 0.02)
 

@@ -14,7 +14,7 @@ from benchmarks.workers import networks
 from flowmx.graph import infer
 from flowmx.graph.compiler import graph_of
 from flowmx.graph.graph import Options
-from flowmx.graph.passes.place import place
+from flowmx.graph.passes.placement import place
 from flowmx.graph.plan import make_plan
 from flowmx.graph.reports.in_place import InPlace
 from flowmx.graph.reports.occupancy import Occupancy, label

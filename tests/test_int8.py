@@ -14,8 +14,8 @@ import flowmx as mx
 from flowmx import devices
 from flowmx.contrib import quantization
 from flowmx.graph import compiler
-from flowmx.graph.passes.settle import settle
-from flowmx.ops.kernels.onednn import int8 as kernels
+from flowmx.graph.passes.fold_int8 import settle
+from flowmx.ops.kernels.onednn import int8_products as kernels
 from flowmx.ops.kernels.onednn import library as onednn
 from flowmx.ops.quantization import fused
 from flowmx.ops.quantization.sums import (

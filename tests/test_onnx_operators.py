@@ -9,7 +9,7 @@ import pytest
 import flowmx as mx
 import tests.op_cases
 from flowmx.contrib import onnx as mxonnx
-from flowmx.contrib.onnx.table import OLDEST, counterparts, exporters, first_opset, importers
+from flowmx.contrib.onnx.converters import OLDEST, counterparts, exporters, first_opset, importers
 from flowmx.ops.registry.operators import lookup
 from tests.onnx_round import check, close, runtime, write
 

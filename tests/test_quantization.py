@@ -8,7 +8,7 @@ import pytest
 
 import flowmx as mx
 from flowmx.contrib import quantization
-from flowmx.ops.quantization import calibration as calibration_of
+from flowmx.ops.quantization import entropy_threshold as calibration_of
 from tests import quantized_sums
 from tests.fixtures.record_quantized import ARCHIVE, OPTIONS
 

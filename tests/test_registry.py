@@ -85,7 +85,7 @@ ELSEWHERE: dict[str, str] = {
     ),
     "_scale_and_shift": "made by the folding pass: tests/test_fold.py",
     "_chain": "made by the pass over chains: tests/test_chains.py",
-    "_noted_Pooling": "made where its gradient is wanted: tests/test_notes.py",
+    "_noted_Pooling": "made where its gradient is wanted: tests/test_pooling_indices.py",
     **dict.fromkeys(
         [f"_again_{name}" for name in AGAIN],
         "made by the recomputation pass: tests/test_recompute.py",

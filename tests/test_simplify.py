@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import flowmx as mx
 from flowmx.graph import compiler, infer
 from flowmx.graph.passes.identities import drop_identities
-from flowmx.graph.passes.place import place
+from flowmx.graph.passes.placement import place
 from flowmx.graph.passes.simplify import fold_constants, merge_common
 from flowmx.ops.compiled.constant import Constant
 

@@ -27,8 +27,8 @@ NAMED = {
     ),
     "graph/passes/fold.py": ({"relu"}, "an activation's name, which layers take as a parameter"),
     "graph/passes/fuse.py": ({"relu", "clip"}, "likewise"),
-    "graph/passes/notes.py": ({"max"}, "a kind of pooling"),
-    "graph/storage.py": (
+    "graph/passes/pooling_indices.py": ({"max"}, "a kind of pooling"),
+    "graph/storage_types.py": (
         {
             *(
                 "expm1",
@@ -59,9 +59,9 @@ NAMED = {
         },
         "whose gradients MXNet calls dense, of no rule that could be asked; and what makes a dense copy",
     ),
-    "graph/passes/join_bytes.py": ({"relu", "clip", "max", "pad"}, "activations, a kind of pooling, a parameter"),
+    "graph/passes/join_int8.py": ({"relu", "clip", "max", "pad"}, "activations, a kind of pooling, a parameter"),
     "graph/quantizing/fuse.py": ({"relu"}, "an activation's name"),
-    "graph/passes/settle.py": ({"sum"}, "an input's name"),
+    "graph/passes/fold_int8.py": ({"sum"}, "an input's name"),
 }
 # Files that make operators by the names by which gradients and users call them.
 MAKING = {"graph/gradient.py", "executor/monitored.py"}

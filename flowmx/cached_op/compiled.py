@@ -18,11 +18,11 @@ from flowmx.devices import Device
 from flowmx.graph import collector
 from flowmx.graph.compiler import options_of
 from flowmx.graph.node import Entry, Node
+from flowmx.graph.plan_cache import plan_of
 from flowmx.graph.running.memory import Blocks
 from flowmx.graph.running.pool import Pool
 from flowmx.graph.running.results import Results
 from flowmx.graph.running.runner import Runner
-from flowmx.graph.stored import plan_of
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import LIGHT_BYTES, Array, Shape
 

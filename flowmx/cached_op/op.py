@@ -26,7 +26,7 @@ from flowmx.graph.graph import written
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.running.memory import Blocks
 from flowmx.graph.running.runner import Runner
-from flowmx.graph.storage import makes_sparse
+from flowmx.graph.storage_types import makes_sparse
 from flowmx.ndarray import core, recording
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.core import allocate

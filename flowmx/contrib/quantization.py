@@ -39,7 +39,7 @@ from flowmx.contrib.calibration import (
 )
 from flowmx.devices import Context, cpu
 from flowmx.gluon import HybridBlock, SymbolBlock
-from flowmx.graph.quantizing.calibrate import calibrated
+from flowmx.graph.quantizing.measured_ranges import calibrated
 from flowmx.graph.quantizing.quantize import Quantizing, quantize
 from flowmx.io import DataDesc, DataIter
 from flowmx.module import Module

@@ -11,7 +11,7 @@ from flowmx.errors import ShapeError
 from flowmx.executor.dynamic import DynamicExecutor, is_dynamic
 from flowmx.executor.executor import Executor
 from flowmx.executor.sparse import SparseExecutor, is_sparse
-from flowmx.graph import collector, infer, storage
+from flowmx.graph import collector, infer, storage_types
 from flowmx.graph.node import Entry, Node
 from flowmx.ndarray.array import NDArray, check_request, full, zeros_of
 from flowmx.ops.registry.dtypes import as_dtype
@@ -238,17 +238,17 @@ def _storage_types(
     symbol: Symbol, arguments: Sequence[Node], auxiliary: Sequence[Node], arg_shapes: Sequence[Any],
     aux_shapes: Sequence[Any], dtypes: Mapping[Entry, Any], requests: Mapping[str, str],
 ) -> _StorageTypes:  # fmt: skip
-    known = {node: storage.declared(node) for node in arguments}
+    known = {node: storage_types.declared(node) for node in arguments}
     nodes = symbol._nodes()
-    if not storage.may_be_sparse(nodes, known):
+    if not storage_types.may_be_sparse(nodes, known):
         return _StorageTypes({}, {}, False)
     shapes = dict(zip((*arguments, *auxiliary), (*arg_shapes, *aux_shapes), strict=True))
     all_shapes = infer.known_shapes(nodes, shapes)
-    stypes = storage.infer_storage_types(nodes, known, all_shapes)
+    stypes = storage_types.infer_storage_types(nodes, known, all_shapes)
     wanted = [node for node in arguments if requests[node.name] != "null"]
     found = dict(known)  # the gradient of a variable that nothing depends on is like it
     if wanted:
-        found |= storage.gradient_storage_types(symbol._entries, wanted, stypes, all_shapes, dtypes)
+        found |= storage_types.gradient_storage_types(symbol._entries, wanted, stypes, all_shapes, dtypes)
     every = [*stypes.values(), *found.values()]
     return _StorageTypes(
         {node.name: stype for node, stype in known.items()},

@@ -24,9 +24,9 @@ from flowmx.graph.casts import inferred
 from flowmx.graph.compiler import compile_graph, graph_of, options_of
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
+from flowmx.graph.plan_cache import plan_of
 from flowmx.graph.reports.unfolded import sliced
 from flowmx.graph.running.memory import Arena
-from flowmx.graph.stored import plan_of
 from flowmx.ndarray import core
 from flowmx.ndarray.array import NDArray, full, zeros_of
 from flowmx.ndarray.core import allocate

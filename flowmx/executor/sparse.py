@@ -13,7 +13,7 @@ from flowmx import ndarray as nd
 from flowmx.executor.executor import check_bound
 from flowmx.executor.monitored import Monitor
 from flowmx.executor.unplanned import UnplannedExecutor
-from flowmx.graph import storage
+from flowmx.graph import storage_types
 from flowmx.graph.casts import inferred
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.ndarray import core
@@ -36,7 +36,7 @@ class SparseExecutor(UnplannedExecutor):
             check_bound(node, bound, self._shapes[Entry(node, 0)], self._dtypes[Entry(node, 0)], self._on(node))
         self._nodes = topological(self._entries)
         known = {node: bound.stype for node, bound in self._arrays.items()}
-        stypes = storage.infer_storage_types(self._nodes, known, self._shapes)
+        stypes = storage_types.infer_storage_types(self._nodes, known, self._shapes)
         self.outputs = [
             empty(self._shapes[entry], self._on(entry.node).context, self._dtypes[entry], stypes[entry])
             for entry in self._entries
@@ -138,9 +138,9 @@ def is_sparse(symbol: Any, arrays: Mapping[str, NDArray], gradients: Mapping[str
     if any(each.stype != "default" for each in bound):
         return True
     nodes = symbol._nodes()
-    if not storage.may_be_sparse(nodes, {}):
+    if not storage_types.may_be_sparse(nodes, {}):
         return False
     shapes = {node: arrays[node.name].shape for node in nodes if node.op is None}
     dtypes = {node: arrays[node.name]._dtype for node in nodes if node.op is None}
     _, all_shapes, _ = inferred(symbol._entries, shapes, dtypes, None)
-    return any(each != "default" for each in storage.infer_storage_types(nodes, {}, all_shapes).values())
+    return any(each != "default" for each in storage_types.infer_storage_types(nodes, {}, all_shapes).values())

@@ -14,7 +14,7 @@ from flowmx.gluon.hybrid import HybridBlock, Traced
 from flowmx.gluon.parameter import Contexts
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.graph.nesting import flatten, regroup
-from flowmx.graph.storage import declared as declared_storage
+from flowmx.graph.storage_types import declared as declared_storage
 from flowmx.symbol import Symbol
 
 __all__ = ["SymbolBlock"]

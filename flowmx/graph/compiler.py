@@ -16,14 +16,14 @@ from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes.attention import fuse_attention
 from flowmx.graph.passes.chains import fuse_chains
 from flowmx.graph.passes.fold import fold_normalization
+from flowmx.graph.passes.fold_int8 import settle
 from flowmx.graph.passes.fuse import fuse
 from flowmx.graph.passes.identities import drop_identities
-from flowmx.graph.passes.join_bytes import join_bytes
-from flowmx.graph.passes.notes import note_maxima
+from flowmx.graph.passes.join_int8 import join_bytes
 from flowmx.graph.passes.pack import pack_filters
-from flowmx.graph.passes.place import place
+from flowmx.graph.passes.placement import place
+from flowmx.graph.passes.pooling_indices import note_maxima
 from flowmx.graph.passes.recompute import recompute
-from flowmx.graph.passes.settle import settle
 from flowmx.graph.passes.simplify import fold_constants, merge_common
 from flowmx.graph.passes.widen import widen
 from flowmx.graph.plan import Plan, make_plan

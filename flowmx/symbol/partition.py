@@ -13,7 +13,7 @@ from flowmx.engine import capture
 from flowmx.errors import MXNetError
 from flowmx.graph.infer import infer_shapes, partial_types
 from flowmx.graph.node import Entry, Node, topological
-from flowmx.graph.storage import declared
+from flowmx.graph.storage_types import declared
 from flowmx.graph.subgraph import Body
 from flowmx.ops.control.region import Region
 from flowmx.ops.registry.dtypes import as_dtype

@@ -18,7 +18,7 @@ from flowmx.errors import MXNetError, NoTruthValue, ParameterError, ShapeError, 
 from flowmx.graph import infer
 from flowmx.graph.casts import remove_casts
 from flowmx.graph.node import Entry, Node, auxiliary_nodes, input_versions, topological
-from flowmx.graph.storage import storage_number
+from flowmx.graph.storage_types import storage_number
 from flowmx.graph.subgraph import Body
 from flowmx.ops.registry import calling
 from flowmx.ops.registry.dtypes import FLAGS, as_dtype, name_of

@@ -1,4 +1,4 @@
-"""Max pooling that notes where the maxima were, for its gradient: made by the pass in ``graph/passes/notes.py``.
+"""Max pooling that notes where the maxima were, for its gradient: made by the pass ``passes/pooling_indices.py``.
 
 The content of a note is the kernel's own. The plain forwards make none, and find the maxima again.
 """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowmx.contrib.onnx.table import ONNXError
+from flowmx.contrib.onnx.converters import ONNXError
 
 if TYPE_CHECKING:
     from flowmx.gluon import SymbolBlock

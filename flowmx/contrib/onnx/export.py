@@ -11,9 +11,9 @@ import numpy as np
 
 from flowmx import symbol as sym
 from flowmx.contrib.onnx import lengths
+from flowmx.contrib.onnx.converters import NEWEST, OLDEST, ONNXError, exporters, need_onnx
 from flowmx.contrib.onnx.graph_export import GraphExport, Params, matched, unbound
 from flowmx.contrib.onnx.lengths import Length, Lengths, Varying
-from flowmx.contrib.onnx.table import NEWEST, OLDEST, ONNXError, exporters, need_onnx
 from flowmx.errors import MXNetError, ShapeError
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.ndarray import NDArray

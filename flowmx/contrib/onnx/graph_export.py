@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.contrib.onnx.converters import ONNXError, Unsupported, exporters, need_onnx
 from flowmx.contrib.onnx.lengths import Lengths, Shapes, Varying
 from flowmx.contrib.onnx.node_export import NodeExport
 from flowmx.contrib.onnx.steps import Steps, described, tensor_type
-from flowmx.contrib.onnx.table import ONNXError, Unsupported, exporters, need_onnx
 from flowmx.graph import infer
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.graph.quantizing.known import Ends, known_ends

@@ -11,11 +11,11 @@ import numpy as np
 
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
-from flowmx.contrib.onnx.known import Array, Known, Numbers, Values, fold
+from flowmx.contrib.onnx.converters import ONNXError, Unsupported, importers, need_onnx
+from flowmx.contrib.onnx.import_constants import Array, Known, Numbers, Values, fold
 from flowmx.contrib.onnx.lengths import Lengths, Varying, joined, trial
 from flowmx.contrib.onnx.names import Names
 from flowmx.contrib.onnx.node_import import NodeImport
-from flowmx.contrib.onnx.table import ONNXError, Unsupported, importers, need_onnx
 from flowmx.errors import MXNetError, ShapeError
 from flowmx.gluon import SymbolBlock
 from flowmx.graph import infer

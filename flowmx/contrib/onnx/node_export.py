@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowmx.contrib.onnx.converters import Unsupported, definition
 from flowmx.contrib.onnx.lengths import Length, Lengths, Varying
 from flowmx.contrib.onnx.steps import Step, tensor_type
-from flowmx.contrib.onnx.table import Unsupported, definition
 from flowmx.graph.node import Entry, Node
 from flowmx.ops.registry.operators import DType
 

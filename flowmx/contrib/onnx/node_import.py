@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowmx.contrib.onnx.codes import reshape_codes
-from flowmx.contrib.onnx.known import Array, Known, Values
+from flowmx.contrib.onnx.converters import Unsupported, counterparts, definition, need_onnx
+from flowmx.contrib.onnx.import_constants import Array, Known, Values
 from flowmx.contrib.onnx.lengths import Length, Lengths, Varying
-from flowmx.contrib.onnx.table import Unsupported, counterparts, definition, need_onnx
+from flowmx.contrib.onnx.reshape_codes import reshape_codes
 from flowmx.errors import ShapeError
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import lookup

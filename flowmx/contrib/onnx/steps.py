@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.contrib.onnx.converters import need_onnx
 from flowmx.contrib.onnx.names import Names
-from flowmx.contrib.onnx.table import need_onnx
 
 
 @dataclass

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flowmx import engine
-from flowmx.gluon.data import loading, seeds
+from flowmx.gluon.data import batch_maker, seeds
 from flowmx.gluon.data.position import Position
 from flowmx.gluon.data.workers import DataLoaderTimeout, Failed, Job, WorkerPool
 
@@ -96,7 +96,7 @@ class SyncEpoch(Epoch):
 
     def __init__(self, position: Position, length: int, dataset: Any, batchify_fn: Callable[[list[Any]], Any]) -> None:
         super().__init__(position, length)
-        self._make = partial(loading.make, dataset, batchify_fn)
+        self._make = partial(batch_maker.make, dataset, batchify_fn)
 
     def __next__(self) -> Any:
         task = self._task()

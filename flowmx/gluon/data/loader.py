@@ -10,7 +10,7 @@ from typing import Any
 
 from flowmx.data.batch_order import check_state
 from flowmx.devices import cpu_pinned
-from flowmx.gluon.data import loading
+from flowmx.gluon.data import batch_maker
 from flowmx.gluon.data.batchify import default_batchify_fn
 from flowmx.gluon.data.epoch import Epoch, PrefetchedEpoch, SyncEpoch
 from flowmx.gluon.data.position import EpochStart, Position
@@ -133,7 +133,7 @@ class DataLoader:
         dataset, batchify_fn = self._dataset, self._batchify_fn
         return ThreadPool(
             self._num_workers,
-            lambda job: loading.make(dataset, batchify_fn, job.samples, job.number, lambda: job.wanted),
+            lambda job: batch_maker.make(dataset, batchify_fn, job.samples, job.number, lambda: job.wanted),
         )
 
     def __len__(self) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 
 from flowmx.graph.infer import partial_types
 from flowmx.graph.node import Entry, Node, topological
-from flowmx.graph.quantizing.calibrate import rebuilt, with_parameters
+from flowmx.graph.quantizing.measured_ranges import rebuilt, with_parameters
 from flowmx.graph.subgraph import Body
 from flowmx.ops.math.binary import SUMS
 from flowmx.ops.math.elementwise import ABSOLUTE

@@ -14,7 +14,7 @@ from flowmx.comm.limits import in_force
 from flowmx.observability.dashboard.feed import Viewer, send, stream
 from flowmx.observability.dashboard.guard import COOKIE, Guard
 from flowmx.observability.dashboard.job import Job
-from flowmx.observability.dashboard.sampling import sampling_thread
+from flowmx.observability.dashboard.sampler_thread import sampling_thread
 
 __all__ = ["application"]
 

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from aiohttp import web
 
-from flowmx.observability.dashboard.sampling import SamplingThread
+from flowmx.observability.dashboard.sampler_thread import SamplingThread
 
 __all__ = ["Viewer", "send", "stream"]
 

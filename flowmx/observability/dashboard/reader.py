@@ -14,7 +14,7 @@ from flowmx import devices
 from flowmx.engine.origin import lookup
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import RUNNING
-from flowmx.observability.dashboard.reading import Reading
+from flowmx.observability.dashboard.sample import Reading
 from flowmx.observability.dashboard.timeline import Ended, runs
 from flowmx.observability.flight import curves, facts, messages
 from flowmx.observability.flight.loops import Pings

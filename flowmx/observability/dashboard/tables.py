@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flowmx.observability.dashboard.reading import Reading
+from flowmx.observability.dashboard.sample import Reading
 
 __all__ = ["nodes", "peers", "quantile", "service_rows", "services"]
 

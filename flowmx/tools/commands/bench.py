@@ -13,8 +13,8 @@ from typing import Any
 from flowmx import settings
 from flowmx.progress import Bar
 from flowmx.tools import usage
+from flowmx.tools.commands.bench_measurements import MEASURES, Figure, Options
 from flowmx.tools.commands.info import cores
-from flowmx.tools.commands.measuring import MEASURES, Figure, Options
 
 __all__ = ["main"]
 

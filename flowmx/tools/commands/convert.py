@@ -17,8 +17,8 @@ def main(argv: Sequence[str]) -> int:
     """Convert; returns the exit status."""
     given = _parser().parse_args(argv)
     logging.getLogger().setLevel(logging.WARNING)
-    from flowmx.tools.commands.comparing import check
-    from flowmx.tools.commands.converting import Job, convert
+    from flowmx.tools.commands.convert_check import check
+    from flowmx.tools.commands.convert_formats import Job, convert
 
     job = Job(
         given.source, given.target, usage.shapes(given.shape), given.dtype, given.batch, given.epoch, given.states,
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     )  # fmt: skip
     lowered = "int8" if given.int8 else "bfloat16" if given.bf16 else ""
     if lowered:
-        from flowmx.tools.commands.lowering import Lowering, lower
+        from flowmx.tools.commands.convert_precision import Lowering, lower
 
         options = {"mean": given.mean, "std": given.std}
         lower(

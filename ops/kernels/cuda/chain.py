@@ -8,7 +8,7 @@ from typing import Any
 from flowmx.ops.compiled.chain import Chain
 from flowmx.ops.formulas.expressions import Expr, Parameters, placeholder, steps
 from flowmx.ops.kernels.cuda.elementwise import Loop
-from flowmx.ops.kernels.cuda.source import computed_in, is_exact
+from flowmx.ops.kernels.cuda.elementwise_source import computed_in, is_exact
 from flowmx.ops.kernels.llvm.chain import form_of, formulas, numbers
 from flowmx.ops.kernels.llvm.elementwise import FUSED
 from flowmx.ops.registry.dtypes import DType

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flowmx.ops.formulas.expressions import Expr, placeholder, uniforms
+from flowmx.ops.kernels.cuda.elementwise_source import computed_in, kept, lower
 from flowmx.ops.kernels.cuda.program import THREADS, Program
-from flowmx.ops.kernels.cuda.source import computed_in, kept, lower
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array
 

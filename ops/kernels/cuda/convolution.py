@@ -15,8 +15,8 @@ from flowmx.ops.compiled.fused import Given
 from flowmx.ops.formulas.expressions import Expr, number, placeholder, where
 from flowmx.ops.kernels.cuda import dnn
 from flowmx.ops.kernels.cuda.elementwise import Loop
+from flowmx.ops.kernels.cuda.elementwise_source import kept
 from flowmx.ops.kernels.cuda.layouts import Format, empty, format_of, laid, lies, plainly, planar, tensor
-from flowmx.ops.kernels.cuda.source import kept
 from flowmx.ops.kernels.llvm import functions
 from flowmx.ops.nn.windows import Geometry
 from flowmx.ops.registry.dtypes import BY_NAME, DType

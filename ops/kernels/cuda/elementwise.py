@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from flowmx.ops.formulas.expressions import Expr, placeholder
+from flowmx.ops.kernels.cuda.elementwise_source import Formulas, constant, lower
 from flowmx.ops.kernels.cuda.program import Program, blocks_for
-from flowmx.ops.kernels.cuda.source import Formulas, constant, lower
 from flowmx.ops.kernels.llvm.walks import merged_axes
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array

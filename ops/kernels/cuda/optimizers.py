@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, placeholder
+from flowmx.ops.kernels.cuda.elementwise_source import Formulas, lower
 from flowmx.ops.kernels.cuda.program import Program
-from flowmx.ops.kernels.cuda.source import Formulas, lower
 from flowmx.ops.kernels.llvm.elementwise import FUSED, in_memory_order
 from flowmx.ops.optimizers.updates import One, together
 from flowmx.ops.registry.dtypes import DType

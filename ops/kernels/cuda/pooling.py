@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from flowmx.ops.kernels.cuda.elementwise_source import computed_in, kept
 from flowmx.ops.kernels.cuda.layouts import lies, plainly
 from flowmx.ops.kernels.cuda.program import Program, blocks_for
-from flowmx.ops.kernels.cuda.source import computed_in, kept
 from flowmx.ops.nn.pooling import Pooling
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Run, kernel

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.ops.kernels.cuda.source import PRELUDE
+from flowmx.ops.kernels.cuda.elementwise_source import PRELUDE
 
 _log = logging.getLogger("flowmx.kernels")
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from flowmx.ops.formulas.expressions import Expr, Parameters, in_order, make, placeholder, uniforms
+from flowmx.ops.kernels.cuda.elementwise_source import computed_in, is_exact, kept, lower
 from flowmx.ops.kernels.cuda.program import THREADS, Program
-from flowmx.ops.kernels.cuda.source import computed_in, is_exact, kept, lower
 from flowmx.ops.kernels.llvm import rows
 from flowmx.ops.kernels.llvm.rows import Formula, Kind
 from flowmx.ops.registry.dtypes import DType

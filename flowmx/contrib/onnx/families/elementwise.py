@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from flowmx.contrib.onnx.converters import exports, imports, need_onnx
 from flowmx.contrib.onnx.node_export import NodeExport
 from flowmx.contrib.onnx.node_import import NodeImport
 from flowmx.contrib.onnx.steps import tensor_type
-from flowmx.contrib.onnx.table import exports, imports, need_onnx
 from flowmx.ops.registry.dtypes import name_of
 from flowmx.ops.registry.operators import Operator
 from flowmx.symbol import Symbol

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from flowmx.contrib.onnx.converters import Unsupported, exports, imports, need_onnx
 from flowmx.contrib.onnx.lengths import Length
 from flowmx.contrib.onnx.node_export import NodeExport
 from flowmx.contrib.onnx.node_import import NodeImport
-from flowmx.contrib.onnx.table import Unsupported, exports, imports, need_onnx
 from flowmx.ops.registry.dtypes import name_of
 from flowmx.symbol import Symbol
 

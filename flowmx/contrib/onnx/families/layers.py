@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.contrib.onnx.converters import Unsupported, exports, imports
 from flowmx.contrib.onnx.node_export import NodeExport
 from flowmx.contrib.onnx.node_import import NodeImport
-from flowmx.contrib.onnx.table import Unsupported, exports, imports
 from flowmx.ops.registry.operators import Shape
 from flowmx.symbol import Symbol
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from flowmx.contrib.onnx.converters import Unsupported, exports, imports
 from flowmx.contrib.onnx.node_export import NodeExport
 from flowmx.contrib.onnx.node_import import NodeImport
-from flowmx.contrib.onnx.table import Unsupported, exports, imports
 from flowmx.symbol import Symbol
 
 

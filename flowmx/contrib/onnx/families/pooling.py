@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.contrib.onnx.converters import Unsupported, exports, imports
 from flowmx.contrib.onnx.families.layers import padded, per_axis, spatial_pads
 from flowmx.contrib.onnx.node_export import NodeExport
 from flowmx.contrib.onnx.node_import import NodeImport
-from flowmx.contrib.onnx.table import Unsupported, exports, imports
 from flowmx.ops.vision.resampling import averaging, interpolation
 from flowmx.symbol import Symbol
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from flowmx.contrib.onnx.converters import Unsupported, exports, imports
 from flowmx.contrib.onnx.lengths import Lengths
 from flowmx.contrib.onnx.node_export import NodeExport
 from flowmx.contrib.onnx.node_import import NodeImport
-from flowmx.contrib.onnx.table import Unsupported, exports, imports
 from flowmx.symbol import Symbol
 
 

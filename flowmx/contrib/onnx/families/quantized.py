@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.contrib.onnx.converters import Unsupported, exporters, exports, imports
 from flowmx.contrib.onnx.families.elementwise import to_even
 from flowmx.contrib.onnx.families.layers import convolved
 from flowmx.contrib.onnx.families.products import product
 from flowmx.contrib.onnx.node_export import NodeExport, Value
 from flowmx.contrib.onnx.node_import import NodeImport
-from flowmx.contrib.onnx.table import Unsupported, exporters, exports, imports
 from flowmx.ops.quantization.fused import MOST_OF_INT8, sums_in_int8
 from flowmx.ops.quantization.ranges import INT8, STEPS, UINT8, Range, largest, scale_of
 from flowmx.ops.registry.dtypes import FLOAT32, DType, name_of

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.contrib.onnx.known import Array
+from flowmx.contrib.onnx.converters import Unsupported, exports, imports
+from flowmx.contrib.onnx.import_constants import Array
 from flowmx.contrib.onnx.node_export import NodeExport
 from flowmx.contrib.onnx.node_import import NodeImport
-from flowmx.contrib.onnx.table import Unsupported, exports, imports
 from flowmx.ops.recurrent.layout import Weights
 from flowmx.symbol import Symbol
 

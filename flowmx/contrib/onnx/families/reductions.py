@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from flowmx.contrib.onnx.converters import Unsupported, counterparts, exports, imports
 from flowmx.contrib.onnx.node_export import NodeExport
 from flowmx.contrib.onnx.node_import import NodeImport
-from flowmx.contrib.onnx.table import Unsupported, counterparts, exports, imports
 from flowmx.ops.math.reduce import Position, Reduction
 from flowmx.symbol import Symbol
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from flowmx.contrib.onnx.known import Array, Known, Values
+from flowmx.contrib.onnx.converters import Unsupported, imports
+from flowmx.contrib.onnx.import_constants import Array, Known, Values
 from flowmx.contrib.onnx.node_import import NodeImport
-from flowmx.contrib.onnx.table import Unsupported, imports
 from flowmx.symbol import Symbol
 
 

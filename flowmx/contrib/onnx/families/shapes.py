@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.contrib.onnx.known import Known
+from flowmx.contrib.onnx.converters import Unsupported, exports, imports
+from flowmx.contrib.onnx.import_constants import Known
 from flowmx.contrib.onnx.lengths import Length, Lengths, Varying, joined, trial
 from flowmx.contrib.onnx.node_export import NodeExport, Value
 from flowmx.contrib.onnx.node_import import NodeImport
-from flowmx.contrib.onnx.table import Unsupported, exports, imports
 from flowmx.symbol import Symbol
 
 END = 2**31 - 1

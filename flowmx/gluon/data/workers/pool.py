@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, NamedTuple
 
-from flowmx.gluon.data import loading, seeds
+from flowmx.gluon.data import batch_maker, seeds
 from flowmx.gluon.data.workers.connection import WorkerThread
 from flowmx.gluon.data.workers.failures import DataLoaderWorkerError
 from flowmx.gluon.data.workers.package import Package
@@ -118,7 +118,7 @@ class WorkerPool:
         """Abandon jobs."""
         for job in jobs:
             job.wanted = False
-            job.fail(loading.Unwanted())
+            job.fail(batch_maker.Unwanted())
 
     def close(self) -> None:
         """End the workers and fail the queued jobs; a second call does nothing."""

@@ -16,7 +16,7 @@ import sys
 import threading
 from typing import Any
 
-from flowmx.gluon.data import loading, seeds
+from flowmx.gluon.data import batch_maker, seeds
 from flowmx.gluon.data.workers import failures, messages, package, shared
 from flowmx.gluon.data.workers.blocks import Made
 
@@ -95,7 +95,7 @@ class _Worker:
         assert task.samples is not None
         try:
             with seeds.seeded_process(task.seed):
-                batch = loading.make(
+                batch = batch_maker.make(
                     dataset, batchify_fn, task.samples, task.number, lambda: task.ticket not in self._unwanted
                 )
             self.answer(messages.BATCH, task.ticket, batch)

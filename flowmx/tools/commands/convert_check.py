@@ -11,7 +11,7 @@ from flowmx import ndarray
 from flowmx import symbol as sym
 from flowmx.optimizer import Test, Updater
 from flowmx.serve.loading import Source, load
-from flowmx.tools.commands.converting import Job, checkpoint, form, read_arrays
+from flowmx.tools.commands.convert_formats import Job, checkpoint, form, read_arrays
 
 __all__ = ["check"]
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from flowmx.observability.dashboard.reading import Reading
+from flowmx.observability.dashboard.sample import Reading
 from flowmx.observability.dashboard.tables import nodes, peers, quantile, service_rows, services
 from flowmx.observability.dashboard.timeline import Bar, Lanes, busy, gathered
 

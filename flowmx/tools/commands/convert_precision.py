@@ -14,7 +14,7 @@ from flowmx.contrib import onnx
 from flowmx.contrib.quantization import quantize_model_mkldnn
 from flowmx.serve.inputs import Input
 from flowmx.serve.loading import load
-from flowmx.tools.commands.converting import Job, checkpoint, form, prefix_of
+from flowmx.tools.commands.convert_formats import Job, checkpoint, form, prefix_of
 
 __all__ = ["Lowering", "lower"]
 

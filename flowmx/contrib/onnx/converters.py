@@ -17,7 +17,7 @@ from flowmx.errors import MXNetError
 from flowmx.ops.registry.operators import Operator, lookup, registered
 
 if TYPE_CHECKING:
-    from flowmx.contrib.onnx.known import Known, Values
+    from flowmx.contrib.onnx.import_constants import Known, Values
     from flowmx.contrib.onnx.node_export import NodeExport
     from flowmx.contrib.onnx.node_import import NodeImport
     from flowmx.symbol import Symbol

@@ -10,7 +10,7 @@ import pytest
 import flowmx as mx
 from flowmx import disk_cache
 from flowmx.gluon import nn, rnn
-from flowmx.graph import stored
+from flowmx.graph import plan_cache
 from flowmx.graph.node import topological
 
 SIZE = 5
@@ -60,13 +60,13 @@ NETWORKS = {
 @pytest.fixture
 def made(tmp_path, monkeypatch):
     """The graphs that were compiled, with nothing known from before."""
-    graphs, real = [], stored.compile_graph
+    graphs, real = [], plan_cache.compile_graph
 
     def compiling(graph, *given, **kwargs):
         graphs.append(graph)
         return real(graph, *given, **kwargs)
 
-    monkeypatch.setattr(stored, "compile_graph", compiling)
+    monkeypatch.setattr(plan_cache, "compile_graph", compiling)
     with mx.engine.using(kernel_cache=str(tmp_path), exec_plan_cache=True):
         yield graphs
 
@@ -190,7 +190,7 @@ def test_modes_shapes_names_and_requests_have_plans_of_their_own(made, tmp_path,
 
 def test_another_source_of_flowmx_has_plans_of_its_own(made, tmp_path, monkeypatch):
     run("recurrent")
-    monkeypatch.setattr(stored, "_identity", lambda: ("other",))
+    monkeypatch.setattr(plan_cache, "_identity", lambda: ("other",))
     run("recurrent")
     assert len(made) == len(files(tmp_path)) == 2
 
@@ -210,8 +210,10 @@ def test_what_is_no_plan_is_made_anew(content, made, tmp_path):
 
 def test_kernels_that_need_more_room_have_the_plan_made_anew(made, tmp_path, monkeypatch):
     run("images")
-    real = stored.workspaces
-    monkeypatch.setattr(stored, "workspaces", lambda *given: {at: n + 4096 for at, n in real(*given).items()} or {0: 1})
+    real = plan_cache.workspaces
+    monkeypatch.setattr(
+        plan_cache, "workspaces", lambda *given: {at: n + 4096 for at, n in real(*given).items()} or {0: 1}
+    )
     run("images")
     assert len(made) == 2
 
@@ -219,7 +221,7 @@ def test_kernels_that_need_more_room_have_the_plan_made_anew(made, tmp_path, mon
 def test_what_can_not_be_written_down_is_not_kept(made, tmp_path, monkeypatch):
     class Loops(mx.gluon.HybridBlock):
         def hybrid_forward(self, F, x):
-            for _ in range(stored.LEAST):
+            for _ in range(plan_cache.LEAST):
                 x = F.tanh(x + 1)
             return F.contrib.foreach(lambda row, state: (row * 2, state + row), x, F.zeros((3,)))[0]
 
@@ -230,7 +232,7 @@ def test_what_can_not_be_written_down_is_not_kept(made, tmp_path, monkeypatch):
 
 
 def test_what_others_keep_on_operators_is_no_part_of_a_plan(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(stored, "topological", lambda entries: kept_on(topological(entries)))
+    monkeypatch.setattr(plan_cache, "topological", lambda entries: kept_on(topological(entries)))
     first = run("recurrent")[0]
     assert len(made) == len(files(tmp_path)) == 1
     assert_same(run("recurrent")[0], first)
@@ -254,7 +256,7 @@ def test_small_graphs_are_planned_each_time(made, tmp_path, monkeypatch):
 
 def test_another_process_finds_the_plan(tmp_path):
     """Whatever order its sets have: they follow from hashes, which are others in every process."""
-    script = "from tests.test_stored_plans import run; run('images', train=False)"
+    script = "from tests.test_plan_cache import run; run('images', train=False)"
     found = []
     for seed in ("1", "2", "3"):
         here = {"FLOWMX_KERNEL_CACHE": str(tmp_path), "FLOWMX_EXEC_PLAN_CACHE": "1", "PYTHONHASHSEED": seed}
@@ -265,7 +267,7 @@ def test_another_process_finds_the_plan(tmp_path):
 
 
 def test_the_oldest_plans_make_room(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(stored, "_MOST_FILES", 2)
+    monkeypatch.setattr(plan_cache, "_MOST_FILES", 2)
     for batch in (1, 2, 3):
         monkeypatch.setitem(NETWORKS, "many", (lambda: Unrolled(4, prefix="net_"), (batch, 4, SIZE)))
         run("many", train=False)

@@ -17,7 +17,7 @@ from typing import Any
 from flowmx.engine import origin
 from flowmx.observability.dashboard.holders import Holders, layers
 from flowmx.observability.dashboard.reader import Reader
-from flowmx.observability.dashboard.sampler import Frame, Sampler
+from flowmx.observability.dashboard.series import Frame, Sampler
 from flowmx.observability.dashboard.warnings import Warnings
 from flowmx.observability.doctor.rules import diagnose
 from flowmx.observability.flight import watcher

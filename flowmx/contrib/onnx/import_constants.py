@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flowmx.contrib.onnx.converters import need_onnx
 from flowmx.contrib.onnx.lengths import Lengths, trial
-from flowmx.contrib.onnx.table import need_onnx
 from flowmx.symbol import Symbol
 
 Array = np.ndarray[Any, Any]

@@ -6,7 +6,7 @@ import pytest
 import flowmx as mx
 from flowmx.gluon import nn
 from flowmx.graph import compiler
-from flowmx.graph.passes.notes import note_maxima
+from flowmx.graph.passes.pooling_indices import note_maxima
 from flowmx.ops.kernels.onednn import library
 from flowmx.ops.registry.operators import lookup
 
