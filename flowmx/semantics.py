@@ -46,4 +46,4 @@ def dress(array: Any) -> Any:
     """A new array of ``mx.nd``, made one of ``mx.np`` where the task wants that; what holds arrays too."""
     if not semantics.get().array:
         return array
-    return importlib.import_module("flowmx.numpy.calls").dressed(array)  # a higher floor, and imported late
+    return importlib.import_module("flowmx.numpy.conversion").dressed(array)  # a higher floor, and imported late

@@ -18,9 +18,10 @@ from flowmx.ndarray import core, indexing, views
 from flowmx.ndarray.array import NDArray, on_context
 from flowmx.ndarray.core import BaseArray, Elementwise
 from flowmx.ndarray.operators import Numbers
-from flowmx.numpy import calls, table
+from flowmx.numpy import calls, conversion, table
 from flowmx.numpy import parts as parts_of
-from flowmx.numpy.calls import both_modes, call, given_dtype, registered_or_call
+from flowmx.numpy.calls import both_modes, call, registered_or_call
+from flowmx.numpy.conversion import given_dtype
 from flowmx.numpy.forms import Slot, encode
 from flowmx.numpy.operator import NumPyCall
 from flowmx.numpy.shaping import argsort as _argsort
@@ -53,14 +54,14 @@ def _binary(function: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
 
     forward = _binary(function) if swapped else None
     run = calls.Calls(function)
-    float32, general = FLOAT32, calls.FLOATS
+    float32, general = FLOAT32, conversion.FLOATS
 
     def method(self: BaseArray, other: Any) -> Any:
         dtype = self._dtype
         if isinstance(other, BaseArray):
             if dtype is other._dtype and (dtype is float32 or dtype in general):
                 return floats(self, other)
-            return calls.face(others[semantics.get().dtype](self, other))
+            return conversion.face(others[semantics.get().dtype](self, other))
         if numbers is not None and (other.__class__ is float or other.__class__ is int):
             if dtype is float32 or dtype in general:
                 return (known.get(other) or numbers.make(other))(self)
@@ -90,7 +91,7 @@ def _in_place(function: str) -> Callable[[Any, Any], Any]:
     """The method of an operator that changes its left side."""
     registered = table.REGISTERED.get(function)
     both = None if registered is None else Elementwise(lookup(registered).create())
-    float32, general = FLOAT32, calls.FLOATS
+    float32, general = FLOAT32, conversion.FLOATS
 
     if both is None:
         return _through_a_copy(function)
@@ -112,7 +113,7 @@ def _in_place(function: str) -> Callable[[Any, Any], Any]:
 
 def _unary(function: str) -> Callable[[Any], Any]:
     floats, run = registered_or_call(function), calls.Calls(function)
-    float32, general = FLOAT32, calls.FLOATS
+    float32, general = FLOAT32, conversion.FLOATS
 
     def method(self: Any) -> Any:
         dtype = self._dtype
@@ -396,7 +397,7 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
         super().attach_grad(grad_req, stype)
         leaf = views.variable_of(self)
         if leaf is not None and leaf.grad is not None:
-            calls.face(leaf.grad)
+            conversion.face(leaf.grad)
 
     # -- indices and shape -----------------------------------------------------------------------------
 

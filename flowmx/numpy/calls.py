@@ -6,8 +6,6 @@ one form come to is remembered, so that a loop pays for it once.
 
 from __future__ import annotations
 
-import inspect
-import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NoReturn
@@ -22,119 +20,19 @@ from flowmx.ndarray import core
 from flowmx.ndarray.core import BaseArray, Elementwise, invoke
 from flowmx.ndarray.recording import state
 from flowmx.numpy import parts, table
+from flowmx.numpy.arguments import INDEXED, NUMBERS, names_of, normal, place_of_out, placed
+from flowmx.numpy.conversion import array_class, arrays_of, face, from_host, given_dtype, wrap
 from flowmx.numpy.forms import Slot, encode
 from flowmx.numpy.operator import NumPyCall, function_of
-from flowmx.ops.registry.dtypes import BY_NAME, DType, as_dtype
+from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Operator, lookup
 from flowmx.semantics import default_float, semantics
 
-__all__ = [
-    "Calls", "arrays_of", "both_modes", "call", "call_waiting", "default_complex",
-    "face", "given_dtype", "ufunc_call", "wrap",
-]  # fmt: skip
+__all__ = ["Calls", "both_modes", "call", "call_waiting", "ufunc_call"]
 
-FLOATS = frozenset(np.dtype(each) for each in (np.float16, np.float32, np.float64))
-"""The dtypes for which operators of the registry stand in for NumPy's functions."""
-_COMPLEX = {np.dtype(np.complex64), np.dtype(np.complex128)}
-_DTYPES = frozenset((*BY_NAME.values(), *_COMPLEX))
 _KEPT = 4096
 _ARRAY = object()
 _known: dict[Any, tuple[Operator, Callable[[Any], Any] | None]] = {}
-
-
-@cache
-def array_class() -> type[Any]:
-    """The class of the arrays of ``mx.np``."""
-    from flowmx.numpy.arrays import ndarray
-
-    return ndarray
-
-
-def face(found: Any) -> Any:
-    """Results of the engine as arrays of ``mx.np``, which they are already where the first input was one."""
-    cls = array_class()
-    for each in found if isinstance(found, (list, tuple)) else (found,):
-        if each.__class__ is not cls:
-            each.__class__ = cls
-    return found
-
-
-def dressed(found: Any) -> Any:
-    """New arrays of ``mx.nd`` as arrays of ``mx.np``, wherever lists, tuples and dicts hold them."""
-    if isinstance(found, BaseArray):
-        return face(found)
-    if isinstance(found, (list, tuple)):
-        return type(found)([dressed(each) for each in found])
-    return {key: dressed(each) for key, each in found.items()} if isinstance(found, dict) else found
-
-
-def given_dtype(value: Any) -> DType | None:
-    """A dtype as a caller gives it: by name, type or number; None stays None. Complex ones are dtypes too.
-
-    Raises:
-        TypeInferenceError: there is no such dtype.
-    """
-    if value is None or (value.__class__ is str and value in BY_NAME):
-        return None if value is None else BY_NAME[value]
-    if isinstance(value, np.dtype) and value in _DTYPES:
-        return value
-    if value in ("complex64", "complex128") or value.__class__ is np.dtype or isinstance(value, type):
-        try:
-            made: DType = np.dtype(value)
-        except TypeError:
-            return as_dtype(value)
-        if made in _COMPLEX:
-            return made
-    return as_dtype(value)
-
-
-def default_complex() -> DType:
-    """The dtype of complex numbers that were given none."""
-    return np.dtype(np.complex128 if semantics.get().dtype else np.complex64)
-
-
-def wrap(content: Any, context: devices.Context | None = None) -> Any:
-    """An array of ``mx.np`` that holds an array of the host's, which nobody else uses."""
-    from flowmx.ndarray.array import copy_into, on_context
-
-    device = on_context(context)
-    content = np.ascontiguousarray(content).reshape(np.shape(content))
-    made = core.allocate(device, content.shape, content.dtype, None, array_class())
-    if not device.is_asynchronous:
-        made._storage.array = content
-        return made
-    copy_into(core.allocate(devices.get(devices.cpu()), content.shape, content.dtype, content), made)
-    return made
-
-
-def from_host(value: Any, context: devices.Context | None = None) -> Any:
-    """An array of numbers, lists of them, or a NumPy array, in the dtype that they have by ``mx.np``'s rules.
-
-    Raises:
-        TypeError: they are no numbers.
-    """
-    made = np.array(value)
-    if not isinstance(value, (np.ndarray, np.generic)):
-        if made.dtype == np.float64:
-            made = made.astype(default_float())
-        elif made.dtype == np.complex128:
-            made = made.astype(default_complex())
-    if made.dtype not in BY_NAME.values() and made.dtype not in _COMPLEX:
-        raise TypeError(
-            f"expected numbers, or lists of them all of one length, got {type(value).__name__} {value!r}"[:300]
-        )
-    return wrap(made, context)
-
-
-def arrays_of(value: Any) -> list[BaseArray]:
-    """All arrays of ours in an argument, or in lists of them."""
-    if isinstance(value, BaseArray):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [found for each in value for found in arrays_of(each)]
-    if isinstance(value, dict):
-        return [found for each in value.values() for found in arrays_of(each)]
-    return []
 
 
 class _Sorter:
@@ -181,50 +79,18 @@ def call(
     Raises:
         ValueError, TypeError: NumPy does not take such arguments.
     """
-    kwargs = {SECOND_NAMES.get(name, name): value for name, value in kwargs.items()}
-    out = kwargs.pop("out", None)
-    ufunc = table.ufunc(function)
-    if ufunc is not None and len(args) > ufunc.nin:
-        args, out = args[: ufunc.nin], args[ufunc.nin]
-    elif ufunc is None and (at := _place_of_out(function)) < len(args):
-        args, out = [*args[:at], None, *args[at + 1 :]] if len(args) > at + 1 else args[:at], args[at]
-    if function == "linalg.norm":
-        args, kwargs = [_order(each) for each in args], {name: _order(value) for name, value in kwargs.items()}
-    if function == "nan_to_num" and (kwargs.pop("copy", True) and (len(args) < 2 or args[1])) is False:
-        out = None if isinstance(args[0], _NUMBERS) else args[0]
-    where = kwargs.pop("where", None) if table.ufunc(function) is not None else None
-    if kwargs.get("axis").__class__ is list:  # MXNet's may be
-        kwargs["axis"] = tuple(kwargs["axis"])
-    if function in _AXIS_SECOND and len(args) > 1 and args[1].__class__ is list:
-        args = [args[0], tuple(args[1]), *args[2:]]
-    if kwargs.pop("order", None) not in (None, "C", "K", "A"):
-        raise NotImplementedError(f"{function}: arrays are kept in C order alone, so order must be 'C'")
-    kwargs.pop("ctx", None)
-    if "dtype" in kwargs:
-        dtype = given_dtype(kwargs.pop("dtype"))
-        if dtype is not None:
-            kwargs["dtype"] = dtype
-    if "where" in kwargs or where is not None:
-        where, kwargs = _mask(where), {name: _mask(v) if name == "where" else v for name, v in kwargs.items()}
-    if function in table.SHAPED:
-        if function == "delete" and len(args) > 1 and isinstance(args[1], BaseArray) and args[1]._dtype.kind == "f":
-            args = [args[0], args[1].astype("int64"), *args[2:]]  # type: ignore[attr-defined]
-        args = [*args[:1], *(_listed(each) for each in args[1:])]
-        kwargs = {name: _listed(value) for name, value in kwargs.items()}
-    elif function == "where" and len(args) == 3:
-        args = [_mask(args[0]), *args[1:]]
-    elif function in _INDEXED and len(args) > 1 and isinstance(args[1], BaseArray) and args[1]._dtype.kind == "f":
-        args = [args[0], args[1].astype("int64"), *args[2:]]  # type: ignore[attr-defined]
+    args, kwargs, out, where = normal(function, args, kwargs)
+    is_ufunc = table.ufunc(function) is not None
     context = _context_of(args, kwargs)
     if context is None:
         if out is None and where is None and _are_numbers(args[:1] if function == "unravel_index" else args):
             if function == "where":
                 return args[1] if args[0] else args[2]
-            if ufunc is not None or (function in _OF_NUMBERS and not any(map(np.ndim, kwargs.values()))):
+            if is_ufunc or (function in _OF_NUMBERS and not any(map(np.ndim, kwargs.values()))):
                 return function_of(np, function)(*args, **kwargs)
         args = _with_array(function, args, kwargs)
         context = _context_of(args, kwargs) or devices.current_context()
-    elif table.ufunc(function) is not None:
+    elif is_ufunc:
         args = [from_host(each, context) if isinstance(each, (list, tuple)) else each for each in args]
     sorter = _Sorter(context)
     form_args = [sorter.sort(each) for each in args]
@@ -260,43 +126,15 @@ def call(
     return into(function, made, out, where)
 
 
-def _order(value: Any) -> Any:
-    """The order of a norm, which MXNet takes as text, too."""
-    return {"inf": np.inf, "-inf": -np.inf}.get(value, value) if value.__class__ is str else value
-
-
-SECOND_NAMES = {"interpolation": "method"}
-"""Keywords of NumPy 1's that MXNet has, and what NumPy calls them now."""
 _COUNTED = ("gradient", "unstack")
 """Functions that have as many results as the shapes of what they are given say."""
-_AXIS_SECOND = table.names("all any max mean min prod squeeze std sum transpose var")
-"""Functions whose second argument is axes, which may be a list."""
 _OF_NUMBERS = table.names("around clip fix flip isneginf isposinf ldexp nan_to_num round unravel_index")
 """Functions besides ufuncs that answer a number with NumPy's own, as MXNet's do."""
-_NUMBERS = (bool, int, float, np.generic)
-_INDEXED = ("take", "take_along_axis")
-"""Functions that take positions, which are floating numbers where MXNet's are."""
 
 
 def _are_numbers(args: Sequence[Any]) -> bool:
     """Tell whether these are numbers alone; options that come after them may be left out."""
-    return bool(args) and isinstance(args[0], _NUMBERS) and all(x is None or isinstance(x, _NUMBERS) for x in args)
-
-
-def _mask(where: Any) -> Any:
-    """A mask of truth values, where it was given as numbers."""
-    if isinstance(where, (list, np.ndarray)):
-        return wrap(np.asarray(where, bool))
-    return where.astype("bool") if isinstance(where, BaseArray) and where._dtype.kind != "b" else where  # type: ignore[attr-defined]
-
-
-def _listed(value: Any) -> Any:
-    """The content of an array of whole numbers or truth values, which is waited for; anything else as it is."""
-    if isinstance(value, BaseArray) and value._dtype.kind in "biu":
-        return value.tolist()  # type: ignore[attr-defined]
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biu":
-        return value.tolist()
-    return value
+    return bool(args) and isinstance(args[0], NUMBERS) and all(x is None or isinstance(x, NUMBERS) for x in args)
 
 
 def bring(function: str, array: BaseArray, context: devices.Context) -> BaseArray:
@@ -512,7 +350,7 @@ def _no_floats(args: tuple[Any, ...], arrays: list[BaseArray]) -> bool:
 
 _READY: dict[str, Callable[[tuple[Any, ...], list[BaseArray]], bool]] = {
     **dict.fromkeys(table.SHAPED, lambda args, arrays: len(arrays) == 1 and args[0] is arrays[0]),
-    **dict.fromkeys(_INDEXED, _no_floats),
+    **dict.fromkeys(INDEXED, _no_floats),
     **dict.fromkeys(_COUNTED, lambda args, arrays: False),
     "nan_to_num": lambda args, arrays: len(args) == 1,
     "where": lambda args, arrays: isinstance(args[0], BaseArray) and args[0]._dtype.kind == "b",
@@ -528,7 +366,7 @@ class Calls:
         self._function = function
         self._known: dict[Any, Any] = {}
         ufunc = table.ufunc(function)
-        self._most = ufunc.nin if ufunc is not None else _place_of_out(function)
+        self._most = ufunc.nin if ufunc is not None else place_of_out(function)
         self._is_ready = _READY.get(function) if ufunc is None else None
         self._shares = function in parts.SHARING
 
@@ -601,26 +439,6 @@ class Calls:
         return made
 
 
-_NO_ARRAYS = (int, type(None), bool, str)
-
-
-def placed(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """The positional arguments, with arrays that were given by name in their places."""
-    at = len(args)
-    if at and (at >= len(names) or kwargs.get(names[at]).__class__ in _NO_ARRAYS):
-        return args
-    given = list(args)
-    while len(given) < len(names) and names[len(given)] in kwargs:
-        name = names[len(given)]
-        value = kwargs[name]
-        if name == "out":  # which is written, and no argument
-            break
-        if given and not arrays_of(value) and not isinstance(value, (list, np.ndarray)):
-            break
-        given.append(kwargs.pop(name))
-    return tuple(given)
-
-
 def _keyed(value: Any, kind: type[Any], cls: type[Any], arrays: list[Any], key: list[Any]) -> bool:
     """Note an argument that is no array, int or text; False where calls with such ones are not remembered.
 
@@ -647,23 +465,3 @@ def _keyed(value: Any, kind: type[Any], cls: type[Any], arrays: list[Any], key: 
 def registered(name: str) -> Elementwise:
     """An elementwise operator of the registry, ready to be called again and again."""
     return Elementwise(lookup(name).create())
-
-
-@cache
-def _place_of_out(function: str) -> int:
-    """The position at which ``out`` may be given; beyond all positions where there is none."""
-    names = names_of(function)
-    return names.index("out") if "out" in names else sys.maxsize
-
-
-@cache
-def names_of(name: str) -> tuple[str, ...]:
-    """The names of a NumPy function's positional arguments, by which arrays may be given."""
-    function: Any = function_of(np, name)
-    if isinstance(function, np.ufunc):
-        return ("x",) if function.nin == 1 else tuple(f"x{index + 1}" for index in range(function.nin))
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return ()
-    return tuple(each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD))

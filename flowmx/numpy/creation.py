@@ -16,8 +16,9 @@ from flowmx.ndarray import creation as classic_creation
 from flowmx.ndarray.array import as_shape
 from flowmx.ndarray.array import full as classic_full
 from flowmx.ndarray.core import BaseArray, invoke
-from flowmx.numpy import calls, table
-from flowmx.numpy.calls import arrays_of, call, default_complex, face, from_host, given_dtype, wrap
+from flowmx.numpy import calls, conversion, table
+from flowmx.numpy.calls import call
+from flowmx.numpy.conversion import arrays_of, default_complex, face, from_host, given_dtype, wrap
 from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import lookup
 from flowmx.semantics import default_float, semantics
@@ -79,7 +80,7 @@ def asarray(
         moved = context is not None and context != a.context
         if copy is False and (moved or (kind is not None and kind != a._dtype)):
             raise ValueError("asarray: another dtype or device needs a copy, which copy=False forbids")
-        made: Any = a if isinstance(a, calls.array_class()) else a.as_np_ndarray()  # type: ignore[attr-defined]
+        made: Any = a if isinstance(a, conversion.array_class()) else a.as_np_ndarray()  # type: ignore[attr-defined]
         if kind is not None and kind != a._dtype:
             made = made.astype(kind)
         elif copy and not moved:
@@ -133,7 +134,7 @@ def zeros(shape: Any, dtype: Any = None, order: str = "C", ctx: Any = None, *, d
     """An array of zeros."""
     if dtype is ctx is device is None and order == "C" and not semantics.get().dtype:
         made: Any = classic_full(shape, 0, None, FLOAT32)
-        made.__class__ = calls.array_class()
+        made.__class__ = conversion.array_class()
         return made
     return _alike(0, shape, dtype, order, ctx, device)
 
@@ -151,7 +152,7 @@ def _alike(value: int, shape: Any, dtype: Any, order: str, ctx: Any, device: Any
     if kind is None or kind.kind == "c":
         return _filled(value, shape, kind or FLOAT32, _context(ctx, device))
     made: Any = classic_full(shape, value, _context(ctx, device) if ctx or device else None, kind)
-    made.__class__ = calls.array_class()
+    made.__class__ = conversion.array_class()
     return made
 
 
@@ -365,7 +366,7 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> A
         BufferError: the memory is another device's.
     """
     made = classic_creation.from_dlpack(x)
-    made = calls.face(made if made is not x else made.copy())
+    made = conversion.face(made if made is not x else made.copy())
     context = _context(None, device)
     if copy and not isinstance(x, BaseArray):
         made = made.copy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowmx.numpy import calls as _calls
+from flowmx.numpy import conversion as _conversion
 from flowmx.numpy import table as _table
 from flowmx.numpy.functions import call_of, finder
 
@@ -27,7 +27,7 @@ def _frequencies(name: str, n: int, d: float, dtype: Any, device: Any) -> Any:
     from flowmx.semantics import default_float
 
     content = getattr(numpy.fft, name)(n, d)
-    return _calls.wrap(content.astype(_calls.given_dtype(dtype) or default_float()), device)
+    return _conversion.wrap(content.astype(_conversion.given_dtype(dtype) or default_float()), device)
 
 
 _KINDS = {"calls": (_table.FFT, lambda name: call_of(f"fft.{name}"))}

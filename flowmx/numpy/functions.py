@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from flowmx.ndarray.core import BaseArray
-from flowmx.numpy import calls, table
+from flowmx.numpy import calls, conversion, table
 from flowmx.numpy.operator import stand_in
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.semantics import semantics
@@ -58,7 +58,7 @@ def call_of(name: str) -> Callable[..., Any]:
 
     else:
         floats, others = calls.registered_or_call(served), calls.both_modes(served)
-        cls, known = calls.array_class(), calls.FLOATS
+        cls, known = conversion.array_class(), conversion.FLOATS
 
         def function(*args: Any, **kwargs: Any) -> Any:
             # The usual call, arrays alone, without sorting its arguments.

@@ -13,7 +13,7 @@ from typing import Any
 
 from flowmx.errors import AutogradError
 from flowmx.graph.gradient import Builder, Value
-from flowmx.numpy import calls, rules_fft, rules_orders, rules_series, table  # noqa: F401 (they register rules)
+from flowmx.numpy import arguments, calls, conversion, rules_fft, rules_orders, rules_series, table  # noqa: F401 (they register rules)
 from flowmx.numpy.forms import Slot
 from flowmx.numpy.rules import (
     RULES,
@@ -159,7 +159,7 @@ def headed(head: Any) -> Any:
         return valued(head)
     made = head._plain()
     made._past = head._past
-    return calls.face(made)
+    return conversion.face(made)
 
 
 class _Read(Sequence[Any]):
@@ -203,7 +203,7 @@ class _Values(Sequence[Any]):
 
 
 def _faced(array: Any) -> Any:
-    return valued(array) if isinstance(array, Value) else calls.face(array)
+    return valued(array) if isinstance(array, Value) else conversion.face(array)
 
 
 def _places(op: Any) -> list[Any]:
@@ -211,7 +211,7 @@ def _places(op: Any) -> list[Any]:
     places = list(op.call.args)
     for name, value in op.call.kwargs.items():
         if isinstance(value, Slot):
-            at = calls.names_of(op.function).index(name)
+            at = arguments.names_of(op.function).index(name)
             places += [None] * (at + 1 - len(places))
             places[at] = value
     return places

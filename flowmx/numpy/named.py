@@ -17,7 +17,7 @@ import numpy as np
 from flowmx.errors import ParameterError
 from flowmx.numpy import random as _random
 from flowmx.numpy import table
-from flowmx.numpy.calls import names_of
+from flowmx.numpy.arguments import names_of
 from flowmx.numpy.forms import Slot, encode
 from flowmx.numpy.operator import NumPyCall, NumPyReshape, NumPyWaiting
 from flowmx.ops.registry.dtypes import BY_NAME, DType, as_dtype

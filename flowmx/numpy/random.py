@@ -16,7 +16,7 @@ from flowmx.devices import current_context
 from flowmx.errors import raised_as_mxnet
 from flowmx.ndarray.array import on_context
 from flowmx.ndarray.core import BaseArray, invoke
-from flowmx.numpy import calls
+from flowmx.numpy import calls, conversion
 from flowmx.numpy.forms import encode
 from flowmx.numpy.operator import _Calling
 from flowmx.ops.registry.dtypes import FLOAT32, DType
@@ -190,7 +190,7 @@ _STANDING = {"binomial": 0.5, "geometric": 0.5, "multinomial": 0.0}
 
 
 def _draw(method: str, args: Sequence[Any], size: Any, dtype: Any, ctx: Any, out: Any, named: bool = True) -> Any:
-    found = calls.arrays_of(list(args))
+    found = conversion.arrays_of(list(args))
     context = found[0].context if found else ctx or current_context()
     sorter = calls._Sorter(context)
     kept = [sorter.sort(np.asarray(each) if isinstance(each, list) else each) for each in args]
@@ -198,7 +198,7 @@ def _draw(method: str, args: Sequence[Any], size: Any, dtype: Any, ctx: Any, out
     parameters = {"num_args": len(sorter.arrays), "function": method, "form": encode(kept, kwargs), "dtype": dtype}
     op = NumPyRandom.create(**parameters)
     with raised_as_mxnet(ValueError):
-        made = calls.face(invoke(op, sorter.arrays, None, None if sorter.arrays else on_context(context), 4))
+        made = conversion.face(invoke(op, sorter.arrays, None, None if sorter.arrays else on_context(context), 4))
     return made if out is None else calls.into(method, made, out, None)
 
 
@@ -216,7 +216,7 @@ def _function(name: str, row: Row) -> Callable[..., Any]:
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
         values = given.arguments
-        dtype = calls.given_dtype(values["dtype"]) or (np.dtype(np.int64) if row.whole else default_float())
+        dtype = conversion.given_dtype(values["dtype"]) or (np.dtype(np.int64) if row.whole else default_float())
         numbers = [row.parameters[each] if values[each] is None else values[each] for each in row.parameters]
         return _draw(row.method, numbers, values["size"], dtype, values["ctx"] or device, values["out"])
 
@@ -235,7 +235,7 @@ for _name, _row in TABLE.items():
 def randint(low: Any, high: Any = None, size: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None) -> Any:
     """Whole numbers from ``low`` up to, and without, ``high`` (from 0 to ``low`` where it is None)."""
     bounds = (0, low) if high is None else (low, high)
-    return _draw("integers", bounds, size, calls.given_dtype(dtype) or np.dtype(np.int64), ctx, out)
+    return _draw("integers", bounds, size, conversion.given_dtype(dtype) or np.dtype(np.int64), ctx, out)
 
 
 def rand(*size: int, **kwargs: Any) -> Any:

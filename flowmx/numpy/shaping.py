@@ -11,7 +11,7 @@ from flowmx.engine.runtime import engine
 from flowmx.errors import raised_as_mxnet
 from flowmx.ndarray import views
 from flowmx.ndarray.core import BaseArray
-from flowmx.numpy import calls, table
+from flowmx.numpy import calls, conversion, table
 from flowmx.ops.registry.operators import Shape
 
 __all__ = sorted(table.WRITTEN["shaping"])
@@ -28,14 +28,13 @@ def reshape(a: Any, /, shape: Any = None, order: str = "C", *, newshape: Any = N
     if order not in ("C", "A", "K"):
         raise NotImplementedError("reshape: arrays are kept in C order alone, so order must be 'C'")
     if not isinstance(a, BaseArray):
-        a = calls.from_host(a)
-    given = newshape if shape is None else shape
-    wanted = _resolved(a._shape, _lengths(given))
+        a = conversion.from_host(a)
+    wanted = _resolved(a._shape, _lengths(newshape if shape is None else shape))
     if copy:
         a = a._call("_copy")
     elif copy is False and not views.is_contiguous(a):
         raise ValueError("reshape: this array's memory does not lie together, so it must be copied")
-    return calls.face(views.reshaped(a, wanted))
+    return conversion.face(views.reshaped(a, wanted))
 
 
 @lru_cache(4096)

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.numpy import calls, named, table
-from flowmx.numpy.calls import given_dtype, names_of
+from flowmx.numpy import arguments, named, table
+from flowmx.numpy.arguments import names_of
+from flowmx.numpy.conversion import given_dtype
 from flowmx.numpy.forms import Slot, encode
 from flowmx.ops.registry.dtypes import name_of
 from flowmx.ops.registry.operators import lookup
@@ -166,11 +167,11 @@ def call(function: str, args: Sequence[Any], kwargs: Mapping[str, Any], label: s
     for name in ("out", "where"):
         if kwargs.pop(name, True) is not True and not (function == "where" and name == "where"):
             raise NotImplementedError(f"mx.sym.np.{function}: {name}= is for arrays; compose with np.where instead")
-    kwargs = {calls.SECOND_NAMES.get(name, name): value for name, value in kwargs.items() if name not in _DROPPED}
+    kwargs = {arguments.SECOND_NAMES.get(name, name): value for name, value in kwargs.items() if name not in _DROPPED}
     if "dtype" in kwargs:
         kwargs["dtype"] = given_dtype(kwargs["dtype"])
     if function == "linalg.norm":
-        args, kwargs = [calls._order(each) for each in args], {key: calls._order(each) for key, each in kwargs.items()}
+        args, kwargs = arguments.with_order(args, kwargs)
     if function in _SPELLED and not kwargs:
         return _SPELLED[function](*args)
     found = named.named_call(function, args, kwargs, _is_symbol)

@@ -18,6 +18,7 @@ from flowmx.engine import waitall
 from flowmx.ndarray.core import BaseArray
 from flowmx.ndarray.functions import function_for as _function_for
 from flowmx.numpy import calls as _calls
+from flowmx.numpy import conversion as _conversion
 from flowmx.numpy.operator import reshaped as _reshaped
 from flowmx.numpy.shaping import reshape as _reshape
 from flowmx.ops.registry.operators import lookup as _lookup
@@ -99,7 +100,7 @@ def constraint_check(input: BaseArray, msg: str = "Constraint violated.") -> Any
     Raises:
         ValueError: one is not; whoever reads the result, or what is computed with it, is told.
     """
-    return _calls.dressed(_classic.op.op("_npx_constraint_check", input, msg=msg))
+    return _conversion.dressed(_classic.op.op("_npx_constraint_check", input, msg=msg))
 
 
 def save(file: Any, arr: Any) -> None:
@@ -113,7 +114,7 @@ def save(file: Any, arr: Any) -> None:
 
 def load(file: Any) -> Any:
     """Read what :func:`save` wrote: a list or dict of arrays of ``mx.np``."""
-    return _calls.dressed(_classic.load(file))
+    return _conversion.dressed(_classic.load(file))
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flowmx.ndarray import image as _classic
-from flowmx.numpy import calls as _calls
+from flowmx.numpy import conversion as _conversion
 
 
 def __getattr__(name: str) -> Any:
@@ -14,7 +14,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        return _calls.dressed(found(*args, **kwargs))
+        return _conversion.dressed(found(*args, **kwargs))
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = found.__doc__

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from flowmx import random as _classic
-from flowmx.numpy import calls
+from flowmx.numpy import conversion
 from flowmx.numpy import random as _random
 
 __all__ = ["bernoulli", "normal_n", "seed", "uniform_n"]
@@ -28,7 +28,7 @@ def bernoulli(
     """
     if (prob is None) == (logit is None):
         raise ValueError("bernoulli: exactly one of prob and logit must be given")
-    kind = calls.given_dtype(dtype) or np.dtype(np.float32)
+    kind = conversion.given_dtype(dtype) or np.dtype(np.float32)
     if prob is None:
         return _random._draw("bernoulli_logit", (logit,), size, kind, ctx, out)
     return _random._draw("bernoulli", (prob,), size, kind, ctx, out)
