@@ -125,7 +125,7 @@ def _changes() -> dict[str, list[_Change]]:
 INDEXED = ("take", "take_along_axis")
 """Functions that take positions."""
 _CHANGES = _changes()
-"""What MXNet's arguments of a function become before NumPy takes them, one step after the other."""
+"""Steps from MXNet's arguments of a function to NumPy's, in their order."""
 
 
 def _mask(where: Any) -> Any:

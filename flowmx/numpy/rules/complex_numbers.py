@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from flowmx.numpy.rules import Rule, is_array, kept, refuse
+from flowmx.numpy.rules.registry import Rule, is_array, kept, refuse
 from flowmx.numpy.table import names
 
 __all__ = ["COMPLEX", "CONJUGATED", "conjugated"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowmx.numpy.rules import axes_of, kept, part, refuse, rule
+from flowmx.numpy.rules.registry import axes_of, kept, part, refuse, rule
 
 __all__: list[str] = []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flowmx.numpy.rules import part, rule
+from flowmx.numpy.rules.registry import part, rule
 
 __all__: list[str] = []
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from flowmx.graph.gradient import Value
 from flowmx.numpy import calls, values
-from flowmx.numpy.rules import RULES, is_array, kept, part, refuse, rule, transposed
+from flowmx.numpy.rules.registry import RULES, is_array, kept, part, refuse, rule, transposed
 
 __all__: list[str] = []
 
@@ -308,3 +308,16 @@ def _first(axis: int, ndim: int) -> list[int]:
 @rule("bincount")
 def _bincount(np: Any, g: Any, r: Any, x: Any, weights: Any = None, minlength: int = 0) -> Any:
     return None, None if weights is None else np.take(g, x)
+
+
+@rule("polyval")
+def _polyval(np: Any, g: Any, r: Any, p: Any, x: Any) -> Any:
+    if not is_array(p) or not is_array(x):
+        refuse("polyval of a list")
+    count = p.shape[0]
+    powers = [np.power(x, count - 1 - at) for at in range(count)]
+    of_p = np.stack([np.sum(g * each) for each in powers])
+    of_x = g * 0
+    for at in range(count - 1):
+        of_x = of_x + g * part(p, at) * powers[at + 1] * (count - 1 - at)
+    return of_p, of_x
