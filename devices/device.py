@@ -45,6 +45,7 @@ class Device(ABC):
         has_numerics: whether it computes; a device that only counts memory and time does not.
         reads_are_copies: whether :meth:`to_host` never shares memory.
         graphs: launches steps that come again and again as one where it can; None: nothing does.
+        replays: whether steps that come again and again are launched as one.
         dlpack_device: DLPack's type and number of it.
     """
 
@@ -57,6 +58,7 @@ class Device(ABC):
     has_numerics = True
     reads_are_copies = False
     graphs: Any = None
+    replays = False
     dlpack_device = (1, 0)
 
     @abstractmethod

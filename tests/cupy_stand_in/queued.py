@@ -206,6 +206,9 @@ def make(machine: Machine):
                 raise AttributeError(name)
             return lambda *args, **kwargs: getattr(namespace, name)(self, *args, **kwargs)
 
+    def as_strided(x, shape=None, strides=None):
+        return ndarray(shape, x.dtype, x.data, strides)
+
     class Namespace:
         """``cupy``: NumPy's names."""
 
@@ -213,6 +216,7 @@ def make(machine: Machine):
             self.ndarray = ndarray
             self.cuda = cuda(machine)
             self.machine = machine
+            self.lib = SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=as_strided))
             self.random = SimpleNamespace(Generator=Generator, Philox4x3210=Philox4x3210)
 
         def __getattr__(self, name):

@@ -1,0 +1,261 @@
+"""Slices of predictions on devices with memory of their own: simulated GPUs, and the stand-in for CUDA."""
+
+import contextlib
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx import settings
+from flowmx.devices.sim import simulated
+from flowmx.errors import BudgetError, OutOfMemory
+from flowmx.gluon import nn
+from flowmx.graph.checking import race
+from flowmx.graph.compiler import options_of
+from flowmx.graph.reports.unfolded import sliced
+from flowmx.ops.compiled.sliced import Staged
+from tests.cupy_stand_in.standing import standing
+
+pytestmark = pytest.mark.usefixtures("two_threads_a_kernel")
+
+S = mx.sym
+BATCH, EXAMPLE = 64, (3, 32, 32)
+
+
+def conv(x, filters, kernel=3, stride=1, relu=True, **more):
+    x = S.Convolution(x, num_filter=filters, kernel=(kernel,) * 2, pad=(kernel // 2,) * 2, stride=(stride,) * 2, **more)
+    return S.relu(x) if relu else x
+
+
+def halved(x):
+    return S.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="max")
+
+
+def alexnet():
+    """Wide layers, then products of which the last takes most of the weights."""
+    x = halved(conv(S.var("data"), 16, kernel=5))
+    x = halved(conv(conv(x, 24), 16))
+    x = S.relu(S.FullyConnected(S.Flatten(x), num_hidden=32))
+    return S.SoftmaxOutput(S.FullyConnected(S.Dropout(x), num_hidden=10), name="softmax")
+
+
+def resnet():
+    """Residual sums, and normalisations that are folded into what comes before them."""
+    x = conv(S.var("data"), 16)
+    for _ in range(3):
+        y = S.relu(S.BatchNorm(conv(x, 16, relu=False, no_bias=True), fix_gamma=False))
+        x = S.relu(x + S.BatchNorm(conv(y, 16, relu=False, no_bias=True), fix_gamma=False))
+    return S.FullyConnected(S.Pooling(x, global_pool=True, pool_type="avg", kernel=(1, 1)), num_hidden=10)
+
+
+def unet():
+    """Values that are kept until the way up, which ends as large as it began."""
+    x = S.var("data")
+    left = []
+    for filters in (8, 16):
+        left.append(conv(x, filters))
+        x = halved(left[-1])
+    x = conv(x, 24)
+    for filters, other in zip((16, 8), left[::-1], strict=True):
+        x = S.Deconvolution(x, num_filter=filters, kernel=(2, 2), stride=(2, 2))
+        x = conv(S.concat(x, other, dim=1), filters)
+    return conv(x, 2, kernel=1, relu=False)
+
+
+NETWORKS = {"alexnet": alexnet, "resnet": resnet, "unet": unet}
+
+
+def bound(symbol, context, batch=BATCH, example=EXAMPLE):
+    """An executor with arrays that are the same on each device."""
+    rng = np.random.default_rng(0)
+    executor = symbol.simple_bind(context, grad_req="null", data=(batch, *example))
+    for name, array in {**executor.arg_dict, **executor.aux_dict}.items():
+        values = rng.uniform(0.5, 1.5, array.shape) if "var" in name else rng.normal(0, 0.2, array.shape)
+        array[:] = mx.nd.array(values.astype("float32"), ctx=context)
+    return executor
+
+
+def results(executor):
+    executor.forward()
+    return [each.asnumpy() for each in executor.outputs]
+
+
+def arrays_of(executor):
+    """The bytes of all that is bound."""
+    arrays = [*executor.arg_dict.values(), *executor.aux_dict.values(), *executor.outputs]
+    return sum(math.prod(each.shape) * 4 for each in arrays)
+
+
+def whole_on_cpu(symbol, **more):
+    with settings.override(exec_slice="off"):
+        return bound(symbol, mx.cpu(), **more)
+
+
+def near(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6 * np.abs(other).max())
+
+
+@contextlib.contextmanager
+def room_for(executor, part, **more):
+    """A simulated GPU on which a network's arrays fit beside this part of its internal values."""
+    nbytes = arrays_of(executor) + part * executor.plan.internal_bytes() / 0.9 + (1 << 16)
+    with simulated(memory=int(nbytes / 0.95), **more) as machine:
+        yield machine
+
+
+# -- what is computed ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_slices_give_what_the_whole_batch_gives_in_a_quarter_of_its_memory(name, graphs):
+    symbol = NETWORKS[name]()
+    whole = whole_on_cpu(symbol)
+    with simulated(graphs=graphs):
+        at_once = bound(symbol, mx.sim())
+        assert not sliced(at_once.plan)
+        near(results(at_once), results(whole))
+        with settings.override(exec_memory_budget=whole.plan.lower_bound() // 4):
+            parts = bound(symbol, mx.sim())
+        assert parts.plan.internal_bytes() <= 0.25 * whole.plan.lower_bound()
+        assert parts.arena.nbytes == 0
+        for _ in range(3):
+            near(results(parts), results(whole))
+        assert parts.arena.nbytes == parts.plan.arena.size
+        assert [op.staged for _, op in sliced(parts.plan)] == [graphs]
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_plans_of_slices_pass_the_race_check(graphs):
+    with simulated(graphs=graphs), settings.override(exec_slice=13):
+        executor = bound(unet(), mx.sim())
+        for _, op in sliced(executor.plan):
+            assert any(isinstance(node.op, Staged) for node in op.nodes()) is graphs
+            race.check_plan(op.plan, options_of("cpu"), rounds=1)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_slices_that_run_late_and_in_any_order_give_the_same(seed):
+    expected = results(whole_on_cpu(unet()))
+    with simulated(seed=seed, graphs=True), settings.override(exec_slice=24):
+        parts = bound(unet(), mx.sim())
+        for _ in range(2):
+            near(results(parts), expected)
+
+
+# -- when -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_slices_are_made_where_the_whole_batch_does_not_fit_the_free_memory(name):
+    symbol = NETWORKS[name]()
+    whole = whole_on_cpu(symbol)
+    with room_for(whole, 1.02):
+        assert not sliced(bound(symbol, mx.sim()).plan)
+    with room_for(whole, 0.8):
+        parts = bound(symbol, mx.sim())
+        assert sliced(parts.plan) and parts.plan.internal_bytes() <= 0.25 * whole.plan.internal_bytes()
+        near(results(parts), results(whole))
+    with room_for(whole, 0.5), settings.override(exec_slice="off"):
+        executor = bound(symbol, mx.sim())
+        assert not sliced(executor.plan)
+        executor.forward()
+        with pytest.raises(OutOfMemory):
+            executor.outputs[0].asnumpy()
+
+
+def test_a_budget_is_used_up_since_each_slice_costs_time():
+    symbol = resnet()
+    whole = whole_on_cpu(symbol).plan.internal_bytes()
+    taken = []
+    for part in (1.0, 0.7, 0.4, 0.1):
+        with simulated(), settings.override(exec_memory_budget=int(part * whole)):
+            plan = bound(symbol, mx.sim()).plan
+        assert plan.internal_bytes() <= part * whole
+        taken.append(sum(len(op.starts) for _, op in sliced(plan)))
+    assert taken[0] == 0
+    assert taken == sorted(set(taken)), "the less there is, the more slices"
+
+
+@pytest.mark.parametrize("context", ["cpu", "sim"])
+def test_a_budget_that_nothing_fits_into_names_the_least(context):
+    def planned(budget):
+        with simulated(), settings.override(exec_memory_budget=budget):
+            return bound(resnet(), mx.Context(context)).plan.internal_bytes()
+
+    with pytest.raises(BudgetError, match=r"the least that was found is \d+ bytes, in slices") as caught:
+        planned(1000)
+    least = int(str(caught.value).split("the least that was found is ")[1].split()[0])
+    assert planned(least) <= least
+
+
+def test_off_holds_under_a_budget():
+    whole = whole_on_cpu(resnet()).plan.internal_bytes()
+    with simulated(), settings.override(exec_memory_budget=whole // 2, exec_slice="off"), pytest.raises(BudgetError):
+        bound(resnet(), mx.sim())
+
+
+def test_memory_that_is_held_already_counts_as_free():
+    """The arena of an executor is that of the next one of other shapes, however little is left beside it."""
+    symbol = resnet()
+    whole = whole_on_cpu(symbol)
+    with room_for(whole, 1.02):
+        executor = bound(symbol, mx.sim())
+        results(executor)
+        taken = mx.nd.zeros((int(0.9 * mx.context.devices.get(mx.sim()).memory_info()[0]) // 4,), ctx=mx.sim())
+        taken.wait_to_read()
+        again = executor.reshape(data=(BATCH - 1, *EXAMPLE))
+        assert not sliced(again.plan)
+
+
+# -- hybridized blocks, serving ----------------------------------------------------------------------------------------
+
+
+def net():
+    made = nn.HybridSequential()
+    made.add(nn.Conv2D(16, 3, padding=1, in_channels=3, activation="relu"), nn.Conv2D(16, 3, padding=1, in_channels=16))
+    made.add(nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(4, in_units=16))
+    made.initialize(mx.init.Xavier(rnd_type="gaussian"))
+    return made
+
+
+def test_a_hybridized_block_takes_larger_batches_in_the_same_memory():
+    made, x = net(), np.random.default_rng(0).random((BATCH, *EXAMPLE), "float32")
+    expected = made(mx.nd.array(x)).asnumpy()
+    for how, fits in (("off", False), ("auto", True)):
+        with simulated(memory=4 << 20), settings.override(exec_slice=how):  # a value of all is 4 MiB
+            made.collect_params().reset_ctx(mx.sim())
+            made.hybridize(static_alloc=True)
+            for _ in range(2):
+                with contextlib.nullcontext() if fits else pytest.raises(OutOfMemory):
+                    np.testing.assert_allclose(made(mx.nd.array(x, ctx=mx.sim())).asnumpy(), expected, rtol=1e-5)
+            made.collect_params().reset_ctx(mx.cpu())
+            made.hybridize(False)
+
+
+# -- captured graphs ---------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def captured(seed=None, memory=1 << 28):
+    with settings.override(cuda_graphs=True), standing(1, memory, seed=seed, streams=1) as gpus:
+        yield SimpleNamespace(gpus=gpus, counted=gpus.devices[0].graphs)
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_a_region_is_captured_once_and_replayed_for_each_slice(seed):
+    symbol = alexnet()
+    small = {"batch": 10, "example": (3, 8, 8)}
+    expected = results(whole_on_cpu(symbol, **small))
+    with captured(seed) as here, settings.override(exec_slice=2):
+        parts = bound(symbol, mx.gpu(), **small)
+        ((_, op),) = sliced(parts.plan)
+        assert op.staged and len(op.starts) == 5
+        for run in range(1, 5):
+            near(results(parts), expected)
+            assert here.counted.captures == 1
+            assert here.counted.replays == 5 * run - 1, "the first slice of all goes step by step"
+        assert not here.counted.refused
