@@ -159,8 +159,7 @@ class Region:
 
     def _copied(self, entry: Entry, made: Entry, along: bool) -> Entry:
         """A copy of what stands for an entry in a slice, to be staged."""
-        name = f"slice of {entry.node.output_name(entry.index)}"
-        copy = Entry(Node(Staged(), name, (made,), made.node.attributes, None, entry.node.origin), 0)
+        copy = Entry(Node(Staged(), f"slice of {entry.node.name}", (made,), made.node.attributes, None, entry.node.origin), 0)
         self._note(entry, copy, along)
         return copy
 
