@@ -1,5 +1,6 @@
 """Slices of predictions on devices with memory of their own: simulated GPUs, and the stand-in for CUDA."""
 
+import asyncio
 import contextlib
 import math
 from itertools import groupby
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import flowmx as mx
+from benchmarks.workers import networks
 from flowmx import settings
 from flowmx.devices.sim import simulated
 from flowmx.errors import BudgetError, OutOfMemory
@@ -237,6 +239,22 @@ def test_a_hybridized_block_takes_larger_batches_in_the_same_memory():
             made.hybridize(False)
 
 
+def test_a_service_takes_larger_batches_in_the_same_memory():
+    async def served():
+        async with mx.serve.Predictor(made, shape=EXAMPLE, sizes=(8, BATCH), ctx=mx.sim()) as predictor:
+            return await predictor(x)
+
+    made, x = net(), np.random.default_rng(0).random((BATCH, *EXAMPLE), "float32")
+    expected = made(mx.nd.array(x)).asnumpy()
+    for how, fits in (("off", False), ("auto", True)):
+        with simulated(memory=4 << 20), settings.override(exec_slice=how):
+            made.collect_params().reset_ctx(mx.sim())
+            with contextlib.nullcontext() if fits else pytest.raises(OutOfMemory):
+                near([asyncio.run(served())], [expected])
+            made.collect_params().reset_ctx(mx.cpu())
+            made.hybridize(False)
+
+
 # -- captured graphs ---------------------------------------------------------------------------------------------------
 
 
@@ -351,3 +369,32 @@ def test_reports_tell_of_slices_and_why_there_are_some():
         assert "slice of data_output" in executor.plan.picture()
         assert expected.activations == executor.plan.internal_bytes()
         assert executor.plan.lower_bound() <= executor.plan.internal_bytes()
+
+
+def test_a_plan_of_a_program_tells_of_slices():
+    def predicting():
+        made = net()
+        made.collect_params().reset_ctx(mx.gpu())
+        made.hybridize(static_alloc=True)
+        made(mx.nd.ones((BATCH, *EXAMPLE), ctx=mx.gpu())).wait_to_read()
+
+    roomy, tight = (mx.plan.run(predicting, memory=memory, graphs=True) for memory in ("1GB", "6MB"))
+    assert roomy.fits and tight.fits and tight.devices[0].peak < 0.6 * roomy.devices[0].peak
+    assert not roomy.slices and "slices of" not in roomy.text()
+    assert "slices of" in tight.slices[0] and tight.slices[0] in tight.text()
+
+
+@pytest.mark.parametrize("name", ["alexnet", "resnet_50", "googlenet", "unet"])
+def test_large_networks_on_a_gpu_need_a_quarter_of_the_memory(name):
+    symbol = unet() if name == "unet" else networks.symbol(mx, networks.NETWORKS[name])
+    with simulated("h100", numerics=False, device_type="gpu", kernels="gpu", graphs=True):
+        shapes = {"data": (BATCH, 3, 224, 224)}
+        whole = symbol.simple_bind(mx.gpu(), grad_req="null", **shapes)
+        assert not sliced(whole.plan)
+        with settings.override(exec_memory_budget=whole.plan.lower_bound() // 4):
+            parts = symbol.simple_bind(mx.gpu(), grad_req="null", **shapes)
+        assert sliced(parts.plan)
+        for executor in (whole, parts):
+            executor.forward()
+        mx.nd.waitall()
+        assert parts.arena.nbytes <= whole.arena.nbytes // 4

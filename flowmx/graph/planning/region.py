@@ -159,7 +159,9 @@ class Region:
 
     def _copied(self, entry: Entry, made: Entry, along: bool) -> Entry:
         """A copy of what stands for an entry in a slice, to be staged."""
-        copy = Entry(Node(Staged(), f"slice of {entry.node.name}", (made,), made.node.attributes, None, entry.node.origin), 0)
+        copy = Entry(
+            Node(Staged(), f"slice of {entry.node.name}", (made,), made.node.attributes, None, entry.node.origin), 0
+        )
         self._note(entry, copy, along)
         return copy
 
