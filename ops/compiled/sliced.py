@@ -39,7 +39,7 @@ class Sliced(Operator, hidden=True):
     laid: ClassVar[tuple[bool, ...]] = ()
     """For each output, whether it lies channels-last where it is not the user's."""
     staged: ClassVar[bool] = False
-    """Whether the plan begins and ends with copies (:class:`Staged`), between which nothing moves."""
+    """True where the plan begins and ends with copies (:class:`Staged`), between which nothing moves."""
 
     @classmethod
     def of(cls, **fields: Any) -> Sliced:

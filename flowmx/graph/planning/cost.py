@@ -104,13 +104,13 @@ class Costs(Protocol):
         """About how long an operator takes at least, however fast its values come."""
 
     def in_memory(self, costs: Any, moved: Any, part: float = 1) -> Any:
-        """What steps take of which that is known, and the bytes that each moves; a part of the batch at a time."""
+        """The time of steps of which that is known, and the bytes that each moves; a part of the batch at a time."""
 
     def once_more(self, graph: Graph, node: Node, parts: BatchParts) -> float:
-        """What it costs to run an operator once more, for another slice of the batch."""
+        """The cost of running an operator once more, for another slice of the batch."""
 
     def ordering(self, graph: Graph, node: Node) -> float:
-        """What a layer's weight takes to be brought into order for another slice."""
+        """The time to bring a layer's weight into order for another slice."""
 
 
 class Processor:

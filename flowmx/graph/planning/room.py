@@ -43,7 +43,7 @@ _FLOPS_A_NS = 20_000
 _TRIES = 4
 """Aims that are tried, each lower than the one before: plans differ a little from what was estimated. The last is 0."""
 _LOWER = 0.97
-"""How much lower than by what the last one missed."""
+"""The factor by which an aim is lower still than by what the last one missed."""
 
 
 class Launching:
