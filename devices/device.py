@@ -45,7 +45,6 @@ class Device(ABC):
         has_numerics: whether it computes; a device that only counts memory and time does not.
         reads_are_copies: whether :meth:`to_host` never shares memory.
         graphs: launches steps that come again and again as one where it can; None: nothing does.
-        replays: whether steps that come again and again are launched as one.
         dlpack_device: DLPack's type and number of it.
     """
 
@@ -58,8 +57,12 @@ class Device(ABC):
     has_numerics = True
     reads_are_copies = False
     graphs: Any = None
-    replays = False
     dlpack_device = (1, 0)
+
+    @property
+    def replays(self) -> bool:
+        """True where steps that come again and again are launched as one."""
+        return self.graphs is not None
 
     @abstractmethod
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Any:

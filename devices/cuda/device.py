@@ -74,7 +74,6 @@ class CudaDevice(Accelerator):
         self.staging = Staging(cp)
         self.generator = CudaGenerator(repr(context), cp)
         self.graphs = Graphs(self) if config.cuda_graphs else None
-        self.replays = config.cuda_graphs
         self.reader = CudaStream(self, "reads")
         self.reading = threading.RLock()
         self._reached: set[int] = set()

@@ -64,7 +64,6 @@ class SimDevice(Accelerator):
         self.description = description
         self.has_numerics = numerics
         self.kernels = kernels
-        self.replays = graphs
         self._captured: WeakKeyDictionary[Any, set[Any]] | None = WeakKeyDictionary() if graphs else None
         self._array: type[np.ndarray[Any, Any]] = np.ndarray if numerics else Blank
         self.generator = Generator(repr(context))
@@ -148,6 +147,10 @@ class SimDevice(Accelerator):
         seconds, limit = self.description.kernel(flops, nbytes, dtype)
         launch.work.add(seconds, limit)
         self.system.operators[name] += seconds
+
+    @property
+    def replays(self) -> bool:
+        return self._captured is not None
 
     def replay(self, launch: Launch) -> None:
         """Count the launches of a bound graph as one, where the same were captured before.
