@@ -20,6 +20,7 @@ from flowmx.graph.compiler import options_of
 from flowmx.graph.reports.unfolded import sliced
 from flowmx.ops.compiled.sliced import Staged
 from tests.cupy_stand_in.standing import standing
+from tests.test_slices import CASES
 
 pytestmark = pytest.mark.usefixtures("two_threads_a_kernel")
 
@@ -150,6 +151,24 @@ def test_slices_that_run_late_and_in_any_order_give_the_same(seed):
             near(results(parts), expected)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_staged_slices_of_what_is_hard_to_cut(name):
+    """Inputs that are read whole and in parts, views at both ends, outputs that are the same."""
+    make, example = CASES[name]
+    symbol = make()
+    expected = results(whole_on_cpu(symbol, batch=7, example=example))
+    for length in (1, 3):
+        with simulated(graphs=True), settings.override(exec_slice=length, exec_check=True):
+            parts = bound(symbol, mx.sim(), 7, example)
+            assert all(op.staged for _, op in sliced(parts.plan))
+            near(results(parts), expected)
+        with captured(seed=length) as here, settings.override(exec_slice=length):
+            parts = bound(symbol, mx.gpu(), 7, example)
+            for _ in range(3):
+                near(results(parts), expected, part=1e-5)
+            assert here.counted.replays
+
+
 # -- when -----------------------------------------------------------------------------------------------------------
 
 
@@ -171,15 +190,18 @@ def test_slices_are_made_where_the_whole_batch_does_not_fit_the_free_memory(name
             executor.outputs[0].asnumpy()
 
 
-def test_a_budget_is_used_up_since_each_slice_costs_time():
+@pytest.mark.parametrize("context", ["cpu", "sim"])
+def test_a_budget_is_used_up_since_each_slice_costs_time(context):
     symbol = resnet()
-    whole = whole_on_cpu(symbol).plan.internal_bytes()
-    taken = []
+    whole = whole_on_cpu(symbol)
+    expected, taken = results(whole), []
     for part in (1.0, 0.7, 0.4, 0.1):
-        with simulated(), settings.override(exec_memory_budget=int(part * whole)):
-            plan = bound(symbol, mx.sim()).plan
-        assert plan.internal_bytes() <= part * whole
-        taken.append(sum(len(op.starts) for _, op in sliced(plan)))
+        budget = int(part * whole.plan.internal_bytes())
+        with simulated(), settings.override(exec_memory_budget=budget):
+            executor = bound(symbol, mx.Context(context))
+            near(results(executor), expected)
+        assert executor.plan.internal_bytes() <= budget
+        taken.append(sum(len(op.starts) for _, op in sliced(executor.plan)))
     assert taken[0] == 0
     assert taken == sorted(set(taken)), "the less there is, the more slices"
 

@@ -164,6 +164,9 @@ def make(machine: Machine):
         def transpose(self, *axes):
             return self._like(self._shown().transpose(*axes))
 
+        def swapaxes(self, one, other):
+            return self._like(self._shown().swapaxes(one, other))
+
         T = property(transpose)
 
         def ravel(self):

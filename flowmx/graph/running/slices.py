@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from flowmx.graph.node import Entry
@@ -76,10 +75,7 @@ class InSlices:
     def __init__(self, op: Sliced, runner: Runner, where: str) -> None:
         self._op, self._runner, self._where = op, runner, where
         self._steps = [*runner.forward, *runner.endings[0], *runner.backward, *runner.endings[1]]
-        self._before, self._after = (
-            list(takewhile(_is_copy, each)) if op.staged else [] for each in (self._steps, self._steps[::-1])
-        )
-        self._steps = self._steps[len(self._before) : len(self._steps) - len(self._after)]
+        self._before, self._steps, self._after = _parted(self._steps)
         self._sums = [each for each in runner.tied.values() if isinstance(each, Summing)]
         self._draws: list[Drawing] = []
         for at, step in enumerate(self._steps):
@@ -123,5 +119,9 @@ class InSlices:
         runner.bind(self._entries_parts, [None] * len(self._parts))
 
 
-def _is_copy(step: Step) -> bool:
-    return isinstance(step.node.op, Staged)
+def _parted(steps: list[Step]) -> tuple[list[Step], list[Step], list[Step]]:
+    """The copies that steps begin with, what is between, and those that they end with."""
+    is_copy = [isinstance(step.node.op, Staged) for step in steps]
+    start = (*is_copy, False).index(False)
+    stop = len(steps) - (*is_copy[:start:-1], False).index(False)
+    return steps[:start], steps[start:stop], steps[stop:]
