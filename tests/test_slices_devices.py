@@ -218,6 +218,25 @@ def test_a_budget_that_nothing_fits_into_names_the_least(context):
     assert planned(least) <= least
 
 
+def test_branches_that_take_turns_come_before_slices():
+    """What a GPU computes at the same time takes more memory than one after the other."""
+    data = S.var("data")
+    symbol = S.add_n(*[S.sum(S.exp(S.tile(data * at, reps=(1, 32))), axis=1) for at in range(1, 5)])
+    small = {"batch": 128, "example": (64,)}
+    expected = results(whole_on_cpu(symbol, **small))
+    with settings.override(gpu_worker_nthreads=2), standing(1):
+        at_once = bound(symbol, mx.gpu(), **small).plan
+        assert any(len(stage) > 1 for stage in at_once.stages[0])
+        with settings.override(exec_memory_budget=at_once.internal_bytes() - 1):
+            in_turns = bound(symbol, mx.gpu(), **small)
+        assert not any(in_turns.plan.stages) and not sliced(in_turns.plan)
+        near(results(in_turns), expected)
+        with settings.override(exec_memory_budget=in_turns.plan.internal_bytes() - 1):
+            parts = bound(symbol, mx.gpu(), **small)
+        assert sliced(parts.plan)
+        near(results(parts), expected)
+
+
 def test_off_holds_under_a_budget():
     whole = whole_on_cpu(resnet()).plan.internal_bytes()
     with simulated(), settings.override(exec_memory_budget=whole // 2, exec_slice="off"), pytest.raises(BudgetError):

@@ -165,7 +165,7 @@ def in_room(options: Options, device: Device, coming: int = 0, held: int = 0) ->
     """
     if not device.is_asynchronous:
         return options
-    free = device.memory_info()[0] + held - coming
+    free = max(0, device.memory_info()[0] + held - coming)
     return replace(options, room=max(held, int((1 - room.SPARE) * free)), staged=device.replays)
 
 

@@ -83,7 +83,7 @@ def fit(
         external: the entries that get memory from outside.
         strided: the variables whose arrays do not lie densely in C order.
         options: how; ``room`` says how many bytes are free on the device, ``budget`` how many may be taken.
-        made: its plan, where there is any room.
+        made: its plan where any size will do.
 
     Returns:
         the smallest that was found, where the device's memory is not enough.
@@ -111,12 +111,11 @@ def _smaller(
     made: Plan, most: int,
 ) -> Plan:  # fmt: skip
     """A plan without branches, or else in slices, that takes so many bytes; the smallest one where there is none."""
-    if options.workers > 1:
-        options = replace(options, workers=1)
-        made = make_plan(graph, external, strided, options, schedule[:2])
-        if made.internal_bytes() <= most:
-            return made
-    whole = made.internal_bytes()
+    options = replace(options, workers=1)
+    plain = make_plan(graph, external, strided, options, schedule[:2])
+    if plain.internal_bytes() <= most:
+        return plain
+    made, whole = min(plain, made, key=Plan.internal_bytes), plain.internal_bytes()
     graph = graph.with_notes(
         f"the whole batch would take {in_words(whole)}, and there is room for {in_words(most)}: it runs in slices"
     )
