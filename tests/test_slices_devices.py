@@ -219,7 +219,7 @@ def test_a_budget_that_nothing_fits_into_names_the_least(context):
 
 
 def test_branches_that_take_turns_come_before_slices():
-    """What a GPU computes at the same time takes more memory than one after the other."""
+    """Branches at the same time take more memory than one after the other."""
     data = S.var("data")
     symbol = S.add_n(*[S.sum(S.exp(S.tile(data * at, reps=(1, 32))), axis=1) for at in range(1, 5)])
     small = {"batch": 128, "example": (64,)}

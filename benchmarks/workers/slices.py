@@ -5,8 +5,8 @@
 ``bound_mb`` is what is alive at most if each layer takes the whole batch. Of a peer the plan is told, which for MXNet
 is that of its fused operators; it contains the network's outputs and leaves workspaces out. Runs take turns, and the
 fastest of each counts. With ``CPU=1`` in the environment it is the processor's time that counts, on one thread, which
-says more where other work runs beside. ``DEVICE=gpu`` (or ``sim``) measures on that device, with a budget of a quarter of
-what is alive.
+says more where other work runs beside. ``DEVICE=gpu`` (or ``sim``) measures there, in a budget of a quarter of what
+is alive.
 """
 
 from __future__ import annotations
