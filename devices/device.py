@@ -59,6 +59,11 @@ class Device(ABC):
     graphs: Any = None
     dlpack_device = (1, 0)
 
+    @property
+    def replays(self) -> bool:
+        """True where steps that come again and again are launched as one."""
+        return self.graphs is not None
+
     @abstractmethod
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A new, uninitialised, C-contiguous array on this device."""

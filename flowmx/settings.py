@@ -206,14 +206,15 @@ class Settings:
     )
     exec_memory_budget: int = _setting(
         0,
-        "Most bytes of a bound symbol's internal values, for which as much as needed is recomputed, or training takes "
-        "parts of the batch one after the other; 0 is any number.",
+        "Most bytes of a bound symbol's internal values, for which as much as needed is recomputed, or parts of "
+        "the batch go one after the other; 0 is any number.",
         low=0,
     )
     exec_slice: int = _setting(
         -1,
         "Examples of a batch that bound predictions take at a time, where layers allow it: auto (-1) for a quarter of "
-        "the memory where that is estimated to cost little time, off (0) for all of them, or a number.",
+        "the memory where that is estimated to cost little time, on a GPU where there is no room for all of them; off "
+        "(0) for all of them, or a number.",
         low=-1,
         aliases={"auto": "-1", "off": "0"},
     )

@@ -29,7 +29,7 @@ SECONDS = {
     "checkout": 3, "download": 3, "dtypes": 3, "gluon_mxnet": 3, "im2rec": 3, "kvstore_engine": 3, "migration": 3,
     "pool": 3, "recompute": 3, "serve_command": 3, "sim_blank": 3, "simplify": 3, "wire_javascript_job": 3,
     "kvstore_windows": 9, "comm_stream": 8,
-    "micro_batches": 8, "example_onnxruntime": 6, "quantized_rnn": 4, "onnx_bytes": 3,
+    "micro_batches": 8, "slices_devices": 8, "example_onnxruntime": 6, "quantized_rnn": 4, "onnx_bytes": 3,
 }
 """About how long the longest files take, by the part of their names between ``test_`` and ``.py``."""
 # fmt: on

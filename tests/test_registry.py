@@ -12,6 +12,7 @@ SGD = ("sgd_update", "sgd_mom_update")
 # Operators that no table names, and why.
 ELSEWHERE: dict[str, str] = {
     "_summed": "only within slices, where it copies or adds: tests/test_micro_batches.py",
+    "_staged": "only within slices, where it copies: tests/test_slices_devices.py",
     "_sliced": "made by the planner, with a plan of its own: tests/test_slices.py",
     **dict.fromkeys(
         [

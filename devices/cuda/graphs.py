@@ -4,7 +4,7 @@ The first run goes step by step, which lets kernels make their plans. The next o
 stream: nothing runs, and what would have been launched becomes a graph. Later runs launch that. Where any address
 differs, there is another capture; where they keep differing, arrays that move are copied (moving.py). A step at which a
 capture fails, or that copies from the host (whose memory will hold something else by then), runs by itself for good,
-and those before and after it are captured without it.
+and those before and after it are captured without it. So does a step that replays a graph of its own, slice by slice.
 """
 
 from __future__ import annotations
@@ -188,6 +188,6 @@ class Graphs:
 
 
 def _is_able(step: Any) -> bool:
-    """Tell whether a step can be captured: no user code, and no loop or branch that depends on values."""
+    """Tell whether a step can be captured: no user code, no loop or branch that depends on values, no graphs in it."""
     op = step[3].op
-    return op is None or not (op.traits.detached or op.subgraphs)
+    return op is None or not (op.traits.detached or op.traits.replays or op.subgraphs)

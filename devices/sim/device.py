@@ -148,19 +148,23 @@ class SimDevice(Accelerator):
         launch.work.add(seconds, limit)
         self.system.operators[name] += seconds
 
+    @property
+    def replays(self) -> bool:
+        return self._captured is not None
+
     def replay(self, launch: Launch) -> None:
         """Count the launches of a bound graph as one, where the same were captured before.
 
-        Its function's ``captured_by(*arguments)`` returns the object that identifies the capture, with its shapes, and
-        the part of it that this is.
+        Its function's ``captured_by(*arguments)`` returns the object that identifies the capture, with its shapes, the
+        part of it that this is, and as how many that runs then.
         """
         captured_by = getattr(launch.function, "captured_by", None)
         if self._captured is None or captured_by is None:
             return
-        graph, part = captured_by(*launch.arguments)
+        graph, part, launches = captured_by(*launch.arguments)
         parts = self._captured.setdefault(graph, set())
         if part in parts:
-            launch.work.kernels = min(1, launch.work.kernels)
+            launch.work.kernels = min(launches, launch.work.kernels)
         parts.add(part)
 
     def account_for_launch(self, launch: Launch) -> None:

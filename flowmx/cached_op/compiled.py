@@ -16,13 +16,14 @@ from typing import Any
 
 from flowmx.devices import Device
 from flowmx.graph import collector
-from flowmx.graph.compiler import options_of
+from flowmx.graph.compiler import in_room, options_of
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan_cache import plan_of
 from flowmx.graph.running.memory import Blocks
 from flowmx.graph.running.pool import Pool
 from flowmx.graph.running.results import Results
 from flowmx.graph.running.runner import Runner
+from flowmx.graph.running.steps import launches
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import LIGHT_BYTES, Array, Shape
 
@@ -91,6 +92,8 @@ class Compiled:
         context = self.device.context
         # A call runs its steps in a row: concurrent branches would only take more memory.
         options = replace(options_of(context.kernels), pack=self._pack, workers=1, varying=self._varying)
+        if not (self.train or self.wanted):
+            options = in_room(options, self.device, held=self._blocks.idle_bytes)
         plan = plan_of(self.entries, self.wanted, self.shapes, self.dtypes, self.train, context, options, self.wanted)
         results = Results(plan)
         heads = [Entry(node, 0) for node in plan.graph.heads]
@@ -140,6 +143,12 @@ class Compiled:
         """The positions of the variables from which something is computed that is kept from call to call."""
         read = {entry.node for node in self.results.plan.once for entry in node.inputs}
         return [at for at, entry in enumerate(self.variables) if entry.node in read]
+
+    @cached_property
+    def launches(self) -> int:
+        """The number of launches of a forward pass, on a device that launches steps in a row as one."""
+        plan = self.results.plan
+        return launches(node for node in plan.forward if Entry(node, 0) not in plan.root)
 
     def begin_backward(self, runner: Runner, heads: Sequence[Array | None]) -> None:
         """Prepare the backward pass on what a forward pass left.

@@ -331,7 +331,7 @@ def _forward(
         call.runner = runner
 
 
-_forward.captured_by = lambda compiled, call, *_: (compiled, "forward")  # type: ignore[attr-defined]
+_forward.captured_by = lambda compiled, call, *_: (compiled, "forward", compiled.launches)  # type: ignore[attr-defined]
 
 _Beginning = tuple[Sequence[NDArray | None], Sequence[NDArray] | None, Sequence[NDArray]]
 """Inputs of a backward pass's first piece: the gradients of the outputs, the forward pass's inputs where that must run
@@ -352,7 +352,7 @@ def _backward(call: _Call, piece: int, gradients: dict[Node, NDArray], beginning
         call.runner = runner
 
 
-_backward.captured_by = lambda call, piece, *_: (call.compiled, piece)  # type: ignore[attr-defined]
+_backward.captured_by = lambda call, piece, *_: (call.compiled, piece, 1)  # type: ignore[attr-defined]
 
 
 def _begin_backward(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from flowmx import devices
 from flowmx.devices import Context
+from flowmx.errors import DeviceError
 from flowmx.executor.binding import requests_of, used_groups
 from flowmx.graph import collector, infer
-from flowmx.graph.compiler import compile_graph, graph_of, options_of
+from flowmx.graph.compiler import compile_graph, graph_of, in_room, options_of
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.reports.estimate import MemoryEstimate, estimate
 from flowmx.ops.registry.dtypes import DType, as_dtype
@@ -40,7 +43,13 @@ def memory_estimate(
     groups = used_groups(context, group2ctx, symbol)
     graph = graph_of(symbol._entries, wanted, all_shapes, all_dtypes, bool(wanted), context, groups)
     straight = [node for node in wanted if requests[node.name] == "write"]
-    plan = compile_graph(graph, straight, options=replace(options_of(context.kernels), budget=budget, joint=True))
+    options = replace(options_of(context.kernels), budget=budget, joint=True)
+    if not (wanted or groups):
+        bound = {*graph.outputs, *[Entry(node, 0) for node in (*arguments, *auxiliary)]}
+        coming = sum(math.prod(all_shapes[entry]) * all_dtypes[entry].itemsize for entry in bound)
+        with contextlib.suppress(DeviceError):  # it need not be there to be planned for
+            options = in_room(options, devices.get(context), coming)
+    plan = compile_graph(graph, straight, options=options)
     position = {node: index for index, node in enumerate(arguments)}
 
     def state_of(node: Node) -> int:

@@ -21,7 +21,7 @@ from flowmx.executor.mode import Mode
 from flowmx.executor.monitored import Monitor, Monitored
 from flowmx.graph import collector, infer
 from flowmx.graph.casts import inferred
-from flowmx.graph.compiler import compile_graph, graph_of, options_of
+from flowmx.graph.compiler import compile_graph, graph_of, in_room, options_of
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
 from flowmx.graph.plan_cache import plan_of
@@ -136,6 +136,8 @@ class Executor:
         options = replace(self._options, joint=joint)
         if self._wanted:  # the arena of training is there anyway
             options = replace(options, slice=max(0, options.slice))
+        elif not self._groups:
+            options = in_room(options, self._device, self._coming(), self.arena.held(self._device))
         straight = [
             node for node in wanted
             if self._requests[node.name] == "write" and gradients[node]._dtype == self._dtypes[Entry(node, 0)]
@@ -159,6 +161,15 @@ class Executor:
         return Mode(
             plan, train, {**used, context: self._device}, self.arena, arrays, self.outputs, gradients, requests
         )  # fmt: skip
+
+    def _coming(self) -> int:
+        """The bytes of bound arrays that have no memory yet."""
+        storages = {array._storage for array in (*self._arrays.values(), *self.outputs)}
+        return sum(
+            math.prod(each.shape) * each.dtype.itemsize
+            for each in storages
+            if each.array is None and each.device is self._device
+        )
 
     def _head(self, position: int, shape: Shape, dtype: DType) -> NDArray:
         """The gradient of an output, which all modes read."""

@@ -210,7 +210,7 @@ class Mode:
             if now is not None:
                 generator.state = now
 
-    _run.captured_by = lambda segment, versions, again: (segment, None)  # type: ignore[attr-defined]
+    _run.captured_by = lambda segment, versions, again: (segment, None, segment.launches)  # type: ignore[attr-defined]
     _run.moves = lambda segment, versions, again: segment.moves()  # type: ignore[attr-defined]
 
     def _tie(self, segment: Segment) -> None:

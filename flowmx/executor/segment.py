@@ -10,6 +10,7 @@ waits for its value alone.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 from flowmx.devices import Device
@@ -18,7 +19,7 @@ from flowmx.engine.scheduler import Variable
 from flowmx.graph.node import Entry
 from flowmx.graph.running.memory import Arena
 from flowmx.graph.running.runner import Runner
-from flowmx.graph.running.steps import Part
+from flowmx.graph.running.steps import Part, launches
 from flowmx.ndarray.array import NDArray
 
 
@@ -63,6 +64,11 @@ class Segment:
     def moves(self) -> list[tuple[str, int]] | None:
         """The transfer that a copy costs on a simulated device: ("there", bytes); None for other segments."""
         return None if self.actor is None else [("there", self.kept_bytes)]
+
+    @cached_property
+    def launches(self) -> int:
+        """The number of launches of a device that launches steps in a row as one."""
+        return launches(step.node for step in self.part.steps)
 
     def declare_read(self, entry: Entry, array: NDArray) -> None:
         """Declare a read of a user's array."""

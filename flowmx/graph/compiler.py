@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from flowmx import settings
-from flowmx.devices import Context
+from flowmx.devices import Context, Device
 from flowmx.graph.gradient import gradient
 from flowmx.graph.graph import Graph, Options, ranked
 from flowmx.graph.node import Entry, Node
@@ -27,7 +27,7 @@ from flowmx.graph.passes.recompute import recompute
 from flowmx.graph.passes.simplify import fold_constants, merge_common
 from flowmx.graph.passes.widen import widen
 from flowmx.graph.plan import Plan, make_plan
-from flowmx.graph.planning import micro, slices
+from flowmx.graph.planning import micro, room, slices
 from flowmx.graph.planning.order import ordered
 from flowmx.ops import kernels
 from flowmx.ops.registry.dtypes import DType
@@ -114,23 +114,26 @@ def compile_graph(
     """
     options = options or options_of("cpu")
     graph = replace(graph, straight=frozenset(straight))
-    fits = options.budget is not None and bool(graph.gradients) and not graph.groups
+    trains = options.budget is not None and bool(graph.gradients) and not graph.groups
+    cuts = not graph.groups and slices.may_be_cut(graph, options)
     for each in PASSES:
-        graph = each(graph, replace(options, budget=None) if fits else options)
+        graph = each(graph, replace(options, budget=None) if trains or cuts else options)
     if begin is not None:
         begin(graph, options)
     if external is None:
         external = {entry for entry in graph.outputs if _is_computed(entry)}
         external |= _written_straight(graph, straight)
-    if fits:
+    if trains:
         return micro.fit(graph, external, strided, options)
     schedule = ordered(graph)
     sliced = slices.cut(graph, schedule, external, strided, options)
+    made = None
     if sliced is not None:
         made = make_plan(sliced.graph, sliced.external, strided, options, (sliced.order, []))
-        if options.slice > 0 or made.internal_bytes() + slices.LEAST <= sliced.whole:
-            return made
-    return make_plan(graph, external, strided, options, schedule[:2])
+        if options.slice < 0 and made.internal_bytes() + slices.LEAST > sliced.whole:
+            made = None
+    made = made or make_plan(graph, external, strided, options, schedule[:2])
+    return room.fit(graph, schedule, external, strided, options, made) if cuts else made
 
 
 def options_of(device_type: str) -> Options:
@@ -149,6 +152,21 @@ def options_of(device_type: str) -> Options:
         budget=config.exec_memory_budget or None,
         slice=config.exec_slice,
     )
+
+
+def in_room(options: Options, device: Device, coming: int = 0, held: int = 0) -> Options:
+    """Options for a prediction, with what there is room for on the device now.
+
+    Args:
+        options: those of its kernels.
+        device: where it will run.
+        coming: bytes of arrays that will take memory there before it does.
+        held: bytes there that it may work in, or that are given back before it takes others.
+    """
+    if not device.is_asynchronous:
+        return options
+    free = max(0, device.memory_info()[0] + held - coming)
+    return replace(options, room=max(held, int((1 - room.SPARE) * free)), staged=device.replays)
 
 
 def _is_computed(entry: Entry) -> bool:

@@ -129,6 +129,9 @@ class Options:
         joint: both passes run as one operation, so that nothing need be left for a backward pass of its own.
         slice: how many examples of a batch are a slice, where regions of a prediction run in slices: as many as is
             worth it (-1), or none at all (0).
+        room: the bytes that the internal values of a prediction may take on a device with memory of its own (None: the
+            processor's memory, of which no more is taken than is worth it).
+        staged: slices are copied to and from where they always lie, so that the device can capture what is between.
     """
 
     device_type: str = "cpu"
@@ -145,6 +148,8 @@ class Options:
     budget: int | None = None
     joint: bool = False
     slice: int = 0
+    room: int | None = None
+    staged: bool = False
 
 
 class Rewriter:

@@ -4,6 +4,10 @@ The planner makes it (``graph/planning/region.py``), with a plan of the region f
 a slice needs and lie where the operator works; what it reads and gives lies whole, and each slice reads and writes its
 part in place, or adds to a sum over the batch. Where nothing is summed, the last slice may begin before the one before
 it ends: those rows are computed twice, with one result.
+
+Where the device captures steps as graphs, which hold addresses, each slice is *staged*: it is copied to where the
+slices before it lay, and what is computed there is copied to its place. What is between is captured once, and launched
+for each slice.
 """
 
 from __future__ import annotations
@@ -34,6 +38,8 @@ class Sliced(Operator, hidden=True):
     """Numbers of examples: of all, and of a slice."""
     laid: ClassVar[tuple[bool, ...]] = ()
     """For each output, whether it lies channels-last where it is not the user's."""
+    staged: ClassVar[bool] = False
+    """True where the plan begins and ends with copies (:class:`Staged`), between which nothing moves."""
 
     @classmethod
     def of(cls, **fields: Any) -> Sliced:
@@ -41,7 +47,8 @@ class Sliced(Operator, hidden=True):
         made = cls()
         for name, value in {**fields, "_specs": {}}.items():
             object.__setattr__(made, name, value)
-        made.with_traits(uses_random=any(node.op.draws(made.plan.graph.train) for node in made.nodes()))
+        draws = any(node.op.draws(made.plan.graph.train) for node in made.nodes())
+        made.with_traits(uses_random=draws, replays=made.staged)
         return made
 
     def nodes(self) -> list[Any]:
@@ -71,7 +78,12 @@ class Sliced(Operator, hidden=True):
     def told(self) -> str:
         """The cut in words."""
         examples, length = self.batch
-        return f"{len(self.starts)} slices of {length} of {examples}"
+        return f"{len(self.starts)} slices of {length} of {examples}" + ", staged" * self.staged
+
+    def launches(self) -> int:
+        """The number of launches, where what is between copies is one."""
+        copies = sum(isinstance(node.op, Staged) for node in self.nodes())
+        return len(self.starts) * (1 + copies)
 
     def __repr__(self) -> str:
         return f"{self.name}({self.told()})"
@@ -80,6 +92,14 @@ class Sliced(Operator, hidden=True):
 @operator("_summed")
 class Summed(Operator, hidden=True):
     """A sum over the slices of a batch: what it reads in the first one, to which that of the others is added."""
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        run.xp.copyto(outputs[0], inputs[0])
+
+
+@operator("_staged")
+class Staged(Operator, hidden=True):
+    """A copy of a part of the batch to where a captured graph finds it, or from where it leaves it."""
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.copyto(outputs[0], inputs[0])

@@ -114,6 +114,7 @@ class Traits:
         hidden: only other operators' gradients or passes use it; it gets no public function.
         dynamic: the outputs' shapes follow from the content of inputs, so that graphs of it can not be planned.
         detached: it runs the user's own code, which may push and wait, so that it gets threads of its own.
+        replays: it runs steps of its own again and again, which a device may capture and launch as one.
         uses_random: the forward may draw from the device's generator, which is then a variable that it writes.
         draws_by_part: what it draws for a part of the batch is that part of what it draws for the whole, which
             ``Operator.skip_draws`` passes over.
@@ -151,6 +152,7 @@ class Traits:
     hidden: bool = False
     dynamic: bool = False
     detached: bool = False
+    replays: bool = False
     uses_random: bool = False
     draws_by_part: bool = False
     mode_matters: bool = False

@@ -164,6 +164,9 @@ def make(machine: Machine):
         def transpose(self, *axes):
             return self._like(self._shown().transpose(*axes))
 
+        def swapaxes(self, one, other):
+            return self._like(self._shown().swapaxes(one, other))
+
         T = property(transpose)
 
         def ravel(self):
@@ -206,6 +209,9 @@ def make(machine: Machine):
                 raise AttributeError(name)
             return lambda *args, **kwargs: getattr(namespace, name)(self, *args, **kwargs)
 
+    def as_strided(x, shape=None, strides=None):
+        return ndarray(shape, x.dtype, x.data, strides)
+
     class Namespace:
         """``cupy``: NumPy's names."""
 
@@ -213,6 +219,7 @@ def make(machine: Machine):
             self.ndarray = ndarray
             self.cuda = cuda(machine)
             self.machine = machine
+            self.lib = SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=as_strided))
             self.random = SimpleNamespace(Generator=Generator, Philox4x3210=Philox4x3210)
 
         def __getattr__(self, name):

@@ -173,6 +173,39 @@ def test_a_bound_graph_is_captured_and_replayed(graphs):
     assert graphs.captures >= 2 and graphs.replays >= 2 * 8 and not graphs.refused
 
 
+def sliced_up(context, how):
+    """The outputs of some runs of a bound network with convolutions, in slices."""
+    rng = np.random.default_rng(0)
+    x = mx.sym.Variable("data")
+    for _ in range(3):
+        x = mx.sym.relu(mx.sym.Convolution(x, num_filter=16, kernel=(3, 3), pad=(1, 1)))
+    x = mx.sym.FullyConnected(mx.sym.Pooling(x, global_pool=True, pool_type="avg", kernel=(1, 1)), num_hidden=8)
+    with mx.settings.override(exec_slice=how):
+        bound = x.simple_bind(context, data=(50, 3, 32, 32), grad_req="null")
+    for array in bound.arg_arrays:
+        array[:] = rng.standard_normal(array.shape) * 0.3
+    found = []
+    for _ in range(4):
+        bound.forward()
+        found.append(bound.outputs[0].asnumpy())
+    return bound.plan, found
+
+
+def test_a_region_is_captured_once_and_replayed_for_each_slice(graphs):
+    (_, expected), (plan, found) = sliced_up(mx.cpu(0), "off"), sliced_up(mx.gpu(0), 16)
+    assert "4 slices of 16 of 50, staged" in plan.explain()
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-2, atol=1e-3 * np.abs(one).max())
+    assert graphs.captures >= 1 and graphs.replays >= 4 * 4 - 1 and not graphs.refused
+
+
+def test_without_graphs_slices_lie_in_the_whole(device):
+    (_, expected), (plan, found) = sliced_up(mx.cpu(0), "off"), sliced_up(mx.gpu(0), 16)
+    assert "staged" not in plan.explain() or device.replays
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-2, atol=1e-3 * np.abs(one).max())
+
+
 def test_steps_that_copy_from_the_host_are_not_captured(graphs, device, cp):
     source, target = (mx.nd.ones((3,), ctx=mx.gpu(0)) for _ in range(2))
     mx.nd.waitall()

@@ -214,6 +214,9 @@ MODES = {
     "simulated, sliced": Mode(
         hybridize=BOTH, devices=("sim(0)",), simulated={"seed": 7}, settings={"exec_slice": 1, "gpu_worker_nthreads": 1}
     ),
+    "simulated, sliced for graphs": Mode(
+        hybridize=STATIC, devices=("sim(0)",), simulated={"seed": 8, "graphs": True}, settings={"exec_slice": 1}
+    ),
     "simulated, budget": Mode(
         runners.Joint, devices=("sim(0)",), simulated={"seed": 6}, budgets=(0.1, 0.25, 0.5, 0.7), **SYMBOLIC
     ),

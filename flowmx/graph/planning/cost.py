@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -95,3 +95,38 @@ def ordering(graph: Graph, node: Node, cores: int) -> float:
     size, rows = nbytes(graph, weight), max(1, graph.shapes[weight][0])
     slower = _ALIASED if size // rows % _PAGE == 0 else 1
     return _ORDER_NS + slower * _NS_A_BYTE * size / cores
+
+
+class Costs(Protocol):
+    """Estimates of a kind of device, in nanoseconds."""
+
+    def nanoseconds(self, graph: Graph, node: Node) -> float:
+        """About how long an operator takes at least, however fast its values come."""
+
+    def in_memory(self, costs: Any, moved: Any, part: float = 1) -> Any:
+        """The time of steps of which that is known, and the bytes that each moves; a part of the batch at a time."""
+
+    def once_more(self, graph: Graph, node: Node, parts: BatchParts) -> float:
+        """The cost of running an operator once more, for another slice of the batch."""
+
+    def ordering(self, graph: Graph, node: Node) -> float:
+        """The time to bring a layer's weight into order for another slice."""
+
+
+class Processor:
+    """The costs of steps on the processor."""
+
+    def __init__(self) -> None:
+        self._cores = cores()
+
+    def nanoseconds(self, graph: Graph, node: Node) -> float:
+        return nanoseconds(graph, node, self._cores)
+
+    def in_memory(self, costs: Any, moved: Any, part: float = 1) -> Any:
+        return in_memory(costs, moved, part)
+
+    def once_more(self, graph: Graph, node: Node, parts: BatchParts) -> float:
+        return once_more(graph, node, parts, self._cores)
+
+    def ordering(self, graph: Graph, node: Node) -> float:
+        return ordering(graph, node, self._cores)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from flowmx.devices import Context
 from flowmx.graph.graph import Graph, is_pure, written
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.planning.live import nbytes
@@ -18,8 +19,8 @@ from flowmx.ops.registry.dtypes import is_floating
 from flowmx.ops.registry.operators import Operator, Shape
 from flowmx.ops.registry.traits import BatchParts
 
-CUT_ON = ("cpu", "sim")
-"""Types of devices that run slices."""
+_GOES_ON = "gpu"
+"""The type of devices whose random numbers can not be drawn from a place of the stream that one chooses."""
 _SUMMED = BatchParts((), (), (0,))
 _MOST_BEFORE = 16
 """Operators that may be taken out of a region for one that needs their whole results."""
@@ -128,9 +129,8 @@ class _Parter:
         op, graph = node.op, self._graph
         assert op is not None
         context = graph.context(node)
-        here = context is None or (context is graph.default and context.device_type in CUT_ON)
-        here = here and (self._allowed is None or node in self._allowed)
-        if op.traits.dynamic or op.traits.once or not here or not self._is_free(op):
+        here = (context is None or context is graph.default) and (self._allowed is None or node in self._allowed)
+        if op.traits.dynamic or op.traits.once or not here or not self._is_free(op, context):
             return None
         outputs = [graph.shapes[Entry(node, index)] for index in range(node.outputs())]
         inputs = [graph.shapes[entry] for entry in node.inputs]
@@ -143,11 +143,12 @@ class _Parter:
         floats = all(is_floating(graph.dtypes[Entry(node, at)]) for at in parts.sums)
         return parts if floats and all(each % self._units == 0 for each in rows) else None
 
-    def _is_free(self, op: Operator) -> bool:
+    def _is_free(self, op: Operator, context: Context | None) -> bool:
         """Tell whether an operator of a slice has no effect, or draws what it would draw for its part of the batch."""
         train = self._graph.train
         if op.draws(train):
-            return op.traits.draws_by_part and not self._drawn
+            goes_back = context is None or context.device_type != _GOES_ON
+            return op.traits.draws_by_part and goes_back and not self._drawn
         return is_pure(op, train)
 
     def _fits(self, node: Node, parts: BatchParts, kinds: Sequence[Kind | None]) -> bool:

@@ -16,7 +16,7 @@ from flowmx.graph.plan import Plan, make_plan
 from flowmx.graph.planning.order import LATE
 from flowmx.ops.compiled.fused import FusedConvolution
 from flowmx.ops.compiled.packed import OrderConvolution, Pack
-from flowmx.ops.compiled.sliced import Sliced, Summed
+from flowmx.ops.compiled.sliced import Sliced, Staged, Summed
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Operator, Shape, packed_size
 from flowmx.ops.registry.traits import BatchParts
@@ -56,6 +56,8 @@ class Region:
         self._variables: dict[tuple[Entry, bool], Entry] = {}
         self._channels_last: set[Entry] = set()
         self._packs: list[Node] = []
+        self._staged: dict[Entry, Entry] | None = None
+        """The copies of slices of variables, where they are staged."""
 
     def put(
         self, strided: Collection[Node], options: Options, change: Callable[[Graph], Graph] | None = None
@@ -67,6 +69,8 @@ class Region:
             options: how.
             change: a pass over the graph of a slice, whose steps are then ordered anew.
         """
+        if options.staged and not self._graph.gradients:
+            self._staged = {}
         outputs = self._outputs()
         given = {entry.node for entry in outputs}
         steps = [self._step(node, options, node in given) for node in self._members]
@@ -74,6 +78,12 @@ class Region:
             return [self._rewriter.keep(node) for node in self._members]
         inner = [step for step in steps if step is not None]
         results = [self._result(entry) for entry in outputs]
+        if self._staged is not None:
+            results = [
+                self._copied(entry, made, entry.index in self._members[entry.node].outputs)
+                for entry, made in zip(outputs, results, strict=True)
+            ]
+            inner = [*[each.node for each in self._staged.values()], *inner, *[each.node for each in results]]
         early = [made for entry, made in zip(outputs, results, strict=True) if entry.node in self._forward]
         late: dict[Node, Entry] = {}
         for entry, made in zip(outputs, results, strict=True):
@@ -143,7 +153,17 @@ class Region:
             made = Entry(Node(None, entry.node.output_name(entry.index), attributes=entry.node.attributes), 0)
             self._variables[entry, along] = made
             self._note(entry, made, along)
-        return made
+            if along and self._staged is not None:
+                self._staged[made] = self._copied(entry, made, along)
+        return self._staged[made] if along and self._staged is not None else made
+
+    def _copied(self, entry: Entry, made: Entry, along: bool) -> Entry:
+        """A copy of what stands for an entry in a slice, to be staged."""
+        copy = Entry(
+            Node(Staged(), f"slice of {entry.node.name}", (made,), made.node.attributes, None, entry.node.origin), 0
+        )
+        self._note(entry, copy, along)
+        return copy
 
     def _variable_like(self, entry: Entry) -> Node:
         """A variable of which a result that only gradients need is the gradient."""
@@ -209,6 +229,7 @@ class Region:
             forms=tuple([(shapes[entry], dtypes[entry]) for entry in outputs]),
             batch=(units, length),
             laid=tuple([entry in self._laid for entry in outputs]),
+            staged=self._staged is not None,
         )
         name = first.name if len(members) == 1 else f"{first.name} to {last.name}"
         self._rewriter.note(f"{name}: {len(plan.steps())} steps run in {op.told()}")

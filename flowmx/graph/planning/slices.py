@@ -1,35 +1,35 @@
 """Slices: regions of a prediction that run a part of the batch at a time, so that their values are that much smaller.
 
 Where an operator goes along with the batch (``Operator.batch_parts``), nothing needs the whole batch at once. Such
-operators in a row of the order are a *run*. Of each run that keeps much alive a *region*, from its beginning on, runs
-slice by slice; it becomes one operator (:class:`~flowmx.ops.compiled.sliced.Sliced`) with a plan for one slice. Where
-the region ends and how long slices are is chosen by what both cost: bytes alive at once, against the time to read and
-order the weights again for each slice and to start so many more steps.
+operators in a row of the order are a *run* (:mod:`flowmx.graph.planning.runs`). Of each run that keeps much alive a
+*region*, from its beginning on, runs slice by slice; it becomes one operator
+(:class:`~flowmx.ops.compiled.sliced.Sliced`) with a plan for one slice. Where the region ends and how long slices are
+is chosen by what both cost: bytes alive at once, against the time to read and order the weights again for each slice
+and to start so many more steps. So it is on the processor; where a budget or the memory of a device is to be kept, what
+slices come down to follows from that (:mod:`flowmx.graph.planning.room`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from flowmx.graph.graph import Graph, Options, Rewriter, is_pure
+from flowmx.devices import Context
+from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
-from flowmx.graph.planning.cost import cores, in_memory, nanoseconds, once_more, ordering
+from flowmx.graph.planning.cost import Costs, Processor
 from flowmx.graph.planning.layout import channels_last
 from flowmx.graph.planning.live import nbytes
 from flowmx.graph.planning.order import Ordered
-from flowmx.graph.planning.parting import CUT_ON
 from flowmx.graph.planning.region import Region, is_ordered
-from flowmx.ops.registry.traits import BatchParts
+from flowmx.graph.planning.runs import Run, runs
 
 LEAST = 4 << 20
 """Bytes that slices must save."""
-_AIM = 0.25
+AIM = 0.25
 """The part of the bytes to come down to. On a quarter of the batch kernels still are as fast as on the whole; each
 further halving saves less, and costs more."""
 _MOST_LOSS = 0.04
@@ -50,33 +50,26 @@ _SHORT = 4
 """Units below which kernels are slower on a slice, where it is not a quarter of the batch."""
 _WORSE = 2
 """Numbers of equal slices that are tried without gain, after one that comes down to the aim."""
-_EVICTED = 16
-"""Operators that may be taken out of a run for one that needs their whole results."""
 
 
-class Member(NamedTuple):
-    """An operator of a run, with what of it goes along with the batch."""
-
-    node: Node
-    parts: BatchParts
-
-
-@dataclass
-class Run:
-    """Operators in a row that go along with the batch.
+class Aim(NamedTuple):
+    """The bytes that slices are to come down to, and what they may cost.
 
     Attributes:
-        start, stop: positions in the order.
-        units: the greatest number of equal parts that the batch can be cut into.
-        members: by node.
-        before: operators between them that read none of them, and run before them.
+        nbytes: the bytes, with what is kept from run to run.
+        costs: what steps cost there.
+        most_loss: the part of the time that slices may cost, as estimated.
+        worth: how many times that part of the bytes a part of the time is worth, above what they are to come down to.
+        shortest: units that a slice has at least, where that is not more than a quarter of the batch.
+        least: bytes that they must save.
     """
 
-    start: int
-    stop: int
-    units: int
-    members: dict[Node, BatchParts] = field(default_factory=dict)
-    before: dict[Node, None] = field(default_factory=dict)
+    nbytes: float
+    costs: Costs
+    most_loss: float
+    worth: float
+    shortest: int
+    least: int
 
 
 class Choice(NamedTuple):
@@ -141,91 +134,6 @@ class Weights(NamedTuple):
         return taken, self.sizes @ taken, self.gains @ taken
 
 
-# -- runs --------------------------------------------------------------------------------------------------
-
-
-def runs(graph: Graph, order: Sequence[Node]) -> list[Run]:
-    """The runs of an order, of those operators that compute something in each run of the graph."""
-    found: list[Run] = []
-    now: Run | None = None
-    for at, node in enumerate(order):
-        parts = _parts(graph, node)
-        if now is not None and _goes_on(graph, now, node, parts):
-            now.stop = at + 1
-            continue
-        units = 0 if parts is None else math.gcd(*_rows(graph, Member(node, parts)))
-        now = None
-        if parts is not None and units > 1:
-            now = Run(at, at + 1, units, {node: parts})
-            found.append(now)
-    return found
-
-
-def _parts(graph: Graph, node: Node) -> BatchParts | None:
-    """The parts of an operator that go along with the batch; None where it may not be in a region."""
-    op, context = node.op, graph.context(node)
-    assert op is not None
-    if op.traits.dynamic or not is_pure(op, train=False) or not (context is None or context.device_type in CUT_ON):
-        return None
-    outputs = [graph.shapes[Entry(node, index)] for index in range(node.outputs())]
-    inputs = [graph.shapes[entry] for entry in node.inputs]
-    if not all(map(math.prod, (*inputs, *outputs))):
-        return None
-    parts = op.batch_parts(inputs, outputs)
-    return None if parts is None or parts.sums else parts
-
-
-def _rows(graph: Graph, member: Member) -> list[int]:
-    """The lengths of axis 0 of what goes along."""
-    node, parts = member
-    entries = [*[node.inputs[at] for at in parts.inputs], *[Entry(node, at) for at in parts.outputs]]
-    return [graph.shapes[entry][0] for entry in entries]
-
-
-def _goes_on(graph: Graph, run: Run, node: Node, parts: BatchParts | None) -> bool:
-    """Let a run go on with an operator, in it or before it; False where it cannot."""
-    if parts is not None and graph.context(node) is graph.context(next(iter(run.members))):
-        fits = all(rows % run.units == 0 for rows in _rows(graph, Member(node, parts)))
-        if fits and _reads_parts(node, parts, run):
-            whole = [entry.node for at, entry in enumerate(node.inputs) if at not in parts.inputs]
-            if _evict(run, [each for each in whole if each in run.members]):
-                run.members[node] = parts
-                return True
-    if _is_before(node, run):
-        run.before[node] = None
-        return True
-    return False
-
-
-def _reads_parts(node: Node, parts: BatchParts, run: Run) -> bool:
-    """Tell whether what an operator reads of a run, part by part, is there part by part."""
-    read = [node.inputs[at] for at in parts.inputs if node.inputs[at].node in run.members]
-    return all(entry.index in run.members[entry.node].outputs for entry in read)
-
-
-def _is_before(node: Node, run: Run) -> bool:
-    """Tell whether an operator can run before all of a run."""
-    assert node.op is not None
-    return is_pure(node.op, train=False) and not any(entry.node in run.members for entry in node.inputs)
-
-
-def _evict(run: Run, needed: Iterable[Node]) -> bool:
-    """Let members whose whole results are needed run before the others, with what they read of them."""
-    found: dict[Node, None] = {}
-    stack = list(needed)
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found[node] = None
-            stack += [entry.node for entry in node.inputs if entry.node in run.members]
-    if len(found) > min(_EVICTED, len(run.members) - 1):
-        return not found
-    for node in found:
-        del run.members[node]
-        run.before[node] = None
-    return True
-
-
 # -- the choice --------------------------------------------------------------------------------------------
 
 
@@ -236,20 +144,22 @@ class Search:
         graph: what is computed.
         schedule: the order, of which those operators are left out whose results are kept from run to run.
         kept: the bytes of such results.
+        aim: what to come down to; by default as the processor's costs say.
 
     Attributes:
         alive: the bytes alive at each step, if the whole batch is taken at once.
         whole: the most of them.
     """
 
-    def __init__(self, graph: Graph, schedule: Ordered, kept: int) -> None:
+    def __init__(self, graph: Graph, schedule: Ordered, kept: int, aim: Aim | None = None) -> None:
         rows = zip(schedule.forward, schedule.steps, schedule.alive, strict=True)
         each_time = [row for row in rows if row[0].op is not None and not row[0].op.traits.once]
         self.graph, self.order = graph, [node for node, _, _ in each_time]
-        self._cores, sizes = cores(), schedule.values.sizes
+        sizes = schedule.values.sizes
         self.alive = [alive for _, _, alive in each_time]
         self.whole = max(self.alive, default=0)
-        self._aim = _AIM * (self.whole + kept) - kept
+        self._how = aim or Aim(AIM * (self.whole + kept), Processor(), _MOST_LOSS, _WORTH, _SHORT, LEAST)
+        self._aim = self._how.nbytes - kept
         self._moved = np.array(
             [sum(sizes[value] for value in (*step.reads, *step.writes)) for _, step, _ in each_time], float
         )
@@ -265,11 +175,11 @@ class Search:
 
     @cached_property
     def _costs(self) -> Any:
-        return np.array([nanoseconds(self.graph, node, self._cores) for node in self.order])
+        return np.array([self._how.costs.nanoseconds(self.graph, node) for node in self.order])
 
     @cached_property
     def _total(self) -> float:
-        return float(in_memory(self._costs, self._moved).sum())
+        return float(self._how.costs.in_memory(self._costs, self._moved).sum())
 
     def choose(self) -> list[tuple[Run, Choice]]:
         """The regions that are worth it."""
@@ -281,7 +191,7 @@ class Search:
         for run, _ in found:
             left[run.start : run.stop] = [0] * (run.stop - run.start)
         most = max([*left, *[choice.peak for _, choice in found]])
-        if self.whole - most < LEAST:
+        if self.whole - most < self._how.least:
             return []
         return [(run, choice) for run, choice in found if max(self.alive[run.start : run.stop]) > most]
 
@@ -304,7 +214,7 @@ class Search:
         worse = 0
         for count in _COUNTS:
             length = -(-run.units // count)
-            if length < min(_SHORT, run.units // 4) or -(-run.units // length) < count:
+            if length < min(self._how.shortest, run.units // 4) or -(-run.units // length) < count:
                 continue
             if best is None and self._peaks(run, ends, length)[1].min() > self._aim:
                 large.append(count)
@@ -335,11 +245,13 @@ class Search:
         taken, more, gain = weights.ahead((self._aim - inside) / _WITH_WORKSPACE)
         peak = np.maximum(peak, inside + _WITH_WORKSPACE * more)
         loss = (count - 1) * (ends.loss - gain) + (count * length / run.units - 1) * ends.cost
-        faster = in_memory(ends.each, ends.moved) - in_memory(ends.each, ends.moved, length / run.units)
+        time = self._how.costs.in_memory
+        faster = time(ends.each, ends.moved) - time(ends.each, ends.moved, length / run.units)
         loss -= np.cumsum(faster)
         part = loss / self._total
-        above = 1 + peak / self.whole + _WORTH * part
-        weighed = np.where(part > _MOST_LOSS, np.inf, np.where(peak <= self._aim, part, above))
+        above = 1 + peak / self.whole + self._how.worth * part
+        below = part / (1 + np.maximum(part, 0))  # what comes down to the aim weighs less than 1, however much it costs
+        weighed = np.where(part > self._how.most_loss, np.inf, np.where(peak <= self._aim, below, above))
         at = int(weighed.argmin())
         ahead = frozenset(node for node, take in zip(weights.nodes, taken[:, at], strict=True) if take)
         return Choice(run.start + 1 + at, length, float(peak[at]), float(weighed[at]), ahead)
@@ -349,9 +261,9 @@ class Search:
         found = []
         for at, node in enumerate(self.order[run.start : run.stop]):
             if node in run.members and is_ordered(self.graph, node):
-                size = nbytes(self.graph, node.inputs[1])
-                if size >= _HEAVY:
-                    found.append((node, at, size, ordering(self.graph, node, self._cores)))
+                size, gain = nbytes(self.graph, node.inputs[1]), self._how.costs.ordering(self.graph, node)
+                if size >= _HEAVY and gain:
+                    found.append((node, at, size, gain))
         found.sort(key=lambda each: -each[3] / each[2])
         nodes, *rest = zip(*found[:_MOST_WEIGHTS], strict=True) if found else ((), (), (), ())
         return Weights(list(nodes), *[np.array(each, float) for each in rest])
@@ -369,11 +281,11 @@ class Search:
         after = np.maximum.accumulate(np.append(alive[1:], 0.0)[::-1])[::-1]
         members = [node in run.members for node in self.order[span]]
         loss = [
-            once_more(self.graph, node, run.members[node], self._cores) if node in run.members else 0
+            self._how.costs.once_more(self.graph, node, run.members[node]) if node in run.members else 0
             for node in self.order[span]
         ]
         costs = self._costs[span]
-        taken = np.where(members, in_memory(costs, self._moved[span]), 0)
+        taken = np.where(members, self._how.costs.in_memory(costs, self._moved[span]), 0)
         return Ends(
             before + np.cumsum(leaving[run.start :])[: len(alive)], np.maximum.accumulate(alive), after,
             np.cumsum(loss), np.cumsum(taken), costs, np.where(members, self._moved[span], 0),
@@ -391,16 +303,32 @@ class Cut(NamedTuple):
         order: its operators, in the order to run them in.
         external: the entries that get memory from outside.
         whole: the bytes that are alive at most if the whole batch is taken at once.
+        peak: about how many are alive at most in a region.
     """
 
     graph: Graph
     order: list[Node]
     external: set[Entry]
     whole: int
+    peak: float
+
+
+def may_be_cut(graph: Graph, options: Options) -> bool:
+    """Tell whether a graph may run in slices: it is a prediction, of which values share memory."""
+    return bool(options.slice) and not graph.train and not graph.gradients and options.share and options.in_place
+
+
+def _is_processor(context: Context | None) -> bool:
+    return context is None or context.device_type.startswith("cpu")
 
 
 def cut(
-    graph: Graph, schedule: Ordered, external: Collection[Entry], strided: Collection[Node], options: Options
+    graph: Graph,
+    schedule: Ordered,
+    external: Collection[Entry],
+    strided: Collection[Node],
+    options: Options,
+    aim: Aim | None = None,
 ) -> Cut | None:
     """Put one operator in the place of each region that is worth it; None where none is.
 
@@ -410,16 +338,18 @@ def cut(
         external: the entries that get memory from outside.
         strided: the variables whose arrays do not lie densely in C order.
         options: how.
+        aim: what to come down to, where a device's memory is not enough; by default as the processor's costs say.
     """
-    if not options.slice or graph.train or graph.gradients or not (options.share and options.in_place):
+    if not may_be_cut(graph, options):
         return None
-    if options.workers > 1 and options.slice < 0:
-        return None  # branches run at the same time instead
-    if options.slice < 0 and max(schedule.alive, default=0) < LEAST:
-        return None
+    if options.slice < 0 and aim is None:
+        if options.workers > 1 or max(schedule.alive, default=0) < LEAST:
+            return None  # branches run at the same time instead
+        if not all(_is_processor(each) for each in (graph.default, *graph.groups.values())):
+            return None  # whole batches are faster there
     once = [node for node in schedule.forward if node.op is not None and node.op.traits.once]
     kept = sum(nbytes(graph, Entry(node, index)) for node in once for index in range(node.outputs()))
-    search = Search(graph, schedule, kept)
+    search = Search(graph, schedule, kept, aim)
     chosen = search.choose() if options.slice < 0 else search.forced(options.slice)
     if not chosen:
         return None
@@ -437,4 +367,5 @@ def cut(
         made += Region(rewriter, members, run.units, choice.length, laid, choice.ahead).put(strided, options)
         at = choice.stop
     made += [rewriter.keep(node) for node in each_time[at:]]
-    return Cut(rewriter.result(), made, {rewriter.new(entry) for entry in external}, search.whole)
+    peak = max(choice.peak for _, choice in chosen)
+    return Cut(rewriter.result(), made, {rewriter.new(entry) for entry in external}, search.whole, peak)

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from flowmx.devices import Context
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
+from flowmx.graph.reports import unfolded as unfolding
 from flowmx.graph.reports.in_place import InPlace
 from flowmx.graph.reports.occupancy import Occupancy, label
 from flowmx.graph.reports.precision import layers_of
 from flowmx.graph.reports.sizes import in_words
-from flowmx.graph.reports.unfolded import sliced, unfolded
 
 _NAMED = 4
 """Number of values listed by name among those whose bytes another one takes over."""
@@ -31,8 +31,8 @@ def explain(plan: Plan, limit: int | None = None) -> str:
     Returns:
         the text.
     """
-    slices = [f"{node.name}: {len(op.plan.steps())} steps, {op.told()}" for node, op in sliced(plan)]
-    plan = unfolded(plan)
+    slices = unfolding.in_words(plan)
+    plan = unfolding.unfolded(plan)
     explanation = _Explanation(plan)
     lines = list(explanation.totals())
     parts = {

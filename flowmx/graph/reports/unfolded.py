@@ -18,6 +18,11 @@ def sliced(plan: Plan) -> list[tuple[Node, Sliced]]:
     return [(node, node.op) for node in (*plan.forward, *plan.backward) if isinstance(node.op, Sliced)]
 
 
+def in_words(plan: Plan) -> list[str]:
+    """The regions of a plan that run in slices, and how."""
+    return [f"{node.name}: {len(op.plan.steps())} steps, {op.told()}" for node, op in sliced(plan)]
+
+
 def unfolded(plan: Plan) -> Plan:
     """The plan with the steps of its slices; itself where nothing runs in slices."""
     return _Unfolding(plan).plan() if sliced(plan) else plan

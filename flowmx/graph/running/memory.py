@@ -65,6 +65,11 @@ class Arena:
         if runner.settle(context, block.memory):
             block.users.add(runner)
 
+    def held(self, device: Device) -> int:
+        """Bytes that are allocated on a device."""
+        block = self._blocks.get(device)
+        return 0 if block is None else block.memory.nbytes
+
     @property
     def nbytes(self) -> int:
         """Bytes that are allocated."""

@@ -6,7 +6,7 @@ brought there by an *ending*, a step after those of the pass.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -16,6 +16,10 @@ from flowmx.graph.plan import Plan
 from flowmx.graph.planning import handover
 
 _live: WeakValueDictionary[int, Results] = WeakValueDictionary()
+
+
+observers: list[Callable[[Results], None]] = []
+"""Called with the results of each plan that comes into use."""
 
 
 def live() -> list[Results]:
@@ -64,6 +68,8 @@ class Results:
     def __init__(self, plan: Plan, requests: Mapping[Node, str] | None = None) -> None:
         self.plan = plan
         _live[id(self)] = self
+        for observe in observers:
+            observe(self)
         self.endings: tuple[list[Ending], list[Ending]] = ([], [])
         self._straight: set[Entry] = set()
         self.outputs = [self._target(entry, entry.node, self.endings[0]) for entry in plan.outputs]

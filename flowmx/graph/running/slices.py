@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flowmx.graph.node import Entry
-from flowmx.graph.running.steps import run_steps
-from flowmx.ops.compiled.sliced import Sliced
+from flowmx.graph.running.steps import Step, run_steps
+from flowmx.ops.compiled.sliced import Sliced, Staged
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ class InSlices:
     def __init__(self, op: Sliced, runner: Runner, where: str) -> None:
         self._op, self._runner, self._where = op, runner, where
         self._steps = [*runner.forward, *runner.endings[0], *runner.backward, *runner.endings[1]]
+        self._before, self._steps, self._after = _parted(self._steps)
         self._sums = [each for each in runner.tied.values() if isinstance(each, Summing)]
         self._draws: list[Drawing] = []
         for at, step in enumerate(self._steps):
@@ -110,7 +111,17 @@ class InSlices:
             runner.bind(self._entries_parts, cut)
             for each in self._sums:
                 each.adds = number > 0
-            run_steps(run, self._steps, where)
+            run_steps(run, self._before, where)
+            run_steps(run, self._steps, where, again=op.staged)
+            run_steps(run, self._after, where)
         if self._draws:
             run.device.generator.state = after
         runner.bind(self._entries_parts, [None] * len(self._parts))
+
+
+def _parted(steps: list[Step]) -> tuple[list[Step], list[Step], list[Step]]:
+    """The copies that steps begin with, what is between, and those that they end with."""
+    is_copy = [isinstance(step.node.op, Staged) for step in steps]
+    start = (*is_copy, False).index(False)
+    stop = len(steps) - (*is_copy[:start:-1], False).index(False)
+    return steps[:start], steps[start:stop], steps[stop:]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from flowmx.graph.node import Node
@@ -84,6 +85,17 @@ def run_steps(run: Run, steps: Sequence[Step], where: str, again: bool = False) 
         if step is not None and not isinstance(step.node.op, Sliced):  # its own step has done so
             _explain(error, step, where)
         raise
+
+
+def launches(nodes: Iterable[Node]) -> int:
+    """The number of launches that steps are where a device launches those in a row as one."""
+    rows = groupby(nodes, lambda node: node.op is not None and node.op.traits.replays)
+    return sum([sum(map(_launches, row)) if is_staged else 1 for is_staged, row in rows])
+
+
+def _launches(node: Node) -> int:
+    assert isinstance(node.op, Sliced)
+    return node.op.launches()
 
 
 def _explain(error: Exception, step: Step, where: str) -> None:

@@ -12,7 +12,8 @@ from flowmx.devices.sim.clock import Path
 from flowmx.devices.sim.ledger import Ledger
 from flowmx.errors import OutOfMemory
 from flowmx.graph.reports.precision import in_use
-from flowmx.graph.running.results import live
+from flowmx.graph.reports.unfolded import in_words
+from flowmx.graph.running.results import Results, live, observers
 from flowmx.ndarray import NDArray
 from flowmx.observability.safety import steps
 
@@ -52,6 +53,7 @@ class Recorder:
         ledgers: by device.
         exceeded: by device, what its pool had to say when its memory was full first.
         layers: the names of the layers of its compiled graphs, by the precision in which they multiply.
+        slices: the regions of these that run in slices of the batch, and how.
     """
 
     def __init__(self, machine: System, most: int | None) -> None:
@@ -60,6 +62,7 @@ class Recorder:
         self.ledgers: dict[SimDevice, Ledger] = {}
         self.exceeded: dict[SimDevice, str] = {}
         self.layers: Mapping[str, Sequence[str]] = {}
+        self.slices: dict[str, None] = {}
         self._others = live()
         begin = mark(machine)
         self._marks = {BY_UPDATES: [begin], BY_BACKWARD: [begin]}
@@ -78,6 +81,7 @@ class Recorder:
     def __enter__(self) -> Recorder:
         steps.observers.append(self._stepped)
         autograd.before_backward.append(self._passed_back)
+        observers.append(self._planned)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -85,6 +89,7 @@ class Recorder:
         self._others.clear()
         steps.observers.remove(self._stepped)
         autograd.before_backward.remove(self._passed_back)
+        observers.remove(self._planned)
 
     def marks(self) -> tuple[str, list[Mark]]:
         """The kind of event that counts as a step, and its marks: the beginning, then the end of each step."""
@@ -112,6 +117,10 @@ class Recorder:
         self.layers = in_use(self._others)
         if self.marks()[0] == kind and self._most is not None and len(self._marks[kind]) > self._most:
             raise Enough
+
+    def _planned(self, made: Results) -> None:
+        """A graph was compiled."""
+        self.slices |= dict.fromkeys(in_words(made.plan))
 
     def _name(self, arrays: Iterable[NDArray], role: str) -> None:
         for array in arrays:

@@ -56,6 +56,7 @@ class Plan:
         operators: the operators that take most of a step, with the seconds.
         launches: what the host launches in a step.
         layers: the number of layers of compiled graphs by the precision in which they multiply.
+        slices: the regions of these that run in slices of the batch, since the whole of it does not fit, and how.
     """
 
     device: str
@@ -68,6 +69,7 @@ class Plan:
     operators: Sequence[tuple[str, float]]
     launches: float
     layers: Mapping[str, int]
+    slices: Sequence[str]
 
     @property
     def fits(self) -> bool:

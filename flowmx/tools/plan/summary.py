@@ -34,6 +34,7 @@ def summed_up(watch: Recorder, device: Description) -> Plan:
         operators=sorted(step.operators.items(), key=lambda each: -each[1])[:_SHOWN],
         launches=step.launching / device.launch_seconds if device.launch_seconds else 0.0,
         layers={kind: len(names) for kind, names in watch.layers.items()},
+        slices=[*watch.slices],
     )
 
 

@@ -44,6 +44,9 @@ def _layers(plan: Plan) -> Iterator[str]:
     if plan.layers:
         counted = ", ".join(f"{count} in {kind}" for kind, count in plan.layers.items())
         yield f"  layers of compiled graphs by precision: {counted}"
+    if plan.slices:
+        yield "  in slices of the batch, since there is no room for the whole of it:"
+        yield from (f"    {line}" for line in plan.slices)
 
 
 def _device(device: DevicePlan) -> Iterator[str]:
