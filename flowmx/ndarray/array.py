@@ -384,10 +384,11 @@ def as_shape(shape: Any) -> Shape:
     if isinstance(shape, np.ndarray):
         shape = shape.tolist()
     try:
-        made = (int(shape),) if isinstance(shape, SupportsIndex) else tuple(int(n) for n in shape)
+        is_number = not isinstance(shape, (tuple, list)) and isinstance(shape, SupportsIndex)
+        made = (int(shape),) if is_number else tuple([int(n) for n in shape])
     except (TypeError, ValueError):
         raise ShapeError(f"shape is {shape!r}, expected ints") from None
-    if any(n < 0 for n in made):
+    if min(made, default=0) < 0:
         raise ShapeError(f"shape is {made}, expected lengths from 0")
     return made
 

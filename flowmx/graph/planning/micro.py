@@ -26,6 +26,7 @@ from flowmx.graph.passes.repeat import Repeats
 from flowmx.graph.plan import Plan, make_plan
 from flowmx.graph.planning.cost import cores, nanoseconds, once_more
 from flowmx.graph.planning.layout import channels_last
+from flowmx.graph.planning.live import shapes_of
 from flowmx.graph.planning.order import LATE
 from flowmx.graph.planning.parting import Parting, batches, made, part
 from flowmx.graph.planning.region import Region
@@ -217,7 +218,7 @@ class _Search:
 
     def _time(self, nodes: Iterable[Node]) -> float:
         """About how many nanoseconds some operators take."""
-        return sum(nanoseconds(self._graph, node, self._cores) for node in nodes)
+        return sum(nanoseconds(node, shapes_of(self._graph, node), self._cores) for node in nodes)
 
     def _loss(self, graph: Graph, partings: Sequence[Parting], length: int) -> float:
         """The part of the time that slices of a length cost."""

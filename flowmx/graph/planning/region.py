@@ -17,6 +17,7 @@ from flowmx.graph.planning.order import LATE
 from flowmx.ops.compiled.fused import FusedConvolution
 from flowmx.ops.compiled.packed import OrderConvolution, Pack
 from flowmx.ops.compiled.sliced import Sliced, Summed
+from flowmx.ops.nn.common import bound
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Operator, Shape, packed_size
 from flowmx.ops.registry.traits import BatchParts
@@ -126,8 +127,7 @@ class Region:
             return node.op, inputs
         named = dict(zip(node.op.inputs(), zip(node.inputs, inputs, strict=True), strict=True))
         read = [named["weight"][0], *([named.pop("scale")[0]] if "scale" in named else [])]
-        given = {name: getattr(layer, name) for name in layer.attributes()}
-        op = OrderConvolution.create(**{**given, "scaled": len(read) > 1, "data_shape": data, "size": size})
+        op = OrderConvolution.create(**{**bound(layer), "scaled": len(read) > 1, "data_shape": data, "size": size})
         made = self._rewriter.make(op, list(map(self._rewriter.new, read)), node, f"{node.name} weight in order")
         self._packs.append(made)
         named["weight"] = (node.inputs[1], self._variable(Entry(made, 0), False))

@@ -21,7 +21,7 @@ from flowmx.graph.graph import Graph, Options, Rewriter, is_pure
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.planning.cost import cores, in_memory, nanoseconds, once_more, ordering
 from flowmx.graph.planning.layout import channels_last
-from flowmx.graph.planning.live import nbytes
+from flowmx.graph.planning.live import Shapes, nbytes, shapes_of
 from flowmx.graph.planning.order import Ordered
 from flowmx.graph.planning.parting import CUT_ON
 from flowmx.graph.planning.region import Region, is_ordered
@@ -48,17 +48,8 @@ _HEAVY = 1 << 18
 """Bytes of those from which on that is worth a step of its own."""
 _SHORT = 4
 """Units below which kernels are slower on a slice, where it is not a quarter of the batch."""
-_WORSE = 2
-"""Numbers of equal slices that are tried without gain, after one that comes down to the aim."""
 _EVICTED = 16
 """Operators that may be taken out of a run for one that needs their whole results."""
-
-
-class Member(NamedTuple):
-    """An operator of a run, with what of it goes along with the batch."""
-
-    node: Node
-    parts: BatchParts
 
 
 @dataclass
@@ -86,14 +77,12 @@ class Choice(NamedTuple):
         stop: the position after its last operator.
         length: units in a slice.
         peak: about how many bytes are alive at most between the beginning and the end of the run.
-        weight: what it is compared by.
         ahead: the layers whose weights are brought into order once, before all slices.
     """
 
     stop: int
     length: int
     peak: float = 0
-    weight: float = 0
     ahead: frozenset[Node] = frozenset()
 
 
@@ -119,73 +108,85 @@ class Ends(NamedTuple):
     moved: Any
 
 
-class Weights(NamedTuple):
+class Weights:
     """The weights of a run that could be brought into order before it, those worth the most of their bytes first.
 
-    Attributes:
-        nodes: the layers.
-        at: their positions in the run.
-        sizes: the bytes of each weight.
-        gains: the nanoseconds that each slice but the first then takes less.
+    Args:
+        found: of each the layer, its position in the run, the weight's bytes, and the nanoseconds that each slice but
+            the first takes less if it is in order.
+        length: the operators of the run.
     """
 
-    nodes: list[Node]
-    at: Any
-    sizes: Any
-    gains: Any
+    def __init__(self, found: Sequence[tuple[Node, int, int, float]], length: int) -> None:
+        self._nodes = [node for node, *_ in found]
+        self._ends = np.arange(length)
+        numbers = np.array([rest for _, *rest in found], float).reshape(-1, 3)
+        self._at, *each = numbers.T
+        inside = self._at[:, None] <= self._ends
+        # Of the first none, one, two ... of them: those that a region with each end has.
+        self._bytes, self._gains = np.zeros((2, len(found) + 1, length))
+        for sums, values in zip((self._bytes, self._gains), each, strict=True):
+            np.cumsum(np.where(inside, values[:, None], 0), axis=0, out=sums[1:])
 
     def ahead(self, room: Any) -> tuple[Any, Any, Any]:
-        """For each end of a region that has room for so many bytes, which to take, their bytes and what is gained."""
-        inside = self.at[:, None] <= np.arange(len(room))
-        taken = inside & (np.cumsum(np.where(inside, self.sizes[:, None], 0), axis=0) <= room)
-        return taken, self.sizes @ taken, self.gains @ taken
+        """For rooms of so many bytes, by end, how many of the first find room, their bytes, and what is gained."""
+        count = (self._bytes[1:, None] <= room).sum(axis=0)
+        return count, self._bytes[count, self._ends], self._gains[count, self._ends]
+
+    def first(self, count: int, end: int) -> frozenset[Node]:
+        """The layers of the first so many that a region with an end has."""
+        return frozenset(node for node, at in zip(self._nodes[:count], self._at, strict=False) if at <= end)
 
 
 # -- runs --------------------------------------------------------------------------------------------------
 
 
-def runs(graph: Graph, order: Sequence[Node]) -> list[Run]:
-    """The runs of an order, of those operators that compute something in each run of the graph."""
+def runs(graph: Graph, order: Sequence[Node], forms: Sequence[Shapes]) -> list[Run]:
+    """The runs of an order, of those operators that compute something in each run of the graph.
+
+    Args:
+        graph: what is computed.
+        order: the operators.
+        forms: the shapes of their inputs and outputs.
+    """
     found: list[Run] = []
     now: Run | None = None
-    for at, node in enumerate(order):
-        parts = _parts(graph, node)
-        if now is not None and _goes_on(graph, now, node, parts):
+    for at, (node, form) in enumerate(zip(order, forms, strict=True)):
+        parts = _parts(graph, node, form)
+        rows = [] if parts is None else _rows(parts, form)
+        if now is not None and _goes_on(graph, now, node, parts, rows):
             now.stop = at + 1
             continue
-        units = 0 if parts is None else math.gcd(*_rows(graph, Member(node, parts)))
-        now = None
+        units, now = math.gcd(*rows), None
         if parts is not None and units > 1:
             now = Run(at, at + 1, units, {node: parts})
             found.append(now)
     return found
 
 
-def _parts(graph: Graph, node: Node) -> BatchParts | None:
+def _parts(graph: Graph, node: Node, form: Shapes) -> BatchParts | None:
     """The parts of an operator that go along with the batch; None where it may not be in a region."""
     op, context = node.op, graph.context(node)
     assert op is not None
     if op.traits.dynamic or not is_pure(op, train=False) or not (context is None or context.device_type in CUT_ON):
         return None
-    outputs = [graph.shapes[Entry(node, index)] for index in range(node.outputs())]
-    inputs = [graph.shapes[entry] for entry in node.inputs]
-    if not all(map(math.prod, (*inputs, *outputs))):
+    inputs, outputs = form
+    if not (all(map(all, inputs)) and all(map(all, outputs))):
         return None
     parts = op.batch_parts(inputs, outputs)
     return None if parts is None or parts.sums else parts
 
 
-def _rows(graph: Graph, member: Member) -> list[int]:
+def _rows(parts: BatchParts, form: Shapes) -> list[int]:
     """The lengths of axis 0 of what goes along."""
-    node, parts = member
-    entries = [*[node.inputs[at] for at in parts.inputs], *[Entry(node, at) for at in parts.outputs]]
-    return [graph.shapes[entry][0] for entry in entries]
+    inputs, outputs = form
+    return [*[inputs[at][0] for at in parts.inputs], *[outputs[at][0] for at in parts.outputs]]
 
 
-def _goes_on(graph: Graph, run: Run, node: Node, parts: BatchParts | None) -> bool:
+def _goes_on(graph: Graph, run: Run, node: Node, parts: BatchParts | None, rows: Sequence[int]) -> bool:
     """Let a run go on with an operator, in it or before it; False where it cannot."""
     if parts is not None and graph.context(node) is graph.context(next(iter(run.members))):
-        fits = all(rows % run.units == 0 for rows in _rows(graph, Member(node, parts)))
+        fits = not any(each % run.units for each in rows)
         if fits and _reads_parts(node, parts, run):
             whole = [entry.node for at, entry in enumerate(node.inputs) if at not in parts.inputs]
             if _evict(run, [each for each in whole if each in run.members]):
@@ -246,26 +247,35 @@ class Search:
         rows = zip(schedule.forward, schedule.steps, schedule.alive, strict=True)
         each_time = [row for row in rows if row[0].op is not None and not row[0].op.traits.once]
         self.graph, self.order = graph, [node for node, _, _ in each_time]
-        self._cores, sizes = cores(), schedule.values.sizes
         self.alive = [alive for _, _, alive in each_time]
         self.whole = max(self.alive, default=0)
+        self._cores, self._sizes = cores(), schedule.values.sizes
+        self._forms = [shapes_of(graph, node) for node in self.order]
         self._aim = _AIM * (self.whole + kept) - kept
-        self._moved = np.array(
-            [sum(sizes[value] for value in (*step.reads, *step.writes)) for _, step, _ in each_time], float
-        )
-        self._last = [-1] * len(schedule.values.sizes)
-        self._made: list[tuple[int, int]] = []  # (step, value)
-        self._sizes = schedule.values.sizes
-        for at, (_, step, _) in enumerate(each_time):
-            self._made += [(at, value) for value in step.writes]
-            for value in (*step.writes, *step.reads):
-                self._last[value] = at
-        for value in schedule.values.wanted:
-            self._last[value] = len(self.order)
+        self._steps, self._wanted = [step for _, step, _ in each_time], schedule.values.wanted
+
+    @cached_property
+    def _moved(self) -> Any:
+        """The bytes that each operator reads and writes."""
+        sizes = self._sizes
+        return np.array([sum([sizes[v] for v in (*step.reads, *step.writes)]) for step in self._steps], float)
+
+    @cached_property
+    def _spans(self) -> Any:
+        """Of each value that takes bytes: the step that makes it, the last one that reads it, and its bytes."""
+        last = dict.fromkeys(self._wanted, len(self.order))
+        made = []
+        for at in reversed(range(len(self._steps))):
+            for value in (*self._steps[at].reads, *self._steps[at].writes):
+                last.setdefault(value, at)
+            made += [(at, last[value], self._sizes[value]) for value in self._steps[at].writes]
+        return np.array(made).reshape(-1, 3).T
 
     @cached_property
     def _costs(self) -> Any:
-        return np.array([nanoseconds(self.graph, node, self._cores) for node in self.order])
+        """The nanoseconds that each operator takes at least."""
+        rows = zip(self.order, self._forms, strict=True)
+        return np.array([nanoseconds(node, form, self._cores) for node, form in rows])
 
     @cached_property
     def _total(self) -> float:
@@ -273,7 +283,7 @@ class Search:
 
     def choose(self) -> list[tuple[Run, Choice]]:
         """The regions that are worth it."""
-        every = [(max(self.alive[run.start : run.stop]), run) for run in runs(self.graph, self.order)]
+        every = [(max(self.alive[run.start : run.stop]), run) for run in runs(self.graph, self.order, self._forms)]
         large = sorted((each for each in every if each[0] > self._aim), key=lambda each: -each[0])[:_MOST_RUNS]
         found = [(run, choice) for _, run in large if (choice := self._best(run)) is not None]
         found.sort(key=lambda each: each[0].start)
@@ -288,61 +298,39 @@ class Search:
     def forced(self, length: int) -> list[tuple[Run, Choice]]:
         """All runs, in slices of so many units."""
         return [
-            (run, Choice(run.stop, length)) for run in runs(self.graph, self.order)
+            (run, Choice(run.stop, length)) for run in runs(self.graph, self.order, self._forms)
             if run.units > length and len(run.members) > 1
         ]  # fmt: skip
 
     def _best(self, run: Run) -> Choice | None:
-        """The choice for a run that costs the least time of those that come down to the aim, or else the smallest.
-
-        Slices that are shorter than need be mostly cost more, so few of these are looked at.
-        """
+        """The choice for a run that costs the least time of those that come down to the aim, or else the smallest."""
+        counts = [count for count in _COUNTS if _is_fit(run.units, count)]
+        if not counts:
+            return None
         ends, weights = self._ends(run), self._weights(run)
-        best: Choice | None = None
-        large: list[int] = []
-        tried: list[Choice] = []
-        worse = 0
-        for count in _COUNTS:
-            length = -(-run.units // count)
-            if length < min(_SHORT, run.units // 4) or -(-run.units // length) < count:
-                continue
-            if best is None and self._peaks(run, ends, length)[1].min() > self._aim:
-                large.append(count)
-                continue
-            found = self._choice(run, ends, weights, count)
-            tried.append(found)
-            if found.weight < (best.weight if best else 1):
-                best, worse = found, 0
-            elif best is not None and run.units % count == 0:
-                worse += 1
-                if worse == _WORSE:
-                    break
-        if best is not None:
-            return best
-        tried += [self._choice(run, ends, weights, count) for count in large]
-        most = 1 + max(self.alive[run.start : run.stop]) / self.whole
-        return min((each for each in tried if each.weight < most), key=lambda each: each.weight, default=None)
-
-    def _peaks(self, run: Run, ends: Ends, length: int) -> tuple[Any, Any]:
-        """About the most bytes alive in the region that each end makes, and until the end of the run."""
-        inside = _WITH_WORKSPACE * ends.whole + ends.most * (length / run.units)
-        return inside, np.maximum(inside, _WITH_WORKSPACE * ends.after)
-
-    def _choice(self, run: Run, ends: Ends, weights: Weights, count: int) -> Choice:
-        """The best end for so many slices."""
+        count = np.array(counts)[:, None]
         length = -(-run.units // count)
-        inside, peak = self._peaks(run, ends, length)
+        inside = _WITH_WORKSPACE * ends.whole + ends.most * (length / run.units)
+        peak = np.maximum(inside, _WITH_WORKSPACE * ends.after)
+        small = peak.min(axis=1) <= self._aim
         taken, more, gain = weights.ahead((self._aim - inside) / _WITH_WORKSPACE)
         peak = np.maximum(peak, inside + _WITH_WORKSPACE * more)
-        loss = (count - 1) * (ends.loss - gain) + (count * length / run.units - 1) * ends.cost
         faster = in_memory(ends.each, ends.moved) - in_memory(ends.each, ends.moved, length / run.units)
-        loss -= np.cumsum(faster)
-        part = loss / self._total
+        loss = (count - 1) * (ends.loss - gain) + (count * length / run.units - 1) * ends.cost
+        part = (loss - np.cumsum(faster, axis=1)) / self._total
         above = 1 + peak / self.whole + _WORTH * part
         weighed = np.where(part > _MOST_LOSS, np.inf, np.where(peak <= self._aim, part, above))
-        at = int(weighed.argmin())
-        ahead = frozenset(node for node, take in zip(weights.nodes, taken[:, at], strict=True) if take)
-        return Choice(run.start + 1 + at, length, float(peak[at]), float(weighed[at]), ahead)
+        weight = weighed.min(axis=1)
+        some = small & (weight < 1)
+        if not some.any():
+            some = weight < 1 + max(self.alive[run.start : run.stop]) / self.whole
+            if not some.any():
+                return None
+        which = int(np.where(some, weight, np.inf).argmin())
+        at = int(weighed[which].argmin())
+        return Choice(
+            run.start + 1 + at, int(length[which, 0]), float(peak[which, at]), weights.first(taken[which, at], at)
+        )
 
     def _weights(self, run: Run) -> Weights:
         """The weights that could be brought into order before a run."""
@@ -353,31 +341,34 @@ class Search:
                 if size >= _HEAVY:
                     found.append((node, at, size, ordering(self.graph, node, self._cores)))
         found.sort(key=lambda each: -each[3] / each[2])
-        nodes, *rest = zip(*found[:_MOST_WEIGHTS], strict=True) if found else ((), (), (), ())
-        return Weights(list(nodes), *[np.array(each, float) for each in rest])
+        return Weights(found[:_MOST_WEIGHTS], run.stop - run.start)
 
     def _ends(self, run: Run) -> Ends:
         """The consequences of each end of a region that begins with a run."""
-        span = slice(run.start, run.stop)
-        before = sum(self._sizes[value] for at, value in self._made if at < run.start <= self._last[value])
-        leaving = np.zeros(len(self.order) + 2)
-        for at, value in self._made:
-            if run.start <= at < run.stop:
-                leaving[at] += self._sizes[value]
-                leaving[self._last[value]] -= self._sizes[value]
-        alive = np.array(self.alive[span], float)
+        start, stop = run.start, run.stop
+        made, last, sizes = self._spans
+        before = sizes[(made < start) & (last >= start)].sum()
+        inside = (made >= start) & (made < stop)
+        whole = before + np.cumsum(
+            np.bincount(made[inside] - start, sizes[inside], stop - start)
+            - np.bincount(np.minimum(last[inside], stop) - start, sizes[inside], stop - start)[: stop - start]
+        )
+        alive = np.array(self.alive[start:stop], float)
         after = np.maximum.accumulate(np.append(alive[1:], 0.0)[::-1])[::-1]
-        members = [node in run.members for node in self.order[span]]
+        is_member = np.array([node in run.members for node in self.order[start:stop]])
         loss = [
             once_more(self.graph, node, run.members[node], self._cores) if node in run.members else 0
-            for node in self.order[span]
+            for node in self.order[start:stop]
         ]
-        costs = self._costs[span]
-        taken = np.where(members, in_memory(costs, self._moved[span]), 0)
-        return Ends(
-            before + np.cumsum(leaving[run.start :])[: len(alive)], np.maximum.accumulate(alive), after,
-            np.cumsum(loss), np.cumsum(taken), costs, np.where(members, self._moved[span], 0),
-        )  # fmt: skip
+        costs, moved = self._costs[start:stop], self._moved[start:stop] * is_member
+        taken = is_member * in_memory(costs, moved)
+        return Ends(whole, np.maximum.accumulate(alive), after, np.cumsum(loss), np.cumsum(taken), costs, moved)
+
+
+def _is_fit(units: int, count: int) -> bool:
+    """Tell whether so many slices of so many units are worth a look: each has some, and they are not too short."""
+    length = -(-units // count)
+    return length >= min(_SHORT, units // 4) and -(-units // length) == count
 
 
 # -- regions in their places -------------------------------------------------------------------------------
