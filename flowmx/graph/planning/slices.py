@@ -13,6 +13,8 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
+from operator import sub
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,8 +97,9 @@ class Ends(NamedTuple):
         after: the most bytes alive between the region and the end of the run.
         loss: the nanoseconds that each slice but the first costs.
         cost: the nanoseconds that the region takes.
-        each: the nanoseconds that each operator takes.
+        each: the nanoseconds that each operator takes at least.
         moved: the bytes that each operator of the region reads and writes.
+        times: the nanoseconds that each operator takes, if it takes the whole batch.
     """
 
     whole: Any
@@ -106,6 +109,7 @@ class Ends(NamedTuple):
     cost: Any
     each: Any
     moved: Any
+    times: Any
 
 
 class Weights:
@@ -252,24 +256,22 @@ class Search:
         self._cores, self._sizes = cores(), schedule.values.sizes
         self._forms = [shapes_of(graph, node) for node in self.order]
         self._aim = _AIM * (self.whole + kept) - kept
-        self._steps, self._wanted = [step for _, step, _ in each_time], schedule.values.wanted
+        self._steps = [step for _, step, _ in each_time]
+        self._made_at = [-1] * len(self._sizes)
+        self._read_last = [-1] * len(self._sizes)
+        for at, step in enumerate(self._steps):
+            for value in step.writes:
+                self._made_at[value] = self._read_last[value] = at
+            for value in step.reads:
+                self._read_last[value] = at
+        for value in schedule.values.wanted:
+            self._read_last[value] = len(self.order)
 
     @cached_property
     def _moved(self) -> Any:
         """The bytes that each operator reads and writes."""
         sizes = self._sizes
         return np.array([sum([sizes[v] for v in (*step.reads, *step.writes)]) for step in self._steps], float)
-
-    @cached_property
-    def _spans(self) -> Any:
-        """Of each value that takes bytes: the step that makes it, the last one that reads it, and its bytes."""
-        last = dict.fromkeys(self._wanted, len(self.order))
-        made = []
-        for at in reversed(range(len(self._steps))):
-            for value in (*self._steps[at].reads, *self._steps[at].writes):
-                last.setdefault(value, at)
-            made += [(at, last[value], self._sizes[value]) for value in self._steps[at].writes]
-        return np.array(made).reshape(-1, 3).T
 
     @cached_property
     def _costs(self) -> Any:
@@ -315,7 +317,7 @@ class Search:
         small = peak.min(axis=1) <= self._aim
         taken, more, gain = weights.ahead((self._aim - inside) / _WITH_WORKSPACE)
         peak = np.maximum(peak, inside + _WITH_WORKSPACE * more)
-        faster = in_memory(ends.each, ends.moved) - in_memory(ends.each, ends.moved, length / run.units)
+        faster = ends.times - in_memory(ends.each, ends.moved, length / run.units)
         loss = (count - 1) * (ends.loss - gain) + (count * length / run.units - 1) * ends.cost
         part = (loss - np.cumsum(faster, axis=1)) / self._total
         above = 1 + peak / self.whole + _WORTH * part
@@ -345,24 +347,33 @@ class Search:
 
     def _ends(self, run: Run) -> Ends:
         """The consequences of each end of a region that begins with a run."""
-        start, stop = run.start, run.stop
-        made, last, sizes = self._spans
-        before = sizes[(made < start) & (last >= start)].sum()
-        inside = (made >= start) & (made < stop)
-        whole = before + np.cumsum(
-            np.bincount(made[inside] - start, sizes[inside], stop - start)
-            - np.bincount(np.minimum(last[inside], stop) - start, sizes[inside], stop - start)[: stop - start]
-        )
-        alive = np.array(self.alive[start:stop], float)
-        after = np.maximum.accumulate(np.append(alive[1:], 0.0)[::-1])[::-1]
-        is_member = np.array([node in run.members for node in self.order[start:stop]])
+        span, graph = slice(run.start, run.stop), self.graph
+        alive = self.alive[span]
+        after = [*list(accumulate(alive[:0:-1], max, initial=0))[::-1]]
+        is_member = [node in run.members for node in self.order[span]]
         loss = [
-            once_more(self.graph, node, run.members[node], self._cores) if node in run.members else 0
-            for node in self.order[start:stop]
+            once_more(graph, node, run.members[node], self._cores) if is_one else 0
+            for node, is_one in zip(self.order[span], is_member, strict=True)
         ]
-        costs, moved = self._costs[start:stop], self._moved[start:stop] * is_member
-        taken = is_member * in_memory(costs, moved)
-        return Ends(whole, np.maximum.accumulate(alive), after, np.cumsum(loss), np.cumsum(taken), costs, moved)
+        each, moved = self._costs[span], self._moved[span] * is_member
+        times = in_memory(each, moved)
+        return Ends(
+            np.array(self._lying(run)), np.array(list(accumulate(alive, max))), np.array(after), np.cumsum(loss),
+            np.cumsum(times * is_member), each, moved, times,
+        )  # fmt: skip
+
+    def _lying(self, run: Run) -> list[int]:
+        """The bytes that lie whole after each operator of a run: what it left, and what was there before all of it."""
+        made_at, last, sizes, start = self._made_at, self._read_last, self._sizes, run.start
+        gone = [0] * (run.stop - start)
+        before = 0
+        for value, at in enumerate(made_at):
+            if at < start <= last[value] and at >= 0:
+                before += sizes[value]
+            elif start <= at and last[value] < run.stop:
+                gone[last[value] - start] += sizes[value]
+        made = [sum([sizes[value] for value in step.writes]) for step in self._steps[start : run.stop]]
+        return list(accumulate(map(sub, made, gone), initial=before))[1:]
 
 
 def _is_fit(units: int, count: int) -> bool:
