@@ -41,7 +41,8 @@ class Sliced(Operator, hidden=True):
         made = cls()
         for name, value in {**fields, "_specs": {}}.items():
             object.__setattr__(made, name, value)
-        made.with_traits(uses_random=any(node.op.draws(made.plan.graph.train) for node in made.nodes()))
+        if any(node.op.draws(made.plan.graph.train) for node in made.nodes()):
+            made.with_traits(uses_random=True)
         return made
 
     def nodes(self) -> list[Any]:
