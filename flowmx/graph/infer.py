@@ -121,8 +121,11 @@ def _asked(
             given = [merge_or_raise(before, after, op) for before, after in zip(given, back, strict=True)]
         inputs, results = from_inputs(op, given)
         for position, (before, after) in enumerate(zip(given, inputs, strict=True)):
-            inputs[position] = merge_or_raise(before, after, op, (*op.inputs(), *op.auxiliary)[position])
-        results = [merge_or_raise(shapes[e], r, op) for e, r in zip(outputs, results, strict=True)]
+            if before is not None and before != after:
+                inputs[position] = merge_or_raise(before, after, op, (*op.inputs(), *op.auxiliary)[position])
+        for position, (entry, result) in enumerate(zip(outputs, results, strict=True)):
+            if shapes[entry] is not None:
+                results[position] = merge_or_raise(shapes[entry], result, op)
     except MXNetError as error:
         _raise_at(node, error, {e.node.output_name(e.index): shapes[e] for e in node.inputs})
     return inputs, results
