@@ -88,6 +88,7 @@ def apart(lives: Sequence[Life]) -> Packing:
 def _improved(lives: Sequence[Life], order: list[int], enough: float) -> Packing:
     """Place in this order; then again and again with what ended up on top placed first, until it takes so few bytes."""
     best = found = _place(lives, order)
+    tried = {tuple(order)}
     for _ in range(_TRIES if len(lives) <= _CAREFUL // 4 else 4):
         if best.size <= enough:
             break
@@ -95,6 +96,9 @@ def _improved(lives: Sequence[Life], order: list[int], enough: float) -> Packing
         if order[0] == highest:
             break
         order = [highest, *(at for at in order if at != highest)]
+        if tuple(order) in tried:
+            break  # from here on all orders would come again
+        tried.add(tuple(order))
         found = _place(lives, order)
         best = min(best, found, key=lambda p: p.size)
     return best
