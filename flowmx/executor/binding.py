@@ -13,8 +13,9 @@ from flowmx.executor.executor import Executor
 from flowmx.executor.sparse import SparseExecutor, is_sparse
 from flowmx.graph import collector, infer, storage_types
 from flowmx.graph.node import Entry, Node
-from flowmx.ndarray.array import NDArray, check_request, full, zeros_of
-from flowmx.ops.registry.dtypes import as_dtype
+from flowmx.ndarray.array import NDArray, check_request, fill_with_zeros, unfilled, zeros_of
+from flowmx.ops.registry.dtypes import DType, as_dtype
+from flowmx.ops.registry.operators import Shape
 from flowmx.suggestions import did_you_mean
 from flowmx.symbol.symbol import Symbol
 
@@ -174,6 +175,13 @@ def simple_bind(
     requests = requests_of(names, grad_req)
 
     stypes = _storage_types(symbol, arguments, auxiliary, arg_shapes, aux_shapes, dtypes, requests)
+    new: list[NDArray] = []
+
+    def zeros(stype: str, shape: Shape, context: Context, dtype: DType) -> NDArray:
+        if stype != "default":
+            return zeros_of(stype, shape, context, dtype)
+        new.append(unfilled(shape, context, dtype))
+        return new[-1]
 
     def make(node: Node, shape: Any) -> NDArray:
         try:
@@ -187,9 +195,9 @@ def simple_bind(
             old = pool.get(node.name)
             if shared and old is not None and _is_such(old, wanted, dtype, context, stype):
                 return old
-        made = zeros_of(stype, wanted, context, dtype)
-        if shared_buffer is not None:
-            shared_buffer[node.name] = made
+        if shared_buffer is None:
+            return zeros(stype, wanted, context, dtype)
+        made = shared_buffer[node.name] = zeros_of(stype, wanted, context, dtype)
         return made
 
     args = {node.name: make(node, shape) for node, shape in zip(arguments, arg_shapes, strict=True)}
@@ -199,7 +207,7 @@ def simple_bind(
             old = shared_exec.grad_dict[name]
             if old is not None:  # so that what is added up is so over all buckets
                 return old
-        return zeros_of(stypes.gradients.get(name, "default"), bound.shape, bound.context, bound._dtype)
+        return zeros(stypes.gradients.get(name, "default"), bound.shape, bound.context, bound._dtype)
 
     grads = {name: gradient(name, bound) for name, bound in args.items() if requests[name] != "null"}
     old_aux = shared_exec.aux_dict if shared_exec else {}
@@ -209,7 +217,8 @@ def simple_bind(
         old = old_aux.get(node.name)
         context = _context(node, device.context, groups)
         reuse = old is not None and old.shape == wanted and old.context is context
-        aux[node.name] = old if reuse and old is not None else full(wanted, 0, context, dtypes[Entry(node, 0)])
+        aux[node.name] = old if reuse and old is not None else zeros("default", wanted, context, dtypes[Entry(node, 0)])
+    fill_with_zeros(new)
     arena = shared_exec.arena if shared_exec is not None else None
     kind = SparseExecutor if stypes.sparse else Executor
     symbol = _partitioned(symbol, args, aux)

@@ -121,8 +121,11 @@ def _asked(
             given = [merge_or_raise(before, after, op) for before, after in zip(given, back, strict=True)]
         inputs, results = from_inputs(op, given)
         for position, (before, after) in enumerate(zip(given, inputs, strict=True)):
-            inputs[position] = merge_or_raise(before, after, op, (*op.inputs(), *op.auxiliary)[position])
-        results = [merge_or_raise(shapes[e], r, op) for e, r in zip(outputs, results, strict=True)]
+            if before is not None and before != after:
+                inputs[position] = merge_or_raise(before, after, op, (*op.inputs(), *op.auxiliary)[position])
+        for position, (entry, result) in enumerate(zip(outputs, results, strict=True)):
+            if shapes[entry] is not None:
+                results[position] = merge_or_raise(shapes[entry], result, op)
     except MXNetError as error:
         _raise_at(node, error, {e.node.output_name(e.index): shapes[e] for e in node.inputs})
     return inputs, results
@@ -190,20 +193,23 @@ def partial_types(
         TypeInferenceError: dtypes contradict each other; names the node, its inputs and the line.
     """
     dtypes: dict[Entry, DType | None] = {}
+    open_: list[tuple[Node, list[Entry]]] = []
     for node in nodes:
-        declared = node.attributes.get("__dtype__") if node.is_variable else None
-        given = known.get(node)
-        for index in range(node.outputs()):
-            dtypes[Entry(node, index)] = given
+        if node.op is not None:
+            outputs = _outputs(node)
+            open_.append((node, outputs))
+            dtypes.update(dict.fromkeys(outputs, known.get(node)))
+            continue
+        given, declared = known.get(node), node.attributes.get("__dtype__")
         if given is None and declared is not None and int(declared) >= 0:
-            dtypes[Entry(node, 0)] = as_dtype(int(declared))
-    open_ = [node for node in nodes if node.op is not None]
+            given = as_dtype(int(declared))
+        dtypes[Entry(node, 0)] = given
     for turn in range(_ROUNDS):
         changed, left = False, []
-        for node in open_:
-            changed |= _infer_types_of(node, dtypes, turn > 0, shapes)
-            if any(dtypes[entry] is None for entry in (*node.inputs, *_outputs(node))):
-                left.append(node)
+        for node, outputs in open_:
+            changed |= _infer_types_of(node, outputs, dtypes, turn > 0, shapes)
+            if any(dtypes[entry] is None for entry in (*node.inputs, *outputs)):
+                left.append((node, outputs))
         open_ = left[::-1]
         if not open_ or (not changed and turn):
             break
@@ -211,12 +217,14 @@ def partial_types(
 
 
 def _infer_types_of(
-    node: Node, dtypes: dict[Entry, DType | None], backward: bool, shapes: Mapping[Entry, Shape] | None
-) -> bool:
+    node: Node, outputs: Sequence[Entry], dtypes: dict[Entry, DType | None], backward: bool,
+    shapes: Mapping[Entry, Shape] | None,
+) -> bool:  # fmt: skip
     """Ask one operator; returns whether something new was learned.
 
     Args:
         node: whose operator is asked.
+        outputs: its entries.
         dtypes: of all entries, as far as they are known; completed.
         backward: whether inputs of which nothing is known take the dtype that users of the outputs want. What follows
             from the given dtypes alone comes first.
@@ -224,7 +232,7 @@ def _infer_types_of(
     """
     assert node.op is not None
     before = [dtypes[entry] for entry in node.inputs]
-    wanted = dtypes[Entry(node, 0)]
+    wanted = dtypes[outputs[0]]
     try:
         if backward and wanted is not None and before and all(dtype is None for dtype in before):
             before = _inputs_for(node.op, wanted, len(before))
@@ -239,7 +247,7 @@ def _infer_types_of(
         }
         _raise_at(node, error, named)
     changed = False
-    for entry, dtype in (*zip(node.inputs, inputs, strict=True), *zip(_outputs(node), results, strict=True)):
+    for entry, dtype in (*zip(node.inputs, inputs, strict=True), *zip(outputs, results, strict=True)):
         if dtype is not None and dtypes[entry] is None:
             dtypes[entry] = dtype
             changed = True

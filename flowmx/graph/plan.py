@@ -121,6 +121,7 @@ def make_plan(
     options: Options | None = None,
     schedule: tuple[list[Node], list[Node]] | None = None,
     laid: Collection[Entry] | None = None,
+    most: int | None = None,
 ) -> Plan:
     """Order the nodes, and let values that never live at the same time share memory.
 
@@ -131,6 +132,7 @@ def make_plan(
         options: how.
         schedule: the operators of the forward and of the backward pass in an order of one's own, which must be legal.
         laid: the entries that lie channels-last, where that is decided.
+        most: the bytes that the arena may have, if the plan is of no use otherwise: it is then not made small.
     """
     options = options or Options()
     forward, backward = schedule or order(graph)
@@ -159,7 +161,7 @@ def make_plan(
     kept += [Entry(node, 0) for node in copies if node in plan.travelling]
     plan.kept = [entry for entry in dict.fromkeys(kept) if entry not in plan.external]
     plan.stages = stages
-    _place(plan, options)
+    _place(plan, options, most)
     return plan
 
 
@@ -169,7 +171,7 @@ def _travels(graph: Graph, copy: Node) -> bool:
     return any(each is not None and not each.device_type.startswith("cpu") for each in places)
 
 
-def _place(plan: Plan, options: Options) -> None:
+def _place(plan: Plan, options: Options, most: int | None) -> None:
     """Say which entries share a place in the arena, how long each place is needed, and where it lies."""
     steps = plan.steps()
     last_use = _last_uses(plan, steps)
@@ -212,7 +214,7 @@ def _place(plan: Plan, options: Options) -> None:
     for context in dict.fromkeys(contexts):
         members = [place for place, where in enumerate(contexts) if where is context]
         lives = [plan.lives[place] for place in members]
-        packing = pack(lives) if options.share else memory.apart(lives)
+        packing = pack(lives, most) if options.share else memory.apart(lives)
         for place, offset in zip(members, packing.offsets, strict=True):
             offsets[place] = offset
         plan.arenas[context] = packing.size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, SupportsIndex, cast
 
 import numpy as np
@@ -384,10 +384,11 @@ def as_shape(shape: Any) -> Shape:
     if isinstance(shape, np.ndarray):
         shape = shape.tolist()
     try:
-        made = (int(shape),) if isinstance(shape, SupportsIndex) else tuple(int(n) for n in shape)
+        is_number = not isinstance(shape, (tuple, list)) and isinstance(shape, SupportsIndex)
+        made = (int(shape),) if is_number else tuple([int(n) for n in shape])
     except (TypeError, ValueError):
         raise ShapeError(f"shape is {shape!r}, expected ints") from None
-    if any(n < 0 for n in made):
+    if min(made, default=0) < 0:
         raise ShapeError(f"shape is {made}, expected lengths from 0")
     return made
 
@@ -422,6 +423,31 @@ def _fill(target: BaseArray, value: Any) -> None:
     target._written()[...] = value
 
 
+def _fill_each(targets: Iterable[BaseArray]) -> None:
+    for each in targets:
+        _fill(each, 0)
+
+
+def unfilled(shape: Any, ctx: Context | None, dtype: Any) -> NDArray:
+    """An array for :func:`fill_with_zeros`."""
+    return cast("NDArray", allocate(on_context(ctx), as_shape(shape), as_dtype(dtype)))
+
+
+def fill_with_zeros(arrays: Iterable[NDArray]) -> None:
+    """Fill new arrays: small ones, of which a network has many, by one operation for each device."""
+    small: dict[devices.Device, list[NDArray]] = {}
+    for each in arrays:
+        size, device = each.size * each._dtype.itemsize, each._storage.device
+        if size < _SMALL:
+            small.setdefault(device, []).append(each)
+        else:
+            core.push_on(device, _fill, (each, 0), (), (each._storage,), _FILLED[0], False, size, 3)
+    for device, some in small.items():
+        size = sum(each.size * each._dtype.itemsize for each in some)
+        storages = tuple([each._storage for each in some])
+        core.push_on(device, _fill_each, (some,), (), storages, _FILLED[0], size < _SMALL, size, 3)
+
+
 def full(shape: Any, val: Any, ctx: Context | None = None, dtype: Any = None, out: NDArray | None = None) -> NDArray:
     """An array filled with one number."""
     device, kind, shape = on_context(ctx), as_dtype(dtype), as_shape(shape)
@@ -430,10 +456,12 @@ def full(shape: Any, val: Any, ctx: Context | None = None, dtype: Any = None, ou
         writing.record_constant(out, "full")
     size = made.size * kind.itemsize
     name = _FILLED.get(val, "full") if val.__class__ is int else "full"
-    core.push_on(device, _fill, (made, val), (), (made._storage,), name, size < 1 << 16, size, 3)
+    core.push_on(device, _fill, (made, val), (), (made._storage,), name, size < _SMALL, size, 3)
     return made
 
 
+_SMALL = 1 << 16
+"""Bytes below which an array is filled at once, by the thread that makes it."""
 _FILLED = {0: "_zeros", 1: "_ones"}
 
 

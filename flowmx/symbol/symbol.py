@@ -59,13 +59,15 @@ class Symbol(Methods):
         ['data', 'fc_weight', 'fc_bias']
     """
 
-    __slots__ = ("_entries", "_order")
+    __slots__ = ("_entries", "_order", "_parted")
     __array_ufunc__ = None
     """NumPy leaves operators with a number of its own on the left to the symbol."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._entries = tuple(entries)
         self._order: list[Node] | None = None
+        self._parted: tuple[list[Node], list[Node]] | None = None
+        """The arguments and the auxiliary states, once they were asked for."""
 
     # -- structure -------------------------------------------------------------------------------------
 
@@ -82,9 +84,12 @@ class Symbol(Methods):
 
     def _variables(self) -> tuple[list[Node], list[Node]]:
         """The arguments and the auxiliary states."""
-        nodes = self._nodes()
-        auxiliary = auxiliary_nodes(nodes)
-        return [n for n in nodes if n.is_variable and n not in auxiliary], list(auxiliary)
+        if self._parted is None:
+            nodes = self._nodes()
+            auxiliary = auxiliary_nodes(nodes)
+            self._parted = [n for n in nodes if n.op is None and n not in auxiliary], list(auxiliary)
+        arguments, states = self._parted
+        return list(arguments), list(states)
 
     def list_arguments(self) -> list[str]:
         """Names of the variables to bind, in the order that ``bind`` takes them."""
@@ -196,7 +201,7 @@ class Symbol(Methods):
 
     def _compose(self, *args: Symbol, **kwargs: Any) -> None:
         """As calling the symbol, which becomes the result itself; arguments and errors are the same."""
-        self._entries, self._order = self(*args, **kwargs)._entries, None
+        self._entries, self._order, self._parted = self(*args, **kwargs)._entries, None, None
 
     def _replace(self, replacements: Mapping[str, Entry], new_name: str | None) -> list[Entry]:
         moved: dict[Node, Node] = {}

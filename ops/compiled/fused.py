@@ -102,7 +102,8 @@ class Fused(Operator, hidden=True):
         return found
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
-        return super().cost([inputs[0], self.weight_shape(inputs[0]), *inputs[2:]], outputs)
+        given = [inputs[0], self.weight_shape(inputs[0]), *inputs[2:]] if self.packed else inputs
+        return super().cost(given, outputs)
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, given, out = run.xp, self.parts(inputs), outputs[0]

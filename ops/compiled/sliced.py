@@ -48,7 +48,8 @@ class Sliced(Operator, hidden=True):
         for name, value in {**fields, "_specs": {}}.items():
             object.__setattr__(made, name, value)
         draws = any(node.op.draws(made.plan.graph.train) for node in made.nodes())
-        made.with_traits(uses_random=draws, replays=made.staged)
+        if draws or made.staged:
+            made.with_traits(uses_random=draws, replays=made.staged)
         return made
 
     def nodes(self) -> list[Any]:

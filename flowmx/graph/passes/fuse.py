@@ -32,6 +32,7 @@ from flowmx.ops.compiled.fused import (
 from flowmx.ops.math.binary import SUMS
 from flowmx.ops.math.select import Clip
 from flowmx.ops.nn.activation import Activation, LeakyReLU
+from flowmx.ops.nn.common import bound
 from flowmx.ops.nn.convolution import Convolution, ConvolutionWeight, DeconvolutionWeight
 from flowmx.ops.nn.linear import BackwardBias, FullyConnected, FullyConnectedWeight
 from flowmx.ops.nn.normalization.batch_norm import BatchNorm
@@ -105,7 +106,7 @@ def fuse(graph: Graph, options: Options) -> Graph:
             gone.add(bias)
             rewriter.note(f"{bias.name} is computed with {node.name}")
         elif node in widened:
-            made = rewriter.make(_WIDE[type(node.op)].create(**_parameters(node.op)), _renewed(rewriter, node), node)
+            made = rewriter.make(_WIDE[type(node.op)].create(**bound(node.op)), _renewed(rewriter, node), node)
             rewriter.replace(Entry(widened[node], 0), Entry(made, 0))
             gone.add(widened[node])
             rewriter.note(f"{node.name} is computed in float32, to which it was cast")
@@ -138,7 +139,7 @@ def fused(layer: Node, **changes: Any) -> Operator:
         **changes: the parameters that are not those of the layer.
     """
     assert layer.op is not None
-    return FUSED[type(layer.op)].create(**{**_parameters(layer.op), **changes})
+    return FUSED[type(layer.op)].create(**{**bound(layer.op), **changes})
 
 
 # -- layers and what follows them -----------------------------------------------------------------------
@@ -267,17 +268,12 @@ def _put(rewriter: Rewriter, node: Node, kind: type[Operator], stands_for: list[
     Its first outputs replace the entries that it stands for, besides the outputs of the node.
     """
     assert node.op is not None
-    op = kind.create(**_parameters(node.op))
+    op = kind.create(**bound(node.op))
     made = rewriter.make(op, [rewriter.new(entry) for entry in node.inputs], node)
     for index in range(node.outputs()):
         rewriter.replace(Entry(node, index), Entry(made, index))
     for index, entry in enumerate(stands_for):
         rewriter.replace(entry, Entry(made, index))
-
-
-def _parameters(op: Operator) -> dict[str, Any]:
-    """The parameters of an operator that are not the default."""
-    return {name: getattr(op, name) for name in op.attributes()}
 
 
 def activation_of(node: Node) -> str:

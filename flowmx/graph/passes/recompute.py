@@ -11,7 +11,7 @@ into so many bytes (``budget.py``).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from flowmx.errors import BudgetError
 from flowmx.graph.graph import Graph, Options, Rewriter
@@ -37,7 +37,7 @@ def recompute(graph: Graph, options: Options) -> Graph:
         BudgetError: nothing that was found fits.
     """
     if options.budget is not None:
-        return fit(graph, options, options.budget)
+        return fit(graph, options, options.budget).graph
     forced = [node for node in graph.forward() if is_forced(node)] if graph.gradients else []
     if not forced and not (options.mirror and graph.gradients):
         return graph
@@ -49,45 +49,47 @@ def recompute(graph: Graph, options: Options) -> Graph:
     return _with_note(compute_again(graph, [repeats.nodes[at] for at in chosen]), before, after)
 
 
-def fit(graph: Graph, options: Options, budget: int, repeats: Repeats | None = None) -> Graph:
-    """Compute as little again as makes the internal values fit into so many bytes.
+def fit(
+    graph: Graph, options: Options, budget: int, repeats: Repeats | None = None,
+    planned: Callable[[Graph], Plan] | None = None,
+) -> Plan:  # fmt: skip
+    """The plan that computes as little again as makes the internal values fit into so many bytes.
 
     Args:
         graph: the graph.
         options: how it will be planned.
         budget: the bytes.
         repeats: what may be computed again, where it is known that the graph does not fit as it is.
+        planned: makes a plan; by default as the compiler does where all outputs get memory from outside.
 
     Raises:
         BudgetError: nothing that was found fits.
     """
+    planned = planned or (lambda made: make_plan(made, external(made), (), options))
     if repeats is None:
-        plain = _planned(graph, options)
+        plain = planned(graph)
         if plain.internal_bytes() <= budget:
-            return graph
+            return plain
         repeats = Repeats(graph, in_workspaces(plain))
     before, target, least = repeats.weigh(())[0], budget, 0
     for left in reversed(range(_TRIES)):
         choice = choose(repeats, target if left else 0)  # at last the smallest of all
         made = compute_again(graph, [repeats.nodes[at] for at in choice.again])
-        planned = _planned(made, options).internal_bytes()
-        if planned <= budget:
-            return _with_note(made, before, choice.peak)
-        least = min(least or planned, planned)
+        plan = planned(made)
+        found = plan.internal_bytes()
+        if found <= budget:
+            plan.graph = _with_note(made, before, choice.peak)
+            return plan
+        least = min(least or found, found)
         if choice.peak > target:
             break  # there is nothing smaller
-        target -= planned - budget
+        target -= found - budget
     raise BudgetError(_advice(repeats, options, budget, least))
 
 
 def in_workspaces(plan: Plan) -> dict[Node, int]:
     """The bytes that steps of a plan need while they run."""
     return {node: plan.lives[place].size for node, place in plan.workspace.items()}
-
-
-def _planned(graph: Graph, options: Options) -> Plan:
-    """The plan that the compiler would make of the graph."""
-    return make_plan(graph, external(graph), (), options)
 
 
 def _with_note(made: Graph, before: int, after: int) -> Graph:

@@ -12,7 +12,7 @@ from flowmx import settings
 from flowmx.devices import threads
 from flowmx.graph.graph import Graph
 from flowmx.graph.node import Entry, Node
-from flowmx.graph.planning.live import nbytes
+from flowmx.graph.planning.live import Shapes, nbytes
 from flowmx.ops.compiled.chain import Chain
 from flowmx.ops.registry.operators import kernel_for
 from flowmx.ops.registry.traits import BatchParts
@@ -43,11 +43,10 @@ def cores() -> int:
     return threads.kernel_threads(settings.get())
 
 
-def nanoseconds(graph: Graph, node: Node, cores: int) -> float:
+def nanoseconds(node: Node, form: Shapes, cores: int) -> float:
     """About how long an operator takes at least, on so many cores."""
     assert node.op is not None
-    inputs = [graph.shapes[entry] for entry in node.inputs]
-    flops, elements = node.op.cost(inputs, [graph.shapes[Entry(node, index)] for index in range(node.outputs())])
+    flops, elements = node.op.cost(*form)
     return max(flops / _FLOPS_A_NS, elements / _ELEMENTS_A_NS) / cores
 
 
@@ -100,7 +99,7 @@ def ordering(graph: Graph, node: Node, cores: int) -> float:
 class Costs(Protocol):
     """Estimates of a kind of device, in nanoseconds."""
 
-    def nanoseconds(self, graph: Graph, node: Node) -> float:
+    def nanoseconds(self, node: Node, form: Shapes) -> float:
         """About how long an operator takes at least, however fast its values come."""
 
     def in_memory(self, costs: Any, moved: Any, part: float = 1) -> Any:
@@ -119,8 +118,8 @@ class Processor:
     def __init__(self) -> None:
         self._cores = cores()
 
-    def nanoseconds(self, graph: Graph, node: Node) -> float:
-        return nanoseconds(graph, node, self._cores)
+    def nanoseconds(self, node: Node, form: Shapes) -> float:
+        return nanoseconds(node, form, self._cores)
 
     def in_memory(self, costs: Any, moved: Any, part: float = 1) -> Any:
         return in_memory(costs, moved, part)

@@ -12,7 +12,10 @@ from typing import NamedTuple
 
 from flowmx.graph.graph import Graph
 from flowmx.graph.node import Entry, Node
-from flowmx.ops.registry.operators import Operator
+from flowmx.ops.registry.operators import Operator, Shape
+
+Shapes = tuple[list[Shape], list[Shape]]
+"""Those of an operator's inputs, and of its outputs."""
 
 
 class StepValues(NamedTuple):
@@ -137,3 +140,9 @@ def external(graph: Graph) -> set[Entry]:
 def nbytes(graph: Graph, entry: Entry) -> int:
     """Bytes of one entry."""
     return math.prod(graph.shapes[entry]) * graph.dtypes[entry].itemsize
+
+
+def shapes_of(graph: Graph, node: Node) -> Shapes:
+    """The shapes of an operator's inputs and outputs."""
+    shapes = graph.shapes
+    return [shapes[entry] for entry in node.inputs], [shapes[node, at] for at in range(node.outputs())]  # type: ignore[index]  # a pair does

@@ -56,8 +56,13 @@ def lower_bound(lives: Iterable[Life]) -> int:
     return most
 
 
-def pack(lives: Sequence[Life]) -> Packing:
-    """Find offsets for the values, all aligned."""
+def pack(lives: Sequence[Life], most: int | None = None) -> Packing:
+    """Find offsets for the values, all aligned.
+
+    Args:
+        lives: the values.
+        most: the bytes that are there, if that is to be kept to: values that cannot fit into them are packed anyhow.
+    """
     rounded = [Life(aligned(life.size), life.first, life.last) for life in lives]
     bound = lower_bound(rounded)
     best = _sweep(rounded)
@@ -66,7 +71,7 @@ def pack(lives: Sequence[Life]) -> Packing:
         lambda at: (rounded[at].first - rounded[at].last, -rounded[at].size),
         lambda at: -rounded[at].size * (rounded[at].last - rounded[at].first + 1),
     ]
-    if len(rounded) > _CAREFUL:
+    if len(rounded) > _CAREFUL or (most is not None and bound > most):
         return best
     enough = max(bound * _GOOD, bound + len(rounded) ** 2 / _PAIRS)
     for order in orders:
@@ -88,6 +93,7 @@ def apart(lives: Sequence[Life]) -> Packing:
 def _improved(lives: Sequence[Life], order: list[int], enough: float) -> Packing:
     """Place in this order; then again and again with what ended up on top placed first, until it takes so few bytes."""
     best = found = _place(lives, order)
+    tried = {tuple(order)}
     for _ in range(_TRIES if len(lives) <= _CAREFUL // 4 else 4):
         if best.size <= enough:
             break
@@ -95,6 +101,9 @@ def _improved(lives: Sequence[Life], order: list[int], enough: float) -> Packing
         if order[0] == highest:
             break
         order = [highest, *(at for at in order if at != highest)]
+        if tuple(order) in tried:
+            break  # from here on all orders would come again
+        tried.add(tuple(order))
         found = _place(lives, order)
         best = min(best, found, key=lambda p: p.size)
     return best

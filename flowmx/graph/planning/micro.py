@@ -26,6 +26,7 @@ from flowmx.graph.passes.repeat import Repeats
 from flowmx.graph.plan import Plan, make_plan
 from flowmx.graph.planning.cost import cores, nanoseconds, once_more
 from flowmx.graph.planning.layout import channels_last
+from flowmx.graph.planning.live import shapes_of
 from flowmx.graph.planning.order import LATE
 from flowmx.graph.planning.parting import Parting, batches, made, part
 from flowmx.graph.planning.region import Region
@@ -69,7 +70,7 @@ def fit(graph: Graph, external: Collection[Entry], strided: Collection[Node], op
     """
     budget = options.budget
     assert budget is not None
-    whole = make_plan(graph, external, strided, options)
+    whole = make_plan(graph, external, strided, options, most=budget)
     if whole.internal_bytes() <= budget:
         return whole
     options = replace(options, workers=1)  # branches that run at the same time take more memory
@@ -82,8 +83,13 @@ def fit(graph: Graph, external: Collection[Entry], strided: Collection[Node], op
         made = search.pass_by_pass(loss)
     if made is not None and made.loss <= loss:
         return made.plan
+
+    def planned(again: Graph) -> Plan:
+        stands_for = dict(zip(graph.wanted(), again.wanted(), strict=True))
+        return make_plan(again, {stands_for[entry] for entry in external}, strided, options)
+
     try:
-        again = recompute.fit(graph.with_notes(*search.notes()), options, budget, search.repeats)
+        return recompute.fit(graph.with_notes(*search.notes()), options, budget, search.repeats, planned)
     except BudgetError as error:
         made = made or (search.recomputing_too() if options.joint else None)
         if made is not None:
@@ -91,8 +97,6 @@ def fit(graph: Graph, external: Collection[Entry], strided: Collection[Node], op
         for note in search.notes():
             error.add_note(f"flowmx: {note}")
         raise
-    stands_for = dict(zip(graph.wanted(), again.wanted(), strict=True))
-    return make_plan(again, {stands_for[entry] for entry in external}, strided, options)
 
 
 class _Search:
@@ -116,7 +120,7 @@ class _Search:
     ) -> None:
         assert options.budget is not None
         self._graph, self._external, self._strided, self._options = graph, external, strided, options
-        self._plain, self._whole, self._budget = whole, whole.internal_bytes(), options.budget
+        self._plain, self._whole, self._budget = whole, whole.lower_bound(), options.budget
         found = [(units, part(graph, units)) for units in batches(graph)]
         self._units, self._parting = max(
             found, key=lambda each: made(graph, each[1].members), default=(1, Parting())
@@ -155,7 +159,7 @@ class _Search:
         room = self._budget - (outside.internal_bytes() - _inside(outside))
 
         def change(graph: Graph) -> Graph:
-            return recompute.fit(graph, self._options, max(1, room))
+            return recompute.fit(graph, self._options, max(1, room)).graph
 
         try:
             plan = self._plan(self._graph, [self._parting], 1, change)
@@ -217,7 +221,7 @@ class _Search:
 
     def _time(self, nodes: Iterable[Node]) -> float:
         """About how many nanoseconds some operators take."""
-        return sum(nanoseconds(self._graph, node, self._cores) for node in nodes)
+        return sum(nanoseconds(node, shapes_of(self._graph, node), self._cores) for node in nodes)
 
     def _loss(self, graph: Graph, partings: Sequence[Parting], length: int) -> float:
         """The part of the time that slices of a length cost."""
@@ -237,10 +241,12 @@ class _Search:
         for parting in partings:
             for node in parting.before:
                 rewriter.keep(node)
-            Region(rewriter, parting.members, self._units, length, laid).put(self._strided, self._options, change)
+            region = Region(rewriter, parting.members, self._units, length, laid)
+            region.put(self._strided, self._options, change, self._budget)
             for node in parting.after:
                 rewriter.keep(node)
-        return make_plan(rewriter.result(), {rewriter.new(entry) for entry in external}, self._strided, self._options)
+        external = {rewriter.new(entry) for entry in external}
+        return make_plan(rewriter.result(), external, self._strided, self._options, most=self._budget)
 
 
 def _with_users(nodes: Sequence[Node], order: Sequence[Node]) -> set[Node]:

@@ -17,6 +17,7 @@ from flowmx.graph.planning.order import LATE
 from flowmx.ops.compiled.fused import FusedConvolution
 from flowmx.ops.compiled.packed import OrderConvolution, Pack
 from flowmx.ops.compiled.sliced import Sliced, Staged, Summed
+from flowmx.ops.nn.common import bound
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Operator, Shape, packed_size
 from flowmx.ops.registry.traits import BatchParts
@@ -60,7 +61,8 @@ class Region:
         """The copies of slices of variables, where they are staged."""
 
     def put(
-        self, strided: Collection[Node], options: Options, change: Callable[[Graph], Graph] | None = None
+        self, strided: Collection[Node], options: Options, change: Callable[[Graph], Graph] | None = None,
+        most: int | None = None,
     ) -> list[Node]:  # fmt: skip
         """Make the operator's node, with what comes before it in the order; the region as it is where it cannot be.
 
@@ -68,6 +70,7 @@ class Region:
             strided: the variables whose arrays do not lie densely in C order.
             options: how.
             change: a pass over the graph of a slice, whose steps are then ordered anew.
+            most: as for :func:`flowmx.graph.plan.make_plan`.
         """
         if options.staged and not self._graph.gradients:
             self._staged = {}
@@ -98,7 +101,7 @@ class Region:
         loose = [made.node for (entry, _), made in self._variables.items() if entry.node in strided]
         plan = make_plan(
             graph, graph.wanted(), loose, replace(options, workers=1, slice=0, budget=None),
-            None if change is not None else (inner, []), self._channels_last,
+            None if change is not None else (inner, []), self._channels_last, most,
         )  # fmt: skip
         outputs.sort(key=lambda entry: entry.node not in self._forward)
         node = self._node(plan, outputs)
@@ -136,8 +139,7 @@ class Region:
             return node.op, inputs
         named = dict(zip(node.op.inputs(), zip(node.inputs, inputs, strict=True), strict=True))
         read = [named["weight"][0], *([named.pop("scale")[0]] if "scale" in named else [])]
-        given = {name: getattr(layer, name) for name in layer.attributes()}
-        op = OrderConvolution.create(**{**given, "scaled": len(read) > 1, "data_shape": data, "size": size})
+        op = OrderConvolution.create(**{**bound(layer), "scaled": len(read) > 1, "data_shape": data, "size": size})
         made = self._rewriter.make(op, list(map(self._rewriter.new, read)), node, f"{node.name} weight in order")
         self._packs.append(made)
         named["weight"] = (node.inputs[1], self._variable(Entry(made, 0), False))

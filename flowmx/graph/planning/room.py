@@ -28,7 +28,7 @@ from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan, make_plan
 from flowmx.graph.planning import slices
 from flowmx.graph.planning.cost import Processor
-from flowmx.graph.planning.live import nbytes
+from flowmx.graph.planning.live import Shapes, nbytes
 from flowmx.graph.planning.order import Ordered
 from flowmx.graph.reports.sizes import in_words
 from flowmx.ops.registry.traits import BatchParts
@@ -53,10 +53,9 @@ class Launching:
     usual GPU; they order choices, and need not be exact for that.
     """
 
-    def nanoseconds(self, graph: Graph, node: Node) -> float:
+    def nanoseconds(self, node: Node, form: Shapes) -> float:
         assert node.op is not None
-        inputs = [graph.shapes[entry] for entry in node.inputs]
-        flops, _ = node.op.cost(inputs, [graph.shapes[Entry(node, index)] for index in range(node.outputs())])
+        flops, _ = node.op.cost(*form)
         return flops / _FLOPS_A_NS
 
     def in_memory(self, costs: Any, moved: Any, part: float = 1) -> Any:

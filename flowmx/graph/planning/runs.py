@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from flowmx.graph.graph import Graph, is_pure
-from flowmx.graph.node import Entry, Node
+from flowmx.graph.node import Node
+from flowmx.graph.planning.live import Shapes
 from flowmx.ops.registry.traits import BatchParts
 
 _EVICTED = 16
@@ -40,48 +41,52 @@ class Run:
     before: dict[Node, None] = field(default_factory=dict)
 
 
-def runs(graph: Graph, order: Sequence[Node]) -> list[Run]:
-    """The runs of an order, of those operators that compute something in each run of the graph."""
+def runs(graph: Graph, order: Sequence[Node], forms: Sequence[Shapes]) -> list[Run]:
+    """The runs of an order, of those operators that compute something in each run of the graph.
+
+    Args:
+        graph: what is computed.
+        order: the operators.
+        forms: the shapes of their inputs and outputs.
+    """
     found: list[Run] = []
     now: Run | None = None
-    for at, node in enumerate(order):
-        parts = _parts(graph, node)
-        if now is not None and _goes_on(graph, now, node, parts):
+    for at, (node, form) in enumerate(zip(order, forms, strict=True)):
+        parts = _parts(graph, node, form)
+        rows = [] if parts is None else _rows(parts, form)
+        if now is not None and _goes_on(graph, now, node, parts, rows):
             now.stop = at + 1
             continue
-        units = 0 if parts is None else math.gcd(*_rows(graph, Member(node, parts)))
-        now = None
+        units, now = math.gcd(*rows), None
         if parts is not None and units > 1:
             now = Run(at, at + 1, units, {node: parts})
             found.append(now)
     return found
 
 
-def _parts(graph: Graph, node: Node) -> BatchParts | None:
+def _parts(graph: Graph, node: Node, form: Shapes) -> BatchParts | None:
     """The parts of an operator that go along with the batch; None where it may not be in a region."""
     op = node.op
     assert op is not None
     if op.traits.dynamic or not is_pure(op, train=False):
         return None
-    outputs = [graph.shapes[Entry(node, index)] for index in range(node.outputs())]
-    inputs = [graph.shapes[entry] for entry in node.inputs]
-    if not all(map(math.prod, (*inputs, *outputs))):
+    inputs, outputs = form
+    if not (all(map(all, inputs)) and all(map(all, outputs))):
         return None
     parts = op.batch_parts(inputs, outputs)
     return None if parts is None or parts.sums else parts
 
 
-def _rows(graph: Graph, member: Member) -> list[int]:
+def _rows(parts: BatchParts, form: Shapes) -> list[int]:
     """The lengths of axis 0 of what goes along."""
-    node, parts = member
-    entries = [*[node.inputs[at] for at in parts.inputs], *[Entry(node, at) for at in parts.outputs]]
-    return [graph.shapes[entry][0] for entry in entries]
+    inputs, outputs = form
+    return [*[inputs[at][0] for at in parts.inputs], *[outputs[at][0] for at in parts.outputs]]
 
 
-def _goes_on(graph: Graph, run: Run, node: Node, parts: BatchParts | None) -> bool:
+def _goes_on(graph: Graph, run: Run, node: Node, parts: BatchParts | None, rows: Sequence[int]) -> bool:
     """Let a run go on with an operator, in it or before it; False where it cannot."""
     if parts is not None and graph.context(node) is graph.context(next(iter(run.members))):
-        fits = all(rows % run.units == 0 for rows in _rows(graph, Member(node, parts)))
+        fits = not any(each % run.units for each in rows)
         if fits and _reads_parts(node, parts, run):
             whole = [entry.node for at, entry in enumerate(node.inputs) if at not in parts.inputs]
             if _evict(run, [each for each in whole if each in run.members]):

@@ -11,8 +11,10 @@ slices come down to follows from that (:mod:`flowmx.graph.planning.room`).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cached_property
+from itertools import accumulate
+from operator import sub
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +24,7 @@ from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.planning.cost import Costs, Processor
 from flowmx.graph.planning.layout import channels_last
-from flowmx.graph.planning.live import nbytes
+from flowmx.graph.planning.live import nbytes, shapes_of
 from flowmx.graph.planning.order import Ordered
 from flowmx.graph.planning.region import Region, is_ordered
 from flowmx.graph.planning.runs import Run, runs
@@ -48,8 +50,6 @@ _HEAVY = 1 << 18
 """Bytes of those from which on that is worth a step of its own."""
 _SHORT = 4
 """Units below which kernels are slower on a slice, where it is not a quarter of the batch."""
-_WORSE = 2
-"""Numbers of equal slices that are tried without gain, after one that comes down to the aim."""
 
 
 class Aim(NamedTuple):
@@ -79,14 +79,12 @@ class Choice(NamedTuple):
         stop: the position after its last operator.
         length: units in a slice.
         peak: about how many bytes are alive at most between the beginning and the end of the run.
-        weight: what it is compared by.
         ahead: the layers whose weights are brought into order once, before all slices.
     """
 
     stop: int
     length: int
     peak: float = 0
-    weight: float = 0
     ahead: frozenset[Node] = frozenset()
 
 
@@ -99,8 +97,9 @@ class Ends(NamedTuple):
         after: the most bytes alive between the region and the end of the run.
         loss: the nanoseconds that each slice but the first costs.
         cost: the nanoseconds that the region takes.
-        each: the nanoseconds that each operator takes.
+        each: the nanoseconds that each operator takes at least.
         moved: the bytes that each operator of the region reads and writes.
+        times: the nanoseconds that each operator takes, if it takes the whole batch.
     """
 
     whole: Any
@@ -110,28 +109,37 @@ class Ends(NamedTuple):
     cost: Any
     each: Any
     moved: Any
+    times: Any
 
 
-class Weights(NamedTuple):
+class Weights:
     """The weights of a run that could be brought into order before it, those worth the most of their bytes first.
 
-    Attributes:
-        nodes: the layers.
-        at: their positions in the run.
-        sizes: the bytes of each weight.
-        gains: the nanoseconds that each slice but the first then takes less.
+    Args:
+        found: of each the layer, its position in the run, the weight's bytes, and the nanoseconds that each slice but
+            the first takes less if it is in order.
+        length: the operators of the run.
     """
 
-    nodes: list[Node]
-    at: Any
-    sizes: Any
-    gains: Any
+    def __init__(self, found: Sequence[tuple[Node, int, int, float]], length: int) -> None:
+        self._nodes = [node for node, *_ in found]
+        self._ends = np.arange(length)
+        numbers = np.array([rest for _, *rest in found], float).reshape(-1, 3)
+        self._at, *each = numbers.T
+        inside = self._at[:, None] <= self._ends
+        # Of the first none, one, two ... of them: those that a region with each end has.
+        self._bytes, self._gains = np.zeros((2, len(found) + 1, length))
+        for sums, values in zip((self._bytes, self._gains), each, strict=True):
+            np.cumsum(np.where(inside, values[:, None], 0), axis=0, out=sums[1:])
 
     def ahead(self, room: Any) -> tuple[Any, Any, Any]:
-        """For each end of a region that has room for so many bytes, which to take, their bytes and what is gained."""
-        inside = self.at[:, None] <= np.arange(len(room))
-        taken = inside & (np.cumsum(np.where(inside, self.sizes[:, None], 0), axis=0) <= room)
-        return taken, self.sizes @ taken, self.gains @ taken
+        """For rooms of so many bytes, by end, how many of the first find room, their bytes, and what is gained."""
+        count = (self._bytes[1:, None] <= room).sum(axis=0)
+        return count, self._bytes[count, self._ends], self._gains[count, self._ends]
+
+    def first(self, count: int, end: int) -> frozenset[Node]:
+        """The layers of the first so many that a region with an end has."""
+        return frozenset(node for node, at in zip(self._nodes[:count], self._at, strict=False) if at <= end)
 
 
 # -- the choice --------------------------------------------------------------------------------------------
@@ -155,27 +163,34 @@ class Search:
         rows = zip(schedule.forward, schedule.steps, schedule.alive, strict=True)
         each_time = [row for row in rows if row[0].op is not None and not row[0].op.traits.once]
         self.graph, self.order = graph, [node for node, _, _ in each_time]
-        sizes = schedule.values.sizes
         self.alive = [alive for _, _, alive in each_time]
         self.whole = max(self.alive, default=0)
         self._how = aim or Aim(AIM * (self.whole + kept), Processor(), _MOST_LOSS, _WORTH, _SHORT, LEAST)
         self._aim = self._how.nbytes - kept
-        self._moved = np.array(
-            [sum(sizes[value] for value in (*step.reads, *step.writes)) for _, step, _ in each_time], float
-        )
-        self._last = [-1] * len(schedule.values.sizes)
-        self._made: list[tuple[int, int]] = []  # (step, value)
         self._sizes = schedule.values.sizes
-        for at, (_, step, _) in enumerate(each_time):
-            self._made += [(at, value) for value in step.writes]
-            for value in (*step.writes, *step.reads):
-                self._last[value] = at
+        self._forms = [shapes_of(graph, node) for node in self.order]
+        self._steps = [step for _, step, _ in each_time]
+        self._made_at = [-1] * len(self._sizes)
+        self._read_last = [-1] * len(self._sizes)
+        for at, step in enumerate(self._steps):
+            for value in step.writes:
+                self._made_at[value] = self._read_last[value] = at
+            for value in step.reads:
+                self._read_last[value] = at
         for value in schedule.values.wanted:
-            self._last[value] = len(self.order)
+            self._read_last[value] = len(self.order)
+
+    @cached_property
+    def _moved(self) -> Any:
+        """The bytes that each operator reads and writes."""
+        sizes = self._sizes
+        return np.array([sum([sizes[v] for v in (*step.reads, *step.writes)]) for step in self._steps], float)
 
     @cached_property
     def _costs(self) -> Any:
-        return np.array([self._how.costs.nanoseconds(self.graph, node) for node in self.order])
+        """The nanoseconds that each operator takes at least."""
+        rows = zip(self.order, self._forms, strict=True)
+        return np.array([self._how.costs.nanoseconds(node, form) for node, form in rows])
 
     @cached_property
     def _total(self) -> float:
@@ -183,7 +198,7 @@ class Search:
 
     def choose(self) -> list[tuple[Run, Choice]]:
         """The regions that are worth it."""
-        every = [(max(self.alive[run.start : run.stop]), run) for run in runs(self.graph, self.order)]
+        every = [(max(self.alive[run.start : run.stop]), run) for run in runs(self.graph, self.order, self._forms)]
         large = sorted((each for each in every if each[0] > self._aim), key=lambda each: -each[0])[:_MOST_RUNS]
         found = [(run, choice) for _, run in large if (choice := self._best(run)) is not None]
         found.sort(key=lambda each: each[0].start)
@@ -198,63 +213,40 @@ class Search:
     def forced(self, length: int) -> list[tuple[Run, Choice]]:
         """All runs, in slices of so many units."""
         return [
-            (run, Choice(run.stop, length)) for run in runs(self.graph, self.order)
+            (run, Choice(run.stop, length)) for run in runs(self.graph, self.order, self._forms)
             if run.units > length and len(run.members) > 1
         ]  # fmt: skip
 
     def _best(self, run: Run) -> Choice | None:
-        """The choice for a run that costs the least time of those that come down to the aim, or else the smallest.
-
-        Slices that are shorter than need be mostly cost more, so few of these are looked at.
-        """
+        """The choice for a run that costs the least time of those that come down to the aim, or else the smallest."""
+        counts = [count for count in _COUNTS if _is_fit(run.units, count, self._how.shortest)]
+        if not counts:
+            return None
         ends, weights = self._ends(run), self._weights(run)
-        best: Choice | None = None
-        large: list[int] = []
-        tried: list[Choice] = []
-        worse = 0
-        for count in _COUNTS:
-            length = -(-run.units // count)
-            if length < min(self._how.shortest, run.units // 4) or -(-run.units // length) < count:
-                continue
-            if best is None and self._peaks(run, ends, length)[1].min() > self._aim:
-                large.append(count)
-                continue
-            found = self._choice(run, ends, weights, count)
-            tried.append(found)
-            if found.weight < (best.weight if best else 1):
-                best, worse = found, 0
-            elif best is not None and run.units % count == 0:
-                worse += 1
-                if worse == _WORSE:
-                    break
-        if best is not None:
-            return best
-        tried += [self._choice(run, ends, weights, count) for count in large]
-        most = 1 + max(self.alive[run.start : run.stop]) / self.whole
-        return min((each for each in tried if each.weight < most), key=lambda each: each.weight, default=None)
-
-    def _peaks(self, run: Run, ends: Ends, length: int) -> tuple[Any, Any]:
-        """About the most bytes alive in the region that each end makes, and until the end of the run."""
-        inside = _WITH_WORKSPACE * ends.whole + ends.most * (length / run.units)
-        return inside, np.maximum(inside, _WITH_WORKSPACE * ends.after)
-
-    def _choice(self, run: Run, ends: Ends, weights: Weights, count: int) -> Choice:
-        """The best end for so many slices."""
+        count = np.array(counts)[:, None]
         length = -(-run.units // count)
-        inside, peak = self._peaks(run, ends, length)
+        inside = _WITH_WORKSPACE * ends.whole + ends.most * (length / run.units)
+        peak = np.maximum(inside, _WITH_WORKSPACE * ends.after)
+        small = peak.min(axis=1) <= self._aim
         taken, more, gain = weights.ahead((self._aim - inside) / _WITH_WORKSPACE)
         peak = np.maximum(peak, inside + _WITH_WORKSPACE * more)
+        faster = ends.times - self._how.costs.in_memory(ends.each, ends.moved, length / run.units)
         loss = (count - 1) * (ends.loss - gain) + (count * length / run.units - 1) * ends.cost
-        time = self._how.costs.in_memory
-        faster = time(ends.each, ends.moved) - time(ends.each, ends.moved, length / run.units)
-        loss -= np.cumsum(faster)
-        part = loss / self._total
+        part = (loss - np.cumsum(faster, axis=1)) / self._total
         above = 1 + peak / self.whole + self._how.worth * part
         below = part / (1 + np.maximum(part, 0))  # what comes down to the aim weighs less than 1, however much it costs
         weighed = np.where(part > self._how.most_loss, np.inf, np.where(peak <= self._aim, below, above))
-        at = int(weighed.argmin())
-        ahead = frozenset(node for node, take in zip(weights.nodes, taken[:, at], strict=True) if take)
-        return Choice(run.start + 1 + at, length, float(peak[at]), float(weighed[at]), ahead)
+        weight = weighed.min(axis=1)
+        some = small & (weight < 1)
+        if not some.any():
+            some = weight < 1 + max(self.alive[run.start : run.stop]) / self.whole
+            if not some.any():
+                return None
+        which = int(np.where(some, weight, np.inf).argmin())
+        at = int(weighed[which].argmin())
+        return Choice(
+            run.start + 1 + at, int(length[which, 0]), float(peak[which, at]), weights.first(taken[which, at], at)
+        )
 
     def _weights(self, run: Run) -> Weights:
         """The weights that could be brought into order before a run."""
@@ -265,31 +257,43 @@ class Search:
                 if size >= _HEAVY and gain:
                     found.append((node, at, size, gain))
         found.sort(key=lambda each: -each[3] / each[2])
-        nodes, *rest = zip(*found[:_MOST_WEIGHTS], strict=True) if found else ((), (), (), ())
-        return Weights(list(nodes), *[np.array(each, float) for each in rest])
+        return Weights(found[:_MOST_WEIGHTS], run.stop - run.start)
 
     def _ends(self, run: Run) -> Ends:
         """The consequences of each end of a region that begins with a run."""
-        span = slice(run.start, run.stop)
-        before = sum(self._sizes[value] for at, value in self._made if at < run.start <= self._last[value])
-        leaving = np.zeros(len(self.order) + 2)
-        for at, value in self._made:
-            if run.start <= at < run.stop:
-                leaving[at] += self._sizes[value]
-                leaving[self._last[value]] -= self._sizes[value]
-        alive = np.array(self.alive[span], float)
-        after = np.maximum.accumulate(np.append(alive[1:], 0.0)[::-1])[::-1]
-        members = [node in run.members for node in self.order[span]]
+        span, graph = slice(run.start, run.stop), self.graph
+        alive = self.alive[span]
+        after = [*list(accumulate(alive[:0:-1], max, initial=0))[::-1]]
+        is_member = [node in run.members for node in self.order[span]]
         loss = [
-            self._how.costs.once_more(self.graph, node, run.members[node]) if node in run.members else 0
-            for node in self.order[span]
+            self._how.costs.once_more(graph, node, run.members[node]) if is_one else 0
+            for node, is_one in zip(self.order[span], is_member, strict=True)
         ]
-        costs = self._costs[span]
-        taken = np.where(members, self._how.costs.in_memory(costs, self._moved[span]), 0)
+        each, moved = self._costs[span], self._moved[span] * is_member
+        times = self._how.costs.in_memory(each, moved)
         return Ends(
-            before + np.cumsum(leaving[run.start :])[: len(alive)], np.maximum.accumulate(alive), after,
-            np.cumsum(loss), np.cumsum(taken), costs, np.where(members, self._moved[span], 0),
+            np.array(self._lying(run)), np.array(list(accumulate(alive, max))), np.array(after), np.cumsum(loss),
+            np.cumsum(times * is_member), each, moved, times,
         )  # fmt: skip
+
+    def _lying(self, run: Run) -> list[int]:
+        """The bytes that lie whole after each operator of a run: what it left, and what was there before all of it."""
+        made_at, last, sizes, start = self._made_at, self._read_last, self._sizes, run.start
+        gone = [0] * (run.stop - start)
+        before = 0
+        for value, at in enumerate(made_at):
+            if at < start <= last[value] and at >= 0:
+                before += sizes[value]
+            elif start <= at and last[value] < run.stop:
+                gone[last[value] - start] += sizes[value]
+        made = [sum([sizes[value] for value in step.writes]) for step in self._steps[start : run.stop]]
+        return list(accumulate(map(sub, made, gone), initial=before))[1:]
+
+
+def _is_fit(units: int, count: int, shortest: int) -> bool:
+    """Tell whether so many slices of so many units are worth a look: each has some, and they are not too short."""
+    length = -(-units // count)
+    return length >= min(shortest, units // 4) and -(-units // length) == count
 
 
 # -- regions in their places -------------------------------------------------------------------------------

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Container, Sequence
+from functools import lru_cache
 from operator import call, is_
 from typing import Any
 
 import numpy as np
 
-from flowmx.ops.kernels.onednn.layouts import FLOATS, TYPES, Array, Geometry, geometry, pointer, suits
+from flowmx.ops.kernels.onednn.layouts import FLOATS, KEPT, TYPES, Array, Geometry, geometry, pointer, suits
 from flowmx.ops.kernels.onednn.library import OneDNNError, library
 from flowmx.ops.kernels.onednn.primitives import Bound
 from flowmx.ops.kernels.onednn.work import FixedWork, Work, call_all, first_line
@@ -124,6 +125,7 @@ class Kernel:
         self._make = make
         self._dtypes = dtypes
         self.packed_size = packed_size
+        self._room = lru_cache(KEPT)(self._asked_room)
         self._chosen: dict[Any, tuple[Operator, Compute]] = {}
         """By operator, number of threads and how its arrays lie.
 
@@ -204,8 +206,12 @@ class Kernel:
 
     def workspace(self, op: Operator, inputs: Sequence[Laid], outputs: Sequence[Laid]) -> int:
         """The bytes of workspace for arrays that lie like this."""
+        return 0 if library() is None else self._room(threads_here(), op, tuple(inputs), tuple(outputs))
+
+    def _asked_room(self, threads: int, op: Operator, inputs: Sequence[Laid], outputs: Sequence[Laid]) -> int:
+        """The same, for so many threads."""
         arrays = (*self.computed(inputs), *self.computed(outputs))
-        if library() is None or any(each.dtype not in self._dtypes or 0 in each.shape for each in arrays):
+        if any(each.dtype not in self._dtypes or 0 in each.shape for each in arrays):
             return 0
         work = self._make(op, [*map(_laid, inputs)], [*map(_laid, outputs)])
         return 0 if work is None else work.nbytes

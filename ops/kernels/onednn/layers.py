@@ -6,6 +6,7 @@ Their primitives are made in ``convolution.py`` and ``matmul.py``; this file giv
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -20,7 +21,17 @@ from flowmx.ops.kernels.onednn.convolution import (
 )
 from flowmx.ops.kernels.onednn.ends import PLAIN, ends_of
 from flowmx.ops.kernels.onednn.kernel import Kernel, Make, PackedSize
-from flowmx.ops.kernels.onednn.layouts import TYPES, Desc, Geometry, c_strides, dense, dense_vectors, plain, strided
+from flowmx.ops.kernels.onednn.layouts import (
+    KEPT,
+    TYPES,
+    Desc,
+    Geometry,
+    c_strides,
+    dense,
+    dense_vectors,
+    plain,
+    strided,
+)
 from flowmx.ops.kernels.onednn.library import DType
 from flowmx.ops.kernels.onednn.matmul import SMALL_BY_VECTOR, FullyConnect, Gradient, packed_matrix, turned
 from flowmx.ops.kernels.onednn.primitives import Call, Reorder
@@ -160,6 +171,7 @@ def _scale(op: Any, inputs: Geometries) -> list[Geometry | None]:
 def _size(lies: Callable[[Any, Shape, DType], Desc | None]) -> PackedSize:
     """The elements of a copy in this layout; None where it would be that of the weight."""
 
+    @lru_cache(KEPT)
     def size(op: Any, data: Shape, dtype: NumPyType) -> int | None:
         kind = TYPES[dtype]
         found = lies(op, data, kind)
