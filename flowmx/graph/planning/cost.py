@@ -60,7 +60,7 @@ def last_level() -> int:
         return 32 << 20
 
 
-def in_memory(costs: Any, moved: Any, part: float = 1) -> Any:
+def in_memory(costs: Any, moved: Any, part: Any = 1) -> Any:
     """The nanoseconds that steps take, whose values come from the last cache where they fit into half of it.
 
     Args:
@@ -102,7 +102,7 @@ class Costs(Protocol):
     def nanoseconds(self, node: Node, form: Shapes) -> float:
         """About how long an operator takes at least, however fast its values come."""
 
-    def in_memory(self, costs: Any, moved: Any, part: float = 1) -> Any:
+    def in_memory(self, costs: Any, moved: Any, part: Any = 1) -> Any:
         """The time of steps of which that is known, and the bytes that each moves; a part of the batch at a time."""
 
     def once_more(self, graph: Graph, node: Node, parts: BatchParts) -> float:
@@ -121,7 +121,7 @@ class Processor:
     def nanoseconds(self, node: Node, form: Shapes) -> float:
         return nanoseconds(node, form, self._cores)
 
-    def in_memory(self, costs: Any, moved: Any, part: float = 1) -> Any:
+    def in_memory(self, costs: Any, moved: Any, part: Any = 1) -> Any:
         return in_memory(costs, moved, part)
 
     def once_more(self, graph: Graph, node: Node, parts: BatchParts) -> float:

@@ -58,7 +58,7 @@ class Launching:
         flops, _ = node.op.cost(*form)
         return flops / _FLOPS_A_NS
 
-    def in_memory(self, costs: Any, moved: Any, part: float = 1) -> Any:
+    def in_memory(self, costs: Any, moved: Any, part: Any = 1) -> Any:
         launches = np.where(np.asarray(moved) > 0, _LAUNCH_NS / part, 0)
         return np.maximum(np.maximum(costs, np.asarray(moved) * _NS_A_BYTE), launches)
 
