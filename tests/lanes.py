@@ -3,6 +3,7 @@
 Beside as many files as there are cores, two that mostly wait for other processes run.
 """
 
+import contextlib
 import re
 from functools import cache
 from pathlib import Path
@@ -52,10 +53,28 @@ class Lanes(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
     """The first processes begin with files that compute, one on each core, the last ones with those that wait."""
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        file = self._next_file(int(node.gateway.id.removeprefix("gw")) >= self.numnodes - BESIDE)
-        unit = self.assigned_work.setdefault(node, {})[file] = self.workqueue.pop(file)
-        numbers = self._numbers(node)
-        node.send_runtest_some([numbers[test] for test in unit])
+        """Give a process its next file, and others until it has two tests: it begins one when it knows the next."""
+        numbers, work = self._numbers(node), self.assigned_work[node]
+        while self.workqueue:
+            file = self._next_file(int(node.gateway.id.removeprefix("gw")) >= self.numnodes - BESIDE)
+            work[file] = self.workqueue.pop(file)
+            with contextlib.suppress(OSError):  # it has died just now: the session will hear of it, and remove it
+                node.send_runtest_some([numbers[test] for test in work[file]])
+            if self._pending_of(work) > 1:
+                break
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Give what a process has left undone to others, without the test in which it died, and return that test."""
+        work = self.assigned_work.pop(node)
+        if not work:
+            return None
+        first = next(iter(work.values()))
+        died_in = next(iter(first))
+        del first[died_in]
+        self.workqueue.update({file: tests for file, tests in work.items() if tests})
+        for each in self.nodes:
+            self._reschedule(each)
+        return died_in
 
     def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
         """Forget a test that is done: those that are left are counted after each, and would take ever longer."""

@@ -19,9 +19,16 @@ class Process:
         self.given = []
         self._done = 0
         self.shutting_down = False
+        self.is_dead = False
 
     def send_runtest_some(self, numbers):
+        if self.is_dead:
+            raise OSError("cannot send (already closed?)")
         self.given.extend(numbers)
+
+    @property
+    def undone(self):
+        return len(self.given) - self._done
 
     def done(self, count):
         """Give the numbers of the next tests that are done."""
@@ -47,14 +54,21 @@ def lanes(tmp_path, monkeypatch):
     return Lanes(config)
 
 
-def test_the_longest_come_first_and_those_that_wait_run_beside_those_that_do_not(lanes):
-    names = (SHORT, LONG, WAITS_LAST, WAITS_TOO, WAITS)
-    tests = [f"{file}::test_{number}" for file in names for number in range(4)]
-    first, second, third = processes = [Process(number) for number in range(3)]
+def begin(lanes, tests, count):
+    """Share the tests out among so many processes."""
+    lanes.numnodes = count
+    processes = [Process(number) for number in range(count)]
     for each in processes:
         lanes.add_node(each)
         lanes.add_node_collection(each, tests)
     lanes.schedule()
+    return processes
+
+
+def test_the_longest_come_first_and_those_that_wait_run_beside_those_that_do_not(lanes):
+    names = (SHORT, LONG, WAITS_LAST, WAITS_TOO, WAITS)
+    tests = [f"{file}::test_{number}" for file in names for number in range(4)]
+    first, second, third = processes = begin(lanes, tests, 3)
 
     def files(process):
         return [tests[number].partition("::")[0] for number in process.given[::4]]
@@ -75,6 +89,34 @@ def test_the_longest_come_first_and_those_that_wait_run_beside_those_that_do_not
     assert all(each.shutting_down for each in processes)
     assert not lanes.has_pending
     assert lanes.tests_finished
+
+
+def test_what_a_process_leaves_undone_when_it_dies_is_done_without_the_test_in_which_it_died(lanes):
+    tests = [f"{file}::test" for file in (LONG, SHORT, WAITS, WAITS_TOO, WAITS_LAST)]
+    (first,) = begin(lanes, tests, 1)
+    lanes.mark_test_complete(first, *first.done(1))
+    died_in = tests[first.given[1]]
+    assert lanes.remove_node(first) == died_in
+
+    second = Process(1)
+    lanes.add_node(second)
+    lanes.add_node_collection(second, tests)
+    lanes.schedule()
+    while second.undone:
+        assert second.undone > 1 or second.shutting_down, "it waits for another test for ever"
+        lanes.mark_test_complete(second, *second.done(1))
+    assert sorted(first.given[:1] + second.given) == [number for number in range(5) if tests[number] != died_in]
+
+
+def test_a_process_that_has_died_unnoticed_is_sent_files_that_others_do(lanes):
+    tests = [f"{file}::test_{number}" for file in (LONG, SHORT, WAITS) for number in range(3)]
+    first, second = begin(lanes, tests, 2)
+    first.is_dead = True
+    lanes.mark_test_complete(first, *first.done(1))  # what it did last; there is room for another file
+    assert lanes.remove_node(first) == tests[first.given[1]]
+    while second.undone:
+        lanes.mark_test_complete(second, *second.done(1))
+    assert sorted(first.given[:2] + second.given) == list(range(9))
 
 
 def test_the_files_whose_length_is_known_exist():
