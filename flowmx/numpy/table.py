@@ -21,8 +21,8 @@ import numpy as np
 
 __all__ = [
     "CALLS", "CONSTANTS", "DTYPES", "FFT", "FORMER", "HOST", "LINALG", "LINALG_WAITING", "METHODS", "MOVING",
-    "NEWER", "REFUSED", "REGISTERED", "REGISTERED_WITH_NUMBER", "RENAMED", "SHAPED", "WAITING", "WITHOUT_GRADIENT", "WRITTEN",
-    "names", "ufunc",
+    "NEWER", "REFUSED", "REGISTERED", "REGISTERED_WITH_NUMBER", "RENAMED", "SHAPED", "WAITING", "WITHOUT_GRADIENT",
+    "WRITTEN", "names", "ufunc",
 ]  # fmt: skip
 
 
