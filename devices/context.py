@@ -17,7 +17,7 @@ class Context(metaclass=ClassProperties):
         device_id: which of them, from 0.
 
     Raises:
-        DeviceError: an unknown type or a negative number.
+        DeviceError: an unknown type or a negative number, or a context's type or number is to be changed.
 
     Example:
         >>> with mx.Context("cpu", 1):
@@ -47,9 +47,14 @@ class Context(metaclass=ClassProperties):
             if type(device_id) is not int or device_id < 0:
                 raise DeviceError(f"device id is {device_id!r}, expected an int of at least 0")
             known = super().__new__(cls)
-            known.device_type, known.device_id = device_type, device_id
+            vars(known).update(device_type=device_type, device_id=device_id)
             known = cls._known.setdefault(key, known)
         return known
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # MXNet's contexts can be changed, each being an object of its own; these are everybody's.
+        if not hasattr(self, name) or getattr(self, name) != value:
+            raise DeviceError(f"{self!r} is one object for all that name it; make another: mx.Context(type, number)")
 
     @property
     def device_typeid(self) -> int:

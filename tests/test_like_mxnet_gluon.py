@@ -403,3 +403,13 @@ def test_parameters_of_unlisted_operators_have_the_type_of_the_data(optional):
     found = {name: np.dtype(each.dtype).name for name, each in params.items()}
     of_conv = "float16" if optional else "float32"
     assert found == {"conv_weight": of_conv, "conv_bias": of_conv, "fc_weight": "float16", "fc_bias": "float16"}
+
+
+def test_a_context_stays_what_it_is():
+    """It is one object for everybody: setting what it already has is taken, as programs that restore contexts do."""
+    context = mx.cpu()
+    context.device_typeid, context.device_id = 1, 0
+    for name, value in {"device_id": 1, "device_typeid": 2, "device_type": "gpu", "other": 0}.items():
+        with pytest.raises(mx.MXNetError, match="one object for all that name it"):
+            setattr(context, name, value)
+    assert str(mx.cpu()) == "cpu(0)"

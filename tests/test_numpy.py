@@ -2,6 +2,8 @@
 
 import asyncio
 import pickle
+import subprocess
+import sys
 import warnings
 
 import numpy as onp
@@ -818,3 +820,30 @@ def test_what_numpy_refuses_is_an_error_of_mxnet_too(call):
     with pytest.raises(mx.MXNetError) as caught:
         call(mx.np.ones((2, 5)))
     assert isinstance(caught.value, ValueError)
+
+
+def test_what_numpy_1_has_is_enough():
+    """Names that came with NumPy 2 are the only ones that are not there without it."""
+    program = """
+import sys
+import numpy
+numpy.trapz = numpy.trapezoid
+for name in sys.argv[1:]:
+    *parts, last = name.split(".")
+    vars(getattr(numpy, *parts) if parts else numpy).pop(last, None)
+import flowmx as mx
+x = mx.np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+print(x.mT.tolist(), x.T.shape, mx.np.trapz(x).tolist(), mx.np.linalg.norm(x[0]).item() ** 2)
+missing = [name for name in mx.np.__all__ if not hasattr(mx.np, name)]
+print(sorted(set(missing) - set(sys.argv[1:])))
+"""
+    run = subprocess.run([sys.executable, "-c", program, *table.NEWER], capture_output=True, text=True, timeout=60)
+    assert run.stderr == ""
+    values, missing = run.stdout.splitlines()
+    assert values.startswith("[[1.0, 4.0], [2.0, 5.0], [3.0, 6.0]] (3, 2) [4.0, 10.0] 14.0")
+    assert missing == "[]"
+
+
+def test_an_array_of_one_axis_has_no_last_two():
+    with pytest.raises(ValueError, match="last two axes"):
+        np.ones(3).mT  # noqa: B018

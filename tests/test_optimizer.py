@@ -343,3 +343,43 @@ def test_an_optimizer_that_has_worked_is_pickled_as_a_new_one():
         loss.backward()
         trainer.step(2)
     assert len(pickle.dumps(trainer.optimizer)) < fresh + 200
+
+
+@pytest.mark.parametrize("name", ["adam", "nag", "rmsprop", "adagrad", "signum", "ftrl", "adamax", "nadam"])
+@pytest.mark.parametrize("method", ["_get_lr", "_get_wd", "_get_lrs", "_get_wds"])
+def test_a_subclass_may_replace_the_rates(name, method):
+    """Whichever method it replaces, steps are those of an optimizer that was given these rates."""
+    rate, base = 0.25, mx.optimizer.create(name).__class__
+
+    def replaced(self, index):
+        return [rate, 7.0, 7.0] if method.endswith("s") else rate  # more than there are weights, as MXNet takes it
+
+    mine = type(f"{name}Mine", (base,), {method: replaced})(learning_rate=0.1)
+    kind = "wd" if "wd" in method else "learning_rate"
+    plain = base(**{"learning_rate": 0.1, kind: rate})
+    weights = []
+    for optimizer in (mine, plain):
+        updater, weight = mx.optimizer.get_updater(optimizer), mx.nd.array([1.0, -2.0])
+        for _ in range(2):
+            updater(0, mx.nd.array([0.5, 0.25]), weight)
+        weights.append(weight.asnumpy())
+    np.testing.assert_array_equal(*weights)
+
+
+def test_sgd_asks_for_the_rates_of_all_weights():
+    """As MXNet's does: a subclass replaces ``_get_lrs``, and ``_get_lr`` has no say."""
+
+    class Mine(mx.optimizer.SGD):
+        def _get_lr(self, index):
+            raise AssertionError("not asked")
+
+        def _get_lrs(self, indices):
+            return [0.5] * self.given
+
+    mine, weight = Mine(), mx.nd.array([1.0])
+    mine.given = 4
+    mx.optimizer.get_updater(mine)(0, mx.nd.array([1.0]), weight)
+    assert weight.asscalar() == 0.5
+    mine.given = 0
+    with pytest.raises(mx.MXNetError, match="Mine has rates for 0 of 1 weights"):
+        mx.optimizer.get_updater(mine)(0, mx.nd.array([1.0]), weight)

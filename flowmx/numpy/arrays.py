@@ -33,9 +33,8 @@ from flowmx.semantics import default_float, semantics
 
 __all__ = ["as_ndarray", "ndarray"]
 
-_transpose, _matrix_transpose, _real, _imag, _squeeze, _expand_dims, _clip, _matmul = map(
-    calls.Calls,
-    ("transpose", "matrix_transpose", "real", "imag", "squeeze", "expand_dims", "clip", "matmul"),
+_transpose, _swapaxes, _real, _imag, _squeeze, _expand_dims, _clip, _matmul = map(
+    calls.Calls, ("transpose", "swapaxes", "real", "imag", "squeeze", "expand_dims", "clip", "matmul")
 )
 _reversed = [
     NumPyCall.create(num_args=1, function="transpose", form=encode([Slot(0)], {}), wide=wide) for wide in (False, True)
@@ -196,7 +195,9 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
     @property
     def mT(self) -> Any:  # noqa: N802
         """The array with its last two axes exchanged."""
-        return _matrix_transpose((self,), {})
+        if self.ndim < 2:
+            raise ValueError(f"mT exchanges the last two axes; an array of shape {self.shape} has no two")
+        return _swapaxes((self, -1, -2), {})
 
     @property
     def real(self) -> Any:

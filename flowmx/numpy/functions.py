@@ -26,7 +26,7 @@ def _numpy(name: str) -> Any:
         AttributeError: this NumPy has none of that name.
     """
     try:
-        return reduce(getattr, name.split("."), np)
+        return reduce(getattr, table.FORMER.get(name, name).split("."), np)
     except AttributeError:
         newer = " before NumPy 2" if name in table.NEWER else ""
         raise AttributeError(f"mx.np.{name} is a function of NumPy's, which {np.__version__} lacks{newer}") from None

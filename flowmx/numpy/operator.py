@@ -62,7 +62,7 @@ def function_of(xp: Any, name: str) -> Callable[..., Any]:
     """A function of an array namespace, by its name with dots, or one of :data:`OWN`."""
     if name in OWN:
         return partial(OWN[name], xp)
-    found: Callable[..., Any] = reduce(getattr, name.split("."), xp)
+    found: Callable[..., Any] = reduce(getattr, table.FORMER.get(name, name).split("."), xp)
     return found
 
 

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 __all__ = [
-    "CALLS", "CONSTANTS", "DTYPES", "FFT", "HOST", "LINALG", "LINALG_WAITING", "METHODS", "MOVING", "NEWER",
-    "REFUSED", "REGISTERED", "REGISTERED_WITH_NUMBER", "RENAMED", "SHAPED", "WAITING", "WITHOUT_GRADIENT", "WRITTEN",
-    "names", "ufunc",
+    "CALLS", "CONSTANTS", "DTYPES", "FFT", "FORMER", "HOST", "LINALG", "LINALG_WAITING", "METHODS", "MOVING",
+    "NEWER", "REFUSED", "REGISTERED", "REGISTERED_WITH_NUMBER", "RENAMED", "SHAPED", "WAITING", "WITHOUT_GRADIENT",
+    "WRITTEN", "names", "ufunc",
 ]  # fmt: skip
 
 
@@ -63,6 +63,9 @@ NEWER = names("""
     linalg.vecdot linalg.vector_norm
 """)
 """Names that came with NumPy 2."""
+
+FORMER = {} if hasattr(np, "trapezoid") else {"trapezoid": "trapz"}
+"""What NumPy 1 calls a function that MXNet has."""
 
 CALLS = (_UFUNCS | _OTHERS) - {"put_along_axis"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, ClassVar, TypeAlias
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from flowmx import ndarray as nd
 from flowmx.engine.origin import warn_user
+from flowmx.errors import MXNetError
 from flowmx.lr_scheduler import LRScheduler
 from flowmx.ndarray import NDArray
 from flowmx.ops.registry.dtypes import is_floating, name_of
@@ -55,6 +56,10 @@ class Optimizer(Recorded):
     Raises:
         TypeError: ``param_idx2name`` is no mapping.
     """
+
+    rates_together: ClassVar[bool] = False
+    """Whether ``_get_lrs`` and ``_get_wds`` are asked for the rates of all weights, as by MXNet's SGD and LARS; the
+    others ask ``_get_lr`` and ``_get_wd`` for each. It tells which of them a subclass may replace."""
 
     def __init__(
         self,
@@ -255,18 +260,32 @@ class Optimizer(Recorded):
         attributes, arguments = self.sym_info
         return {name: float(attributes[name][key]) for name in arguments if key in attributes.get(name, {})}
 
+    def rates(self, indices: Sequence[Index]) -> Iterator[tuple[float, float]]:
+        """The learning rate and the decay of each weight, asked for by the methods that MXNet's optimizer asks."""
+        cls, own = type(self), Optimizer
+        together = self.rates_together
+        lrs = together or (cls._get_lr is own._get_lr and cls._get_lrs is own._get_lrs)
+        wds = together or (cls._get_wd is own._get_wd and cls._get_wds is own._get_wds)
+        found = (
+            self._get_lrs(indices) if lrs else [self._get_lr(index) for index in indices],
+            self._get_wds(indices) if wds else [self._get_wd(index) for index in indices],
+        )
+        if min(map(len, found)) < len(indices):
+            raise MXNetError(f"{cls.__name__} has rates for {min(map(len, found))} of {len(indices)} weights")
+        return zip(*found, strict=False)
+
     def _get_lr(self, index: Index) -> float:
         return self._get_lrs([index])[0]
 
     def _get_wd(self, index: Index) -> float:
-        return self.wd * self._multiplier(index, "wd_mult")
+        return self._get_wds([index])[0]
 
     def _get_lrs(self, indices: Sequence[Index]) -> list[float]:
         lr, params, other = self.learning_rate, self.param_dict, self._multiplier
         return [lr * (float(params[i].lr_mult) if i in params else other(i, "lr_mult")) for i in indices]
 
     def _get_wds(self, indices: Sequence[Index]) -> list[float]:
-        return [self._get_wd(index) for index in indices] if self.wd else [0.0] * len(indices)
+        return [self.wd * self._multiplier(i, "wd_mult") for i in indices] if self.wd else [0.0] * len(indices)
 
     def _multiplier(self, index: Index, kind: str) -> float:
         if index in self.param_dict:

@@ -86,9 +86,7 @@ class Fused(Optimizer):
         counts = self._index_update_count
         updates: list[Update] = []
         known: list[Any] = ["", None, None]
-        for (index, weight, grad, state, master), lr, wd in zip(
-            items, self._get_lrs(indices), self._get_wds(indices), strict=True
-        ):
+        for (index, weight, grad, state, master), (lr, wd) in zip(items, self.rates(indices), strict=False):
             call = self.call(index, state, lr, wd, counts[index])
             updates.append(_made(call, weight, grad, master, known))
         key = indices[0], updates[0].weight._storage.device

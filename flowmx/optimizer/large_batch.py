@@ -39,6 +39,7 @@ class LARS(Momentum):
     """
 
     whole_array = True
+    rates_together = True
 
     def __init__(
         self,

@@ -47,6 +47,8 @@ class SGD(Momentum):
 
     by_rows = True
 
+    rates_together = True
+
     def __init__(self, momentum: float = 0.0, lazy_update: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.momentum = momentum

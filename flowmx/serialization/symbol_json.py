@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
@@ -50,11 +51,11 @@ class NodeJSON:
         op: The operator's name.
         name: The node's name.
         attrs: The parameters and attributes, all as text.
-        inputs: The outputs that it reads, all of earlier nodes.
+        inputs: The outputs that it reads, all of earlier nodes (those of a file may stand in any order).
         control_deps: Earlier nodes that it runs after.
         subgraphs: The bodies of a control-flow operator.
-        num_outputs: How many outputs it has, hidden ones included. A file without node_row_ptr (before 0.9)
-            does not say; it is then only known how many are used.
+        num_outputs: How many outputs it has, hidden ones included. A file without a node_row_ptr that fits its
+            nodes does not say (before 0.9, or edited); it is then only known how many are used.
     """
 
     op: str
@@ -106,7 +107,8 @@ def _beginning(text: str | bytes) -> str:
 def parse(text: str | bytes) -> GraphJSON:
     """Return the graph in the text of a ``-symbol.json`` file, of any version since 0.8.
 
-    Every index is in range and every input comes from an earlier node. What old versions spelled otherwise is
+    Every index is in range and every input comes from an earlier node. As in MXNet, a file may have its nodes in any
+    order, and a node_row_ptr that does not fit them is passed over. What old versions spelled otherwise is
     normalized (`attr` and `param` are merged into `attrs`, inputs of two numbers get version 0); what needs
     knowledge of the operators is left to `upgrade`.
 
@@ -217,27 +219,23 @@ def _set_initializers(
 def _graph(value: object, where: str) -> GraphJSON:
     known = {"nodes", "arg_nodes", "heads", "node_row_ptr", "attrs"}
     fields = _object(value, where, required={"nodes", "arg_nodes", "heads"}, known=known)
-    nodes = [_node(item, f"{where}, node {i}", i) for i, item in enumerate(_list(fields["nodes"], f"{where}, nodes"))]
+    items = _list(fields["nodes"], f"{where}, nodes")
+    nodes = [_node(item, f"{where}, node {i}", len(items)) for i, item in enumerate(items)]
     heads = _entries(fields["heads"], f"{where}, heads", len(nodes))
-    if "node_row_ptr" in fields:
-        counts = _output_counts(fields["node_row_ptr"], len(nodes), f"{where}, node_row_ptr")
-    else:
-        counts = [1] * len(nodes)
-        for entry in [entry for node in nodes for entry in node.inputs] + list(heads):
-            counts[entry.node] = max(counts[entry.node], entry.output + 1)
+    counts = _output_counts(fields.get("node_row_ptr"), len(nodes))
+    for entry in [entry for node in nodes for entry in node.inputs] + list(heads):
+        counts[entry.node] = max(counts[entry.node], entry.output + 1)
     nodes = [replace(node, num_outputs=count) for node, count in zip(nodes, counts, strict=True)]
-    for i, node in enumerate(nodes):
-        _check_outputs(node.inputs, nodes, f"{where}, node {i} ({node.name!r})")
-    _check_outputs(heads, nodes, f"{where}, heads")
     for i in _integers(fields["arg_nodes"], f"{where}, arg_nodes"):
         if i >= len(nodes) or not nodes[i].is_variable:
             raise SymbolFormatError(f"{where}, arg_nodes: {i} is not the index of a variable")
+    nodes, heads = _in_order(nodes, heads, where)
     attrs = _object(fields.get("attrs", {}), f"{where}, attrs")
     typed = {key: _graph_attribute(item, f"{where}, attrs, {key!r}") for key, item in attrs.items()}
     return GraphJSON(tuple(nodes), heads, typed)
 
 
-def _node(value: object, where: str, position: int) -> NodeJSON:
+def _node(value: object, where: str, nodes: int) -> NodeJSON:
     # backward_source_id tells versions before 0.9 which node's gradient this one computes.
     optional = {"attrs", "attr", "param", "control_deps", "subgraphs", "backward_source_id"}
     required = {"op", "name", "inputs"}
@@ -250,14 +248,14 @@ def _node(value: object, where: str, position: int) -> NodeJSON:
             attrs[attribute] = _string(item, f"{where}, {key}, {attribute!r}")
     control_deps = _integers(fields.get("control_deps", []), f"{where}, control_deps")
     for i in control_deps:
-        if i >= position:
-            raise SymbolFormatError(f"{where}, control_deps: {i} is not an earlier node")
+        if i >= nodes:
+            raise SymbolFormatError(f"{where}, control_deps: {i} is not one of the {nodes} nodes")
     subgraphs = _list(fields.get("subgraphs", []), f"{where}, subgraphs")
     node = NodeJSON(
         op=_string(fields["op"], f"{where}, op"),
         name=name,
         attrs=attrs,
-        inputs=_entries(fields["inputs"], f"{where}, inputs", position),
+        inputs=_entries(fields["inputs"], f"{where}, inputs", nodes),
         control_deps=control_deps,
         subgraphs=tuple(_graph(item, f"{where}, subgraph {i}") for i, item in enumerate(subgraphs)),
     )
@@ -267,7 +265,7 @@ def _node(value: object, where: str, position: int) -> NodeJSON:
 
 
 def _entries(value: object, where: str, nodes: int) -> tuple[NodeEntry, ...]:
-    """Read entries, each of one of the first `nodes` nodes."""
+    """Read entries, each of one of `nodes` nodes."""
     entries = []
     for i, item in enumerate(_list(value, where)):
         numbers = _integers(item, f"{where}[{i}]")
@@ -275,29 +273,39 @@ def _entries(value: object, where: str, nodes: int) -> tuple[NodeEntry, ...]:
             raise SymbolFormatError(f"{where}[{i}]: expected [node, output, version], found {_brief(item)}")
         entry = NodeEntry(*numbers)
         if entry.node >= nodes:
-            raise SymbolFormatError(f"{where}[{i}]: node {entry.node} is not one of the {nodes} before it")
+            raise SymbolFormatError(f"{where}[{i}]: node {entry.node} is not one of the {nodes} nodes")
         entries.append(entry)
     return tuple(entries)
 
 
-def _output_counts(value: object, nodes: int, where: str) -> list[int]:
-    ends = _integers(value, where)
-    if len(ends) != nodes + 1 or ends[0] != 0:
-        raise SymbolFormatError(f"{where}: expected 0 and a number for each of the {nodes} nodes")
+def _in_order(
+    nodes: Sequence[NodeJSON], heads: tuple[NodeEntry, ...], where: str
+) -> tuple[Sequence[NodeJSON], tuple[NodeEntry, ...]]:
+    """Put each node behind those that it reads or runs after; programs that edit files write them in any order."""
+    before = [(*(entry.node for entry in node.inputs), *node.control_deps) for node in nodes]
+    if all(i < position for position, needed in enumerate(before) for i in needed):
+        return nodes, heads
+    try:
+        order = list(TopologicalSorter(dict(enumerate(before))).static_order())
+    except CycleError as error:
+        names = " <- ".join(repr(nodes[i].name) for i in error.args[1])
+        raise SymbolFormatError(f"{where}: the nodes read one another in a circle: {names}") from None
+    place = {i: position for position, i in enumerate(order)}
+
+    def moved(entries: tuple[NodeEntry, ...]) -> tuple[NodeEntry, ...]:
+        return tuple(entry._replace(node=place[entry.node]) for entry in entries)
+
+    return [
+        replace(node, inputs=moved(node.inputs), control_deps=tuple(place[i] for i in node.control_deps))
+        for node in (nodes[i] for i in order)
+    ], moved(heads)
+
+
+def _output_counts(value: object, nodes: int) -> list[int]:
+    """Read how many outputs each node has, 1 where the numbers do not fit the nodes: MXNet does not look at them."""
+    ends = value if isinstance(value, list) and all(type(end) is int for end in value) else []
     counts = [end - start for start, end in pairwise(ends)]
-    if min(counts, default=0) < 0:
-        raise SymbolFormatError(f"{where}: the numbers must not fall")
-    return counts
-
-
-def _check_outputs(entries: Iterable[NodeEntry], nodes: Sequence[NodeJSON], where: str) -> None:
-    for entry in entries:
-        source = nodes[entry.node]
-        if entry.output >= source.num_outputs:
-            raise SymbolFormatError(
-                f"{where}: reads output {entry.output} of node {entry.node} ({source.name!r}), which has"
-                f" {source.num_outputs}"
-            )
+    return counts if len(counts) == nodes and ends[0] == 0 and min(counts, default=1) > 0 else [1] * nodes
 
 
 def _graph_attribute(value: object, where: str) -> GraphAttribute:

@@ -762,7 +762,7 @@ def load_json(json_str: str | bytes) -> Symbol:
 def _from_plain(graph: symbol_json.GraphJSON, origin: Origin) -> list[Entry]:
     nodes: list[Node] = []
     for plain in graph.nodes:
-        inputs = tuple(Entry(nodes[e.node], e.output) for e in plain.inputs)
+        inputs = tuple(_entry(nodes, e) for e in plain.inputs)
         if plain.is_variable:
             nodes.append(Node(None, plain.name, attributes=plain.attrs, origin=origin))
             continue
@@ -781,7 +781,15 @@ def _from_plain(graph: symbol_json.GraphJSON, origin: Origin) -> list[Entry]:
             raise MXNetError(f"node {plain.name!r} ({plain.op}) has {len(inputs)} inputs, expected {expected}")
         versions = tuple(e.version for e in plain.inputs)
         nodes.append(Node(op, plain.name, inputs, attributes, known, origin, versions))
-    return [Entry(nodes[e.node], e.output) for e in graph.heads]
+    return [_entry(nodes, e) for e in graph.heads]
+
+
+def _entry(nodes: Sequence[Node], plain: symbol_json.NodeEntry) -> Entry:
+    node = nodes[plain.node]
+    count = 1 if node.op is None else len(node.op.outputs())
+    if plain.output >= count:
+        raise MXNetError(f"output {plain.output} of node {node.name!r} of the loaded symbol is read; it has {count}")
+    return Entry(node, plain.output)
 
 
 def _input_names(plain: symbol_json.NodeJSON) -> Sequence[str]:
