@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 import numpy as np
 import pytest
 
@@ -54,6 +56,14 @@ def test_computes_a_shape_and_the_same_compiled(text):
     assert plain.shape == expected
     layer.hybridize()
     np.testing.assert_allclose(layer(x).asnumpy(), plain.asnumpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("text", [text for text in LAYERS if "Conv" in text or "Pool" in text])
+def test_what_is_exported_has_a_number_for_each_axis_of_images(text):
+    layer, (shape, _) = eval(text, vars(nn)), LAYERS[text]
+    (attributes,) = [each for each in layer(mx.sym.var("x")).attr_dict().values() if "kernel" in each]
+    for key in attributes.keys() & {"kernel", "stride", "pad", "dilate", "adj"}:
+        assert len(ast.literal_eval(attributes[key])) == len(shape) - 2, key
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm, nn.BatchNormReLU, contrib.nn.SyncBatchNorm])

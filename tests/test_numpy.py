@@ -564,6 +564,28 @@ def test_out_and_where():
         whole += 0.5
 
 
+@pytest.mark.parametrize(
+    "value", [0, 1, 2, -1.5, True, onp.float32(3), [1, 2, 3], (1, 2, 3), onp.array(4), np.array([5])]
+)
+def test_arrays_of_one_value_lie_where_they_are_wanted(value):
+    elsewhere, plain = mx.cpu(1), getattr(value, "asnumpy", lambda: value)()
+    like, out = np.zeros((2, 3), dtype="int32", device=elsewhere), np.zeros((2, 3))
+    expected = onp.full((2, 3), plain)
+    for made, dtype, context in (
+        (np.full((2, 3), value, device=elsewhere), None, elsewhere),
+        (np.full_like(like, value), "int32", elsewhere),
+        (np.full_like(like, value, dtype="float32", ctx=mx.cpu()), "float32", mx.cpu()),
+        (np.full_like([[0.0] * 3] * 2, value), "float32", mx.cpu()),
+        (np.full_like(like, value, shape=(1, 2, 3)), "int32", elsewhere),
+        (np.full_like(out, value, out=out), "float32", mx.cpu()),
+    ):
+        assert made.context == context and dtype in (None, made.dtype.name)
+        onp.testing.assert_array_equal(made.asnumpy(), expected.astype(made.dtype).reshape(made.shape))
+    assert made is out
+    if not plain:
+        assert np.full_like(like, value, shape=()).shape == ()
+
+
 def test_axes_may_be_lists():
     x = np.array(A)
     assert x.sum(axis=[0, 1]).item() == pytest.approx(A.sum()) and np.mean(x, [0, 1]).item() == pytest.approx(A.mean())
