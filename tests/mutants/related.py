@@ -20,6 +20,11 @@ OF_IMPORT, OF_FILE_NAME = 40, 40
 
 OF_VALUES = {"test_gradients": 40, "test_ops_recorded": 30}
 """Weights of the files that compare the values and gradients of every operator, for the files of operators."""
+OF_FACTS = {"test_traits": 60, "test_operator_docs": 60}
+"""Weights of the files that hold operators to what they say of themselves, for what stands in their classes."""
+
+OF_PRIVATE_NAME = 0.3
+"""Factor on the weight of a name that begins with an underscore, which tests share by chance."""
 
 
 class Tests:
@@ -36,7 +41,8 @@ class Tests:
     def closest(self, source: str, path: str, function: str) -> list[Path]:
         """The test files, those that share most with a definition of a source file first."""
         weights = self.weights(source, path, function)
-        in_path = words_of(path)
+        in_path = {*re.split(r"[/_]", path.removesuffix(".py"))}
+        is_fact = isinstance(definition(ast.parse(source), function), ast.ClassDef)
         module = re.compile(rf"\b{re.escape(dotted(path))}\b|\bfrom {_imported(path)}\b")
 
         def closeness(test: Path) -> float:
@@ -46,7 +52,7 @@ class Tests:
             close: float = shared + OF_FILE_NAME * sum(named) / len(named)
             close += OF_IMPORT * bool(module.search(self.texts[test]))
             if path.startswith("ops/") and "/kernels/" not in path:
-                close += OF_VALUES.get(test.stem, 0)
+                close += OF_VALUES.get(test.stem, 0) + is_fact * OF_FACTS.get(test.stem, 0)
             return close / 2 if waits(test) else close  # they are slow
 
         return sorted(self.texts, key=closeness, reverse=True)
@@ -64,7 +70,8 @@ class Tests:
             for word in words:
                 if known := self._counts[word]:
                     rarity = math.log(1 + len(self.texts) / known) - math.log(2)
-                    weights[word] = weights.get(word, 0) + weight * rarity**2
+                    factor = OF_PRIVATE_NAME if word.startswith("_") else 1
+                    weights[word] = weights.get(word, 0) + factor * weight * rarity**2
         return weights
 
     def _text(self, path: Path) -> str:
