@@ -63,6 +63,10 @@ def test_faults_are_put_into_code_alone():
     assert {fault.function for fault in faults.values()} == {"", "clip"}
 
 
+def test_assertions_have_no_faults():
+    assert not faults_in("found = zip([a], b, strict=True)\nassert a > 1, -3\n")
+
+
 def test_every_fault_leaves_a_module_that_can_be_read_and_differs():
     for seed in range(5):
         for fault in faults_in(MODULE, seed):
