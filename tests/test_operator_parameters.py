@@ -53,7 +53,7 @@ def test_a_value_may_be_spelled_in_many_ways(name, parameter, expected, values):
     [
         ("FullyConnected", "num_hidden", "an int of at least 1", ["x", "1.5", 1.5, "(3)", 0, None, (3,)]),
         ("_plus_scalar", "scalar", "a float", ["x", "(1,)", (1.0, 2.0), None]),
-        ("Convolution", "no_bias", "a bool", ["yes", 1.0, "2"]),
+        ("Convolution", "no_bias", "a bool", ["yes", 2.5, "2"]),
         ("Activation", "act_type", "one of 'relu'", ["thank", 1, None]),
         ("Pooling", "kernel", "a tuple of ints", ["(2, x)", "(2, 3", 1.5, (1.5, 2), "((2, 3), 2)", (2, None)]),
         ("slice", "begin", "a tuple of ints", ["(None, x)", (1.5,), "x"]),
