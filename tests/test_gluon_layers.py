@@ -66,6 +66,22 @@ def test_what_is_exported_has_a_number_for_each_axis_of_images(text):
         assert len(ast.literal_eval(attributes[key])) == len(shape) - 2, key
 
 
+@pytest.mark.parametrize("factors", [(3,), (2, 3), (2, 3, 4)], ids=len)
+def test_pixels_are_made_of_channels(factors):
+    axes = len(factors)
+    layer = getattr(contrib.nn, f"PixelShuffle{axes}D")(factors if axes > 1 else factors[0])
+    lengths = (4, 3, 2)[:axes]
+    x = np.arange(2 * 5 * np.prod(factors) * np.prod(lengths)).reshape(2, 5 * np.prod(factors), *lengths)
+    apart = x.reshape(2, 5, *factors, *lengths)
+    order = [axis for at in range(axes) for axis in (2 + axes + at, 2 + at)]
+    expected = apart.transpose(0, 1, *order).reshape(2, 5, *np.multiply(factors, lengths))
+    for _ in range(2):
+        np.testing.assert_array_equal(layer(mx.nd.array(x)).asnumpy(), expected)
+        layer.hybridize()
+    with pytest.raises(ValueError, match=f"expected a number or {axes} of them"):
+        type(layer)((1,) * (axes + 1))
+
+
 @pytest.mark.parametrize("layer", [nn.BatchNorm, nn.BatchNormReLU, contrib.nn.SyncBatchNorm])
 @pytest.mark.parametrize("mirror", [None, False, True])
 def test_two_batches_may_be_recorded_before_the_backward_pass(layer, mirror):

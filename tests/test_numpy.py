@@ -350,6 +350,15 @@ def test_functions_without_gradient():
         _close(_function(np, name)(*ours, **kwargs), _function(onp, name)(*args, **kwargs))
 
 
+def test_constants():
+    for name, value in table.CONSTANTS.items():
+        assert getattr(np, name) is value
+    assert (np.pi, np.e, np.euler_gamma, np.newaxis) == (onp.pi, onp.e, onp.euler_gamma, None)
+    for name, value in {"inf": "inf", "Inf": "inf", "PINF": "inf", "NINF": "-inf", "nan": "nan", "NaN": "nan",
+                        "NAN": "nan", "PZERO": "0.0", "NZERO": "-0.0"}.items():  # fmt: skip
+        assert repr(getattr(np, name)) == value
+
+
 def test_every_name_of_the_table_is_there():
     for module, space in ((np, onp), (np.linalg, onp.linalg), (np.fft, onp.fft)):
         for name in dir(module):
