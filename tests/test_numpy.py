@@ -194,10 +194,24 @@ def _check_gradient(name, args, kwargs):
         onp.testing.assert_allclose(grad.ravel(), slopes, rtol=1e-4, atol=1e-5)
 
 
-def test_functions_and_gradients_are_numpys():
+C, D = (onp.random.default_rng(seed).permutation(12).reshape(2, 2, 3) / 13 + 0.05 for seed in (1, 2))
+OF_MATRICES = {"corrcoef", "cov", "diag"}
+
+
+def _with_three_axes():
+    """The rows of matrices that functions of any number of axes take with three."""
+    for name, args, kwargs in ROWS:
+        taken = name not in OF_MATRICES and kwargs.keys() <= {"axis", "keepdims", "ddof", "n"}
+        if taken and all(any(each is known for known in (A, B)) for each in args):
+            yield name, tuple(C if each is A else D for each in args), kwargs
+
+
+@pytest.mark.parametrize("rows", [ROWS, [*_with_three_axes()]], ids=["rows", "with three axes"])
+def test_functions_and_gradients_are_numpys(rows):
     """Each row is called as NumPy's function, and its gradient compared with differences."""
+    assert len(rows) > 100
     failures = []
-    for row in ROWS:
+    for row in rows:
         try:
             _check_gradient(*row)
         except Exception as error:
