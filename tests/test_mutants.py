@@ -108,6 +108,20 @@ def test_the_closest_tests_of_an_operator_are_those_of_gradients_and_values_and_
         assert sorted(closest[: len(wanted)]) == wanted
 
 
+def test_the_closest_tests_of_what_an_operator_says_of_itself_are_those_of_such_facts(tmp_path):
+    (tmp_path / "tests").mkdir()
+    for name in ("test_other", "test_traits", "test_operator_docs", "test_gradients", "test_io"):
+        (tmp_path / "tests" / f"{name}.py").write_text("value = 3")
+    source = "class Clip:\n    axis = 3\n    def forward(self):\n        return 3\n"
+    tests = Tests(tmp_path)
+    assert {test.stem for test in tests.closest(source, "ops/clip.py", "Clip")[:2]} == {
+        "test_traits",
+        "test_operator_docs",
+    }
+    assert tests.closest(source, "ops/clip.py", "Clip.forward")[0].stem == "test_gradients"
+    assert tests.closest(source, "flowmx/io/clip.py", "Clip")[0].stem == "test_io"
+
+
 def test_no_line_of_a_log_is_taken_for_a_test():
     text = "ERROR    flowmx.comm:scheduler.py:226 worker 1\nFAILED tests/test_a.py::test_b - assert 1 == 2\n"
     assert FAILED.findall(text) == ["tests/test_a.py::test_b"]
