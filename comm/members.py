@@ -611,11 +611,7 @@ def rounds_from_wire(wire: Mapping[str, Any]) -> dict[str, int]:
     found = fields.mapping(wire.get("rounds", {}), "the rounds")
     if len(found) > MOST_NAMES:
         raise ValueError(f"there are {len(found)} rounds of barriers; at most {MOST_NAMES} are taken")
-    return {
-        name: fields.whole(found, name, most=LAST)
-        for name in found
-        if fields.text({"name": name}, "name", 200) is not None
-    }
+    return {fields.text({"name": name}, "name", 200): fields.whole(found, name, most=LAST) for name in found}
 
 
 def _stale(member: Member, incarnation: int) -> Denied:

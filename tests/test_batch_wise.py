@@ -79,6 +79,26 @@ def test_a_part_of_the_batch_gives_that_part_of_the_outputs(name):
             check(operator_of(case), case.given(), fast)
 
 
+def along(name, axis):
+    """An operator of one input along an axis of three, or None."""
+    try:
+        op = lookup(name).create(axis=axis)
+        op.infer_shape([(4, 4, 4)] * len(op.inputs()))
+    except (mx.base.MXNetError, ValueError, TypeError):
+        return None
+    return op if len(op.inputs()) == 1 else None
+
+
+ALONG_AXES = [name for name in SAYING if hasattr(lookup(name), "axis") and along(name, 1)]
+
+
+@pytest.mark.parametrize("axis", range(-3, 3))
+def test_what_works_along_an_axis_has_parts_where_that_is_not_the_batch_s(axis):
+    assert len(ALONG_AXES) > 15
+    for name in ALONG_AXES:
+        assert check(along(name, axis), random((4, 4, 4)), False) == (axis % 3 != 0 or name == "sum"), name
+
+
 def gradients_checked(case, fast):
     """The names of the operators of a case's gradient of which parts were compared with the whole."""
     arrays, found = case.given(), set()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import flowmx as mx
 from flowmx.comm.security import InsecureAddress
-from flowmx.observability.dashboard import guard
+from flowmx.observability.dashboard import guard, reader
 from flowmx.observability.dashboard.guard import COOKIE, Guard, check_address
 from flowmx.observability.dashboard.holders import added_up, layers
 from flowmx.observability.dashboard.sample import Reading
@@ -458,3 +458,12 @@ def test_layers_are_named_by_precision():
     del net, made, other, each
     gc.collect()
     assert "of_reals_fwd" not in {name for row in layers() for name in row["names"]}
+
+
+def test_a_system_that_does_not_tell_the_memory_of_processes(monkeypatch, tmp_path):
+    assert reader._resident() > 1e6
+    for content in (None, "", "1", "some pages"):
+        if content is not None:
+            (tmp_path / "statm").write_text(content)
+        monkeypatch.setattr(reader, "Path", lambda _: tmp_path / "statm")
+        assert reader._resident() == 0

@@ -380,3 +380,22 @@ def test_a_backward_pass_after_another_executor_used_the_arena():
     first.forward()  # in prediction, which takes a turn as well
     first.backward()
     np.testing.assert_array_equal(first.grad_dict["fc1_weight"].asnumpy(), expected)
+
+
+@pytest.mark.parametrize("kind", ["a view", "whole"])
+def test_a_gradient_in_a_part_of_an_array_leaves_the_other_parts_as_they_are(kind):
+    def fails():
+        raise OSError("the data is gone")
+
+    memory, x = mx.nd.zeros((2, 3)), mx.nd.array([[1, 2, 3]])
+    mx.engine.push(fails, writes=[memory])
+    target = memory[1:] if kind == "a view" else memory
+    x = x if kind == "a view" else mx.nd.array([[1, 2, 3]] * 2)
+    executor = (mx.sym.var("x") ** 2).bind(mx.cpu(), {"x": x}, args_grad={"x": target})
+    executor.forward(is_train=True)
+    executor.backward(mx.nd.ones(x.shape))
+    if kind == "whole":  # which is written anew, and so well again
+        np.testing.assert_array_equal(memory.asnumpy(), [[2, 4, 6]] * 2)
+    else:
+        with pytest.raises(OSError, match="the data is gone"):
+            memory.asnumpy()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 import numpy as np
 import pytest
 
@@ -54,6 +56,30 @@ def test_computes_a_shape_and_the_same_compiled(text):
     assert plain.shape == expected
     layer.hybridize()
     np.testing.assert_allclose(layer(x).asnumpy(), plain.asnumpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("text", [text for text in LAYERS if "Conv" in text or "Pool" in text])
+def test_what_is_exported_has_a_number_for_each_axis_of_images(text):
+    layer, (shape, _) = eval(text, vars(nn)), LAYERS[text]
+    (attributes,) = [each for each in layer(mx.sym.var("x")).attr_dict().values() if "kernel" in each]
+    for key in attributes.keys() & {"kernel", "stride", "pad", "dilate", "adj"}:
+        assert len(ast.literal_eval(attributes[key])) == len(shape) - 2, key
+
+
+@pytest.mark.parametrize("factors", [(3,), (2, 3), (2, 3, 4)], ids=len)
+def test_pixels_are_made_of_channels(factors):
+    axes = len(factors)
+    layer = getattr(contrib.nn, f"PixelShuffle{axes}D")(factors if axes > 1 else factors[0])
+    lengths = (4, 3, 2)[:axes]
+    x = np.arange(2 * 5 * np.prod(factors) * np.prod(lengths)).reshape(2, 5 * np.prod(factors), *lengths)
+    apart = x.reshape(2, 5, *factors, *lengths)
+    order = [axis for at in range(axes) for axis in (2 + axes + at, 2 + at)]
+    expected = apart.transpose(0, 1, *order).reshape(2, 5, *np.multiply(factors, lengths))
+    for _ in range(2):
+        np.testing.assert_array_equal(layer(mx.nd.array(x)).asnumpy(), expected)
+        layer.hybridize()
+    with pytest.raises(ValueError, match=f"expected a number or {axes} of them"):
+        type(layer)((1,) * (axes + 1))
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm, nn.BatchNormReLU, contrib.nn.SyncBatchNorm])

@@ -39,14 +39,17 @@ def values(net):
     return [param.list_data()[0].asnumpy() for param in net.collect_params().values()]
 
 
+@pytest.mark.parametrize("on_kvstore", [True, False])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_devices_train_as_one_does(optimizer):
+def test_devices_train_as_one_does(optimizer, on_kvstore):
     nets = network([mx.cpu(0)]), network(BOTH)
     for net in nets:
-        ctx = net[0].weight.list_ctx()
-        trainer = gluon.Trainer(net.collect_params(), optimizer, {"learning_rate": 0.1, "wd": 0.01})
+        ctx, schedule = net[0].weight.list_ctx(), mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1)
+        options = {"learning_rate": 0.1, "wd": 0.01, "lr_scheduler": schedule}
+        trainer = gluon.Trainer(net.collect_params(), optimizer, options, update_on_kvstore=on_kvstore)
         for batch in batches(3):
             train(net, trainer, batch, ctx)
+        assert trainer.optimizer.num_update == 3 and trainer.learning_rate == 0.05
     for one, other in zip(values(nets[0]), values(nets[1]), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     for param in nets[1].collect_params().values():

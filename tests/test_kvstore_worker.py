@@ -23,6 +23,7 @@ from flowmx.kvstore.worker.sender import UPLOADS, Sender
 from flowmx.kvstore.worker.servers import Servers, primary
 from flowmx.kvstore.worker.session import Session
 from flowmx.kvstore.worker.store import _mode
+from flowmx.observability.flight import messages
 from flowmx.optimizer import states as states_file
 from flowmx.settings import SettingError
 
@@ -501,6 +502,18 @@ async def test_a_refusal_names_operation_and_keys_and_what_to_do(lines):
     await settled()
     with pytest.raises(KVStoreError, match=r"push of 'a' was refused: worker 3 .*start it again"):
         raise pushed.exchanges[0].error
+
+
+@pytest.mark.parametrize(("operation", "nbytes"), [("push", 8), ("pull", 8), ("pushpull", 16)])
+async def test_a_request_under_way_tells_its_keys_and_the_bytes_of_both_ways(lines, operation, nbytes):
+    calls = servers(lines)
+    calls.know(view(1, server(0)))
+    sender = Sender(calls, {})
+    sender.put([item("a", operation), item("b", operation)])
+    await settled()
+    (told,) = messages.under_way.values()
+    assert told[:3] == ("server 0", operation, {"keys": ["a", "b"], "count": 2, "bytes": nbytes})
+    await sender.close()
 
 
 # -- keys and their optimizers' states -------------------------------------------------------------------

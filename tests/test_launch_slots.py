@@ -131,6 +131,7 @@ def test_a_jobset_is_what_its_controller_takes(version, policy):
     assert {name: each["spec"]["completions"] for name, each in parts.items()} == {
         "scheduler": 1, "server": 2, "worker": 4,
     }  # fmt: skip
+    assert [each["replicas"] for each in found["spec"]["replicatedJobs"]] == [1, 1, 1]
     for name, each in parts.items():
         job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": f"train-{name}-0"}, **each}
         job["metadata"] |= each["metadata"]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowmx.comm.barriers import Barriers
-from flowmx.comm.members import Denied, Hello, Job, Members
+from flowmx.comm.barriers import MOST_NAMES, Barriers
+from flowmx.comm.members import LAST, Denied, Hello, Job, Members, rounds_from_wire
 from flowmx.comm.view import Member, View
 from tests.membership import Violation, run
 
@@ -423,6 +423,29 @@ def test_a_view_travels_unchanged():
 def test_a_view_that_is_none_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         View.from_wire(formed().view.to_wire() | change)
+
+
+def test_rounds_of_barriers_travel_unchanged():
+    rounds = {"init": 3, "step 2": 1, 200 * "x": LAST}
+    assert rounds_from_wire({"rounds": rounds}) == rounds
+    assert rounds_from_wire({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("rounds", "message"),
+    [
+        ([], "the rounds must be a map"),
+        ({201 * "x": 1}, "'name' must be text of 0 to 200"),
+        ({7: 1}, "a map with text for keys"),
+        ({"init": -1}, "'init' must be an int"),
+        ({"init": True}, "'init' must be an int"),
+        ({"init": LAST + 1}, "'init' must be an int"),
+        ({f"step {number}": 1 for number in range(MOST_NAMES + 1)}, "rounds of barriers; at most"),
+    ],
+)
+def test_rounds_that_are_none_are_refused(rounds, message):
+    with pytest.raises(ValueError, match=message):
+        rounds_from_wire({"rounds": rounds})
 
 
 def test_identities_have_at_most_64_characters():

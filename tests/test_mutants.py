@@ -63,6 +63,10 @@ def test_faults_are_put_into_code_alone():
     assert {fault.function for fault in faults.values()} == {"", "clip"}
 
 
+def test_assertions_have_no_faults():
+    assert not faults_in("found = zip([a], b, strict=True)\nassert a > 1, -3\n")
+
+
 def test_every_fault_leaves_a_module_that_can_be_read_and_differs():
     for seed in range(5):
         for fault in faults_in(MODULE, seed):
@@ -102,6 +106,20 @@ def test_the_closest_tests_of_an_operator_are_those_of_gradients_and_values_and_
     }.items():
         closest = [test.stem for test in Tests(tmp_path).closest(MODULE, path, "clip")]
         assert sorted(closest[: len(wanted)]) == wanted
+
+
+def test_the_closest_tests_of_what_an_operator_says_of_itself_are_those_of_such_facts(tmp_path):
+    (tmp_path / "tests").mkdir()
+    for name in ("test_other", "test_traits", "test_operator_docs", "test_gradients", "test_io"):
+        (tmp_path / "tests" / f"{name}.py").write_text("value = 3")
+    source = "class Clip:\n    axis = 3\n    def forward(self):\n        return 3\n"
+    tests = Tests(tmp_path)
+    assert {test.stem for test in tests.closest(source, "ops/clip.py", "Clip")[:2]} == {
+        "test_traits",
+        "test_operator_docs",
+    }
+    assert tests.closest(source, "ops/clip.py", "Clip.forward")[0].stem == "test_gradients"
+    assert tests.closest(source, "flowmx/io/clip.py", "Clip")[0].stem == "test_io"
 
 
 def test_no_line_of_a_log_is_taken_for_a_test():

@@ -41,11 +41,13 @@ def test_names_of_blocks_come_from_the_scope_that_is_entered():
     class Named:
         prefix, _empty_prefix = "outer_", False
 
-    with block._BlockScope(Named()):
-        assert mx.name.NameManager.current.get(None, "hello") == "outer_hello0"
-        assert block._BlockScope.create(None, None, "dense")[0] == "outer_dense0_"
-        assert block._BlockScope._current.value is not None
-    assert block._BlockScope._current.value is None
+    entered = block._BlockScope(Named())
+    for number in range(2):
+        with entered:
+            assert mx.name.NameManager.current.get(None, f"hello{number}") == f"outer_hello{number}0"
+            assert block._BlockScope.create(None, None, "dense")[0] == f"outer_dense{number}_"
+            assert block._BlockScope._current.value is not None
+        assert block._BlockScope._current.value is None
 
 
 def test_a_parameter_shows_its_arrays_as_lists():

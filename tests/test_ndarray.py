@@ -254,7 +254,15 @@ def test_arrays_as_keys():
     equal(x[nd.array([1, 3])], a[[1, 3]])
     equal(x[nd.array([1, 3], dtype="int32"), nd.array([0, 2])], a[[1, 3], [0, 2]])
     equal(x[x.asnumpy() > 0], a[a > 0])
-    equal(nd.contrib.boolean_mask(x, nd.array([0, 1, 0, 1])), a[[1, 3]])
+
+
+@pytest.mark.parametrize("axis", range(-3, 3))
+def test_slices_that_a_mask_chooses(axis):
+    a = numbers(4, 4, 4)
+    masked = nd.contrib.boolean_mask(nd.array(a), nd.array([0, 1, 0, 1]), axis=axis)
+    equal(masked, np.take(a, [1, 3], axis))
+    with pytest.raises(mx.base.MXNetError, match=r"index has shape \(3,\), expected \(4,\)"):
+        nd.contrib.boolean_mask(nd.array(a), nd.array([0, 1, 0]), axis=axis)
 
 
 def test_gradients_go_through_keys():

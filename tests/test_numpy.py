@@ -196,10 +196,24 @@ def _check_gradient(name, args, kwargs):
         onp.testing.assert_allclose(grad.ravel(), slopes, rtol=1e-4, atol=1e-5)
 
 
-def test_functions_and_gradients_are_numpys():
+C, D = (onp.random.default_rng(seed).permutation(12).reshape(2, 2, 3) / 13 + 0.05 for seed in (1, 2))
+OF_MATRICES = {"corrcoef", "cov", "diag"}
+
+
+def _with_three_axes():
+    """The rows of matrices that functions of any number of axes take with three."""
+    for name, args, kwargs in ROWS:
+        taken = name not in OF_MATRICES and kwargs.keys() <= {"axis", "keepdims", "ddof", "n"}
+        if taken and all(any(each is known for known in (A, B)) for each in args):
+            yield name, tuple(C if each is A else D for each in args), kwargs
+
+
+@pytest.mark.parametrize("rows", [ROWS, [*_with_three_axes()]], ids=["rows", "with three axes"])
+def test_functions_and_gradients_are_numpys(rows):
     """Each row is called as NumPy's function, and its gradient compared with differences."""
+    assert len(rows) > 100
     failures = []
-    for row in ROWS:
+    for row in rows:
         try:
             _check_gradient(*row)
         except Exception as error:
@@ -350,6 +364,15 @@ def test_functions_without_gradient():
     for name, args, kwargs in PLAIN:
         ours = [_ours(each, []) for each in args]
         _close(_function(np, name)(*ours, **kwargs), _function(onp, name)(*args, **kwargs))
+
+
+def test_constants():
+    for name, value in table.CONSTANTS.items():
+        assert getattr(np, name) is value
+    assert (np.pi, np.e, np.euler_gamma, np.newaxis) == (onp.pi, onp.e, onp.euler_gamma, None)
+    for name, value in {"inf": "inf", "Inf": "inf", "PINF": "inf", "NINF": "-inf", "nan": "nan", "NaN": "nan",
+                        "NAN": "nan", "PZERO": "0.0", "NZERO": "-0.0"}.items():  # fmt: skip
+        assert repr(getattr(np, name)) == value
 
 
 def test_every_name_of_the_table_is_there():
@@ -564,6 +587,28 @@ def test_out_and_where():
     whole = np.array([1, 2], dtype="int32")
     with pytest.raises(TypeError, match="does not hold"):
         whole += 0.5
+
+
+@pytest.mark.parametrize(
+    "value", [0, 1, 2, -1.5, True, onp.float32(3), [1, 2, 3], (1, 2, 3), onp.array(4), np.array([5])]
+)
+def test_arrays_of_one_value_lie_where_they_are_wanted(value):
+    elsewhere, plain = mx.cpu(1), getattr(value, "asnumpy", lambda: value)()
+    like, out = np.zeros((2, 3), dtype="int32", device=elsewhere), np.zeros((2, 3))
+    expected = onp.full((2, 3), plain)
+    for made, dtype, context in (
+        (np.full((2, 3), value, device=elsewhere), None, elsewhere),
+        (np.full_like(like, value), "int32", elsewhere),
+        (np.full_like(like, value, dtype="float32", ctx=mx.cpu()), "float32", mx.cpu()),
+        (np.full_like([[0.0] * 3] * 2, value), "float32", mx.cpu()),
+        (np.full_like(like, value, shape=(1, 2, 3)), "int32", elsewhere),
+        (np.full_like(out, value, out=out), "float32", mx.cpu()),
+    ):
+        assert made.context == context and dtype in (None, made.dtype.name)
+        onp.testing.assert_array_equal(made.asnumpy(), expected.astype(made.dtype).reshape(made.shape))
+    assert made is out
+    if not plain:
+        assert np.full_like(like, value, shape=()).shape == ()
 
 
 def test_axes_may_be_lists():

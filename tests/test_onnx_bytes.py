@@ -9,9 +9,29 @@ from onnx.reference import ReferenceEvaluator
 import flowmx as mx
 from flowmx.contrib import quantization
 from flowmx.contrib.onnx import export_model, import_to_gluon
+from flowmx.contrib.onnx.known import Numbers
 from flowmx.graph import compiler
 
 KINDS = {"int8": (TensorProto.INT8, -128, 127), "uint8": (TensorProto.UINT8, 0, 255)}
+
+
+@pytest.mark.parametrize(
+    ("whole", "scale", "zero", "axis", "counted"),
+    [
+        ("int8", [1], None, 0, True), ("int32", [1, 2], None, -2, True), ("uint8", [1, 2], 128, 0, True),
+        ("int8", [1], 0, 0, True), ("int8", 1, 0, 0, True), ("uint8", [1], 127, 0, False), ("int8", [1], 3, 0, False),
+        ("int16", [1], None, 0, False), ("uint8", [1], None, 0, False), ("int8", [[1, 2]], None, 0, False),
+    ],
+)  # fmt: skip
+def test_numbers_that_can_be_counted_from_zero(whole, scale, zero, axis, counted):
+    given, scale = np.arange(6).reshape(2, 3).astype(whole), np.array(scale, np.float32)
+    made = Numbers.of(given, scale, None if zero is None else np.full(scale.shape, zero, whole), axis)
+    assert (made is not None) == counted
+    if counted:
+        np.testing.assert_array_equal(made.whole, given.astype(int) - (128 if zero == 128 else 0))
+        assert made.axis == 0 and made.whole.dtype in (np.int8, np.int32)
+        assert made.turned().axis == 1 and made.turned().whole.shape == (3, 2)
+    assert not counted or Numbers.of(given, scale.astype(np.float64), None, axis) is None
 
 
 class Model:

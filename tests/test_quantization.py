@@ -260,6 +260,16 @@ def test_wrong_options_are_refused(networks, given, message):
         quantization.quantize_net_v2(networks["mlp"], data_shapes=[("data", (2, 1, 8, 8))], **given)
 
 
+def test_a_block_is_called_with_as_many_inputs_as_it_takes(networks):
+    shapes = [("data", (2, 1, 8, 8)), ("softmax_label", (2,)), ("weight", (2,))]
+    net = mx.gluon.nn.HybridSequential()
+    net.add(networks["mlp"], mx.gluon.nn.Dense(3))
+    net[1].initialize()
+    assert quantization.quantize_net_v2(net, data_shapes=shapes)(mx.nd.ones((2, 1, 8, 8))).shape == (2, 3)
+    with pytest.raises(TypeError, match="positional"):
+        quantization.quantize_net_v2(mx.gluon.nn.HybridLambda(lambda F, one, two, three, four: one), data_shapes=shapes)
+
+
 def test_a_shape_without_a_name_is_refused(networks):
     with pytest.raises(TypeError, match=r"data_shapes has \(2, 1, 8, 8\), expected a DataDesc"):
         quantization.quantize_net_v2(networks["mlp"], data_shapes=[(2, 1, 8, 8)])

@@ -110,6 +110,13 @@ def test_a_table_that_is_none(tmp_path, content, message):
         data.load(Wanted(str(tmp_path / "t.csv")))
 
 
+@pytest.mark.parametrize("columns", [1, 2, 5])
+def test_a_table_may_have_any_number_of_columns(tmp_path, columns):
+    (tmp_path / "t.csv").write_text(f"{'0.5,' * columns}0\n" * 8)
+    found = data.load(Wanted(str(tmp_path / "t.csv"), batch_size=2))
+    assert found.train.provide_data[0].shape == (2, columns)
+
+
 def test_labels_beyond_the_classes(tmp_path):
     np.savez(tmp_path / "x.npz", x=np.zeros((9, 2)), y=np.arange(9))
     with pytest.raises(ValueError, match=r"has the label [3-8], expected ints from 0 to 2"):

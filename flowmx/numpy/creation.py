@@ -27,6 +27,7 @@ __all__ = sorted(table.WRITTEN["creation"])
 
 
 _FLOAT64 = np.dtype(np.float64)
+_ARRAYS = BaseArray, list, tuple, np.ndarray
 _OF_LIKE = {0: lookup("zeros_like").create(), 1: lookup("ones_like").create()}
 
 
@@ -168,8 +169,8 @@ def full(
     """An array that holds one value everywhere; a number that was given no dtype is float32, as in MXNet."""
     _refuse_order(order)
     context = _context(ctx, device)
-    if isinstance(fill_value, (BaseArray, list, tuple, np.ndarray)):
-        source = asarray(fill_value, given_dtype(dtype))
+    if isinstance(fill_value, _ARRAYS):
+        source = asarray(fill_value, given_dtype(dtype), device=context)
         made = call("broadcast_to", (source, as_shape(shape)), {})
         return made if out is None else calls.into("full", made, out, None)
     return _filled(fill_value, shape, given_dtype(dtype) or _dtype_of_number(fill_value), context, out)
@@ -231,8 +232,10 @@ def full_like(
     device: Any = None, shape: Any = None,
 ) -> Any:  # fmt: skip
     """One value everywhere, in the shape and dtype of another array."""
-    if isinstance(fill_value, (BaseArray, list, np.ndarray)):
-        return full(shape or a.shape, fill_value, dtype or a.dtype)
+    if isinstance(fill_value, _ARRAYS):
+        a = a if isinstance(a, BaseArray) else asarray(a)
+        context = _context(ctx, device) or a.context
+        return full(a.shape if shape is None else shape, fill_value, dtype or a.dtype, out=out, device=context)
     return _like(fill_value, a, dtype, ctx, device, shape, out)
 
 

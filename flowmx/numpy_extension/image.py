@@ -7,6 +7,8 @@ from typing import Any
 from flowmx.ndarray import image as _classic
 from flowmx.numpy import conversion as _conversion
 
+__all__ = _classic.__all__
+
 
 def __getattr__(name: str) -> Any:
     found = getattr(_classic, name)

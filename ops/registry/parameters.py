@@ -134,7 +134,7 @@ def _to_int(value: Any) -> int:
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, str):
-        return {"True": 1, "False": 0}.get(value) or int(value.rstrip("lL"))
+        return int(value == "True") if value in ("True", "False") else int(value.rstrip("lL"))
     number = int(value)
     if number != value:
         raise ValueError(value)

@@ -63,7 +63,8 @@ class Fault:
 def faults_of(path: str, source: str, choose: random.Random) -> list[Fault]:
     """One fault for each place of a file that can have one, in the order of the places.
 
-    Left out: docstrings, annotations, messages and logging, ``__repr__``, stubs of types, and what estimates costs.
+    Left out: docstrings, annotations, messages and logging, assertions (``strict=`` of zip is one), ``__repr__``, stubs
+    of types, and what estimates costs.
     """
     lengths = [0]
     for line in source.encode().splitlines(keepends=True):
@@ -107,8 +108,10 @@ def _says(node: ast.AST) -> bool:
 
 
 def _code(node: ast.AST) -> Iterator[ast.AST]:
-    """The parts of a node that are neither annotations nor messages, and that stand where the node says."""
+    """The parts of a node that are neither annotations, messages nor assertions, and that stand where the node says."""
     if isinstance(node, (ast.Raise, ast.JoinedStr, ast.Assert)) or _says(node):
+        return
+    if isinstance(node, ast.keyword) and node.arg == "strict":
         return
     for name, value in ast.iter_fields(node):
         if name not in ("annotation", "returns", "type_comment"):

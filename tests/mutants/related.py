@@ -18,8 +18,21 @@ OF_MODULE, OF_NAMES, OF_FUNCTION = 4, 1, 3
 OF_IMPORT, OF_FILE_NAME = 40, 40
 """Weights of an import of the module, and of a test file whose name has words of its path alone."""
 
-OF_VALUES = {"test_gradients": 40, "test_ops_recorded": 30}
-"""Weights of the files that compare the values and gradients of every operator, for the files of operators."""
+OF_FOLDER = {
+    "ops/": {"test_gradients": 40, "test_ops_recorded": 30},
+    "ops/kernels/": {},
+    "ops/kernels/llvm/": {"test_loops": 40},
+    "flowmx/contrib/onnx/families/": {"test_onnx_operators": 40},
+}
+"""Weights of the files that go through all that a folder has, such as the values and gradients of every operator.
+
+The innermost folder counts.
+"""
+OF_FACTS = {"test_traits": 60, "test_operator_docs": 60}
+"""Weights of the files that hold operators to what they say of themselves, for what stands in their classes."""
+
+OF_PRIVATE_NAME = 0.3
+"""Factor on the weight of a name that begins with an underscore, which tests share by chance."""
 
 
 class Tests:
@@ -36,7 +49,11 @@ class Tests:
     def closest(self, source: str, path: str, function: str) -> list[Path]:
         """The test files, those that share most with a definition of a source file first."""
         weights = self.weights(source, path, function)
-        in_path = words_of(path)
+        in_path = {*re.split(r"[/_]", path.removesuffix(".py"))}
+        folder = max((each for each in OF_FOLDER if path.startswith(each)), key=len, default="")
+        of_folder = OF_FOLDER.get(folder, {})
+        if folder == "ops/" and isinstance(definition(ast.parse(source), function), ast.ClassDef):
+            of_folder = of_folder | OF_FACTS
         module = re.compile(rf"\b{re.escape(dotted(path))}\b|\bfrom {_imported(path)}\b")
 
         def closeness(test: Path) -> float:
@@ -45,8 +62,7 @@ class Tests:
             named = [any(_are_alike(part, word) for word in in_path) for part in test.stem.split("_")[1:]]
             close: float = shared + OF_FILE_NAME * sum(named) / len(named)
             close += OF_IMPORT * bool(module.search(self.texts[test]))
-            if path.startswith("ops/") and "/kernels/" not in path:
-                close += OF_VALUES.get(test.stem, 0)
+            close += of_folder.get(test.stem, 0)
             return close / 2 if waits(test) else close  # they are slow
 
         return sorted(self.texts, key=closeness, reverse=True)
@@ -64,7 +80,8 @@ class Tests:
             for word in words:
                 if known := self._counts[word]:
                     rarity = math.log(1 + len(self.texts) / known) - math.log(2)
-                    weights[word] = weights.get(word, 0) + weight * rarity**2
+                    factor = OF_PRIVATE_NAME if word.startswith("_") else 1
+                    weights[word] = weights.get(word, 0) + factor * weight * rarity**2
         return weights
 
     def _text(self, path: Path) -> str:
