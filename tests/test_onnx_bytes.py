@@ -9,7 +9,7 @@ from onnx.reference import ReferenceEvaluator
 import flowmx as mx
 from flowmx.contrib import quantization
 from flowmx.contrib.onnx import export_model, import_to_gluon
-from flowmx.contrib.onnx.known import Numbers
+from flowmx.contrib.onnx.import_constants import Numbers
 from flowmx.graph import compiler
 
 KINDS = {"int8": (TensorProto.INT8, -128, 127), "uint8": (TensorProto.UINT8, 0, 255)}

@@ -229,10 +229,10 @@ def _graph(value: object, where: str) -> GraphJSON:
     for i in _integers(fields["arg_nodes"], f"{where}, arg_nodes"):
         if i >= len(nodes) or not nodes[i].is_variable:
             raise SymbolFormatError(f"{where}, arg_nodes: {i} is not the index of a variable")
-    nodes, heads = _in_order(nodes, heads, where)
+    ordered, heads = _in_order(nodes, heads, where)
     attrs = _object(fields.get("attrs", {}), f"{where}, attrs")
     typed = {key: _graph_attribute(item, f"{where}, attrs, {key!r}") for key, item in attrs.items()}
-    return GraphJSON(tuple(nodes), heads, typed)
+    return GraphJSON(tuple(ordered), heads, typed)
 
 
 def _node(value: object, where: str, nodes: int) -> NodeJSON:
