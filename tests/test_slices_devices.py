@@ -256,6 +256,20 @@ def test_memory_that_is_held_already_counts_as_free():
         assert not sliced(again.plan)
 
 
+def test_executors_that_have_not_run_yet_leave_each_other_room():
+    """Arenas are allocated when they are first used, which several may be bound before."""
+    symbol = resnet()
+    whole = whole_on_cpu(symbol)
+    expected = results(whole)
+    with room_for(whole, 1.5 + arrays_of(whole) / whole.plan.internal_bytes()):
+        first, second = (bound(symbol, mx.sim()) for _ in range(2))
+        assert not sliced(first.plan) and sliced(second.plan)
+        for executor in (second, first):
+            near(results(executor), expected)
+        del first, second, executor
+        assert not sliced(bound(symbol, mx.sim()).plan)
+
+
 # -- hybridized blocks, serving ----------------------------------------------------------------------------------------
 
 

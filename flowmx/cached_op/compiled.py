@@ -19,7 +19,7 @@ from flowmx.graph import collector
 from flowmx.graph.compiler import in_room, options_of
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan_cache import plan_of
-from flowmx.graph.running.memory import Blocks
+from flowmx.graph.running.memory import Blocks, expected
 from flowmx.graph.running.pool import Pool
 from flowmx.graph.running.results import Results
 from flowmx.graph.running.runner import Runner
@@ -93,7 +93,7 @@ class Compiled:
         # A call runs its steps in a row: concurrent branches would only take more memory.
         options = replace(options_of(context.kernels), pack=self._pack, workers=1, varying=self._varying)
         if not (self.train or self.wanted):
-            options = in_room(options, self.device, held=self._blocks.idle_bytes)
+            options = in_room(options, self.device, expected(self.device), self._blocks.idle_bytes)
         plan = plan_of(self.entries, self.wanted, self.shapes, self.dtypes, self.train, context, options, self.wanted)
         results = Results(plan)
         heads = [Entry(node, 0) for node in plan.graph.heads]

@@ -16,6 +16,7 @@ from flowmx.graph import collector, infer
 from flowmx.graph.compiler import compile_graph, graph_of, in_room, options_of
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.reports.estimate import MemoryEstimate, estimate
+from flowmx.graph.running.memory import expected
 from flowmx.ops.registry.dtypes import DType, as_dtype
 from flowmx.ops.registry.operators import Shape
 from flowmx.symbol.symbol import Symbol
@@ -48,7 +49,8 @@ def memory_estimate(
         bound = {*graph.outputs, *[Entry(node, 0) for node in (*arguments, *auxiliary)]}
         coming = sum(math.prod(all_shapes[entry]) * all_dtypes[entry].itemsize for entry in bound)
         with contextlib.suppress(DeviceError):  # it need not be there to be planned for
-            options = in_room(options, devices.get(context), coming)
+            device = devices.get(context)
+            options = in_room(options, device, coming + expected(device))
     plan = compile_graph(graph, straight, options=options)
     position = {node: index for index, node in enumerate(arguments)}
 

@@ -26,7 +26,7 @@ from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
 from flowmx.graph.plan_cache import plan_of
 from flowmx.graph.reports.unfolded import sliced
-from flowmx.graph.running.memory import Arena
+from flowmx.graph.running.memory import Arena, expected
 from flowmx.ndarray import core
 from flowmx.ndarray.array import NDArray, full, zeros_of
 from flowmx.ndarray.core import allocate
@@ -150,6 +150,8 @@ class Executor:
         else:
             plan = plan_of(entries, wanted, shapes, dtypes, train, context, options, straight, strided)
             graph = plan.graph
+        for where, nbytes in plan.arenas.items():
+            self.arena.expect(self._device if where is None else devices.get(where), nbytes)
         arrays = dict(self._arrays)
         read = {e.node for node in (*plan.forward, *plan.backward) for e in node.inputs}
         read |= {e.node for e in plan.gradients.values()}
@@ -163,13 +165,14 @@ class Executor:
         )  # fmt: skip
 
     def _coming(self) -> int:
-        """The bytes of bound arrays that have no memory yet."""
+        """The bytes that bound arrays will take which have no memory yet, and other executors when they first run."""
         storages = {array._storage for array in (*self._arrays.values(), *self.outputs)}
-        return sum(
+        arrays = sum(
             math.prod(each.shape) * each.dtype.itemsize
             for each in storages
             if each.array is None and each.device is self._device
         )
+        return arrays + expected(self._device, self.arena)
 
     def _head(self, position: int, shape: Shape, dtype: DType) -> NDArray:
         """The gradient of an output, which all modes read."""

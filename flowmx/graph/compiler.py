@@ -5,6 +5,7 @@ Pure, as the passes are: no device is touched and nothing allocated, so a plan a
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -165,7 +166,11 @@ def in_room(options: Options, device: Device, coming: int = 0, held: int = 0) ->
     """
     if not device.is_asynchronous:
         return options
-    free = max(0, device.memory_info()[0] + held - coming)
+    free, total = device.memory_info()
+    if free < total // 2:
+        gc.collect()  # as where memory is asked for that is not there: an executor that is gone may still hold some
+        free, _ = device.memory_info()
+    free = max(0, free + held - coming)
     return replace(options, room=max(held, int((1 - room.SPARE) * free)), staged=device.replays)
 
 

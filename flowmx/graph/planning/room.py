@@ -5,7 +5,7 @@ nothing is launched or read twice. So whole batches run wherever their internal 
 
 * the budget (``FLOWMX_EXEC_MEMORY_BUDGET``), if there is one, and
 * what of the device's memory is free when the graph is compiled, less :data:`SPARE` for what kernels allocate
-  meanwhile.
+  meanwhile, and less what is planned and not allocated yet.
 
 Where they do not, steps in a row, without branches at the same time, come next, and then slices. These come down to the
 budget and not further, since each more costs time; but where the memory is not enough, to a quarter of the whole, or

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
 
@@ -36,6 +36,15 @@ class Block:
         self.memory = None
 
 
+_live: WeakValueDictionary[int, Arena] = WeakValueDictionary()
+
+
+def expected(device: Device, besides: Arena | None = None) -> int:
+    """Bytes of a device that arenas will take which are planned and not allocated yet, but for one."""
+    arenas = [each for reference in _live.valuerefs() if (each := reference()) is not None]
+    return sum(each.coming(device) for each in arenas if each is not besides)
+
+
 class Arena:
     """A block of memory on each device, as large as the largest plan that has used it needs.
 
@@ -47,6 +56,16 @@ class Arena:
         self.holder: object = None
         self._blocks: dict[Device, Block] = {}
         self._variables: dict[Device, Variable] = {}
+        self._planned: dict[Device, int] = {}
+        _live[id(self)] = self
+
+    def expect(self, device: Device, nbytes: int) -> None:
+        """Note that a plan needs so many bytes on a device, which are allocated when it first runs."""
+        self._planned[device] = max(nbytes, self._planned.get(device, 0))
+
+    def coming(self, device: Device) -> int:
+        """Bytes that are planned on a device beyond those that are allocated."""
+        return max(0, self._planned.get(device, 0) - self.held(device))
 
     def variable(self, device: Device) -> Variable:
         """The variable that every operation using the workspace on a device writes, so that they run one at a time."""
