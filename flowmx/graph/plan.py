@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from flowmx.devices import Context
 from flowmx.graph.graph import Graph, Options
@@ -22,6 +23,8 @@ from flowmx.graph.planning.memory import Life, Packing, pack
 from flowmx.graph.planning.order import order
 from flowmx.graph.planning.workspace import workspaces
 from flowmx.ops.compiled.fused import CopyToDevice
+from flowmx.ops.compiled.sliced import Sliced
+from flowmx.ops.registry.operators import PLANNED
 
 
 @dataclass
@@ -45,6 +48,7 @@ class Plan:
         stages: the forward and the backward pass as stages of branches (see ``branches.py``), where several workers may
             run these at the same time; empty where there is one worker.
         keeps_values: True where no value is written over, so that a backward pass may run again.
+        rough: True where the arena is not small yet (see :func:`tighten`).
     """
 
     graph: Graph
@@ -63,6 +67,7 @@ class Plan:
     channels_last: frozenset[Entry] = frozenset()
     stages: tuple[list[list[list[Node]]], list[list[list[Node]]]] = ([], [])
     keeps_values: bool = False
+    rough: bool = False
 
     @property
     def outputs(self) -> tuple[Entry, ...]:
@@ -121,7 +126,7 @@ def make_plan(
     options: Options | None = None,
     schedule: tuple[list[Node], list[Node]] | None = None,
     laid: Collection[Entry] | None = None,
-    most: int | None = None,
+    rough: bool = False,
 ) -> Plan:
     """Order the nodes, and let values that never live at the same time share memory.
 
@@ -132,7 +137,7 @@ def make_plan(
         options: how.
         schedule: the operators of the forward and of the backward pass in an order of one's own, which must be legal.
         laid: the entries that lie channels-last, where that is decided.
-        most: the bytes that the arena may have, if the plan is of no use otherwise: it is then not made small.
+        rough: leave it to :func:`tighten` to make the arena small, which is most of the work.
     """
     options = options or Options()
     forward, backward = schedule or order(graph)
@@ -140,6 +145,7 @@ def make_plan(
     if options.workers > 1:
         forward, backward = ([n for stage in each for chain in stage for n in chain] for each in stages)
     plan = Plan(graph, forward, backward, frozenset(external), keeps_values=not (options.in_place or options.share))
+    plan.rough = rough and options.share
     if laid is not None:
         plan.channels_last = frozenset(laid)
     elif options.channels_last:
@@ -161,8 +167,33 @@ def make_plan(
     kept += [Entry(node, 0) for node in copies if node in plan.travelling]
     plan.kept = [entry for entry in dict.fromkeys(kept) if entry not in plan.external]
     plan.stages = stages
-    _place(plan, options, most)
+    _place(plan, options)
     return plan
+
+
+def least_bytes(plan: Plan) -> int:
+    """The bytes below which a rough plan on one device will not come."""
+    lives = list(plan.lives)
+    for node, place in _regions(plan):
+        lives[place] = lives[place]._replace(size=least_bytes(node.op.plan))
+    return memory.lower_bound(lives)
+
+
+def tighten(plan: Plan) -> None:
+    """Make the arena of a plan on one device small, if it is rough."""
+    if not plan.rough:
+        return
+    plan.rough = False
+    for node, place in _regions(plan):
+        tighten(node.op.plan)
+        plan.lives[place] = plan.lives[place]._replace(size=max(PLANNED, node.op.plan.arena.size))
+    plan.arena = pack(plan.lives)
+    plan.arenas = dict.fromkeys(plan.arenas, plan.arena.size)
+
+
+def _regions(plan: Plan) -> list[tuple[Any, int]]:
+    """The steps of a plan that have plans of their own, with the places that these work in."""
+    return [(node, place) for node, place in plan.workspace.items() if isinstance(node.op, Sliced)]
 
 
 def _travels(graph: Graph, copy: Node) -> bool:
@@ -171,7 +202,7 @@ def _travels(graph: Graph, copy: Node) -> bool:
     return any(each is not None and not each.device_type.startswith("cpu") for each in places)
 
 
-def _place(plan: Plan, options: Options, most: int | None) -> None:
+def _place(plan: Plan, options: Options) -> None:
     """Say which entries share a place in the arena, how long each place is needed, and where it lies."""
     steps = plan.steps()
     last_use = _last_uses(plan, steps)
@@ -214,7 +245,7 @@ def _place(plan: Plan, options: Options, most: int | None) -> None:
     for context in dict.fromkeys(contexts):
         members = [place for place, where in enumerate(contexts) if where is context]
         lives = [plan.lives[place] for place in members]
-        packing = pack(lives, most) if options.share else memory.apart(lives)
+        packing = pack(lives, plan.rough) if options.share else memory.apart(lives)
         for place, offset in zip(members, packing.offsets, strict=True):
             offsets[place] = offset
         plan.arenas[context] = packing.size

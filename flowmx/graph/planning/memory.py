@@ -56,12 +56,12 @@ def lower_bound(lives: Iterable[Life]) -> int:
     return most
 
 
-def pack(lives: Sequence[Life], most: int | None = None) -> Packing:
+def pack(lives: Sequence[Life], rough: bool = False) -> Packing:
     """Find offsets for the values, all aligned.
 
     Args:
         lives: the values.
-        most: the bytes that are there, if that is to be kept to: values that cannot fit into them are packed anyhow.
+        rough: take the first that are found.
     """
     rounded = [Life(aligned(life.size), life.first, life.last) for life in lives]
     bound = lower_bound(rounded)
@@ -71,7 +71,7 @@ def pack(lives: Sequence[Life], most: int | None = None) -> Packing:
         lambda at: (rounded[at].first - rounded[at].last, -rounded[at].size),
         lambda at: -rounded[at].size * (rounded[at].last - rounded[at].first + 1),
     ]
-    if len(rounded) > _CAREFUL or (most is not None and bound > most):
+    if len(rounded) > _CAREFUL or rough:
         return best
     enough = max(bound * _GOOD, bound + len(rounded) ** 2 / _PAIRS)
     for order in orders:

@@ -23,7 +23,7 @@ from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes import recompute
 from flowmx.graph.passes.budget import choose, segments
 from flowmx.graph.passes.repeat import Repeats
-from flowmx.graph.plan import Plan, make_plan
+from flowmx.graph.plan import Plan, least_bytes, make_plan, tighten
 from flowmx.graph.planning.cost import cores, nanoseconds, once_more
 from flowmx.graph.planning.layout import channels_last
 from flowmx.graph.planning.live import shapes_of
@@ -68,10 +68,17 @@ def fit(graph: Graph, external: Collection[Entry], strided: Collection[Node], op
     Raises:
         BudgetError: nothing that was found fits.
     """
+    plan = _fitting(graph, external, strided, options)
+    tighten(plan)
+    return plan
+
+
+def _fitting(graph: Graph, external: Collection[Entry], strided: Collection[Node], options: Options) -> Plan:
+    """The plan for :func:`fit`, which may be rough."""
     budget = options.budget
     assert budget is not None
-    whole = make_plan(graph, external, strided, options, most=budget)
-    if whole.internal_bytes() <= budget:
+    whole = make_plan(graph, external, strided, options, rough=True)
+    if _fits(whole, budget):
         return whole
     options = replace(options, workers=1)  # branches that run at the same time take more memory
     search = _Search(graph, external, strided, options, whole)
@@ -120,7 +127,7 @@ class _Search:
     ) -> None:
         assert options.budget is not None
         self._graph, self._external, self._strided, self._options = graph, external, strided, options
-        self._plain, self._whole, self._budget = whole, whole.lower_bound(), options.budget
+        self._plain, self._whole, self._budget = whole, least_bytes(whole), options.budget
         found = [(units, part(graph, units)) for units in batches(graph)]
         self._units, self._parting = max(
             found, key=lambda each: made(graph, each[1].members), default=(1, Parting())
@@ -147,7 +154,7 @@ class _Search:
             if length > 1 and _LIKELY * self._whole * length / self._units > self._budget:
                 continue
             plan = self._plan(self._graph, [self._parting], length)
-            if plan.internal_bytes() <= self._budget:
+            if _fits(plan, self._budget):
                 return Made(plan, self._loss(self._graph, [self._parting], length))
         return None
 
@@ -156,6 +163,7 @@ class _Search:
         if not self._parting.members or self._units < 2:
             return None
         outside = self._plan(self._graph, [self._parting], 1)
+        tighten(outside)
         room = self._budget - (outside.internal_bytes() - _inside(outside))
 
         def change(graph: Graph) -> Graph:
@@ -165,9 +173,7 @@ class _Search:
             plan = self._plan(self._graph, [self._parting], 1, change)
         except BudgetError:
             return None
-        return (
-            Made(plan, self._loss(self._graph, [self._parting], 1)) if plan.internal_bytes() <= self._budget else None
-        )
+        return Made(plan, self._loss(self._graph, [self._parting], 1)) if _fits(plan, self._budget) else None
 
     def pass_by_pass(self, most: float) -> Made | None:
         """The plan with slices of each pass, that of the backward pass computing again what they read.
@@ -205,7 +211,7 @@ class _Search:
         while low <= high:
             loss = again + self._loss(graph, partings, self._lengths[at])
             plan = self._plan(graph, partings, self._lengths[at])
-            if plan.internal_bytes() <= self._budget:
+            if _fits(plan, self._budget):
                 best, high = (Made(plan, loss) if loss < most else best), at - 1
             else:
                 low = at + 1
@@ -232,7 +238,7 @@ class _Search:
         self, graph: Graph, partings: Sequence[Parting], length: int,
         change: Callable[[Graph], Graph] = lambda graph: graph,
     ) -> Plan:  # fmt: skip
-        """The plan of a graph, parted into one region or one for each pass, with slices of a length."""
+        """The rough plan of a graph, parted into one region or one for each pass, with slices of a length."""
         kinds, rewriter = self._options.channels_last, Rewriter(graph)
         stands_for = dict(zip(self._graph.wanted(), graph.wanted(), strict=True))
         external = {stands_for[entry] for entry in self._external}
@@ -242,11 +248,21 @@ class _Search:
             for node in parting.before:
                 rewriter.keep(node)
             region = Region(rewriter, parting.members, self._units, length, laid)
-            region.put(self._strided, self._options, change, self._budget)
+            region.put(self._strided, self._options, change, rough=True)
             for node in parting.after:
                 rewriter.keep(node)
         external = {rewriter.new(entry) for entry in external}
-        return make_plan(rewriter.result(), external, self._strided, self._options, most=self._budget)
+        return make_plan(rewriter.result(), external, self._strided, self._options, rough=True)
+
+
+def _fits(plan: Plan, budget: int) -> bool:
+    """Tell whether a rough plan fits into a budget once it is tight; it is made so only where that decides."""
+    if plan.internal_bytes() <= budget:
+        return True
+    if least_bytes(plan) + sum(map(plan.nbytes, plan.kept)) > budget:
+        return False
+    tighten(plan)
+    return plan.internal_bytes() <= budget
 
 
 def _with_users(nodes: Sequence[Node], order: Sequence[Node]) -> set[Node]:

@@ -62,7 +62,7 @@ class Region:
 
     def put(
         self, strided: Collection[Node], options: Options, change: Callable[[Graph], Graph] | None = None,
-        most: int | None = None,
+        rough: bool = False,
     ) -> list[Node]:  # fmt: skip
         """Make the operator's node, with what comes before it in the order; the region as it is where it cannot be.
 
@@ -70,7 +70,7 @@ class Region:
             strided: the variables whose arrays do not lie densely in C order.
             options: how.
             change: a pass over the graph of a slice, whose steps are then ordered anew.
-            most: as for :func:`flowmx.graph.plan.make_plan`.
+            rough: as for :func:`flowmx.graph.plan.make_plan`.
         """
         if options.staged and not self._graph.gradients:
             self._staged = {}
@@ -101,7 +101,7 @@ class Region:
         loose = [made.node for (entry, _), made in self._variables.items() if entry.node in strided]
         plan = make_plan(
             graph, graph.wanted(), loose, replace(options, workers=1, slice=0, budget=None),
-            None if change is not None else (inner, []), self._channels_last, most,
+            None if change is not None else (inner, []), self._channels_last, rough,
         )  # fmt: skip
         outputs.sort(key=lambda entry: entry.node not in self._forward)
         node = self._node(plan, outputs)
