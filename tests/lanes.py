@@ -98,7 +98,7 @@ class Lanes(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
         if not work:
             return None
         first = next(iter(work.values()))
-        died_in = next(iter(first))
+        died_in: str = next(iter(first))
         del first[died_in]
         self.workqueue.update({file: tests for file, tests in work.items() if tests})
         for each in self.nodes:
