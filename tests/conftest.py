@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -51,6 +52,17 @@ def pytest_xdist_make_scheduler(config, log):
     from tests.lanes import Lanes
 
     return Lanes(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session):
+    """Let one of several processes collect the tests first, where nothing is compiled yet."""
+    if not hasattr(session.config, "workerinput") or sys.platform == "win32":
+        return (yield)
+    from tests.lanes import one_first
+
+    with one_first(Path(__file__).parent):
+        return (yield)
 
 
 @pytest.fixture

@@ -1,13 +1,17 @@
 """Distribution of the tests among processes: file by file, the longest first, so that all processes end together.
 
-Beside as many files as there are cores, two that mostly wait for other processes run.
+Beside as many files as there are cores, one that mostly waits for other processes runs.
 """
 
 import contextlib
+import os
 import re
+import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
@@ -47,6 +51,31 @@ def seconds(file: str, tests: int) -> float:
 def waits(path: Path) -> bool:
     """Tell whether the tests of a file wait for other processes most of the time, or want quiet."""
     return WAITING.search(path.read_text()) is not None
+
+
+def is_new(folder: Path) -> bool:
+    """Tell whether pytest has compiled no tests of this folder yet, and will keep what it compiles."""
+    tag = f"{sys.implementation.cache_tag}-pytest-{pytest.__version__}"
+    return not sys.dont_write_bytecode and not any((folder / "__pycache__").glob(f"test_*.{tag}.pyc"))
+
+
+@contextlib.contextmanager
+def one_first(folder: Path) -> Iterator[None]:
+    """Let one process collect the tests of a new folder alone, and all others together once it has.
+
+    What the first has compiled, and read of the sources, the others find in files.
+    """
+    import fcntl
+
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB if is_new(folder) else fcntl.LOCK_SH)
+        except BlockingIOError:
+            fcntl.flock(opened, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(opened)
 
 
 class Lanes(LoadScopeScheduling):  # type: ignore[misc]  # it has no types

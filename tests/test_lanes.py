@@ -1,11 +1,15 @@
 """The distribution of the tests among processes."""
 
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from _pytest.assertion.rewrite import PYTEST_TAG
 
-from tests.lanes import SECONDS, Lanes, seconds
+from tests.lanes import SECONDS, Lanes, is_new, one_first, seconds
 
 LONG, SHORT = "test_long.py", "test_short.py"
 WAITS, WAITS_TOO, WAITS_LAST = "test_waits.py", "test_waits_too.py", "test_waits_last.py"
@@ -117,6 +121,41 @@ def test_a_process_that_has_died_unnoticed_is_sent_files_that_others_do(lanes):
     while second.undone:
         lanes.mark_test_complete(second, *second.done(1))
     assert sorted(first.given[:2] + second.given) == list(range(9))
+
+
+def compile_in(folder):
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__" / f"test_that.{PYTEST_TAG}.pyc").touch()
+
+
+def test_a_folder_is_new_until_pytest_has_compiled_tests_in_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    assert is_new(tmp_path)
+    compile_in(tmp_path)
+    assert not is_new(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such locks")
+def test_one_process_collects_first_and_the_others_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    coming, together = threading.Barrier(3, timeout=60), threading.Barrier(2, timeout=60)
+    order = []
+
+    def other():
+        coming.wait()
+        with one_first(tmp_path):
+            order.append("other")
+            together.wait()
+
+    with ThreadPoolExecutor(2) as pool:
+        with one_first(tmp_path):
+            compile_in(tmp_path)
+            others = [pool.submit(other) for _ in range(2)]
+            coming.wait()
+            order.append("first")
+        for each in others:
+            each.result()
+    assert order == ["first", "other", "other"]
 
 
 def test_the_files_whose_length_is_known_exist():
