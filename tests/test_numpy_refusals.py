@@ -1,12 +1,16 @@
 """What mx.np and its symbols can not do is refused by the type of error that NumPy has, with the reason."""
 
+from typing import Any
+
 import pytest
 
 import flowmx as mx
-from flowmx import np, npx
 
+np: Any = mx.np
+npx: Any = mx.npx
+sym: Any = mx.sym
 X = np.array([[1.0, 2.0], [3.0, 4.0]])
-S = mx.sym.var("x").as_np_ndarray()
+S = sym.var("x").as_np_ndarray()
 
 
 @pytest.mark.parametrize(
@@ -33,7 +37,7 @@ S = mx.sym.var("x").as_np_ndarray()
         (ValueError, "asks for more axes than the array's 2", lambda: npx.reshape(X, (-2, -2, -2))),
         (AttributeError, "there is no operator '_image_resise'", lambda: npx.image.resise),
         (AttributeError, "no attribute 'relux'.*relu", lambda: npx.relux),
-        (NotImplementedError, "where= is for arrays", lambda: mx.sym.np.sqrt(S, where=S)),
+        (NotImplementedError, "where= is for arrays", lambda: sym.np.sqrt(S, where=S)),
     ],
 )  # fmt: skip
 def test_what_is_refused(error, message, call):

@@ -1,13 +1,16 @@
 """Symbols refuse what can not be composed, named or inferred where it is said."""
 
+from typing import Any
+
 import pytest
 
 import flowmx as mx
 from flowmx.errors import ParameterError, ShapeError
 
-X, Y = mx.sym.var("x"), mx.sym.var("y")
+sym: Any = mx.sym
+X, Y = sym.var("x"), sym.var("y")
 SUM = X + Y
-PAIR = mx.sym.Group([X, Y])
+PAIR = sym.Group([X, Y])
 
 
 @pytest.mark.parametrize(
@@ -25,16 +28,16 @@ PAIR = mx.sym.Group([X, Y])
         (TypeError, "3 values were given, the symbol has 2 arguments", lambda: SUM.infer_shape((1,), (1,), (1,))),
         (ShapeError, r"the shape of 'x' is \('two',\), expected ints", lambda: SUM.infer_shape(x=("two",))),
         (NotImplementedError, "call backward instead", lambda: SUM.grad(["x"])),
-        (TypeError, "name is 3, expected text", lambda: mx.sym.Variable(3)),
-        (ValueError, "unknown keyword 'shapes'", lambda: mx.sym.Variable("x", shapes=(1,))),
-        (TypeError, "3 is no Symbol", lambda: mx.sym.Group([X, 3])),
+        (TypeError, "name is 3, expected text", lambda: sym.Variable(3)),
+        (ValueError, "unknown keyword 'shapes'", lambda: sym.Variable("x", shapes=(1,))),
+        (TypeError, "3 is no Symbol", lambda: sym.Group([X, 3])),
         (IndexError, "output 2 was asked for, the symbol has 2", lambda: PAIR[2]),
-        (TypeError, "has 2 outputs|with 2 outputs", lambda: mx.sym.FullyConnected(PAIR, num_hidden=2)),
-        (TypeError, "input bias is not taken by", lambda: mx.sym.FullyConnected(X, bias=Y, no_bias=True, num_hidden=2)),
-        (ValueError, "range is missing", lambda: mx.sym.histogram(X, bins=3)),
-        (AttributeError, "has no function 'uniforme'", lambda: mx.sym.random.uniforme),
-        (ValueError, "pred has 2 outputs, expected 1", lambda: mx.sym.contrib.cond(PAIR, lambda: X, lambda: Y)),
-        (ValueError, "returned 1 symbols and else_func 2", lambda: mx.sym.contrib.cond(X, lambda: X, lambda: [X, Y])),
+        (TypeError, "has 2 outputs|with 2 outputs", lambda: sym.FullyConnected(PAIR, num_hidden=2)),
+        (TypeError, "input bias is not taken by", lambda: sym.FullyConnected(X, bias=Y, no_bias=True, num_hidden=2)),
+        (ValueError, "range is missing", lambda: sym.histogram(X, bins=3)),
+        (AttributeError, "has no function 'uniforme'", lambda: sym.random.uniforme),
+        (ValueError, "pred has 2 outputs, expected 1", lambda: sym.contrib.cond(PAIR, lambda: X, lambda: Y)),
+        (ValueError, "returned 1 symbols and else_func 2", lambda: sym.contrib.cond(X, lambda: X, lambda: [X, Y])),
     ],
 )  # fmt: skip
 def test_what_is_refused(error, message, call):
