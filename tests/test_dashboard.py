@@ -7,7 +7,9 @@ import math
 import os
 import shutil
 import subprocess
+from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 
 import flowmx as mx
 from flowmx.comm.security import InsecureAddress
+from flowmx.engine import engine
 from flowmx.observability.dashboard import guard, reader
 from flowmx.observability.dashboard.guard import COOKIE, Guard, check_address
 from flowmx.observability.dashboard.holders import added_up, layers
@@ -467,3 +470,16 @@ def test_a_system_that_does_not_tell_the_memory_of_processes(monkeypatch, tmp_pa
             (tmp_path / "statm").write_text(content)
         monkeypatch.setattr(reader, "Path", lambda _: tmp_path / "statm")
         assert reader._resident() == 0
+
+
+def test_each_operation_is_in_the_reading_after_its_end(monkeypatch):
+    variable = mx.nd.ones(2)
+    variable.wait_to_read()
+    monkeypatch.setattr(engine.books, "journal", deque(maxlen=100))
+    made = reader.Reader(SimpleNamespace(slowest=lambda: 0.0))
+    for count in (1, 3, 0, 2):
+        for _ in range(count):
+            mx.engine.push(lambda: None, writes=[variable], name="mine")
+        variable.wait_to_read()
+        ended = made.read({}).ended  # short operations of one name are shown as one
+        assert sum(each.number for each in ended) == count and {each.name for each in ended} <= {"mine"}

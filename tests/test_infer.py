@@ -5,6 +5,8 @@ import pytest
 
 import flowmx as mx
 from flowmx.ops import lookup
+from tests.graph_runs import operator_of
+from tests.op_cases import every_case
 
 LENGTH = 20
 SHAPE = (3, 4)
@@ -23,6 +25,35 @@ def inferred(symbol, what):
 def everywhere(symbol, what):
     expected = SHAPE if what == "shape" else "float64"
     return [expected] * (len(symbol.list_arguments()) + len(symbol.list_outputs()))
+
+
+ELSEWHERE = {"LeakyReLU", "SoftmaxOutput"}
+"""Operators with an input of several forms, of which one is expected where nothing is known of it."""
+
+
+def agree(found, known):
+    """Tell whether shapes that are partly known are the known ones, as far as they go."""
+    return all(
+        one is None or (len(one) == len(other) and all(n in (-1, m) for n, m in zip(one, other, strict=True)))
+        for one, other in zip(found, known, strict=True)
+    )
+
+
+def test_what_is_inferred_of_less_is_what_is_inferred_of_all():
+    """Of each case one shape after the other is hidden, then all of them, then each length."""
+    for case in every_case():
+        op, shapes = operator_of(case), [array.shape for array in case.given()]
+        known = op.infer_shape([*shapes])[1]
+        count = len(shapes)
+        for at in range(count + 1):
+            given = [None if at in (each, count) else shapes[each] for each in range(count)]
+            inputs, outputs = op.infer_shape([*given])
+            assert agree(outputs, known), (op, given, outputs)
+            assert agree(inputs, shapes) or case.op in ELSEWHERE, (op, given, inputs)
+        for at, shape in enumerate(shapes):
+            for axis in range(len(shape)):
+                given = [*shapes[:at], (*shape[:axis], -1, *shape[axis + 1 :]), *shapes[at + 1 :]]
+                assert agree(op.infer_shape([*given])[1], known), (op, given)
 
 
 @pytest.mark.parametrize(("what", "at"), [("dtype", 0), ("shape", 0), ("shape", LENGTH // 2), ("shape", LENGTH)])

@@ -14,6 +14,7 @@ import pytest
 from flowmx import kvstore as kv
 from flowmx import settings
 from flowmx.kvstore.launching import call, node
+from flowmx.kvstore.launching.dask import Supervised
 from tests import warm
 
 distributed = pytest.importorskip("distributed", reason="Dask is an extra: pip install 'flowmx[dask]'")
@@ -256,3 +257,16 @@ async def test_the_connection_of_a_nodes_worker_to_the_scheduler_is_closed(monke
     with pytest.raises(asyncio.CancelledError):
         await node.Running._views(SimpleNamespace(address="http://127.0.0.1:9", order=SimpleNamespace(secret=None)))
     assert line.closed
+
+
+async def test_a_task_that_fails_says_why():
+    said = []
+
+    async def fails():
+        raise ModuleNotFoundError("No module named 'flowmx'")
+
+    order = SimpleNamespace(name="worker 0", node="w0")
+    made = Supervised(SimpleNamespace(name="tcp://a"), order, "key", fails(), lambda *line: said.append(line), False)
+    assert await made.ended == 1
+    assert said == [("worker 0", "its Dask task failed: ModuleNotFoundError: No module named 'flowmx'")]
+    assert (made.status, made.lost, made.how) == (1, False, "exit status 1")

@@ -94,6 +94,23 @@ def test_what_does_not_fit(error, message, call):
         call()
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda made: made.data_names, lambda made: made.output_names, lambda made: made.data_shapes,
+        lambda made: made.label_shapes, lambda made: made.output_shapes, lambda made: made.get_params(),
+        lambda made: made.forward(BATCH), lambda made: made.backward(), lambda made: made.get_outputs(),
+        lambda made: made.get_input_grads(), lambda made: made.update(), lambda made: made.install_monitor(None),
+        lambda made: made.update_metric(mx.metric.Accuracy(), []),
+    ],
+)  # fmt: skip
+def test_what_a_module_of_the_user_s_must_define(call):
+    made = mx.mod.BaseModule()
+    made.binded = made.params_initialized = made.optimizer_initialized = True
+    with pytest.raises(NotImplementedError):
+        call(made)
+
+
 def test_outputs_that_differ_in_number_are_not_merged():
     class Growing(mx.mod.Module):
         def get_outputs(self, *args, **kwargs):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import multiprocessing.pool
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -372,6 +373,31 @@ def test_executors_of_a_loop_written_by_hand():
     metric = mx.metric.create("acc")
     manager.update_metric(metric, batch.label)
     assert metric.get() == ("accuracy", 1.0)
+
+
+def test_executors_of_a_loop_over_buckets_share_their_parameters():
+    def network(_):
+        hidden = mx.sym.FullyConnected(mx.sym.sum(mx.sym.var("data"), axis=1), num_hidden=2, name="fc")
+        return mx.sym.SoftmaxOutput(hidden, name="softmax")
+
+    def batch(length):
+        described = {"provide_data": [("data", (4, length, 3))], "provide_label": [("softmax_label", (4,))]}
+        return mx.io.DataBatch([mx.nd.ones((4, length, 3))], [mx.nd.zeros(4)], bucket_key=length, **described)
+
+    first = batch(5)
+    data = SimpleNamespace(batch_size=4, default_bucket_key=5, provide_data=first.provide_data,
+                           provide_label=first.provide_label)  # fmt: skip
+    manager = mx.executor_manager.DataParallelExecutorManager(network(5), [mx.cpu()], data, sym_gen=network)
+    with pytest.raises(NotImplementedError, match="not for buckets"):
+        manager.install_monitor(None)
+    manager.set_params({"fc_weight": mx.nd.array([[0.1] * 3, [0] * 3]), "fc_bias": mx.nd.zeros(2)}, {})
+    for length in (5, 2, 5):
+        manager.load_data_batch(batch(length))
+        manager.forward(is_train=True)
+        manager.backward()
+        away = 4 / (1 + np.exp(0.3 * length))  # of the four examples
+        np.testing.assert_allclose(manager.grad_arrays[1][0].asnumpy(), [-away, away], rtol=1e-4)
+    assert sorted(manager.execgrp_bucket) == [2, 5] and manager.execgrp_bucket[5] is manager.execgrp
 
 
 # -- data, images, files -------------------------------------------------------------------------------

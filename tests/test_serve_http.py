@@ -411,3 +411,14 @@ async def test_idle_clients_keep_nobody_out():
             assert await reply.json() == {"outputs": [2.0, 4.0]}
         for _, writer in idle:
             writer.close()
+
+
+async def test_who_has_sent_wrong_requests_alone_stays_a_stranger():
+    async with Served(doubling()) as served, ClientSession(served.address) as session:
+        for path, body, status, strangers in (
+            ("/predict", b"[1, ", 400, 1), ("/nowhere", b"[1, 2]", 404, 1), ("/predict", b"[1, 2]", 200, 0),
+            ("/predict", b"[1, ", 400, 0),
+        ):  # fmt: skip
+            async with session.post(path, data=body, headers={"Content-Type": JSON}) as reply:
+                await reply.read()
+                assert (reply.status, served.application[GATE].places.strangers) == (status, strangers)

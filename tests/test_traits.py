@@ -163,6 +163,14 @@ def test_what_is_passed_on(name):
         assert says.view or says.passing is not Passing.NEVER or excused, "say view=True, or passing=Passing.ALWAYS"
 
 
+def test_what_multiplies_matrices_is_heavy_and_lends_no_input_as_it_is():
+    multiplying = {name for name, cls in registered().items() if cls.traits.multiplies}
+    assert {"FullyConnected", "Convolution", "Deconvolution", "dot", "batch_dot", "_linalg_gemm"} <= multiplying
+    for name in multiplying:
+        traits = lookup(name).traits
+        assert traits.heavy and not traits.view and traits.passing is Passing.NEVER, name
+
+
 def changed(array):
     """Arrays like another one with other elements."""
     yield np.roll(array.reshape(-1), 1).reshape(array.shape)

@@ -40,7 +40,7 @@ def _context(ctx: Any, device: Any) -> devices.Context | None:
 
 
 def _refuse_order(order: str | None) -> None:
-    if order not in (None, "C"):
+    if order not in (None, "C", "K", "A"):  # as the content lies, which is in C order
         raise NotImplementedError("arrays are kept in C order alone, so order must be 'C'")
 
 
@@ -203,6 +203,7 @@ def zeros_like(
     shape: Any = None,
 ) -> Any:
     """Zeros in the shape and dtype of another array."""
+    _refuse_order(order)
     return _like(0, a, dtype, ctx, device, shape, out)
 
 
@@ -217,6 +218,7 @@ def ones_like(
     shape: Any = None,
 ) -> Any:
     """Ones in the shape and dtype of another array."""
+    _refuse_order(order)
     return _like(1, a, dtype, ctx, device, shape, out)
 
 
@@ -224,6 +226,7 @@ def empty_like(
     prototype: Any, dtype: Any = None, order: str = "C", subok: bool = False, shape: Any = None, *, device: Any = None
 ) -> Any:
     """An array in the shape and dtype of another one, whose content is not set."""
+    _refuse_order(order)
     return _like(0, prototype, dtype, None, device, shape)
 
 
@@ -232,6 +235,7 @@ def full_like(
     device: Any = None, shape: Any = None,
 ) -> Any:  # fmt: skip
     """One value everywhere, in the shape and dtype of another array."""
+    _refuse_order(order)
     if isinstance(fill_value, _ARRAYS):
         a = a if isinstance(a, BaseArray) else asarray(a)
         context = _context(ctx, device) or a.context

@@ -20,6 +20,7 @@ from flowmx.ops.registry.operators import (
     ShapeOrNone,
     described,
     family,
+    merge,
     operator,
     option,
     required,
@@ -240,9 +241,10 @@ class OnehotEncode(_Indexed, in_place=((1, 0),), no_gradient=True, shapes_only=(
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         lhs, rhs = shapes
         expect_rank(self, "rhs", rhs, 2, 2)
-        if rhs is not None and lhs not in (None, (-1,), rhs[:1]):
-            raise ShapeError(f"{self.name}: lhs has shape {lhs}, expected {rhs[:1]} as rhs has rows")
-        return [lhs if rhs is None else rhs[:1], rhs], [rhs]
+        both = lhs if rhs is None else merge(lhs, rhs[:1])
+        if both is False:
+            raise ShapeError(f"{self.name}: lhs has shape {lhs}, expected {rhs and rhs[:1]} as rhs has rows")
+        return [both, rhs], [rhs]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         outputs[0][...] = whole(inputs[0])[:, None] == run.xp.arange(outputs[0].shape[1])

@@ -12,7 +12,7 @@ from flowmx.ops.arrays.reshaping import expect_elements
 from flowmx.ops.nn.activation import softmax_into
 from flowmx.ops.nn.common import bound, computing_dtype, expect_rank, expect_shape, product, unchecked
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option
+from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described, merge, operator, option
 from flowmx.ops.registry.traits import BatchWise, Passing, Precision
 
 Normalization = Literal["null", "batch", "valid"]
@@ -79,7 +79,7 @@ class SoftmaxOutput(_Labelled, is_loss=True, mirrored=False, precision=Precision
         if data is None:
             return shapes, [None]
         expect_rank(self, "data", data, 2)
-        if label is not None and label == data:
+        if label is not None and merge(label, data) is not False:
             return shapes, [data]
         if self.multi_output:
             expected = (data[0], *data[2:])

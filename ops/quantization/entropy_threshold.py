@@ -10,7 +10,7 @@ import numpy as np
 from flowmx.errors import ShapeError
 from flowmx.ops.quantization.ranges import RANGE, Inferred, InferredTypes, known_types, operator
 from flowmx.ops.registry.dtypes import FLOAT32, DType
-from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, option
+from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, merge, option
 
 _EPS = np.float32(0.0001)
 
@@ -185,7 +185,8 @@ class CalibrateEntropy(Operator, no_gradient=True):
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         hist, edges = shapes
-        if hist is not None and edges is not None and (len(hist) != 1 or edges != (hist[0] + 1,)):
+        wanted = None if hist is None else tuple([-1 if bins == -1 else bins + 1 for bins in hist])
+        if len(hist or (-1,)) != 1 or merge(edges, wanted) is False:
             raise ShapeError(
                 f"{self.name}: hist has shape {hist} and hist_edges {edges}, expected (bins,) and (bins + 1,)"
             )

@@ -21,7 +21,7 @@ OF_IMPORT, OF_FILE_NAME = 40, 40
 OF_FOLDER = {
     "ops/": {"test_gradients": 40, "test_ops_recorded": 30},
     "ops/kernels/": {},
-    "ops/kernels/llvm/": {"test_loops": 40},
+    "ops/kernels/llvm/": {"test_loops": 40, "test_half_loops": 40},
     "flowmx/contrib/onnx/families/": {"test_onnx_operators": 40},
 }
 """Weights of the files that go through all that a folder has, such as the values and gradients of every operator.
