@@ -42,7 +42,7 @@ class Fused(Optimizer):
 
     master_last: ClassVar[bool] = False
     through_update: ClassVar[bool] = True
-    """Whether steps go through :meth:`update` where a subclass replaces it; those of SGD, NAG, LARS and LAMB do not."""
+    """True where steps go through a subclass's :meth:`update`, as MXNet's do but for SGD, NAG, LARS and LAMB."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
