@@ -658,3 +658,26 @@ def test_a_recorded_backward_pass_through_random_numbers_is_an_error():
         y = net(x)
         with pytest.raises(AutogradError, match="hybridize"):
             mx.autograd.grad(y, x, create_graph=True)
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_a_block_may_set_its_parameters_shapes_itself(hybridize):
+    """Where they do not follow from the operators, ``infer_shape`` is asked for, as MXNet does."""
+
+    class Table(gluon.HybridBlock):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            with self.name_scope():
+                self.rows = self.params.get("rows", shape=(0, 2), allow_deferred_init=True)
+
+        def infer_shape(self, x, *args):
+            self.rows.shape = (x.shape[1] + 1, 2)
+
+        def hybrid_forward(self, F, x, rows):
+            return F.broadcast_add(x, F.reshape(F.sum(rows), (1, 1)))
+
+    net = Table()
+    net.initialize(mx.init.One())
+    net.hybridize(hybridize)
+    assert net(mx.nd.zeros((1, 3))).asnumpy().tolist() == [[8.0, 8.0, 8.0]]
+    assert net.rows.shape == (4, 2)

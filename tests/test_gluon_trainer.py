@@ -204,3 +204,31 @@ def test_clips_norms():
         gluon.utils.clip_global_norm([mx.nd.array([np.nan])], 1)
     with pytest.raises(ValueError, match="arrays is empty"):
         gluon.utils.clip_global_norm([], 1)
+
+
+@pytest.mark.parametrize("kvstore", [None, "device"])
+def test_subclasses_may_sum_and_update_in_ways_of_their_own(kvstore):
+    """Steps go through ``_allreduce_grads`` and ``_update``, which trainers for several machines replace."""
+    calls = []
+
+    class Mine(gluon.Trainer):
+        def _allreduce_grads(self):
+            calls.append("sum")
+            for param in self._params:
+                for grad in param.list_grad():
+                    grad *= 10
+
+        def _update(self, ignore_stale_grad=False):
+            calls.append(("update", ignore_stale_grad))
+            super()._update(ignore_stale_grad)
+
+    net = gluon.nn.Dense(1, use_bias=False, in_units=1)
+    net.initialize(mx.init.One())
+    trainer = Mine(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=kvstore, update_on_kvstore=False)
+    for step in (lambda: trainer.step(1), lambda: (trainer.allreduce_grads(), trainer.update(1, True))):
+        with mx.autograd.record():
+            loss = net(mx.nd.ones((1, 1))).sum()
+        loss.backward()
+        step()
+    assert calls == ["sum", ("update", False), "sum", ("update", True)]
+    np.testing.assert_allclose(net.weight.data().asnumpy(), [[-1.0]], rtol=1e-6)

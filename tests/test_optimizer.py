@@ -383,3 +383,34 @@ def test_sgd_asks_for_the_rates_of_all_weights():
     mine.given = 0
     with pytest.raises(mx.MXNetError, match="Mine has rates for 0 of 1 weights"):
         mx.optimizer.get_updater(mine)(0, mx.nd.array([1.0]), weight)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", ["adam", "rmsprop", "adagrad", "ftrl", "adamax", "nadam", "signum"])
+def test_a_subclass_may_replace_the_update(name, dtype):
+    """It is asked for each step, on the float32 copy in mixed precision, and may call the step that it replaces."""
+    base = mx.optimizer.create(name).__class__
+
+    class Mine(base):
+        def update(self, index, weight, grad, state):
+            assert weight.dtype == grad.dtype == np.float32
+            super().update(index, weight, grad, state)
+            weight[:] = weight * 0.5
+
+    weights = []
+    for optimizer in (Mine(learning_rate=0.1, multi_precision=True), base(learning_rate=0.1, multi_precision=True)):
+        updater, weight = mx.optimizer.get_updater(optimizer), mx.nd.array([1.0, -2.0], dtype=dtype)
+        updater(0, mx.nd.array([0.5, 0.25], dtype=dtype), weight)
+        weights.append(weight.asnumpy())
+    np.testing.assert_allclose(weights[0], weights[1] * 0.5, rtol=2e-3)
+
+
+@pytest.mark.parametrize("name", ["sgd", "nag", "lamb", "lars"])
+def test_the_update_of_some_is_not_asked_for(name):
+    """As MXNet's: their ``update_multi_precision``, which steps call, does not go through ``update``."""
+
+    class Mine(mx.optimizer.create(name).__class__):
+        def update(self, index, weight, grad, state):
+            raise AssertionError("not asked")
+
+    mx.optimizer.get_updater(Mine())(0, mx.nd.array([1.0]), mx.nd.array([1.0]))

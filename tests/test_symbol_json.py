@@ -215,7 +215,7 @@ EDITED: dict[str, Callable[[Any], object]] = {
 
 @pytest.mark.parametrize("edit", EDITED.values(), ids=EDITED)
 def test_graphs_that_programs_have_edited_are_read(edit: Callable[[Any], object]) -> None:
-    """What MXNet does not look at need not fit: where nodes were added or dropped, only their own fields do."""
+    """Only the nodes' own fields need to fit, where some were added or dropped, as in MXNet."""
     read = mx.sym.load_json(changed(edit))
     plain = mx.sym.load_json(changed(lambda g: None))
     assert read.tojson() == plain.tojson()

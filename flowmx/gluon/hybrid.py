@@ -237,7 +237,7 @@ class HybridBlock(Block):
         try:
             params = {key: param.data(context) for key, param in self._reg_params.items()}
         except DeferredInitializationError:
-            self._finish(self._params.values(), self._trace(args), args)
+            self._finish(self._params.values(), None, args)
             params = {key: param.data(context) for key, param in self._reg_params.items()}
         return self.hybrid_forward(nd, *args, **params)
 
@@ -395,8 +395,8 @@ class HybridBlock(Block):
             if name in params and value is not None and value != ():
                 setattr(params[name], attribute, value)
 
-    def _finish(self, params: Any, traced: Traced, args: tuple[Any, ...]) -> None:
-        """Make the parameters whose initialization waits for their shapes.
+    def _finish(self, params: Any, traced: Traced | None, args: tuple[Any, ...]) -> None:
+        """Make the parameters whose initialization waits for their shapes, which a block of the user's may set itself.
 
         Raises:
             ValueError: the shapes do not follow from those of the inputs.
@@ -404,7 +404,10 @@ class HybridBlock(Block):
         waiting = [param for param in params if param._deferred is not None]
         if not waiting:
             return
-        self._infer_shape(traced, args)
+        if traced is None or type(self).infer_shape is not HybridBlock.infer_shape:
+            self.infer_shape(*args)
+        else:
+            self._infer_shape(traced, args)
         for param in waiting:
             if not _is_known(param.shape):
                 raise ValueError(

@@ -79,6 +79,8 @@ class Trainer:
         for param in self._params:
             if param._stype != "default":
                 param._set_trainer(self)
+        self._taken: list[tuple[int, Parameter]] | None = None
+        """The parameters of the step at hand, with their positions."""
         self._started: dict[int, NDArray] = {}
         """The first of a parameter's arrays when the store was initialized with it."""
         if self._kvstore is not None and compression_params:
@@ -145,32 +147,30 @@ class Trainer:
         In mixed precision it waits for the gradients, to leave the step out where they overflow; in a coroutine, await
         :meth:`step_async`.
         """
-        fresh = self._begin_step(batch_size, ignore_stale_grad)
-        self._finish_step(fresh, batch_size, self._amp_guard is not None and self._amp_guard.skips())
+        self._begin_step(batch_size, ignore_stale_grad)
+        self._finish_step(ignore_stale_grad, batch_size, self._amp_guard is not None and self._amp_guard.skips())
 
     async def step_async(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """As :meth:`step`, awaiting the gradients where mixed precision checks them."""
-        fresh = self._begin_step(batch_size, ignore_stale_grad)
-        self._finish_step(fresh, batch_size, self._amp_guard is not None and await self._amp_guard.skips_async())
+        self._begin_step(batch_size, ignore_stale_grad)
+        is_skipped = self._amp_guard is not None and await self._amp_guard.skips_async()
+        self._finish_step(ignore_stale_grad, batch_size, is_skipped)
 
-    def _begin_step(self, batch_size: int, ignore_stale_grad: bool) -> list[tuple[int, Parameter]]:
-        fresh = self._fresh(ignore_stale_grad)
+    def _begin_step(self, batch_size: int, ignore_stale_grad: bool) -> None:
+        self._taken = self._fresh(ignore_stale_grad)
         self._optimizer.rescale_grad = self._scale / batch_size
-        if self._on_kvstore(otherwise=None):
-            self._update_in_store(fresh)
-        else:
-            self._sum(fresh)
+        self._allreduce_grads()
         if self._amp_guard is None:
             self._warn_unscaled()
-        return fresh
 
-    def _finish_step(self, fresh: list[tuple[int, Parameter]], batch_size: int, is_skipped: bool) -> None:
+    def _finish_step(self, ignore_stale_grad: bool, batch_size: int, is_skipped: bool) -> None:
         if is_skipped:
-            for _, param in fresh:
+            for _, param in self._taken or ():
                 for ctx in self._contexts:
                     param._mark_used(ctx)
-        elif not self._on_kvstore(otherwise=None):
-            self._update(fresh)
+        else:
+            self._update(ignore_stale_grad)
+        self._taken = None
         # step(1) is what follows on a mean loss: it does not say how many samples there were.
         next_step(self, batch_size if batch_size > 1 else 0)
 
@@ -191,7 +191,33 @@ class Trainer:
             RuntimeError: the store updates the weights, so that sums can not be had alone.
         """
         self._refuse_on_kvstore("allreduce_grads")
-        self._sum(self._fresh(ignore_stale_grad=True))
+        self._taken = None
+        self._allreduce_grads()
+
+    # Subclasses of MXNet's Trainer, which sum in ways of their own, replace these two, of these names.
+
+    def _allreduce_grads(self) -> None:
+        """Enqueue the sums of the gradients of a step, or its updates where the store does them."""
+        params = self._fresh(ignore_stale_grad=True) if self._taken is None else self._taken
+        if self._on_kvstore(otherwise=None):
+            self._update_in_store(params)
+        else:
+            self._sum(params)
+
+    def _update(self, ignore_stale_grad: bool = False) -> None:
+        """Enqueue the updates of a step, but where the store does them."""
+        if self._on_kvstore(otherwise=None):
+            return
+        params = self._fresh(ignore_stale_grad) if self._taken is None else self._taken
+        indices = [index for index, _ in params]
+        for ctx, updater in zip(self._contexts, self._updaters, strict=True):
+            updater(
+                indices,
+                [param._array_on(param._grads, ctx) for _, param in params],
+                [param._array_on(param._arrays, ctx) for _, param in params],
+            )
+            for _, param in params:
+                param._mark_used(ctx)
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Enqueue the update of all parameters by their gradients as they are; as :meth:`step`, without the sums.
@@ -201,8 +227,8 @@ class Trainer:
         """
         self._refuse_on_kvstore("update")
         self._optimizer.rescale_grad = self._scale / batch_size
-        fresh = self._fresh(ignore_stale_grad)
-        self._finish_step(fresh, batch_size, self._amp_guard is not None and self._amp_guard.skips())
+        self._taken = self._fresh(ignore_stale_grad)
+        self._finish_step(ignore_stale_grad, batch_size, self._amp_guard is not None and self._amp_guard.skips())
 
     def _on_kvstore(self, otherwise: bool | None) -> bool:
         """True where the store updates weights; decided at the first call: as given, or as the store is able to."""
@@ -343,17 +369,6 @@ class Trainer:
     def _store(self) -> KVStoreBase:
         assert self._kvstore is not None
         return self._kvstore
-
-    def _update(self, params: list[tuple[int, Parameter]]) -> None:
-        indices = [index for index, _ in params]
-        for ctx, updater in zip(self._contexts, self._updaters, strict=True):
-            updater(
-                indices,
-                [param._array_on(param._grads, ctx) for _, param in params],
-                [param._array_on(param._arrays, ctx) for _, param in params],
-            )
-            for _, param in params:
-                param._mark_used(ctx)
 
     def _arrays_by_role(self) -> dict[str, list[NDArray]]:
         """The arrays that training keeps, as ``weights``, ``gradients`` and ``optimizer`` (its states)."""

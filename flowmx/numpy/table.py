@@ -65,7 +65,7 @@ NEWER = names("""
 """Names that came with NumPy 2."""
 
 FORMER = {} if hasattr(np, "trapezoid") else {"trapezoid": "trapz"}
-"""What NumPy 1 calls a function that MXNet has."""
+"""Names that NumPy 1 has for functions of MXNet."""
 
 CALLS = (_UFUNCS | _OTHERS) - {"put_along_axis"}
 

@@ -58,8 +58,8 @@ class Optimizer(Recorded):
     """
 
     rates_together: ClassVar[bool] = False
-    """Whether ``_get_lrs`` and ``_get_wds`` are asked for the rates of all weights, as by MXNet's SGD and LARS; the
-    others ask ``_get_lr`` and ``_get_wd`` for each. It tells which of them a subclass may replace."""
+    """True where ``_get_lrs`` and ``_get_wds`` are asked for the rates of all weights, as by MXNet's SGD and LARS;
+    the others ask ``_get_lr`` and ``_get_wd`` for each. It tells which of them a subclass may replace."""
 
     def __init__(
         self,

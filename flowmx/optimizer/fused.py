@@ -41,6 +41,8 @@ class Fused(Optimizer):
     """
 
     master_last: ClassVar[bool] = False
+    through_update: ClassVar[bool] = True
+    """True where steps go through a subclass's :meth:`update`, as MXNet's do but for SGD, NAG, LARS and LAMB."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -71,6 +73,9 @@ class Fused(Optimizer):
         self._update_together([(*each, None) for each in each_update(index, weight, grad, state)])
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        if self.through_update and type(self).update is not Fused.update:
+            super().update_multi_precision(index, weight, grad, state)
+            return
         self._update_together([(i, w, g, *self._parts(w, s)) for i, w, g, s in each_update(index, weight, grad, state)])
 
     def _parts(self, weight: NDArray, state: State) -> tuple[State, NDArray | None]:

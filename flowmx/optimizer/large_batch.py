@@ -40,6 +40,7 @@ class LARS(Momentum):
 
     whole_array = True
     rates_together = True
+    through_update = False
 
     def __init__(
         self,
@@ -111,6 +112,7 @@ class LAMB(Fused):
     """
 
     whole_array = True
+    through_update = False
 
     def __init__(
         self,

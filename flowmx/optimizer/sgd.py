@@ -48,6 +48,7 @@ class SGD(Momentum):
     by_rows = True
 
     rates_together = True
+    through_update = False
 
     def __init__(self, momentum: float = 0.0, lazy_update: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -90,6 +91,8 @@ class NAG(Momentum):
     """
 
     operators = ("sgd_update", "nag_mom_update")
+
+    through_update = False
 
     def __init__(self, momentum: float = 0.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -279,8 +279,8 @@ def _entries(value: object, where: str, nodes: int) -> tuple[NodeEntry, ...]:
 
 
 def _in_order(
-    nodes: Sequence[NodeJSON], heads: tuple[NodeEntry, ...], where: str
-) -> tuple[Sequence[NodeJSON], tuple[NodeEntry, ...]]:
+    nodes: list[NodeJSON], heads: tuple[NodeEntry, ...], where: str
+) -> tuple[list[NodeJSON], tuple[NodeEntry, ...]]:
     """Put each node behind those that it reads or runs after; programs that edit files write them in any order."""
     before = [(*(entry.node for entry in node.inputs), *node.control_deps) for node in nodes]
     if all(i < position for position, needed in enumerate(before) for i in needed):
