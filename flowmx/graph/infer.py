@@ -208,7 +208,7 @@ def partial_types(
         changed, left = False, []
         for node, outputs in open_:
             changed |= _infer_types_of(node, outputs, dtypes, turn > 0, shapes)
-            if any([dtypes[entry] is None for entry in (*node.inputs, *outputs)]):
+            if any(dtypes[entry] is None for entry in (*node.inputs, *outputs)):
                 left.append((node, outputs))
         open_ = left[::-1]
         if not open_ or (not changed and turn):
