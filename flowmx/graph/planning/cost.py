@@ -60,7 +60,7 @@ def last_level() -> int:
         return 32 << 20
 
 
-def in_memory(costs: Any, moved: Any, part: float = 1) -> Any:
+def in_memory(costs: Any, moved: Any, part: Any = 1) -> Any:
     """The nanoseconds that steps take, whose values come from the last cache where they fit into half of it.
 
     Args:
