@@ -10,6 +10,7 @@ import pytest
 
 import flowmx as mx
 from flowmx.errors import ShapeError, TypeInferenceError
+from flowmx.ndarray import core
 
 KINDS = ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"]
 
@@ -205,6 +206,24 @@ def test_batchnorm_updates_its_states_in_training_only():
     assert executor.aux_dict["bn_moving_mean"].asnumpy().tolist() == [0, 0]
     executor.forward(is_train=True)
     assert executor.aux_dict["bn_moving_mean"].asnumpy().tolist() == [3.5, 4]
+
+
+def test_small_arrays_are_filled_by_one_operation(monkeypatch):
+    pushed = []
+    real = core.push_on
+
+    def push_on(device, function, arguments, reads, writes, name, *more):
+        pushed.append((name, len(writes)))
+        real(device, function, arguments, reads, writes, name, *more)
+
+    monkeypatch.setattr(core, "push_on", push_on)
+    net = mx.sym.FullyConnected(mx.sym.BatchNorm(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=9)), num_hidden=3)
+    executor = net.simple_bind(mx.cpu(), data=(2, 40_000))
+    arrays = [*executor.arg_arrays, *executor.grad_arrays, *executor.aux_arrays]
+    large = [each for each in arrays if each.size > 50_000]
+    zeros = [each for each in pushed if each[0] == "_zeros"]
+    assert zeros == [*[("_zeros", 1)] * len(large), ("_zeros", len(arrays) - len(large))]
+    assert not any(each.asnumpy().any() for each in arrays)
 
 
 def test_binding_errors():

@@ -11,6 +11,7 @@ import flowmx as mx
 from benchmarks.workers import networks
 from flowmx import settings
 from flowmx.graph import compiler
+from flowmx.graph.planning import memory
 from flowmx.graph.planning.memory import ALIGNMENT, Life, aligned, apart, lower_bound, pack
 
 LIVES = st.lists(
@@ -78,6 +79,25 @@ def training(layers, seed=0):
 def test_near_the_lower_bound_on_chains(layers):
     lives = training(layers)
     assert pack(lives).size <= 1.01 * lower_bound([life._replace(size=aligned(life.size)) for life in lives])
+
+
+def test_no_order_is_tried_again(monkeypatch):
+    """Two values that push each other to the top would take turns there until the tries are used up."""
+    orders = []
+    real = memory._place
+
+    def place(lives, order):
+        orders.append(tuple(order))
+        return real(lives, order)
+
+    monkeypatch.setattr(memory, "_place", place)
+    rng = random.Random(0)
+    for _ in range(40):
+        orders.clear()
+        firsts = [rng.randrange(8) for _ in range(12)]
+        lives = [Life(rng.randrange(1, 9) * (1 << 20), first, first + rng.randrange(4)) for first in firsts]
+        memory._improved(lives, list(range(len(lives))), 0)
+        assert len(orders) == len(set(orders))
 
 
 def test_many_values_take_little_time():

@@ -11,8 +11,10 @@ from benchmarks.workers import networks
 from flowmx import profiler
 from flowmx.devices.sim import simulated
 from flowmx.errors import BudgetError
+from flowmx.graph import plan
 from flowmx.graph.checking import race
 from flowmx.graph.compiler import options_of
+from flowmx.graph.planning import memory
 from flowmx.graph.reports.unfolded import sliced
 
 pytestmark = pytest.mark.usefixtures("two_threads_a_kernel")  # budgets follow from the kernels' working memory
@@ -137,6 +139,22 @@ def head_gradients(executor):
 def same(one, other, near=1e-5):
     for a, b in zip(one, other, strict=True):
         np.testing.assert_allclose(a, b, rtol=near, atol=near * max(1, np.abs(b).max()))
+
+
+def test_only_the_plan_that_is_taken_is_packed_well(monkeypatch):
+    packed, tried = [], []
+
+    def pack(lives, rough=False):
+        (tried if rough else packed).append(len(lives))
+        return memory.pack(lives, rough)
+
+    symbol, examples = convolutional(), {"data": (3, 8, 8), "label": ()}
+    whole = bound(symbol, examples, {}, 8).plan
+    monkeypatch.setattr(plan, "pack", pack)
+    small = bound(symbol, examples, {}, 8, whole.internal_bytes() * 35 // 100, exec_plan_cache=False).plan
+    [(_, op)] = sliced(small)
+    assert packed == [len(op.plan.lives), len(small.lives)]
+    assert len(tried) > len(packed)
 
 
 @pytest.mark.parametrize("request_", ["write", "add"])

@@ -11,9 +11,11 @@ from benchmarks.workers import networks
 from flowmx import profiler, settings
 from flowmx.devices import cpu
 from flowmx.gluon import nn
+from flowmx.graph import plan
 from flowmx.graph.checking import race
 from flowmx.graph.compiler import compile_graph, graph_of, options_of
 from flowmx.graph.infer import infer_types, known_shapes
+from flowmx.graph.planning import memory, order
 from flowmx.graph.reports.unfolded import sliced
 from tests.slicing import eager_slices
 
@@ -148,6 +150,30 @@ def test_networks_need_a_quarter_of_the_memory(name):
     whole, parts = (planned(symbol, how, data=(64, 3, 224, 224)) for how in ("off", "auto"))
     assert parts.internal_bytes() <= 0.25 * whole.lower_bound()
     assert sum(len(op.plan.steps()) for _, op in sliced(parts)) > 0.5 * len(whole.steps())
+
+
+def test_slices_are_planned_in_one_go(monkeypatch):
+    """What makes them cheap to plan: steps are ordered once, and each value is given a place once."""
+    symbol, shapes = networks.symbol(mx, networks.NETWORKS["googlenet"]), {"data": (64, 3, 224, 224)}
+    ordered, packed = [], []
+
+    class Steps(order.Steps):
+        def __init__(self, graph, nodes):
+            ordered.append(len(nodes))
+            super().__init__(graph, nodes)
+
+    def pack(lives, rough=False):
+        packed.append(len(lives))
+        return memory.pack(lives, rough)
+
+    monkeypatch.setattr(order, "Steps", Steps)
+    monkeypatch.setattr(plan, "pack", pack)
+    whole = planned(symbol, "off", **shapes)
+    assert (ordered, packed) == ([len(whole.forward)], [len(whole.lives)])
+    parts = planned(symbol, "auto", **shapes)
+    [(_, op)] = sliced(parts)
+    assert ordered[1:] == [len(whole.forward)]
+    assert packed[1:] == [len(op.plan.lives), len(parts.lives)]
 
 
 def many_weights():

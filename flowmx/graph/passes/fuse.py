@@ -216,7 +216,11 @@ def _put_group(rewriter: Rewriter, group: _Group, last: Node) -> None:
         entries.append(rewriter.new(group.addend))
         changes["added"] = True
     if group.then:
-        changes.update(then=group.then, slope=group.slope, top=group.top)
+        changes["then"] = group.then
+    if group.then == "leaky":
+        changes["slope"] = group.slope
+    if group.then == "clip":
+        changes["top"] = group.top
     made = rewriter.make(fused(layer, **changes), entries, layer)
     rewriter.replace(Entry(last, 0), Entry(made, 0))
     for member in group.members:

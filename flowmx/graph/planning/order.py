@@ -57,7 +57,11 @@ def ordered(graph: Graph) -> Ordered:
     best = [list(each) for each in passes]
     least: list[float] = []
     there: list[int] = []
+    tried: list[tuple[list[int], ...]] = []
     for found in zip(*map(steps.walks, passes), strict=True):
+        if found in tried:
+            continue
+        tried.append(found)
         alive = steps.values.alive([*found[0], *found[1]])
         cut = len(found[0])
         peaks = [max(part, default=0) for part in (alive[:cut], alive[cut:])]
@@ -117,6 +121,8 @@ class Steps:
     def walks(self, positions: Iterable[int]) -> list[list[int]]:
         """Each order of the steps at these positions."""
         every = dict.fromkeys(positions)
+        if all(at - 1 in self.before[at] for at in list(every)[1:]):  # a chain has one order
+            return [list(every)] * len(WALKS)
         early = [at for at in every if not self._late[at]]
         return [self.with_late(walk(self, early), every) for walk in WALKS]
 

@@ -41,30 +41,32 @@ class Run:
     before: dict[Node, None] = field(default_factory=dict)
 
 
-def runs(graph: Graph, order: Sequence[Node], forms: Sequence[Shapes]) -> list[Run]:
+def runs(
+    graph: Graph, order: Sequence[Node], forms: Sequence[Shapes], parts: Sequence[BatchParts | None]
+) -> list[Run]:  # fmt: skip
     """The runs of an order, of those operators that compute something in each run of the graph.
 
     Args:
         graph: what is computed.
         order: the operators.
         forms: the shapes of their inputs and outputs.
+        parts: what of each goes along with the batch (None: it may not be in a region).
     """
     found: list[Run] = []
     now: Run | None = None
-    for at, (node, form) in enumerate(zip(order, forms, strict=True)):
-        parts = _parts(graph, node, form)
-        rows = [] if parts is None else _rows(parts, form)
-        if now is not None and _goes_on(graph, now, node, parts, rows):
+    for at, (node, form, along) in enumerate(zip(order, forms, parts, strict=True)):
+        rows = [] if along is None else _rows(along, form)
+        if now is not None and _goes_on(graph, now, node, along, rows):
             now.stop = at + 1
             continue
         units, now = math.gcd(*rows), None
-        if parts is not None and units > 1:
-            now = Run(at, at + 1, units, {node: parts})
+        if along is not None and units > 1:
+            now = Run(at, at + 1, units, {node: along})
             found.append(now)
     return found
 
 
-def _parts(graph: Graph, node: Node, form: Shapes) -> BatchParts | None:
+def parts_of(graph: Graph, node: Node, form: Shapes) -> BatchParts | None:
     """The parts of an operator that go along with the batch; None where it may not be in a region."""
     op = node.op
     assert op is not None

@@ -11,11 +11,11 @@ slices come down to follows from that (:mod:`flowmx.graph.planning.room`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from itertools import accumulate
 from operator import sub
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,7 +27,10 @@ from flowmx.graph.planning.layout import channels_last
 from flowmx.graph.planning.live import nbytes, shapes_of
 from flowmx.graph.planning.order import Ordered
 from flowmx.graph.planning.region import Region, is_ordered
-from flowmx.graph.planning.runs import Run, runs
+from flowmx.graph.planning.runs import Run, parts_of, runs
+from flowmx.ops.registry.traits import BatchParts
+
+T = TypeVar("T")
 
 LEAST = 4 << 20
 """Bytes that slices must save."""
@@ -169,6 +172,14 @@ class Search:
         self._aim = self._how.nbytes - kept
         self._sizes = schedule.values.sizes
         self._forms = [shapes_of(graph, node) for node in self.order]
+        first: dict[Any, int] = {}
+        self._like = [
+            first.setdefault(
+                (node.op, graph.context(node), *inputs, *outputs, *[graph.dtypes[e] for e in node.inputs]), at
+            )
+            for at, (node, (inputs, outputs)) in enumerate(zip(self.order, self._forms, strict=True))
+        ]
+        """For each operator the first that is like it, of which what holds for both is asked."""
         self._steps = [step for _, step, _ in each_time]
         self._made_at = [-1] * len(self._sizes)
         self._read_last = [-1] * len(self._sizes)
@@ -189,8 +200,27 @@ class Search:
     @cached_property
     def _costs(self) -> Any:
         """The nanoseconds that each operator takes at least."""
-        rows = zip(self.order, self._forms, strict=True)
-        return np.array([self._how.costs.nanoseconds(node, form) for node, form in rows])
+        return np.array(self._each(lambda at: self._how.costs.nanoseconds(self.order[at], self._forms[at])))
+
+    @cached_property
+    def _parts(self) -> list[BatchParts | None]:
+        """What of each operator goes along with the batch."""
+        return self._each(lambda at: parts_of(self.graph, self.order[at], self._forms[at]))
+
+    @cached_property
+    def _losses(self) -> list[float]:
+        """The nanoseconds that it costs to run each operator once more, if it may be in a region."""
+
+        def loss(at: int) -> float:
+            parts = self._parts[at]
+            return 0 if parts is None else self._how.costs.once_more(self.graph, self.order[at], parts)
+
+        return self._each(loss)
+
+    def _each(self, ask: Callable[[int], T]) -> list[T]:
+        """The answers for all operators, by their positions, of which those that are alike share one."""
+        known: dict[int, T] = {}
+        return [known[like] if like in known else known.setdefault(like, ask(like)) for like in self._like]
 
     @cached_property
     def _total(self) -> float:
@@ -198,7 +228,7 @@ class Search:
 
     def choose(self) -> list[tuple[Run, Choice]]:
         """The regions that are worth it."""
-        every = [(max(self.alive[run.start : run.stop]), run) for run in runs(self.graph, self.order, self._forms)]
+        every = [(max(self.alive[run.start : run.stop]), run) for run in self._runs()]
         large = sorted((each for each in every if each[0] > self._aim), key=lambda each: -each[0])[:_MOST_RUNS]
         found = [(run, choice) for _, run in large if (choice := self._best(run)) is not None]
         found.sort(key=lambda each: each[0].start)
@@ -210,10 +240,13 @@ class Search:
             return []
         return [(run, choice) for run, choice in found if max(self.alive[run.start : run.stop]) > most]
 
+    def _runs(self) -> list[Run]:
+        return runs(self.graph, self.order, self._forms, self._parts)
+
     def forced(self, length: int) -> list[tuple[Run, Choice]]:
         """All runs, in slices of so many units."""
         return [
-            (run, Choice(run.stop, length)) for run in runs(self.graph, self.order, self._forms)
+            (run, Choice(run.stop, length)) for run in self._runs()
             if run.units > length and len(run.members) > 1
         ]  # fmt: skip
 
@@ -261,14 +294,11 @@ class Search:
 
     def _ends(self, run: Run) -> Ends:
         """The consequences of each end of a region that begins with a run."""
-        span, graph = slice(run.start, run.stop), self.graph
+        span = slice(run.start, run.stop)
         alive = self.alive[span]
-        after = [*list(accumulate(alive[:0:-1], max, initial=0))[::-1]]
+        after = list(accumulate(alive[:0:-1], max, initial=0))[::-1]
         is_member = [node in run.members for node in self.order[span]]
-        loss = [
-            self._how.costs.once_more(graph, node, run.members[node]) if is_one else 0
-            for node, is_one in zip(self.order[span], is_member, strict=True)
-        ]
+        loss = [each if is_one else 0 for each, is_one in zip(self._losses[span], is_member, strict=True)]
         each, moved = self._costs[span], self._moved[span] * is_member
         times = self._how.costs.in_memory(each, moved)
         return Ends(
