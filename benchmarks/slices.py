@@ -48,12 +48,15 @@ def summary(figures: Figures) -> str:
     parts = [each["part"] for each in figures.values()]
     times = [each["time_ratio"] for each in figures.values()]
     binds = [each["sliced_bind_ms"] / each["whole_bind_ms"] for each in figures.values()]
+    apart = max(each["difference"] for each in figures.values())
     return "\n".join(
         [
             f"* memory: {statistics.mean(parts):.2f} of the bound in the mean, at most {max(parts):.3f}",
             f"* time: {statistics.mean(times):.2f} of the whole batch's in the mean, at most {max(times):.2f}",
             f"* binding: {statistics.mean(binds):.2f} of the whole batch's in the mean",
-            f"* outputs differ by at most {max(each['difference'] for each in figures.values()):.0e} of the largest",
+            f"* outputs differ by at most {apart:.0e} of the largest"
+            if apart
+            else "* outputs are the same to the last bit",
         ]
     )
 

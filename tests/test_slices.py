@@ -199,6 +199,24 @@ def test_weights_are_brought_into_order_before_the_slices_where_there_is_room(dt
         np.testing.assert_allclose(one, other, rtol=near, atol=near * np.abs(other).max())
 
 
+def test_scales_round_as_they_do_for_the_whole_batch():
+    """On whole numbers, whose sums are exact in any order, what is left to round is the scale of each sum."""
+    layers = [S.BatchNorm(conv(S.var("data"), 32, no_bias=True), fix_gamma=False) for _ in range(3)]
+    made = []
+    for how in ("off", "auto"):
+        with eager_slices(byte=1.0), settings.override(exec_slice=how):
+            executor = S.add_n(*map(S.relu, layers)).simple_bind(mx.cpu(), grad_req="null", data=(32, 3, 24, 24))
+        random = np.random.default_rng(0)
+        for name, array in executor.arg_dict.items():
+            if array.ndim > 1:
+                array[:] = random.integers(-4, 5, array.shape)
+            elif "gamma" in name:
+                array[:] = random.uniform(0.5, 1.5, array.shape)
+        made.append(results_of_another_run(executor))
+        assert ("_order_Convolution" in [node.op.name for node in executor.plan.forward]) == (how == "auto")
+    np.testing.assert_array_equal(*made)
+
+
 def test_what_is_small_or_trains_runs_whole():
     assert not sliced(planned(network(), "auto", data=(64, 3, 8, 8)))
     executor = network().simple_bind(mx.cpu(), data=(64, 3, 8, 8))

@@ -2,11 +2,12 @@
 
     python best_memory.py SYSTEM NETWORK PHASE [BATCH]
 
-NETWORK is one of ``networks.py`` or ``transformer`` (128 tokens). PHASE is ``predict``, ``train``, or ``save``: a
-training step that trades time for memory. flowmx tells what it plans: predictions in slices, and training in 0.3.
-MXNet tells so too, with its operators fused, and with mirroring. PyTorch plans nothing: it is measured by how much
-the peak of resident memory grows in a run, less the gradients, for predictions in inference mode with channels last. It
-saves by checkpoints, one for each block, or for each layer with its activation.
+NETWORK is one of ``networks.py``, ``transformer`` (128 tokens), or for predictions ``unet``, that of ``slices.py``.
+PHASE is ``predict``, ``train``, or ``save``: a training step that trades time for memory. flowmx tells what it plans:
+predictions in slices, and training in 0.3. MXNet tells so too, with its operators fused, and with mirroring. PyTorch
+plans nothing: it is measured by how much the peak of resident memory grows in a run, less the gradients, for
+predictions in inference mode with channels last. It saves by checkpoints, one for each block, or for each layer with
+its activation.
 """
 
 from __future__ import annotations
@@ -67,6 +68,43 @@ def torch_transformer(torch: Any) -> list[Any]:
     return [*[Block() for _ in range(networks.BLOCKS)], nn.Linear(width, networks.WORDS)]
 
 
+def torch_unet(torch: Any) -> Any:
+    """The network of ``slices.unet`` as a module, which holds no value longer than it is needed."""
+    nn = torch.nn
+
+    def block(inside: int, filters: int) -> Any:
+        layers: list[Any] = []
+        for width in (inside, filters):
+            layers += [nn.Conv2d(width, filters, 3, padding=1, bias=False), nn.BatchNorm2d(filters), nn.ReLU(True)]
+        return nn.ModuleList(layers)
+
+    class UNet(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            widths = (32, 64, 128, 256, 512)
+            self.down = nn.ModuleList([block(*each) for each in zip((3, *widths), widths, strict=False)])
+            back = list(zip(widths[:0:-1], widths[-2::-1], strict=True))
+            self.ups = nn.ModuleList([nn.ConvTranspose2d(wide, each, 2, 2, bias=False) for wide, each in back])
+            self.up = nn.ModuleList([block(wide, each) for wide, each in back])
+            self.pool, self.out = nn.MaxPool2d(2), nn.Conv2d(widths[0], 2, 1)
+
+        def forward(self, x: Any) -> Any:
+            skips: list[Any] = []
+            for at, layers in enumerate(self.down):
+                x = self.pool(x) if at else x
+                for layer in layers:
+                    x = layer(x)
+                skips.append(x)
+            skips.pop()
+            for up, layers in zip(self.ups, self.up, strict=True):
+                x = torch.cat([up(x), skips.pop()], 1)
+                for layer in layers:
+                    x = layer(x)
+            return self.out(x)
+
+    return UNet()
+
+
 def torch_parts(torch: Any, layers: Any) -> list[Any]:
     """The layers of an image network, each with the activations and norms after it, as modules."""
     parts: list[list[Any]] = []
@@ -84,6 +122,8 @@ def measured(torch: Any, name: str, phase: str, batch: int) -> float:
     side = 299 if name == "inception_v3" else 224
     if name == "transformer":
         parts, x = torch_transformer(torch), torch.randn(batch, TOKENS, networks.WIDTH)
+    elif name == "unet":
+        parts, x = [torch_unet(torch)], torch.randn(batch, 3, 128, 128)
     else:
         layers = {**networks.NETWORKS, **networks.LATER}[name]
         parts, x = torch_parts(torch, networks.module(torch, layers, side)), torch.randn(batch, 3, side, side)

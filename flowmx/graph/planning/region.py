@@ -130,20 +130,18 @@ class Region:
 
     def _ordered(self, node: Node, inputs: list[Entry], options: Options) -> tuple[Operator | None, list[Entry]]:
         """A layer that reads its weight in the order of its kernel, and what it reads; as it is where there is none."""
-        layer, data = fused(node, packed=True, scaled=False), self._shapes[inputs[0]]
+        # The scale stays with the layer: in the weight it would round other numbers than it does for the whole batch.
+        layer, data = fused(node, packed=True), self._shapes[inputs[0]]
         context = self._graph.context(node)
         kind = options.device_type if context is None else context.kernels
         dtype = self._rewriter.dtypes[node.inputs[0]]
         size = packed_size(kind, layer, data, dtype) if dtype in options.multiplied else None
         if size is None or node.op is None:
             return node.op, inputs
-        named = dict(zip(node.op.inputs(), zip(node.inputs, inputs, strict=True), strict=True))
-        read = [named["weight"][0], *([named.pop("scale")[0]] if "scale" in named else [])]
-        op = OrderConvolution.create(**{**bound(layer), "scaled": len(read) > 1, "data_shape": data, "size": size})
-        made = self._rewriter.make(op, list(map(self._rewriter.new, read)), node, f"{node.name} weight in order")
+        op = OrderConvolution.create(**{**bound(layer), "scaled": False, "data_shape": data, "size": size})
+        made = self._rewriter.make(op, [self._rewriter.new(node.inputs[1])], node, f"{node.name} weight in order")
         self._packs.append(made)
-        named["weight"] = (node.inputs[1], self._variable(Entry(made, 0), False))
-        return layer, [each for _, each in named.values()]
+        return layer, [inputs[0], self._variable(Entry(made, 0), False), *inputs[2:]]
 
     def _read(self, entry: Entry, along: bool) -> Entry:
         """The entry that stands for one of the graph in a slice."""

@@ -119,8 +119,8 @@ class Forward(_Work):
         self._steps = [dtype.nbytes * shape[0] * strides[0] for shape, strides, dtype in (data, out, *rest)]
 
     def packed(self, windows: Windows, data: Geometry, weight: Geometry, out: Geometry, ends: Ends) -> Desc | None:
-        """The layout of packed filters."""
-        return packed_filters(windows, data, weight, out, ends)
+        """The layout of packed filters, the same whether what they give is scaled."""
+        return packed_filters(windows, data, weight, out, ends._replace(scaled=False))
 
     @staticmethod
     def nanoseconds(*key: Any) -> float:
