@@ -1,4 +1,4 @@
-"""Refusals of mx.np and its symbols: the type of error that NumPy has, with the reason."""
+"""Refusals of mx.np and its symbols: errors of the types that NumPy has, with the reason."""
 
 from typing import Any
 
