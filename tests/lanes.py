@@ -35,6 +35,9 @@ SECONDS = {
     "pool": 3, "recompute": 3, "serve_command": 3, "sim_blank": 3, "simplify": 3, "wire_javascript_job": 3,
     "kvstore_windows": 9, "comm_stream": 8,
     "micro_batches": 8, "slices_devices": 8, "example_onnxruntime": 6, "quantized_rnn": 4, "onnx_bytes": 3,
+    "plan_cache": 3, "threads": 3, "dashboard": 2, "lazy": 2, "numpy_libraries": 2, "onnx_models": 2, "order": 2,
+    "pytest_plugin": 2, "random_job": 2, "scanning": 2, "sim_training": 2, "buckets": 1, "floors": 1, "memory": 1,
+    "mutants": 1, "rtc": 1, "suppression": 1,
 }
 """About how long the longest files take, by the part of their names between ``test_`` and ``.py``."""
 # fmt: on

@@ -1,25 +1,25 @@
 """Jobs on a Dask cluster: two workers of two threads each, as processes that Dask starts again when they are killed."""
 
 import asyncio
+import importlib
 import os
 import select
 import signal
 import subprocess
 import sys
 from collections import Counter
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
 
 from flowmx import kvstore as kv
 from flowmx import settings
-from flowmx.kvstore.launching import call, node
-from flowmx.kvstore.launching.dask import Supervised
+from flowmx.kvstore.launching import call
 from tests import warm
 
-distributed = pytest.importorskip("distributed", reason="Dask is an extra: pip install 'flowmx[dask]'")
-
 pytestmark = [
+    pytest.mark.skipif(find_spec("distributed") is None, reason="Dask is an extra: pip install 'flowmx[dask]'"),
     pytest.mark.skipif(sys.platform != "linux", reason="processes die with the launcher on Linux alone"),
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),  # Dask's own sockets, of workers that are killed
 ]
@@ -57,7 +57,13 @@ if __name__ == "__main__":
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def distributed():
+    """Dask, imported by tests alone: each process that collects them would take a third of a second for it."""
+    return importlib.import_module("distributed")
+
+
+@pytest.fixture(scope="module")
+def cluster(distributed):
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=2, processes=True, dashboard_address=None, silence_logs=50
     ) as found:
@@ -65,7 +71,7 @@ def cluster():
 
 
 @pytest.fixture
-def client(cluster):
+def client(distributed, cluster):
     with distributed.Client(cluster) as found:
         found.wait_for_workers(2)
         found.run(starting_quickly)
@@ -136,7 +142,7 @@ def test_the_culprit_is_named_with_its_dask_worker_and_its_reason(client, progra
     assert "bad data" in result.failure
 
 
-def test_nothing_is_left_after_cancelling(client, program):
+def test_nothing_is_left_after_cancelling(distributed, client, program):
     def heard(name, line):
         if line.startswith("rank"):
             handles.append(os.pidfd_open(int(line.split()[3])))
@@ -188,7 +194,7 @@ def test_more_processes_than_slots_run_too(client, program):
     assert sorted(counts.values()) == [3, 3]
 
 
-async def test_an_asynchronous_client_awaits_a_function_with_the_jobs_secret(cluster, program, tmp_path):
+async def test_an_asynchronous_client_awaits_a_function_with_the_jobs_secret(distributed, cluster, program, tmp_path):
     path = tmp_path / "secret"
     path.touch(0o600)
     path.write_text("what all the nodes of this job share")
@@ -243,6 +249,8 @@ def test_a_function_by_name():
 
 
 async def test_the_connection_of_a_nodes_worker_to_the_scheduler_is_closed(monkeypatch):
+    from flowmx.kvstore.launching import node
+
     class Line:
         closed = False
 
@@ -260,6 +268,8 @@ async def test_the_connection_of_a_nodes_worker_to_the_scheduler_is_closed(monke
 
 
 async def test_a_task_that_fails_says_why():
+    from flowmx.kvstore.launching.dask import Supervised
+
     said = []
 
     async def fails():
