@@ -292,7 +292,7 @@ class Search:
 
     @cached_property
     def _parts(self) -> list[BatchParts | None]:
-        """What of each operator goes along with the batch."""
+        """The parts of each operator that go along with the batch."""
         return self._each(lambda at: _parts(self.graph, self.order[at], self._forms[at]))
 
     @cached_property
