@@ -153,7 +153,7 @@ def test_networks_need_a_quarter_of_the_memory(name):
 
 
 def test_slices_are_planned_in_one_go(monkeypatch):
-    """Cheap plans: steps are ordered once, and each value is given a place once."""
+    """Steps are ordered once, and each value is given a place once, which is why they are cheap to plan."""
     symbol, shapes = networks.symbol(mx, networks.NETWORKS["googlenet"]), {"data": (64, 3, 224, 224)}
     ordered, packed = [], []
 
