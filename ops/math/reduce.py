@@ -55,7 +55,8 @@ def _is_of_rows(xp: Any, x: Array, axes: Shape) -> bool:
     leading = len(axes) < x.ndim and axes == tuple(range(len(axes)))
     if xp is not np or not leading or not is_floating(x.dtype) or not x.flags.c_contiguous:
         return False
-    return math.prod(x.shape[: len(axes)]) > 2 * _ROWS
+    rows: int = math.prod(x.shape[: len(axes)])
+    return rows > 2 * _ROWS
 
 
 def add_into(run: Run, x: Array, axes: Shape, out: Array) -> None:
