@@ -662,7 +662,7 @@ def test_a_recorded_backward_pass_through_random_numbers_is_an_error():
 
 @pytest.mark.parametrize("hybridize", [False, True])
 def test_a_block_may_set_its_parameters_shapes_itself(hybridize):
-    """Ask ``infer_shape`` where they do not follow from the operators, as MXNet does."""
+    """Its ``infer_shape`` is asked for, as in MXNet, where they do not follow from the operators."""
 
     class Table(gluon.HybridBlock):
         def __init__(self, **kwargs):

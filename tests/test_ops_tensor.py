@@ -191,3 +191,24 @@ def test_strings_of_mxnet_files():
 def test_bad_shapes_are_refused(name, params, shapes, message):
     with pytest.raises(ShapeError, match=message):
         infer(name, *shapes, **params)
+
+
+@pytest.mark.parametrize(
+    "total",
+    [
+        lambda x: mx.nd.sum(x, axis=0),
+        lambda x: mx.nd.sum(x.reshape((-1, 50, 3)), axis=(0, 1)),
+        lambda x: mx.nd.mean(x, axis=0) * len(x),
+        lambda x: mx.nd.nansum(x, axis=0),
+        lambda x: mx.nd.norm(x, axis=0, ord=1),
+        lambda x: mx.nd.norm(mx.nd.sqrt(x), axis=0) ** 2,
+        lambda x: mx.nd.moments(x, axes=(0,))[0] * len(x),
+        lambda x: mx.np.sum(x.as_np_ndarray(), axis=0),
+    ],
+)
+def test_sums_of_many_rows_keep_their_digits(total):
+    """Rows are not added one to another: that loses a digit of float32 for each ten thousand."""
+    rows = np.full((200_050, 3), 0.1, "float32")
+    rows[:, 1] = 0.3
+    found = total(mx.nd.array(rows)).asnumpy()
+    np.testing.assert_allclose(found, rows.astype("float64").sum(axis=0), rtol=2e-6)

@@ -348,7 +348,7 @@ def test_an_optimizer_that_has_worked_is_pickled_as_a_new_one():
 @pytest.mark.parametrize("name", ["adam", "nag", "rmsprop", "adagrad", "signum", "ftrl", "adamax", "nadam"])
 @pytest.mark.parametrize("method", ["_get_lr", "_get_wd", "_get_lrs", "_get_wds"])
 def test_a_subclass_may_replace_the_rates(name, method):
-    """Whichever method it replaces, steps are those of an optimizer that was given these rates."""
+    """Steps are those of an optimizer that was given these rates, by any of the four methods."""
     rate, base = 0.25, mx.optimizer.create(name).__class__
 
     def replaced(self, index):

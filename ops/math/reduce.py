@@ -46,6 +46,43 @@ def reduce_into(function: Callable[..., Any], x: Array, axes: Shape, out: Array)
         out[...] = function(values, axis=axes, keepdims=True).reshape(out.shape)
 
 
+_ROWS = 32
+"""As many rows are added one to another; NumPy adds all of them so, and float32 loses a digit for each ten thousand."""
+
+
+def _is_of_rows(xp: Any, x: Array, axes: Shape) -> bool:
+    """Tell whether a sum over ``axes`` is one of many rows, all of them whole."""
+    leading = len(axes) < x.ndim and axes == tuple(range(len(axes)))
+    if xp is not np or not leading or not is_floating(x.dtype) or not x.flags.c_contiguous:
+        return False
+    rows: int = math.prod(x.shape[: len(axes)])
+    return rows > 2 * _ROWS
+
+
+def add_into(run: Run, x: Array, axes: Shape, out: Array) -> None:
+    """Add ``x`` up over ``axes``, into ``out``: many rows as sums of blocks of rows."""
+    if _is_of_rows(run.xp, x, axes):
+        out[...] = added(run.xp, wide(x), axes).reshape(out.shape)
+    else:
+        reduce_into(run.xp.sum, x, axes, out)
+
+
+def added(xp: Any, x: Array, axes: Shape) -> Array:
+    """The sum of ``x`` over ``axes``, which stay with a length of 1; as :func:`add_into`."""
+    if not _is_of_rows(xp, x, axes):
+        return xp.sum(x, axis=axes, keepdims=True)
+    kept = tuple(1 if axis in axes else length for axis, length in enumerate(x.shape))
+    return _added(x.reshape(math.prod(x.shape[: len(axes)]), -1)).reshape(kept)
+
+
+def _added(rows: Array) -> Array:
+    while len(rows) > 2 * _ROWS:
+        whole = len(rows) // _ROWS * _ROWS
+        blocks = np.add.reduce(rows[:whole].reshape(-1, _ROWS, rows.shape[1]), axis=1)
+        rows = blocks if whole == len(rows) else np.concatenate([blocks, rows[whole:].sum(axis=0, keepdims=True)])
+    return np.add.reduce(rows, axis=0)
+
+
 @family
 class Reduction(Operator, batch_wise=BatchWise.FIRST):
     """Base of reductions over some axes."""
@@ -95,7 +132,7 @@ class Sum(Reduction, Linear, precision=Precision.FLOAT32):
         return super().batch_parts(inputs, outputs)
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        reduce_into(run.xp.sum, inputs[0], self.axes(inputs[0].ndim), outputs[0])
+        add_into(run, inputs[0], self.axes(inputs[0].ndim), outputs[0])
 
     def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
         out[...] = self.spread(head, out.shape)
@@ -108,7 +145,12 @@ class Mean(Reduction, Linear, precision=Precision.FLOAT32):
     onnx = "ReduceMean"
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        reduce_into(run.xp.mean, inputs[0], self.axes(inputs[0].ndim), outputs[0])
+        axes = self.axes(inputs[0].ndim)
+        if run.xp is np and is_floating(inputs[0].dtype) and inputs[0].dtype.itemsize >= 4:
+            add_into(run, inputs[0], axes, outputs[0])
+            outputs[0][...] /= math.prod(inputs[0].shape[axis] for axis in axes)
+        else:
+            reduce_into(run.xp.mean, inputs[0], axes, outputs[0])
 
     def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
         count = math.prod(out.shape[axis] for axis in self.axes(out.ndim))
@@ -150,7 +192,12 @@ TABLE = [
 
 def _register(row: Row) -> None:
     def forward(self: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        reduce_into(getattr(run.xp, row.function), inputs[0], self.axes(inputs[0].ndim), outputs[0])
+        x, axes = inputs[0], self.axes(inputs[0].ndim)
+        if row.name == "nansum" and _is_of_rows(run.xp, x, axes):
+            x = run.xp.where(x == x, x, x.dtype.type(0))
+            add_into(run, x, axes, outputs[0])
+        else:
+            reduce_into(getattr(run.xp, row.function), x, axes, outputs[0])
 
     def infer_shape(self: Any, shapes: list[ShapeOrNone]) -> Inferred:
         if row.searches and shapes[0] is not None:
@@ -228,7 +275,7 @@ class Norm(Operator, precision=Precision.FLOAT32, batch_wise=BatchWise.FIRST):
         x, out = wide(inputs[0]), outputs[0]
         axes = self.axes(x.ndim)
         terms = run.xp.abs(x) if self.ord == 1 else run.xp.square(x)
-        total = terms.sum(axis=axes, keepdims=True)
+        total = added(run.xp, terms, axes)
         out[...] = (total if self.ord == 1 else run.xp.sqrt(total)).reshape(out.shape)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
@@ -348,7 +395,7 @@ class SumLike(Operator, hidden=True, passing=Passing.ALIKE, batch_wise=BatchWise
             axis + lead for axis, n in enumerate(out.shape) if n == 1 and data.shape[axis + lead] != 1
         )
         if axes:
-            reduce_into(run.xp.sum, data, axes, out)
+            add_into(run, data, axes, out)
         else:
             run.xp.copyto(out, data)
 

@@ -9,7 +9,7 @@ from typing import Any
 from flowmx.errors import DataError, ParameterError, ShapeError
 from flowmx.ops.arrays.linear import Inferred, InferredTypes, shape_of
 from flowmx.ops.arrays.reshaping import axis_of, times
-from flowmx.ops.math.reduce import Reduction, Sum, wide
+from flowmx.ops.math.reduce import Reduction, Sum, add_into, added, wide
 from flowmx.ops.registry.dtypes import BY_NAME, FLOAT32, DType, is_floating
 from flowmx.ops.registry.operators import (
     Array,
@@ -90,11 +90,11 @@ class Moments(Operator, precision=Precision.FLOAT32, input_named=True):
         assert isinstance(reduction, Reduction)
         axes = reduction.axes(x.ndim)
         count = math.prod(x.shape[axis] for axis in axes)
-        mean = x.sum(axis=axes, keepdims=True) / count
+        mean = added(run.xp, x, axes) / count
         outputs[0][...] = mean.reshape(outputs[0].shape)
         if not is_floating(x.dtype):
             mean = run.xp.trunc(mean)  # as the output has it
-        outputs[1][...] = (run.xp.square(x - mean).sum(axis=axes) / count).reshape(outputs[1].shape)
+        outputs[1][...] = (added(run.xp, run.xp.square(x - mean), axes) / count).reshape(outputs[1].shape)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         x = inputs[0]
@@ -109,7 +109,7 @@ class SquareSum(Reduction, precision=Precision.FLOAT32):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         squares = run.xp.square(wide(inputs[0]))
-        outputs[0][...] = squares.sum(axis=self.axes(squares.ndim)).reshape(outputs[0].shape)
+        add_into(run, squares, self.axes(squares.ndim), outputs[0])
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         ways = {"axis": self.axis, "keepdims": self.keepdims, "exclude": self.exclude}
