@@ -217,6 +217,18 @@ def test_scales_round_as_they_do_for_the_whole_batch():
     np.testing.assert_array_equal(*made)
 
 
+@pytest.mark.parametrize("length", [1, 3])
+def test_a_product_of_few_rows_is_that_of_the_whole_batch(length):
+    """Not by the kernels for small products and for vectors, which add up in other orders."""
+    x = S.relu(S.FullyConnected(S.relu(S.var("data")), num_hidden=64))
+    whole, parts = (bound(S.FullyConnected(x, num_hidden=8), how, 16, (512,)) for how in ("off", length))
+    ((_, op),) = sliced(parts.plan)
+    products = [each.op for each in op.plan.forward if each.op.traits.heavy]
+    assert [getattr(each, "whole", False) for each in products] == [True, False]  # the other is small for all rows
+    for one, other in zip(results(parts), results(whole), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6 * np.abs(other).max())
+
+
 def test_what_is_small_or_trains_runs_whole():
     assert not sliced(planned(network(), "auto", data=(64, 3, 8, 8)))
     executor = network().simple_bind(mx.cpu(), data=(64, 3, 8, 8))

@@ -148,6 +148,8 @@ class FusedConvolution(Fused, Convolution, batch_wise=BatchWise.OWN):
 class FusedFullyConnected(Fused, FullyConnected, batch_wise=BatchWise.OWN):
     """FullyConnected with the operators that follow it: scale, addition, activation."""
 
+    whole: bool = option(False, "Multiply as for more rows, of which these are some: add up in the same order.")
+
 
 @operator("_relu_BatchNorm")
 class BatchNormRelu(BatchNorm, hidden=True, batch_wise=BatchWise.OWN):

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
 from flowmx.graph.graph import RANK, Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes.fuse import FUSED, fused
 from flowmx.graph.plan import Plan, make_plan
 from flowmx.graph.planning.order import LATE
-from flowmx.ops.compiled.fused import FusedConvolution
+from flowmx.ops.compiled.fused import FusedConvolution, FusedFullyConnected
 from flowmx.ops.compiled.packed import OrderConvolution, Pack
 from flowmx.ops.compiled.sliced import Sliced, Staged, Summed
+from flowmx.ops.math.products import SMALL
 from flowmx.ops.nn.common import bound
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Operator, Shape, packed_size
@@ -121,12 +123,19 @@ class Region:
             inputs[1] = self._variable(Entry(pack, 0), False)
         elif node in self._ahead:
             op, inputs = self._ordered(node, inputs, options)
+        elif FUSED.get(type(op)) is FusedFullyConnected and self._is_large(node):
+            op = fused(node, whole=True)
         attributes = {key: text for key, text in node.attributes.items() if not (given and key == LATE)}
         made = Node(op, node.name, tuple(inputs), attributes, node.given, node.origin)
         for index in range(node.outputs()):
             self._note(Entry(node, index), Entry(made, index), index in parts.outputs)
             self._inside[Entry(node, index)] = Entry(made, index)
         return made
+
+    def _is_large(self, node: Node) -> bool:
+        """Tell whether a product of the whole batch has a kernel that one of fewer rows may not have."""
+        shapes = self._rewriter.shapes
+        return prod(shapes[Entry(node, 0)]) * shapes[node.inputs[1]][-1] >= SMALL
 
     def _ordered(self, node: Node, inputs: list[Entry], options: Options) -> tuple[Operator | None, list[Entry]]:
         """A layer that reads its weight in the order of its kernel, and what it reads; as it is where there is none."""

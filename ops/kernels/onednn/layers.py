@@ -92,10 +92,13 @@ def _fully_connected(op: Any, inputs: Geometries, outputs: Geometries) -> Work |
         weight = dense(op.weight_shape(data.shape), weight.dtype)
     size = prod(out.shape)
     rows, fits = size // op.num_hidden, _is_dense(out) and dense_vectors(rest[: len(rest) - ends.added])
-    if not fits or size * weight.shape[1] < (SMALL_BY_VECTOR if rows == 1 else SMALL):
+    whole = getattr(op, "whole", False)
+    if not fits or (not whole and size * weight.shape[1] < (SMALL_BY_VECTOR if rows == 1 else SMALL)):
         return None
     addend = rest[-1] if ends.added else None
-    is_matrix = _is_dense(weight) and not packed and all(each.dtype == DType.F32 for each in (*inputs, *outputs))
+    is_matrix = (
+        not whole and _is_dense(weight) and not packed and all(each.dtype == DType.F32 for each in (*inputs, *outputs))
+    )
     if rows == 1 and is_matrix and ends.then in ACTIVATIONS:
         return plan(ConnectVector, data, weight.shape, out.shape, ends, addend)
     return plan(FullyConnect, data, rows, weight, out, ends, addend, packed)
