@@ -146,10 +146,11 @@ class Mean(Reduction, Linear, precision=Precision.FLOAT32):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         axes = self.axes(inputs[0].ndim)
-        if run.xp is np and is_floating(inputs[0].dtype) and inputs[0].dtype.itemsize >= 4:
+        count = math.prod(inputs[0].shape[axis] for axis in axes)
+        if count and run.xp is np and is_floating(inputs[0].dtype) and inputs[0].dtype.itemsize >= 4:
             add_into(run, inputs[0], axes, outputs[0])
-            outputs[0][...] /= math.prod(inputs[0].shape[axis] for axis in axes)
-        else:
+            outputs[0][...] /= count
+        else:  # of nothing, NumPy warns
             reduce_into(run.xp.mean, inputs[0], axes, outputs[0])
 
     def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
