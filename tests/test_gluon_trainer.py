@@ -232,3 +232,22 @@ def test_subclasses_may_sum_and_update_in_ways_of_their_own(kvstore):
         step()
     assert calls == ["sum", ("update", False), "sum", ("update", True)]
     np.testing.assert_allclose(net.weight.data().asnumpy(), [[-1.0]], rtol=1e-6)
+
+
+def test_a_step_that_fails_leaves_nothing_to_the_next():
+    class Mine(gluon.Trainer):
+        def _allreduce_grads(self):
+            raise ConnectionError("a peer is gone")
+
+    net = gluon.nn.Dense(1, use_bias=False, in_units=1)
+    net.initialize(mx.init.One())
+    trainer = Mine(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=None)
+    with mx.autograd.record():
+        loss = net(mx.nd.ones((1, 1))).sum()
+    loss.backward()
+    with pytest.raises(ConnectionError, match="a peer is gone"):
+        trainer.step(1)
+    trainer._update()
+    with pytest.raises(UserWarning, match="no backward pass has reached"):
+        trainer._update()  # the gradients are used: those of the step that failed do not count any more
+    np.testing.assert_allclose(net.weight.data().asnumpy(), [[0.9]], rtol=1e-6)

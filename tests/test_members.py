@@ -221,12 +221,18 @@ def test_a_late_worker_passes_the_barriers_of_the_start_and_waits_at_the_others(
     assert members.barrier(2.0, "w0", 1, 1, "init", after=1) == 2
 
 
-def test_a_late_worker_is_not_waited_for_at_a_meeting_until_it_comes_and_then_meets_the_others():
-    members = formed()
+def joined_after_a_meeting(**kwargs):
+    """A job of "w0", and of "new", which has the place of one that was lost after the first meeting "epoch"."""
+    members = formed(**kwargs)
     for node in ("w0", "w1"):
         members.barrier(0.0, node, 1, 1, "epoch", meet=True)
     members.fail(1.0, "w1", 1)
     members.join(2.0, Hello("new", "worker", 1))
+    return members
+
+
+def test_a_late_worker_is_not_waited_for_at_a_meeting_until_it_comes_and_then_meets_the_others():
+    members = joined_after_a_meeting()
     assert members.barrier(2.0, "w0", 1, 1, "epoch", after=1, meet=True) == 2  # the newcomer trains still
     assert members.barrier(3.0, "new", 1, 1, "epoch", after=1, first=True, meet=True) is None
     assert members.barrier(3.5, "new", 1, 1, "epoch", after=1, first=True, meet=True) is None  # it asks again
@@ -248,16 +254,11 @@ def test_who_comes_late_to_a_meeting_is_not_waited_for_where_that_goes_on():
 
 
 def test_a_late_worker_passes_a_meeting_that_the_others_are_past_where_they_wait_for_it_elsewhere():
-    members = formed(policy="elastic")
-    for node in ("w0", "w1"):
-        members.barrier(0.0, node, 1, 1, "epoch", meet=True)
-    members.fail(1.0, "w1", 1)
-    members.join(2.0, Hello("new", "worker", 1))
+    members = joined_after_a_meeting(policy="elastic")
     assert members.barrier(3.0, "new", 1, 1, "epoch", first=True, meet=True) is None
     before = members.version
-    assert (
-        members.barrier(4.0, "w0", 1, 1, "optimizer") is None
-    )  # it has ended its training, and waits for the newcomer
+    # It has ended its training, and waits for the newcomer.
+    assert members.barrier(4.0, "w0", 1, 1, "optimizer") is None
     assert members.version > before  # whoever waits asks again
     assert members.barrier(4.0, "new", 1, 1, "epoch", first=True, meet=True) == 1
     assert members.barrier(5.0, "new", 1, 1, "optimizer", first=True) == 1
@@ -267,11 +268,7 @@ def test_a_late_worker_passes_a_meeting_that_the_others_are_past_where_they_wait
 
 
 def test_a_late_worker_that_attends_a_meeting_is_waited_for_before_it_comes():
-    members = formed(policy="elastic")
-    for node in ("w0", "w1"):
-        members.barrier(0.0, node, 1, 1, "epoch", meet=True)
-    members.fail(1.0, "w1", 1)
-    members.join(2.0, Hello("new", "worker", 1))
+    members = joined_after_a_meeting(policy="elastic")
     assert members.attend(3.0, "new", 1, 1, "epoch") == 1
     assert members.attend(3.0, "new", 1, 1, "epoch") == 1, "the answer may have been lost"
     assert members.attend(3.0, "w0", 1, 1, "epoch") == 0
@@ -281,11 +278,7 @@ def test_a_late_worker_that_attends_a_meeting_is_waited_for_before_it_comes():
 
 
 def test_a_late_worker_that_attends_is_waited_for_at_what_follows_later_rounds_only():
-    members = formed(policy="elastic")
-    for node in ("w0", "w1"):
-        members.barrier(0.0, node, 1, 1, "epoch", meet=True)
-    members.fail(1.0, "w1", 1)
-    members.join(2.0, Hello("new", "worker", 1))
+    members = joined_after_a_meeting(policy="elastic")
     members.attend(3.0, "new", 1, 1, "epoch")
     assert members.barrier(3.0, "new", 1, 1, "epoch 1", first=True, meet=True) is None  # until "w0" is done with it
     assert members.barrier(4.0, "w0", 1, 1, "epoch 1", first=True, meet=True) == 1

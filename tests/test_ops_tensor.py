@@ -204,6 +204,7 @@ def test_bad_shapes_are_refused(name, params, shapes, message):
         lambda x: mx.nd.norm(mx.nd.sqrt(x), axis=0) ** 2,
         lambda x: mx.nd.moments(x, axes=(0,))[0] * len(x),
         lambda x: mx.np.sum(x.as_np_ndarray(), axis=0),
+        lambda x: mx.np.average(x.as_np_ndarray(), axis=0) * len(x),
     ],
 )
 def test_sums_of_many_rows_keep_their_digits(total):
@@ -212,3 +213,13 @@ def test_sums_of_many_rows_keep_their_digits(total):
     rows[:, 1] = 0.3
     found = total(mx.nd.array(rows)).asnumpy()
     np.testing.assert_allclose(found, rows.astype("float64").sum(axis=0), rtol=2e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"ddof": 1}, {"keepdims": True}])
+@pytest.mark.parametrize("name", ["var", "std"])
+def test_variances_of_many_rows_keep_their_digits(name, options):
+    rows = 0.5 + np.random.default_rng(0).random((200_050, 3), "float32")
+    found = getattr(mx.np, name)(mx.np.array(rows), axis=0, **options).asnumpy()
+    expected = getattr(np, name)(rows.astype("float64"), axis=0, **options)
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, rtol=2e-6)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -147,17 +148,27 @@ class Trainer:
         In mixed precision it waits for the gradients, to leave the step out where they overflow; in a coroutine, await
         :meth:`step_async`.
         """
-        self._begin_step(batch_size, ignore_stale_grad)
-        self._finish_step(ignore_stale_grad, batch_size, self._amp_guard is not None and self._amp_guard.skips())
+        with self._taking(ignore_stale_grad):
+            self._begin_step(batch_size)
+            self._finish_step(ignore_stale_grad, batch_size, self._amp_guard is not None and self._amp_guard.skips())
 
     async def step_async(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """As :meth:`step`, awaiting the gradients where mixed precision checks them."""
-        self._begin_step(batch_size, ignore_stale_grad)
-        is_skipped = self._amp_guard is not None and await self._amp_guard.skips_async()
-        self._finish_step(ignore_stale_grad, batch_size, is_skipped)
+        with self._taking(ignore_stale_grad):
+            self._begin_step(batch_size)
+            is_skipped = self._amp_guard is not None and await self._amp_guard.skips_async()
+            self._finish_step(ignore_stale_grad, batch_size, is_skipped)
 
-    def _begin_step(self, batch_size: int, ignore_stale_grad: bool) -> None:
+    @contextmanager
+    def _taking(self, ignore_stale_grad: bool) -> Iterator[None]:
+        """Take the parameters of a step, until it has ended, failed or been cancelled."""
         self._taken = self._fresh(ignore_stale_grad)
+        try:
+            yield
+        finally:
+            self._taken = None
+
+    def _begin_step(self, batch_size: int) -> None:
         self._optimizer.rescale_grad = self._scale / batch_size
         self._allreduce_grads()
         if self._amp_guard is None:
@@ -170,7 +181,6 @@ class Trainer:
                     param._mark_used(ctx)
         else:
             self._update(ignore_stale_grad)
-        self._taken = None
         # step(1) is what follows on a mean loss: it does not say how many samples there were.
         next_step(self, batch_size if batch_size > 1 else 0)
 
@@ -191,7 +201,6 @@ class Trainer:
             RuntimeError: the store updates the weights, so that sums can not be had alone.
         """
         self._refuse_on_kvstore("allreduce_grads")
-        self._taken = None
         self._allreduce_grads()
 
     # Subclasses of MXNet's Trainer, which sum in ways of their own, replace these two, of these names.
@@ -227,8 +236,8 @@ class Trainer:
         """
         self._refuse_on_kvstore("update")
         self._optimizer.rescale_grad = self._scale / batch_size
-        self._taken = self._fresh(ignore_stale_grad)
-        self._finish_step(ignore_stale_grad, batch_size, self._amp_guard is not None and self._amp_guard.skips())
+        with self._taking(ignore_stale_grad):
+            self._finish_step(ignore_stale_grad, batch_size, self._amp_guard is not None and self._amp_guard.skips())
 
     def _on_kvstore(self, otherwise: bool | None) -> bool:
         """True where the store updates weights; decided at the first call: as given, or as the store is able to."""

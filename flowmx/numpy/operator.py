@@ -19,6 +19,7 @@ from flowmx.errors import AutogradError, ShapeError
 from flowmx.numpy import binding, table
 from flowmx.numpy.forms import Form as CallForm
 from flowmx.ops.arrays.shape import View
+from flowmx.ops.math.reduce import added, is_of_rows
 from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import (
     LIGHT_BYTES,
@@ -101,7 +102,34 @@ def _added_at(xp: Any, positions: Any, numbers: Any, count: int) -> Any:
     return xp.bincount(positions.ravel(), weights=numbers.ravel(), minlength=count)[:count]
 
 
+def _var(
+    xp: Any, a: Any, axis: Any = None, dtype: Any = None, out: None = None, ddof: float = 0, keepdims: bool = False,
+    **others: Any,
+) -> Any:  # fmt: skip
+    """The variance; what is summed over many rows is added in blocks, as the registry's sums are."""
+    axes = (axis,) if isinstance(axis, int) else axis
+    if others or dtype not in (None, a.dtype) or not isinstance(axes, tuple) or not is_of_rows(xp, a, axes):
+        return xp.var(a, axis, dtype, ddof=ddof, keepdims=keepdims, **others)
+    count = math.prod(a.shape[at] for at in axes)
+    found = added(xp, xp.square(a - added(xp, a, axes) / count), axes) / max(count - ddof, 0)
+    return found if keepdims else xp.squeeze(found, axes)
+
+
+def _std(xp: Any, a: Any, *args: Any, **kwargs: Any) -> Any:
+    return xp.sqrt(_var(xp, a, *args, **kwargs))
+
+
+def _average(xp: Any, a: Any, axis: Any = None, weights: Any = None, returned: bool = False, **others: Any) -> Any:
+    axes = (axis,) if isinstance(axis, int) else axis
+    if others or returned or weights is not None or not isinstance(axes, tuple) or not is_of_rows(xp, a, axes):
+        return xp.average(a, axis, weights, returned, **others)
+    return xp.squeeze(added(xp, a, axes), axes) / math.prod(a.shape[at] for at in axes)
+
+
 OWN: dict[str, Callable[..., Any]] = {
+    "average": _average,
+    "std": _std,
+    "var": _var,
     "added_at": _added_at,
     "broadcast_to": _broadcast_to,
     "diag_indices_from": _diagonal_places,
@@ -113,7 +141,7 @@ OWN: dict[str, Callable[..., Any]] = {
     **{name: _window(name) for name in ("bartlett", "blackman", "hamming", "hanning", "kaiser")},
 }
 """Functions that NumPy does not have, or that take more here, of the namespace and their arguments: positions and
-exponents may be floating, as MXNet's are; windows have a dtype; -2 keeps a length."""
+exponents may be floating, as MXNet's are; windows have a dtype; -2 keeps a length; many rows are added in blocks."""
 
 
 def _kept_in(given: DType, made: DType) -> DType:

@@ -50,7 +50,7 @@ _ROWS = 32
 """As many rows are added one to another; NumPy adds all of them so, and float32 loses a digit for each ten thousand."""
 
 
-def _is_of_rows(xp: Any, x: Array, axes: Shape) -> bool:
+def is_of_rows(xp: Any, x: Array, axes: Shape) -> bool:
     """Tell whether a sum over ``axes`` is one of many rows, all of them whole."""
     leading = len(axes) < x.ndim and axes == tuple(range(len(axes)))
     if xp is not np or not leading or not is_floating(x.dtype) or not x.flags.c_contiguous:
@@ -61,7 +61,7 @@ def _is_of_rows(xp: Any, x: Array, axes: Shape) -> bool:
 
 def add_into(run: Run, x: Array, axes: Shape, out: Array) -> None:
     """Add ``x`` up over ``axes``, into ``out``: many rows as sums of blocks of rows."""
-    if _is_of_rows(run.xp, x, axes):
+    if is_of_rows(run.xp, x, axes):
         out[...] = added(run.xp, wide(x), axes).reshape(out.shape)
     else:
         reduce_into(run.xp.sum, x, axes, out)
@@ -69,7 +69,7 @@ def add_into(run: Run, x: Array, axes: Shape, out: Array) -> None:
 
 def added(xp: Any, x: Array, axes: Shape) -> Array:
     """The sum of ``x`` over ``axes``, which stay with a length of 1; as :func:`add_into`."""
-    if not _is_of_rows(xp, x, axes):
+    if not is_of_rows(xp, x, axes):
         return xp.sum(x, axis=axes, keepdims=True)
     kept = tuple(1 if axis in axes else length for axis, length in enumerate(x.shape))
     return _added(x.reshape(math.prod(x.shape[: len(axes)]), -1)).reshape(kept)
@@ -175,11 +175,14 @@ class Row(NamedTuple):
     """The operator of ONNX, as in :class:`Operator`."""
     ufunc: str | None = None
     """The function of NumPy whose reduction it is."""
+    summed: Callable[[Any, Array], Array] | None = None
+    """Where it is a sum: the terms, of the namespace and the input."""
 
 
 TABLE = [
     Row("prod", "prod", lambda F, x, y, g: g * y / x, "The product over the given axes.", onnx="ReduceProd"),
-    Row("nansum", "nansum", lambda F, x, y, g: g * (x == x), "The sum over the given axes; NaN counts as 0."),
+    Row("nansum", "nansum", lambda F, x, y, g: g * (x == x), "The sum over the given axes; NaN counts as 0.",
+        summed=lambda xp, x: xp.where(x == x, x, x.dtype.type(0))),
     Row("nanprod", "nanprod",
         # What divides is a number everywhere, so that the gradient's own gradient is one too.
         lambda F, x, y, g: F.where(x == x, g * y / F.where(x == x, x, F.ones_like(x)), F.zeros_like(g)),
@@ -194,9 +197,8 @@ TABLE = [
 def _register(row: Row) -> None:
     def forward(self: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         x, axes = inputs[0], self.axes(inputs[0].ndim)
-        if row.name == "nansum" and _is_of_rows(run.xp, x, axes):
-            x = run.xp.where(x == x, x, x.dtype.type(0))
-            add_into(run, x, axes, outputs[0])
+        if row.summed is not None and is_of_rows(run.xp, x, axes):
+            add_into(run, row.summed(run.xp, x), axes, outputs[0])
         else:
             reduce_into(getattr(run.xp, row.function), x, axes, outputs[0])
 

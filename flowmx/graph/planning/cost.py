@@ -82,12 +82,16 @@ def once_more(graph: Graph, node: Node, parts: BatchParts, cores: int) -> float:
     added = sum(made[at] for at in parts.sums)
     is_tied = isinstance(node.op, Chain) or hasattr(kernel_for("cpu", node.op.name), "tie")
     more = float(_STEP_NS if is_tied else _LOOSE_NS)
-    is_matrix = len(whole) > 1 and len(graph.shapes[node.inputs[1]]) == 2
-    if node.op.traits.heavy and len(whole) > 1 and whole[1] and not (graph.train and is_matrix):
+    # Training reads matrices as they lie.
+    if node.op.traits.heavy and len(whole) > 1 and whole[1] and not (graph.train and _is_matrix(graph, node.inputs[1])):
         whole[1] = 0
         more += ordering(graph, node, cores)
-    each = _MEMORY_NS if graph.train else _NS_A_BYTE / cores  # training reads matrices as they lie
+    each = _MEMORY_NS if graph.train else _NS_A_BYTE / cores
     return more + each * (node.op.bytes_read(whole, sum(made)) + 3 * added)
+
+
+def _is_matrix(graph: Graph, entry: Entry) -> bool:
+    return len(graph.shapes[entry]) == 2
 
 
 def ordering(graph: Graph, node: Node, cores: int) -> float:
