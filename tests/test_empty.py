@@ -88,6 +88,14 @@ def test_values_of_empty_reductions():
         assert np.isnan(nothing.mean(axis=0).asnumpy()).all()
 
 
+@pytest.mark.parametrize("name", ["sum", "mean", "nansum", "norm", "prod", "max"])
+def test_many_empty_rows_have_an_empty_result(name):
+    assert getattr(nd, name)(nd.zeros((1000, 0)), axis=0).shape == (0,)
+    if name not in ("norm", "nansum"):
+        assert getattr(mx.np, name)(mx.np.zeros((1000, 0)), axis=0).shape == (0,)
+    assert mx.np.var(mx.np.zeros((1000, 0)), axis=0).shape == (0,)
+
+
 def test_arrays_without_axes():
     number = nd.array(2.5)
     assert number.shape == ()

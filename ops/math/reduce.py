@@ -51,12 +51,12 @@ _ROWS = 32
 
 
 def is_of_rows(xp: Any, x: Array, axes: Shape) -> bool:
-    """Tell whether a sum over ``axes`` is one of many rows, all of them whole."""
+    """Tell whether a sum over ``axes`` is one of many rows, none of them empty, which lie whole."""
     leading = len(axes) < x.ndim and axes == tuple(range(len(axes)))
     if xp is not np or not leading or not is_floating(x.dtype) or not x.flags.c_contiguous:
         return False
     rows: int = math.prod(x.shape[: len(axes)])
-    return rows > 2 * _ROWS
+    return rows > 2 * _ROWS and x.size > 0
 
 
 def add_into(run: Run, x: Array, axes: Shape, out: Array) -> None:
