@@ -148,6 +148,8 @@ def endless():
         (pickle.dumps(laughs()), "names its parts more often"),
         (pickle.dumps(endless()), "names its parts more often|nested deeper"),
         (pickle.dumps({0: np.ones(3)}), "holds a numpy"),
+        (pickle.dumps({0: bytearray}), "holds builtins.bytearray itself, expected an NDArray"),
+        (pickle.dumps({0: (None, [mx.nd.NDArray])}), "NDArray itself, expected an NDArray"),
         (b"\x80\x04N", "start with"),
         (b"\x80\x04\x93.", "none of MXNet's"),
         (b"(i__main__\nEvil\n.", "the instruction INST, which MXNet's have not"),

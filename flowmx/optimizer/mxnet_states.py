@@ -103,6 +103,8 @@ class _Reader:
             return wrap(self._array(value, what))
         if isinstance(value, dict):
             return {key: self.read(each, what, wrap) for key, each in value.items()}
+        if isinstance(value, Name):
+            raise StatesFormatError(f"{what} holds {value.module}.{value.name} itself, expected an NDArray of MXNet's")
         if isinstance(value, (tuple, list)):
             return type(value)([self.read(each, what, wrap) for each in value])
         return value
