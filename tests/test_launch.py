@@ -73,6 +73,8 @@ async def main():
             raise ValueError("bad data")
         if "fail" in sys.argv:
             await node.unless_gone(asyncio.Event().wait())
+        while "until" in sys.argv and not os.path.exists(sys.argv[-1]):
+            await asyncio.sleep(0.01)
         await node.barrier("end")
 
 asyncio.run(main())
@@ -163,9 +165,11 @@ async def test_a_node_that_is_killed_in_the_middle_comes_back_under_elastic(tmp_
         if line.startswith("rank") and not killed:
             killed.append(name)
             launcher._children[name].signal(signal.SIGKILL)
+            done.touch()
 
-    killed = []
-    status, run = await launch(program(tmp_path, NODE), heard, workers=2, policy="elastic")
+    killed, done = [], tmp_path / "killed"
+    command = [*program(tmp_path, NODE), "until", str(done)]
+    status, run = await launch(command, heard, workers=2, policy="elastic")
     assert status == 0, run.lines
     assert f"{name} is started again (2 restarts left)" in run.said("launch")
 
