@@ -176,7 +176,7 @@ class Row(NamedTuple):
     ufunc: str | None = None
     """The function of NumPy whose reduction it is."""
     summed: Callable[[Any, Array], Array] | None = None
-    """Where it is a sum: the terms, of the namespace and the input."""
+    """The terms of a sum, of the namespace and the input; None for others."""
 
 
 TABLE = [
