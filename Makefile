@@ -15,10 +15,10 @@ CHECKED := $(wildcard tests examples benchmarks)
 # Tests start hundreds of interpreters: each would compile flowmx anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv train test lint types pytest format soak clients editor notebooks web bench docs site dist journeys clean
+.PHONY: help venv train test lint types pytest format soak clients editor notebooks web bench onnx-models docs site dist journeys clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  \1\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 12
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit(f"flowmx needs Python 3.11 or newer, and $(PYTHON) is {v[0]}.{v[1]}: name another one with make PYTHON=...")'
@@ -71,10 +71,10 @@ $(VENV)/.editor: $(VENV)/.dev
 	@touch $@
 
 editor: $(VENV)/.editor ## check what editors say of programs that use flowmx: mypy and pyright, both strict
-	$(BIN)/pytest tests/test_editor.py
+	$(BIN)/pytest tests/repository/test_editor_types.py
 
 notebooks: $(VENV)/.dev ## run the notebooks in examples/notebooks from top to bottom
-	$(BIN)/pytest -m soak tests/test_example_notebooks.py
+	$(BIN)/pytest -m soak tests/repository/test_example_notebooks.py
 
 # The programs are fetched once; touch pyproject.toml or remove build/web to have them anew.
 build/web/.installed: $(VENV)/.dev
@@ -84,10 +84,13 @@ build/web/.installed: $(VENV)/.dev
 	@touch $@
 
 web: build/web/.installed docs ## run axe-core on the site and the dashboard, and Netron's readers on saved models (needs node)
-	$(BIN)/pytest tests/test_web.py
+	$(BIN)/pytest tests/repository/test_web_tools.py
 
 clients: $(VENV)/.dev ## run packages that were written for MXNet, beside the real one (makes environments in build/)
 	$(BIN)/python -m tests.clients
+
+onnx-models: $(VENV)/.dev ## fetch the ONNX files of `python -m benchmarks onnx` into $ONNX_MODELS, or the user's cache
+	@$(BIN)/python -m benchmarks.onnx_models
 
 bench: $(VENV)/.examples ## run the benchmarks
 	$(BIN)/python -m benchmarks

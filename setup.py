@@ -25,7 +25,7 @@ packages = [
 def write_stubs(command: Command) -> None:
     """Write the stubs into the source, as package data; without flowmx's dependencies those at hand have to do."""
     if subprocess.run([sys.executable, "-m", "flowmx.tools.stubs"], cwd=Path(__file__).resolve().parent).returncode:
-        command.warn("flowmx can not be imported here, so its stubs were not written")
+        command.warn("flowmx cannot be imported here, so its stubs were not written")
 
 
 class BuildPy(build_py.build_py):
@@ -39,7 +39,7 @@ class BuildPy(build_py.build_py):
 
 
 class SDist(sdist.sdist):
-    """Makes the source distribution with new stubs, for builds which can not write them."""
+    """Makes the source distribution with new stubs, for builds which cannot write them."""
 
     command_name = "sdist"
 

@@ -1,16 +1,19 @@
-"""``python -m benchmarks [name ...] [--rounds N]``: run the benchmarks and print every figure with its peer's.
+"""``python -m benchmarks [name ...] [--rounds N]``: run the benchmarks and print flowmx's and its peers' figures.
 
-The peers live in environments of their own, under the folder that PEERS names: ``mxnet/bin/python`` with MXNet
-1.9.1, ``torch/bin/python`` with PyTorch. A benchmark whose peer is not there is run without it.
+The peers are installed in separate environments, in the folder that PEERS names: ``mxnet/bin/python`` with MXNet
+1.9.1, ``torch/bin/python`` with PyTorch. A peer that is not installed is skipped.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from benchmarks import figure7, figure8, sim_scaling, slices, turns
+from benchmarks import figure7, figure8, onnx_files, sim_scaling, slices, turns
 from benchmarks import first_calls as firsts
 from benchmarks import gpu as gpus
 from benchmarks import half as halves
@@ -18,6 +21,7 @@ from benchmarks import hostile as attacks
 from benchmarks import images as pictures
 from benchmarks import kvstore as stores
 from benchmarks import loader as loaders
+from benchmarks import prediction as predictions
 from benchmarks import profiling as profilers
 from benchmarks import quantized as bytewise
 from benchmarks import recordio as records
@@ -38,9 +42,9 @@ def engine(rounds: int) -> None:
     )
 
 
-def numpy_face(rounds: int) -> None:
-    """Operators of mx.np beside those of mx.nd, on small arrays."""
-    figures = turns.compare("numpy_face", [], rounds, pick=min)
+def numpy_api(rounds: int) -> None:
+    """Operators of mx.np compared with those of mx.nd, on small arrays."""
+    figures = turns.compare("numpy_api", [], rounds, pick=min)
     figures["the bar"] = {name: 1.05 for name in figures["flowmx"] if name.endswith("ratio")}
     bars = {name: [("the bar", 1.0)] for name in figures["the bar"]}
     turns.report("mx.np (microseconds), and its ratio to mx.nd, on arrays of a few numbers", figures, bars)
@@ -58,6 +62,13 @@ def lenet(rounds: int) -> None:
 def lag(rounds: int) -> None:
     """The lag of an event loop while LeNet trains in the same process."""
     turns.report("Event loop during LeNet training (milliseconds of lag)", turns.compare("lag", [], rounds))
+
+
+def loop_gaps(rounds: int) -> None:
+    """Measure the longest gaps of event loops, asyncio's and uvloop's, while services and programs run on them."""
+    del rounds  # the worker takes the least of several runs
+    for kind in ("asyncio", "uvloop"):
+        subprocess.run([sys.executable, Path(__file__).with_name("workers") / "loop_gaps.py", kind], check=True)
 
 
 def runahead(rounds: int) -> None:
@@ -98,12 +109,17 @@ def memory_strategies(rounds: int) -> None:
 
 
 def int8(rounds: int) -> None:
-    """Predictions in int8, beside float32, MXNet's int8 and onnxruntime's."""
+    """Predictions in int8, compared with float32, MXNet's int8 and onnxruntime's."""
     bytewise.report(3 * rounds)
 
 
+def onnx(rounds: int) -> None:
+    """Real ONNX files (``make onnx-models`` fetches them), compared with onnxruntime and OpenVINO."""
+    onnx_files.compare(min(rounds, 3))
+
+
 def sliced(rounds: int) -> None:
-    """Predictions in slices of the batch, beside the whole batch at once."""
+    """Predictions in slices of the batch, compared with the whole batch at once."""
     figures = slices.measure(rounds)
     slices.write(figures)
     print(f"{slices.table(figures)}\n\n{slices.summary(figures)}")
@@ -111,12 +127,12 @@ def sliced(rounds: int) -> None:
 
 def scaling(rounds: int) -> None:
     """Figure 8 of the paper: simulated training on many machines, compared with real hosts; writes docs/scaling.md."""
-    del rounds  # a real run of each kind
+    del rounds  # each kind runs once
     figure8.run()
 
 
 def scaling_measured(rounds: int) -> None:
-    """Measure the costs on this machine that figure 8 is simulated from."""
+    """Measure the costs on this machine from which figure 8 is simulated."""
     del rounds
     profile = figure8.measure()
     print(f"{profile.about}: {profile.seconds:.3f} s a step, {profile.nbytes / 1e6:.1f} MB of parameters")
@@ -129,7 +145,7 @@ def sim_scaled(rounds: int) -> None:
 
 
 def resident(rounds: int) -> None:
-    """Resident megabytes at the peak, compared with what the plan and the bound arrays take, at batch 16."""
+    """Resident megabytes at the peak, compared with the plan and the bound arrays, at batch 16."""
     for name in figure7.NETWORKS:
         for phase in ("train", "predict"):
             figures = turns.compare("resident", [], rounds, [name, phase], min)
@@ -140,7 +156,7 @@ def planning(rounds: int) -> None:
     """Processor seconds of binding graphs of 10,000 and 40,000 nodes for training."""
     bars = {f"{shape}_{nodes}_s": [("the bar", 1.0)] for shape in PLANNED for nodes in PLANNING_SECONDS}
     figures = turns.compare("planning", [], rounds, pick=min)
-    figures["the bar"] = {f"{shape}_{nodes}_s": most for shape in PLANNED for nodes, most in PLANNING_SECONDS.items()}
+    figures["the bar"] = {f"{shape}_{nodes}_s": limit for shape in PLANNED for nodes, limit in PLANNING_SECONDS.items()}
     turns.report("Binding big graphs (processor seconds; memory relative to the lower bound)", figures, bars)
 
 
@@ -187,7 +203,7 @@ def steps(worker: str, names: Sequence[str], rounds: int) -> None:
         if "torch" in figures:
             ratios.append(figures["flowmx"]["step_ms"] / figures["torch"]["step_ms"])
     if ratios:
-        print(f"\nmean of torch's time: {statistics.geometric_mean(ratios):.2f}, at most 1.2")
+        print(f"\ngeometric mean of the ratios to torch's time: {statistics.geometric_mean(ratios):.2f}, at most 1.2")
 
 
 def small_operators(rounds: int) -> None:
@@ -195,14 +211,15 @@ def small_operators(rounds: int) -> None:
     figures = turns.compare("small_operators", ["torch"], rounds, pick=min)
     turns.report("Operators on small arrays (microseconds; + with the gradient)", figures)
     if "torch" in figures:
-        own, peer = figures["flowmx"], figures["torch"]
+        flowmx, peer = figures["flowmx"], figures["torch"]
         for ending in (" 1000", " + 1000", " 10000", " + 10000", ""):
             ratios = [
                 value / peer[name]
-                for name, value in own.items()
+                for name, value in flowmx.items()
                 if name.endswith(ending) and ("+" in name) == ("+" in ending or (not ending and "+" in name))
             ]
-            print(f"  mean of torch's time,{ending or ' all, at most 1.5'}: {statistics.geometric_mean(ratios):.2f}")
+            mean = statistics.geometric_mean(ratios)
+            print(f"  geometric mean of the ratios to torch's time,{ending or ' all, at seconds 1.5'}: {mean:.2f}")
     tapes = turns.compare("long_tape", ["torch"], rounds, pick=min)
     turns.report(
         "An operator and its gradient on a tape (microseconds)",
@@ -232,7 +249,7 @@ def shapes(rounds: int) -> None:
 
 
 def recompute(rounds: int) -> None:
-    """Memory and time of training steps that compute values again, of a 128-layer residual network and others."""
+    """Memory and time of training steps with recomputation, in a 128-layer residual network and others."""
     for kind, (layers, part) in RECOMPUTED.items():
         turns.report(
             f"{kind}, {layers} layers, in {part} % of its memory (megabytes planned, milliseconds a training step)",
@@ -273,7 +290,7 @@ def operators(rounds: int) -> None:
 
 
 def half(rounds: int) -> None:
-    """Networks in bfloat16 on the CPU, beside float32 and PyTorch's bfloat16."""
+    """Networks in bfloat16 on the CPU, compared with float32 and PyTorch's bfloat16."""
     halves.compare(min(rounds, 3))
 
 
@@ -287,13 +304,13 @@ def chain(rounds: int) -> None:
 
 
 def detection(rounds: int) -> None:
-    """Operators of detection: non-maximum suppression, predictions of boxes, averages over regions."""
+    """Operators of detection: non-maximum suppression, box predictions, averages over regions."""
     figures = turns.compare("detection", ["mxnet"], min(rounds, 3), pick=min)
     turns.report("Detection (milliseconds)", figures, {name: [("mxnet", 1.0)] for name in figures["flowmx"]})
 
 
 def attention(rounds: int) -> None:
-    """Attention by length, hybridized, beside PyTorch's scaled_dot_product_attention."""
+    """Attention by length, hybridized, compared with PyTorch's scaled_dot_product_attention."""
     figures = turns.compare("attention", ["torch"], min(rounds, 3), pick=min)
     bars = {name: [("torch", 1.1)] for name in figures["flowmx"] if name.startswith("step")}
     turns.report("Attention, 8 heads of 64 (milliseconds)", figures, bars)
@@ -313,9 +330,23 @@ def first_calls(rounds: int) -> None:
     firsts.first_operators(rounds)
 
 
+def short_calls(rounds: int) -> None:
+    """Predictions by small hybridized networks, whose time is mostly that of the call."""
+    figures = turns.compare("short_calls", ["mxnet", "torch", "onnxruntime"], rounds, pick=min)
+    turns.report(
+        "Small networks (microseconds a prediction, by batch)", figures,
+        {name: [("torch", 1.0), ("onnxruntime", 1.0)] for name in figures["flowmx"]},
+    )  # fmt: skip
+
+
 def importing(rounds: int) -> None:
-    """The time that the import takes, in a fresh process."""
+    """The import time in a fresh process."""
     turns.report("Import (seconds)", turns.compare("importing", ["mxnet", "torch"], rounds))
+
+
+def prediction(rounds: int) -> None:
+    """Image networks in float32 at batch 1 and 16, compared with onnxruntime, OpenVINO and PyTorch."""
+    predictions.report(rounds)
 
 
 def transport(rounds: int) -> None:
@@ -335,13 +366,20 @@ def recordio(rounds: int) -> None:
 
 
 def images(rounds: int) -> None:
-    """ImageRecordIter: JPEG photographs decoded, cut, mirrored and normalized."""
+    """ImageRecordIter: JPEG photographs decoded, cropped, mirrored and normalized."""
     pictures.compare(rounds)
 
 
 def loader(rounds: int) -> None:
     """DataLoader: rows in memory, small images augmented, JPEG photographs decoded and augmented."""
     loaders.compare(rounds)
+
+
+def checkpoints(rounds: int) -> None:
+    """500 MB of parameters written to disk and read back, in 4 arrays and in 400."""
+    figures = turns.compare("checkpoints", ["torch"], rounds, pick=min)
+    bars = {name: [("torch", 1.2)] for name in figures["flowmx"]}
+    turns.report("500 MB of parameters: torch.save with fsync, torch.load (milliseconds)", figures, bars)
 
 
 def profiling(rounds: int) -> None:
@@ -355,7 +393,7 @@ def serving(rounds: int) -> None:
 
 
 def hostile(rounds: int) -> None:
-    """A service under hostile load beside 16 honest clients, and under clients that never back off."""
+    """A service with 16 honest clients under hostile load, and under clients that never back off."""
     attacks.compare(min(rounds, 3))
 
 
@@ -367,17 +405,17 @@ def gpu(rounds: int) -> None:
 BENCHMARKS = {
     function.__name__: function
     for function in (
-        engine, numpy_face, lenet, lag, runahead, networks, operators, chain, memory, recompute, resident, planning,
-        language, transformer, hybrid, gluon, small, other_small, small_operators, shapes,
-        detection, sparse, attention, first_calls, importing,
-        kvstore, recordio, images, loader, profiling, serving, hostile, gpu, half, int8,
+        engine, numpy_api, lenet, lag, loop_gaps, runahead, networks, operators, chain, memory, recompute, resident,
+        planning, language, transformer, hybrid, gluon, small, other_small, small_operators, shapes,
+        detection, sparse, attention, first_calls, importing, short_calls,
+        kvstore, checkpoints, recordio, images, loader, profiling, serving, hostile, gpu, half, int8, onnx, prediction,
     )
 }  # fmt: skip
 PICTURES = {
     "figure7": memory_strategies, "slices": sliced, "figure8": scaling, "figure8_measure": scaling_measured,
     "sim_scaling": sim_scaled,
 }  # fmt: skip
-"""Measurements that write into the documentation: they run only when they are named."""
+"""Measurements that write into the documentation; they run only when named."""
 
 
 def main() -> None:

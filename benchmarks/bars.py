@@ -1,4 +1,4 @@
-"""Bar charts as SVG: panels side by side, each with groups of bars that have a scale of their own."""
+"""Bar charts as SVG: panels side by side, each with groups of bars; every group has its scale."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from html import escape
 from typing import NamedTuple
 
 WIDTH, LABEL, GAP, BAR, SPACE = 460, 110, 30, 9, 12
-NUMBER = 46  # the room for a number behind the longest bar
+NUMBER = 46  # the width left for a number after the longest bar
 
 
 class Group(NamedTuple):
-    """Bars of a chart under one name: (label, value, colour) each."""
+    """Bars of a chart under one name, as (label, value, colour)."""
 
     name: str
     bars: Sequence[tuple[str, float, str]]
 
 
 def picture(title: str, panels: Mapping[str, Sequence[Group]]) -> str:
-    """The chart; in each group the longest bar has the full width, and all have their value beside them."""
+    """Return the chart. The longest bar of each group has the full width; values are printed after the bars."""
     legend = {label: colour for groups in panels.values() for group in groups for label, _, colour in group.bars}
     top = 44 + 16 * -(-len(legend) // 5)
     height = top + 24 + max(sum(_height(group) for group in groups) for groups in panels.values())
@@ -44,10 +44,10 @@ def _panel(x: float, y: float, name: str, groups: Sequence[Group]) -> list[str]:
     parts = [_text(x, y + 8, name, 'font-size="11" font-weight="bold"')]
     y += 20
     for group in groups:
-        most = max(value for _, value, _ in group.bars)
+        largest = max(value for _, value, _ in group.bars)
         parts.append(_text(x, y + BAR * len(group.bars) / 2 + 4, group.name))
         for number, (label, value, colour) in enumerate(group.bars):
-            long, at = (WIDTH - LABEL - NUMBER) * value / most, y + BAR * number
+            long, at = (WIDTH - LABEL - NUMBER) * value / largest, y + BAR * number
             parts.append(_bar(x + LABEL, at, long, BAR - 1, colour, f"{group.name}, {label}: {value:.1f}"))
             shown = f"{value:.0f}" if value >= 100 else f"{value:.1f}"
             parts.append(_text(x + LABEL + long + 4, at + BAR - 2, shown, 'font-size="8"'))

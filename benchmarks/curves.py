@@ -12,7 +12,7 @@ Curve = tuple[str, str, Sequence[tuple[float, float]]]
 
 
 def picture(title: str, axes: tuple[str, str], panels: Mapping[str, Sequence[Curve]]) -> str:
-    """The chart; every panel has the same scale on both axes, from 0 to the largest value in it."""
+    """Return the chart. Both axes of a panel have the same scale, from 0 to its largest value."""
     width, height = GAP + len(panels) * (SIZE + MARGIN + GAP), TOP + SIZE + 50
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">',
@@ -29,11 +29,11 @@ def picture(title: str, axes: tuple[str, str], panels: Mapping[str, Sequence[Cur
 
 
 def _panel(left: float, name: str, axes: tuple[str, str], curves: Sequence[Curve]) -> list[str]:
-    most = max(value for _, _, points in curves for point in points for value in point)
+    largest = max(value for _, _, points in curves for point in points for value in point)
     bottom = TOP + SIZE
 
     def at(point: tuple[float, float]) -> tuple[float, float]:
-        return left + SIZE * point[0] / most, bottom - SIZE * point[1] / most
+        return left + SIZE * point[0] / largest, bottom - SIZE * point[1] / largest
 
     parts = [
         _text(left, TOP - 6, name, 'font-size="11" font-weight="bold"'),
@@ -42,7 +42,7 @@ def _panel(left: float, name: str, axes: tuple[str, str], curves: Sequence[Curve
         _text(left, TOP + 12, f" {axes[1]}"),
     ]
     for part in range(1, 6):
-        value = most * part / 5
+        value = largest * part / 5
         (x, _), (_, y) = at((value, 0)), at((0, value))
         parts.append(_text(x, bottom + 14, f"{value:g}", 'font-size="9" text-anchor="middle"'))
         parts.append(_text(left - 4, y + 3, f"{value:g}", 'font-size="9" text-anchor="end"'))

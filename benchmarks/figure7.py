@@ -1,7 +1,7 @@
-"""Figure 7 of MXNet's paper, drawn anew: memory for internal values under each strategy, compared with MXNet's own.
+"""Figure 7 of MXNet's paper, redrawn: memory for internal values under each strategy, compared with MXNet's.
 
-``python -m benchmarks figure7`` plans every network under every strategy, and writes the table into
-``docs/memory.md`` and the picture beside it. Nothing is run but the planning.
+``python -m benchmarks figure7`` plans every network under every strategy, writes the table into
+``docs/memory.md`` and the picture into the same folder. Networks are planned, not run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BEGIN, END = "<!-- figure 7: begin -->", "<!-- figure 7: end -->"
 
 
 class Strategy(NamedTuple):
-    """A way to share memory, as a system's settings choose it."""
+    """A way to share memory, and the settings that choose it."""
 
     label: str
     system: str
@@ -30,9 +30,9 @@ class Strategy(NamedTuple):
 
 
 def _flowmx(label: str, in_place: int, match_range: int, colour: str) -> Strategy:
-    chosen = {"FLOWMX_EXEC_ENABLE_INPLACE": str(in_place), "FLOWMX_EXEC_MATCH_RANGE": str(match_range)}
-    chosen["FLOWMX_EXEC_SLICE"] = "off"  # the paper's strategies take the whole batch at once
-    return Strategy(label, "flowmx", "memory", chosen, colour)
+    settings = {"FLOWMX_EXEC_ENABLE_INPLACE": str(in_place), "FLOWMX_EXEC_MATCH_RANGE": str(match_range)}
+    settings["FLOWMX_EXEC_SLICE"] = "off"  # the paper's strategies take the whole batch at once
+    return Strategy(label, "flowmx", "memory", settings, colour)
 
 
 _UNFUSED = {"MXNET_SUBGRAPH_BACKEND": "NONE"}
@@ -47,14 +47,14 @@ STRATEGIES = [
     Strategy("MXNet both", "mxnet", "memory", _UNFUSED, "#e6550d"),
     Strategy("MXNet both, fused", "mxnet", "memory", {}, "#a63603"),
 ]
-"""MXNet 1.9.1 has no setting that turns working in place off, so that two of the paper's four bars stay empty."""
+"""MXNet 1.9.1 cannot disable in-place operators, so two of the paper's four bars stay empty."""
 
 Figures = dict[str, dict[str, dict[str, float]]]
 """Megabytes by network, strategy and name."""
 
 
 def measure() -> Figures:
-    """Plan everything, each in a process of its own."""
+    """Plan every network under every strategy, each in a separate process."""
     installed = [each for each in STRATEGIES if turns.python_of(each.system)]
     return {
         name: {each.label: turns.run(each.worker, each.system, [name], each.environment) for each in installed}
@@ -63,24 +63,28 @@ def measure() -> Figures:
 
 
 def table(figures: Figures, phase: str) -> str:
-    """The figures of training or prediction as a table."""
+    """Return the figures of training or prediction as a table."""
     labels = [each.label for each in STRATEGIES if each.label in next(iter(figures.values()))]
     rows = [["MiB", *labels], ["---", *["---:"] * len(labels)]]
-    for name, found in figures.items():
-        rows.append([name, *(_number(found[label][f"{phase}_mb"]) for label in labels)])
+    for name, strategies in figures.items():
+        rows.append([name, *(_number(strategies[label][f"{phase}_mb"]) for label in labels)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def summary(figures: Figures) -> str:
-    """The means over the networks."""
+    """Return the means over the networks."""
     lines = []
     for phase, label in PHASES.items():
         for base in ("unshared, unfused", "naive", "MXNet both"):
             parts = [
-                found["both"][f"{phase}_mb"] / found[base][f"{phase}_mb"] for found in figures.values() if base in found
+                strategies["both"][f"{phase}_mb"] / strategies[base][f"{phase}_mb"]
+                for strategies in figures.values()
+                if base in strategies
             ]
             if parts:
-                lines.append(f"* {label}: {sum(parts) / len(parts):.2f} of *{base}*, at most {max(parts):.2f}")
+                lines.append(
+                    f"* {label}: {sum(parts) / len(parts):.2f}x the memory of *{base}*, at most {max(parts):.2f}x"
+                )
     return "\n".join(lines)
 
 
@@ -89,19 +93,19 @@ def _number(value: float) -> str:
 
 
 def draw(figures: Figures) -> str:
-    """The picture, prediction left and training right as in the paper."""
+    """Return the picture, with prediction left and training right as in the paper."""
     panels = {}
     for phase, label in PHASES.items():
         panels[f"{label}, batch 64"] = [
-            Group(name, [(each.label, found[each.label][f"{phase}_mb"], each.colour) for each in STRATEGIES
-                         if each.label in found])
-            for name, found in figures.items()
+            Group(name, [(each.label, strategies[each.label][f"{phase}_mb"], each.colour) for each in STRATEGIES
+                         if each.label in strategies])
+            for name, strategies in figures.items()
         ]  # fmt: skip
     return picture("Memory for internal values (MiB)", panels)
 
 
 def write(figures: Figures, folder: Path = DOCS) -> None:
-    """Put the tables and the picture where the documentation has them."""
+    """Write the tables and the picture into the documentation."""
     (folder / "figure7.svg").write_text(draw(figures))
     page = folder / "memory.md"
     before, rest = page.read_text().split(BEGIN)

@@ -1,8 +1,8 @@
-"""Figure 8 of MXNet's paper, drawn anew: how long a pass over ILSVRC12 takes on 1 to 10 machines, and on 256.
+"""Figure 8 of MXNet's paper, redrawn: how long a pass over ILSVRC12 takes on 1 to 10 machines, and on 256.
 
-``python -m benchmarks figure8`` simulates it, from what ``python -m benchmarks figure8_measure`` has measured; holds
-the simulation against real jobs on hosts in network namespaces, where there can be any; and writes tables and a
-picture into ``docs/scaling.md``.
+``python -m benchmarks figure8`` simulates it from the measurements of ``python -m benchmarks figure8_measure``. It
+compares the simulation with real jobs on hosts in network namespaces, where the system permits them, and writes tables
+and a picture into ``docs/scaling.md``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ NETWORK, MEASURED_BATCH = "inception_bn", 16
 BEGIN, END = "<!-- figure 8: begin -->", "<!-- figure 8: end -->"
 
 IMAGES = 1_281_167  # of ILSVRC12
-BATCH = 144  # of a machine: 36 for each of the paper's four GPUs
+BATCH = 144  # per machine: 36 for each of the paper's four GPUs
 SPEEDS = {"the paper's GPUs": 91.5, "10 times as fast": 915.0, "30 times as fast": 2745.0}
-"""Images a second of one machine. The paper has 14,000 s for a pass on one."""
+"""Images a second on one machine. In the paper a pass on one machine takes 14,000 s."""
 MACHINES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
 PLANNED = 256
 WIRE = Network(rate=10e9, latency=50e-6)
@@ -37,9 +37,9 @@ BAR_MACHINES, BAR_LINEAR, BAR_PREDICTION = 10, 0.9, 0.15
 
 
 def measure() -> Profile:
-    """Measure the network's steps and the store's costs on this machine, and write them into the profile's file."""
-    found = turns.run("figure8_layers", "flowmx", [NETWORK, str(MEASURED_BATCH)])
-    return _save({**found, "costs": turns.run("figure8_costs", "flowmx"), "about": _about()})
+    """Measure the network's steps and the store's costs on this machine, and write them into the profile."""
+    profile = turns.run("figure8_layers", "flowmx", [NETWORK, str(MEASURED_BATCH)])
+    return _save({**profile, "costs": turns.run("figure8_costs", "flowmx"), "about": _about()})
 
 
 class Predicted(NamedTuple):
@@ -56,19 +56,19 @@ Figures = dict[str, dict[bool, dict[int, Predicted]]]
 
 
 def predict(profile: Profile, machines: Sequence[int] = MACHINES, planned: int | None = PLANNED) -> Figures:
-    """Simulate everything, on all cores; of the many planned machines one step at the paper's speed, with overlap."""
-    wanted = [(name, overlap, count) for name in SPEEDS for overlap in (True, False) for count in machines]
+    """Simulate every setting, on all cores; ``planned`` machines take one step at the paper's speed, with overlap."""
+    runs = [(name, overlap, count) for name in SPEEDS for overlap in (True, False) for count in machines]
     if planned:
-        wanted.insert(0, (next(iter(SPEEDS)), True, planned))
+        runs.insert(0, (next(iter(SPEEDS)), True, planned))
     figures: Figures = {name: {True: {}, False: {}} for name in SPEEDS}
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         settings = [
             Setting(profile.at(BATCH / SPEEDS[name]), count, WIRE, overlap, steps=1 if count == planned else 2)
-            for name, overlap, count in wanted
+            for name, overlap, count in runs
         ]
-        for (name, overlap, count), found in zip(wanted, pool.map(predicted, settings), strict=True):
-            figures[name][overlap][count] = found
-    return {name: {overlap: dict(sorted(found.items())) for overlap, found in each.items()}
+        for (name, overlap, count), times in zip(runs, pool.map(predicted, settings), strict=True):
+            figures[name][overlap][count] = times
+    return {name: {overlap: dict(sorted(times.items())) for overlap, times in each.items()}
             for name, each in figures.items()}  # fmt: skip
 
 
@@ -89,90 +89,92 @@ class Compared(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Of the prediction."""
+        """The relative error of the prediction."""
         return self.predicted / self.real - 1
 
 
 HOSTS, STEPS, LINK = 4, 3, Link(rate=100e6, latency=1e-4)
 COMPUTING = (5.0, 8.0)
-"""Seconds of a step on hosts whose links are slowed down, so that two cores can play four machines."""
+"""Seconds of a step on hosts whose links are slowed down, so that two cores can stand for four machines."""
 
 
 def compare(profile: Profile) -> list[Compared]:
-    """Run real jobs whose computing is timed waits, and predict them.
+    """Run real jobs whose computation is timed waits, and predict their step times.
 
-    What plain connections carry over these links, all at once, is measured, and so is what the waits really take.
+    Also measures the traffic that plain connections reach over these links, all at once, and how long the waits take.
     """
     rate = hosted.traffic(HOSTS, LINK, seconds=8.0)
     network = Network(rate=rate, latency=2 * LINK.latency)
-    found = []
+    comparisons = []
     for seconds in COMPUTING:
         for overlap in (True, False):
             real = hosted.training(HOSTS, LINK, PROFILE, seconds, overlap, STEPS)
             setting = Setting(profile.at(real["waits"]), HOSTS, network, overlap, STEPS)
-            found.append(Compared(seconds, overlap, rate, real["step"], simulate(setting)))
-    return found
+            comparisons.append(Compared(seconds, overlap, rate, real["step"], simulate(setting)))
+    return comparisons
 
 
 def table(figures: Figures) -> str:
-    """Seconds of a data pass, and the share of linear scaling."""
+    """Return the seconds of a data pass and the share of linear scaling, as a table."""
     names = {True: "with overlap", False: "without"}
     head = ["machines", *(f"{name}, {names[overlap]}" for name in figures for overlap in names)]
     counts = next(iter(figures.values()))[True]
     rows = [
-        [str(count), *(_cell(found[overlap].get(count)) for found in figures.values() for overlap in names)]
+        [str(count), *(_cell(times[overlap].get(count)) for times in figures.values() for overlap in names)]
         for count in counts
     ]
     return _markdown([head, ["---:"] * len(head), *rows])
 
 
-def _cell(found: Predicted | None) -> str:
-    return "" if found is None else f"{found.data_pass:,.0f} s ({found.linear:.2f})"
+def _cell(prediction: Predicted | None) -> str:
+    return "" if prediction is None else f"{prediction.data_pass:,.0f} s ({prediction.linear:.2f})"
 
 
-def compared_table(found: Sequence[Compared]) -> str:
-    """Real jobs and their predictions."""
+def compared_table(comparisons: Sequence[Compared]) -> str:
+    """Return real jobs and their predictions as a table."""
     head = ["computing", "overlap", "real step", "predicted", "error"]
     rows = [
         [f"{each.computing:g} s", "yes" if each.overlap else "no", f"{each.real:.2f} s", f"{each.predicted:.2f} s",
          f"{100 * each.error:+.0f} %"]
-        for each in found
+        for each in comparisons
     ]  # fmt: skip
     return _markdown([head, ["---:"] * len(head), *rows])
 
 
 def bars(figures: Figures, compared: Sequence[Compared]) -> str:
-    """The lines of the report that compare figures with their bars."""
-    worst = min(found[True][BAR_MACHINES].linear for found in figures.values())
+    """Return the lines of the report that compare figures with their bars."""
+    worst = min(times[True][BAR_MACHINES].linear for times in figures.values())
     paper = figures[next(iter(SPEEDS))][True][BAR_MACHINES].linear
     scaled = f"* At least {BAR_LINEAR} of linear on {BAR_MACHINES} machines with overlap, in the paper's setting"
-    lines = [f"{scaled}: {paper:.2f}, {_met(paper >= BAR_LINEAR)} (the least at any speed shown: {worst:.2f})."]
+    lines = [
+        f"{scaled}: {paper:.2f}, {_verdict(paper >= BAR_LINEAR)} (the lowest at any of these speeds: {worst:.2f})."
+    ]
     if compared:
-        most = max(abs(each.error) for each in compared)
+        largest = max(abs(each.error) for each in compared)
         lines.append(
             f"* The prediction within {100 * BAR_PREDICTION:.0f} % of real runs on {HOSTS} hosts: at most "
-            f"{100 * most:.0f} % off, {_met(most <= BAR_PREDICTION)}."
+            f"{100 * largest:.0f} % off, {_verdict(largest <= BAR_PREDICTION)}."
         )
     return "\n".join(lines)
 
 
 def draw(figures: Figures) -> str:
-    """The picture: how much faster so many machines are than one."""
+    """Return the picture: the speed of several machines relative to one."""
     panels: dict[str, list[curves.Curve]] = {}
-    for name, found in figures.items():
-        counts = [count for count in found[True] if count <= max(MACHINES)]
+    for name, times in figures.items():
+        counts = [count for count in times[True] if count <= max(MACHINES)]
         linear: list[tuple[float, float]] = [(count, count) for count in counts]
         panels[f"{name} ({SPEEDS[name]:g} images/s each)"] = [
             ("linear", "#bdbdbd", linear),
-            ("with overlap", "#08519c", [(count, count * found[True][count].linear) for count in counts]),
-            ("without overlap", "#e6550d", [(count, count * found[False][count].linear) for count in counts]),
+            ("with overlap", "#08519c", [(count, count * times[True][count].linear) for count in counts]),
+            ("without overlap", "#e6550d", [(count, count * times[False][count].linear) for count in counts]),
         ]
     return curves.picture("GoogLeNet with BatchNorm, 10 Gbit/s: speed of many machines over one",
                           ("machines", "times one machine"), panels)  # fmt: skip
 
 
 def write(profile: Profile, figures: Figures, compared: Sequence[Compared], folder: Path = DOCS) -> None:
-    """Put the tables and the picture where the documentation has them."""
+    """Write the tables and the picture into the documentation."""
     (folder / "figure8.svg").write_text(draw(figures))
     page = folder / "scaling.md"
     before, rest = page.read_text().split(BEGIN)
@@ -185,11 +187,11 @@ def write(profile: Profile, figures: Figures, compared: Sequence[Compared], fold
         links = f"{LINK.rate / 1e6:g} Mbit/s, over which plain connections carry {compared[0].rate / 1e6:.0f} Mbit/s"
         title = f"Real jobs on {HOSTS} hosts with links of {links} each way at once; the mean of {STEPS} steps:"
         parts += [title, compared_table(compared)]
-    page.write_text(before + "\n\n".join([*parts, "The bars:", bars(figures, compared), END]) + rest.split(END)[1])
+    page.write_text(before + "\n\n".join([*parts, "Targets:", bars(figures, compared), END]) + rest.split(END)[1])
 
 
 def run() -> None:
-    """Everything but measuring."""
+    """Simulate, run the real jobs, and write the page; nothing is measured again."""
     profile = Profile.load(PROFILE)
     figures = predict(profile)
     print(table(figures), flush=True)
@@ -200,9 +202,9 @@ def run() -> None:
     write(profile, figures, compared)
 
 
-def _save(found: dict[str, object]) -> Profile:
+def _save(contents: dict[str, object]) -> Profile:
     PROFILE.parent.mkdir(exist_ok=True)
-    PROFILE.write_text(json.dumps(found) + "\n")
+    PROFILE.write_text(json.dumps(contents) + "\n")
     return Profile.load(PROFILE)
 
 
@@ -213,7 +215,7 @@ def _about() -> str:
     return f"on {datetime.date.today().isoformat()}, at batch {MEASURED_BATCH}, on {cpu}"
 
 
-def _met(is_met: bool) -> str:
+def _verdict(is_met: bool) -> str:
     return "met" if is_met else "MISSED"
 
 

@@ -1,6 +1,6 @@
-"""bfloat16 on the CPU: predictions and training steps, beside those in float32 and PyTorch's in bfloat16.
+"""bfloat16 on the CPU: predictions and training steps, compared with float32 and with PyTorch in bfloat16.
 
-The three take turns; the best of the rounds counts, since other work on a machine only ever adds time.
+The three take turns; the best round counts, since other work on the machine only adds time.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ SIDES = (("flowmx", "float32"), ("flowmx", "bfloat16"), ("torch", "bfloat16"))
 
 
 class Bar(NamedTuple):
-    """The most that flowmx's time in bfloat16 may be of another: of each model, and of all in the mean."""
+    """The largest permitted ratio of flowmx's time in bfloat16 to another: of each model, and on average."""
 
     against: int
-    """Which of ``SIDES``."""
+    """An index into ``SIDES``."""
     each: float
     mean: float
 
@@ -39,8 +39,12 @@ def compare(rounds: int) -> None:
 def _table(title: str, rows: Sequence[tuple[str, int, int]], bars: Sequence[Bar], rounds: int) -> None:
     sides = [(system, dtype) for system, dtype in SIDES if turns.python_of(system)]
     print(f"\n{title} (milliseconds)")
-    print(f"  {'':22}" + "".join(f"{system + ' ' + dtype:>17}" for system, dtype in sides) + "   of float32, of torch")
-    found: list[list[float]] = [[] for _ in sides]
+    print(
+        f"  {'':22}"
+        + "".join(f"{system + ' ' + dtype:>17}" for system, dtype in sides)
+        + "   ratio to float32, to torch"
+    )
+    ratios_of: list[list[float]] = [[] for _ in sides]
     for name, batch, train in rows:
         times = [float("inf")] * len(sides)
         for _ in range(rounds):
@@ -48,13 +52,16 @@ def _table(title: str, rows: Sequence[tuple[str, int, int]], bars: Sequence[Bar]
                 figures = turns.run("half", system, [dtype, name, str(batch), str(train)])
                 times[at] = min(times[at], *figures.values())
         ratios = [times[1] / each for at, each in enumerate(times) if at != 1]
-        for kept, ratio in zip(found, [ratios[0], 1.0, *ratios[1:]], strict=True):
-            kept.append(ratio)
+        for column, ratio in zip(ratios_of, [ratios[0], 1.0, *ratios[1:]], strict=True):
+            column.append(ratio)
         cells = "".join(f"{each:17.1f}" for each in times) + "   " + ", ".join(f"{each:.2f}" for each in ratios)
         print(f"  {f'{name}, batch {batch}':22}{cells}", flush=True)
     for bar in bars:
         if bar.against < len(sides):
-            mean, worst = statistics.geometric_mean(found[bar.against]), max(found[bar.against])
-            met = "met" if mean <= bar.mean and worst <= bar.each else "MISSED"
-            of = " ".join(sides[bar.against])
-            print(f"  of {of}: {mean:.2f} in the mean, at most {bar.mean:g}; {worst:.2f} at most, {bar.each:g}: {met}")
+            mean, worst = statistics.geometric_mean(ratios_of[bar.against]), max(ratios_of[bar.against])
+            verdict = "met" if mean <= bar.mean and worst <= bar.each else "MISSED"
+            peer = " ".join(sides[bar.against])
+            print(
+                f"  ratio to {peer}: {mean:.2f} on average, at most {bar.mean:g}; "
+                f"{worst:.2f} in the worst case, at most {bar.each:g}: {verdict}"
+            )

@@ -1,4 +1,4 @@
-"""Real jobs on hosts in network namespaces, for figure 8: what their network carries, and how long their steps take."""
+"""Real jobs on hosts in network namespaces, for figure 8: the traffic of their network and the time of their steps."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.hosts import HostedJob, Link, Network, Process
 __all__ = ["traffic", "training"]
 
 MTU = 9000
-MOST_SECONDS = 400.0
+MAX_SECONDS = 400.0
 
 T = TypeVar("T")
 
 
 def training(hosts: int, link: Link, profile: Path, seconds: float, overlap: bool, steps: int) -> dict[str, float]:
-    """The means, over all workers, of what ``figure8_training.py`` prints."""
+    """Return the means over all workers of the figures that ``figure8_training.py`` prints."""
     arguments = [str(profile), str(seconds), "overlap" if overlap else "no", str(steps)]
 
     async def run(network: Network) -> dict[str, float]:
@@ -38,29 +38,29 @@ def training(hosts: int, link: Link, profile: Path, seconds: float, overlap: boo
 
 
 def traffic(hosts: int, link: Link, seconds: float) -> float:
-    """Bits a second that come in at each host while all send to all others by plain connections."""
+    """Return the bits a second that each host receives while all send to all others by plain connections."""
 
     async def run(network: Network) -> float:
-        script, found = str(WORKERS / "figure8_traffic.py"), []
+        script, processes = str(WORKERS / "figure8_traffic.py"), []
         for host in network.hosts:
             others = ",".join(other.address for other in network.hosts if other is not host)
-            found.append(await host.python(host.name, script, host.address, others, str(seconds)))
-        return (await _means(found))["rate"]
+            processes.append(await host.python(host.name, script, host.address, others, str(seconds)))
+        return (await _means(processes))["rate"]
 
     return _run(hosts, link, run)
 
 
 def _run(hosts: int, link: Link, work: Callable[[Network], Awaitable[T]]) -> T:
     async def run() -> T:
-        async with asyncio.timeout(MOST_SECONDS), Network(hosts, link, mtu=MTU) as network:
+        async with asyncio.timeout(MAX_SECONDS), Network(hosts, link, mtu=MTU) as network:
             return await work(network)
 
     return asyncio.run(run())
 
 
 async def _means(processes: list[Process]) -> dict[str, float]:
-    found = []
+    figures = []
     for process in processes:
         lines = (await process.success()).splitlines()
-        found.append(json.loads(next(line for line in lines if line.startswith("{"))))
-    return {name: statistics.mean(each[name] for each in found) for name in found[0]}
+        figures.append(json.loads(next(line for line in lines if line.startswith("{"))))
+    return {name: statistics.mean(each[name] for each in figures) for name in figures[0]}

@@ -1,8 +1,8 @@
-"""Hostile load beside honest clients: of a service, under ten times the clients that never back off too, and of a job.
+"""Hostile load of a service and of a job with honest clients; a service under ten times as many that never back off.
 
     SECONDS=60 PERIODS=3 python -m benchmarks hostile
 
-Attacks take `PERIODS` times `SECONDS`. Memory is looked at after each: it must be flat, so the last period counts.
+Attacks take `PERIODS` times `SECONDS`. Memory is read after each period; it must be flat, so the last one counts.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from benchmarks.serving import Figures, running
 HONEST, HOSTILE, CLIENTS, MANY = 16, 200, 64, 640
 SECONDS = float(os.environ.get("SECONDS", "60"))
 PERIODS = int(os.environ.get("PERIODS", "3"))
-SETTLED = 5.0
+SETTLING_SECONDS = 5.0
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def attack(address: str, path: str, seconds: float, clients: int = HOSTILE) -> subprocess.Popen[str]:
-    """Begin an attack."""
+    """Start an attack."""
     script = str(turns.WORKERS / "hostile_load.py")
     command = [sys.executable, script, address.removeprefix("http://"), path, str(seconds), str(clients)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def said(attacks: Sequence[subprocess.Popen[str]], seconds: float) -> None:
-    """Wait for the end of attacks, and print what they did."""
+def print_outcomes(attacks: Sequence[subprocess.Popen[str]], seconds: float) -> None:
+    """Wait until attacks end, and print their outcomes."""
     for each in attacks:
         print("hostile clients:", json.loads(each.communicate(timeout=seconds + 60)[0]))
 
@@ -46,26 +46,27 @@ def said(attacks: Sequence[subprocess.Popen[str]], seconds: float) -> None:
 
 
 def turn(seconds: float = SECONDS) -> Figures:
-    """The figures of one service: undisturbed, attacked, and with many stubborn clients."""
+    """Return the figures of one service: undisturbed, attacked, and with many stubborn clients."""
     with running("flowmx_gated") as service:
-        service.load(HONEST, seconds / 2)  # warm: what is compiled and kept for reuse is there
+        service.load(HONEST, seconds / 2)  # warm up: compile, and fill the caches
         service.lag()
         calm = service.load(HONEST, seconds)
         before = service.lag()
         for period in range(PERIODS):
             with attack(service.address, "/ml/predict", seconds) as hostile:
-                under = service.load(HONEST, seconds)
-                said([hostile], seconds)
+                attacked = service.load(HONEST, seconds)
+                print_outcomes([hostile], seconds)
             during = service.lag()
             print(f"period {period}: {during['resident_mb']:.1f} MB, before {before['resident_mb']:.1f}")
-        usual = service.load(CLIENTS, seconds, stubborn=True)
-        crowd = service.load(MANY, seconds, stubborn=True)
+        normal_load = service.load(CLIENTS, seconds, stubborn=True)
+        overload = service.load(MANY, seconds, stubborn=True)
         after = service.lag()
-    wrong = sum(n for kind, n in under["outcomes"].items() if kind not in ("200", "503"))
+    wrong = sum(n for kind, n in attacked["outcomes"].items() if kind not in ("200", "503"))
     return {
-        "p99_ms": under["p99_ms"], "calm_p99_ms": calm["p99_ms"], "lag_p99_ms": during["p99_ms"], "wrong": float(wrong),
+        "p99_ms": attacked["p99_ms"], "calm_p99_ms": calm["p99_ms"], "lag_p99_ms": during["p99_ms"],
+        "wrong": float(wrong),
         "resident_mb": during["resident_mb"], "calm_resident_mb": before["resident_mb"],
-        "ms_a_request": 1e3 / max(usual["per_s"], 1e-3), "crowd_ms_a_request": 1e3 / max(crowd["per_s"], 1e-3),
+        "ms_a_request": 1e3 / max(normal_load["per_s"], 1e-3), "crowd_ms_a_request": 1e3 / max(overload["per_s"], 1e-3),
         "crowd_lag_p99_ms": after["p99_ms"],
     }  # fmt: skip
 
@@ -74,10 +75,10 @@ def turn(seconds: float = SECONDS) -> Figures:
 
 
 class Job:
-    """A scheduler, a server and a worker, by TCP and with a secret.
+    """A scheduler, a server and a worker, over TCP and with a secret.
 
     Args:
-        folder: for the secret.
+        folder: where the secret is written.
         stack: ends the processes.
     """
 
@@ -107,29 +108,29 @@ class Job:
         return process
 
     def rounds(self, seconds: float) -> Figures:
-        """The times of the worker's rounds."""
+        """Return the times of the worker's rounds."""
         assert self.worker.stdin is not None
         self.worker.stdin.write(f"{seconds}\n")
         self.worker.stdin.flush()
-        found: Figures = json.loads(_line(self.worker))
-        return found
+        figures: Figures = json.loads(_line(self.worker))
+        return figures
 
     def resident(self) -> Figures:
-        """Megabytes that are resident, by role."""
+        """Return the resident megabytes by role."""
         pages = {role: Path(f"/proc/{each.pid}/statm").read_text().split()[1] for role, each in self.nodes.items()}
         return {role: int(count) * PAGE / 1e6 for role, count in pages.items()}
 
 
 @contextmanager
 def job() -> Iterator[Job]:
-    """A job while the block runs."""
+    """Run a job while the block runs."""
     with tempfile.TemporaryDirectory(prefix="flowmx-") as folder, ExitStack() as stack:
         yield Job(Path(folder), stack)
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
         return port
 
 
@@ -151,38 +152,38 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def job_turn(seconds: float = SECONDS) -> Figures:
-    """The figures of one job: undisturbed, and with its scheduler and its server attacked."""
+    """Return the figures of one job: undisturbed, and with its scheduler and its server attacked."""
     with job() as running_job:
         running_job.rounds(seconds / 2)
         calm, before = running_job.rounds(seconds), running_job.resident()
         for period in range(PERIODS):
             addresses = running_job.addresses.values()
             attacks = [attack(each, "/v1/push", seconds, HOSTILE // 2) for each in addresses]
-            under = running_job.rounds(seconds)
-            said(attacks, seconds)
-            running_job.rounds(SETTLED)  # what attackers left half sent is given up by then
+            attacked = running_job.rounds(seconds)
+            print_outcomes(attacks, seconds)
+            running_job.rounds(SETTLING_SECONDS)  # by then, requests that the attackers left half sent have timed out
             during = running_job.resident()
             print(f"period {period}: {during} MB, before {before}")
     return {
-        "ms_a_round": under["ms_a_round"], "calm_ms_a_round": calm["ms_a_round"], "round_p99_ms": under["p99_ms"],
+        "ms_a_round": attacked["ms_a_round"], "calm_ms_a_round": calm["ms_a_round"], "round_p99_ms": attacked["p99_ms"],
         "calm_round_p99_ms": calm["p99_ms"], **{f"{role}_mb": each for role, each in during.items()},
         **{f"calm_{role}_mb": each for role, each in before.items()},
     }  # fmt: skip
 
 
-def _medians(taken: list[Figures]) -> dict[str, Figures]:
-    return {"flowmx": {name: statistics.median(each[name] for each in taken) for name in taken[0]}}
+def _medians(turn_figures: list[Figures]) -> dict[str, Figures]:
+    return {"flowmx": {name: statistics.median(each[name] for each in turn_figures) for name in turn_figures[0]}}
 
 
 def compare(rounds: int) -> None:
-    """Measure, and print the medians beside the bars."""
+    """Measure, and print the medians with the bars."""
     figures = _medians([turn() for _ in range(rounds)])
     bars: turns.Bars = {
         "p99_ms": [("calm_p99_ms", 3.0)], "resident_mb": [("calm_resident_mb", 1.1)],
         "crowd_ms_a_request": [("ms_a_request", 1 / 0.9)], "lag_p99_ms": [("twenty", 1.0)],
     }  # fmt: skip
     figures["twenty"] = {"lag_p99_ms": 20.0}
-    turns.report(f"Hostile load beside {HONEST} clients; {CLIENTS} and {MANY} that never back off", figures, bars)
+    turns.report(f"Hostile load with {HONEST} honest clients; {CLIENTS} and {MANY} that never back off", figures, bars)
     bars = {"ms_a_round": [("calm_ms_a_round", 2.0)]}
     bars |= {f"{role}_mb": [(f"calm_{role}_mb", 1.1)] for role in ("scheduler", "server")}
     turns.report(f"Hostile load of a job: {HOSTILE} clients", _medians([job_turn() for _ in range(rounds)]), bars)

@@ -1,4 +1,4 @@
-"""ImageRecordIter beside MXNet's: JPEG photographs of 256 x 256 and of 32 x 32, cropped, mirrored, normalized."""
+"""ImageRecordIter, compared with MXNet's: JPEG photographs of 256 x 256 and 32 x 32, cropped, mirrored, normalized."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flowmx import recordio
 COUNTS = {256: 3000, 32: 50_000}
 """The numbers of photographs, by the length of their sides."""
 DIFFERENT = 2000
-"""The number of those that are not the same as an earlier one."""
+"""The number of distinct photographs."""
 
 
 def compare(rounds: int) -> None:
@@ -27,7 +27,7 @@ def compare(rounds: int) -> None:
 
 
 def write(folder: Path, count: int, length: int) -> None:
-    """Write a file of square photographs of a side, cut from the two that come with scikit-learn."""
+    """Write a file of square photographs of a side, cropped from scikit-learn's two."""
     import PIL.Image
     import sklearn.datasets
 
@@ -37,7 +37,7 @@ def write(folder: Path, count: int, length: int) -> None:
     for number in range(min(count, DIFFERENT)):
         picture = photographs[number % len(photographs)]
         side = chance.randint(length, min(picture.size))
-        left, top = (chance.randint(0, most - side) for most in picture.size)
+        left, top = (chance.randint(0, extent - side) for extent in picture.size)
         part = picture.resize((length, length), PIL.Image.Resampling.BICUBIC, (left, top, left + side, top + side))
         raw = io.BytesIO()
         part.save(raw, "JPEG", quality=95)

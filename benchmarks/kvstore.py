@@ -1,8 +1,8 @@
 """Distributed stores in turns: flowmx, MXNet's ps-lite and PyTorch's gloo, each as a job of processes on loopback.
 
-The time of an iteration is from when the first worker begins until the last is done. Each system does it in the ways
-that it has: a push and a pull, or a pushpull; an all-reduce of each array, or of one flat copy of all. The one with the
-lower median counts, and all are shown.
+An iteration lasts from the first worker's start to the last worker's end. Each system is measured in each way it
+offers: a push and a pull, or a pushpull; an all-reduce of each array, or of one flat copy of all. The way with the
+lowest median counts; all are printed.
 """
 
 from __future__ import annotations
@@ -58,64 +58,64 @@ BARS: Mapping[str, Mapping[str, float]] = {
 }
 
 Times = dict[str, list[float]]
-"""By "case/way" the milliseconds of each iteration."""
+"""The milliseconds of each iteration, by "case/way"."""
 
 
 def compare(rounds: int, settings: Iterable[Setting] = SETTINGS) -> None:
     """Measure every setting in turns, and print the best and the median of each case, and the ratios."""
     for setting in settings:
         systems = ["flowmx", *(peer for peer in setting.peers if turns.python_of(peer))]
-        taken: dict[str, list[Times]] = {system: [] for system in systems}
+        spans: dict[str, list[Times]] = {system: [] for system in systems}
         for _ in range(rounds):
             for system in systems:
-                taken[system].append(measure(system, setting))
-        report(setting, {system: joined(times) for system, times in taken.items()})
+                spans[system].append(measure(system, setting))
+        report(setting, {system: join_turns(times) for system, times in spans.items()})
 
 
 def measure(system: str, setting: Setting, iterations: int = ITERATIONS) -> Times:
-    """One job of one system.
+    """Run one job of one system.
 
     Raises:
-        RuntimeError: a process of it failed.
+        RuntimeError: a process of the job failed.
     """
     with tempfile.TemporaryDirectory(prefix="kvstore-") as folder:
         arguments = [str(WORKER), system, ",".join(setting.cases), str(iterations), setting.optimizer, folder]
         _run(_COMMANDS[system](setting, arguments))
-        found = [json.loads(path.read_text()) for path in Path(folder).iterdir()]
-    if len(found) != setting.workers:
-        raise RuntimeError(f"{system}: {len(found)} of {setting.workers} workers came to the end")
-    return {way: [_span(each) for each in zip(*(times[way] for times in found), strict=True)] for way in found[0]}
+        workers = [json.loads(path.read_text()) for path in Path(folder).iterdir()]
+    if len(workers) != setting.workers:
+        raise RuntimeError(f"{system}: {len(workers)} of {setting.workers} workers finished")
+    return {way: [_span(each) for each in zip(*(times[way] for times in workers), strict=True)] for way in workers[0]}
 
 
-def joined(turns_of_one: Sequence[Times]) -> Times:
-    """The times of all turns."""
-    return {name: [each for taken in turns_of_one for each in taken[name]] for name in turns_of_one[0]}
+def join_turns(times_by_turn: Sequence[Times]) -> Times:
+    """Join the times of all turns."""
+    return {name: [each for spans in times_by_turn for each in spans[name]] for name in times_by_turn[0]}
 
 
-def ways_of(case: str, times: Times) -> Times:
-    """The ways in which a system did a case, the one with the lowest median first."""
-    found = {name.partition("/")[2]: taken for name, taken in times.items() if name.partition("/")[0] == case}
-    return dict(sorted(found.items(), key=lambda way: statistics.median(way[1])))
+def sorted_ways(case: str, times: Times) -> Times:
+    """Return the ways in which a system ran a case, the lowest median first."""
+    ways = {name.partition("/")[2]: spans for name, spans in times.items() if name.partition("/")[0] == case}
+    return dict(sorted(ways.items(), key=lambda way: statistics.median(way[1])))
 
 
 def report(setting: Setting, figures: Mapping[str, Times]) -> None:
     """Print the best and the median of each case, system and way, and flowmx's best way compared with each system's."""
     print(f"\n{setting.name} (milliseconds: best, median; ratio of flowmx's median to it)")
     for case in setting.cases:
-        own = statistics.median(next(iter(ways_of(case, figures["flowmx"]).values())))
+        flowmx_median = statistics.median(next(iter(sorted_ways(case, figures["flowmx"]).values())))
         for system, times in figures.items():
-            for number, (way, taken) in enumerate(ways_of(case, times).items()):
-                ratio = own / statistics.median(taken)
-                best, middle = min(taken), statistics.median(taken)
+            for number, (way, spans) in enumerate(sorted_ways(case, times).items()):
+                ratio = flowmx_median / statistics.median(spans)
+                best, middle = min(spans), statistics.median(spans)
                 line = f"  {case:15} {system:7} {way:15} {best:8.2f} {middle:8.2f} {ratio:6.2f}"
                 print(line + _verdict(setting, case, system, ratio) * (number == 0), flush=True)
 
 
 def _verdict(setting: Setting, case: str, system: str, ratio: float) -> str:
-    most = BARS.get(case, {}).get(system)
-    if most is None or setting not in (SETTINGS[0], SETTINGS[-1]):
+    limit = BARS.get(case, {}).get(system)
+    if limit is None or setting not in (SETTINGS[0], SETTINGS[-1]):
         return ""
-    return f"  at most {most:g}: {'met' if ratio <= most else 'MISSED'}"
+    return f"  at most {limit:g}: {'met' if ratio <= limit else 'MISSED'}"
 
 
 def _span(times: Sequence[tuple[float, float]]) -> float:
@@ -160,8 +160,8 @@ def _mxnet(setting: Setting, arguments: list[str]) -> list[Command]:
         "DMLC_NUM_SERVER": str(setting.servers),
     }
     others = ["scheduler", *["server"] * setting.servers]
-    found: list[Command] = [([python, "-c", "import mxnet"], {**common, "DMLC_ROLE": role}) for role in others]
-    return found + [([python, *arguments], {**common, "DMLC_ROLE": "worker"})] * setting.workers
+    commands: list[Command] = [([python, "-c", "import mxnet"], {**common, "DMLC_ROLE": role}) for role in others]
+    return commands + [([python, *arguments], {**common, "DMLC_ROLE": "worker"})] * setting.workers
 
 
 def _torch(setting: Setting, arguments: list[str]) -> list[Command]:

@@ -1,6 +1,6 @@
 """The accuracy of mixed precision: digits and a character LSTM in float32, float16 and bfloat16.
 
-Run ``python benchmarks/mixed_precision.py``. Each network is trained from the same first values, on the same batches,
+Run ``python benchmarks/mixed_precision.py``. Each network is trained from the same initial values, on the same batches,
 in the three precisions, for several seeds; the means are compared. The bars are 0.5 points of accuracy, and 1 % of
 perplexity.
 """
@@ -32,7 +32,7 @@ PRECISIONS = ("float32", "float16", "bfloat16")
 
 
 class Training:
-    """A trainer, in whatever precision is in force."""
+    """A trainer in the current precision."""
 
     def __init__(self, net: mx.gluon.Block, rate: float, is_mixed: bool, clip: float = 0.0) -> None:
         self.net, self.clip, self.is_mixed = net, clip, is_mixed
@@ -42,7 +42,7 @@ class Training:
             amp.init_trainer(self.trainer)
 
     def backward(self, loss: mx.nd.NDArray) -> None:
-        """Compute the gradients of a loss, scaled where that must be; inside record()."""
+        """Compute the gradients of a loss inside record(), scaled if the precision needs it."""
         if not self.is_mixed:
             mx.autograd.backward(loss)
             return
@@ -50,7 +50,7 @@ class Training:
             mx.autograd.backward(scaled)
 
     async def step(self, batch_size: int) -> None:
-        """Update."""
+        """Update the parameters."""
         if self.clip:
             if self.is_mixed:
                 amp.unscale(self.trainer)
@@ -60,7 +60,7 @@ class Training:
 
 
 async def train_digits(seed: int, is_mixed: bool, epochs: int) -> float:
-    """Points of accuracy on digits that were not learnt."""
+    """Train, and return the accuracy in percent on held-out digits."""
     images, labels, test_images, test_labels = digits.load()
     mx.random.seed(seed)
     random = np.random.default_rng(seed)
@@ -80,7 +80,7 @@ async def train_digits(seed: int, is_mixed: bool, epochs: int) -> float:
 
 
 async def train_lstm(seed: int, is_mixed: bool, characters: int) -> float:
-    """Perplexity of text that was not learnt."""
+    """Train, and return the perplexity of held-out text."""
     mx.random.seed(seed)
     train_text, test_text = stdlib_text.load(characters)
     net = char_lstm.CharLSTM(len(stdlib_text.ALPHABET), 128, 1)
@@ -99,7 +99,7 @@ async def train_lstm(seed: int, is_mixed: bool, characters: int) -> float:
 
 
 async def compare(options: argparse.Namespace) -> bool:
-    """Train everything, print the means, and say whether the bars hold."""
+    """Train everything, print the means, and return whether the bars are met."""
     results: dict[str, dict[str, list[float]]] = {"digits": {}, "lstm": {}}
     for precision in PRECISIONS:
         is_mixed = precision != "float32"
@@ -110,11 +110,11 @@ async def compare(options: argparse.Namespace) -> bool:
             ("lstm", train_lstm, options.characters),
         ):
             started = time.perf_counter()
-            found = [await train(seed, is_mixed, size) for seed in range(options.seeds)]
-            results[name][precision] = found
+            scores = [await train(seed, is_mixed, size) for seed in range(options.seeds)]
+            results[name][precision] = scores
             seconds = (time.perf_counter() - started) / options.seeds
             print(
-                f"{name:7} {precision:9} {np.mean(found):8.3f} of {np.round(found, 3)}, {seconds:.1f} s each",
+                f"{name:7} {precision:9} {np.mean(scores):8.3f} of {np.round(scores, 3)}, {seconds:.1f} s each",
                 flush=True,
             )
         amp.deinit()
@@ -132,8 +132,8 @@ if __name__ == "__main__":
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--characters", type=int, default=400_000)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--log", action="store_true", help="show what is logged of overflows")
+    parser.add_argument("--log", action="store_true", help="show log messages about overflows")
     options = parser.parse_args()
     if options.log:
         logging.basicConfig(level=logging.INFO)
-    sys.exit(0 if asyncio.run(compare(options)) else "the bars do not hold")
+    sys.exit(0 if asyncio.run(compare(options)) else "the bars are missed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks import turns
 
 PROFILER, FLIGHT, DASHBOARD = 1.10, 1.02, 1.03
-"""The most that a step may take with each, of what it takes without."""
+"""The largest permitted ratio of a step's time with each to its time without."""
 
 
 def compare(rounds: int) -> None:

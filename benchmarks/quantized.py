@@ -1,4 +1,4 @@
-"""Predictions in int8 beside float32, MXNet's int8 and onnxruntime's, in short turns.
+"""Predictions in int8, compared with float32, MXNet's int8 and onnxruntime's, in short turns.
 
 ``python -m benchmarks int8`` prints the table: the least and the median of the turns, and the bars on the medians.
 """
@@ -16,12 +16,12 @@ from benchmarks import turns
 NETWORKS = {
     "resnet50_v1": 0.4, "resnet18_v1": 0.5, "mobilenet_v2_1_0": 0.6, "vgg16": 0.5, "inception_v3": 0.5,
 }  # fmt: skip
-"""Networks of the model zoo, and the most of float32's time that int8 may take."""
+"""Networks of the model zoo, and the largest permitted ratio of int8's time to float32's."""
 PEERS = ["mxnet", "onnxruntime"]
 
 
 class Server:
-    """A system that predicts when it is told to."""
+    """A process that predicts on request."""
 
     def __init__(self, system: str, network: str, batch: int, file: str) -> None:
         self._name = f"{system} on {network}"
@@ -44,21 +44,21 @@ class Server:
         return line
 
     def milliseconds(self, kind: str) -> float:
-        """The time of the fastest prediction of a turn in ``float32`` or ``int8``."""
+        """Return the time of the fastest prediction of a turn in ``float32`` or ``int8``."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{kind}\n")
         self._process.stdin.flush()
         return float(self._line())
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(60)
 
 
 def compare(network: str, batch: int, rounds: int) -> dict[str, dict[str, float]]:
-    """The figures of flowmx and of the peers that are installed, over so many turns of each."""
+    """Return the figures of flowmx and of the installed peers, over ``rounds`` turns of each."""
     systems = ["flowmx", *(peer for peer in PEERS if turns.python_of(peer))]
     with tempfile.TemporaryDirectory() as folder:
         servers = {}
@@ -71,18 +71,18 @@ def compare(network: str, batch: int, rounds: int) -> dict[str, dict[str, float]
                     calls[system][kind].append(server.milliseconds(kind))
         for server in servers.values():
             server.close()
-    found: dict[str, dict[str, float]] = {}
+    figures: dict[str, dict[str, float]] = {}
     for system, kinds in calls.items():
-        found[system] = {f"{kind}_ms": statistics.median(taken) for kind, taken in kinds.items()}
-        found[system] |= {f"{kind}_least_ms": min(taken) for kind, taken in kinds.items()}
-        found[system]["error"] = servers[system].error
-    return found
+        figures[system] = {f"{kind}_ms": statistics.median(times) for kind, times in kinds.items()}
+        figures[system] |= {f"{kind}_least_ms": min(times) for kind, times in kinds.items()}
+        figures[system]["error"] = servers[system].error
+    return figures
 
 
 def report(rounds: int, batches: tuple[int, ...] = (16, 1)) -> None:
     """Print the figures of all networks."""
-    for network, most in NETWORKS.items():
+    for network, limit in NETWORKS.items():
         for batch in batches:
-            bars: turns.Bars = {"int8_ms": [("float32_ms", most), *((peer, 1.0) for peer in PEERS)]}
+            bars: turns.Bars = {"int8_ms": [("float32_ms", limit), *((peer, 1.0) for peer in PEERS)]}
             figures = compare(network, batch, rounds * (1 if batch > 1 else 4))
             turns.report(f"{network}, batch {batch}, prediction in int8 (milliseconds)", figures, bars)

@@ -13,7 +13,7 @@ SIZE = 1 << 30
 
 
 def compare(rounds: int) -> None:
-    """Measure both, and print the seconds that the whole file takes."""
+    """Measure both, and print the seconds to read the whole file."""
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), SIZE)
         figures = turns.compare("recordio", ["mxnet"], rounds, [folder], min)
@@ -22,7 +22,7 @@ def compare(rounds: int) -> None:
 
 
 def write(folder: Path, size: int) -> None:
-    """Write a file of so many bytes: records as long as photographs of 256 x 256."""
+    """Write a file of ``size`` bytes: records as long as photographs of 256 x 256."""
     chance = random.Random(0)
     content = chance.randbytes(1 << 20)
     with recordio.MXIndexedRecordIO(folder / "big.idx", folder / "big.rec", "w") as file:

@@ -1,7 +1,7 @@
-"""Data-parallel training on several simulated GPUs: the gain of buckets, and of sums that overlap the backward pass.
+"""Data-parallel training on several simulated GPUs: the gain from buckets and from overlapping sums with backward.
 
 ``python -m benchmarks sim_scaling`` plans ResNet-50 on 1 to 8 devices of two kinds and writes a table into
-``docs/simulation.md``. Nothing of it is measured: all times are virtual.
+``docs/simulation.md``. Nothing is measured: all times are virtual.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Figures = Mapping[str, Mapping[int, Mapping[str, float]]]
 
 
 def train(way: Way, network: str = "resnet50_v1", batch: int = BATCH, side: int = SIDE) -> None:
-    """Train for ever on all GPUs, each with a batch of its own, by SGD with momentum."""
+    """Train without end on all GPUs, with one batch per GPU, by SGD with momentum."""
     contexts = [mx.gpu(index) for index in range(mx.num_gpus())]
     net = vision.get_model(network)
     net.initialize(ctx=contexts)
@@ -69,18 +69,18 @@ def train(way: Way, network: str = "resnet50_v1", batch: int = BATCH, side: int 
 
 
 def seconds(device: str, count: int, way: Way, network: str = "resnet50_v1", side: int = SIDE) -> float:
-    """Virtual seconds of a step, with bound graphs launched as one, as CUDA graphs are."""
+    """Return the virtual seconds of a step, with each bound graph launched at once, as CUDA graphs are."""
     with mx.engine.using(kvstore_reduce_bucket_size=way.bucket), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*simulated without numerics")
-        found = mx.plan.run(
+        duration = mx.plan.run(
             lambda: train(way, network, side=side), f"{device}x{count}", steps=STEPS, graphs=True
         ).seconds  # fmt: skip
-    assert found is not None
-    return found
+    assert duration is not None
+    return duration
 
 
 def measure(devices: Sequence[str] = tuple(DEVICES), counts: Sequence[int] = COUNTS) -> Figures:
-    """Plan everything."""
+    """Plan every setting."""
     return {
         device: {
             count: {name: seconds(device, count, way) for name, way in WAYS.items()} for count in counts
@@ -90,7 +90,7 @@ def measure(devices: Sequence[str] = tuple(DEVICES), counts: Sequence[int] = COU
 
 
 def table(figures: Figures) -> str:
-    """The figures as a table: milliseconds of a step, and the share of linear scaling."""
+    """Return the figures as a table: milliseconds of a step, and the share of linear scaling."""
     lines = ["| devices | " + " | ".join(WAYS) + " |", "| :-- |" + " ---: |" * len(WAYS)]
     for device, by_count in figures.items():
         one = min(by_count[min(by_count)].values())
@@ -101,10 +101,10 @@ def table(figures: Figures) -> str:
 
 
 def run() -> None:
-    """Plan everything, and write the table."""
-    found = table(measure())
-    print(found)
+    """Plan every setting, and write the table."""
+    lines = table(measure())
+    print(lines)
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
-    made = f"Made on {datetime.date.today()} with `python -m benchmarks sim_scaling`; simulated, nothing was measured."
-    PAGE.write_text(f"{before}{BEGIN}\n\n{made}\n\n{found}\n\n{END}{after}", encoding="utf-8")
+    note = f"Made on {datetime.date.today()} with `python -m benchmarks sim_scaling`; simulated, nothing was measured."
+    PAGE.write_text(f"{before}{BEGIN}\n\n{note}\n\n{lines}\n\n{END}{after}", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Predictions in slices of the batch: planned memory and time beside those of the whole batch, and beside MXNet's plan.
+"""Predictions in slices of the batch: planned memory and time, compared with the whole batch and with MXNet's plan.
 
 ``python -m benchmarks slices`` writes the table into ``docs/memory.md``.
 """
@@ -19,19 +19,19 @@ Figures = dict[str, dict[str, float]]
 
 
 def measure(rounds: int) -> Figures:
-    """The figures of each network, with MXNet's plan where it is installed."""
-    found: Figures = {}
+    """Return the figures of each network, with MXNet's plan where MXNet is installed."""
+    figures: Figures = {}
     for name in NETWORKS:
-        found[name] = turns.run("slices", "flowmx", [name, "64", str(rounds)])
+        figures[name] = turns.run("slices", "flowmx", [name, "64", str(rounds)])
         if turns.python_of("mxnet"):
-            found[name]["mxnet_mb"] = turns.run("slices", "mxnet", [name, "64"])["planned_mb"]
-    return found
+            figures[name]["mxnet_mb"] = turns.run("slices", "mxnet", [name, "64"])["planned_mb"]
+    return figures
 
 
 def table(figures: Figures) -> str:
-    """The figures as a table."""
+    """Return the figures as a table."""
     rows = [
-        ["", "bound, MiB", "whole, MiB", "in slices, MiB", "of the bound", "time of the whole's", "MXNet, MiB"],
+        ["", "bound, MiB", "whole, MiB", "in slices, MiB", "slices / bound", "time / whole batch", "MXNet, MiB"],
         ["---", *["---:"] * 6],
     ]
     for name, each in figures.items():
@@ -44,25 +44,25 @@ def table(figures: Figures) -> str:
 
 
 def summary(figures: Figures) -> str:
-    """The means and the largest."""
+    """Return the means and the maxima."""
     parts = [each["part"] for each in figures.values()]
     times = [each["time_ratio"] for each in figures.values()]
     binds = [each["sliced_bind_ms"] / each["whole_bind_ms"] for each in figures.values()]
-    apart = max(each["difference"] for each in figures.values())
+    difference = max(each["difference"] for each in figures.values())
     return "\n".join(
         [
-            f"* memory: {statistics.mean(parts):.2f} of the bound in the mean, at most {max(parts):.3f}",
-            f"* time: {statistics.mean(times):.2f} of the whole batch's in the mean, at most {max(times):.2f}",
-            f"* binding: {statistics.mean(binds):.2f} of the whole batch's in the mean",
-            f"* outputs differ by at most {apart:.0e} of the largest"
-            if apart
+            f"* memory: {statistics.mean(parts):.2f}x the bound on average, at most {max(parts):.3f}x",
+            f"* time: {statistics.mean(times):.2f}x that of the whole batch on average, at most {max(times):.2f}x",
+            f"* binding: {statistics.mean(binds):.2f}x that of the whole batch on average",
+            f"* outputs differ by at most {difference:.0e} of the largest"
+            if difference
             else "* outputs are the same to the last bit",
         ]
     )
 
 
 def write(figures: Figures, page: Path = PAGE) -> None:
-    """Put the table where the documentation has it."""
+    """Write the table into the documentation."""
     before, rest = page.read_text().split(BEGIN)
     after = rest.split(END)[1]
     today = datetime.date.today().isoformat()

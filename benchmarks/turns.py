@@ -1,6 +1,6 @@
 """Run one benchmark script under several systems, in turns, and compare the ratios.
 
-Absolute times change with the machine and the minute; the ratio of two systems that took turns does not.
+Absolute times depend on the machine and its load; the ratio of two systems measured in turns does not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Bars = dict[str, list[tuple[str, float]]]
 
 
 def python_of(system: str) -> str | None:
-    """The interpreter of a system, or None where it is not installed."""
+    """Return the interpreter of a system, or None where it is not installed."""
     if system == "flowmx":
         return sys.executable
     path = PEERS / system / "bin" / "python"
@@ -34,22 +34,22 @@ def python_of(system: str) -> str | None:
 def run(
     script: str, system: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> dict[str, float]:  # fmt: skip
-    """One turn of one system: figures by name, all in the unit that their name ends with.
+    """Run one turn of one system; return figures by name, in the unit that ends the name.
 
     Args:
         script: the worker.
-        system: what runs it.
-        arguments: further ones for it.
-        environment: variables for it, in addition to those of this process.
+        system: the system that runs it.
+        arguments: further arguments of the worker.
+        environment: variables in addition to those of this process.
     """
     interpreter = python_of(system)
     assert interpreter is not None
     command = [interpreter, str(WORKERS / f"{script}.py"), system, *arguments]
     variables = {**os.environ, **(environment or {})}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, env=variables)
-    if done.returncode != 0:
-        raise RuntimeError(f"{script} under {system} ended with {done.returncode}:\n{done.stderr}")
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, env=variables)
+    if process.returncode != 0:
+        raise RuntimeError(f"{script} under {system} ended with {process.returncode}:\n{process.stderr}")
+    figures: dict[str, float] = json.loads(process.stdout.splitlines()[-1])
     return figures
 
 
@@ -60,9 +60,9 @@ def compare(
     arguments: Sequence[str] = (),
     pick: Callable[[Iterable[float]], float] = statistics.median,
 ) -> dict[str, dict[str, float]]:
-    """The median figures of flowmx and of those peers that are installed, after ``rounds`` turns of each.
+    """Return the median figures of flowmx and of the installed peers, after ``rounds`` turns of each.
 
-    Another ``pick`` is ``min``: what the code takes where nothing else runs, for figures of microseconds.
+    Use ``pick=min`` for figures of microseconds: the least is closest to the time on an idle machine.
     """
     systems = ["flowmx", *(peer for peer in peers if python_of(peer))]
     for peer in peers:
@@ -72,31 +72,34 @@ def compare(
     for _ in range(rounds):
         for system in systems:
             turns[system].append(run(script, system, arguments))
-    return {system: {name: pick(turn[name] for turn in taken) for name in taken[0]} for system, taken in turns.items()}
+    return {
+        system: {name: pick(turn[name] for turn in figures_by_turn) for name in figures_by_turn[0]}
+        for system, figures_by_turn in turns.items()
+    }
 
 
 def report(title: str, figures: dict[str, dict[str, float]], bars: Bars | None = None) -> None:
-    """Print a table: every figure of flowmx, of its peers, the ratio, and the bar where there is one.
+    """Print a table: the figures of flowmx and of its peers, the ratios, and the bars.
 
     Args:
         title: what was measured.
         figures: from :func:`compare`.
-        bars: for a figure, the systems (or other figures of flowmx) it is compared with, each with the most its
-            ratio may be.
+        bars: for a figure, the systems (or other figures of flowmx) it is compared with, and the largest permitted
+            ratio to each.
     """
     print(f"\n{title}")
     peers = [system for system in figures if system != "flowmx"]
-    own = figures["flowmx"]
+    flowmx = figures["flowmx"]
     print(f"  {'':34} {'flowmx':>10} " + " ".join(f"{peer:>10} {'ratio':>6}" for peer in peers) + "  bar")
-    for name, value in own.items():
+    for name, value in flowmx.items():
         cells = []
         for peer in peers:
             other = figures[peer].get(name)
             cells.append(f"{other:10.2f} {value / other:6.2f}" if other else f"{'':10} {'':6}")
         line = f"  {name:34} {value:10.2f} " + " ".join(cells)
-        for against, most in (bars or {}).get(name, ()):
-            base = figures.get(against, {}).get(name) or own.get(against)
+        for peer, limit in (bars or {}).get(name, ()):
+            base = figures.get(peer, {}).get(name) or flowmx.get(peer)
             if base:
                 ratio = value / base
-                line += f"  {ratio:.2f} of {against}, at most {most:g}: {'met' if ratio <= most else 'MISSED'}"
+                line += f"  {ratio:.2f} of {peer}, at most {limit:g}: {'met' if ratio <= limit else 'MISSED'}"
         print(line)

@@ -1,4 +1,7 @@
-"""Admission control: limits on the requests and bytes in flight in a service, and on each peer's request rate. Pure."""
+"""Admission control: limits on the requests and bytes in flight in a service, and on each peer's request rate.
+
+This module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -9,57 +12,59 @@ from contextlib import contextmanager
 
 from flowmx.comm.errors import Busy
 from flowmx.comm.limits import Limits
-from flowmx.comm.rates import Buckets
+from flowmx.comm.rate_limits import TokenBuckets
 
-__all__ = ["Admission", "Admitted", "Budget"]
+__all__ = ["Admission", "AdmittedRequest", "Budget"]
 
 
 class Budget:
     """The bytes of requests in flight.
 
     Args:
-        most: so many may be.
+        limit: maximum number of bytes in flight.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
         self.nbytes = 0
 
     @contextmanager
-    def enter(self) -> Iterator[Admitted]:
-        """Let a request in; its bytes are in flight until the context ends."""
-        entry = Admitted(self)
+    def enter(self) -> Iterator[AdmittedRequest]:
+        """Admit a request; its bytes are in flight until the context ends."""
+        entry = AdmittedRequest(self)
         try:
             yield entry
         finally:
             self.nbytes -= entry.nbytes
 
 
-class Admitted:
-    """A request that was let in."""
+class AdmittedRequest:
+    """A request that was admitted."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self.nbytes = 0
 
     def announce(self, nbytes: int) -> None:
-        """Note that so many bytes come in.
+        """Add bytes that the request is about to send.
 
         Raises:
-            Busy: with the others, that is too much.
+            Busy: the total would exceed the limit.
         """
-        most, now = self._budget.most, self._budget.nbytes
-        if now + nbytes > most:
-            raise Busy(f"{now} bytes are coming in, and at most {most} may (Limits.in_flight); this has {nbytes}")
+        limit, total = self._budget.limit, self._budget.nbytes
+        if total + nbytes > limit:
+            raise Busy(
+                f"{total} bytes are being received, of at most {limit} (Limits.in_flight); this request has {nbytes}"
+            )
         self.nbytes += nbytes
         self._budget.nbytes += nbytes
 
 
 class Admission:
-    """The counts of requests and bytes in flight, held to the limits.
+    """The numbers of requests and bytes in flight, and the limits on them.
 
     Args:
-        limits: what is allowed.
+        limits: the service's limits.
         clock: the time in seconds.
     """
 
@@ -67,7 +72,7 @@ class Admission:
         self.limits = limits
         self.budget = Budget(limits.in_flight)
         self._clock = clock
-        self._rates = Buckets(limits.requests_per_second, limits.peers)
+        self._rates = TokenBuckets(limits.requests_per_second, limits.peers)
         self._requests: Counter[str] = Counter()
 
     @property
@@ -81,20 +86,20 @@ class Admission:
         return self._requests.total()
 
     @contextmanager
-    def enter(self, peer: str) -> Iterator[Admitted]:
-        """Let a request in, until the context ends.
+    def enter(self, peer: str) -> Iterator[AdmittedRequest]:
+        """Admit a request until the context ends.
 
         Raises:
-            Busy: there are too many, in all or of this peer, or this peer asks too often.
+            Busy: there are too many requests, in total or of this peer, or the peer exceeds its rate.
         """
         limits = self.limits
         if not self._rates.take(peer, self._clock()):
-            most = limits.requests_per_second
-            raise Busy(f"{peer} makes more than {most:g} requests a second (Limits.requests_per_second): wait a little")
+            rate = limits.requests_per_second
+            raise Busy(f"{peer} makes more than {rate:g} requests a second (Limits.requests_per_second): retry later")
         if self.requests >= limits.requests:
-            raise Busy(f"{limits.requests} requests are under way, as many as may be (Limits.requests)")
+            raise Busy(f"{limits.requests} requests are in progress, the maximum (Limits.requests)")
         if self._requests[peer] >= limits.requests_by_peer:
-            raise Busy(f"{limits.requests_by_peer} requests of {peer} are under way (Limits.requests_by_peer)")
+            raise Busy(f"{limits.requests_by_peer} requests of {peer} are in progress (Limits.requests_by_peer)")
         self._requests[peer] += 1
         try:
             with self.budget.enter() as entry:

@@ -1,9 +1,9 @@
-"""Barriers by name: a pure state machine, as all of membership.
+"""Barriers by name: a pure state machine, like all of membership.
 
-The rounds of a barrier are counted. A worker says after which round it comes (the last one of this name that it has
-passed), so a request that is sent twice, or whose answer was lost, is seen for what it is: the round after that one has
-ended already, and the answer is the same again. Since workers know the counts too, a scheduler that starts anew learns
-them from those that come back, and nobody waits for a worker that has gone on.
+The rounds of a barrier are counted. A worker's request contains the last round of that name which it has passed. A
+request that is sent twice, or whose answer was lost, is therefore recognized: its round has already ended, and it gets
+the same answer again. Workers know the counts too. A restarted scheduler learns them from the workers that reconnect,
+so no worker waits for one that has already passed.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-__all__ = ["MOST_NAMES", "Barriers"]
+__all__ = ["MAX_NAMES", "Barriers"]
 
-MOST_NAMES = 4096
+MAX_NAMES = 4096
+"""The maximum number of barriers in use at a time, and of stored round counts."""
 
 
 class Barriers:
-    """The state of all barriers: rounds that have ended, and the nodes that wait for the next.
+    """The state of all barriers: the rounds that have ended, and the nodes that wait for the next.
 
     Attributes:
-        rounds: how many rounds of each barrier have ended.
-        waiting: who waits for the next round of each.
-        meetings: the names of those that newcomers are not waited for at, until they come by themselves.
+        rounds: the number of ended rounds of each barrier.
+        waiting: by barrier, the nodes that wait for its next round.
+        meetings: the barriers that wait for a newcomer only after its first arrival.
     """
 
     def __init__(self, rounds: Mapping[str, int] | None = None) -> None:
@@ -32,17 +33,17 @@ class Barriers:
         self._released: set[tuple[str, str]] = set()
 
     def enter(self, node: str, name: str, after: int, excused: bool) -> int | None:
-        """Enter a worker at a barrier; return the round that it has passed, or None: it waits.
+        """Enter a worker at a barrier; return the round that it has passed, or None if it must wait.
 
         Args:
             node: the worker's id.
             name: the barrier's.
             after: the last round of this name that the worker knows of.
-            excused: it joined late and comes here for the first time: where a round has ended before, and nobody waits
-                for the next, this is a barrier from the start of the job, which it missed.
+            excused: whether it joined late and arrives here for the first time. If a round has ended and no node waits
+                for the next, the barrier belongs to the start of the job, which this worker missed: it passes.
         """
         ended = self.rounds.get(name, 0)
-        if after > ended:  # a scheduler that started anew, and hears of these rounds for the first time
+        if after > ended:  # a restarted scheduler that did not know these rounds
             self.learn({name: after})
             ended = after
         if after < ended:
@@ -63,51 +64,50 @@ class Barriers:
         """Withdraw a worker from all barriers."""
         for name in list(self.waiting):
             self._drop(name, node)
-        self._released = {each for each in self._released if each[1] != node}
+        self._released = {entry for entry in self._released if entry[1] != node}
 
-    def keep(self, nodes: Iterable[str]) -> None:
-        """Withdraw all workers but these from all barriers."""
-        kept = set(nodes)
-        for node in set().union(*self.waiting.values()) - kept:
+    def retain(self, nodes: Iterable[str]) -> None:
+        """Withdraw all other workers from all barriers."""
+        for node in set().union(*self.waiting.values()).difference(nodes):
             self.forget(node)
 
     def learn(self, rounds: Mapping[str, int]) -> bool:
-        """Take over rounds that others know of; return True if any was new.
+        """Add rounds that other nodes know of; return True if any was new.
 
-        Whoever waits for a round that has ended has passed it.
+        A node that waits for a round that has ended passes it.
         """
-        news = {name: number for name, number in rounds.items() if number > self.rounds.get(name, 0)}
-        for name, number in news.items():
+        new_rounds = {name: number for name, number in rounds.items() if number > self.rounds.get(name, 0)}
+        for name, number in new_rounds.items():
             self._end(name, number)
-        return bool(news)
+        return bool(new_rounds)
 
-    def settle(
+    def complete_rounds(
         self, workers: Collection[str], newcomers: Callable[[str], Collection[str]] = lambda name: ()
     ) -> list[str]:
         """End the round of every barrier at which all `workers` wait; return their names.
 
         Args:
-            workers: who lives.
-            newcomers: of a meeting, who of these joined late and has not come to it yet.
+            workers: the workers that are alive.
+            newcomers: returns, for a meeting, the workers that joined late and have not arrived at it yet.
         """
 
-        def wanted(name: str) -> Collection[str]:
+        def required(name: str) -> Collection[str]:
             return (set(workers).difference(newcomers(name)) if name in self.meetings else ()) or workers
 
-        complete = [name for name, waiting in self.waiting.items() if waiting and waiting.issuperset(wanted(name))]
+        complete = [name for name, waiting in self.waiting.items() if waiting and waiting.issuperset(required(name))]
         for name in complete:
             self._end(name, self.rounds.get(name, 0) + 1)
         return complete
 
     def release(self, workers: Collection[str], late: Collection[str]) -> bool:
-        """Let workers that joined late pass meetings to which nobody else will come; return True if any does.
+        """Release late workers from meetings that no other worker will attend; return True if any were released.
 
-        That is so where all workers wait, and the others at other barriers: they have passed this meeting before, and
-        wait for those who are here.
+        No other worker will come if all workers are waiting and only late ones wait at the meeting: the others have
+        passed it already, and wait elsewhere for the late ones.
 
         Args:
-            workers: who lives.
-            late: who of these joined late.
+            workers: the workers that are alive.
+            late: the ones that joined late.
         """
         if not set().union(*self.waiting.values()).issuperset(workers):
             return False
@@ -119,15 +119,15 @@ class Barriers:
         return bool(stuck)
 
     def to_wire(self) -> dict[str, Any]:
-        """The rounds, for a snapshot: nothing else outlives a scheduler."""
+        """Return the rounds for a snapshot, the only state that a restarted scheduler needs."""
         return dict(self.rounds)
 
     def _end(self, name: str, number: int) -> None:
         self.waiting.pop(name, None)
         self.meetings.discard(name)
         self.rounds.pop(name, None)
-        self.rounds[name] = number  # last in order: the oldest names go first
-        while len(self.rounds) > MOST_NAMES:
+        self.rounds[name] = number  # at the end: the oldest names are dropped first
+        while len(self.rounds) > MAX_NAMES:
             del self.rounds[next(iter(self.rounds))]
 
     def _drop(self, name: str, node: str) -> None:

@@ -1,4 +1,4 @@
-"""One call of an operation: the request and its answer, on the side of the caller."""
+"""One call of an operation by a client: the request and its answer."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from flowmx.comm.limits import Limits
 from flowmx.comm.local import Segment, Segments
 from flowmx.comm.offload import copy, offload
 from flowmx.comm.security import REQUEST, Security
-from flowmx.comm.transfer import CONTENT_TYPE, digest, receive, slices
+from flowmx.comm.transfer import CONTENT_TYPE, chunks, digest, receive
 
 if TYPE_CHECKING:
-    from flowmx.comm.stream_client import Outgoing
+    from flowmx.comm.stream_client import ClientStream
 
-__all__ = ["Call", "Route", "Who"]
+__all__ = ["Call", "ClientConfig", "Route"]
 
-WORTH_SHARING = 32 << 10
-"""Bytes of a call from which shared memory is faster than sending them along, and POST as good as a stream."""
-KEEP = 15.0
-"""Seconds that idle connections are kept: less than the service keeps them."""
-AGAIN = 60.0
-"""Seconds after which a service that had no stream is asked for one again."""
+SHARING_MIN = 32 << 10
+"""Calls with at least this many bytes use shared memory or POST: a stream would be no faster."""
+KEEP_ALIVE = 15.0
+"""Seconds that idle connections are kept open: less than in the service."""
+RETRY_STREAM = 60.0
+"""Seconds after which a service that refused a stream is asked again."""
 
 
-class Who(NamedTuple):
-    """The settings of a client's calls: the two ends, security, limits.
+class ClientConfig(NamedTuple):
+    """The settings of a client's calls.
 
     Attributes:
-        address: of the service, as messages call it.
-        url: of the service by TCP.
-        node: that calls.
-        security: as the service's.
-        limits: what is allowed.
+        address: the service's address, for messages.
+        url: the service's TCP address.
+        node: the name of the calling node.
+        security: the same as the service's.
+        limits: limits on answers and connections.
     """
 
     address: str
@@ -58,20 +58,20 @@ class Route:
         session: its connections.
         url: of the service, on these.
         segments: where memory is shared.
-        opener: opens a stream on the route; gives None where there is none.
+        open_stream: opens a stream on the route, or returns None if the service has none.
     """
 
     def __init__(
         self, session: aiohttp.ClientSession, url: URL, segments: Segments | None = None,
-        opener: Callable[[Route], Awaitable[Outgoing | None]] | None = None,
+        open_stream: Callable[[Route], Awaitable[ClientStream | None]] | None = None,
     ) -> None:  # fmt: skip
         self.session = session
         self.url = url
         self.segments = segments
-        self._opener = opener
+        self._open_stream = open_stream
         self._opening = asyncio.Lock()
         self._open_after = 0.0
-        self._stream: Outgoing | None = None
+        self._stream: ClientStream | None = None
 
     @property
     def has_stream(self) -> bool:
@@ -79,26 +79,26 @@ class Route:
         return self._stream is not None and self._stream.is_open
 
     def process(self) -> local.PeerProcess | None:
-        """The process at the other end of the stream, where that is a unix socket."""
+        """Return the process at the other end of the stream if it is a unix socket, or None."""
         return self._stream.process() if self._stream is not None and self.segments is not None else None
 
-    async def stream(self) -> Outgoing | None:
-        """The stream for small calls, which is opened where need be; None where they go by POST."""
+    async def stream(self) -> ClientStream | None:
+        """Return the stream for small calls, opening it if necessary; None if they are sent by POST."""
         now = asyncio.get_running_loop().time()
-        found = self._stream
-        if found is not None and found.is_open and (now < found.used + KEEP or not found.is_idle):
-            return found
-        if self._opener is None or now < self._open_after:
+        stream = self._stream
+        if stream is not None and stream.is_open and (now < stream.used + KEEP_ALIVE or not stream.is_idle):
+            return stream
+        if self._open_stream is None or now < self._open_after:
             return None
         async with self._opening:
-            if self._stream is found:
+            if self._stream is stream:
                 self.retire_stream()
-                self._stream = await self._opener(self)
-                self._open_after = 0.0 if self._stream is not None else now + AGAIN
+                self._stream = await self._open_stream(self)
+                self._open_after = 0.0 if self._stream is not None else now + RETRY_STREAM
         return self._stream
 
     def retire_stream(self) -> None:
-        """Begin no more calls on the stream: its connection may be dead."""
+        """Start no more calls on the stream: its connection may be dead."""
         if self._stream is not None:
             self._stream.retire()
             self._stream = None
@@ -115,43 +115,43 @@ class Call:
     """One call on one route.
 
     Args:
-        who: calls whom.
-        route: to it.
-        operation: that is called.
-        message: for it.
+        config: the client's settings.
+        route: the route to the service.
+        operation: its name.
+        message: the request.
         into: memory for the answer's tensors.
-        rooms: how many bytes of tensors each operation last answered with.
-        share: whether to share memory however small the call is.
-        stream: whether it may go by the route's stream.
-        sent: is called when the request is on its way as a whole.
+        answer_sizes: the bytes of tensors in each operation's last answer.
+        share: whether to share memory even for a small call.
+        stream: whether the call may use the route's stream.
+        on_sent: called when the whole request has been sent.
     """
 
     def __init__(
         self,
-        who: Who,
+        config: ClientConfig,
         route: Route,
         operation: str,
         message: Message,
         into: list[memoryview] | None,
-        rooms: dict[str, int],
+        answer_sizes: dict[str, int],
         share: bool = False,
         stream: bool = True,
-        sent: Callable[[], object] = lambda: None,
+        on_sent: Callable[[], object] = lambda: None,
     ) -> None:
-        self._who = who
+        self._config = config
         self._route = route
         self._operation = operation
         self._message = message
         self._into = into
-        self._rooms = rooms
+        self._answer_sizes = answer_sizes
         self._share = share
         self._may_stream = stream
-        self._sent = sent
+        self._on_sent = on_sent
         self._segment: Segment | None = None
         self._nonce = ""
 
     async def run(self) -> Message:
-        """Send the request and take the answer.
+        """Send the request and receive the answer.
 
         Raises:
             CommError: as in `Peer.call`.
@@ -159,139 +159,143 @@ class Call:
         parts = encode(self._message)
         sizes = [tensor.data.nbytes for tensor in self._message.tensors]
         offsets, end = local.lay_out(sizes)
-        room = self._room()
-        if self._route.segments is not None and (self._share or sum(sizes) + room >= WORTH_SHARING):
-            parts = [await self._packed(self._route.segments, offsets, end, room)]
+        answer_size = self._answer_size()
+        if self._route.segments is not None and (self._share or sum(sizes) + answer_size >= SHARING_MIN):
+            parts = [await self._pack_shared(self._route.segments, offsets, end, answer_size)]
         try:
             return await self._exchange(parts)
         except (aiohttp.ClientError, OSError) as error:
             if isinstance(error, CommError | TimeoutError) and not isinstance(error, aiohttp.ClientError):
                 raise
-            raise self._gone(str(error) or type(error).__name__) from error
-        except RuntimeError as error:  # aiohttp's, where the session was closed since the route was chosen
+            raise self._peer_gone(str(error) or type(error).__name__) from error
+        except RuntimeError as error:  # raised by aiohttp if the session was closed since the route was chosen
             if not self._route.session.closed:
                 raise
-            raise self._gone("its connections were closed here") from error
+            raise self._peer_gone("the client closed its connections") from error
 
-    def _gone(self, why: str) -> PeerGone:
-        return PeerGone(f"{self._who.address} is gone ({self._operation}): {why}")
+    def _peer_gone(self, reason: str) -> PeerGone:
+        return PeerGone(f"{self._config.address} is gone ({self._operation}): {reason}")
 
-    def _room(self) -> int:
-        """The expected bytes of the answer's tensors: of the memory given for them, or else of the last answer."""
+    def _answer_size(self) -> int:
+        """The expected bytes of the answer's tensors: those of `into`, or else of the last answer."""
         if self._into is None:
-            return self._rooms.get(self._operation, 0)
+            return self._answer_sizes.get(self._operation, 0)
         return local.lay_out([len(target) for target in self._into])[1]
 
-    async def _packed(self, segments: Segments, offsets: list[int], end: int, room: int) -> bytes:
-        """The head of a frame whose tensors were put into shared memory, with room for those of the answer."""
+    async def _pack_shared(self, segments: Segments, offsets: list[int], end: int, answer_size: int) -> bytes:
+        """Put the tensors into shared memory, with space for the answer's; return the head of the frame."""
         tensors = self._message.tensors
         start = -(-end // local.ALIGNMENT) * local.ALIGNMENT
-        segment = self._segment = segments.take(max(start + room, 1))
+        segment = self._segment = segments.take(max(start + answer_size, 1))
         memory = segment.array.data
         pairs = [
             (memory[at : at + tensor.data.nbytes], tensor.bytes()) for at, tensor in zip(offsets, tensors, strict=True)
         ]
         await offload(end, copy, pairs)
         shared = [segment.descriptor, segment.inode, segment.size, start, segment.size - start]
-        return pack({**self._message.header, "shared": shared, "tensors": local.described(tensors, offsets)})
+        return pack({**self._message.header, "shared": shared, "tensors": local.describe(tensors, offsets)})
 
     async def _exchange(self, parts: list[bytes | memoryview]) -> Message:
         total = sum(map(len, parts))
-        is_small = total < WORTH_SHARING and (self._segment is not None or self._room() < WORTH_SHARING)
+        is_small = total < SHARING_MIN and (self._segment is not None or self._answer_size() < SHARING_MIN)
         stream = await self._route.stream() if is_small and self._may_stream else None
-        message = await (self._post(parts, total) if stream is None else self._ask(stream, parts))
-        self._rooms[self._operation] = local.lay_out([tensor.data.nbytes for tensor in message.tensors])[1]
+        message = await (self._post(parts, total) if stream is None else self._stream_call(stream, parts))
+        self._answer_sizes[self._operation] = local.lay_out([tensor.data.nbytes for tensor in message.tensors])[1]
         return message
 
-    async def _ask(self, stream: Outgoing, parts: list[bytes | memoryview]) -> Message:
-        """The answer to a message of a stream."""
-        self._sent()
-        parser = Parser(self._who.limits, self._place)
+    async def _stream_call(self, stream: ClientStream, parts: list[bytes | memoryview]) -> Message:
+        """Send the request over a stream; return the answer."""
+        self._on_sent()
+        parser = Parser(self._config.limits, self._destinations)
         await stream.ask(self._operation, parts, parser)
-        return await self._taken(parser)
+        return await self._answer(parser)
 
     async def _post(self, parts: list[bytes | memoryview], total: int) -> Message:
-        """The answer to a request of HTTP."""
+        """Send the request by POST; return the answer."""
         url = self._route.url / "v1" / self._operation
         headers = {hdrs.CONTENT_TYPE: CONTENT_TYPE, **await self._signature(url, parts)}
-        data = next(slices(parts)) if total < WORTH_SHARING else self._pieces(parts)
+        data = next(chunks(parts)) if total < SHARING_MIN else self._send_chunks(parts)
         headers[hdrs.CONTENT_LENGTH] = str(total)
-        if total < WORTH_SHARING:
-            self._sent()
+        if total < SHARING_MIN:
+            self._on_sent()
         async with self._route.session.post(url, data=data, headers=headers, allow_redirects=False) as response:
-            return await self._take(response)
+            return await self._receive(response)
 
     async def _signature(self, url: URL, parts: list[bytes | memoryview]) -> dict[str, str]:
-        security = self._who.security
-        if security is None or not security.signs:
+        security = self._config.security
+        if security is None or not security.has_secret:
             return {}
-        # Empty tensors have no part of their own in the frame, and a digest all the same.
+        # Empty tensors have no bytes in the frame, but they have a digest.
         tensors = [] if self._segment else [tensor.bytes() for tensor in self._message.tensors]
-        signed = await digest(bytes(parts[0]), tensors)
-        self._nonce, value = security.sign_request("POST", url.raw_path, self._who.node, signed)
+        body_digest = await digest(bytes(parts[0]), tensors)
+        self._nonce, value = security.sign_request("POST", url.raw_path, self._config.node, body_digest)
         return {REQUEST: value}
 
-    async def _take(self, response: aiohttp.ClientResponse) -> Message:
+    async def _receive(self, response: aiohttp.ClientResponse) -> Message:
         if response.content_type != CONTENT_TYPE:
-            text = f"{self._who.address} answered {response.status} {response.reason} to {self._operation}"
+            text = f"{self._config.address} answered {response.status} {response.reason} to {self._operation}"
             raise Busy(text) if response.status == 503 else Refused(f"{text}: is this the address of a flowmx service?")
-        signed = self._check_signature(response)
-        parser = Parser(self._who.limits, self._place)
+        body_digest = self._check_signature(response)
+        parser = Parser(self._config.limits, self._destinations)
         try:
-            await receive(response.content, parser, self._who.limits, signed)
+            await receive(response.content, parser, self._config.limits, body_digest)
         except TooSlow as error:
-            raise self._gone(str(error)) from None
-        message = await self._taken(parser)
+            raise self._peer_gone(str(error)) from None
+        message = await self._answer(parser)
         if response.status != 200:
-            raise WireError(f"{self._who.address} answered {response.status} to {self._operation}, and no error")
+            raise WireError(f"{self._config.address} answered {response.status} to {self._operation} without an error")
         return message
 
-    async def _taken(self, parser: Parser) -> Message:
-        """The answer that a parser has read."""
+    async def _answer(self, parser: Parser) -> Message:
+        """Return the answer that a parser has read.
+
+        Raises:
+            CommError: the answer is a refusal, or malformed.
+        """
         message = parser.finish()
         header = parser.header or {}
         if (refusal := errors.from_header(header)) is not None:
             raise refusal
         if "shared" in header:
-            message.tensors.extend(await self._take_shared(parser.specs))
+            message.tensors.extend(await self._receive_shared(parser.specs))
         else:
-            self._give_back()
+            self._release_segment()
         return message
 
     def _check_signature(self, response: aiohttp.ClientResponse) -> str | None:
-        security = self._who.security
-        if security is None or not security.signs:
+        security = self._config.security
+        if security is None or not security.has_secret:
             return None
         try:
             return security.check_answer(self._nonce, response.status, response.headers)
         except Unauthorized:
             if response.status == 200:
                 raise
-            return None  # a service that does not know us can not sign for us; its answer can only be a refusal
+            return None  # a service that does not know this client cannot sign; its answer can only be a refusal
 
-    def _place(self, header: dict[str, Any], specs: Sequence[Spec]) -> Sequence[memoryview | None]:
+    def _destinations(self, header: dict[str, Any], specs: Sequence[Spec]) -> Sequence[memoryview | None]:
         return self._into if self._into is not None and "error" not in header else ()
 
-    async def _take_shared(self, specs: list[Spec]) -> list[Tensor]:
+    async def _receive_shared(self, specs: list[Spec]) -> list[Tensor]:
         if self._segment is None or self._route.segments is None:
-            raise WireError(f"{self._who.address} answered in shared memory, which was not offered")
-        found = local.views(specs, self._route.segments.lease(self._segment))
+            raise WireError(f"{self._config.address} answered in shared memory that was not offered")
+        tensors = local.views(specs, self._route.segments.lease(self._segment))
         if self._into is None:
-            return found
+            return tensors
         targets = destinations(specs, self._into)
         total = sum(spec.nbytes for spec in specs)
-        await offload(total, copy, [(target, tensor.data) for target, tensor in zip(targets, found, strict=True)])
-        return [tensor._replace(data=target) for target, tensor in zip(targets, found, strict=True)]
+        await offload(total, copy, [(target, tensor.data) for target, tensor in zip(targets, tensors, strict=True)])
+        return [tensor._replace(data=target) for target, tensor in zip(targets, tensors, strict=True)]
 
-    def _give_back(self) -> None:
+    def _release_segment(self) -> None:
         """Return the segment for reuse, once the service has answered.
 
-        Where it has not, it may write there still; and what it refuses in part it may go on reading.
+        Without an answer the service may still write there; after a refusal it may still read there.
         """
         if self._segment is not None and self._route.segments is not None:
             self._route.segments.give(self._segment)
 
-    async def _pieces(self, parts: list[bytes | memoryview]) -> AsyncIterator[bytes | memoryview]:
-        for piece in slices(parts):
-            yield piece
-        self._sent()
+    async def _send_chunks(self, parts: list[bytes | memoryview]) -> AsyncIterator[bytes | memoryview]:
+        for chunk in chunks(parts):
+            yield chunk
+        self._on_sent()

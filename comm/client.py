@@ -1,4 +1,4 @@
-"""A peer: the operations of a service of another process or machine, to be called."""
+"""A client of a service in another process or on another machine."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from yarl import URL
 
 from flowmx import settings
-from flowmx.comm.call import Call, Who
+from flowmx.comm.call import Call, ClientConfig
 from flowmx.comm.errors import PeerGone, Refused, WireError
 from flowmx.comm.frames import Message, Tensor
-from flowmx.comm.limits import Limits, in_force
-from flowmx.comm.local import Foreign, NotLocal
+from flowmx.comm.limits import Limits, limits_for
+from flowmx.comm.local import NotLocal, PeerMemory
 from flowmx.comm.routes import Routes
 from flowmx.comm.security import Security, check_node
 
@@ -26,20 +26,20 @@ log = logging.getLogger("flowmx.comm")
 
 
 class Peer:
-    """A service of another process or machine. Belongs to the event loop that first calls it.
+    """A service in another process or on another machine. A peer belongs to the event loop of its first call.
 
     Args:
-        address: ``"http://host:port"``, with a path where the service is mounted under one, or ``"host:port"``.
-        security: as the service's.
-        limits: what is allowed; by default what a job's nodes may send.
-        node: the caller's own name, which calls are signed with.
-        local: whether to use the faster way between processes of one machine where there is one, and where
-            ``FLOWMX_KVSTORE_LOCAL`` lets it.
-        stream: whether small calls may share a connection, a stream, where the service has those and
-            ``FLOWMX_KVSTORE_STREAMS`` lets them.
+        address: ``"host:port"`` or ``"http://host:port"``, with a path if the service is mounted under one.
+        security: the credentials that the service uses too.
+        limits: limits on messages; by default those of a job's nodes.
+        node: the caller's node name, for the signatures of calls.
+        local: whether to use a unix socket and shared memory if the service is on this machine; only if
+            ``FLOWMX_KVSTORE_LOCAL`` allows it.
+        stream: whether small calls may share a stream, if the service offers one; only if ``FLOWMX_KVSTORE_STREAMS``
+            allows it.
 
     Raises:
-        ValueError: the address or the node is none.
+        ValueError: the address or node name is invalid.
 
     Example:
         >>> async with Peer("127.0.0.1:40123") as peer:
@@ -59,32 +59,32 @@ class Peer:
         url = _url(address, security)
         self.address = str(url).rstrip("/")
         self.node = check_node(node)
-        self.limits = limits or in_force("job")
-        self._who = Who(self.address, url, node, security, self.limits)
+        self.limits = limits or limits_for("job")
+        self._config = ClientConfig(self.address, url, node, security, self.limits)
         config = settings.get()
-        self._routes = Routes(self._who, local and config.kvstore_local, stream and config.kvstore_streams)
-        self._rooms: dict[str, int] = {}  # bytes of an operation's last answer
+        self._routes = Routes(self._config, local and config.kvstore_local, stream and config.kvstore_streams)
+        self._answer_sizes: dict[str, int] = {}  # bytes of each operation's last answer
 
     @property
     def is_local(self) -> bool:
-        """True when tensors go by shared memory; known after the first call."""
+        """True if tensors are sent in shared memory; known after the first call."""
         return self._routes.is_local
 
     @property
     def is_streaming(self) -> bool:
-        """True while a stream is open, over which small calls go."""
+        """True while a stream for small calls is open."""
         return self._routes.is_streaming
 
-    def foreign(self, descriptor: int, inode: int, size: int) -> Foreign:
-        """Memory of the service's process, which it lets this one read.
+    def map_memory(self, descriptor: int, inode: int, size: int) -> PeerMemory:
+        """Map memory of the service's process for reading.
 
         Raises:
-            NotLocal: it is on another machine, or its memory can not be reached.
+            NotLocal: the service is on another machine, or its memory cannot be mapped.
         """
         process = self._routes.process()
         if process is None:
             raise NotLocal(f"{self.address} shares no memory with this process")
-        return Foreign(process, descriptor, inode, size)
+        return PeerMemory(process, descriptor, inode, size)
 
     async def __aenter__(self) -> Peer:
         return self
@@ -93,7 +93,7 @@ class Peer:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections; calls that are under way fail."""
+        """Close the connections; calls in progress fail."""
         await self._routes.close()
 
     async def call(
@@ -102,52 +102,53 @@ class Peer:
         header: dict[str, Any],
         tensors: Sequence[Tensor | np.ndarray[Any, Any]] = (),
         into: Sequence[memoryview | np.ndarray[Any, Any]] | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109 (the message names what took so long)
-        sent: Callable[[], object] = lambda: None,
+        timeout: float | None = None,  # noqa: ASYNC109 (the message names the operation)
+        on_sent: Callable[[], object] = lambda: None,
     ) -> Message:
-        """Call an operation, once: whether to call again is for the caller to decide.
+        """Call an operation once; the caller decides whether to retry.
 
         Args:
             operation: its name.
-            header: what it takes; with "id", "node" and "incarnation" where it requires them.
-            tensors: what it takes; they must stay as they are until it is over.
-            into: memory for each tensor of the answer, whose tensors are these then. Where the call fails it may have
-                been written in part.
-            timeout: seconds; by default those of the limits; infinity for an answer that may take for ever.
-            sent: is called when the request is on its way as a whole, perhaps more than once.
+            header: the request's fields, with "id", "node" and "incarnation" if the operation requires them.
+            tensors: the request's tensors; they must not change until the call is over.
+            into: memory for the tensors of the answer. If the call fails, it may have been partly overwritten.
+            timeout: seconds (default: the timeout of the limits); infinity for no timeout.
+            on_sent: called when the whole request has been sent, possibly more than once.
 
         Raises:
-            PeerGone: there is no connection, or it broke: perhaps the operation was done, perhaps not.
-            Refused: by the service; `Unauthorized` and others are more specific.
-            WireError: the message, or the answer, is none that is allowed.
-            TimeoutError: it took too long: perhaps the operation was done, perhaps not.
+            PeerGone: the connection failed or broke; the operation may or may not have been carried out.
+            Refused: the service refused the call. Subclasses such as `Unauthorized` give the reason.
+            WireError: the request or the answer is invalid.
+            TimeoutError: the call took too long; the operation may or may not have been carried out.
         """
-        named = {"node": self.node, **header} if self.node else header
-        message = Message(named, [tensor if isinstance(tensor, Tensor) else Tensor.of(tensor) for tensor in tensors])
-        targets = None if into is None else [_bytes_of(index, target) for index, target in enumerate(into)]
+        fields = {"node": self.node, **header} if self.node else header
+        message = Message(fields, [tensor if isinstance(tensor, Tensor) else Tensor.of(tensor) for tensor in tensors])
+        targets = None if into is None else [_writable_bytes(index, target) for index, target in enumerate(into)]
         seconds = self.limits.timeout if timeout is None else timeout
         try:
             async with asyncio.timeout(None if math.isinf(seconds) else seconds):
-                return await self._call(operation, message, targets, sent)
+                return await self._call(operation, message, targets, on_sent)
         except TimeoutError:
             self._routes.retire_streams()
             raise TimeoutError(f"{operation} on {self.address} took longer than {seconds:g} s") from None
 
     async def _call(
-        self, operation: str, message: Message, into: list[memoryview] | None, sent: Callable[[], object]
+        self, operation: str, message: Message, into: list[memoryview] | None, on_sent: Callable[[], object]
     ) -> Message:
         route = await self._routes.best()
         try:
-            return await Call(self._who, route, operation, message, into, self._rooms, sent=sent).run()
+            return await Call(self._config, route, operation, message, into, self._answer_sizes, on_sent=on_sent).run()
         except PeerGone:
-            self._routes.forget(route)
+            self._routes.drop_local(route)
             raise
         except Refused as error:
             if route.segments is None or error.kind != NotLocal.kind:
                 raise
-        # The service did not get at the memory, and so has done nothing yet.
-        self._routes.give_up("its memory can not be reached")
-        return await Call(self._who, self._routes.tcp(), operation, message, into, self._rooms, sent=sent).run()
+        # The service could not map the memory, and has done nothing yet.
+        self._routes.use_tcp("its memory cannot be mapped")
+        return await Call(
+            self._config, self._routes.tcp(), operation, message, into, self._answer_sizes, on_sent=on_sent
+        ).run()
 
 
 def _url(address: str, security: Security | None) -> URL:
@@ -155,11 +156,11 @@ def _url(address: str, security: Security | None) -> URL:
         address = f"http{'s' if security is not None and security.tls is not None else ''}://{address}"
     url = URL(address)
     if url.scheme not in ("http", "https") or not url.host or not url.explicit_port:
-        raise ValueError(f"a peer's address is 'host:port' or 'http://host:port', and not {address!r}")
+        raise ValueError(f"a peer's address is 'host:port' or 'http://host:port', not {address!r}")
     return url
 
 
-def _bytes_of(index: int, target: memoryview | np.ndarray[Any, Any]) -> memoryview:
+def _writable_bytes(index: int, target: memoryview | np.ndarray[Any, Any]) -> memoryview:
     if isinstance(target, np.ndarray):
         if not target.flags.c_contiguous or not target.flags.writeable:
             raise WireError(f"memory {index} for the answer must be contiguous and writable")

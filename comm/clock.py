@@ -1,4 +1,4 @@
-"""The clock that waits go by, which tests replace."""
+"""A clock for timeouts, which tests replace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Clock:
-    """The time, and sleep. Tests have a clock that they set themselves."""
+    """The time, and a sleep. Tests use a clock that they set."""
 
     def now(self) -> float:
         """Seconds since an arbitrary point in the past; monotonic."""
@@ -25,18 +25,15 @@ class Clock:
 
 
 async def within(clock: Clock, seconds: float, wait: Callable[[], Awaitable[T]]) -> bool:
-    """Wait for at most so many seconds of a clock; return True if the wait succeeded.
-
-    What `wait` raises is raised here.
-    """
-    awaited = asyncio.ensure_future(wait())  # called now: whoever waits for a ring must not miss the next
+    """Wait for at most `seconds` of a clock; return whether the wait ended in time. Errors of `wait` are raised."""
+    waiter = asyncio.ensure_future(wait())  # called now, so that it does not miss the next notification
     alarm = asyncio.ensure_future(clock.sleep(seconds))
     try:
-        await asyncio.wait({awaited, alarm}, return_when=asyncio.FIRST_COMPLETED)
-        if awaited.done():
-            awaited.result()
-        return awaited.done()
+        await asyncio.wait({waiter, alarm}, return_when=asyncio.FIRST_COMPLETED)
+        if waiter.done():
+            waiter.result()
+        return waiter.done()
     finally:
-        for task in (awaited, alarm):
+        for task in (waiter, alarm):
             task.cancel()
-        await asyncio.gather(awaited, alarm, return_exceptions=True)
+        await asyncio.gather(waiter, alarm, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Errors between peers. Each message says what was given, what is allowed, and who refused."""
+"""Errors between peers. Each message contains the value, the allowed values, and the peer that refused it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["CommError", "PeerGone", "Refused", "TooLarge", "Unauthorized", "Wire
 
 
 class CommError(MXNetError):
-    """Base of every error of the wire.
+    """Base of all errors of communication.
 
     Attributes:
         kind: the error's name on the wire, for programs; the text is for people.
-        status: the status of an HTTP answer that carries the error.
+        status: the status of an HTTP response with this error.
     """
 
     kind = "error"
@@ -22,18 +22,18 @@ class CommError(MXNetError):
 
 
 class PeerGone(CommError, ConnectionError):
-    """A peer that can not be reached, or a broken connection: the request may or may not have been carried out."""
+    """A peer that cannot be reached, or a broken connection: the request may or may not have been carried out."""
 
     kind = "gone"
     status = 502
 
 
 class Refused(CommError):
-    """A refusal of the peer's; the text is the peer's.
+    """A refusal by the peer, with the peer's text.
 
     Args:
-        text: why.
-        kind: a name for programs to decide by, such as ``"stale"``.
+        text: the reason.
+        kind: a name for programs, such as ``"stale"``.
     """
 
     kind = "refused"
@@ -46,7 +46,7 @@ class Refused(CommError):
 
 
 class Failed(Refused):
-    """A failure of the peer's handler: it raised an exception that is no refusal."""
+    """A failure of the peer's handler: it raised an exception that is not a refusal."""
 
     kind = "failed"
     status = 500
@@ -67,7 +67,7 @@ class Busy(Refused):
 
 
 class TooSlow(Refused):
-    """A transfer that paused for longer than allowed, or that was slower than the limit."""
+    """A transfer that paused for too long, or was slower than the limit."""
 
     kind = "slow"
     status = 408
@@ -78,6 +78,13 @@ class Unauthorized(Refused, PermissionError):
 
     kind = "unauthorized"
     status = 401
+
+
+class CrossSite(Refused, PermissionError):
+    """A request that a browser sent for a page of another site."""
+
+    kind = "cross_site"
+    status = 403
 
 
 class WireError(CommError, ValueError):
@@ -95,7 +102,7 @@ class TooLarge(WireError):
 
 
 class MediaTypeError(WireError):
-    """A body of another media type than a frame's."""
+    """A body whose media type is not that of a frame."""
 
     kind = "media_type"
     status = 415
@@ -103,21 +110,21 @@ class MediaTypeError(WireError):
 
 _CLASSES: dict[str, type[CommError]] = {
     cls.kind: cls
-    for cls in (Refused, Failed, Unknown, Busy, TooSlow, Unauthorized, WireError, TooLarge, MediaTypeError)
+    for cls in (Refused, Failed, Unknown, Busy, TooSlow, Unauthorized, CrossSite, WireError, TooLarge, MediaTypeError)
 }
 
 
 def to_header(error: CommError) -> dict[str, Any]:
-    """The header of a frame that carries `error`."""
+    """The header of a frame with an error."""
     return {"error": {"kind": error.kind, "text": str(error)}}
 
 
 def from_header(header: dict[str, Any]) -> CommError | None:
-    """The error that a frame's header carries, if it carries one; unknown kinds are refusals."""
-    found = header.get("error")
-    if not isinstance(found, dict):
+    """Return the error in a frame's header, or None; unknown kinds become refusals."""
+    entry = header.get("error")
+    if not isinstance(entry, dict):
         return None
-    kind, text = str(found.get("kind", "")), str(found.get("text", ""))
+    kind, text = str(entry.get("kind", "")), str(entry.get("text", ""))
     if kind in _CLASSES:
         return _CLASSES[kind](text)
     return Refused(text, kind)

@@ -5,86 +5,86 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["choice", "flag", "mapping", "sequence", "text", "whole"]
+__all__ = ["choice", "flag", "integer", "mapping", "sequence", "text"]
 
-MOST = 2**63 - 1
+MAX_INT64 = 2**63 - 1
 
 
-def mapping(found: object, what: str) -> Mapping[str, Any]:
-    """`found`, which must be a map with text for keys.
+def mapping(value: object, what: str) -> Mapping[str, Any]:
+    """Return a value that must be a map with text keys.
 
     Raises:
         ValueError: it is not.
     """
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise ValueError(f"{what} must be a map with text for keys, and is {_brief(found)}")
-    return found
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise ValueError(f"{what} must be a map with text keys, and is {_brief(value)}")
+    return value
 
 
-def text(header: Mapping[str, Any], name: str, most: int, *, least: int = 0) -> str:
-    """The text of a field; one that is missing counts as empty.
+def text(header: Mapping[str, Any], name: str, max_length: int, *, min_length: int = 0) -> str:
+    """Return the text of a field; a missing field is empty.
 
     Raises:
-        ValueError: it is no text, or its length is outside the limits.
+        ValueError: it is not text, or its length is outside the limits.
     """
-    found = header.get(name, "")
-    if not isinstance(found, str) or not least <= len(found) <= most:
-        raise _error(name, found, f"text of {least} to {most} characters")
-    return found
+    value = header.get(name, "")
+    if not isinstance(value, str) or not min_length <= len(value) <= max_length:
+        raise _error(name, value, f"text of {min_length} to {max_length} characters")
+    return value
 
 
 def choice(header: Mapping[str, Any], name: str, among: Sequence[str]) -> str:
-    """The text of a field that must be one of several.
+    """Return the text of a field, which must be one of `among`.
 
     Raises:
-        ValueError: it is none of them.
+        ValueError: it is not.
     """
-    found = header.get(name)
-    if not isinstance(found, str) or found not in among:
-        raise _error(name, found, "one of " + ", ".join(among))
-    return found
+    value = header.get(name)
+    if not isinstance(value, str) or value not in among:
+        raise _error(name, value, "one of " + ", ".join(among))
+    return value
 
 
-def whole(header: Mapping[str, Any], name: str, default: int = 0, most: int = MOST) -> int:
-    """The int of a field, not negative.
+def integer(header: Mapping[str, Any], name: str, default: int = 0, maximum: int = MAX_INT64) -> int:
+    """Return the non-negative int of a field.
 
     Raises:
-        ValueError: it is another kind of value, or outside the limits.
+        ValueError: it is not an int, or outside the limits.
     """
-    found = header.get(name, default)
-    if type(found) is not int or not 0 <= found <= most:
-        raise _error(name, found, f"an int from 0 to {most}")
-    return found
+    value = header.get(name, default)
+    if type(value) is not int or not 0 <= value <= maximum:
+        raise _error(name, value, f"an int from 0 to {maximum}")
+    return value
 
 
 def flag(header: Mapping[str, Any], name: str) -> bool:
-    """The bool of a field; False where it is missing.
+    """Return the bool of a field; a missing field is False.
 
     Raises:
         ValueError: it is neither true nor false.
     """
-    found = header.get(name, False)
-    if not isinstance(found, bool):
-        raise _error(name, found, "true or false")
-    return found
+    value = header.get(name, False)
+    if not isinstance(value, bool):
+        raise _error(name, value, "true or false")
+    return value
 
 
-def sequence(header: Mapping[str, Any], name: str, most: int) -> Sequence[Any]:
-    """The list of a field; empty where it is missing.
+def sequence(header: Mapping[str, Any], name: str, max_length: int) -> Sequence[Any]:
+    """Return the list of a field; a missing field is empty.
 
     Raises:
-        ValueError: it is no list, or too long.
+        ValueError: it is not a list, or too long.
     """
-    found = header.get(name, [])
-    if not isinstance(found, list | tuple) or len(found) > most:
-        raise _error(name, found, f"a list of at most {most} items")
-    return found
+    value = header.get(name, [])
+    if not isinstance(value, list | tuple) or len(value) > max_length:
+        raise _error(name, value, f"a list of at most {max_length} items")
+    return value
 
 
-def _error(name: str, found: object, expected: str) -> ValueError:
-    return ValueError(f"the field {name!r} must be {expected}, and is {_brief(found)}")
+def _error(name: str, value: object, expected: str) -> ValueError:
+    return ValueError(f"the field {name!r} must be {expected}, and is {_brief(value)}")
 
 
-def _brief(found: object) -> str:
-    shown = repr(found)
+def _brief(value: object) -> str:
+    shown = repr(value)
     return shown if len(shown) <= 80 else f"{shown[:77]}..."

@@ -1,4 +1,4 @@
-"""Headers of frames: the allowed content, and the description of tensors. Pure."""
+"""Headers of frames: their validation, and the descriptions of tensors. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ import msgpack
 from flowmx.comm.errors import TooLarge, WireError
 from flowmx.comm.limits import DEFAULT, Limits
 from flowmx.scanning import Bounds, Excess, scan_msgpack
+from flowmx.shape_limits import ShapeError, ShapeOverflow, read_shape
 
 __all__ = ["ITEMSIZE", "Spec", "check_common", "check_size", "count_bytes", "read_specs", "take", "unpack"]
-
-MAX_DIMENSIONS = 32
 
 ITEMSIZE: Mapping[str, int] = {
     "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
 }  # fmt: skip
-"""The dtypes of the wire, and the bytes of an element."""
+"""The dtypes of the wire format, and the bytes of an element."""
 
 
 class Spec(NamedTuple):
-    """A tensor in a header: dtype, shape, size in bytes, and `offset` (bytes) where it lies in shared memory."""
+    """A tensor in a header: dtype, shape, size in bytes, and its `offset` in bytes if it is in shared memory."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -33,36 +32,36 @@ class Spec(NamedTuple):
 
 
 def take(header: Mapping[str, Any], required: Mapping[str, Any], optional: Mapping[str, Any] = {}) -> dict[str, Any]:
-    """Check an operation's header: every required key, optional ones at will, and no other.
+    """Check an operation's header: it must have every required key, and no unknown ones.
 
     Args:
-        header: as it came.
-        required: from key to the type (or types, as for isinstance) of its value. True and False are no numbers.
-        optional: the same, for keys that may be missing. "id", "node" and "incarnation" always may.
+        header: the received header.
+        required: maps each key to the type (or types, as for isinstance) of its value. Bools are not numbers.
+        optional: the same for keys that may be missing. "id", "node" and "incarnation" are always optional.
 
     Raises:
-        WireError: a key is missing or unknown, or a value of another type.
+        WireError: a key is missing or unknown, or a value has another type.
     """
-    known = {**COMMON, **optional, **required}
+    allowed_keys = {**COMMON, **optional, **required}
     for key in required:
         if key not in header:
-            raise WireError(f"the header misses {key!r}; it takes {', '.join(known)}")
+            raise WireError(f"the header has no {key!r}; it takes {', '.join(allowed_keys)}")
     for key, value in header.items():
-        if key not in known:
-            raise WireError(f"the header has {key!r}, which is unknown here; it takes {', '.join(known)}")
-        _check_type(key, value, known[key])
+        if key not in allowed_keys:
+            raise WireError(f"the header has {key!r}, which is unknown; it takes {', '.join(allowed_keys)}")
+        _check_type(key, value, allowed_keys[key])
     return dict(header)
 
 
 COMMON: Mapping[str, Any] = {"id": str, "node": str, "incarnation": int}
-"""Keys that the header of any operation may have, with their types: see docs/wire.md."""
+"""Keys that are optional in the header of any operation, with their types; see docs/wire.md."""
 
 
 def check_common(header: Mapping[str, Any]) -> None:
     """Check the types of the common keys.
 
     Raises:
-        WireError: one is of another type.
+        WireError: a value has another type.
     """
     for key, kind in COMMON.items():
         if key in header:
@@ -77,10 +76,10 @@ def _check_type(key: str, value: Any, kinds: Any) -> None:
 
 
 def unpack(data: memoryview, bounds: Bounds = DEFAULT.bounds) -> dict[str, Any]:
-    """The header that msgpack's bytes stand for: maps with text keys, lists, text, bytes, numbers, True, False and nil.
+    """Decode a header from msgpack: maps with text keys, lists, text, bytes, numbers, bools and nil.
 
     Raises:
-        WireError: they stand for anything else, or for no one thing, or for more than the bounds allow.
+        WireError: the bytes encode something else or are invalid, or exceed the bounds.
     """
     size = len(data)
     try:
@@ -92,9 +91,9 @@ def unpack(data: memoryview, bounds: Bounds = DEFAULT.bounds) -> dict[str, Any]:
     except WireError:
         raise
     except Excess as error:
-        raise WireError(f"the header is nested too deep, or too large: {error}") from None
+        raise WireError(f"the header is nested too deeply or too large: {error}") from None
     except (ValueError, RecursionError, OverflowError, msgpack.UnpackException) as error:
-        raise WireError(f"the header is no msgpack: {type(error).__name__}: {error}") from None
+        raise WireError(f"the header is not valid msgpack: {type(error).__name__}: {error}") from None
     if not isinstance(header, dict):
         raise WireError(f"the header is {_short(header)}, and must be a map")
     _check_plain(header)
@@ -102,19 +101,20 @@ def unpack(data: memoryview, bounds: Bounds = DEFAULT.bounds) -> dict[str, Any]:
 
 
 def _unique(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise WireError(f"a map of the header has the key {next(key for key in keys if keys.count(key) > 1)!r} twice")
-    return found
+    entries: dict[Any, Any] = {}
+    for key, value in pairs:
+        if key in entries:
+            raise WireError(f"a map of the header has the key {_short(key)} twice")
+        entries[key] = value
+    return entries
 
 
 def _no_extension(code: int, data: bytes) -> Any:
-    raise WireError(f"the header has an extension of type {code}, {len(data)} bytes; none is known here")
+    raise WireError(f"the header has an extension of type {code}, {len(data)} bytes; extensions are not allowed")
 
 
 def _check_plain(value: Any) -> None:
-    """Refuse keys that are no text, and msgpack's timestamps."""
+    """Refuse keys that are not text, and msgpack's timestamps."""
     if isinstance(value, dict | list):
         for key in value if isinstance(value, dict) else ():
             if not isinstance(key, str):
@@ -130,10 +130,10 @@ _LEAVES = frozenset({str, int, float, bytes, bool, type(None)})
 
 
 def read_specs(header: Mapping[str, Any], shared: bool, limits: Limits) -> list[Spec]:
-    """The tensors that a header announces.
+    """Return the tensors that a header lists.
 
     Raises:
-        WireError: they are not described as they must be, or too many or too large.
+        WireError: the list is malformed, or there are too many or too large tensors.
     """
     listed = header.get("tensors", [])
     if not isinstance(listed, list):
@@ -151,39 +151,41 @@ def _spec(index: int, entry: Any, shared: bool) -> Spec:
     if not isinstance(entry, list) or len(entry) != 2 + shared:
         raise WireError(f"tensor {index} is described by {_short(entry)}, and must be {form}")
     dtype, shape, *rest = entry
-    if not isinstance(shape, list) or not all(_is_size(size) for size in (*shape, *rest)):
-        raise WireError(f"tensor {index} is described by {_short(entry)}: sizes are ints of at least 0")
-    return Spec(dtype, tuple(shape), count_bytes(dtype, shape, index), *rest)
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 63
+    if rest and not (type(rest[0]) is int and 0 <= rest[0] < 1 << 63):
+        raise WireError(f"tensor {index} has the offset {_short(rest[0])}, and must have an integer of at least 0")
+    return Spec(dtype, *_measure(dtype, shape, index), *rest)
 
 
 def count_bytes(dtype: Any, shape: Sequence[int], index: int) -> int:
-    """The bytes of a tensor.
+    """Return the bytes of a tensor.
 
     Raises:
-        WireError: the dtype is unknown, there are too many dimensions, or the sizes multiply to too much.
+        WireError: the dtype is unknown, there are too many dimensions, or the size overflows.
     """
+    return _measure(dtype, list(shape), index)[1]
+
+
+def _measure(dtype: Any, shape: Any, index: int) -> tuple[tuple[int, ...], int]:
+    """Return the shape of a tensor, and its bytes."""
     if not isinstance(dtype, str) or dtype not in ITEMSIZE:
-        raise WireError(f"tensor {index} has the dtype {_short(dtype)}; the wire has {', '.join(ITEMSIZE)}")
-    if len(shape) > MAX_DIMENSIONS:
-        raise WireError(f"tensor {index} has {len(shape)} dimensions; at most {MAX_DIMENSIONS} are allowed")
-    # Sizes of 0 aside, since NumPy refuses arrays whose other sizes multiply to too much.
-    if math.prod(size or 1 for size in shape) * ITEMSIZE[dtype] >= 1 << 63:
-        raise TooLarge(f"tensor {index} is {dtype} {list(shape)}: more bytes than a signed 64-bit number counts")
-    return math.prod(shape) * ITEMSIZE[dtype]
+        raise WireError(f"tensor {index} has the dtype {_short(dtype)}; the wire format has {', '.join(ITEMSIZE)}")
+    try:
+        sizes = read_shape(shape, ITEMSIZE[dtype])
+    except ShapeOverflow as error:
+        raise TooLarge(f"the shape of tensor {index} {error}") from None
+    except ShapeError as error:
+        raise WireError(f"the shape of tensor {index} {error}") from None
+    return sizes, math.prod(sizes) * ITEMSIZE[dtype]
 
 
-def check_size(size: int, most: int, what: str, name: str) -> None:
-    """Check a size against the limit of a name.
+def check_size(size: int, limit: int, what: str, name: str) -> None:
+    """Check a size against a limit.
 
     Raises:
-        TooLarge: it is above.
+        TooLarge: it is larger.
     """
-    if size > most:
-        raise TooLarge(f"{what} has {size} bytes; at most {most} are allowed (Limits.{name})")
+    if size > limit:
+        raise TooLarge(f"{what} has {size} bytes; at most {limit} are allowed (Limits.{name})")
 
 
 def _short(value: Any) -> str:

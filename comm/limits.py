@@ -1,7 +1,7 @@
-"""Limits on what peers and strangers may send: one table for jobs, services of models and the dashboard.
+"""Limits on messages and connections: one table for jobs, model services and the dashboard.
 
-docs/operations.md has it for people; its numbers are held to these by a test. ``FLOWMX_JOB_LIMITS``,
-``FLOWMX_SERVE_LIMITS`` and ``FLOWMX_DASHBOARD_LIMITS`` put others in their place (:func:`in_force`).
+docs/operations.md shows the table; a test compares the numbers. ``FLOWMX_JOB_LIMITS``, ``FLOWMX_SERVE_LIMITS`` and
+``FLOWMX_DASHBOARD_LIMITS`` override limits (:func:`limits_for`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flowmx import settings
 from flowmx.scanning import Bounds
 from flowmx.settings import SettingError
 
-__all__ = ["DASHBOARD", "DEFAULT", "SERVING", "Limits", "in_force"]
+__all__ = ["DASHBOARD", "DEFAULT", "SERVING", "Limits", "limits_for"]
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -24,30 +24,30 @@ class Limits:
     """Limits of one service or peer.
 
     Args:
-        header: most bytes of a frame's header.
-        depth: most lists and maps inside one another in a header or body.
-        containers: most lists and maps in it.
-        items: most elements of its lists and maps, together.
-        tensors: most tensors of a message.
-        tensor: most bytes of one tensor.
-        total: most bytes of a message.
-        in_flight: most bytes of all messages that a service receives at one time.
-        requests: most requests that a service answers at one time.
-        requests_by_peer: most of them of one node (of one address, where requests are not signed).
-        requests_per_second: most requests a second of one node or address, on average over a second.
-        peers: most connections to a service.
-        share: most of the files that the process may have open, as a share, that connections take.
-        strangers: most of them that have not proven yet whose they are (by a request that was let in); where one more
-            comes, one that waits is closed in its favour.
-        head: seconds in which a stranger must send the head of a request, and anyone the rest of one that was begun.
-        refusals: refusals of strangers, and of requests for want of room, in a second; more of them wait, so that those
-            who come again at once do not take the processor from the rest.
-        connections: most connections that a client opens to one service.
-        idle: seconds that a sender or a receiver may pause in the middle of a message.
-        rate: bytes a second that a transfer must reach, on average, once it took longer than `idle`.
-        keep_alive: seconds that a connection may idle between two requests.
-        connect: seconds that connecting may take.
-        timeout: default seconds that a call may take.
+        header: maximum size of a frame header in bytes.
+        depth: maximum nesting depth of lists and maps in a header or body.
+        containers: maximum number of lists and maps in a header or body.
+        items: maximum number of elements of all its lists and maps.
+        tensors: maximum number of tensors of a message.
+        tensor: maximum size of one tensor in bytes.
+        total: maximum size of a message in bytes.
+        in_flight: maximum total size in bytes of the messages that a service is receiving.
+        requests: maximum number of requests in progress in a service.
+        requests_by_peer: maximum number of requests in progress of one node, or address if requests are not signed.
+        requests_per_second: maximum requests per second from one node or address, averaged over a second.
+        peers: maximum number of connections to a service.
+        share: maximum number of connections, as a fraction of the files that the process may have open.
+        unauthenticated: maximum number of connections without an accepted request; a further one closes a waiting one.
+        head: seconds in which an unauthenticated client must send the head of a request, and any client the rest of a
+            head that it has begun.
+        refusals: maximum refusals per second, to unauthenticated clients or for lack of capacity. Further ones are
+            delayed, so that clients that retry immediately do not use up the processor.
+        connections: maximum number of connections that a client opens to one service.
+        idle: seconds for which a sender or receiver may pause within a message.
+        rate: minimum average bytes per second of a transfer that takes longer than `idle`.
+        keep_alive: seconds for which a connection may be idle between two requests.
+        connect: seconds in which a connection must be opened.
+        timeout: default timeout of a call in seconds.
 
     Raises:
         ValueError: a limit is not above zero.
@@ -66,7 +66,7 @@ class Limits:
     requests_per_second: float = 10_000.0
     peers: int = 4096
     share: float = 0.5
-    strangers: int = 512
+    unauthenticated: int = 512
     head: float = 10.0
     refusals: float = 100.0
     connections: int = 32
@@ -80,21 +80,21 @@ class Limits:
         for limit in fields(self):
             value = getattr(self, limit.name)
             if not value > 0:
-                raise ValueError(f"Limits: {limit.name} was given {value!r}; it takes a number above 0")
+                raise ValueError(f"Limits: {limit.name} is {value!r}, expected a number above 0")
 
     @property
     def bounds(self) -> Bounds:
-        """Bounds of what a header or body may become."""
+        """Bounds on the decoded size of a header or body."""
         return Bounds(self.depth, self.containers, self.items)
 
     @property
     def open_connections(self) -> int:
-        """Most connections to a service of this process, by `peers` and `share`."""
+        """Maximum number of connections to a service of this process, by `peers` and `share`."""
         return max(min(self.peers, int(_open_files() * self.share)), 1)
 
 
 def _open_files() -> int:
-    """The number of files that this process may have open."""
+    """Return the number of files that this process may have open."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -104,30 +104,30 @@ def _open_files() -> int:
 
 
 DEFAULT = Limits()
-"""Of the nodes of a job."""
+"""The limits of a job's nodes."""
 SERVING = replace(
-    DEFAULT, depth=64, containers=1 << 16, items=1 << 19, total=64 * MIB, in_flight=512 * MIB, strangers=1024,
+    DEFAULT, depth=64, containers=1 << 16, items=1 << 19, total=64 * MIB, in_flight=512 * MIB, unauthenticated=1024,
     refusals=50.0,
 )  # fmt: skip
-"""Of a service of models."""
-DASHBOARD = replace(DEFAULT, total=64 * KIB, in_flight=MIB, peers=64, share=0.125, strangers=32)
-"""Of the dashboard, which leaves the descriptors to the process that it watches."""
+"""The limits of a model service."""
+DASHBOARD = replace(DEFAULT, total=64 * KIB, in_flight=MIB, peers=64, share=0.125, unauthenticated=32)
+"""The limits of the dashboard, which leaves most file descriptors to the process that it shows."""
 
 KINDS = {"job": DEFAULT, "serve": SERVING, "dashboard": DASHBOARD}
 
 
-def in_force(kind: str, limits: Limits | None = None) -> Limits:
-    """Limits with those in their place that the environment sets for a kind of service.
+def limits_for(kind: str, limits: Limits | None = None) -> Limits:
+    """Return the limits for a kind of service, with the changes that the environment makes.
 
     Args:
-        kind: ``job``, ``serve`` or ``dashboard``; ``FLOWMX_<KIND>_LIMITS`` is read, such as ``peers=8192,total=1e9``.
-        limits: by default those of the kind.
+        kind: ``job``, ``serve`` or ``dashboard``; reads ``FLOWMX_<KIND>_LIMITS``, such as ``peers=8192,total=1e9``.
+        limits: the defaults; by default those of the kind.
 
     Raises:
-        SettingError: the variable names no limit, or gives one what it does not take.
+        SettingError: the variable contains an unknown limit or an invalid value.
 
     Example:
-        >>> in_force("serve").total
+        >>> limits_for("serve").total
         67108864
     """
     return _changed(kind, limits or KINDS[kind], getattr(settings.get(), f"{kind}_limits"))
@@ -136,19 +136,19 @@ def in_force(kind: str, limits: Limits | None = None) -> Limits:
 @cache
 def _changed(kind: str, limits: Limits, text: str) -> Limits:
     try:
-        pairs = (each.split("=") for each in text.split(",") if each.strip())
+        pairs = (part.split("=") for part in text.split(",") if part.strip())
         return replace(limits, **{name.strip(): _number(limits, name.strip(), value) for name, value in pairs})
     except ValueError as error:
         raise SettingError(
-            f"FLOWMX_{kind.upper()}_LIMITS was given {text!r} ({error}); it takes limits with numbers above 0, such as "
-            f"'peers=8192,total=1e9', of {', '.join(each.name for each in fields(Limits))}"
+            f"FLOWMX_{kind.upper()}_LIMITS is {text!r} ({error}), expected limits with numbers above 0, such as "
+            f"'peers=8192,total=1e9'; the names are {', '.join(limit.name for limit in fields(Limits))}"
         ) from None
 
 
 def _number(limits: Limits, name: str, text: str) -> Any:
-    """The value of a limit, of its own type."""
-    if name not in (each.name for each in fields(limits)):
-        raise ValueError(f"{name} is no limit")
+    """Return the value of a limit as its type."""
+    if name not in (limit.name for limit in fields(limits)):
+        raise ValueError(f"{name} is not a limit")
     kind, value = type(getattr(limits, name)), float(text)
     if not value > 0 or (kind is int and not value.is_integer()):
         raise ValueError(f"{name} takes {'an int' if kind is int else 'a number'} above 0")

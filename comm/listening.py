@@ -1,4 +1,4 @@
-"""Listeners of services: they take few connections at a time, so that a crowd takes no files from the process."""
+"""Listeners of services; they accept few connections at a time, so that clients cannot exhaust the file descriptors."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from flowmx.comm.logs import http_log
 
 __all__ = ["Listener", "listen"]
 
-AT_ONCE = 16
-"""Connections that are taken before the first of them has its place; asyncio's servers take a hundred or more."""
+ACCEPT_LIMIT = 16
+"""Connections that are accepted before the first of them is set up; asyncio's servers accept 100 or more."""
 BACKLOG = 1024
-PAUSE = 0.5
-"""Seconds after which one tries again where the process has no more files."""
+RETRY_DELAY = 0.5
+"""Seconds until the next attempt if the process has no free file descriptors."""
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class Listener:
-    """Takes connections.
+    """Accepts connections.
 
     Args:
-        sockets: that listen.
-        make: the protocol of a new connection.
+        sockets: listening sockets.
+        make_protocol: returns the protocol of a new connection.
         tls: the service's certificates.
-        handshake: seconds that a connection may take to agree on its encryption.
-        most: of those that are about it.
+        handshake: seconds that a TLS handshake may take.
+        max_pending: the maximum number of concurrent TLS handshakes.
     """
 
     def __init__(
-        self, sockets: Sequence[socket.socket], make: Callable[[], asyncio.BaseProtocol], *,
-        tls: ssl.SSLContext | None = None, handshake: float = 10.0, most: int = 512,
+        self, sockets: Sequence[socket.socket], make_protocol: Callable[[], asyncio.BaseProtocol], *,
+        tls: ssl.SSLContext | None = None, handshake: float = 10.0, max_pending: int = 512,
     ) -> None:  # fmt: skip
         self.sockets = list(sockets)
-        self._make = make
+        self._make_protocol = make_protocol
         self._tls, self._handshake = tls, handshake if tls is not None else None
-        self._most = most if tls is not None else AT_ONCE
+        self._max_pending = max_pending if tls is not None else ACCEPT_LIMIT
         self._loop = asyncio.get_running_loop()
-        self._pending: dict[asyncio.Task[None], None] = {}  # the longest there first
+        self._pending: dict[asyncio.Task[None], None] = {}  # oldest first
         self._is_open = True
         self._is_listening = False
         self._listen()
@@ -50,22 +50,22 @@ class Listener:
     def _listen(self) -> None:
         if self._is_open and not self._is_listening:
             self._is_listening = True
-            for each in self.sockets:
+            for sock in self.sockets:
                 try:
-                    self._loop.add_reader(each.fileno(), self._take, each)
+                    self._loop.add_reader(sock.fileno(), self._accept, sock)
                 except NotImplementedError:  # Windows' event loop has no readers
-                    self._keep(self._take_in_turn(each))
+                    self._start_task(self._accept_in_order(sock))
 
     def _pause(self) -> None:
         if self._is_listening:
             self._is_listening = False
-            for each in self.sockets:
-                self._loop.remove_reader(each.fileno())
+            for sock in self.sockets:
+                self._loop.remove_reader(sock.fileno())
 
-    def _take(self, listening: socket.socket) -> None:
-        for _ in range(AT_ONCE):
-            if len(self._pending) >= self._most:
-                self._make_room()
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(ACCEPT_LIMIT):
+            if len(self._pending) >= self._max_pending:
+                self._free_slot()
                 return
             try:
                 connection, _ = listening.accept()
@@ -74,53 +74,54 @@ class Listener:
             except OSError as error:
                 if error.errno not in _EXHAUSTED:
                     raise
-                http_log.warning("connections wait: %s", error.strerror)
+                http_log.warning("no new connections for a moment: %s", error.strerror)
                 self._pause()
-                self._loop.call_later(PAUSE, self._listen)
+                self._loop.call_later(RETRY_DELAY, self._listen)
                 return
             connection.setblocking(False)
-            self._keep(self._connect(connection))
+            self._start_task(self._connect(connection))
 
-    async def _take_in_turn(self, listening: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # it was closed
+    async def _accept_in_order(self, listening: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # the socket was closed
             while self._is_open:
                 connection, _ = await self._loop.sock_accept(listening)
                 await self._connect(connection)
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
         self._pending[task] = None
-        task.add_done_callback(self._connected)
+        task.add_done_callback(self._remove_pending)
 
-    def _make_room(self) -> None:
+    def _free_slot(self) -> None:
         if self._tls is not None:
             next(iter(self._pending)).cancel()
         self._pause()
 
-    def _connected(self, task: asyncio.Task[None]) -> None:
+    def _remove_pending(self, task: asyncio.Task[None]) -> None:
         del self._pending[task]
         self._listen()
 
     async def _connect(self, connection: socket.socket) -> None:
         if connection.family != getattr(socket, "AF_UNIX", None):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio knows TCP by its number alone
+            # asyncio sets it only on sockets with IPPROTO_TCP.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             await self._loop.connect_accepted_socket(
-                self._make, connection, ssl=self._tls, ssl_handshake_timeout=self._handshake
+                self._make_protocol, connection, ssl=self._tls, ssl_handshake_timeout=self._handshake
             )
-        except OSError as error:  # of TLS too
-            http_log.info("a connection was not made: %s", error)
+        except OSError as error:  # including failed TLS handshakes
+            http_log.info("a connection could not be set up: %s", error)
             connection.close()
         except BaseException:
             connection.close()
             raise
 
     async def close(self) -> None:
-        """Take no more connections; those that were just taken have their protocols then, or are closed."""
+        """Accept no more connections; wait until the pending ones have their protocols or are closed."""
         self._is_open = False
         self._pause()
-        for each in self.sockets:
-            each.close()
+        for sock in self.sockets:
+            sock.close()
         if self._tls is not None:
             for task in self._pending:
                 task.cancel()
@@ -129,22 +130,22 @@ class Listener:
 
 
 async def listen(host: str, port: int) -> list[socket.socket]:
-    """Sockets that listen on an address of this machine, or on all those of a name.
+    """Return sockets that listen on an address of this machine, or on all addresses of a name.
 
     Raises:
-        OSError: the address is taken, or not of this machine.
+        OSError: the address is in use, or does not belong to this machine.
     """
-    found = await asyncio.get_running_loop().getaddrinfo(
+    infos = await asyncio.get_running_loop().getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
     sockets = list[socket.socket]()
     try:
-        for family, _, _, _, address in dict.fromkeys(found):
-            made = socket.create_server(address, family=family, backlog=BACKLOG)
-            made.setblocking(False)
-            sockets.append(made)
+        for family, _, _, _, address in dict.fromkeys(infos):
+            sock = socket.create_server(address, family=family, backlog=BACKLOG)
+            sock.setblocking(False)
+            sockets.append(sock)
     except BaseException:
-        for each in sockets:
-            each.close()
+        for sock in sockets:
+            sock.close()
         raise
     return sockets

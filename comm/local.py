@@ -1,12 +1,12 @@
-"""Peers on one machine: a unix socket instead of TCP, and shared memory instead of bytes.
+"""Communication between processes of one machine: a unix socket instead of TCP, and shared memory for tensors.
 
-The client owns the memory. It makes *segments*: anonymous files (memfd) of a fixed size, sealed so that no process can
-shrink them under a reader. A request says which of its descriptors is the segment; the service opens it through
-``/proc/<pid>/fd``, where the process and the user behind the connection are what the kernel reports, not what the peer
-claims. The request's tensors lie in the segment, and so does room for those of the answer. There are no names that
-could leak, and the memory is freed when both processes have ended.
+The client owns the memory. It creates *segments*: anonymous files (memfd) of a fixed size, sealed so that no process
+can shrink them under a reader. A request names the file descriptor of its segment, which the service opens through
+``/proc/<pid>/fd``. The kernel, not the peer, tells the service the process and user of the connection. The segment
+contains the request's tensors, and space for those of the answer. There are no names that could leak, and the memory is
+freed when both processes have ended.
 
-Sockets are abstract: no file is left behind by a process that is killed. Who is allowed to connect is checked by uid.
+Sockets are abstract, so that a killed process leaves no file behind. The user id of the peer is checked.
 """
 
 from __future__ import annotations
@@ -29,14 +29,27 @@ import aiohttp
 import numpy as np
 from aiohttp.client_exceptions import UnixClientConnectorError
 
-from flowmx.comm.buffers import Pool, leased, round_up
+from flowmx.comm.buffers import Pool, lease, round_up
 from flowmx.comm.errors import Refused, WireError
 from flowmx.comm.frames import Tensor
 from flowmx.comm.headers import Spec
 
 __all__ = [
-    "AVAILABLE", "Connector", "Foreign", "Mappings", "NotLocal", "PeerProcess", "Segment", "Segments", "described",
-    "host_identity", "lay_out", "listen", "own_uid", "peer_of", "views",
+    "AVAILABLE",
+    "Connector",
+    "Mappings",
+    "NotLocal",
+    "PeerMemory",
+    "PeerProcess",
+    "Segment",
+    "Segments",
+    "describe",
+    "host_identity",
+    "lay_out",
+    "listen",
+    "own_uid",
+    "peer_of",
+    "views",
 ]  # fmt: skip
 
 AVAILABLE = sys.platform == "linux" and hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")
@@ -47,14 +60,14 @@ _CREDENTIALS = struct.Struct("iII")
 
 
 class NotLocal(Refused):
-    """A peer whose memory can not be mapped by this process."""
+    """The peer's memory cannot be mapped by this process."""
 
     kind = "not_local"
 
 
 @cache
 def host_identity() -> str:
-    """A hash that processes of one user on one machine share until the next boot, and no others."""
+    """Return a hash that identifies this user, this machine and its current boot."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return hashlib.sha256(f"flowmx {boot} {os.getuid()}".encode()).hexdigest()
 
@@ -67,21 +80,21 @@ class PeerProcess(NamedTuple):
 
 
 def peer_of(sock: Any) -> PeerProcess:
-    """Read the process id and user id of a unix socket's other end."""
+    """Return the process id and user id of a unix socket's other end."""
     pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return PeerProcess(pid, uid)
 
 
 def own_uid() -> int:
-    """The user of this process."""
+    """Return the user id of this process."""
     return os.getuid()
 
 
 def listen(name: str) -> socket.socket:
-    """An abstract unix socket of a name, which listens.
+    """Return a listening abstract unix socket.
 
     Raises:
-        OSError: it can not be made here.
+        OSError: it cannot be created.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
@@ -94,7 +107,7 @@ def listen(name: str) -> socket.socket:
 
 
 class Connector(aiohttp.UnixConnector):
-    """A connector to an abstract unix socket, which uvloop lacks; it demands that a process of this user listens."""
+    """A connector to an abstract unix socket of a process of this user. uvloop has no such connector."""
 
     async def _create_connection(self, req: Any, *_: Any) -> Any:
         loop: Any = asyncio.get_running_loop()
@@ -122,8 +135,8 @@ class Segment:
 
     Attributes:
         array: the bytes.
-        descriptor: of the file, for as long as the segment lives.
-        inode: of the file, by which a reused descriptor is recognised.
+        descriptor: the file's descriptor, open while the segment exists.
+        inode: the file's inode, which identifies the file if the descriptor was reused.
     """
 
     def __init__(self, size: int) -> None:
@@ -144,78 +157,78 @@ class Segment:
 
 
 class Segments:
-    """A client's segments, which are reused: the first touch of fresh pages is expensive.
+    """A client's segments. They are reused, because the first access to new pages is slow.
 
     Args:
-        most: bytes of free segments that are kept.
+        capacity: maximum total size of free segments in bytes.
     """
 
-    def __init__(self, most: int = 1 << 30) -> None:
-        self._pool: Pool[Segment] = Pool(most)
+    def __init__(self, capacity: int = 1 << 30) -> None:
+        self._pool: Pool[Segment] = Pool(capacity)
 
     def take(self, size: int) -> Segment:
-        """A segment of at least `size` bytes, which belongs to the caller."""
+        """Return a segment of at least `size` bytes, which the caller then owns."""
         size = round_up(size)
         return self._pool.take(size) or Segment(size)
 
     def give(self, segment: Segment) -> None:
-        """Return a segment that no peer writes into any more."""
+        """Return a segment to the pool, once no peer writes to it any more."""
         self._pool.give(segment.size, segment)
 
     def lease(self, segment: Segment) -> memoryview:
-        """The bytes of a segment, which is returned when the last view of them is freed."""
-        return leased(segment.array, lambda: self.give(segment))
+        """Return a view of a segment's bytes; the segment is returned to the pool when the last view is freed."""
+        return lease(segment.array, lambda: self.give(segment))
 
     def clear(self) -> None:
-        """Free the segments that are not in use, and the others once they are returned."""
-        self._pool.most = 0
+        """Free the unused segments now, and the others when they are returned."""
+        self._pool.capacity = 0
         self._pool.clear()
 
 
 class Mappings:
     """The segments of other processes that a service has mapped.
 
-    Those of a process are let go of when it ends, and one that was not used for a while, since its owner may have let
-    go of it; and the one that was not used for longest, when there are too many.
+    A segment is unmapped when its process ends, or after it has been unused for a while, since its owner may have freed
+    it. If the total size is above the limit, the least recently used segments are unmapped.
 
     Args:
-        most: bytes that may be mapped.
-        seconds: between two looks at which ones were used.
+        limit: maximum number of mapped bytes.
+        interval: seconds between two sweeps of unused segments.
     """
 
-    def __init__(self, most: int, seconds: float = 30.0) -> None:
-        self.most = most
-        self.seconds = seconds
-        self._mapped: dict[tuple[int, int], memoryview] = {}  # by process and inode, the last one used last
+    def __init__(self, limit: int, interval: float = 30.0) -> None:
+        self.limit = limit
+        self.interval = interval
+        self._mapped: dict[tuple[int, int], memoryview] = {}  # by process and inode, most recently used last
         self._used: set[tuple[int, int]] = set()
-        self._watched: dict[int, Callable[[], None]] = {}
+        self._stop_watching: dict[int, Callable[[], None]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are mapped."""
+        """The number of mapped bytes."""
         return sum(len(memory) for memory in self._mapped.values())
 
     def get(self, peer: PeerProcess, shared: Any) -> memoryview:
-        """The memory of a segment of `peer`, as a request names it.
+        """Return the memory of a request's segment.
 
         Args:
-            peer: who sent the request.
+            peer: the process that sent the request.
             shared: ``[descriptor, inode, size, ...]``.
 
         Raises:
-            WireError: this names no segment.
-            NotLocal: it is not one that is safe to use, or can not be reached.
+            WireError: `shared` is malformed.
+            NotLocal: the segment is not safe to use, or cannot be opened.
         """
-        descriptor, inode, size = _three_ints(shared)
+        descriptor, inode, size = _parse_segment(shared)
         memory = self._mapped.get((peer.pid, inode))
         if memory is None:
             self._watch(peer.pid)
             memory = _map(peer, descriptor, inode, size)
             if self._timer is None:
-                self._timer = asyncio.get_running_loop().call_later(self.seconds, self.sweep)
+                self._timer = asyncio.get_running_loop().call_later(self.interval, self.sweep)
         if len(memory) != size:
-            raise WireError(f"the shared memory has {len(memory)} bytes, and the request says {size}")
+            raise WireError(f"the shared memory has {len(memory)} bytes, but the request states {size}")
         self._mapped.pop((peer.pid, inode), None)
         self._mapped[peer.pid, inode] = memory
         self._used.add((peer.pid, inode))
@@ -223,37 +236,37 @@ class Mappings:
         return memory
 
     def sweep(self) -> None:
-        """Unmap segments that were not used since the last sweep, and schedule the next."""
+        """Unmap segments that have not been used since the last sweep, and schedule the next one."""
         self._mapped = {key: memory for key, memory in self._mapped.items() if key in self._used}
         self._used.clear()
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self.seconds, self.sweep) if self._mapped else None
+        self._timer = loop.call_later(self.interval, self.sweep) if self._mapped else None
 
     def drop(self, pid: int) -> None:
         """Unmap the segments of a process."""
         self._mapped = {key: memory for key, memory in self._mapped.items() if key[0] != pid}
-        if (stop := self._watched.pop(pid, None)) is not None:
+        if (stop := self._stop_watching.pop(pid, None)) is not None:
             stop()
 
     def clear(self) -> None:
         """Unmap all segments."""
-        for pid in list(self._watched):
+        for pid in list(self._stop_watching):
             self.drop(pid)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _trim(self) -> None:
-        while len(self._mapped) > 1 and self.nbytes > self.most:
+        while len(self._mapped) > 1 and self.nbytes > self.limit:
             del self._mapped[next(iter(self._mapped))]
 
     def _watch(self, pid: int) -> None:
-        if pid in self._watched:
+        if pid in self._stop_watching:
             return
         try:
             process = os.pidfd_open(pid)
         except OSError as error:
-            raise NotLocal(f"process {pid} can not be watched: {error.strerror}") from None
+            raise NotLocal(f"process {pid} cannot be watched: {error.strerror}") from None
         loop = asyncio.get_running_loop()
 
         def stop() -> None:
@@ -261,43 +274,43 @@ class Mappings:
             os.close(process)
 
         loop.add_reader(process, self.drop, pid)
-        self._watched[pid] = stop
+        self._stop_watching[pid] = stop
 
 
-def _three_ints(shared: Any) -> tuple[int, int, int]:
-    found = shared[:3] if isinstance(shared, list) else []
-    if len(found) < 3 or not all(type(number) is int and 0 <= number < 1 << 62 for number in found):
-        raise WireError("the header's 'shared' must be [descriptor, inode, size, ...] in ints of at least 0")
-    return found[0], found[1], found[2]
+def _parse_segment(shared: Any) -> tuple[int, int, int]:
+    numbers = shared[:3] if isinstance(shared, list) else []
+    if len(numbers) < 3 or not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers):
+        raise WireError("the header's 'shared' must be [descriptor, inode, size, ...], non-negative ints")
+    return numbers[0], numbers[1], numbers[2]
 
 
-class Foreign:
-    """Memory of another process of this user on this machine, to be read.
+class PeerMemory:
+    """Read-only memory of another process of this user on this machine.
 
     Args:
         peer: the process.
-        descriptor: of its file there.
-        inode: of the file.
+        descriptor: the file's descriptor in that process.
+        inode: the file's inode.
         size: bytes.
 
     Attributes:
         array: the bytes.
 
     Raises:
-        NotLocal: it can not be reached, or is not safe to use.
+        NotLocal: the memory cannot be opened, or is not safe to use.
     """
 
     def __init__(self, peer: PeerProcess, descriptor: int, inode: int, size: int) -> None:
         try:
             self._process = os.pidfd_open(peer.pid)
         except OSError as error:
-            raise NotLocal(f"process {peer.pid} can not be watched: {error.strerror}") from None
+            raise NotLocal(f"process {peer.pid} cannot be watched: {error.strerror}") from None
         self._poll = select.poll()
         self._poll.register(self._process, select.POLLIN)
         self.array = np.frombuffer(_map(peer, descriptor, inode, size, os.O_RDONLY), np.uint8)
 
     def is_alive(self) -> bool:
-        """Tell whether the process has not ended."""
+        """Return whether the process is still running."""
         return not self._poll.poll(0)
 
     def __del__(self) -> None:
@@ -309,34 +322,34 @@ def _map(peer: PeerProcess, descriptor: int, inode: int, size: int, flags: int =
     path = f"/proc/{peer.pid}/fd/{descriptor}"
     try:
         if not Path(path).is_file():
-            raise NotLocal(f"descriptor {descriptor} of process {peer.pid} is no memory")
-        opened = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+            raise NotLocal(f"descriptor {descriptor} of process {peer.pid} is not a memory file")
+        file = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
-        raise NotLocal(f"descriptor {descriptor} of process {peer.pid} can not be opened: {error.strerror}") from None
+        raise NotLocal(f"descriptor {descriptor} of process {peer.pid} cannot be opened: {error.strerror}") from None
     try:
-        _check_segment(opened, inode, size)
-        return memoryview(
-            mmap.mmap(opened, size, access=mmap.ACCESS_READ if flags == os.O_RDONLY else mmap.ACCESS_WRITE)
-        )
+        _check_segment(file, inode, size)
+        return memoryview(mmap.mmap(file, size, access=mmap.ACCESS_READ if flags == os.O_RDONLY else mmap.ACCESS_WRITE))
     except OSError as error:
-        raise NotLocal(f"descriptor {descriptor} of process {peer.pid} is no sealed memory: {error.strerror}") from None
+        raise NotLocal(
+            f"descriptor {descriptor} of process {peer.pid} is not sealed memory: {error.strerror}"
+        ) from None
     finally:
-        os.close(opened)
+        os.close(file)
 
 
 def _check_segment(descriptor: int, inode: int, size: int) -> None:
-    """Refuse all but sealed shared memory in pages of the usual size, which nobody can shrink under a reader."""
-    found = os.fstat(descriptor)
-    if found.st_ino != inode or found.st_size != size or not size:
-        raise NotLocal(f"the shared memory is file {found.st_ino} of {found.st_size} bytes, not {inode} of {size}")
+    """Check that shared memory is sealed, so that it cannot shrink under a reader, and uses default pages."""
+    status = os.fstat(descriptor)
+    if status.st_ino != inode or status.st_size != size or not size:
+        raise NotLocal(f"the shared memory is file {status.st_ino} of {status.st_size} bytes, not {inode} of {size}")
     if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & F_SEAL_SHRINK:
-        raise NotLocal("the shared memory is not sealed: whoever shrinks it would crash its readers")
+        raise NotLocal("the shared memory is not sealed: shrinking it would crash its readers")
     if os.fstatvfs(descriptor).f_bsize != mmap.PAGESIZE:
-        raise NotLocal("the shared memory is in huge pages, which may run out")
+        raise NotLocal("the shared memory uses huge pages, which may run out")
 
 
 def lay_out(sizes: list[int], start: int = 0) -> tuple[list[int], int]:
-    """Offsets for tensors of these many bytes, each aligned, and where the last one ends."""
+    """Return aligned offsets for tensors of these sizes in bytes, and the end of the last."""
     offsets = []
     for size in sizes:
         start = -(-start // ALIGNMENT) * ALIGNMENT
@@ -345,16 +358,16 @@ def lay_out(sizes: list[int], start: int = 0) -> tuple[list[int], int]:
     return offsets, start
 
 
-def described(tensors: list[Tensor], offsets: list[int]) -> list[list[Any]]:
-    """Describe tensors in shared memory for a header: ``[dtype, shape, offset in bytes]`` each."""
+def describe(tensors: list[Tensor], offsets: list[int]) -> list[list[Any]]:
+    """Describe tensors in shared memory for a header, each as ``[dtype, shape, offset in bytes]``."""
     return [[tensor.dtype, list(tensor.shape), offset] for tensor, offset in zip(tensors, offsets, strict=True)]
 
 
 def views(specs: list[Spec], memory: memoryview) -> list[Tensor]:
-    """The tensors of a message that lie in shared memory.
+    """Return the tensors of a message in shared memory.
 
     Raises:
-        WireError: one lies outside it.
+        WireError: a tensor lies outside the memory.
     """
     return [Tensor(spec.dtype, spec.shape, _view(index, spec, memory)) for index, spec in enumerate(specs)]
 

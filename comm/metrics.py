@@ -1,11 +1,12 @@
-"""Metrics in Prometheus' text form: counters, gauges and histograms, each by labels. Threads may share them."""
+"""Metrics in Prometheus' text format: counters, gauges and histograms with labels. Thread-safe."""
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
+
+from flowmx import forks
 
 __all__ = ["Counter", "Gauge", "Histogram", "Metrics"]
 
@@ -18,8 +19,8 @@ class Metric:
     """One metric: a value for each combination of labels.
 
     Args:
-        name: of letters, digits and underscores, as Prometheus requires.
-        doc: a sentence.
+        name: letters, digits and underscores, as Prometheus requires.
+        doc: a description.
         labels: the names of the labels.
     """
 
@@ -27,15 +28,15 @@ class Metric:
 
     def __init__(self, name: str, doc: str, labels: Sequence[str] = ()) -> None:
         self.name, self.doc, self.labels = name, doc, tuple(labels)
-        self._lock = threading.RLock()
+        self._lock = forks.lock()
 
     def lines(self) -> Iterator[str]:
-        """The lines that `/metrics` shows."""
+        """Iterate over the lines in `/metrics`."""
         raise NotImplementedError
 
     def _check(self, labels: Labels) -> Labels:
         if len(labels) != len(self.labels):
-            raise TypeError(f"{self.name} takes the labels {self.labels}, and was given {labels}")
+            raise TypeError(f"{self.name} takes the labels {self.labels}, not {labels}")
         return labels
 
     def _line(self, name: str, labels: Labels, value: float, *more: tuple[str, str]) -> str:
@@ -54,12 +55,12 @@ class Counter(Metric):
         self._values: dict[Labels, float] = {} if labels else {(): 0.0}
 
     def add(self, *labels: str, by: float = 1.0) -> None:
-        """Count one more, or `by` more."""
+        """Add 1, or `by`."""
         with self._lock:
             self._values[self._check(labels)] = self._values.get(labels, 0.0) + by
 
     def value(self, *labels: str) -> float:
-        """The count so far."""
+        """Return the current value."""
         return self._values.get(labels, 0.0)
 
     def lines(self) -> Iterator[str]:
@@ -78,7 +79,7 @@ class Gauge(Counter):
             self._values[self._check(labels)] = value
 
     def follow(self, read: Callable[[], float]) -> None:
-        """Ask `read` for the value whenever the metric is shown (where there are no labels)."""
+        """Call `read` for the value whenever the metric is exported; the metric must have no labels."""
         self._check(())
         self._read = read
 
@@ -91,13 +92,13 @@ class Gauge(Counter):
 
 
 class Histogram(Metric):
-    """A histogram: counts of values by upper bound, cumulative where exported, as Prometheus defines it.
+    """A histogram: counts of values by upper bound; cumulative in the export, as Prometheus defines it.
 
     Args:
         name: as for `Metric`.
         doc: as for `Metric`.
         labels: as for `Metric`.
-        bounds: increasing; a bound of infinity is added.
+        bounds: upper bounds, increasing; infinity is added.
     """
 
     kind = "histogram"
@@ -116,13 +117,13 @@ class Histogram(Metric):
             self._sums[labels] = self._sums.get(labels, 0.0) + value
 
     def counts(self, *labels: str) -> list[int]:
-        """The number of values in each bucket, not cumulative; the last is above all bounds. Empty without values."""
+        """Return the number of values in each bucket, not cumulative; the last bucket is above all bounds."""
         return list(self._counts.get(labels, ()))
 
     def lines(self) -> Iterator[str]:
         with self._lock:
-            shown = [(labels, list(counts), self._sums[labels]) for labels, counts in sorted(self._counts.items())]
-        for labels, counts, total in shown:
+            snapshot = [(labels, list(counts), self._sums[labels]) for labels, counts in sorted(self._counts.items())]
+        for labels, counts, total in snapshot:
             below = 0
             for bound, count in zip((*map(str, self.bounds), "+Inf"), counts, strict=True):
                 below += count
@@ -147,34 +148,35 @@ class Metrics:
         self._metrics: dict[str, Metric] = {}
 
     def counter(self, name: str, doc: str, labels: Sequence[str] = ()) -> Counter:
-        """The counter of a name, made at its first use."""
+        """Return the counter of a name, creating it at its first use."""
         return self._get(Counter(name, doc, labels))
 
     def gauge(self, name: str, doc: str, labels: Sequence[str] = ()) -> Gauge:
-        """The gauge of a name, made at its first use."""
+        """Return the gauge of a name, creating it at its first use."""
         return self._get(Gauge(name, doc, labels))
 
     def histogram(
         self, name: str, doc: str, labels: Sequence[str] = (), bounds: Sequence[float] = SECONDS
     ) -> Histogram:
-        """The histogram of a name, made at its first use."""
+        """Return the histogram of a name, creating it at its first use."""
         return self._get(Histogram(name, doc, labels, bounds))
 
     def text(self) -> str:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         lines = []
         for metric in list(self._metrics.values()):
             lines += [f"# HELP {metric.name} {_escape(metric.doc)}", f"# TYPE {metric.name} {metric.kind}"]
             lines += metric.lines()
         return "\n".join(lines) + "\n"
 
-    def _get(self, made: M) -> M:
-        found = self._metrics.setdefault(made.name, made)
-        if type(found) is not type(made) or found.labels != made.labels:
+    def _get(self, new: M) -> M:
+        metric = self._metrics.setdefault(new.name, new)
+        if type(metric) is not type(new) or metric.labels != new.labels:
             raise ValueError(
-                f"{made.name} is a {found.kind} by {found.labels}, and can not be a {made.kind} by {made.labels} too"
+                f"{new.name} is a {metric.kind} with labels {metric.labels}, and cannot be a {new.kind} with labels "
+                f"{new.labels}"
             )
-        return found
+        return metric
 
 
 def _escape(text: str) -> str:

@@ -1,4 +1,4 @@
-"""An event without a state, for tasks that wait until something has changed and then check it themselves."""
+"""An event without state, for tasks that wait for a change and then check for it themselves."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ __all__ = ["Notifier"]
 
 
 class Notifier:
-    """A wake-up for many tasks: each call of `notify` wakes all that wait. Belongs to one event loop."""
+    """An event for many tasks: `notify` wakes all waiting tasks. It belongs to one event loop."""
 
     def __init__(self) -> None:
         self._waiting: set[asyncio.Future[None]] = set()
 
     def notify(self) -> None:
-        """Wake all that wait now."""
+        """Wake all waiting tasks."""
         for future in self._waiting:
             if not future.done():
                 future.set_result(None)
         self._waiting.clear()
 
     def next(self) -> asyncio.Future[None]:
-        """A future of the next notification from now on; one that comes before it is awaited is not missed."""
+        """Return a future for the next notification, including one that comes before the future is awaited."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(future)
         future.add_done_callback(self._waiting.discard)

@@ -1,4 +1,4 @@
-"""Offloading of work that would block the event loop, copies and hashes of many bytes, to a thread pool."""
+"""Offload work that would block the event loop (large copies and hashes) to a thread pool."""
 
 from __future__ import annotations
 
@@ -10,36 +10,38 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from flowmx import process_hooks
+
 __all__ = ["LARGE", "copy", "offload", "submit"]
 
 LARGE = 256 << 10
-"""Bytes from which work is offloaded: about the time that a hop to a thread and back takes."""
+"""The bytes from which work is offloaded: it then takes about as long as the hop to a thread and back."""
 
 T = TypeVar("T")
 _executor: ThreadPoolExecutor | None = None
 
 
-def _forget() -> None:
+def _drop_executor() -> None:
     global _executor
-    _executor = None  # its threads are not in the child of a fork
+    _executor = None  # the child of a fork does not have its threads
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+process_hooks.at_fork(after_in_child=_drop_executor)
 
 
 def submit(work: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-    """Run ``work(*arguments)`` in the thread pool; returns its future."""
+    """Run ``work(*arguments)`` in the thread pool; return its future."""
     global _executor
     if _executor is None:
+        process_hooks.ensure_installed()
         _executor = ThreadPoolExecutor(min(os.cpu_count() or 1, 8), "flowmx-comm")
     return asyncio.get_running_loop().run_in_executor(_executor, work, *arguments)
 
 
 async def offload(nbytes: int, work: Callable[..., T], *arguments: Any) -> T:
-    """Run ``work(*arguments)``, which handles `nbytes` bytes: in the thread pool if they are at least `LARGE`.
+    """Run ``work(*arguments)`` on `nbytes` bytes, in the thread pool if there are at least `LARGE`.
 
-    If the caller is cancelled, the work is finished first, since its memory may be reused afterwards.
+    If the caller is cancelled, the work finishes first, since its memory may be reused afterwards.
     """
     if nbytes < LARGE:
         return work(*arguments)
@@ -47,23 +49,23 @@ async def offload(nbytes: int, work: Callable[..., T], *arguments: Any) -> T:
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
-        await _settle(future)
+        await _wait_until_done(future)
         raise
 
 
-async def _settle(future: asyncio.Future[Any]) -> None:
-    """Wait for the end of a future, however often that is cancelled."""
+async def _wait_until_done(future: asyncio.Future[Any]) -> None:
+    """Wait for the end of a future, even if the wait is cancelled repeatedly."""
     while not future.done():
         try:
             await asyncio.wait([future])
         except asyncio.CancelledError:
             continue
     if not future.cancelled():
-        future.exception()  # seen
+        future.exception()  # marks it as retrieved
 
 
 def copy(pairs: list[tuple[memoryview, memoryview]]) -> None:
-    """Copy each pair's second buffer into its first; NumPy releases the interpreter lock meanwhile."""
+    """Copy the second buffer of each pair into the first; NumPy releases the interpreter lock for the copy."""
     for target, source in pairs:
         if source.nbytes:
             np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))

@@ -1,4 +1,4 @@
-"""The duration of an outage, without the time in which this process itself did not run."""
+"""The duration of an outage, without the time in which this process did not run."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ __all__ = ["Outage"]
 
 
 class Outage:
-    """The time of an outage: the sum of the times between failures.
+    """The duration of an outage: the sum of the times between failures.
 
-    A machine that stood still, or a process that was stopped, must not take that time for the others' silence.
+    A process that was stopped, or whose machine was suspended, must not count that time as silence of its peers.
     """
 
     def __init__(self) -> None:
@@ -19,18 +19,18 @@ class Outage:
         """True while the outage lasts."""
         return self._last is not None
 
-    def failed(self, now: float, most: float) -> float:
-        """Note a failure; return the seconds that the outage has lasted.
+    def record_failure(self, now: float, max_interval: float) -> float:
+        """Record a failure; return the duration of the outage in seconds.
 
         Args:
             now: the time.
-            most: that can have gone by since the last failure, if this process ran.
+            max_interval: maximum seconds that can have passed since the last failure while this process ran.
         """
         if self._last is not None:
-            self._seconds += min(now - self._last, most)
+            self._seconds += min(now - self._last, max_interval)
         self._last = now
         return self._seconds
 
-    def over(self) -> None:
-        """Note a success, which ends the outage."""
+    def end(self) -> None:
+        """Record a success, which ends the outage."""
         self._seconds, self._last = 0.0, None

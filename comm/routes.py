@@ -1,4 +1,4 @@
-"""Routes to a service: TCP, or a unix socket and shared memory where it is on this machine."""
+"""Routes to a service: TCP, or a unix socket and shared memory if it is on this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aiohttp import hdrs
 from yarl import URL
 
 from flowmx.comm import local
-from flowmx.comm.call import KEEP, Call, Route, Who
+from flowmx.comm.call import KEEP_ALIVE, Call, ClientConfig, Route
 from flowmx.comm.errors import CommError, Refused
 from flowmx.comm.frames import Message
 from flowmx.comm.local import Segments
@@ -25,25 +25,25 @@ log = logging.getLogger("flowmx.comm")
 
 
 class Routes:
-    """The routes to a service: TCP always, and a local one where one was found.
+    """The routes to a service: always TCP, and a local one if the service is on this machine.
 
     Args:
-        who: calls whom.
-        wanted: whether a local one is looked for.
-        streams: whether small calls may go over streams.
+        config: the client's settings.
+        allow_local: whether to look for a local route.
+        streams: whether small calls may use streams.
     """
 
-    def __init__(self, who: Who, wanted: bool, streams: bool) -> None:
-        self._who = who
-        self._opener = partial(open_stream, who) if streams else None
+    def __init__(self, config: ClientConfig, allow_local: bool, streams: bool) -> None:
+        self._config = config
+        self._open_stream = partial(open_stream, config) if streams else None
         self._tcp: Route | None = None
         self._local: Route | None = None
-        self._undecided = wanted and local.AVAILABLE
-        self._deciding = asyncio.Lock()
+        self._search_local = allow_local and local.AVAILABLE
+        self._search_lock = asyncio.Lock()
 
     @property
     def is_local(self) -> bool:
-        """True once the service is known to share memory with this process."""
+        """True if the service shares memory with this process."""
         return self._local is not None
 
     @property
@@ -52,45 +52,45 @@ class Routes:
         return any(route is not None and route.has_stream for route in (self._tcp, self._local))
 
     def process(self) -> local.PeerProcess | None:
-        """The process of the service, where it is on this machine and a stream leads to it."""
+        """Return the service's process if it is on this machine and a stream to it is open, or None."""
         return None if self._local is None else self._local.process()
 
     async def best(self) -> Route:
-        """The fastest route that is available."""
-        if self._undecided:
-            async with self._deciding:
-                if self._undecided:
+        """Return the fastest available route."""
+        if self._search_local:
+            async with self._search_lock:
+                if self._search_local:
                     self._local = await self._find_local()
-                    self._undecided = False
+                    self._search_local = False
         return self._local or self.tcp()
 
     def tcp(self) -> Route:
-        """The route by TCP."""
+        """Return the TCP route."""
         if self._tcp is None:
-            security = self._who.security
+            security = self._config.security
             tls = security.tls.client() if security is not None and security.tls is not None else True
             session = self._session(aiohttp.TCPConnector(ssl=tls, **self._options()))
-            self._tcp = Route(session, self._who.url, opener=self._opener)
+            self._tcp = Route(session, self._config.url, open_stream=self._open_stream)
         return self._tcp
 
-    def forget(self, route: Route) -> None:
-        """Forget the local route after a failure; the next call looks for one, as the service may have restarted."""
+    def drop_local(self, route: Route) -> None:
+        """Drop a local route after a failure; the next call looks for one again, as the service may have restarted."""
         if route is self._local and route is not None:
-            self._local, self._undecided = None, True
+            self._local, self._search_local = None, True
             _close_soon(route)
 
     def retire_streams(self) -> None:
-        """Begin no more calls on the streams: what they wait for may have got lost."""
+        """Start no further calls on the open streams, whose connections may be dead."""
         for route in (self._tcp, self._local):
             if route is not None:
                 route.retire_stream()
 
-    def give_up(self, why: str) -> None:
-        """Stay with TCP."""
-        log.info("calls of %s go by TCP: %s", self._who.address, why)
+    def use_tcp(self, reason: str) -> None:
+        """Use TCP from now on; `reason` is logged."""
+        log.info("calls to %s use TCP: %s", self._config.address, reason)
         if self._local is not None:
             _close_soon(self._local)
-        self._local, self._undecided = None, False
+        self._local, self._search_local = None, False
 
     async def close(self) -> None:
         for route in (self._tcp, self._local):
@@ -99,20 +99,20 @@ class Routes:
         self._tcp = self._local = None
 
     async def _find_local(self) -> Route | None:
-        """Ask for the unix socket, by TCP; and then through it, whether memory is shared."""
-        who, rooms = self._who, dict[str, int]()
+        """Request the socket's name over TCP, and check over it that memory is shared; return its route or None."""
+        config, answer_sizes = self._config, dict[str, int]()
         try:
-            asked = Message({"host": local.host_identity()}, [])
-            found = await Call(who, self.tcp(), "local", asked, None, rooms, stream=False).run()
+            request = Message({"host": local.host_identity()}, [])
+            answer = await Call(config, self.tcp(), "local", request, None, answer_sizes, stream=False).run()
         except Refused as error:
-            log.info("calls of %s go by TCP: %s", who.address, error)
+            log.info("calls to %s use TCP: %s", config.address, error)
             return None
-        connector = local.Connector(f"\0{found.header.get('socket', '')}", **self._options())
-        route = Route(self._session(connector), URL("http://localhost"), Segments(), self._opener)
+        connector = local.Connector(f"\0{answer.header.get('socket', '')}", **self._options())
+        route = Route(self._session(connector), URL("http://localhost"), Segments(), self._open_stream)
         try:
-            await Call(who, route, "local", Message({}, []), None, rooms, share=True, stream=False).run()
+            await Call(config, route, "local", Message({}, []), None, answer_sizes, share=True, stream=False).run()
         except (CommError, OSError) as error:
-            log.info("calls of %s go by TCP: %s", who.address, error)
+            log.info("calls to %s use TCP: %s", config.address, error)
             await route.close()
             return None
         except BaseException:
@@ -121,12 +121,12 @@ class Routes:
         return route
 
     def _options(self) -> dict[str, Any]:
-        return {"limit": self._who.limits.connections, "keepalive_timeout": KEEP}
+        return {"limit": self._config.limits.connections, "keepalive_timeout": KEEP_ALIVE}
 
     def _session(self, connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
             connector=connector,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._who.limits.connect),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._config.limits.connect),
             read_bufsize=READ_AHEAD,
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -134,10 +134,10 @@ class Routes:
         )
 
 
-_closing: set[asyncio.Task[None]] = set()
+_closing_tasks: set[asyncio.Task[None]] = set()
 
 
 def _close_soon(route: Route) -> None:
     task = asyncio.get_running_loop().create_task(route.close())
-    _closing.add(task)
-    task.add_done_callback(_closing.discard)
+    _closing_tasks.add(task)
+    task.add_done_callback(_closing_tasks.discard)

@@ -2,7 +2,7 @@
 
 Operations (header fields in ``docs/wire.md``): ``join``, ``heartbeat`` (answers when the view changes, or after an
 interval), ``pulse``, ``leave``, ``fail``, ``barrier`` (answers when it opens, or after an interval: the worker asks
-again), ``view`` (given an epoch, as ``heartbeat``). A refusal's kind is the code of
+again), ``view`` (with an epoch it answers like ``heartbeat``). A refusal's kind is the code of
 :class:`~flowmx.comm.members.Denied`.
 """
 
@@ -13,7 +13,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,8 +23,8 @@ from flowmx.comm import fields
 from flowmx.comm.clock import Clock, within
 from flowmx.comm.errors import Refused
 from flowmx.comm.frames import Message
-from flowmx.comm.limits import Limits, in_force
-from flowmx.comm.members import LAST, Denied, Hello, Job, Members, rounds_from_wire
+from flowmx.comm.limits import Limits, limits_for
+from flowmx.comm.members import MAX_NAME, MAX_NUMBER, Denied, Job, JoinRequest, Members, rounds_from_wire
 from flowmx.comm.notifier import Notifier
 from flowmx.comm.security import Security
 from flowmx.comm.server import Caller, Service
@@ -34,7 +34,7 @@ __all__ = ["LIMITS", "Scheduler"]
 
 log = logging.getLogger("flowmx.comm")
 
-# Small messages, many callers: all nodes of a machine may call from one address, each with calls that wait.
+# Small messages and many callers: all nodes of a machine may call from one address, with calls that wait.
 LIMITS = Limits(
     header=16 << 20, tensors=1, tensor=1, total=17 << 20, in_flight=1 << 30, requests=65536, requests_by_peer=65536,
     requests_per_second=65536.0,
@@ -47,19 +47,19 @@ class Scheduler:
     """The scheduler of a job: its membership, the detection of lost nodes, and its barriers.
 
     Args:
-        job: what the job consists of.
-        snapshot: a file from which it resumes when it starts anew; it is written after every change.
-        interval: most seconds that an answer is held back while nothing changes.
-        security: who may take part.
-        clock: the time.
-        service: where the operations go; by default a service of its own.
+        job: the job's size and policy.
+        snapshot: a file from which a restarted scheduler resumes; it is written after every change.
+        interval: maximum seconds for which an answer is delayed while nothing changes.
+        security: authenticates nodes.
+        clock: the clock for timeouts.
+        service: the service for the operations; by default a new one.
 
     Attributes:
         members: the state.
-        service: what answers.
+        service: the service.
 
     Raises:
-        ValueError: the snapshot is none.
+        ValueError: the snapshot file is invalid.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class Scheduler:
     ) -> None:
         self.clock = clock or Clock()
         self.interval = min(interval, job.timeout / 3)
-        self.service = service or Service("scheduler", security=security, limits=in_force("job", LIMITS))
+        self.service = service or Service("scheduler", security=security, limits=limits_for("job", LIMITS))
         self.members = Members(job, self.clock.now(), term=time.time_ns(), name=secrets.token_hex(8))
         self._file = Path(snapshot) if snapshot else None
         self._changes = Notifier()
         self._logged: set[tuple[str, int]] = set()
         self._phase = ""
-        self._seen = -1
+        self._notified_version = -1
         self._tasks: list[asyncio.Task[None]] = []
         self._restore()
         for name in ("join", "heartbeat", "pulse", "leave", "fail", "barrier", "view"):
@@ -90,27 +90,27 @@ class Scheduler:
         """Serve; return the address.
 
         Raises:
-            OSError: the address is taken.
+            OSError: the address is in use.
         """
         address = await self.service.start(host, port)
         self.watch()
         return address
 
     def watch(self) -> None:
-        """Start the tasks that watch the nodes: :meth:`start` calls it, and code that mounts the service must."""
-        self._tasks = [asyncio.create_task(self._tick()), asyncio.create_task(self._write())]
+        """Start the tasks that watch the nodes: called by :meth:`start`, or by code that mounts the service."""
+        self._tasks = [asyncio.create_task(self._tick()), asyncio.create_task(self._write_snapshots())]
 
     async def stop(self) -> None:
-        """Stop serving; the job can go on with another scheduler."""
+        """Stop serving; the job can continue with another scheduler."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
         await self.service.stop()
-        await asyncio.to_thread(self._finish_file)
+        await asyncio.to_thread(self._write_final_snapshot)
 
-    async def over(self) -> View:
-        """Wait until the job has ended and all its nodes know (they have left, or fell silent); return the view."""
+    async def wait_until_over(self) -> View:
+        """Wait until the job has ended and all its nodes have left or fallen silent; return the view."""
         while not (self.members.view.over and not self.members.view.workers and not self.members.view.servers):
             await self._changes.next()
         return self.members.view
@@ -118,37 +118,39 @@ class Scheduler:
     # Operations
 
     async def _join(self, header: Mapping[str, Any]) -> dict[str, Any]:
-        known = View.from_wire(header["view"]) if header.get("view") is not None else None
-        hello = Hello(
+        view = View.from_wire(header["view"]) if header.get("view") is not None else None
+        request = JoinRequest(
             id=_node(header),
             role=cast("Role", fields.choice(header, "role", ROLES)),
-            incarnation=fields.whole(header, "incarnation"),
+            incarnation=fields.integer(header, "incarnation"),
             address=fields.text(header, "address", 300),
             host=fields.text(header, "host", 300),
-            rank=None if header.get("rank") is None else fields.whole(header, "rank"),
-            beat=fields.whole(header, "beat"),
-            known=known,
+            rank=None if header.get("rank") is None else fields.integer(header, "rank"),
+            beat=fields.integer(header, "beat"),
+            view=view,
             rounds=rounds_from_wire(header),
+            job=fields.text(header, "job", MAX_NAME),
+            size=None if header.get("size") is None else _size(fields.sequence(header, "size", 2)),
         )
-        member = self.members.join(self.clock.now(), hello)
+        member = self.members.join(self.clock.now(), request)
         return {"rank": member.rank, "rounds": self.members.barriers.to_wire(), **self._state()}
 
     async def _heartbeat(self, header: Mapping[str, Any]) -> dict[str, Any]:
         self.members.heartbeat(
             self.clock.now(),
             _node(header),
-            fields.whole(header, "incarnation"),
-            fields.whole(header, "beat"),
-            fields.whole(header, "term"),
+            fields.integer(header, "incarnation"),
+            fields.integer(header, "beat"),
+            fields.integer(header, "term"),
             fields.text(header, "doing", 400),
         )
-        epoch = fields.whole(header, "epoch")
+        epoch = fields.integer(header, "epoch")
         if self.members.epoch == epoch:
-            await within(self.clock, self.interval, self._changed(lambda: self.members.epoch != epoch))
+            await within(self.clock, self.interval, self._wait_until(lambda: self.members.epoch != epoch))
         return self._state() if self.members.epoch != epoch else {}
 
     async def _pulse(self, header: Mapping[str, Any]) -> dict[str, Any]:
-        incarnation, count = fields.whole(header, "incarnation"), fields.whole(header, "count", most=LAST)
+        incarnation, count = fields.integer(header, "incarnation"), fields.integer(header, "count", maximum=MAX_NUMBER)
         self.members.pulse(self.clock.now(), _node(header), incarnation, count)
         return {}
 
@@ -162,35 +164,35 @@ class Scheduler:
         return self._state()
 
     async def _barrier(self, header: Mapping[str, Any]) -> dict[str, Any]:
-        node, incarnation = _node(header), fields.whole(header, "incarnation")
-        name = fields.text(header, "name", 200, least=1)
+        node, incarnation = _node(header), fields.integer(header, "incarnation")
+        name = fields.text(header, "name", 200, min_length=1)
         if fields.flag(header, "withdraw"):
             self.members.withdraw(node, incarnation, name)
             return {}
-        after, term = fields.whole(header, "after", most=LAST), fields.whole(header, "term")
+        after, term = fields.integer(header, "after", maximum=MAX_NUMBER), fields.integer(header, "term")
         if fields.flag(header, "attend"):
             return {"round": self.members.attend(self.clock.now(), node, incarnation, term, name)}
         first = fields.flag(header, "first")
-        meet = fields.flag(header, "meet")
+        is_meeting = fields.flag(header, "meet")
 
-        def passed() -> int | None:
-            return self.members.barrier(self.clock.now(), node, incarnation, term, name, after, first, meet)
+        def enter() -> int | None:
+            return self.members.barrier(self.clock.now(), node, incarnation, term, name, after, first, is_meeting)
 
-        found = passed()
-        if found is None:
-            self._look()
-            await within(self.clock, self.interval, self._changed(lambda: passed() is not None))
-            found = passed()
-        missing = [] if found is not None else [member.to_wire() for member in self.members.missing(name)[:8]]
-        return {"round": found, "missing": missing}
+        passed_round = enter()
+        if passed_round is None:
+            self._notify_changes()
+            await within(self.clock, self.interval, self._wait_until(lambda: enter() is not None))
+            passed_round = enter()
+        missing = [] if passed_round is not None else [member.to_wire() for member in self.members.missing(name)[:8]]
+        return {"round": passed_round, "missing": missing}
 
     async def _view(self, header: Mapping[str, Any]) -> dict[str, Any]:
-        epoch = fields.whole(header, "epoch")
+        epoch = fields.integer(header, "epoch")
         if "epoch" in header:
-            await within(self.clock, self.interval, self._changed(lambda: self.members.epoch != epoch))
+            await within(self.clock, self.interval, self._wait_until(lambda: self.members.epoch != epoch))
         return self._state()
 
-    # How they are carried out
+    # Implementation of operations
 
     def _operation(self, handler: Handler) -> Callable[[Caller, Message], Awaitable[Message]]:
         async def answer(caller: Caller, message: Message) -> Message:
@@ -199,33 +201,33 @@ class Scheduler:
             except Denied as denied:
                 raise Refused(str(denied), denied.code) from None
             finally:
-                self._look()
+                self._notify_changes()
 
         return answer
 
     def _state(self) -> dict[str, Any]:
         return {"view": self.members.view.to_wire()}
 
-    def _changed(self, holds: Callable[[], bool]) -> Callable[[], Awaitable[None]]:
+    def _wait_until(self, condition: Callable[[], bool]) -> Callable[[], Awaitable[None]]:
         async def wait() -> None:
-            while not holds():
+            while not condition():
                 await self._changes.next()
 
         return wait
 
-    def _look(self) -> None:
-        """Wake the waiting requests, and log, where something has changed."""
-        if self.members.version != self._seen:
-            self._seen = self.members.version
-            self._tell()
+    def _notify_changes(self) -> None:
+        """Wake waiting requests and log events if the state has changed."""
+        if self.members.version != self._notified_version:
+            self._notified_version = self.members.version
+            self._log_changes()
             self._changes.notify()
 
-    def _tell(self) -> None:
+    def _log_changes(self) -> None:
         view = self.members.view
-        for member in view.gone:
+        for member in view.lost:
             if (member.id, member.incarnation) not in self._logged:
                 self._logged.add((member.id, member.incarnation))
-                log.error("%s", member.obituary)
+                log.error("%s", member.loss_message)
         if view.phase != self._phase:
             self._phase = view.phase
             level = logging.ERROR if view.phase == "failed" else logging.INFO
@@ -235,21 +237,22 @@ class Scheduler:
         while True:
             await self.clock.sleep(min(self.interval, self.members.job.timeout / 8))
             self.members.tick(self.clock.now())
-            self._look()
+            self._notify_changes()
 
-    # The file
+    # The snapshot file
 
     def _restore(self) -> None:
         if self._file is None or not self._file.exists():
             return
         try:
-            found = msgpack.unpackb(self._file.read_bytes())
-            self.members.restore(self.clock.now(), found)
+            self.members.restore(self.clock.now(), msgpack.unpackb(self._file.read_bytes()))
+        except Denied as denied:
+            raise ValueError(f"{self._file}: {denied}: use another file, or remove this one") from denied
         except (ValueError, msgpack.UnpackException) as error:
-            raise ValueError(f"{self._file} is no snapshot of a scheduler: {error}") from error
+            raise ValueError(f"{self._file} is not a snapshot of a scheduler: {error}") from error
 
-    def _finish_file(self) -> None:
-        """Leave a file to go on from, unless there is nothing to go on with."""
+    def _write_final_snapshot(self) -> None:
+        """Write the last snapshot, or remove the file if the job has ended."""
         if self._file is None:
             return
         if self.members.view.over:
@@ -257,43 +260,50 @@ class Scheduler:
         else:
             _try_replace(self._file, msgpack.packb(self.members.snapshot()))
 
-    async def _write(self) -> None:
-        written = -1
+    async def _write_snapshots(self) -> None:
+        written_version = -1
         while self._file is not None:
-            if self.members.version == written:
+            if self.members.version == written_version:
                 await self._changes.next()
                 continue
-            written = self.members.version
+            written_version = self.members.version
             content = msgpack.packb(self.members.snapshot())
             writing = asyncio.ensure_future(asyncio.to_thread(_try_replace, self._file, content))
             try:
                 await asyncio.shield(writing)
             except asyncio.CancelledError:
-                await writing  # two writes at once might end in the wrong order
+                await writing  # two concurrent writes might finish in the wrong order
                 raise
 
 
 def _node(header: Mapping[str, Any]) -> str:
-    return fields.text(header, "node", 64, least=1)
+    return fields.text(header, "node", 64, min_length=1)
+
+
+def _size(counts: Sequence[Any]) -> tuple[int, int]:
+    """Return the numbers of workers and servers that a node expects."""
+    if [type(count) for count in counts] != [int, int]:
+        raise ValueError(f"size is {str(counts)[:80]}, expected the numbers of workers and servers")
+    return counts[0], counts[1]
 
 
 def _subject(header: Mapping[str, Any]) -> tuple[str, int | None]:
-    """The node that a request is about and its incarnation: another node (then None), or the caller itself."""
+    """Return the node of a request: another node, with None, or the caller with its incarnation."""
     if "who" in header:
-        return fields.text(header, "who", 64, least=1), None
-    return _node(header), fields.whole(header, "incarnation")
+        return fields.text(header, "who", 64, min_length=1), None
+    return _node(header), fields.integer(header, "incarnation")
 
 
 def _try_replace(path: Path, content: bytes) -> None:
-    """Replace a file; a failure is logged and does not end the job, whose nodes know what the file would say."""
+    """Replace a file; a failure is only logged, since the nodes of the job have the same information."""
     try:
         _replace(path, content)
     except OSError as error:
-        log.error("the scheduler's file %s can not be written, and the job goes on without: %s", path, error)
+        log.error("the scheduler's file %s cannot be written; the job continues without it: %s", path, error)
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a file so that it holds the old content or the new, never a part."""
+    """Replace a file atomically."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         scratch.write_bytes(content)

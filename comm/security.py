@@ -1,8 +1,8 @@
-"""Authentication of peers: signatures with a shared secret, mutual TLS, and the addresses that need them.
+"""Authentication of peers: signatures with a shared secret, mutual TLS, and the addresses that require them.
 
-A request is signed over its method, path, node, time, nonce and the digest of its body, so that it is known to be
-genuine before its body is read; the body must then have that digest. An answer is signed over the nonce of its request.
-`docs/wire.md` has the details, with an example.
+The signature of a request covers its method, path, node, time, nonce and the digest of its body. The service verifies
+it before it reads the body, and then compares the body's digest. The signature of an answer covers the nonce of its
+request. `docs/wire.md` has the details and an example.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from flowmx import settings
 from flowmx.comm.errors import CommError, Unauthorized
-from flowmx.comm.replay import Window
+from flowmx.comm.replay_protection import ReplayWindow
 
 __all__ = [
     "ANSWER", "REQUEST", "InsecureAddress", "Proof", "Security", "Tls", "digest_of", "host_of", "is_address",
@@ -32,8 +32,8 @@ __all__ = [
 
 REQUEST, ANSWER = "Authorization", "Flowmx-Signature"
 SCHEME = "FMX1-HMAC-SHA256"
-LEAST = 16
-_LONGEST = 4096
+MIN_SECRET = 16
+_MAX_SECRET = 4096
 _OTHERS = stat.S_IROTH | stat.S_IWOTH
 _INHERITED = re.compile(r"/dev/fd/(\d+)")
 _NODE = re.compile(r"[A-Za-z0-9._:-]{0,128}", re.ASCII)
@@ -46,16 +46,16 @@ _ANSWER = re.compile(rf"{SCHEME} digest=([0-9a-f]{{64}}), signature=([0-9a-f]{{6
 
 
 class InsecureAddress(CommError, ValueError):
-    """An address that other machines reach was to be served without a secret and without mutual TLS."""
+    """An attempt to serve on an address that other machines can reach, without a secret or mutual TLS."""
 
 
 class Proof(NamedTuple):
     """The facts that a request's signature proves.
 
     Attributes:
-        node: who sent it.
-        nonce: of the request, which its answer is signed with too.
-        digest: that the body must have.
+        node: the sender.
+        nonce: the request's nonce, which is part of the answer's signature too.
+        digest: the digest that the body must have.
     """
 
     node: str
@@ -65,13 +65,13 @@ class Proof(NamedTuple):
 
 @dataclass(frozen=True)
 class Tls:
-    """Mutual TLS: both sides show a certificate of the same authority.
+    """Mutual TLS: both sides present a certificate of the same authority.
 
     Args:
-        certificate: PEM file of this node's certificate (and those between it and the authority's).
+        certificate: PEM file of this node's certificate (with intermediate certificates).
         key: PEM file of its private key.
-        authority: PEM file of the certificates that peers must descend from.
-        check_hostname: whether a service's certificate must be made out to the address that it is called by.
+        authority: PEM file of the authority's certificates, which must have issued the certificates of peers.
+        check_hostname: whether a service's certificate must be for the address that clients use.
     """
 
     certificate: str | Path
@@ -80,11 +80,11 @@ class Tls:
     check_hostname: bool = True
 
     def server(self) -> ssl.SSLContext:
-        """The context of a service."""
+        """Return the TLS context of a service."""
         return self._context(ssl.PROTOCOL_TLS_SERVER)
 
     def client(self) -> ssl.SSLContext:
-        """The context of a peer."""
+        """Return the TLS context of a client."""
         context = self._context(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = self.check_hostname
         return context
@@ -102,10 +102,10 @@ class Security:
     """The credentials of a service and its peers: sign and verify requests and answers.
 
     Args:
-        secret: what all nodes share, at least 16 bytes; text stands for its UTF-8.
-        tls: certificates, in place of a secret or in addition to one.
-        skew: seconds by which clocks may differ.
-        nonces: how many requests are remembered, so that none counts twice.
+        secret: the secret of all nodes, at least 16 bytes; text is encoded as UTF-8.
+        tls: certificates, instead of a secret or in addition to one.
+        skew: maximum difference between clocks in seconds.
+        nonces: maximum number of stored nonces, for the detection of repeated requests.
         clock: the time in seconds since 1970.
 
     Raises:
@@ -127,22 +127,24 @@ class Security:
     ) -> None:
         key = secret.encode() if isinstance(secret, str) else secret
         if key is None and tls is None:
-            raise ValueError("Security takes a secret, or certificates for mutual TLS; it was given neither")
-        if key is not None and len(key) < LEAST:
-            raise ValueError(f"the secret has {len(key)} bytes, and must have at least {LEAST}: `openssl rand -hex 32`")
+            raise ValueError("Security requires a secret, or certificates for mutual TLS")
+        if key is not None and len(key) < MIN_SECRET:
+            raise ValueError(
+                f"the secret has {len(key)} bytes; it must have at least {MIN_SECRET}: `openssl rand -hex 32`"
+            )
         self.tls = tls
-        self.signs = key is not None
-        self.secret = self._key = key or b""
+        self.has_secret = key is not None
+        self.secret = self._secret_key = key or b""
         self._clock = clock
-        self._window = Window(skew, nonces, clock())
+        self._replay_window = ReplayWindow(skew, nonces, clock())
 
     @classmethod
     def from_file(cls, path: str | Path, tls: Tls | None = None) -> Security:
-        """Security with the secret that a file holds; see :func:`read_secret`.
+        """Create the credentials from the secret in a file; see :func:`read_secret`.
 
         Raises:
-            OSError: the file can not be read.
-            ValueError: others may read the file, or the secret is too short.
+            OSError: the file cannot be read.
+            ValueError: other users may read the file, or the secret is too short.
         """
         try:
             return cls(read_secret(path), tls=tls)
@@ -151,13 +153,13 @@ class Security:
 
     @classmethod
     def from_settings(cls, secret_file: str = "") -> Security | None:
-        """The security that the settings say: ``FLOWMX_SECRET_FILE``, ``FLOWMX_TLS_...``, both, or None for neither.
+        """Return the Security that the settings define: ``FLOWMX_SECRET_FILE``, ``FLOWMX_TLS_...``, or both; else None.
 
         Args:
-            secret_file: stands for that of the settings.
+            secret_file: overrides the file of the settings.
 
         Raises:
-            SettingError: a file can not be read or is not what it must be, or some of the files of TLS are not named.
+            SettingError: a file cannot be read or is invalid, or only some of the TLS files are set.
         """
         config = settings.get()
         path, tls = secret_file or config.secret_file, _tls_from(config)
@@ -167,80 +169,84 @@ class Security:
             raise settings.SettingError(f"FLOWMX_SECRET_FILE: {error}") from error
 
     def __repr__(self) -> str:
-        return f"Security(secret={'***' if self.signs else None}, tls={self.tls!r})"
+        return f"Security(secret={'***' if self.has_secret else None}, tls={self.tls!r})"
 
     def sign_request(self, method: str, path: str, node: str, digest: str) -> tuple[str, str]:
         """Sign a request.
 
         Returns:
-            its nonce, and the value of its header `REQUEST`.
+            The nonce, and the value of the header `REQUEST`.
         """
-        sent, nonce = str(int(self._clock() * 1000)), secrets.token_hex(16)
-        signature = self._sign("request", method, path, node, sent, nonce, digest)
-        return nonce, f"{SCHEME} node={node}, time={sent}, nonce={nonce}, digest={digest}, signature={signature}"
+        timestamp, nonce = str(int(self._clock() * 1000)), secrets.token_hex(16)
+        signature = self._sign("request", method, path, node, timestamp, nonce, digest)
+        return nonce, f"{SCHEME} node={node}, time={timestamp}, nonce={nonce}, digest={digest}, signature={signature}"
 
     def check_request(self, method: str, path: str, headers: Mapping[str, str]) -> Proof:
         """Check the signature of a request, before its body is read.
 
         Raises:
-            Unauthorized: it has none, a wrong one, or was here before.
+            Unauthorized: the signature is missing or wrong, or the request is a repetition.
         """
-        proof, sent = self.check_signature(method, path, headers.get(REQUEST, ""))
-        self._window.admit(bytes.fromhex(proof.nonce), sent, self._clock())
+        proof, timestamp = self.check_signature(method, path, headers.get(REQUEST, ""))
+        self._replay_window.admit(bytes.fromhex(proof.nonce), timestamp, self._clock())
         return proof
 
-    def check_signature(self, method: str, path: str, signed: str) -> tuple[Proof, float]:
-        """Check the signature of a request, and not that it is new.
+    def check_signature(self, method: str, path: str, signature_header: str) -> tuple[Proof, float]:
+        """Check the signature of a request, but not whether it is a repetition.
 
         Args:
             method: such as POST.
-            path: as it was signed.
-            signed: the value of its header `REQUEST`.
+            path: the signed path.
+            signature_header: the value of the header `REQUEST`.
 
         Returns:
-            what it proves, and the time at which it was sent.
+            The proof, and the time at which the request was sent.
 
         Raises:
-            Unauthorized: it has none, or a wrong one.
+            Unauthorized: the signature is missing or wrong.
         """
-        found = _REQUEST.fullmatch(signed)
-        if found is None:
-            raise Unauthorized(f"this service takes requests that are signed with its secret: {REQUEST}: {SCHEME} ...")
-        node, sent, nonce, digest, signature = found.groups()
-        if not hmac.compare_digest(signature, self._sign("request", method, path, node, sent, nonce, digest)):
-            raise Unauthorized("the signature is not that of this request with the service's secret")
-        return Proof(node, nonce, digest), int(sent) / 1000
+        match = _REQUEST.fullmatch(signature_header)
+        if match is None:
+            raise Unauthorized(
+                f"this service requires requests that are signed with its secret: {REQUEST}: {SCHEME} ..."
+            )
+        node, timestamp, nonce, digest, signature = match.groups()
+        if not hmac.compare_digest(signature, self._sign("request", method, path, node, timestamp, nonce, digest)):
+            raise Unauthorized("the signature does not match this request and the service's secret")
+        return Proof(node, nonce, digest), int(timestamp) / 1000
 
     def sign_answer(self, nonce: str, status: int, digest: str) -> str:
-        """The value of an answer's header `ANSWER`."""
+        """Return the value of an answer's header `ANSWER`."""
         return f"{SCHEME} digest={digest}, signature={self._sign('answer', str(status), nonce, digest)}"
 
     def check_answer(self, nonce: str, status: int, headers: Mapping[str, str]) -> str:
-        """Check the signature of an answer; returns the digest that its body must have.
+        """Check the signature of an answer; return the digest that its body must have.
 
         Raises:
-            Unauthorized: it has none, or a wrong one.
+            Unauthorized: the signature is missing or wrong.
         """
-        found = _ANSWER.fullmatch(headers.get(ANSWER, ""))
-        if found is None:
-            raise Unauthorized("the answer is not signed: the peer does not have the secret, or something is between")
-        digest, signature = found.groups()
+        match = _ANSWER.fullmatch(headers.get(ANSWER, ""))
+        if match is None:
+            raise Unauthorized(
+                "the answer is not signed: the peer does not have the secret, or a proxy removed the signature"
+            )
+        digest, signature = match.groups()
         if not hmac.compare_digest(signature, self._sign("answer", str(status), nonce, digest)):
-            raise Unauthorized("the answer's signature is not that of the secret")
+            raise Unauthorized("the answer's signature does not match the secret")
         return digest
 
-    def stream_key(self, way: str, client: str, service: str) -> bytes:
-        """The key of the seals of a stream's messages.
+    def stream_key(self, sender: str, client: str, service: str) -> bytes:
+        """Return the key of the authentication codes of a stream's messages.
 
         Args:
-            way: who seals them, ``"client"`` or ``"service"``.
-            client: the nonce of the request that opened it.
+            sender: the end that sends the messages, ``"client"`` or ``"service"``.
+            client: the nonce of the request that opened the stream.
             service: the nonce of the answer.
         """
-        return bytes.fromhex(self._sign("stream", way, client, service))
+        return bytes.fromhex(self._sign("stream", sender, client, service))
 
     def metrics_token(self) -> str:
-        """The bearer token for `/metrics`: sent as ``Authorization: Bearer ...``."""
+        """Return the bearer token for `/metrics`: sent as ``Authorization: Bearer ...``."""
         return self._sign("metrics")
 
     def check_metrics(self, headers: Mapping[str, str]) -> None:
@@ -249,56 +255,56 @@ class Security:
         Raises:
             Unauthorized: the token is missing or wrong.
         """
-        given = headers.get(REQUEST, "").encode("utf-8", "surrogateescape")
-        if self.signs and not hmac.compare_digest(given, f"Bearer {self.metrics_token()}".encode()):
-            raise Unauthorized("metrics need the token that Security.metrics_token() gives: Authorization: Bearer ...")
+        token = headers.get(REQUEST, "").encode("utf-8", "surrogateescape")
+        if self.has_secret and not hmac.compare_digest(token, f"Bearer {self.metrics_token()}".encode()):
+            raise Unauthorized("metrics require the token of Security.metrics_token(): Authorization: Bearer ...")
 
     def _sign(self, *fields: str) -> str:
-        return hmac.new(self._key, "\n".join(("FMX1", *fields)).encode(), hashlib.sha256).hexdigest()
+        return hmac.new(self._secret_key, "\n".join(("FMX1", *fields)).encode(), hashlib.sha256).hexdigest()
 
 
 def _tls_from(config: settings.Settings) -> Tls | None:
-    named = {"FLOWMX_TLS_CERT": config.tls_cert, "FLOWMX_TLS_KEY": config.tls_key, "FLOWMX_TLS_CA": config.tls_ca}
-    missing = [variable for variable, path in named.items() if not path]
-    if len(missing) == len(named):
+    paths = {"FLOWMX_TLS_CERT": config.tls_cert, "FLOWMX_TLS_KEY": config.tls_key, "FLOWMX_TLS_CA": config.tls_ca}
+    missing = [variable for variable, path in paths.items() if not path]
+    if len(missing) == len(paths):
         return None
     if missing:
-        raise settings.SettingError(f"mutual TLS takes three files; there is no {' and no '.join(missing)}")
+        raise settings.SettingError(f"mutual TLS requires three files; not set: {' and '.join(missing)}")
     tls = Tls(config.tls_cert, config.tls_key, config.tls_ca, config.tls_check_hostname)
     try:
-        tls.client()  # a file that is none shows now, and not at the first call
+        tls.client()  # report an invalid file now, not at the first call
     except OSError as error:
-        files = ", ".join(f"{variable}={path}" for variable, path in named.items())
+        files = ", ".join(f"{variable}={path}" for variable, path in paths.items())
         raise settings.SettingError(f"{files}: {error}") from error
     return tls
 
 
 def digest_of(parts: Iterable[bytes]) -> str:
-    """The digest of a body, from the SHA-256 of its head and of each of its tensors."""
-    whole = hashlib.sha256()
+    """Return the digest of a body from the SHA-256 of its head and of each of its tensors."""
+    total = hashlib.sha256()
     for part in parts:
-        whole.update(part)
-    return whole.hexdigest()
+        total.update(part)
+    return total.hexdigest()
 
 
-def check_digest(wanted: str, found: str) -> None:
+def check_digest(expected: str, actual: str) -> None:
     """Check a body's digest against the signed one.
 
     Raises:
-        Unauthorized: they differ.
+        Unauthorized: the digests differ.
     """
-    if not hmac.compare_digest(wanted, found):
-        raise Unauthorized("the body is not the one that was signed: it was changed on its way")
+    if not hmac.compare_digest(expected, actual):
+        raise Unauthorized("the body does not match its signed digest: it was changed in transit")
 
 
 def read_secret(path: str | Path) -> bytes:
-    """The secret that a file holds; blanks and line ends around it do not count.
+    """Return the secret in a file, without surrounding whitespace.
 
     Args:
-        path: the file; ``/dev/fd/7`` is a file that this process has open, as the launcher's processes have.
+        path: the file; ``/dev/fd/7`` is an open file of this process, such as one inherited from the launcher.
 
     Raises:
-        OSError: the file can not be read.
+        OSError: the file cannot be read.
         ValueError: every user of the machine may read or write the file.
     """
     inherited = _INHERITED.fullmatch(str(path))
@@ -309,9 +315,9 @@ def read_secret(path: str | Path) -> bytes:
             raise ValueError(
                 f"every user of this machine may read or write it ({stat.filemode(mode)}): chmod 600 {path}"
             )
-        # At a place, so that processes that share an open file do not take it from each other.
+        # At an offset, so that processes that share the open file do not consume it.
         seekable = stat.S_ISREG(mode) and hasattr(os, "pread")
-        return (os.pread(descriptor, _LONGEST, 0) if seekable else os.read(descriptor, _LONGEST)).strip()
+        return (os.pread(descriptor, _MAX_SECRET, 0) if seekable else os.read(descriptor, _MAX_SECRET)).strip()
     finally:
         os.close(descriptor)
 
@@ -320,21 +326,21 @@ def check_node(node: str) -> str:
     """Check the name of a node.
 
     Raises:
-        ValueError: it has other characters than letters, digits, and ``. _ : -``, or more than 128.
+        ValueError: it has characters other than letters, digits, and ``. _ : -``, or more than 128.
     """
     if not _NODE.fullmatch(node):
-        raise ValueError(f"a node is named by at most 128 letters, digits and . _ : - and not {node!r}")
+        raise ValueError(f"a node's name has at most 128 letters, digits and . _ : - and cannot be {node!r}")
     return node
 
 
 def host_of(authority: str) -> str:
-    """The host of ``host:port``, as a Host header has it; empty where that is none."""
+    """Return the host of ``host:port``, the value of a Host header."""
     host = authority[1:].partition("]")[0] if authority.startswith("[") else authority.partition(":")[0]
     return host.lower()
 
 
 def is_address(host: str) -> bool:
-    """Tell whether a host is given by its number, which no page of another site can have lead elsewhere."""
+    """Return whether a host is a numeric address, which is safe from DNS rebinding."""
     try:
         ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -343,7 +349,7 @@ def is_address(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether an address (or "localhost") is a loopback address."""
+    """Return whether an address (or "localhost") is a loopback address."""
     host = host.strip("[]").partition("%")[0]
     if host.lower() == "localhost":
         return True
@@ -359,11 +365,11 @@ def check_address(host: str, security: Security | None) -> None:
     """Check that a service may be served on an address.
 
     Raises:
-        InsecureAddress: other machines reach it, and there is neither a secret nor mutual TLS.
+        InsecureAddress: other machines can reach it, and there is neither a secret nor mutual TLS.
     """
     if security is None and not is_loopback(host):
         raise InsecureAddress(
-            f"serving on {host!r}, which other machines may reach, takes a shared secret or mutual TLS: "
+            f"serving on {host!r}, which other machines may reach, requires a shared secret or mutual TLS: "
             "FLOWMX_SECRET_FILE or FLOWMX_TLS_CERT, _KEY and _CA for a job, Service(..., security=...) in a program; "
-            "without, there is 127.0.0.1"
+            "without them, use 127.0.0.1"
         )

@@ -1,4 +1,4 @@
-"""A service: an aiohttp application that answers operations, on its own or mounted in another application."""
+"""A service: an aiohttp application that answers operations, standalone or mounted in another application."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from aiohttp import web
 
 from flowmx.comm import local
 from flowmx.comm.admission import Admission
-from flowmx.comm.door import Doorman, answer
-from flowmx.comm.errors import CommError, Refused, Unauthorized, Unknown, to_header
-from flowmx.comm.exchange import Caller, Handler, Operation, Place, Posted
+from flowmx.comm.browser_origins import is_cross_site
+from flowmx.comm.connection_handler import ConnectionHandler, http_response
+from flowmx.comm.connections import ConnectionLimiter
+from flowmx.comm.errors import CommError, CrossSite, Refused, Unauthorized, Unknown, to_header
+from flowmx.comm.exchange import Caller, FindDestinations, Handler, Operation, PostedCall
 from flowmx.comm.frames import Message, encode
-from flowmx.comm.gate import Gate
 from flowmx.comm.headers import take
-from flowmx.comm.heads import Asked, asked
-from flowmx.comm.limits import Limits, in_force
+from flowmx.comm.limits import Limits, limits_for
 from flowmx.comm.listening import Listener, listen
 from flowmx.comm.logs import http_log
 from flowmx.comm.metrics import CONTENT_TYPE as METRICS_TYPE
 from flowmx.comm.metrics import Metrics
+from flowmx.comm.request_head import RequestHead, parse_head
 from flowmx.comm.security import Security, check_address, host_of, is_loopback
 from flowmx.comm.stream_service import serve_stream
 from flowmx.comm.transfer import CONTENT_TYPE, READ_AHEAD
@@ -32,19 +33,20 @@ from flowmx.comm.transfer import CONTENT_TYPE, READ_AHEAD
 __all__ = ["Caller", "Service"]
 
 log = logging.getLogger("flowmx.comm")
-LINGER = 2.0  # seconds that the rest of a refused body is read for, so that the sender gets to see the refusal
-
-GRACE = 0.05  # seconds that requests under way have to end when a service stops; aiohttp takes 0 for no limit
+LINGER = 2.0  # seconds for which the rest of a refused body is read, so that the sender can receive the refusal
+GRACE = 0.05  # seconds that requests in progress have to finish when a service stops; aiohttp takes 0 as no limit
 
 
 class Service:
-    """Answers operations: ``POST /v1/<operation>`` with a frame, or in ``GET /v1/stream``; ``/healthz``, ``/metrics``.
+    """A service that answers operations, over HTTP or a stream.
+
+    The routes are ``POST /v1/<operation>``, whose body is a frame, ``GET /v1/stream``, ``/healthz`` and ``/metrics``.
 
     Args:
-        name: what messages call it.
-        security: who may call; without, only processes of this machine.
-        limits: what is allowed; by default what a job's nodes may send.
-        metrics: where its metrics go; by default they are its own.
+        name: the service's name in messages.
+        security: authenticates callers; without it, only processes of this machine may call.
+        limits: the service's limits; by default those of a job's nodes.
+        metrics: the registry for its metrics; by default a new one.
         local: whether processes of this machine and user may connect by unix socket and share memory.
 
     Example:
@@ -64,10 +66,10 @@ class Service:
     ) -> None:
         self.name = name
         self.security = security
-        self.limits = limits = limits or in_force("job")
+        self.limits = limits = limits or limits_for("job")
         self.metrics = metrics if metrics is not None else Metrics()
         self.admission = Admission(limits)
-        self.gate = Gate(limits)
+        self.connections = ConnectionLimiter(limits)
         self.mappings = _mappings(limits)
         self.address = ""
         self._local = local
@@ -81,65 +83,67 @@ class Service:
         self._local_listener: Listener | None = None
         self._socket = ""
         self._is_stopping = False
-        self._measure()
+        self._add_metrics()
         self.operation("local", self._answer_local)
 
     @property
     def application(self) -> web.Application:
         """The application, to be mounted: ``app.add_subapp("/flowmx/", service.application)``.
 
-        Make the application's runner with ``handler_cancellation=True``, so that callers who go away end their calls,
-        and ``auto_decompress=False``, so that what is refused for being compressed is not unpacked first.
+        Create the application's runner with ``handler_cancellation=True``, so that a caller's disconnection cancels its
+        calls, and with ``auto_decompress=False``, so that refused compressed bodies are not decompressed first.
         """
         return self._application
 
-    def operation(self, name: str, handler: Handler, place: Place | None = None, *, borrow: bool = False) -> None:
-        """Answer an operation.
+    def operation(
+        self, name: str, handler: Handler, find_destinations: FindDestinations | None = None, *, borrow: bool = False
+    ) -> None:
+        """Register the handler of an operation.
 
         Args:
-            name: of the operation.
-            handler: a function from caller and message to the answer, or to an awaitable of it, as a coroutine function
-                is; what it answers at once takes least. What it raises is sent to the caller as a refusal: a CommError
-                and a ValueError with their text, others with their type too. The tensors that it returns must stay as
-                they are until they are sent.
-            place: from the caller and the header (with its "tensors") to a buffer for each tensor that comes in, or
-                None for new memory. What is refused later may have been written there in part.
-            borrow: whether tensors may lie in the caller's memory, where that is shared. They are not copied then, are
-                read-only, and stay as they are until the handler returns an answer; where it does not, for ever. Then
-                `place` is not asked.
+            name: the operation's name.
+            handler: a function or coroutine function that takes the caller and the message, and returns the answer; a
+                plain function is fastest. An exception is sent to the caller as a refusal, with its text and, unless
+                it is a CommError or ValueError, its type. The returned tensors must not change until they are sent.
+            find_destinations: a function that takes the caller and the header (with its "tensors"), and returns for
+                each received tensor a buffer, or None for new memory. A request that is refused later may have
+                overwritten part of a buffer.
+            borrow: whether tensors may stay in the caller's shared memory. They are then read-only and not copied, and
+                do not change until the handler returns an answer; if it raises, they never change. `find_destinations`
+                is not used.
 
         Raises:
-            ValueError: there is one of this name.
+            ValueError: the name is in use.
         """
         if name in self._operations:
-            raise ValueError(f"{self.name} has an operation {name!r} already")
-        self._operations[name] = Operation(handler, place, borrow)
+            raise ValueError(f"{self.name} already has an operation {name!r}")
+        self._operations[name] = Operation(handler, find_destinations, borrow)
 
     def find(self, name: str) -> Operation:
-        """The operation of a name.
+        """Return the operation of a name.
 
         Raises:
-            Unknown: there is none.
+            Unknown: the service has no such operation.
         """
         if name not in self._operations:
             raise Unknown(f"{self.name} has no operation {name[:80]!r}; it has {', '.join(sorted(self._operations))}")
         return self._operations[name]
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
-        """Serve on an address; returns it, such as ``"http://127.0.0.1:40123"``.
+        """Serve on an address; return its URL, such as ``"http://127.0.0.1:40123"``.
 
         Args:
-            host: an address of this machine, or a name of one.
-            port: 0 takes a free one.
+            host: an address of this machine, or its name.
+            port: the port; 0 chooses a free one.
 
         Raises:
-            InsecureAddress: other machines reach it, and there is neither a secret nor mutual TLS.
-            OSError: the address is taken, or not of this machine.
-            RuntimeError: the service was started before.
+            InsecureAddress: other machines can reach it, and there is neither a secret nor mutual TLS.
+            OSError: the address is in use, or does not belong to this machine.
+            RuntimeError: the service is already started.
         """
         check_address(host, self.security)
         if self._runner is not None:
-            raise RuntimeError(f"{self.name} was started already, on {self.address}")
+            raise RuntimeError(f"{self.name} is already started, on {self.address}")
         self._is_stopping = False
         self._runner = await _run(self._application, self.limits.keep_alive)
         tls = self.security.tls if self.security is not None else None
@@ -149,7 +153,7 @@ class Service:
                 partial(self._protocol, self._runner),
                 tls=tls.server() if tls else None,
                 handshake=self.limits.head,
-                most=self.limits.strangers,
+                max_pending=self.limits.unauthenticated,
             )
         except BaseException:
             await self.stop()
@@ -159,9 +163,9 @@ class Service:
         return self.address
 
     async def stop(self) -> None:
-        """Stop: take no further requests, cancel those that are under way, and free everything."""
+        """Accept no further requests, cancel those in progress, and free all resources."""
         self._is_stopping = True
-        await self._end(self._listener, self._runner)
+        await self._close(self._listener, self._runner)
         self._runner = self._listener = None
 
     def _make_application(self) -> web.Application:
@@ -175,29 +179,29 @@ class Service:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         start, result = perf_counter(), "broken"
         try:
-            with self.gate.request(request.transport) as note:
-                response, result = await Posted(self, request, note).answer()
+            with self.connections.track_request(request.transport) as set_phase:
+                response, result = await PostedCall(self, request, set_phase).answer()
             return response
         finally:
             name, nbytes = request.match_info["operation"], request.content.total_bytes
             self.observe(name, result, perf_counter() - start, nbytes)
 
     async def _answer_stream(self, request: web.Request) -> web.StreamResponse:
-        with self.gate.request(request.transport) as note:
+        with self.connections.track_request(request.transport) as set_phase:
             try:
-                return await serve_stream(self, request, note)
+                return await serve_stream(self, request, set_phase)
             except CommError as error:
                 self._requests.add("stream", error.kind)
-                return await Posted(self, request, note).refuse(error)
+                return await PostedCall(self, request, set_phase).refuse(error)
 
     def observe(self, operation: str, result: str, seconds: float, nbytes: int) -> None:
-        """Count a request.
+        """Record a request in the metrics.
 
         Args:
-            operation: that was asked for.
+            operation: its operation.
             result: ``"ok"`` or the kind of the refusal.
-            seconds: that it took.
-            nbytes: of the request.
+            seconds: its duration.
+            nbytes: the bytes of the request.
         """
         label = operation if operation in self._operations else "unknown"
         self._seconds.observe(seconds, label)
@@ -208,43 +212,46 @@ class Service:
         return web.json_response({"status": "ok", "name": self.name})
 
     def check_reader(self, headers: Mapping[str, str]) -> None:
-        """Check that who asks for metrics or the doctor's report may read them.
+        """Check that a client may read the metrics or the doctor's report.
 
         Raises:
-            Unauthorized: the token is missing or wrong; without a secret, the Host header names another machine (a web
-                page could have a name that leads here).
+            Unauthorized: the token is missing or wrong; without a secret, the Host header names another machine (the
+                name of a web page may resolve to this one).
+            CrossSite: a browser sent the request for a page of another site.
         """
+        if is_cross_site(headers):
+            raise CrossSite(f"a page of another site sent this request to {self.name}")
         if self.security is not None:
             self.security.check_metrics(headers)
         elif not is_loopback(host := host_of(headers.get("Host", "localhost"))):
-            raise Unauthorized(f"this service has no secret, and so is not to be asked for as {host[:80]!r}")
+            raise Unauthorized(f"this service has no secret, and {host[:80]!r} is not a name of this machine")
 
     async def _metrics(self, request: web.Request) -> web.Response:
         try:
             self.check_reader(request.headers)
-        except Unauthorized as error:
+        except Refused as error:
             return web.Response(status=error.status, text=str(error))
         return web.Response(body=self.metrics.text().encode(), headers={"Content-Type": METRICS_TYPE})
 
-    def _measure(self) -> None:
+    def _add_metrics(self) -> None:
         metrics = self.metrics
         self._requests = metrics.counter(
             "flowmx_requests_total", "Requests answered, by the kind of the answer.", ["operation", "result"]
         )
         self._seconds = metrics.histogram("flowmx_request_seconds", "Seconds from request to answer.", ["operation"])
         self._bytes_in = metrics.counter("flowmx_received_bytes_total", "Bytes of bodies received.", ["operation"])
-        metrics.gauge("flowmx_requests_under_way", "Requests under way.").follow(lambda: self.admission.requests)
-        metrics.gauge("flowmx_bytes_under_way", "Bytes of requests under way.").follow(lambda: self.admission.nbytes)
-        metrics.gauge("flowmx_connections", "Connections.").follow(lambda: len(self.gate.places))
+        metrics.gauge("flowmx_requests_under_way", "Requests in progress.").follow(lambda: self.admission.requests)
+        metrics.gauge("flowmx_bytes_under_way", "Bytes of requests in progress.").follow(lambda: self.admission.nbytes)
+        metrics.gauge("flowmx_connections", "Connections.").follow(lambda: len(self.connections.table))
         metrics.gauge("flowmx_mapped_bytes", "Bytes of shared memory mapped.").follow(lambda: self.mappings.nbytes)
 
     async def _answer_local(self, caller: Caller, message: Message) -> Message:
-        """Answer processes of this machine and user with the unix socket's name; through it, that memory is shared."""
+        """Send the unix socket's name to processes of this machine and user; over the socket, confirm shared memory."""
         header = take(message.header, {}, {"host": str})
         if caller.local:
             return Message({"shared_memory": True}, [])
         if not self._socket or not secrets.compare_digest(header.get("host", ""), local.host_identity()):
-            raise Refused("there is no faster way here than this one", "not_local")
+            raise Refused("there is no faster connection than this one", "not_local")
         return Message({"socket": self._socket}, [])
 
     async def _start_local(self, application: web.Application) -> None:
@@ -254,7 +261,7 @@ class Service:
         try:
             sock = local.listen(name)
         except OSError as error:
-            log.info("%s has no unix socket (%s): processes of this machine connect by TCP", self.name, error)
+            log.info("%s has no unix socket (%s): processes of this machine use TCP", self.name, error)
             return
         self._is_stopping = False
         self._local_runner = await _run(self._make_application(), self.limits.keep_alive)
@@ -263,48 +270,48 @@ class Service:
 
     async def _stop_local(self, application: web.Application) -> None:
         self._is_stopping = True
-        await self._end(self._local_listener, self._local_runner)
+        await self._close(self._local_listener, self._local_runner)
         self._local_runner = self._local_listener = None
         self._socket = ""
         self.mappings.clear()
 
-    async def _end(self, listener: Listener | None, runner: web.AppRunner | None) -> None:
-        """Take no more connections, and close all."""
+    async def _close(self, listener: Listener | None, runner: web.AppRunner | None) -> None:
+        """Close the listener and all connections."""
         if listener is not None:
             await listener.close()
-        self.gate.close()
+        self.connections.close()
         if runner is not None:
             await runner.cleanup()
 
     def _protocol(self, runner: web.AppRunner) -> asyncio.BaseProtocol:
-        """The protocol of a new connection; none is let in while the service stops."""
+        """Return the protocol of a new connection; none is accepted while the service stops."""
 
-        def make() -> asyncio.Protocol | None:
+        def make_protocol() -> asyncio.Protocol | None:
             return None if self._is_stopping or runner.server is None else runner.server()
 
-        return Doorman(self.gate, make, self._vet)
+        return ConnectionHandler(self.connections, make_protocol, self._check_head)
 
-    def _vet(self, head: bytes) -> bytes | None:
-        """The refusal of a stranger's request that is not signed, by its head alone."""
-        found = asked(head)
-        if self.security is None or not self.security.signs or found is None or not _is_signed(found):
+    def _check_head(self, head: bytes) -> bytes | None:
+        """Return the refusal of a request whose head has no valid signature, or None."""
+        request = parse_head(head)
+        if self.security is None or not self.security.has_secret or request is None or not _needs_signature(request):
             return None
         try:
-            self.security.check_signature(found.method, found.path, found.authorization)
+            self.security.check_signature(request.method, request.path, request.authorization)
         except Unauthorized as error:
-            name = found.path.rpartition("/")[2]
+            name = request.path.rpartition("/")[2]
             self._requests.add(name if name in self._operations else "unknown", error.kind)
             return _refusal(error)
         return None
 
 
-def _is_signed(asked: Asked) -> bool:
-    """Tell whether a request must be signed: one for health or metrics need not."""
-    return asked.method == "POST" or (asked.method == "GET" and asked.path.endswith("/v1/stream"))
+def _needs_signature(request: RequestHead) -> bool:
+    """Return whether a request must be signed; requests for health and metrics need not be."""
+    return request.method == "POST" or (request.method == "GET" and request.path.endswith("/v1/stream"))
 
 
 def _refusal(error: CommError) -> bytes:
-    return answer("401 Unauthorized", b"".join(encode(Message(to_header(error), []))), Content_Type=CONTENT_TYPE)
+    return http_response("401 Unauthorized", b"".join(encode(Message(to_header(error), []))), Content_Type=CONTENT_TYPE)
 
 
 def _mappings(limits: Limits) -> local.Mappings:

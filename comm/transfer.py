@@ -1,4 +1,4 @@
-"""Transfer of bodies over aiohttp, in few copies and never slower than the limits; the same for both sides."""
+"""Send and receive bodies over aiohttp, with few copies and minimum rates; used by both sides."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from flowmx.comm.limits import Limits
 from flowmx.comm.offload import LARGE, submit
 from flowmx.comm.security import check_digest, digest_of
 
-__all__ = ["CONTENT_TYPE", "Digests", "receive", "send", "slices"]
+__all__ = ["CONTENT_TYPE", "Digests", "chunks", "receive", "send"]
 
 CONTENT_TYPE = "application/x-flowmx"
-READ_AHEAD = 1 << 20  # of aiohttp's reader: measured, twice as fast as its default of 64 KiB
-PIECE = 256 << 10  # a slow receiver must take one within Limits.idle
-TOGETHER = 64 << 10
+READ_AHEAD = 1 << 20  # for aiohttp's reader: 2x faster than its default of 64 KiB
+CHUNK = 256 << 10  # a receiver must read one chunk within Limits.idle
+JOIN_BELOW = 64 << 10
 
 
 class Stream(Protocol):
-    """The part of aiohttp's StreamReader that gives chunks as they came in; its other methods join them first."""
+    """The methods of aiohttp's StreamReader that return chunks as received; its other methods join them first."""
 
     async def readchunk(self) -> tuple[bytes, bool]: ...
 
@@ -39,11 +39,11 @@ class Digests:
         return len(self._parts)
 
     def add(self, data: bytes | bytearray | memoryview) -> None:
-        """Hash the next part, whose bytes must stay as they are."""
+        """Hash the next part; its bytes must not change."""
         self._parts.append(submit(_hash, data) if len(data) >= LARGE else _hash(data))
 
-    async def whole(self) -> str:
-        """The digest of the frame."""
+    async def combine(self) -> str:
+        """Return the digest of the frame."""
         return digest_of([part if isinstance(part, bytes) else await part for part in self._parts])
 
 
@@ -52,29 +52,29 @@ def _hash(data: bytes | bytearray | memoryview) -> bytes:
 
 
 async def digest(head: bytes, tensors: Sequence[memoryview]) -> str:
-    """The digest of a frame that is about to be sent."""
+    """Return the digest of a frame."""
     digests = Digests()
     digests.add(head)
     for tensor in tensors:
         digests.add(tensor)
-    return await digests.whole()
+    return await digests.combine()
 
 
-class Pace:
-    """A watchdog of transfers: it ends those that pause, or that are slower than the limit.
+class TransferWatchdog:
+    """A watchdog for a transfer: it ends one that pauses, or is slower than the limit.
 
-    Use as ``async with``; call `moved` whenever bytes did.
+    Use it with ``async with``, and call `record` after each chunk.
     """
 
-    def __init__(self, limits: Limits, what: str) -> None:
+    def __init__(self, limits: Limits, peer: str) -> None:
         self._limits = limits
-        self._what = what
+        self._peer = peer
         self._loop = asyncio.get_running_loop()
         self._start = self._loop.time()
-        self._moved = 0
+        self._transferred = 0
         self._cutoff = asyncio.timeout(limits.idle)
 
-    async def __aenter__(self) -> Pace:
+    async def __aenter__(self) -> TransferWatchdog:
         await self._cutoff.__aenter__()
         return self
 
@@ -83,55 +83,55 @@ class Pace:
             await self._cutoff.__aexit__(kind, error, None)
         except TimeoutError:
             idle = self._limits.idle
-            raise TooSlow(f"{self._what} paused for {idle:g} s after {self._moved} bytes (Limits.idle)") from None
+            raise TooSlow(f"{self._peer} paused for {idle:g} s after {self._transferred} bytes (Limits.idle)") from None
 
-    def moved(self, count: int) -> None:
-        """Note that so many bytes moved.
+    def record(self, count: int) -> None:
+        """Record transferred bytes.
 
         Raises:
-            TooSlow: all in all there were too few.
+            TooSlow: the average rate is too low.
         """
         now = self._loop.time()
-        self._moved += count
-        seconds, least = now - self._start, self._limits.rate
-        if seconds > self._limits.idle and self._moved < seconds * least:
+        self._transferred += count
+        seconds, min_rate = now - self._start, self._limits.rate
+        if seconds > self._limits.idle and self._transferred < seconds * min_rate:
             raise TooSlow(
-                f"{self._what} moved {self._moved} bytes in {seconds:.1f} s; "
-                f"at least {least:g} bytes a second are expected (Limits.rate)"
+                f"{self._peer} transferred {self._transferred} bytes in {seconds:.1f} s; "
+                f"the minimum is {min_rate:g} bytes a second (Limits.rate)"
             )
         self._cutoff.reschedule(now + self._limits.idle)
 
 
-async def receive(content: Stream, parser: Parser, limits: Limits, signed: str | None = None) -> None:
+async def receive(content: Stream, parser: Parser, limits: Limits, expected_digest: str | None = None) -> None:
     """Feed a body to a parser.
 
     Args:
         content: the body.
-        parser: that takes it.
-        limits: what is allowed.
-        signed: the digest that it must have.
+        parser: the parser.
+        limits: limits on its speed.
+        expected_digest: the digest that it must have.
 
     Raises:
-        WireError: it is no frame.
-        TooSlow: it comes too slowly.
-        Unauthorized: it has another digest.
+        WireError: it is not a valid frame.
+        TooSlow: it arrives too slowly.
+        Unauthorized: it has a different digest.
     """
     digests = Digests()
-    async with Pace(limits, "the sender") as pace:
+    async with TransferWatchdog(limits, "the sender") as watchdog:
         while True:
             chunk, _ = await content.readchunk()
             if not chunk and content.at_eof():
                 break
             parser.feed(chunk)
-            pace.moved(len(chunk))
-            if signed is not None:
-                _follow(digests, parser)
-    if signed is not None:
-        check_digest(signed, await digests.whole())
+            watchdog.record(len(chunk))
+            if expected_digest is not None:
+                _hash_complete_parts(digests, parser)
+    if expected_digest is not None:
+        check_digest(expected_digest, await digests.combine())
 
 
-def _follow(digests: Digests, parser: Parser) -> None:
-    """Hash the parts that are complete since the last time, while the rest comes in."""
+def _hash_complete_parts(digests: Digests, parser: Parser) -> None:
+    """Hash the parts that have become complete since the last call."""
     if parser.header is None:
         return
     if not digests:
@@ -140,22 +140,22 @@ def _follow(digests: Digests, parser: Parser) -> None:
         digests.add(tensor.data)
 
 
-def slices(parts: Sequence[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """The parts of a frame in pieces that are good to send: small ones joined, large ones cut."""
-    small = bytearray()
+def chunks(parts: Sequence[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """Iterate over the parts of a frame in chunks for sending: small parts joined, large ones split."""
+    pending = bytearray()
     for part in parts:
-        if len(part) < TOGETHER:
-            small += part
-            if len(small) < TOGETHER:
+        if len(part) < JOIN_BELOW:
+            pending += part
+            if len(pending) < JOIN_BELOW:
                 continue
             part = b""
-        if small:
-            yield bytes(small)
-            small.clear()
-        for start in range(0, len(part), PIECE):
-            yield memoryview(part)[start : start + PIECE]
-    if small:
-        yield bytes(small)
+        if pending:
+            yield bytes(pending)
+            pending.clear()
+        for start in range(0, len(part), CHUNK):
+            yield memoryview(part)[start : start + CHUNK]
+    if pending:
+        yield bytes(pending)
 
 
 async def send(
@@ -164,9 +164,9 @@ async def send(
     """Write the parts of a frame.
 
     Raises:
-        TooSlow: they are taken too slowly.
+        TooSlow: the receiver reads too slowly.
     """
-    async with Pace(limits, "the receiver") as pace:
-        for piece in slices(parts):
-            await write(piece)
-            pace.moved(len(piece))
+    async with TransferWatchdog(limits, "the receiver") as watchdog:
+        for chunk in chunks(parts):
+            await write(chunk)
+            watchdog.record(len(chunk))

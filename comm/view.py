@@ -1,7 +1,7 @@
-"""The view of a job at one moment: its nodes, their ranks and states; and its encoding for the wire.
+"""The view of a job at one moment: its nodes, their ranks and states; and its wire encoding.
 
-A view is complete in itself: a scheduler that starts anew, with or without a file of its own, goes on from the newest
-view that any node kept.
+A view is self-contained: a restarted scheduler, with or without a snapshot file, resumes from the newest view of any
+node.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ ROLES: tuple[Role, ...] = get_args(Role)
 STATES: tuple[State, ...] = get_args(State)
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
-MOST_MEMBERS = 65536
+MAX_MEMBERS = 65536
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A node, as the others see it.
+    """A node of a job.
 
     Attributes:
-        id: its name for itself, a UUID in hexadecimal digits as a rule.
+        id: its id, usually a UUID in hexadecimal digits.
         role: ``"worker"`` or ``"server"``.
-        rank: its number among those of its role.
-        address: where it answers, such as ``"http://127.0.0.1:9000"``; empty where it does not.
-        host: the machine that it runs on.
-        incarnation: which start of this node it is: a later start has a higher number.
-        state: ``"alive"``, ``"gone"`` (it fell silent, or failed) or ``"left"`` (it said goodbye).
-        epoch: the view in which it became what it is.
-        doing: its last known activity; only of nodes that are gone.
-        why: why it is gone.
+        rank: its number among the nodes of its role.
+        address: the address of its service, such as ``"http://127.0.0.1:9000"``; empty if it has none.
+        host: its machine.
+        incarnation: the number of this start of the node; it grows with each start.
+        state: ``"alive"``, ``"gone"`` (silent or failed) or ``"left"`` (it sent a leave message).
+        epoch: the epoch of its last change.
+        doing: its last known activity; only for nodes that are gone.
+        why: the reason of its loss.
     """
 
     id: str
@@ -60,33 +60,33 @@ class Member:
         return f"{self.role} {self.rank}"
 
     @property
-    def obituary(self) -> str:
-        """A sentence about a lost node, for messages: its name and host, the reason, and its last known activity."""
+    def loss_message(self) -> str:
+        """The message about a lost node: its name and host, the reason, and its last known activity."""
         where = f" on {self.host}" if self.host else ""
-        doing = f"; it was last known to do: {self.doing}" if self.doing else ""
-        return f"{self.name}{where} (node {self.id[:12]}) is gone: {self.why or 'no reason is known'}{doing}"
+        doing = f"; last known activity: {self.doing}" if self.doing else ""
+        return f"{self.name}{where} (node {self.id[:12]}) is gone: {self.why or 'unknown reason'}{doing}"
 
     def to_wire(self) -> dict[str, Any]:
-        """The member as values that msgpack can hold."""
+        """Encode the member for msgpack."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
-    def from_wire(cls, found: object) -> Member:
-        """Decode the member that :meth:`to_wire` encoded.
+    def from_wire(cls, value: object) -> Member:
+        """Decode the result of :meth:`to_wire`.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the value is invalid.
         """
-        wire = fields.mapping(found, "a member")
+        wire = fields.mapping(value, "a member")
         return cls(
-            id=fields.text(wire, "id", 64, least=1),
+            id=fields.text(wire, "id", 64, min_length=1),
             role=cast("Role", fields.choice(wire, "role", ROLES)),
-            rank=fields.whole(wire, "rank"),
+            rank=fields.integer(wire, "rank"),
             address=fields.text(wire, "address", 300),
             host=fields.text(wire, "host", 300),
-            incarnation=fields.whole(wire, "incarnation"),
+            incarnation=fields.integer(wire, "incarnation"),
             state=cast("State", fields.choice(wire, "state", STATES)),
-            epoch=fields.whole(wire, "epoch"),
+            epoch=fields.integer(wire, "epoch"),
             doing=fields.text(wire, "doing", 400),
             why=fields.text(wire, "why", 1000),
         )
@@ -97,14 +97,14 @@ class View:
     """The nodes of a job at one epoch.
 
     Attributes:
-        job: the job's own name, so that two jobs at one address are not mixed up.
-        term: which start of the scheduler made the view.
-        epoch: counts the views, over all terms.
-        phase: ``"forming"`` until every place was taken once, then ``"running"``, at last ``"finished"`` (every worker
-            left) or ``"failed"``.
-        members: for every place, by role and rank, who holds it, or held it last.
-        gone: the nodes that were lost lately, oldest first.
-        failure: why the job failed; empty otherwise.
+        job: a random name, by which two jobs at one address are distinguished.
+        term: the number of the scheduler's start that created the view.
+        epoch: the number of the view, over all terms.
+        phase: ``"forming"`` until every place has been taken once, then ``"running"``, finally ``"finished"`` (every
+            worker left) or ``"failed"``.
+        members: the current or last holder of every place, by role and rank.
+        lost: recently lost nodes, oldest first; ``gone`` on the wire.
+        failure: the reason of the job's failure; empty otherwise.
     """
 
     job: str
@@ -112,12 +112,12 @@ class View:
     epoch: int
     phase: Phase
     members: tuple[Member, ...] = ()
-    gone: tuple[Member, ...] = ()
+    lost: tuple[Member, ...] = ()
     failure: str = ""
 
     @property
     def order(self) -> tuple[int, int]:
-        """The view's version, (term, epoch): of two views the one with the greater is newer."""
+        """The view's version, (term, epoch): a newer view has a greater one."""
         return self.term, self.epoch
 
     @property
@@ -136,48 +136,48 @@ class View:
         return self.alive("server")
 
     def alive(self, role: Role) -> tuple[Member, ...]:
-        """The nodes of a role that are alive, by rank."""
+        """Return the nodes of a role that are alive, by rank."""
         return tuple(member for member in self.members if member.role == role and member.state == "alive")
 
     def at(self, role: Role, rank: int) -> Member | None:
-        """The member that holds a place, or held it last; None if nobody did."""
+        """Return the current or last holder of a place, or None."""
         return next((member for member in self.members if (member.role, member.rank) == (role, rank)), None)
 
     def find(self, node: str) -> Member | None:
-        """The member of an id."""
+        """Return the member with an id, or None."""
         return next((member for member in self.members if member.id == node), None)
 
     def to_wire(self) -> dict[str, Any]:
-        """The view as values that msgpack can hold."""
+        """Encode the view for msgpack."""
         return {
             "job": self.job,
             "term": self.term,
             "epoch": self.epoch,
             "phase": self.phase,
             "members": [member.to_wire() for member in self.members],
-            "gone": [member.to_wire() for member in self.gone],
+            "gone": [member.to_wire() for member in self.lost],
             "failure": self.failure,
         }
 
     @classmethod
-    def from_wire(cls, found: object) -> View:
-        """Decode the view that :meth:`to_wire` encoded.
+    def from_wire(cls, value: object) -> View:
+        """Decode the result of :meth:`to_wire`.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the value is invalid.
         """
-        wire = fields.mapping(found, "a view")
+        wire = fields.mapping(value, "a view")
         return cls(
-            job=fields.text(wire, "job", 64, least=1),
-            term=fields.whole(wire, "term"),
-            epoch=fields.whole(wire, "epoch"),
+            job=fields.text(wire, "job", 64, min_length=1),
+            term=fields.integer(wire, "term"),
+            epoch=fields.integer(wire, "epoch"),
             phase=cast("Phase", fields.choice(wire, "phase", PHASES)),
             members=_members(wire, "members"),
-            gone=_members(wire, "gone"),
+            lost=_members(wire, "gone"),
             failure=fields.text(wire, "failure", 4000),
         )
 
 
 def _members(wire: Mapping[str, Any], name: str) -> tuple[Member, ...]:
-    found: Sequence[Any] = fields.sequence(wire, name, MOST_MEMBERS)
-    return tuple(Member.from_wire(item) for item in found)
+    value: Sequence[Any] = fields.sequence(wire, name, MAX_MEMBERS)
+    return tuple(Member.from_wire(item) for item in value)

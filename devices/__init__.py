@@ -1,14 +1,12 @@
 """Devices: actors and memory (installed as ``flowmx.devices``).
 
-:func:`get` finds the device of a context; devices are made at first use and live as long as the process.
+:func:`get` returns the device of a context; devices are created at their first use and exist until the process ends.
 """
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
-import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -16,38 +14,37 @@ from typing import Any
 import numpy as np
 
 from flowmx import engine as _engine
-from flowmx.devices import pool, threads
+from flowmx import forks
+from flowmx.devices import cpu_pool, threads
 from flowmx.devices.context import Context, cpu, cpu_pinned, current_context, gpu
 from flowmx.devices.cpu_device import CPUDevice
 from flowmx.devices.device import Device
 from flowmx.devices.generator import Generator
 from flowmx.engine.actor import Actor
 from flowmx.errors import DeviceError
+from flowmx.late_binding import late
 
 __all__ = [
     "CPUDevice", "Context", "Device", "Generator", "cpu", "cpu_pinned", "current_context", "get", "gpu",
-    "have_numerics", "in_use", "kernels_of", "memory_in_use", "num_gpus", "register_device_type", "standing_in",
+    "have_numerics", "in_use", "kernels_of", "memory_in_use", "num_gpus", "register_device_type", "replace_devices",
 ]  # fmt: skip
 
 
 def _simulated(context: Context) -> Device:
-    from flowmx.devices.sim import make
-
-    return make(context)
+    device: Device = late("devices.sim").make(context)
+    return device
 
 
 def _cuda(context: Context) -> Device:
-    from flowmx.devices import cuda
-
-    if _gpus():  # where some stand in, others are not mixed with them
-        raise DeviceError(f"{context} was asked for, but there are only {_gpus()}, which stand in for GPUs")
-    return cuda.make(context)
+    if _gpus():  # substitutes are not mixed with real GPUs
+        raise DeviceError(f"{context} does not exist: only {_gpus()} are simulated")
+    device: Device = late("devices.cuda").make(context)
+    return device
 
 
 def _pinned(context: Context) -> Device:
-    from flowmx.devices import cuda
-
-    return cuda.make_pinned(context)
+    device: Device = late("devices.cuda").make_pinned(context)
+    return device
 
 
 _types: dict[str, Callable[[Context], Device]] = {
@@ -58,17 +55,17 @@ _types: dict[str, Callable[[Context], Device]] = {
     "sim": _simulated,
 }
 _devices: dict[Context, Device] = {}
-_standing_in: dict[Context, Device] = {}
-_lock = threading.RLock()
+_substitutes: dict[Context, Device] = {}
+_lock = forks.lock()
 
 
 def register_device_type(device_type: str, make: Callable[[Context], Device]) -> None:
-    """Register the factory of a device type (the CUDA and simulated devices do so when they are imported)."""
+    """Register the factory of a device type."""
     _types[device_type] = make
 
 
 def get(context: Context) -> Device:
-    """The device of a context.
+    """Return the device of a context.
 
     Raises:
         DeviceError: this machine has no such device.
@@ -79,25 +76,25 @@ def get(context: Context) -> Device:
     with _lock:
         if context in _devices:
             return _devices[context]
-        # A finaliser or a signal handler may have come in between: the first one made is the device.
+        # A finalizer or a signal handler may have created it meanwhile: the first one is used.
         return _devices.setdefault(context, _types[context.device_type](context))
 
 
 @contextlib.contextmanager
-def standing_in(made: Mapping[Context, Device]) -> Iterator[None]:
-    """A ``with`` block in which these devices are found in the place of others."""
+def replace_devices(substitutes: Mapping[Context, Device]) -> Iterator[None]:
+    """Replace devices by these inside a ``with`` block."""
     with _lock:
-        before = {context: _devices.get(context) for context in made}
-        others = dict(_standing_in)
-        _devices.update(made)
-        _standing_in.update(made)
+        former = {context: _devices.get(context) for context in substitutes}
+        outer_substitutes = dict(_substitutes)
+        _devices.update(substitutes)
+        _substitutes.update(substitutes)
     try:
         yield
     finally:
         with _lock:
-            _standing_in.clear()
-            _standing_in.update(others)
-            for context, device in before.items():
+            _substitutes.clear()
+            _substitutes.update(outer_substitutes)
+            for context, device in former.items():
                 if device is None:
                     del _devices[context]
                 else:
@@ -105,56 +102,49 @@ def standing_in(made: Mapping[Context, Device]) -> Iterator[None]:
 
 
 def in_use() -> list[Device]:
-    """The devices made so far, ordered by type and number."""
-    return [_devices[context] for context in sorted(_devices, key=lambda each: (each.device_typeid, each.device_id))]
+    """Return the devices created so far, ordered by type and number."""
+    return [
+        _devices[context]
+        for context in sorted(_devices, key=lambda context: (context.device_typeid, context.device_id))
+    ]
 
 
 def memory_in_use() -> dict[str, int]:
-    """Bytes of arrays by device: of each accelerator, and of ``cpu`` those in big blocks, which a pool counts."""
-    found = {repr(each): each.pool.used for each in _devices.copy().values() if hasattr(each, "pool")}
-    return {"cpu": pool.in_use(), **found}
+    """Return the bytes of arrays by device; for ``cpu`` only those in large blocks, which a pool counts."""
+    by_device = {repr(device): device.pool.used for device in _devices.copy().values() if hasattr(device, "pool")}
+    return {"cpu": cpu_pool.in_use(), **by_device}
 
 
 def num_gpus() -> int:
-    """The number of usable GPUs (``mx.gpu(0)`` and so on); simulated ones are counted where they stand in for GPUs."""
+    """Return the number of usable GPUs (``mx.gpu(0)`` and so on), or of simulated ones that replace GPUs."""
     return len(_gpus()) or _real_gpus()
 
 
 def kernels_of(context: Context) -> str:
-    """The device type whose kernels operators on a device use."""
-    device = _standing_in.get(context)
+    """Return the device type whose kernels operators on a device use."""
+    device = _substitutes.get(context)
     if device is not None and device.kernels:
         return device.kernels
     return "cpu" if context.device_type == "sim" else context.device_type
 
 
 def have_numerics(contexts: Iterable[Context]) -> bool:
-    """True where any of these devices computes values; simulated ones without numerics do not."""
+    """Return whether any of these devices computes values; simulated ones without numerics do not."""
     return any(get(context).has_numerics for context in contexts)
 
 
 def _gpus() -> list[Context]:
-    return [context for context in _standing_in if context.device_type == "gpu"]
+    return [context for context in _substitutes if context.device_type == "gpu"]
 
 
 def _real_gpus() -> int:
     from flowmx.devices.cuda import library
 
-    return len(library.usable())
-
-
-def _after_fork() -> None:
-    """Replace the lock in the child of a fork, where no thread is left that could be making a device."""
-    global _lock
-    _lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    return len(library.usable_gpus())
 
 
 def _actor_of(device: Any) -> Actor:
-    """The actor that an engine ``device=`` argument means."""
+    """Return the actor of an engine's ``device=`` argument."""
     if isinstance(device, Actor):
         return device
     if device is None:
@@ -167,14 +157,14 @@ def _actor_of(device: Any) -> Actor:
 
 
 def _guard() -> AbstractContextManager[None]:
-    """A context that silences NumPy's warnings."""
-    # Floating-point warnings are NumPy's habit, not MXNet's: infinities and NaNs are values like others.
+    """Return a context manager that silences NumPy's warnings."""
+    # MXNet does not warn of infinities and NaNs.
     return np.errstate(all="ignore")
 
 
 _engine.engine.runner.guard = _guard
 _engine.engine.runner.prepare = threads.apply_here
-# NumPy keeps that state in a context variable: entering a prepared context costs a tenth of an errstate block.
+# NumPy stores that state in a context variable; entering a prepared context is 10x faster than an errstate block.
 _quiet = contextvars.Context()
 _quiet.run(np.seterr, all="ignore")
 _engine.engine.runner.inline = _quiet.run

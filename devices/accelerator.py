@@ -1,4 +1,4 @@
-"""The common base of GPUs and simulated devices: actors that launch onto streams, copy streams, a memory pool."""
+"""The base class of GPUs and simulated devices: stream actors, copy streams, and a memory pool."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 
 from flowmx import settings
-from flowmx.devices.blocks import BlockPool
+from flowmx.devices.block_pool import BlockPool
 from flowmx.devices.device import Device
 from flowmx.devices.streams import Stream, StreamActor
 from flowmx.engine.actor import Actor
@@ -14,17 +14,17 @@ from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import Operation
 
 COMPUTE, FROM_HOST, TO_HOST, FROM_PEERS = "compute", "copies from the host", "copies to the host", "copies of peers"
-"""Names of an accelerator's streams, by purpose."""
+"""Purposes of an accelerator's streams."""
 
 
 class Accelerator(Device):
-    """A device with memory and streams of its own.
+    """A device with separate memory and streams.
 
     Attributes:
         pool: its memory.
-        compute: the actor that computes; operations of a priority above 0 have a stream of their own there.
-        incoming, outgoing, peers: the actors of copies from the host, to the host, and from other such devices.
-        actors: all of them.
+        compute: the compute actor; operations with a priority above 0 use a separate stream there.
+        incoming, outgoing, peers: the actors for copies from the host, to the host, and from other accelerators.
+        actors: all these actors.
     """
 
     is_asynchronous = True
@@ -32,11 +32,11 @@ class Accelerator(Device):
     compute: StreamActor
 
     def open(self, streams: int | None = None, on_push: Callable[[Operation], None] | None = None) -> None:
-        """Make the actors.
+        """Create the actors.
 
         Args:
-            streams: how many streams compute (default: ``FLOWMX_GPU_WORKER_NTHREADS``).
-            on_push: as of :class:`StreamActor`.
+            streams: the number of compute streams (default: ``FLOWMX_GPU_WORKER_NTHREADS``).
+            on_push: see :class:`StreamActor`.
         """
         config = settings.get()
         copies = config.gpu_copy_nthreads
@@ -50,18 +50,18 @@ class Accelerator(Device):
         engine.synchronizers.append(self.synchronize)
 
     def _actor(self, name: str, purpose: str, count: int, has_urgent: bool = False) -> StreamActor:
-        made = [self.stream(f"{purpose} {index}", purpose) for index in range(count)]
+        streams = [self.stream(f"{purpose} {index}", purpose) for index in range(count)]
         urgent = self.stream(f"{purpose} urgent", purpose, 1) if has_urgent else None
-        return StreamActor(name, made, urgent, home=repr(self.context))
+        return StreamActor(name, streams, urgent, home=repr(self.context))
 
     @abstractmethod
     def stream(self, name: str, purpose: str, priority: int = 0) -> Stream:
-        """A new stream.
+        """Create a stream.
 
         Args:
-            name: what it is called.
-            purpose: what it is for.
-            priority: 1 for work that the device is to prefer.
+            name: its name.
+            purpose: its purpose.
+            priority: 1 for work that the device should prefer.
         """
 
     def empty_cache(self) -> None:
@@ -81,7 +81,7 @@ class Accelerator(Device):
                 stream.synchronize()
 
     def close(self) -> None:
-        """Stop the device's actors; nothing may be pushed on it any more."""
+        """Stop the device's actors; no more operations may be pushed to it."""
         if self.synchronize in engine.synchronizers:
             engine.synchronizers.remove(self.synchronize)
         for actor in self.actors:

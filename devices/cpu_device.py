@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from flowmx import settings
-from flowmx.devices import pool, threads
+from flowmx.devices import cpu_pool, threads
 from flowmx.devices.context import Context
 from flowmx.devices.device import Device
 from flowmx.devices.generator import Generator
@@ -17,14 +17,14 @@ from flowmx.engine.workers import ThreadActor
 
 
 class CopyActor(ThreadActor):
-    """The actor of copies to one device, apart from the compute actor, so that copies and operators overlap."""
+    """The actor for copies to one device, separate from the compute actor, so that copies and operators overlap."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, slots=1)
 
 
 class CPUDevice(Device):
-    """One CPU actor: ``FLOWMX_CPU_WORKER_NTHREADS`` operations at a time, each on the kernels' threads.
+    """A CPU device: runs ``FLOWMX_CPU_WORKER_NTHREADS`` operations at a time, each with several kernel threads.
 
     Operations with a priority above 0 may use ``FLOWMX_CPU_PRIORITY_NTHREADS`` more threads.
     """
@@ -42,10 +42,10 @@ class CPUDevice(Device):
         self.generator = Generator(repr(context))
         self._copies = CopyActor(f"copy to {context}")
 
-    allocate = staticmethod(pool.allocate)
+    allocate = staticmethod(cpu_pool.allocate)
 
     def empty_cache(self) -> None:
-        pool.clear()
+        cpu_pool.clear()
 
     def copy_actor(self, source: Device) -> Actor:
         return source.copy_actor_out() if source.is_asynchronous else self._copies

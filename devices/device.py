@@ -1,18 +1,17 @@
-"""The interface of devices, which the CPU, GPUs and simulated devices implement.
+"""The interface of devices: the CPU, GPUs and simulated devices.
 
 A device owns
 
-* a **compute actor**, which runs the operators of arrays that live there,
-* **copy actors** for bytes that arrive from elsewhere (a GPU has one for each direction),
-* its **memory**: :meth:`Device.allocate` and what it reports of it,
-* an **array namespace** (``xp``: NumPy's functions, or CuPy's) in which operators are written,
+* a **compute actor**, which runs the operators on its arrays,
+* **copy actors** for data from other devices (a GPU has one for each direction),
+* its **memory**: :meth:`Device.allocate` and its statistics,
+* an **array namespace** (``xp``: NumPy's functions, or CuPy's), which operators use,
 * a **random generator**, whose state is an engine variable that sampling operators write.
 
 Completion
 ----------
-For the CPU an operation is complete when its function returns. An asynchronous device (``is_asynchronous``) completes
-an operation for the scheduler when it has been *launched* on a stream; what is known of the rest of its life is in
-``streams.py``.
+On the CPU an operation is complete when its function returns. On an asynchronous device (``is_asynchronous``) an
+operation is complete for the scheduler when it has been *launched* on a stream; ``streams.py`` tracks its execution.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Device(ABC):
-    """A place where arrays live and operators run.
+    """A device with arrays and operators.
 
     Attributes:
         context: the device's name.
@@ -42,10 +41,10 @@ class Device(ABC):
         generator: the state of its random numbers.
         kernels: the device type whose kernels its operators use.
         is_asynchronous: whether operations are complete when they have been launched.
-        has_numerics: whether it computes; a device that only counts memory and time does not.
+        has_numerics: whether it computes values; simulated devices may only count memory and time.
         reads_are_copies: whether :meth:`to_host` never shares memory.
-        graphs: launches steps that come again and again as one where it can; None: nothing does.
-        dlpack_device: DLPack's type and number of it.
+        graphs: launches repeated steps as one graph if possible; None if the device does not.
+        dlpack_device: its DLPack type and number.
     """
 
     context: Context
@@ -61,64 +60,64 @@ class Device(ABC):
 
     @property
     def replays(self) -> bool:
-        """True where steps that come again and again are launched as one."""
+        """True if repeated steps are launched as one."""
         return self.graphs is not None
 
     @abstractmethod
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """A new, uninitialised, C-contiguous array on this device."""
+        """Allocate an uninitialized C-contiguous array on this device."""
 
     def view(self, array: Any, shape: tuple[int, ...], dtype: Any, offset: int, strides: tuple[int, ...]) -> Any:
-        """A part of one of this device's arrays, without a copy.
+        """Return a view of one of this device's arrays.
 
         Args:
             array: the array.
-            shape: of the part.
-            dtype: of both.
-            offset: where it begins in the array, in bytes.
-            strides: of the part, in bytes.
+            shape: the view's shape.
+            dtype: the dtype of both.
+            offset: the view's start in the array, in bytes.
+            strides: the view's strides, in bytes.
         """
         return type(array)(shape, dtype, array, offset, strides)
 
     @abstractmethod
     def copy_actor(self, source: Device) -> Actor:
-        """The actor that brings bytes here from another device."""
+        """Return the actor for copies from another device to this one."""
 
     @abstractmethod
     def copy(self, source: Any, target: Any) -> None:
-        """Copy an array of any device into one of this device (runs on the copy actor; may convert dtype)."""
+        """Copy an array of any device to one of this device (on the copy actor; may convert the dtype)."""
 
     def copy_out(self, source: Any, target: Any) -> None:
-        """Copy one of an asynchronous device's arrays into one of the host's (runs on :meth:`copy_actor_out`)."""
+        """Copy an array of an asynchronous device to one of the host (on :meth:`copy_actor_out`)."""
         np.copyto(target, source, casting="unsafe")
 
     @abstractmethod
     def to_host(self, array: Any) -> Any:
-        """A NumPy array with the content of one of this device's arrays (may share memory)."""
+        """Return the content of one of this device's arrays as a NumPy array (which may share memory)."""
 
     @abstractmethod
     def memory_info(self) -> tuple[int, int]:
-        """Free and total bytes."""
+        """Return the free and total bytes."""
 
     def empty_cache(self) -> None:
         """Return cached memory to the system."""
 
     def copy_actor_out(self) -> Actor:
-        """The actor that brings bytes from an asynchronous device to the host."""
+        """Return the actor for copies from an asynchronous device to the host."""
         return self.compute
 
-    def used(self, variable: Variable, token: Token) -> None:
-        """Note that work which ends with a token uses a variable's memory on this device."""
+    def record_use(self, variable: Variable, token: Token) -> None:
+        """Record that work up to a token uses a variable's memory on this device."""
 
-    def finish_work_of_host(self) -> None:
-        """Wait for what the calling thread has launched outside of the device's actors, in an operation of the host."""
+    def synchronize_host_work(self) -> None:
+        """Wait for work that a host operation has launched in this thread, outside of the device's actors."""
 
     def timed(self, op: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """The computation of an operator, as it is to be called here."""
+        """Wrap the forward function of an operator for this device."""
         return forward
 
     def synchronize(self) -> None:
-        """Block until all that was launched here is done."""
+        """Block until all work launched here is done."""
 
     def __repr__(self) -> str:
         return repr(self.context)

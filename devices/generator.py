@@ -1,7 +1,7 @@
-"""Random numbers: a generator whose state is an engine variable, so that runs repeat exactly.
+"""Random numbers: a generator whose state is an engine variable, so that runs are reproducible.
 
-Sampling operators name their device's generator among the variables that they write: they then draw in
-the order pushed, whatever the engine kind, and two of them never draw at once.
+Sampling operators declare their device's generator as a variable that they write. So they draw in the order in which
+they were pushed, with any engine, and never concurrently.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import zlib
 from typing import Any
 
 import numpy as np
-import numpy.random  # now: the child of a fork would hang where a thread of the parent was importing it
+import numpy.random  # imported now: the child of a fork would hang if a thread of the parent was importing it
 
 from flowmx import settings
 from flowmx.engine.scheduler import Variable
@@ -21,14 +21,14 @@ _seedings = 0
 
 
 def seed_new(seed: int | None) -> None:
-    """Seed the generators of devices that are made later."""
+    """Seed the generators of devices that are created later."""
     global _new_seed, _seedings
     _new_seed = seed
     _seedings += 1
 
 
 def seeding() -> tuple[int, int | None]:
-    """The number of times that all generators were seeded, and the last seed, for generators that follow it."""
+    """Return how often all generators were seeded, and the last seed, for generators that follow it."""
     return _seedings, _new_seed
 
 
@@ -36,7 +36,7 @@ class Generator(Variable):
     """A device's random generator (NumPy's SFC64, seeded from the seed and the device's number)."""
 
     goes_back = True
-    """True where its state can be read and restored."""
+    """True if its state can be read and restored."""
 
     def __init__(self, name: str, seed: int | None = None) -> None:
         super().__init__(f"generator {name}")
@@ -44,7 +44,7 @@ class Generator(Variable):
         self.reseed(_new_seed if seed is None else seed)
 
     def reseed(self, seed: int | None, salted: bool = True) -> None:
-        """Start the stream anew; ``salted`` gives each device a stream of its own. None: from the system."""
+        """Restart the stream from a seed (None: one from the system); ``salted`` gives each device another stream."""
         if seed is None:
             seed = settings.get().seed
         entropy = [int.from_bytes(os.urandom(8), "little")] if seed is None else [seed]

@@ -1,15 +1,15 @@
-"""Streams and tokens: how operations of an asynchronous device (a GPU, a simulated one) run and are waited for.
+"""Streams and tokens: execution and synchronization of asynchronous devices (GPUs and simulated devices).
 
-A *stream* is a queue of work on a device. Launching returns at once, so an operation is complete for the scheduler
-when it has been launched. What keeps the laws is carried by the variables: each has :class:`Marks`, the token of its
-last write and, by stream, of the reads since. An operation first makes its stream wait for the tokens of other streams
-that its variables carry, then is launched, then marks them with its own. The host waits for a token only where a
-value is asked for, or where an operation of a host's actor touches a variable that has marks.
+A *stream* is a queue of work on a device. Launching returns at once, so the scheduler considers an operation complete
+once it is launched. Each variable has :class:`Marks`: the token of its last write and,
+by stream, the tokens of later reads. An operation first makes its stream wait for the tokens of other
+streams in its variables' marks. Then it is launched, and its variables are marked with its token. The host waits for a
+token only if a value is read, or if an operation of a host actor uses a marked variable.
 
-:class:`StreamActor` does this for every backend; a backend implements :class:`Stream`. A device has an event loop in a
-thread of its own, which launches for all its streams: launches are short, and in one order they repeat. Which stream
-an operation gets follows from what it depends on: the stream of the operation pushed just before it, where it reads
-what that one wrote, else the next one in turn.
+:class:`StreamActor` does this for every backend; a backend implements :class:`Stream`. A device has one event loop, in
+a separate thread, which launches on all its streams: launches are short, and a single thread makes their order
+reproducible. An operation that reads a result of the operation pushed just before it gets the same stream; otherwise
+streams are used in turn.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from flowmx import forks
 from flowmx.engine.actor import BatchActor
-from flowmx.engine.bookkeeping import carried
+from flowmx.engine.bookkeeping import inherited_failure
 from flowmx.engine.failure import Failure, Inherited, failure_of
-from flowmx.engine.running import call_in
+from flowmx.engine.loops import create_hidden_task
+from flowmx.engine.running import call_in_layers
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import Operation, Variable
 from flowmx.engine.workers import ThreadActor
@@ -35,21 +37,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MOST_HELD = 256
-"""Launches whose host memory a stream keeps alive, before more are launched."""
+_MAX_HOST_MEMORY_LAUNCHES = 256
+"""Launches whose host memory a stream keeps alive; more launches wait."""
 _USER_THREADS = 16
 
 
 class Token:
-    """A point in a stream, which stands for all that was launched there before it.
+    """A point in a stream, after all work launched there before it.
 
     Attributes:
         stream: the stream.
-        serial: which of its tokens it is, from 1.
-        op_serial: the number of the operation that it ends, in the order pushed (0: none).
-        failure: what went wrong on the device, once it is done; a backend sets it.
-        sources: the tokens whose values the operation read: what failed there fails here too.
-        event: the backend's own.
+        serial: its number in the stream, from 1.
+        op_serial: the serial number of the operation that ends here (0 if none).
+        failure: a failure on the device, set by the backend when the token is done.
+        sources: the tokens whose values the operation read; their failures fail this token too.
+        event: data of the backend.
     """
 
     __slots__ = ("event", "failure", "op_serial", "serial", "sources", "stream")
@@ -63,32 +65,32 @@ class Token:
         self.event: Any = None
 
     def done(self) -> bool:
-        """True where the device has passed it, as far as the host knows. Never blocks."""
+        """Return whether the host knows that the device has passed the token. Never blocks."""
         return self.stream.is_done(self)
 
     def finish(self) -> Failure | None:
-        """Block this thread until the device has come past it; returns what went wrong there."""
+        """Block this thread until the device has passed the token; return the failure, if any."""
         if not self.stream.is_done(self):
-            if here.launch is not None:  # no other operation is to launch here meanwhile
+            if thread_streams.launch is not None:  # no other operation may launch in this thread meanwhile
                 self.stream.finish(self)
             else:
-                with engine.standing_aside():
+                with engine.slot_released():
                     self.stream.finish(self)
         self.stream.finished(self)
         return self.failure
 
     def wait(self) -> None:
-        """Block this thread until the device has come past it.
+        """Block this thread until the device has passed the token.
 
         Raises:
-            Exception: what the operation failed with on the device, with its notes.
+            Exception: the operation's error on the device, with its notes.
         """
         failure = self.finish()
         if failure is not None:
             failure.throw()
 
     async def passed(self) -> None:
-        """Wait until the device has passed it, in a thread, so that the event loop goes on; errors stay here."""
+        """Wait in a thread until the device has passed the token, without blocking the event loop or raising errors."""
         if not self.done():
             await _in_thread(self.finish)
         self.finish()
@@ -98,18 +100,18 @@ class Token:
 
 
 class Launch:
-    """An operation on its way to a stream.
+    """A launch of an operation on a stream.
 
     Attributes:
         op: the operation.
-        function, arguments: what launches its work.
+        function, arguments: the call that launches the work.
         reads, writes: its variables.
-        stream: where it goes.
-        waited: the tokens that the stream was made to wait for.
-        sources: those of them whose values it reads.
-        token: its own, once recorded.
-        blocks: the memory that was allocated meanwhile.
-        work: what a backend notes of it.
+        stream: its stream.
+        waited: the tokens for which the stream was made to wait.
+        sources: the tokens of the values that the operation reads.
+        token: its token, once recorded.
+        blocks: the memory allocated during the launch.
+        work: data of the backend.
     """
 
     __slots__ = (
@@ -131,13 +133,13 @@ class Launch:
     def call(self) -> Any:
         """Call the operation's function."""
         op = self.op
-        if not op.layers or op.runs_user_code:  # around user code they are already
+        if not op.layers or op.runs_user_code:  # user code is already wrapped
             return self.function(*self.arguments)
-        return call_in(op.layers, op, self.function, self.arguments)
+        return call_in_layers(op.layers, op, self.function, self.arguments)
 
 
 class ThreadStreams(threading.local):
-    """The streams that the calling thread has entered, what it launches, and whether it is a device's own thread."""
+    """The calling thread's entered streams and current launch, and whether it is a device's thread."""
 
     is_devices = False
 
@@ -146,23 +148,23 @@ class ThreadStreams(threading.local):
         self.launch: Launch | None = None
 
 
-here = ThreadStreams()
+thread_streams = ThreadStreams()
 
 
 def current_stream() -> Stream | None:
-    """The stream that the calling thread's launches go to; None outside of any."""
-    return here.streams[-1] if here.streams else None
+    """Return the calling thread's current stream, or None."""
+    return thread_streams.streams[-1] if thread_streams.streams else None
 
 
 class Stream(ABC):
     """A queue of work on a device, in the order launched.
 
     Attributes:
-        name: as in messages and timelines, for example ``sim(0) compute 1``.
-        device: the device; None for the host's.
-        priority: higher is preferred by the device where it can choose.
-        serial: how many tokens were recorded.
-        newest: the last of them.
+        name: its name in messages and timelines, for example ``sim(0) compute 1``.
+        device: the device; None for the host's stream.
+        priority: the device prefers streams of higher priority.
+        serial: the number of recorded tokens.
+        newest: the last recorded token.
     """
 
     def __init__(self, name: str, device: Device | None, priority: int = 0) -> None:
@@ -171,24 +173,24 @@ class Stream(ABC):
         self.priority = priority
         self.serial = 0
         self.newest: Token | None = None
-        self._recording = threading.RLock()
-        self._seen: dict[Stream, int] = {}
+        self._record_lock = forks.lock()
+        self._waited_serials: dict[Stream, int] = {}
         self._held: deque[tuple[Token, tuple[Variable, ...]]] = deque()
 
     def wait(self, token: Token) -> None:
-        """Let what is launched here from now on start after a token. The host does not wait."""
-        is_ordered = token.stream is not HOST  # operations of the host are in no order among each other
-        if is_ordered and (token.stream is self or self._seen.get(token.stream, 0) >= token.serial):
+        """Make later launches on this stream start after a token. The host does not wait."""
+        is_ordered = token.stream is not HOST  # operations of the host are not ordered
+        if is_ordered and (token.stream is self or self._waited_serials.get(token.stream, 0) >= token.serial):
             return
         self._wait(token)
-        if is_ordered:  # from here on another thread need not wait too
-            self._seen[token.stream] = token.serial
-        if here.launch is not None and here.launch.stream is self:
-            here.launch.waited.append(token)
+        if is_ordered:  # later waits of other threads can be skipped
+            self._waited_serials[token.stream] = token.serial
+        if thread_streams.launch is not None and thread_streams.launch.stream is self:
+            thread_streams.launch.waited.append(token)
 
     def record(self, launch: Launch | None = None) -> Token:
-        """A token for all that was launched here so far."""
-        with self._recording:  # threads with user code launch too, and tokens stand in the order of their numbers
+        """Record a token after all work launched on this stream so far."""
+        with self._record_lock:  # user threads launch too, and tokens must be in serial order
             self.serial += 1
             token = Token(
                 self, self.serial, 0 if launch is None else launch.op.serial, launch.sources if launch else ()
@@ -200,42 +202,42 @@ class Stream(ABC):
         return token
 
     def run(self, launch: Launch) -> Any:
-        """Launch an operation on this stream, which is the current one; returns what its function does."""
+        """Launch an operation on this stream, which must be current; return the function's result."""
         return launch.call()
 
     def hold(self, token: Token, variables: tuple[Variable, ...]) -> None:
-        """Keep host memory alive that the device uses up to a token."""
+        """Keep host memory alive until the device has passed a token."""
         if variables:
             self._held.append((token, variables))
         while self._held and self._held[0][0].done():
             self._held.popleft()[0].finish()
 
-    def held_too_long(self) -> Token | None:
-        """The token to wait for before the next launch, where much memory of the host is kept alive."""
-        return self._held[0][0] if len(self._held) > _MOST_HELD else None
+    def token_before_next_launch(self) -> Token | None:
+        """Return the token that the next launch must wait for, to limit host memory, or None."""
+        return self._held[0][0] if len(self._held) > _MAX_HOST_MEMORY_LAUNCHES else None
 
     def can_wait_for(self, token: Token) -> bool:
-        """Tell whether the device can wait for a token, so that the host need not."""
+        """Return whether the device itself can wait for a token."""
         return token.stream is HOST or token.done()
 
     def synchronize(self) -> None:
-        """Block this thread until all that was launched here is done; errors stay with their tokens."""
+        """Block this thread until all work on this stream is done; errors stay in the tokens."""
         self.record().finish()
         self._held.clear()
 
     def finished(self, token: Token) -> None:
-        """Note that the calling thread knows that one of its tokens is done (for devices that keep account of it)."""
+        """Record that the calling thread has waited for a token (a hook for backends)."""
 
     def __enter__(self) -> Stream:
-        here.streams.append(self)
+        thread_streams.streams.append(self)
         return self
 
     def __exit__(self, *error: object) -> None:
-        here.streams.pop()
+        thread_streams.streams.pop()
 
     @abstractmethod
     def _wait(self, token: Token) -> None:
-        """Make the device wait (a backend's part of :meth:`wait`)."""
+        """Make the device wait for a token (the backend's part of :meth:`wait`)."""
 
     @abstractmethod
     def _record(self, token: Token, launch: Launch | None) -> None:
@@ -243,7 +245,7 @@ class Stream(ABC):
 
     @abstractmethod
     def is_done(self, token: Token) -> bool:
-        """True where the device has passed one of its tokens, as far as the host knows."""
+        """Return whether the host knows that the device has passed one of its tokens."""
 
     @abstractmethod
     def finish(self, token: Token) -> None:
@@ -254,7 +256,7 @@ class Stream(ABC):
 
 
 class HostStream(Stream):
-    """The stream of the host, whose operations are done when they return."""
+    """The host's stream; its operations are done when they return."""
 
     def _wait(self, token: Token) -> None:
         token.finish()
@@ -270,11 +272,11 @@ class HostStream(Stream):
 
 
 HOST = HostStream("host", None)
-_marking = threading.RLock()
+_marks_lock = forks.lock()
 
 
 class Marks:
-    """The synchronisation state of a variable: the token of its last write and, by stream, those of the reads since."""
+    """The synchronization state of a variable: the token of its last write and, by stream, of later reads."""
 
     __slots__ = ("note", "reads", "write")
 
@@ -283,34 +285,34 @@ class Marks:
         self.reads: dict[Stream, Token] = {}
         self.note: Any = None
 
-    def before(self, writing: bool) -> list[Token]:
-        """The tokens that a read, or a write, must come after."""
-        found = list(self.reads.values()) if writing else []
-        return found if self.write is None else [self.write, *found]
+    def dependencies(self, writing: bool) -> list[Token]:
+        """Return the tokens that must come before a read or a write."""
+        reads = list(self.reads.values()) if writing else []
+        return reads if self.write is None else [self.write, *reads]
 
     def finish(self) -> Failure | None:
-        """Block until the last write is done; returns what went wrong with it."""
+        """Block until the last write is done; return its failure, if any."""
         return None if self.write is None else self.write.finish()
 
     def finish_reads(self) -> None:
-        """Block until the reads since are done too."""
-        for token in self.before(writing=True):
+        """Block until the last write and all later reads are done."""
+        for token in self.dependencies(writing=True):
             token.finish()
 
     def done(self) -> bool:
-        """True where the last write is done, as far as the host knows."""
+        """Return whether the host knows that the last write is done."""
         return self.write is None or self.write.done()
 
 
-def _carried_before(variables: Iterable[Variable], writing: bool) -> Iterator[Token]:
+def _tokens_of(variables: Iterable[Variable], writing: bool) -> Iterator[Token]:
     for variable in variables:
         if variable.marks is not None:
-            yield from variable.marks.before(writing)
+            yield from variable.marks.dependencies(writing)
 
 
 def mark(reads: Iterable[Variable], writes: Iterable[Variable], token: Token) -> None:
-    """Mark variables as read and written by an operation that ends with a token."""
-    with _marking:
+    """Mark variables as read and written by an operation that ends at a token."""
+    with _marks_lock:
         for variable in reads:
             if variable.marks is None:
                 variable.marks = Marks()
@@ -323,35 +325,35 @@ def mark(reads: Iterable[Variable], writes: Iterable[Variable], token: Token) ->
 
 
 class StreamActor(BatchActor):
-    """Launches operations onto the streams of a device, from the device's own event loop.
+    """An actor that launches operations on the streams of a device, from the device's event loop.
 
-    What the host must wait for before a launch is awaited, so that the other streams of the device go on. Code of the
-    user's that is pushed to the device may block, and runs on threads of its own.
+    Where the host must wait before a launch, the actor awaits, so that other streams can continue. User code that is
+    pushed to the device may block, so it runs on separate threads.
 
     Args:
-        name: as in messages and profiles.
-        streams: where operations go.
-        urgent: where those of a priority above 0 go, if not to one of the others.
-        home: the name of the device, whose actors share an event loop.
+        name: its name in messages and profiles.
+        streams: its streams.
+        urgent: a separate stream for operations with a priority above 0, if any.
+        home: the name of the device; its actors share an event loop.
     """
 
     launches = True
     on_push: Callable[[Operation], None] | None = None
-    """Called with each operation at its push, on the pushing thread."""
+    """Called with each operation when it is pushed, on the pushing thread."""
 
     def __init__(self, name: str, streams: Sequence[Stream], urgent: Stream | None = None, home: str = "") -> None:
         super().__init__(name)
         self.home = home or name
         self.streams = tuple(streams)
         self.urgent = urgent
-        self._first = engine.scheduler.serial  # so that the same program gets the same streams again
+        self._first_serial = engine.scheduler.serial  # so that a program gets the same streams in each run
         self._user_threads = _UserThreads(f"user code on {name}", _USER_THREADS)
-        self._later: set[asyncio.Task[None]] = set()
+        self._delayed_launches: set[asyncio.Task[None]] = set()
         _open.add(self)
         engine.use_watch(_prepare, "tokens")
 
     def close(self) -> None:
-        """Close it, after its last operation; once none is open, pushes cost no more than without any."""
+        """Close the actor after its last operation; without open actors, pushes have no extra cost."""
         engine.retire(self)
         engine.retire(self._user_threads)
         _open.discard(self)
@@ -359,7 +361,7 @@ class StreamActor(BatchActor):
             engine.use_watch(None, "tokens")
 
     def all_streams(self) -> tuple[Stream, ...]:
-        """Every stream that it launches onto."""
+        """Return all streams, including the urgent one."""
         return self.streams if self.urgent is None else (*self.streams, self.urgent)
 
     def accept(self, op: Operation) -> None:
@@ -376,20 +378,20 @@ class StreamActor(BatchActor):
     def close_slot(self) -> None:
         self._user_threads.close_slot()
 
-    def choose(self, op: Operation, before: Sequence[Token]) -> Stream:
-        """The stream for an operation that comes after these tokens."""
+    def choose(self, op: Operation, dependencies: Sequence[Token]) -> Stream:
+        """Return the stream for an operation that comes after these tokens."""
         if op.priority > 0 and self.urgent is not None:
             return self.urgent
         if len(self.streams) > 1:
-            for token in before:
+            for token in dependencies:
                 if token.op_serial == op.serial - 1 and token.stream in self.streams:
                     return token.stream
-        return self.streams[(op.serial - self._first) % len(self.streams)]
+        return self.streams[(op.serial - self._first_serial) % len(self.streams)]
 
     # -- the coroutine ---------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        here.is_devices = True
+        thread_streams.is_devices = True
         await super().run()
 
     async def begin(self, batch: Sequence[Operation]) -> None:
@@ -397,127 +399,137 @@ class StreamActor(BatchActor):
         with engine.guard():
             for op in batch:
                 op.began = monotonic()
-                failure = carried(op) if books.is_poisoned else None
+                failure = inherited_failure(op) if books.is_poisoned else None
                 if failure is None:
-                    sources, before = _tokens_before(op)
-                    stream = self.choose(op, before)
-                    awaited = [token for token in before if not stream.can_wait_for(token)] if before else []
-                    held = stream.held_too_long()
-                    if held is not None:
-                        awaited.append(held)
-                    if awaited:
-                        self._spawn(self._launch_after(awaited, op, stream, sources, before))
+                    sources, dependencies = _tokens_before(op)
+                    stream = self.choose(op, dependencies)
+                    host_waits = (
+                        [token for token in dependencies if not stream.can_wait_for(token)] if dependencies else []
+                    )
+                    limiting_token = stream.token_before_next_launch()
+                    if limiting_token is not None:
+                        host_waits.append(limiting_token)
+                    if host_waits:
+                        self._spawn(self._launch_after(host_waits, op, stream, sources, dependencies))
                         continue
-                    failure = self._try(op, stream, sources, before)
-                engine.end(op, failure)  # before the next one allocates
+                    failure = self._try_launch(op, stream, sources, dependencies)
+                engine.end(op, failure)  # before the next operation allocates
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._later.add(task)
-        task.add_done_callback(self._later.discard)
+        task = create_hidden_task(asyncio.get_running_loop(), coroutine)
+        self._delayed_launches.add(task)
+        task.add_done_callback(self._delayed_launches.discard)
 
     async def _launch_after(
-        self, awaited: Sequence[Token], op: Operation, stream: Stream, sources: list[Token], before: list[Token]
+        self,
+        host_waits: Sequence[Token],
+        op: Operation,
+        stream: Stream,
+        sources: list[Token],
+        dependencies: list[Token],
     ) -> None:
-        for token in awaited:
+        for token in host_waits:
             await token.passed()
         with engine.guard():
-            engine.end(op, self._try(op, stream, sources, before))
+            engine.end(op, self._try_launch(op, stream, sources, dependencies))
 
-    def _try(self, op: Operation, stream: Stream, sources: list[Token], before: list[Token]) -> Failure | None:
-        """Launch an operation; returns how it failed, if it did."""
+    def _try_launch(
+        self, op: Operation, stream: Stream, sources: list[Token], dependencies: list[Token]
+    ) -> Failure | None:
+        """Launch an operation; return its failure, if any."""
         try:
             launch = Launch(op, stream, op.function, op.arguments)
-            op.result = self.launch(launch, sources, before)
+            op.result = self.launch(launch, sources, dependencies)
         except BaseException as error:
             return failure_of(error, op)
         return None
 
-    def launch(self, launch: Launch, sources: list[Token], before: list[Token]) -> Any:
-        """Wait on the stream, launch, record, mark."""
+    def launch(self, launch: Launch, sources: list[Token], dependencies: list[Token]) -> Any:
+        """Wait on the stream, launch, record a token, and mark the variables."""
         for token in sources:
             if token.failure is not None:
                 raise Inherited(token.failure)
         stream = launch.stream
         if sources:
             launch.sources = [token for token in sources if not token.done()]
-        outer, here.launch = here.launch, launch
+        outer, thread_streams.launch = thread_streams.launch, launch
         try:
             with stream:
-                for token in before:
+                for token in dependencies:
                     stream.wait(token)
                 try:
                     return stream.run(launch)
                 finally:
-                    self.after(launch)
+                    self.finish_launch(launch)
         finally:
-            here.launch = outer
+            thread_streams.launch = outer
 
     def launch_user_code(self, op: Operation, proceed: Callable[[], Any]) -> Any:
-        """A layer of what the user pushed to the device, which may do anything with its arrays, on any stream."""
-        sources, before = _tokens_before(op)
-        for token in before:
+        """Run user code that was pushed to the device; it may use its arrays on any stream."""
+        sources, dependencies = _tokens_before(op)
+        for token in dependencies:
             token.finish()
-        return self.launch(Launch(op, self.choose(op, before), proceed, ()), sources, before)
+        return self.launch(Launch(op, self.choose(op, dependencies), proceed, ()), sources, dependencies)
 
-    def after(self, launch: Launch) -> None:
-        """Record the token of what was launched, also where it broke off half-way, and mark what it touches."""
+    def finish_launch(self, launch: Launch) -> None:
+        """Record the token of a launch, even one that failed, and mark its variables and blocks."""
         token = launch.stream.record(launch)
         launch.op.token = token
         mark(launch.reads, launch.writes, token)
-        host: list[Variable] = []
+        host_variables: list[Variable] = []
         for variable in launch.reads + launch.writes:
             device = getattr(variable, "device", None)
             if device is None:
                 continue
             if device.is_asynchronous:
-                device.used(variable, token)
+                device.record_use(variable, token)
             else:
-                host.append(variable)
+                host_variables.append(variable)
         for block in launch.blocks:
             block.uses[token.stream] = token
             block.launch = None
-            block.is_followed = block.is_followed or block.is_let_go()  # nobody can use it any more
-        launch.stream.hold(token, tuple(host))
+            block.uses_are_known = block.uses_are_known or block.is_released()  # no further use is possible
+        launch.stream.hold(token, tuple(host_variables))
 
 
 async def _in_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a blocking function in a thread, so that the event loop goes on."""
+    """Call a blocking function in a thread, without blocking the event loop."""
     try:
         future = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
-    except RuntimeError:  # the interpreter exits, and no thread can be started any more
+    except RuntimeError:  # the interpreter is exiting, and no thread can be started
         return function(*arguments)
     return await future
 
 
 class _UserThreads(ThreadActor):
-    """The threads of user code on a device. No other thread runs its operations, since that code may wait for it."""
+    """The threads for user code on a device. No other thread runs this code, which may wait for that thread."""
 
-    may_lend = False
+    accepts_help = False
 
 
 def _tokens_before(op: Operation) -> tuple[list[Token], list[Token]]:
-    """The tokens whose values an operation reads, and all that it comes after."""
-    sources = [each.marks.write for each in op.reads if each.marks is not None and each.marks.write is not None]
-    before = list(sources)
+    """Return the tokens whose values an operation reads, and all tokens that must come before it."""
+    marks = [variable.marks for variable in op.reads if variable.marks is not None]
+    sources = [mark.write for mark in marks if mark.write is not None]
+    dependencies = list(sources)
     for variable in op.writes:
         if variable.marks is not None:
-            before += variable.marks.before(writing=True)
-    return sources, before
+            dependencies += variable.marks.dependencies(writing=True)
+    return sources, dependencies
 
 
 # -- operations of the host --------------------------------------------------------------------------------
 
 observers: list[Callable[[Operation, Token], None]] = []
-"""Called as ``observe(op, token)`` after each host operation that touches variables with marks."""
+"""Functions called as ``observe(op, token)`` after each host operation that uses marked variables."""
 
 
 _open: set[StreamActor] = set()
-"""Open actors; while there are any, operations of the host's actors are made to wait for the devices."""
+"""The open actors; while this set is not empty, operations of host actors wait for the devices."""
 
 
 def _prepare(op: Operation) -> None:
-    """Prepare a push: give marks to variables that a stream will use, and make host operations wait for marks."""
+    """Prepare a push: create the marks of a stream's variables, and make host operations wait for marks."""
     if isinstance(op.actor, StreamActor):
         for variable in (*op.reads, *op.writes):
             if variable.marks is None:
@@ -527,75 +539,81 @@ def _prepare(op: Operation) -> None:
         if op.runs_user_code:
             op.wrap(op.actor.launch_user_code)
     elif any(variable.marks is not None for variable in (*op.reads, *op.writes)):
-        op.light = False  # it may have to wait, which the thread that pushes it must not
+        op.light = False  # the operation may wait, and the pushing thread must not
         op.wrap(_on_host)
 
 
 def _on_host(op: Operation, proceed: Callable[[], Any]) -> Any:
-    """A layer of an operation of the host that touches what asynchronous devices use."""
+    """Run an operation of the host that uses variables of asynchronous devices."""
     if op.is_coroutine:
         return _on_host_async(op, proceed)
-    token = _arrive(op)
+    token = _begin_on_host(op)
     try:
         return proceed()
     finally:
-        _leave(op, token)
+        _end_on_host(op, token)
 
 
 async def _on_host_async(op: Operation, proceed: Callable[[], Any]) -> Any:
-    token = await _in_thread(_arrive, op)
-    for each in token.sources:
-        each.finish()  # done: so that what this thread pushes is known to come after it
+    token = await _in_thread(_begin_on_host, op)
+    for source in token.sources:
+        source.finish()  # returns at once; records that later pushes of this thread come after it
     try:
         return await proceed()
     finally:
-        _leave(op, token)
+        _end_on_host(op, token)
 
 
-def _arrive(op: Operation) -> Token:
-    """Wait for what an operation of the host must come after; returns the token that stands for it."""
-    sources = list(_carried_before(op.reads, writing=False))
+def _begin_on_host(op: Operation) -> Token:
+    """Wait for all tokens that must come before an operation of the host; return its token."""
+    sources = list(_tokens_of(op.reads, writing=False))
     for token in sources:
         failure = token.finish()
         if failure is not None:
             raise Inherited(failure)
-    before = [*sources, *_carried_before(op.writes, writing=True)]
-    for token in before:
+    dependencies = [*sources, *_tokens_of(op.writes, writing=True)]
+    for token in dependencies:
         token.finish()
-    return Token(HOST, 0, op.serial, _newest(before))
+    return Token(HOST, 0, op.serial, _newest_by_stream(dependencies))
 
 
-def _newest(tokens: Iterable[Token]) -> tuple[Token, ...]:
-    """The last token of each stream of a device among some and those that came before the host's."""
+def follow(op: Operation) -> None:
+    """Make this thread wait, as the operation's thread did, for the values that a host operation reads."""
+    for token in _tokens_of(op.reads, writing=False):
+        token.finish()
+
+
+def _newest_by_stream(tokens: Iterable[Token]) -> tuple[Token, ...]:
+    """Return the newest token of each device stream among some tokens and the sources of host tokens."""
     newest: dict[Stream, Token] = {}
     for token in tokens:
-        for each in (token,) if token.stream is not HOST else token.sources:
-            if each.stream not in newest or newest[each.stream].serial < each.serial:
-                newest[each.stream] = each
+        for source in (token,) if token.stream is not HOST else token.sources:
+            if source.stream not in newest or newest[source.stream].serial < source.serial:
+                newest[source.stream] = source
     return tuple(newest.values())
 
 
-def _leave(op: Operation, token: Token) -> None:
-    for device in {getattr(each, "device", None) for each in (*op.reads, *op.writes)}:
+def _end_on_host(op: Operation, token: Token) -> None:
+    for device in {getattr(variable, "device", None) for variable in (*op.reads, *op.writes)}:
         if device is not None:
-            device.finish_work_of_host()
-    mark((), [each for each in op.writes if each.marks is not None], token)
+            device.synchronize_host_work()
+    mark((), [variable for variable in op.writes if variable.marks is not None], token)
     for observe in observers:
         observe(op, token)
-    # User code may have launched reads of its own on the same memory, and has waited for them.
-    with _marking:
+    # User code may have launched, and waited for, further reads of the same memory.
+    with _marks_lock:
         for variable in op.reads:
             if variable.marks is not None and variable not in op.writes:
-                variable.marks.reads[HOST] = _joined(variable.marks.reads.get(HOST), token)
+                variable.marks.reads[HOST] = _join_tokens(variable.marks.reads.get(HOST), token)
 
 
-def _joined(earlier: Token | None, token: Token) -> Token:
-    """A token of the host that comes after two operations of the host."""
+def _join_tokens(earlier: Token | None, token: Token) -> Token:
+    """Return a token of the host that comes after two operations of the host."""
     if earlier is None:
         return token
-    joined = Token(HOST, 0, token.op_serial, _newest([earlier, token]))
-    joined.event = {
-        stream: max(each.get(stream, 0) for each in (earlier.event or {}, token.event or {}))
+    result = Token(HOST, 0, token.op_serial, _newest_by_stream([earlier, token]))
+    result.event = {
+        stream: max(clock.get(stream, 0) for clock in (earlier.event or {}, token.event or {}))
         for stream in {**(earlier.event or {}), **(token.event or {})}
     }
-    return joined
+    return result

@@ -1,7 +1,7 @@
-"""The one owner of thread counts: engine workers, BLAS, OpenMP and oneDNN share the same cores.
+"""Thread counts of engine workers, BLAS, OpenMP and oneDNN, which share the same cores.
 
-A worker's kernel may use every core as long as it is the only worker; with more workers each gets its
-part. ``FLOWMX_CPU_KERNEL_NTHREADS`` overrules that.
+With one worker, its kernels may use every core; several workers divide the cores between them.
+``FLOWMX_CPU_KERNEL_NTHREADS`` overrides this.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from flowmx import process_hooks
+from flowmx.process_changes import temporary_change
 from flowmx.settings import Settings
 
 _PAUSE_HARD = 2
@@ -20,32 +22,32 @@ _WAITS = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "3000"}
 
 _applied: int | None = None
 _openmp: ctypes.CDLL | None = None
-"""OpenMP's library, where its kernels are to use fewer threads than there are cores."""
+"""The OpenMP library, if its kernels use fewer threads than there are cores."""
 
 
 def cores() -> int:
-    """The number of CPU cores that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def kernel_threads(config: Settings) -> int:
-    """The number of threads that one kernel may use."""
+    """Return the number of threads that one kernel may use."""
     return config.cpu_kernel_nthreads or max(1, cores() // max(1, config.cpu_worker_nthreads))
 
 
 def apply(config: Settings) -> None:
-    """Give the libraries in this process their thread counts (once for each count)."""
+    """Set the thread counts of libraries in this process (once for each count)."""
     global _applied, _openmp
     count = kernel_threads(config)
     if count == _applied:
         return
-    before, _applied = _applied, count
-    if before is None and count == cores() and not config.cpu_kernel_nthreads:
-        return  # what the libraries do by themselves, where the environment (OMP_NUM_THREADS) says nothing else
+    former, _applied = _applied, count
+    if former is None and count == cores() and not config.cpu_kernel_nthreads:
+        return  # the libraries' default, unless the environment (OMP_NUM_THREADS) sets another
     try:
         _openmp = ctypes.CDLL("libgomp.so.1")
     except OSError:
-        pass  # there are no kernels of OpenMP's either
+        pass  # without the library there are no OpenMP kernels
     try:
         from threadpoolctl import threadpool_limits
     except ImportError:
@@ -54,38 +56,34 @@ def apply(config: Settings) -> None:
 
 
 def apply_here() -> None:
-    """Give the kernels of the calling thread their thread count, which OpenMP keeps for each thread."""
+    """Set the thread count for kernels of the calling thread; OpenMP stores it for each thread."""
     if _openmp is not None:
         _openmp.omp_set_num_threads(_applied)
 
 
 @contextmanager
-def looking_before_sleep() -> Iterator[None]:
-    """Load OpenMP's library inside: its threads then look for the next call for some microseconds before they sleep.
+def spin_before_sleep() -> Iterator[None]:
+    """Make the threads of an OpenMP library that is loaded inside spin for some microseconds before they sleep.
 
-    Kernels run on several threads (a worker's, and those that lend themselves), each with OpenMP threads of its own.
-    Where all these are more than there are cores, libgomp's fall asleep almost at once, and each call wakes them, which
-    takes longer than a small product. Nothing is changed where the environment says how they are to wait.
+    Kernels run on several threads (of workers and of waiting callers), each with its own OpenMP threads. If these are
+    more than the cores, those of libgomp sleep almost at once, and each call has to wake them, which takes longer than
+    a small product. Nothing changes if the environment sets their waiting policy.
     """
     if any(name in os.environ for name in _WAITS):
         yield
         return
-    os.environ.update(_WAITS)
-    try:
+    with temporary_change(lambda: os.environ.update(_WAITS), lambda: [os.environ.pop(name, None) for name in _WAITS]):
         yield
-    finally:
-        for name in _WAITS:
-            os.environ.pop(name, None)
 
 
 def _before_fork() -> None:
-    """Let the OpenMP threads of the forking thread go: the child would wait for them, and has none."""
+    """Release the OpenMP threads of the forking thread: the child has none, and would wait for them."""
     try:
         openmp = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOW | os.RTLD_NOLOAD)
         openmp.omp_pause_resource_all(_PAUSE_HARD)
     except (OSError, AttributeError):
-        pass  # nobody has loaded it, or it is older than GCC 9
+        pass  # it is not loaded, or older than GCC 9
 
 
 if sys.platform.startswith("linux"):
-    os.register_at_fork(before=_before_fork)
+    process_hooks.at_fork(before=_before_fork)

@@ -1,4 +1,4 @@
-"""The documentation site (``make docs``): these pages and the docstrings, built by Sphinx without any network."""
+"""The documentation site (``make docs``): these pages and the docstrings, built by Sphinx without network access."""
 
 from importlib.metadata import version as version_of
 
@@ -29,7 +29,7 @@ myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # the texts say what arguments are
+autodoc_typehints = "none"  # the docstrings describe the arguments
 autodoc_default_options = {"members": True}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
@@ -41,12 +41,12 @@ default_role = "code"
 
 
 def _give_levels(app, page, template, context, doctree):
-    """Say of which level the captions of the contents are: Sphinx gives them a heading's role and no level."""
+    """Set the heading level of the captions of the contents, which Sphinx omits."""
     for part in ("body", "furo_navigation_tree"):
         if isinstance(context.get(part), str):
             context[part] = context[part].replace('role="heading">', 'role="heading" aria-level="2">')
 
 
 def setup(app):
-    """Connect what is done to pages; later than the theme, which makes the contents."""
+    """Connect the changes to pages, after the theme, which builds the contents."""
     app.connect("html-page-context", _give_levels, priority=900)

@@ -2,9 +2,9 @@
 
 ``make docs`` writes them with ``python -m docs.reference FOLDER``, where Sphinx finds them.
 
-A page of an operator has all that the registry knows of it: inputs and outputs with shapes and dtypes, parameters, what
-raises, an example, how its gradient is written, which operators of ONNX it is. It is an entry of the index, so that a
-search for its name finds it first.
+The page of an operator lists what the registry holds: inputs and outputs with shapes and dtypes, parameters, errors,
+an example, the operators of its gradient, its ONNX operators. It has an entry in the index, so that a search for the
+name finds it first.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ import numpy as np
 
 import flowmx as mx
 from flowmx.contrib.onnx.converters import exporters, importers
-from flowmx.contrib.onnx.families.elementwise import WRITTEN
+from flowmx.contrib.onnx.families.elementwise import COMPOSED
 from flowmx.graph.gradient import Builder, Value
 from flowmx.graph.node import Entry, Node
 from flowmx.ops.registry.documentation import inputs_of, outputs_of
 from flowmx.ops.registry.examples import example
-from flowmx.ops.registry.operators import Operator, registered
+from flowmx.ops.registry.operators import Operator, registered_operators
 from flowmx.ops.registry.parameters import Parameter
-from flowmx.suggestions import STANDS_FOR
+from flowmx.suggestions import EQUIVALENTS
 from tests.op_cases import every_case
 from tests.op_cases.case import Case
 from tests.operator_page import call_of, families, sentence
@@ -44,67 +44,67 @@ SHOWN = 8
 """Elements of an array that an example writes out."""
 
 
-# -- what an operator is made of ---------------------------------------------------------------------------
+# -- facts about operators ----------------------------------------------------------------------------------
 
 
 def public() -> list[type[Operator]]:
-    """The operators that users call."""
-    return list(dict.fromkeys(cls for cls in registered().values() if not cls.traits.hidden))
+    """Return the operators that users call."""
+    return list(dict.fromkeys(cls for cls in registered_operators().values() if not cls.traits.hidden))
 
 
 def paths(cls: type[Operator]) -> list[str]:
-    """The names under which an operator is called on arrays, without ``mx.nd.``: the plainest first."""
-    found = []
+    """Return the names of an operator for arrays, without ``mx.nd.``, the simplest first."""
+    names = []
     for name in (cls.name, *cls.aliases):
         for prefix, space in SPACES.items():
             if name.startswith(prefix):
-                found.append(f"{space}.{name.removeprefix(prefix)}")
-        found.append(name)
+                names.append(f"{space}.{name.removeprefix(prefix)}")
+        names.append(name)
 
     def place(name: str) -> tuple[bool, bool, bool]:
-        is_random = name.startswith(("random.", "sample."))  # which take their arguments in an order of their own
+        is_random = name.startswith(("random.", "sample."))  # with another order of arguments
         return name.startswith("_"), is_random, "." not in name
 
-    return sorted(dict.fromkeys(found), key=place)
+    return sorted(dict.fromkeys(names), key=place)
 
 
-def names_in(function: Any, known: Iterable[str]) -> set[str]:
-    """Those of some names that stand in a function's code: as texts, as attributes, in tables that it looks into."""
+def names_in(function: Any, names: Iterable[str]) -> set[str]:
+    """Return the names that occur in a function's code: as strings, as attributes, or in tables that it reads."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    found: set[str] = set()
+    words: set[str] = set()
     stack = [code] if code else []
     while stack:
         code = stack.pop()
         stack += [each for each in code.co_consts if inspect.iscode(each)]
-        found |= {each for each in code.co_consts if isinstance(each, str)} | set(code.co_names)
+        words |= {each for each in code.co_consts if isinstance(each, str)} | set(code.co_names)
         for table in (function.__globals__.get(name) for name in code.co_names):
-            found |= {str(each) for each in (*table, *table.values())} if isinstance(table, dict) else set()
-    return found & set(known)
+            words |= {str(each) for each in (*table, *table.values())} if isinstance(table, dict) else set()
+    return words & set(names)
 
 
 def gradient_of(cls: type[Operator]) -> str:
-    """The way of gradients through an operator, as a sentence."""
+    """Describe an operator's gradient in a sentence."""
     if cls.traits.no_gradient:
-        return "None flows through it."
+        return "It has no gradient."
     if cls.traits.is_loss:
-        return "That of its loss; gradients that arrive from behind it are ignored."
+        return "The gradient of its loss; incoming gradients are ignored."
     if cls.gradient is Operator.gradient:
-        return "It has none: recording it is an error once its gradient is asked for."
+        return "It has none: backward through it raises an error."
     if (used := gradient_made_of(cls)) is None:
         return "It has one."
     parts = ", ".join(f"``{each.name}``" if each.traits.hidden or each is cls else link(each) for each in used)
-    return f"Written with {parts}." if parts else "The gradients that arrive, passed on."
+    return f"Written with {parts}." if parts else "Incoming gradients are passed on."
 
 
 def gradient_made_of(cls: type[Operator]) -> list[type[Operator]] | None:
-    """The operators that an operator's gradient is written in; None where the tests' tables have no row of it."""
+    """Return the operators that compute an operator's gradient; None if the tests' tables have no case of it."""
     case = smallest().get(cls.name)
     if case is None or cls.traits.open_ended:
         return None
     counted = {cls.variadic: len(case.inputs)} if cls.variadic and cls.variadic not in case.params else {}
-    op, build = cls.create(**case.params, **counted), Noting({}, {})
+    op, build = cls.create(**case.params, **counted), RecordingBuilder({}, {})
     inputs = []
-    for at, array in enumerate(case.given()):
+    for at, array in enumerate(case.call_inputs()):
         entry = Entry(Node(None, f"x{at}", ()), 0)
         build.shapes[entry], build.dtypes[entry] = array.shape, array.dtype
         inputs.append(Value(entry, build))
@@ -117,11 +117,11 @@ def gradient_made_of(cls: type[Operator]) -> list[type[Operator]] | None:
     return sorted(build.noted, key=lambda each: (each.traits.hidden, each.name))
 
 
-class Noting(Builder):
-    """Makes the nodes of a gradient, and notes of which operators they are."""
+class RecordingBuilder(Builder):
+    """Builds the nodes of a gradient, and records their operators."""
 
-    def __init__(self, *known: Any) -> None:
-        super().__init__(*known)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.noted: set[type[Operator]] = set()
 
     def apply(self, op: Operator, inputs: Any) -> Any:
@@ -130,7 +130,7 @@ class Noting(Builder):
 
 
 def raised_by(cls: type[Operator]) -> Iterator[str]:
-    """The errors of an operator's own checks, by the docstrings of its methods."""
+    """Return the errors of an operator's checks, from the docstrings of its methods."""
     for method in ("__post_init__", "infer_shape", "infer_type", "forward", "gradient"):
         for base in cls.__mro__:
             if base is Operator:
@@ -143,33 +143,33 @@ def raised_by(cls: type[Operator]) -> Iterator[str]:
 
 @cache
 def written_in_onnx() -> dict[str, set[str]]:
-    """The operators of ONNX as which each operator is written."""
+    """Return the ONNX operators to which each operator is exported."""
     table, kinds = exporters(), importers()
     return {
-        name: {registered()[name].onnx} - {""} or names_in(WRITTEN.get(name, converter), kinds)
+        name: {registered_operators()[name].onnx} - {""} or names_in(COMPOSED.get(name, converter), kinds)
         for name, converter in table.items()
     }
 
 
 @cache
 def read_from_onnx() -> dict[str, set[str]]:
-    """The operators of ONNX that are read as each operator alone, or as that among others."""
-    found: dict[str, set[str]] = {}
+    """Return the ONNX operators that are imported as each operator, alone or with others."""
+    operators: dict[str, set[str]] = {}
     for kind, converter in importers().items():
-        for name in names_in(converter, registered()):
+        for name in names_in(converter, registered_operators()):
             if kind in written_in_onnx().get(name, ()):
-                found.setdefault(name, set()).add(kind)
+                operators.setdefault(name, set()).add(kind)
     for name, kinds in written_in_onnx().items():
-        if (own := registered()[name].onnx) in kinds:
-            found.setdefault(name, set()).add(own)
-    return found
+        if (own := registered_operators()[name].onnx) in kinds:
+            operators.setdefault(name, set()).add(own)
+    return operators
 
 
 def onnx_of(cls: type[Operator]) -> str:
-    """The operators of ONNX that an operator is written as, and read from."""
+    """Describe the ONNX operators of an operator's export and import."""
     written, read = sorted(written_in_onnx().get(cls.name, ())), sorted(read_from_onnx().get(cls.name, ()))
     if not written and not read:
-        return "It is not written." if cls.name not in exporters() else "It is written as constants."
+        return "It is not exported." if cls.name not in exporters() else "It is exported as constants."
     parts = [f"{verb} {', '.join(f'``{each}``' for each in kinds)}"
              for verb, kinds in (("written as", written), ("read from", read)) if kinds]  # fmt: skip
     text = "; ".join(parts)
@@ -180,32 +180,32 @@ def onnx_of(cls: type[Operator]) -> str:
 
 
 def example_of(cls: type[Operator]) -> list[str]:
-    """Lines of a session with an operator: what the registry has, or else the smallest row of the operators' tables."""
-    if (known := example(cls.name)) is not None:
-        return [f">>> {known[0]}", known[1]]
+    """Return the lines of an example session: the registry's, or the smallest case of the tests' tables."""
+    if (registered_example := example(cls.name)) is not None:
+        return [f">>> {registered_example[0]}", registered_example[1]]
     if cls.name == "Custom":
         return ['>>> mx.nd.Custom(x, op_type="name")  # of a class under @mx.operator.register("name")']
     case = smallest().get(cls.name)
     if case is None:
         return [f">>> mx.nd.{CALLS[cls.name]}.shape", str(call_of_text(CALLS[cls.name]).shape)]
-    inputs = [literal(array) for array in case.given()]
+    inputs = [literal(array) for array in case.call_inputs()]
     out = [f"out=[{', '.join(inputs[at] for at in case.out)}]"] if case.out else []
     keywords = [f"{key}={value!r}" for key, value in case.params.items()]
     path = next(each for each in paths(cls) if found_at(each) is not None)
     text = f"{path}({', '.join([*inputs, *keywords, *out])})"
-    call, made = f"mx.nd.{text}", call_of_text(text)
-    several = isinstance(made, list | tuple)
+    call, result = f"mx.nd.{text}", call_of_text(text)
+    several = isinstance(result, list | tuple)
     if cls.traits.uses_random:
-        return [f">>> {call}.shape", str(made.shape)] if not several else [f">>> len({call})", str(len(made))]
-    results = made if several else [made]
+        return [f">>> {call}.shape", str(result.shape)] if not several else [f">>> len({call})", str(len(result))]
+    results = result if several else [result]
     if sum(each.size for each in results) <= 2 * SHOWN:
         suffix = ("", "") if not several else ("[each.asnumpy() for each in ", "]")
         line = f">>> {suffix[0]}{call}{suffix[1] or '.asnumpy()'}"
         shown = [repr(np.round(each.asnumpy(), 4)) for each in results]
         return [line, *("\n".join(shown) if not several else f"[{', '.join(shown)}]").splitlines()]
     if several:
-        return [f">>> [each.shape for each in {call}]", repr([each.shape for each in made])]
-    return [f">>> {call}.shape", repr(made.shape)]
+        return [f">>> [each.shape for each in {call}]", repr([each.shape for each in result])]
+    return [f">>> {call}.shape", repr(result.shape)]
 
 
 CALLS = {
@@ -254,28 +254,28 @@ CALLS = {
                            "mx.nd.ones((1, 1, 4)), mx.nd.zeros((4,)), mx.nd.ones((4,)))[0]",
     "_sample_unique_zipfian": "_sample_unique_zipfian(range_max=100, shape=(1, 3))[0]",
 }  # fmt: skip
-"""Calls of those that no row of the tables has, mostly since what they give is random."""
+"""Calls of operators without a case in the tables, mostly because their outputs are random."""
 
 
 def call_of_text(text: str) -> Any:
-    """The value of a call under ``mx.nd``."""
+    """Return the value of a call under ``mx.nd``."""
     return eval(f"mx.nd.{text}", {"mx": mx})
 
 
 @cache
 def smallest() -> dict[str, Case]:
-    """Of each operator the row of the tests' tables with the fewest elements."""
-    found: dict[str, tuple[int, Case]] = {}
+    """Return for each operator the case of the tests' tables with the fewest elements."""
+    rows: dict[str, tuple[int, Case]] = {}
     for case in every_case():
-        name = registered()[case.op].name
+        name = registered_operators()[case.op].name
         size = sum(array.size for array in case.arrays())
-        if all(array.size for array in case.arrays()) and (name not in found or size < found[name][0]):
-            found[name] = (size, case)
-    return {name: case for name, (_, case) in found.items()}
+        if all(array.size for array in case.arrays()) and (name not in rows or size < rows[name][0]):
+            rows[name] = (size, case)
+    return {name: case for name, (_, case) in rows.items()}
 
 
 def literal(array: Any) -> str:
-    """An array as a call that makes it; large ones are ones of its shape."""
+    """Return a call that creates an array; large arrays become ones of the same shape."""
     dtype = "" if array.dtype == np.float32 else f', dtype="{array.dtype}"'
     if array.size > SHOWN:
         return f"mx.nd.ones({array.shape}{dtype})"
@@ -284,11 +284,11 @@ def literal(array: Any) -> str:
 
 
 def found_at(path: str) -> Any:
-    """The function of ``mx.nd`` of a dotted name; None where there is none."""
-    made: Any = mx.nd
+    """Return the function of ``mx.nd`` with a dotted name, or None."""
+    value: Any = mx.nd
     for part in path.split("."):
-        made = getattr(made, part, None)
-    return made
+        value = getattr(value, part, None)
+    return value
 
 
 # -- pages -------------------------------------------------------------------------------------------------
@@ -296,31 +296,31 @@ def found_at(path: str) -> Any:
 
 @cache
 def files() -> dict[type[Operator], str]:
-    """The name of each operator's page; names that differ in their case alone are told apart."""
+    """Return the file name of each operator's page; names that differ only in case get a suffix."""
     taken: set[str] = set()
-    made = {}
+    names = {}
     for cls in public():
         name = cls.name
         while name.lower() in taken:
             name += "-"
         taken.add(name.lower())
-        made[cls] = name
-    return made
+        names[cls] = name
+    return names
 
 
 def link(cls: type[Operator]) -> str:
-    """A link to an operator's page."""
+    """Return a link to an operator's page."""
     return f":doc:`{cls.name} </reference/operators/{files()[cls]}>`"
 
 
 def plain(text: str) -> str:
-    """Words for a cell or a paragraph, in which asterisks and bars have no meaning."""
+    """Escape asterisks and bars in the text of a cell or paragraph."""
     parts = re.split(r"(``?[^`]+``?)", text)
     return "".join(each if each.startswith("`") else re.sub(r"([*|\\_])", r"\\\1", each) for each in parts)
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], widths: str) -> list[str]:
-    """A table."""
+    """Return the lines of a table."""
     lines = ["", ".. list-table::", "   :header-rows: 1", f"   :widths: {widths}", ""]
     for row in (head, *rows):
         lines += [f"   {'* -' if at == 0 else '  -'} {cell}" for at, cell in enumerate(row)]
@@ -328,16 +328,16 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], widths: str) -
 
 
 def parameter_row(parameter: Parameter) -> tuple[str, ...]:
-    """A parameter as a row: its name, what it may be, its default, its meaning."""
+    """Return a parameter as a row: name, values, default, meaning."""
     default = "must be given" if parameter.required else f"``{parameter.default!r}``"
     return f"``{parameter.name}``", plain(parameter.describe()), default, plain(parameter.doc)
 
 
 def operator_page(cls: type[Operator], group: str) -> str:
-    """The page of an operator, in reStructuredText."""
+    """Return the page of an operator, in reStructuredText."""
     title = cls.name
-    layers = {each.lower() for each in mx.gluon.nn.__all__}  # which have pages of their own
-    also = [word for word, meant in STANDS_FOR.items() if meant in (cls.name, *cls.aliases) and word not in layers]
+    layers = {each.lower() for each in mx.gluon.nn.__all__}  # classes with separate pages
+    also = [word for word, meant in EQUIVALENTS.items() if meant in (cls.name, *cls.aliases) and word not in layers]
     words = dict.fromkeys([cls.name, *cls.aliases, *(each.rpartition(".")[2] for each in paths(cls)), *also])
     signature = call_of(cls).removeprefix(cls.name).replace("=?", "")
     called = [each for each in paths(cls) if found_at(each) is not None] or [cls.name]
@@ -373,33 +373,33 @@ def operator_page(cls: type[Operator], group: str) -> str:
 
 
 FACTS = {
-    "uses_random": "It may draw random numbers, of the device's generator.",
-    "mode_matters": "It computes something else in training than in prediction.",
-    "dynamic": "The shape of what it gives follows from the contents of its inputs, so that symbols can not bind it.",
+    "uses_random": "It may draw random numbers from the device's generator.",
+    "mode_matters": "It computes different values in training and in prediction.",
+    "dynamic": "Its output shape depends on the values of its inputs, so symbols cannot bind it.",
 }
-"""Traits that users should know of."""
+"""Descriptions of the traits that matter to users."""
 
 
 def section(title: str) -> list[str]:
-    """The title of a section."""
+    """Return the title of a section."""
     return ["", title, "-" * len(title), ""]
 
 
 def group_of(cls: type[Operator]) -> str:
-    """The folder that an operator stands in."""
+    """Return the folder of an operator."""
     folder = cls.__module__.removeprefix("flowmx.ops.").split(".")[0]
     return folder if folder in KINDS else "more"
 
 
 def group_title(group: str) -> str:
-    """The title of a folder's page."""
+    """Return the title of a folder's page."""
     if group == "more":
         return "Further names of operators"
     return (importlib.import_module(f"flowmx.ops.{group}").__doc__ or group).partition(".")[0]
 
 
 def group_page(group: str) -> str:
-    """The page of a folder of operators: a table for each family."""
+    """Return the page of a folder of operators: a table for each family."""
     title = group_title(group)
     lines = [title, "=" * len(title), ""]
     for family, classes in families().items():
@@ -414,7 +414,7 @@ def group_page(group: str) -> str:
 
 @dataclass
 class Documented:
-    """A class with a page of its own."""
+    """A class with a separate page."""
 
     name: str
     module: str
@@ -425,22 +425,22 @@ DIRECTIVE = re.compile(r"\.\. auto(module|class):: (\S+)\n((?:   :.*\n)*)")
 
 
 def classes_of(module: Any) -> list[tuple[str, type]]:
-    """The classes that a module offers."""
+    """Return the public classes of a module."""
     names = getattr(module, "__all__", [])
-    return [(name, found) for name in names if name[0] != "_" and inspect.isclass(found := getattr(module, name))]
+    return [(name, cls) for name in names if name[0] != "_" and inspect.isclass(cls := getattr(module, name))]
 
 
-def class_page(name: str, target: str, page: str, given: str = "") -> str:
-    """The page of a class."""
+def class_page(name: str, target: str, page: str, options: str = "") -> str:
+    """Return the page of a class."""
     head = [":orphan:", "", ".. index::", f"   ! single: {name}", "", name, "=" * len(name), "", f":doc:`/api/{page}`"]
-    return "\n".join([*head, "", f".. autoclass:: {target}", given.rstrip("\n"), ""])
+    return "\n".join([*head, "", f".. autoclass:: {target}", options.rstrip("\n"), ""])
 
 
-def with_classes(text: str, page: str, write: Callable[[str, str], None], seen: dict[type, str]) -> str:
-    """A page of modules, whose classes are links to pages of their own, which are written."""
+def with_classes(text: str, page: str, write: Callable[[str, str], None], pages: dict[type, str]) -> str:
+    """Return a page of modules with links to its classes, and write the pages of the classes."""
 
-    def replaced(found: re.Match[str]) -> str:
-        kind, target, options = found.groups()
+    def replaced(match: re.Match[str]) -> str:
+        kind, target, options = match.groups()
         if kind == "class":
             name = target.rpartition(".")[2]
             write(f"reference/classes/{target}.rst", class_page(name, target, page, options))
@@ -452,10 +452,10 @@ def with_classes(text: str, page: str, write: Callable[[str, str], None], seen: 
         for name, cls in classes_of(module):
             if name in excluded:
                 continue
-            path = seen.setdefault(cls, f"{target}.{name}")
+            path = pages.setdefault(cls, f"{target}.{name}")
             inherited = [each for each in excluded if not hasattr(module, each)]
-            given = f"   :exclude-members: {', '.join(inherited)}\n" if inherited else ""
-            write(f"reference/classes/{path}.rst", class_page(path.rpartition(".")[2], path, page, given))
+            members = f"   :exclude-members: {', '.join(inherited)}\n" if inherited else ""
+            write(f"reference/classes/{path}.rst", class_page(path.rpartition(".")[2], path, page, members))
             rows.append((f":doc:`{name} </reference/classes/{path}>`", plain(first_sentence(cls))))
         names = [*excluded, *(name for name, _ in classes_of(module))]
         more = f"   :exclude-members: {', '.join(dict.fromkeys(names))}\n" if names else ""
@@ -465,7 +465,7 @@ def with_classes(text: str, page: str, write: Callable[[str, str], None], seen: 
 
 
 def first_sentence(cls: type) -> str:
-    """The first sentence of a class's docstring."""
+    """Return the first sentence of a class's docstring."""
     doc = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
     return re.sub(r":\w+:`~?([^`]*)`", r"``\1``", doc)
 
@@ -474,7 +474,7 @@ def first_sentence(cls: type) -> str:
 
 
 def write_sources(folder: Path) -> None:
-    """Write the site's sources; files whose text is the same keep their time, so that Sphinx leaves them."""
+    """Write the site's sources; unchanged files keep their time, so that Sphinx skips them."""
     written: set[Path] = set()
 
     def write(name: str, text: str | bytes) -> None:
@@ -485,13 +485,13 @@ def write_sources(folder: Path) -> None:
             path.write_bytes(data)
         written.add(path)
 
-    seen: dict[type, str] = {}
+    pages: dict[type, str] = {}
     for path in sorted(HERE.rglob("*")):
         name = path.relative_to(HERE).as_posix()
         if not path.is_file() or (path.suffix in (".py", ".pyc") and name != "conf.py"):
             continue
         if name.startswith("api/"):
-            write(name, with_classes(path.read_text(encoding="utf-8"), Path(name).stem, write, seen))
+            write(name, with_classes(path.read_text(encoding="utf-8"), Path(name).stem, write, pages))
         elif name == "operators.md":
             write(name, path.read_text(encoding="utf-8").replace("\n## ", f"{kinds_listed()}\n## ", 1))
         else:
@@ -508,13 +508,13 @@ def write_sources(folder: Path) -> None:
 
 
 def kinds_listed() -> str:
-    """The contents of the page of all operators: a page for each kind, from which each operator's own is reached."""
+    """Return the contents of the page of all operators: a page for each kind, which links to each operator."""
     listed = "\n".join(f"reference/{group}" for group in (*KINDS, "more"))
-    return f"\nEach has a page of its own, by kind:\n\n```{{toctree}}\n{listed}\n```\n"
+    return f"\nEach operator has a page, listed by kind:\n\n```{{toctree}}\n{listed}\n```\n"
 
 
 def main() -> None:
-    """Write the sources into the folder that is named."""
+    """Write the sources into the folder on the command line."""
     write_sources(Path(sys.argv[1]))
 
 

@@ -5,7 +5,7 @@ Run ``python examples/async_service.py`` and open http://127.0.0.1:8080/ for its
     curl -s -X POST http://127.0.0.1:8080/predict -H 'Content-Type: application/json' \
          -d "$(python -c 'import digits, json; print(json.dumps(digits.load()[2][0].tolist()))')"
 
-Training enqueues work and awaits it; it never holds up the loop, so requests are answered all the while.
+Training enqueues work and awaits it; it never blocks the loop, so requests are answered during training.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Model:
         self.state: dict[str, float | int | str] = {"state": "waiting", "epoch": 0}
 
     async def fit(self) -> None:
-        """Train to the end; the state is updated after every epoch."""
+        """Train for all epochs; the state is updated after each."""
         self.state["state"] = "training"
 
         def after_epoch(epoch: int, symbol: object, arguments: dict[str, mx.nd.NDArray], auxiliary: object) -> None:
@@ -59,7 +59,7 @@ class Model:
         self.state["state"] = "trained"
 
     async def predict(self, image: np.ndarray) -> list[float]:
-        """The probabilities of the ten digits, with the parameters of the last finished epoch."""
+        """Compute the probabilities of the ten digits, with the parameters of the last finished epoch."""
         async with self.lock:  # one executor: one prediction at a time
             self.predictor.copy_params_from(self.parameters)
             scores = self.predictor.forward(data=mx.nd.array(image[None]))[0].copy()
@@ -71,7 +71,7 @@ MODEL = web.AppKey("model", Model)
 
 
 async def status(request: web.Request) -> web.Response:
-    """GET /: what the training has reached."""
+    """GET /: the progress of the training."""
     return web.json_response(request.app[MODEL].state)
 
 
@@ -80,7 +80,7 @@ async def predict(request: web.Request) -> web.Response:
     try:
         image = np.asarray(await request.json(), np.float32)
     except ValueError as error:
-        raise web.HTTPBadRequest(text=f"the body is no JSON array of numbers: {error}") from None
+        raise web.HTTPBadRequest(text=f"the body is not a JSON array of numbers: {error}") from None
     if image.shape != (1, 28, 28):
         raise web.HTTPUnprocessableEntity(text=f"the image has shape {image.shape}, expected (1, 28, 28)")
     scores = await request.app[MODEL].predict(image)
@@ -97,7 +97,7 @@ async def training(app: web.Application) -> AsyncIterator[None]:
 
 
 def make_app(epochs: int = 20) -> web.Application:
-    """The service as an application, to run or to mount in another."""
+    """Build the service as an application, to run or to mount in another."""
     app = web.Application()
     app[MODEL] = Model(epochs)
     app.router.add_get("/", status)

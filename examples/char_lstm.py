@@ -1,8 +1,8 @@
 """A character language model: an LSTM learns the source of Python's standard library, and writes some.
 
-Run ``python examples/char_lstm.py --plot build/char_lstm.png``. The text is cut into streams that are read side by
-side, some characters at a time; the hidden state goes on from one piece to the next, and gradients go back to the
-beginning of the piece (truncated backpropagation through time).
+Run ``python examples/char_lstm.py --plot build/char_lstm.png``. The text is split into parallel streams, read in chunks
+of some characters. The hidden state is carried from one chunk to the next, and gradients flow to the beginning of the
+chunk (truncated backpropagation through time).
 
 Two epochs of a million characters reach a perplexity of 3.56 on other modules (Python 3.11's library), in about 88
 seconds of processor time.
@@ -27,7 +27,7 @@ Arrays = list[mx.nd.NDArray]
 
 
 class CharLSTM(HybridBlock):
-    """Scores for the next character at each place of (time, batch), and the state behind the last."""
+    """Scores for the next character at each position of (time, batch), and the final state."""
 
     def __init__(self, characters: int, units: int, layers: int) -> None:
         super().__init__(prefix="char_lstm_")
@@ -42,9 +42,9 @@ class CharLSTM(HybridBlock):
 
 
 class Streams:
-    """A text as streams side by side, in pieces: (inputs, targets), each (time, batch).
+    """A text as parallel streams, in chunks of (inputs, targets), each of shape (time, batch).
 
-    It says where it stands, so that a checkpoint in the middle of an epoch has the place and the hidden state.
+    It has a state, so that a checkpoint in the middle of an epoch includes the position and the hidden state.
     """
 
     def __init__(self, text: stdlib_text.Text, streams: int, steps: int, net: CharLSTM) -> None:
@@ -64,16 +64,16 @@ class Streams:
         self.place, self.hidden = 0, self.first
 
     def state(self) -> dict[str, Any]:
-        """The state that a checkpoint saves."""
+        """Return the state that a checkpoint saves."""
         return {"place": self.place, "hidden": [each.asnumpy() for each in self.hidden]}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore a saved state."""
         self.place, self.hidden = state["place"], [mx.nd.array(each) for each in state["hidden"]]
 
 
 async def perplexity(net: CharLSTM, streams: Streams) -> float:
-    """The perplexity: e to the mean loss per character."""
+    """Compute the perplexity: e to the mean loss per character."""
     loss_of, losses = SoftmaxCrossEntropyLoss(), []
     for inputs, targets in streams:
         scores, streams.hidden = net(inputs, streams.hidden)
@@ -83,7 +83,7 @@ async def perplexity(net: CharLSTM, streams: Streams) -> float:
 
 
 async def sample(net: CharLSTM, start: str, length: int, temperature: float = 0.7) -> str:
-    """Let the model write on: each character is drawn, and is the next input; only the end is waited for."""
+    """Generate text: each drawn character is the next input. Only the complete text is awaited."""
     state = net.lstm.begin_state(1)
     scores, state = net(mx.nd.array(stdlib_text.encode(start)[:, None], dtype="int32"), state)
     written: Arrays = []
@@ -96,7 +96,7 @@ async def sample(net: CharLSTM, start: str, length: int, temperature: float = 0.
 
 
 async def main(options: argparse.Namespace) -> float:
-    """Train, write a sample, return the perplexity of text that was not learnt."""
+    """Train, generate a sample, return the perplexity of held-out text."""
     mx.random.seed(options.seed)
     train_text, test_text = stdlib_text.load(options.characters)
     net = CharLSTM(len(stdlib_text.ALPHABET), options.units, options.layers)
@@ -134,14 +134,14 @@ async def main(options: argparse.Namespace) -> float:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of this example."""
-    made = options(__doc__, epochs=2, batch_size=32)
-    made.add_argument("--characters", type=int, default=1_000_000, help="how much text to learn")
-    made.add_argument("--steps", type=int, default=64, help="characters that gradients go back")
-    made.add_argument("--units", type=int, default=256)
-    made.add_argument("--layers", type=int, default=2)
-    made.add_argument("--write", type=int, default=400, help="characters to write at the end")
-    return made
+    """Build the parser of this example's options."""
+    arguments = options(__doc__, epochs=2, batch_size=32)
+    arguments.add_argument("--characters", type=int, default=1_000_000, help="length of the training text")
+    arguments.add_argument("--steps", type=int, default=64, help="characters that gradients flow back")
+    arguments.add_argument("--units", type=int, default=256)
+    arguments.add_argument("--layers", type=int, default=2)
+    arguments.add_argument("--write", type=int, default=400, help="characters to generate at the end")
+    return arguments
 
 
 if __name__ == "__main__":

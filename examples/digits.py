@@ -15,7 +15,7 @@ Labels = NDArray[np.float32]
 
 
 def load(seed: int = 7, test_part: float = 0.2) -> tuple[Images, Labels, Images, Labels]:
-    """The 1,797 digits as 1x28x28 images (8x8 originals, three times as large, in a border), split at random.
+    """Load the 1,797 digits as 1x28x28 images (8x8 originals, scaled by three, with a border), split at random.
 
     Returns:
         training images and labels, test images and labels; images of shape (N, 1, 28, 28) in [0, 1].
@@ -32,7 +32,7 @@ def load(seed: int = 7, test_part: float = 0.2) -> tuple[Images, Labels, Images,
 
 
 def shifted(images: Images, labels: Labels, copies: int, seed: int = 7) -> tuple[Images, Labels]:
-    """The images and ``copies`` of each, moved at random by up to two pixels: more to learn from."""
+    """Return the images and ``copies`` of each, shifted at random by up to two pixels, as more training data."""
     random = np.random.default_rng(seed)
     sets = [images]
     for _ in range(copies):
@@ -42,7 +42,7 @@ def shifted(images: Images, labels: Labels, copies: int, seed: int = 7) -> tuple
 
 
 def lenet(classes: int = 10, pool_type: Literal["max", "avg"] = "max") -> mx.sym.Symbol:
-    """LeNet (LeCun et al., 1998, by default with max pooling) for 28x28 images, ending in a softmax loss."""
+    """Build LeNet (LeCun et al., 1998, by default with max pooling) for 28x28 images, with a softmax loss."""
     data = mx.sym.Variable("data")
     conv1 = mx.sym.Convolution(data, kernel=(5, 5), num_filter=20, name="conv1")
     pool1 = mx.sym.Pooling(mx.sym.Activation(conv1, act_type="tanh"), pool_type=pool_type, kernel=(2, 2), stride=(2, 2))

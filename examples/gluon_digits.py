@@ -1,8 +1,7 @@
 """Train a convolutional network on handwritten digits with Gluon, compiled by hybridize(), from a coroutine.
 
-Run ``python examples/gluon_digits.py --epochs 4``. The loop enqueues its work and awaits the loss of each batch but one
-late, so that the next batch is under way while it looks at the last.
-"""
+Run ``python examples/gluon_digits.py --epochs 4``. The loop enqueues its work and awaits the loss of the previous
+batch, so that the next batch is computed while it reads the last loss."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from flowmx.gluon.loss import SoftmaxCrossEntropyLoss
 
 
 def network(classes: int = 10) -> nn.HybridSequential:
-    """Two convolutions with batch normalization, and a classifier."""
+    """Build two convolutions with batch normalization, and a classifier."""
     net = nn.HybridSequential(prefix="digits_")
     with net.name_scope():
         for channels in (16, 32):
@@ -31,7 +30,7 @@ def network(classes: int = 10) -> nn.HybridSequential:
 async def train_epoch(
     net: nn.HybridSequential, trainer: Trainer, images: Images, labels: Labels, order: np.ndarray, batch_size: int
 ) -> float:
-    """One epoch; returns the mean loss."""
+    """Train for one epoch; returns the mean loss."""
     loss_of = SoftmaxCrossEntropyLoss()
     losses: list[mx.nd.NDArray] = []
     for start in range(0, len(order) - batch_size + 1, batch_size):
@@ -48,14 +47,14 @@ async def train_epoch(
 
 
 async def accuracy(net: nn.HybridSequential, images: Images, labels: Labels) -> float:
-    """The part of the images that it tells right."""
+    """Return the fraction of images that are classified correctly."""
     best = mx.nd.argmax(net(mx.nd.array(images)), axis=1)
     await best
     return float((best.asnumpy() == labels).mean())
 
 
 async def main(epochs: int, batch_size: int, seed: int) -> None:
-    """Train, and say how well it does on digits that it never saw in training."""
+    """Train, and print the accuracy on test digits."""
     images, labels, test_images, test_labels = load()
     mx.random.seed(seed)
     random = np.random.default_rng(seed)

@@ -187,7 +187,7 @@ export class Worker {
       return await this.#again(() => this.scheduler.call(operation, { ...common, ...header }), full);
     } catch (error) {
       if (!(error instanceof Refused) || error.kind !== "unregistered" || operation === "join") throw error;
-      await this.#register(); // the scheduler has started anew
+      await this.#register(); // the scheduler was restarted
       return this.#ask(operation, "term" in header ? { ...header, term: this.view.term } : header);
     }
   }

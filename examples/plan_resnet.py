@@ -1,7 +1,7 @@
-"""Train a network of the model zoo on pictures of noise, data parallel on all GPUs: something to plan.
+"""Train a network of the model zoo on random images, data parallel on all GPUs: an example for ``flowmx plan``.
 
-``python -m flowmx plan examples/plan_resnet.py --batch-size 64 --device a10x2`` tells what it would take on two A10s;
-run by itself it trains on the GPUs that are there, or on the CPU.
+``python -m flowmx plan examples/plan_resnet.py --batch-size 64 --device a10x2`` estimates its needs on two A10s; run
+directly, it trains on the available GPUs, or on the CPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flowmx.gluon.utils import split_and_load
 
 
 def main(options: argparse.Namespace) -> None:
-    """Train some steps, each on a batch that comes from the host."""
+    """Train for some steps, each on a batch from the host."""
     contexts = [mx.gpu(index) for index in range(mx.num_gpus())] or [mx.cpu()]
     net = vision.get_model(options.network, classes=1000)
     net.initialize(mx.init.Xavier(), ctx=contexts)
@@ -40,14 +40,14 @@ def main(options: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of this example."""
-    made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    made.add_argument("--network", default="resnet50_v1", help="a name of the model zoo")
-    made.add_argument("--batch-size", type=int, default=32, help="instances on each device")
-    made.add_argument("--side", type=int, default=224, help="of the pictures")
-    made.add_argument("--steps", type=int, default=10, help="how many")
-    made.add_argument("--imperative", action="store_true", help="do not hybridize")
-    return made
+    """Build the parser of this example's options."""
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--network", default="resnet50_v1", help="a name of the model zoo")
+    arguments.add_argument("--batch-size", type=int, default=32, help="samples on each device")
+    arguments.add_argument("--side", type=int, default=224, help="side length of the images")
+    arguments.add_argument("--steps", type=int, default=10, help="number of steps")
+    arguments.add_argument("--imperative", action="store_true", help="do not hybridize")
+    return arguments
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Common code of the training examples: options, a progress line, and a plot of what was learnt."""
+"""Common code of the training examples: options, a progress line, and a plot of the learning curves."""
 
 from __future__ import annotations
 
@@ -14,26 +14,24 @@ Curve = Sequence[tuple[float, float]]
 
 
 def options(doc: str | None, epochs: int, batch_size: int, seed: int = 7) -> argparse.ArgumentParser:
-    """The options that every training example has, with its defaults."""
+    """Build a parser with the options of every training example, with the example's defaults."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=epochs)
     parser.add_argument("--batch-size", type=int, default=batch_size)
     parser.add_argument("--seed", type=int, default=seed)
     parser.add_argument("--plot", type=Path, help="write a plot to this file (needs matplotlib)")
+    parser.add_argument("--checkpoint", type=Path, help="save checkpoints in this folder, and resume from the latest")
     parser.add_argument(
-        "--checkpoint", type=Path, help="write checkpoints to this folder, and go on from what is there"
-    )
-    parser.add_argument(
-        "--every", type=int, default=100, help="batches between checkpoints, in addition to those of epochs"
+        "--every", type=int, default=100, help="batches between checkpoints, besides those after epochs"
     )
     return parser
 
 
 class Progress:
-    """The line in the terminal, and the losses for a plot.
+    """The progress line in the terminal, and the losses for a plot.
 
-    ``await progress.batch(loss, samples)`` looks at the loss of the batch before, so that there is always one batch
-    under way while the program looks at another, and never many.
+    ``await progress.batch(loss, samples)`` reads the loss of the previous batch, so that exactly one batch is computed
+    while the program reads another.
     """
 
     def __init__(self, epochs: int, batches: int) -> None:
@@ -43,21 +41,21 @@ class Progress:
         self.begin(0)
 
     def begin(self, epoch: int, batch: int = 0) -> None:
-        """An epoch begins, or goes on behind a batch."""
+        """Start an epoch, or resume it after a batch."""
         self.epoch, self.first, self.done = epoch, batch, batch
         self.sum, self.samples, self.started = 0.0, 0, time.perf_counter()
         self.waiting: mx.nd.NDArray | None = None
 
     async def batch(self, loss: mx.nd.NDArray, samples: int) -> None:
-        """A batch is under way, and this will be its mean loss."""
-        await self._look()
+        """Register a batch that was enqueued, with its mean loss."""
+        await self._read_loss()
         self.waiting, self.samples = loss, self.samples + samples
         if self.live:
             print(f"\r{self._line()}", end="", flush=True)
 
     async def end(self, note: str = "") -> float:
-        """The epoch is over; returns its mean loss."""
-        await self._look()
+        """End the epoch; returns its mean loss."""
+        await self._read_loss()
         print("\r" * self.live + self._line() + note, flush=True)
         return self.mean
 
@@ -66,7 +64,7 @@ class Progress:
         """The mean loss of the epoch so far."""
         return self.sum / max(1, self.done - self.first)
 
-    async def _look(self) -> None:
+    async def _read_loss(self) -> None:
         if self.waiting is None:
             return
         await self.waiting
@@ -85,7 +83,7 @@ class Progress:
 def draw(
     path: Path | None, title: str, curves: Mapping[str, Curve], ylabel: str = "loss", yscale: str = "linear"
 ) -> None:
-    """Draw curves over the epochs into a file, where one was asked for."""
+    """Draw curves over the epochs into a file, if ``path`` is set."""
     if path is None:
         return
     axis = figure(path, 6, 3.5).subplots()
@@ -98,7 +96,7 @@ def draw(
 
 
 def figure(path: Path, width: float, height: float):  # type: ignore[no-untyped-def]  # matplotlib may be missing
-    """A figure, with the folder that its file will be in."""
+    """Create a figure, and the folder of its file."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -1,7 +1,7 @@
-"""Train a small network on handwritten digits, serve it, and ask it: all in one process, on one event loop.
+"""Train a small network on handwritten digits, serve it, and send requests: in one process, on one event loop.
 
-Run ``python examples/serve_digits.py``: it trains for some seconds, serves, and has a crowd of clients ask for the test
-digits through HTTP at once. Their rows share batches. With ``--port 8080`` it goes on serving::
+Run ``python examples/serve_digits.py``: it trains for some seconds, serves, and many concurrent clients request
+predictions of the test digits over HTTP. Their samples share batches. With ``--port 8080`` it keeps serving::
 
     curl -s http://127.0.0.1:8080/models
 
@@ -25,7 +25,7 @@ import flowmx as mx
 
 
 async def train(epochs: int, seed: int) -> tuple[mx.gluon.HybridBlock, np.ndarray, np.ndarray]:
-    """A trained network, and digits that it never saw."""
+    """Train a network; returns it with the test digits."""
     images, labels, test_images, test_labels = load()
     mx.random.seed(seed)
     net = network()
@@ -39,17 +39,17 @@ async def train(epochs: int, seed: int) -> tuple[mx.gluon.HybridBlock, np.ndarra
 
 
 async def ask(client: TestClient[Any, Any], image: np.ndarray) -> int:
-    """The digit that the service sees in an image."""
+    """Request the prediction for an image."""
     while True:
         async with client.post("/predict", json=image.tolist()) as reply:
-            if reply.status == 503:  # too many at once: come again when it says
+            if reply.status == 503:  # overloaded: retry when it says
                 await asyncio.sleep(float(reply.headers["Retry-After"]))
                 continue
             return int(np.argmax((await reply.json())["outputs"]))
 
 
 async def main(options: argparse.Namespace) -> dict[str, float]:
-    """Train, serve and ask; returns what came of it."""
+    """Train, serve and send requests; returns the results."""
     net, images, labels = await train(options.epochs, options.seed)
     if options.export:
         await asyncio.to_thread(net.export, Path(options.export) / "digits")
@@ -61,19 +61,19 @@ async def main(options: argparse.Namespace) -> dict[str, float]:
     async with TestClient(TestServer(application)) as client:
         await predictor.ready()
         started = time.perf_counter()
-        found = await asyncio.gather(*(ask(client, image) for image in images))
-        took = time.perf_counter() - started
-    return {"digits a second": len(images) / took, "right": float(np.mean(np.array(found) == labels))}
+        predictions = await asyncio.gather(*(ask(client, image) for image in images))
+        seconds = time.perf_counter() - started
+    return {"digits a second": len(images) / seconds, "right": float(np.mean(np.array(predictions) == labels))}
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of this example."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--epochs", type=int, default=4)
-    made.add_argument("--seed", type=int, default=7)
-    made.add_argument("--export", help="write the trained network into this folder")
-    made.add_argument("--port", type=int, help="go on serving here")
-    return made
+    """Build the parser of this example's options."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--epochs", type=int, default=4)
+    arguments.add_argument("--seed", type=int, default=7)
+    arguments.add_argument("--export", help="write the trained network into this folder")
+    arguments.add_argument("--port", type=int, help="keep serving on this port")
+    return arguments
 
 
 if __name__ == "__main__":

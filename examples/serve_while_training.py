@@ -1,16 +1,16 @@
-"""A web service whose model learns while it answers: every answer is given by the weights of that moment.
+"""A web service whose model trains while it answers: each prediction uses the current weights.
 
-Run ``python examples/serve_while_training.py``: the service trains, and a client in the same process asks for digits
-all the while, one after the other. At the end it says how long answers took, how late the loop was, and how the answers
-got better. With ``--port 8080`` it serves until it is stopped::
+Run ``python examples/serve_while_training.py``: the service trains, and a client in the same process requests digits
+one after another. At the end it prints the latency, the lag of the event loop, and how the accuracy improved. With
+``--port 8080`` it serves until it is stopped::
 
     curl -s -X POST http://127.0.0.1:8080/predict -H 'Content-Type: application/json' \\
          -d "$(python -c 'import digits, json; print(json.dumps(digits.load()[2][0].tolist()))')"
 
-Nothing here locks or copies: the network is called in the handler as in the training, and the engine orders what reads
-the weights between the updates that write them.
+There are no locks and no copies: the handler calls the network like the training does, and the engine orders reads of
+the weights between the updates.
 
-After eight epochs, in about 4 seconds of processor time, all of the last answers are right.
+After eight epochs, in about 4 seconds of processor time, all of the last predictions are correct.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ from flowmx.gluon.loss import SoftmaxCrossEntropyLoss
 
 
 class Service:
-    """The model, in training and in use."""
+    """The model, in training and in service."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         mx.random.seed(options.seed)
+        np.random.seed(options.seed)
         images, labels, self.test_images, self.test_labels = load()
         self.loader = data.DataLoader(data.ArrayDataset(images, labels), options.batch_size, shuffle=True)
         self.net = network()
@@ -73,7 +74,7 @@ class Service:
         try:
             image = np.asarray(await request.json(), np.float32)
         except ValueError as error:
-            raise web.HTTPBadRequest(text=f"the body is no JSON array of numbers: {error}") from None
+            raise web.HTTPBadRequest(text=f"the body is not a JSON array of numbers: {error}") from None
         if image.shape != (1, 28, 28):
             raise web.HTTPUnprocessableEntity(text=f"the image has shape {image.shape}, expected (1, 28, 28)")
         best = self.net(mx.nd.array(image[None])).argmax(axis=1)
@@ -81,14 +82,14 @@ class Service:
         return web.json_response({"digit": int(best.asscalar()), "epoch": self.progress.epoch + 1})
 
     async def watch(self) -> None:
-        """Note how much later than it should the loop wakes this task."""
+        """Measure how late the loop wakes this task."""
         while True:
             started = time.perf_counter()
             await asyncio.sleep(0.005)
             self.lags.append(time.perf_counter() - started - 0.005)
 
     async def live(self, app: web.Application) -> AsyncIterator[None]:
-        """Train and watch while the application runs."""
+        """Train and measure the lag while the application runs."""
         self.training = asyncio.create_task(self.train())
         tasks = [self.training, asyncio.create_task(self.watch())]
         yield
@@ -98,7 +99,7 @@ class Service:
                 await task
 
     def app(self) -> web.Application:
-        """The service as an application."""
+        """Build the service as an application."""
         app = web.Application()
         app.router.add_post("/predict", self.predict)
         app.cleanup_ctx.append(self.live)
@@ -106,7 +107,7 @@ class Service:
 
 
 async def main(options: argparse.Namespace) -> dict[str, float]:
-    """Serve and ask until the training is over; returns what the client saw."""
+    """Serve and send requests until the training ends; returns the client's results."""
     service = Service(options)
     random = np.random.default_rng(options.seed)
     times: list[float] = []
@@ -135,16 +136,16 @@ async def main(options: argparse.Namespace) -> dict[str, float]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of this example."""
-    made = options(__doc__, epochs=8, batch_size=64)
-    made.add_argument("--port", type=int, help="serve here, and go on after the training")
-    return made
+    """Build the parser of this example's options."""
+    arguments = options(__doc__, epochs=8, batch_size=64)
+    arguments.add_argument("--port", type=int, help="serve on this port, also after the training")
+    return arguments
 
 
 if __name__ == "__main__":
-    given = parser().parse_args()
-    if given.port:
-        web.run_app(Service(given).app(), host="127.0.0.1", port=given.port)
+    options_ = parser().parse_args()
+    if options_.port:
+        web.run_app(Service(options_).app(), host="127.0.0.1", port=options_.port)
     else:
-        for what, value in mx.run(main(given)).items():
+        for what, value in mx.run(main(options_)).items():
             print(f"{what}: {value:.3g}")

@@ -1,7 +1,7 @@
-"""A small GPT: a decoder-only Transformer learns the source of Python's standard library, and goes on where it stops.
+"""A small GPT: a decoder-only Transformer learns the source of Python's standard library, and generates some.
 
-Run ``python examples/small_gpt.py --plot build/small_gpt.png``. A DataLoader gives windows of the text in random order,
-read by a process of its own; ``async for`` awaits them, so that the loop it runs in stays free.
+Run ``python examples/small_gpt.py --plot build/small_gpt.png``. A DataLoader reads windows of the text in random
+order in a worker process; ``async for`` awaits them, so that the event loop stays free.
 
 Three epochs of a million characters reach a perplexity of 4.08 on other modules (Python 3.11's library), in about 125
 seconds of processor time.
@@ -23,7 +23,7 @@ from flowmx.gluon.loss import SoftmaxCrossEntropyLoss
 
 
 class Layer(HybridBlock):
-    """Attention to what came before, then two dense layers, each with a shortcut; (time, batch, width)."""
+    """Causal attention, then two dense layers, each with a residual connection; (time, batch, width)."""
 
     def __init__(self, width: int, heads: int, context: int, dropout: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -47,7 +47,7 @@ class Layer(HybridBlock):
 
 
 class GPT(HybridBlock):
-    """Scores for the next character at each place of (batch, time); the time is always that of the context."""
+    """Scores for the next character at each position of (batch, time); the time is always the context length."""
 
     def __init__(self, characters: int, width: int, layers: int, heads: int, context: int, dropout: float) -> None:
         super().__init__(prefix="gpt_")
@@ -67,7 +67,7 @@ class GPT(HybridBlock):
 
 
 class Windows(data.Dataset):
-    """Pieces of a text, as long as the context, each with the characters that come next."""
+    """Windows of a text, as long as the context, each with the following characters."""
 
     def __init__(self, text: stdlib_text.Text, context: int) -> None:
         self.text, self.context = text, context
@@ -82,7 +82,7 @@ class Windows(data.Dataset):
 
 
 async def perplexity(net: GPT, loader: data.DataLoader) -> float:
-    """The perplexity: e to the mean loss per character."""
+    """Compute the perplexity: e to the mean loss per character."""
     loss_of, losses = SoftmaxCrossEntropyLoss(), []
     async for inputs, targets in loader:
         losses.append(loss_of(net(inputs), targets))
@@ -91,21 +91,22 @@ async def perplexity(net: GPT, loader: data.DataLoader) -> float:
 
 
 async def sample(net: GPT, start: stdlib_text.Text, length: int, temperature: float = 0.7) -> str:
-    """Let the model write on: each character is drawn on the device, and the next window is made of it there."""
+    """Generate text: each character is drawn on the device, and appended to the next window there."""
     window = mx.nd.array(start[None, -net.context :], dtype="int32")
     written: list[mx.nd.NDArray] = []
     for _ in range(length):
         written.append(mx.nd.random.multinomial(mx.nd.softmax(net(window)[:, -1] / temperature)))
         window = mx.nd.concat(window[:, 1:], written[-1].expand_dims(1), dim=1)
-        await mx.engine.room()  # not more ahead than the engine has room for
+        await mx.engine.room()  # do not run further ahead than the engine has room for
     text = mx.nd.concat(*written, dim=0)
     await text
     return stdlib_text.decode(text.asnumpy())
 
 
 async def main(options: argparse.Namespace) -> float:
-    """Train, write a sample, return the perplexity of text that was not learnt."""
+    """Train, generate a sample, return the perplexity of held-out text."""
     mx.random.seed(options.seed)
+    np.random.seed(options.seed)
     train_text, test_text = stdlib_text.load(options.characters)
     batch_size, workers = options.batch_size, options.workers
     train = data.DataLoader(
@@ -142,22 +143,22 @@ async def main(options: argparse.Namespace) -> float:
     curves = {"training": [(x, math.exp(y)) for x, y in progress.losses], "other modules": tests}
     draw(options.plot, "A small GPT on Python's standard library", curves, "perplexity", "log")
     prompt = test_text[: options.context]
-    print(f"{stdlib_text.decode(prompt)}\n---- the model goes on:\n{await sample(net, prompt, options.write)}")
+    print(f"{stdlib_text.decode(prompt)}\n---- the model continues:\n{await sample(net, prompt, options.write)}")
     return await perplexity(net, test)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of this example."""
-    made = options(__doc__, epochs=3, batch_size=32)
-    made.add_argument("--characters", type=int, default=1_000_000, help="how much text to learn")
-    made.add_argument("--context", type=int, default=128, help="characters that it sees")
-    made.add_argument("--width", type=int, default=128)
-    made.add_argument("--layers", type=int, default=3)
-    made.add_argument("--heads", type=int, default=4)
-    made.add_argument("--dropout", type=float, default=0.05)
-    made.add_argument("--workers", type=int, default=1, help="processes that load data")
-    made.add_argument("--write", type=int, default=400, help="characters to write at the end")
-    return made
+    """Build the parser of this example's options."""
+    arguments = options(__doc__, epochs=3, batch_size=32)
+    arguments.add_argument("--characters", type=int, default=1_000_000, help="length of the training text")
+    arguments.add_argument("--context", type=int, default=128, help="context length in characters")
+    arguments.add_argument("--width", type=int, default=128)
+    arguments.add_argument("--layers", type=int, default=3)
+    arguments.add_argument("--heads", type=int, default=4)
+    arguments.add_argument("--dropout", type=float, default=0.05)
+    arguments.add_argument("--workers", type=int, default=1, help="processes that load data")
+    arguments.add_argument("--write", type=int, default=400, help="characters to generate at the end")
+    return arguments
 
 
 if __name__ == "__main__":

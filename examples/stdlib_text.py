@@ -1,4 +1,4 @@
-"""The text that the language examples learn: the source of the standard library of the Python that runs them."""
+"""The training text of the language examples: the source of the running Python's standard library."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 ALPHABET = "\n" + "".join(sorted(set(string.printable) - set(string.whitespace) | {" "}))
-"""A line's end and the 95 printable characters of ASCII; a character is the number of its place here."""
+"""Newline and the 95 printable ASCII characters; a character is encoded as its position here."""
 
 Text = NDArray[np.int32]
 
 
 def load(characters: int, test_part: float = 0.05, seed: int = 7) -> tuple[Text, Text]:
-    """The modules at the top of the standard library in random order, as much as is asked for.
+    """Load the top-level modules of the standard library in random order, up to a length.
 
     Returns:
         the characters to learn from, and those of other modules to be tested with.
     """
     files = sorted(Path(os.__file__).parent.glob("*.py"))
     order = np.random.default_rng(seed).permutation(len(files))
-    wanted = int(characters * (1 + test_part))
+    length = int(characters * (1 + test_part))
     texts: list[str] = []
     for index in order:
         texts.append(files[index].read_text(encoding="utf-8"))
-        if sum(map(len, texts)) >= wanted:
+        if sum(map(len, texts)) >= length:
             break
-    text = encode("\n".join(texts))[:wanted]
+    text = encode("\n".join(texts))[:length]
     return text[:characters], text[characters:]
 
 
 def encode(text: str) -> Text:
-    """The numbers of characters; a tab is four spaces, and what is not in the alphabet a question mark."""
+    """Encode characters as numbers; a tab becomes four spaces, and unknown characters question marks."""
     table = np.full(128, ALPHABET.index("?"), np.int32)
     table[[ord(each) for each in ALPHABET]] = np.arange(len(ALPHABET))
     plain = text.replace("\t", "    ").encode("ascii", "replace")
@@ -42,5 +42,5 @@ def encode(text: str) -> Text:
 
 
 def decode(numbers: NDArray[np.integer]) -> str:
-    """The text of the numbers."""
+    """Decode numbers to text."""
     return "".join(ALPHABET[number] for number in numbers)

@@ -1,8 +1,8 @@
 """Train LeNet on real handwritten digits, through the dependency engine.
 
 Run it with ``make train``, or ``python examples/train_digits.py --epochs 10``. It shows its progress live,
-writes a checkpoint, a plot of the learning curve and one of test digits with their predictions, and ends
-with the accuracy on digits that it never saw in training.
+saves a checkpoint, a plot of the learning curve and one of test digits with their predictions, and ends
+with the accuracy on test digits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import flowmx as mx
 
 
 class Progress:
-    """One line in the terminal, live: epoch, loss, accuracy and samples per second."""
+    """A live line in the terminal: epoch, loss, accuracy and samples per second."""
 
     def __init__(self, batches: int, batch_size: int) -> None:
         self.batches = batches
@@ -32,7 +32,7 @@ class Progress:
         self.live = sys.stdout.isatty()
 
     def batch(self, param: mx.model.BatchEndParam) -> None:
-        """After each batch."""
+        """Update the line after each batch."""
         if self.live:
             print(f"\r{self._line(param)}", end="", flush=True)
         if param.nbatch + 1 == self.batches:
@@ -54,7 +54,7 @@ class Progress:
 
 
 def draw_curve(progress: Progress, tests: list[float], path: Path) -> None:
-    """The learning curve as a PNG."""
+    """Plot the learning curve as a PNG."""
     figure = Figure(figsize=(9, 3.5), layout="constrained")
     left, right = figure.subplots(1, 2)
     epochs = range(1, len(progress.losses) + 1)
@@ -68,7 +68,7 @@ def draw_curve(progress: Progress, tests: list[float], path: Path) -> None:
 
 
 def draw_digits(images: np.ndarray, labels: np.ndarray, predicted: np.ndarray, path: Path) -> None:
-    """Test digits with their predictions as a PNG, the wrong ones first and in red."""
+    """Plot test digits with their predictions as a PNG, the wrong ones first and in red."""
     wrong = np.flatnonzero(predicted != labels)
     right = np.flatnonzero(predicted == labels)
     shown = np.concatenate([wrong[:6], right])[:24]
@@ -82,8 +82,9 @@ def draw_digits(images: np.ndarray, labels: np.ndarray, predicted: np.ndarray, p
 
 
 async def main(options: argparse.Namespace) -> float:
-    """Train, save, draw; returns the test accuracy."""
+    """Train, save, plot; returns the test accuracy."""
     mx.random.seed(options.seed)
+    np.random.seed(options.seed)
     train_images, train_labels, test_images, test_labels = load()
     train_images, train_labels = shifted(train_images, train_labels, copies=3)
     train = mx.io.NDArrayIter(train_images, train_labels, options.batch_size, shuffle=True, last_batch_handle="discard")

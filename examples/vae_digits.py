@@ -1,11 +1,11 @@
 """A variational autoencoder learns scikit-learn's handwritten digits, and draws new ones.
 
-Run ``python examples/vae_digits.py --plot build/vae_digits.png``. The encoder says where in a small space of codes a
-digit may come from; a code is drawn there (the reparameterization trick, inside the compiled network) and the decoder
-draws the digit. Training raises the ELBO: what the pixels' probability is at least, in nats.
+Run ``python examples/vae_digits.py --plot build/vae_digits.png``. The encoder predicts a distribution over a small
+space of codes; a code is drawn from it (the reparameterization trick, inside the compiled network) and the decoder
+draws the digit. Training maximizes the ELBO, a lower bound of the pixels' log-probability in nats.
 
-150 epochs take about 16 seconds of processor time. The ELBO of 360 unseen digits is -23.6 nats; with pixels that are
-independent of each other it is -27.0.
+150 epochs take about 16 seconds of processor time. The ELBO of 360 test digits is -23.6 nats; a model with independent
+pixels reaches -27.0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIDE = 8
 
 
 class VAE(HybridBlock):
-    """The negative ELBO of each image: what the pixels cost, and what the code does beyond the prior."""
+    """The negative ELBO of each image: the reconstruction loss plus the KL divergence of the code from the prior."""
 
     def __init__(self, hidden: int, codes: int) -> None:
         super().__init__(prefix="vae_")
@@ -46,27 +46,27 @@ class VAE(HybridBlock):
 
 
 def load(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Digits to learn and to be tested with, as vectors of numbers from 0 to 1."""
+    """Load training and test digits as vectors of numbers from 0 to 1."""
     images = (load_digits().data / 16).astype(np.float32)
     order = np.random.default_rng(seed).permutation(len(images))
     return images[order[360:]], images[order[:360]]
 
 
 def baseline(train: np.ndarray, test: np.ndarray) -> float:
-    """The ELBO of a model in which no pixel knows of another."""
+    """Return the ELBO of a model with independent pixels."""
     mean = train.mean(axis=0).clip(1e-3, 1 - 1e-3)
     return float((test * np.log(mean) + (1 - test) * np.log(1 - mean)).sum(axis=1).mean())
 
 
 async def elbo(net: VAE, images: np.ndarray, draws: int = 20) -> float:
-    """The mean ELBO of images, over some draws of their codes."""
+    """Estimate the mean ELBO of images, from some draws of their codes."""
     costs = net(mx.nd.array(np.tile(images, (draws, 1)))).mean()
     await costs
     return -float(costs.asscalar())
 
 
 async def draw(net: VAE, test: np.ndarray, curves: dict[str, list[tuple[float, float]]], options: Any) -> None:
-    """The ELBO over the epochs, and generated digits."""
+    """Plot the ELBO over the epochs, and generated digits."""
     drawn = mx.nd.sigmoid(net.decoder(mx.nd.random.normal(shape=(100, net.codes))))
     await drawn
     page = figure(options.plot, 8, 3.8)
@@ -83,8 +83,9 @@ async def draw(net: VAE, test: np.ndarray, curves: dict[str, list[tuple[float, f
 
 
 async def main(options: argparse.Namespace) -> float:
-    """Train, draw, return the ELBO of digits that were not learnt."""
+    """Train, plot, return the ELBO of test digits."""
     mx.random.seed(options.seed)
+    np.random.seed(options.seed)
     train, test = load(seed=7)
     net = VAE(options.hidden, options.codes)
     net.initialize(mx.init.Xavier())
@@ -113,19 +114,19 @@ async def main(options: argparse.Namespace) -> float:
         if run:
             await run.epoch_done_async()
     print(f"with independent pixels: {baseline(train, test):.3f}")
-    found = await elbo(net, test)
+    test_elbo = await elbo(net, test)
     if options.plot:
         await draw(net, test, curves, options)
-    return found
+    return test_elbo
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of this example."""
-    made = options(__doc__, epochs=150, batch_size=64)
-    made.add_argument("--hidden", type=int, default=256)
-    made.add_argument("--codes", type=int, default=8, help="numbers that a digit comes from")
-    made.add_argument("--lines", type=int, default=10, help="epochs between lines")
-    return made
+    """Build the parser of this example's options."""
+    arguments = options(__doc__, epochs=150, batch_size=64)
+    arguments.add_argument("--hidden", type=int, default=256)
+    arguments.add_argument("--codes", type=int, default=8, help="dimensions of the code")
+    arguments.add_argument("--lines", type=int, default=10, help="epochs between lines")
+    return arguments
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 //
 //   FLOWMX_SECRET_FILE=secret node wire_worker.mjs http://127.0.0.1:9090 [operation]
 //
-// calls an operation (by default "echo") with a header and two tensors, and prints the answer as JSON.
+// calls an operation (by default "echo") with a header and two tensors, and prints the response as JSON.
 // As a module: import { Peer, Tensor } from "./wire_worker.mjs".
 
 import { createHash, createHmac, randomBytes, timingSafeEqual } from "node:crypto";

@@ -1,56 +1,20 @@
-"""flowmx: the MXNet programming model on asyncio (``import flowmx as mx``)."""
+"""flowmx: the MXNet programming model on asyncio (``import flowmx as mx``).
+
+Importing it loads arrays, autograd, the engine and the operators; other modules are loaded at their first use. An
+import changes nothing in the process; the first operation installs the hooks of `process_hooks`.
+"""
 
 from typing import TYPE_CHECKING, Any
 
 from flowmx import _checkout  # noqa: F401  # before the first module of comm/, devices/ or ops/
 
 # isort: split
-from flowmx.compat import aliases as _aliases  # noqa: F401  # before the first module that it adds to
+from flowmx.compat import aliases as _aliases  # noqa: F401  # before the modules that it extends
 
 # isort: split
-from flowmx import (
-    attribute,
-    autograd,
-    base,
-    callback,
-    checkpoint,
-    context,
-    engine,
-    executor,
-    gluon,
-    initializer,
-    io,
-    kvstore,
-    log,
-    lr_scheduler,
-    metric,
-    model,
-    module,
-    monitor,
-    name,
-    ndarray,
-    operator,
-    optimizer,
-    profiler,
-    random,
-    registry,
-    runtime,
-    settings,
-    symbol,
-    util,
-    visualization,
-)
-from flowmx import initializer as init
-from flowmx import kvstore as kv
-from flowmx import module as mod
-from flowmx import monitor as mon
+from flowmx import autograd, base, context, engine, ndarray, random, settings, util
 from flowmx import ndarray as nd
 from flowmx import random as rnd
-from flowmx import symbol as sym
-from flowmx import visualization as viz
-from flowmx.attribute import AttrScope
-from flowmx.compat import members as _members  # noqa: F401
-from flowmx.compat.package import install_as_mxnet
 from flowmx.compat.paths import PATHS
 from flowmx.context import gpu_memory_info
 from flowmx.devices import Context, cpu, cpu_pinned, current_context, gpu, num_gpus
@@ -58,7 +22,6 @@ from flowmx.devices.context import sim
 from flowmx.engine import run
 from flowmx.errors import MXNetError
 from flowmx.lazy import later
-from flowmx.observability import flight, safety
 from flowmx.util import (
     is_np_array,
     is_np_shape,
@@ -69,30 +32,58 @@ from flowmx.util import (
     use_np_array,
     use_np_shape,
 )
+from flowmx.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from flowmx import (
         amp,
+        attribute,
+        callback,
+        checkpoint,
         contrib,
+        executor,
+        gluon,
         image,
+        initializer,
+        io,
+        kvstore,
         library,
+        log,
+        lr_scheduler,
+        metric,
+        model,
+        module,
+        monitor,
+        name,
         numpy,
         numpy_extension,
         onnx,
+        operator,
+        optimizer,
+        profiler,
         recordio,
+        registry,
         rnn,
         rtc,
+        runtime,
         serve,
-        sklearn,
+        symbol,
         test_utils,
+        visualization,
     )
     from flowmx import image as img
+    from flowmx import initializer as init
+    from flowmx import kvstore as kv
+    from flowmx import module as mod
+    from flowmx import monitor as mon
     from flowmx import numpy as np
     from flowmx import numpy_extension as npx
-    from flowmx.observability import dashboard
+    from flowmx import symbol as sym
+    from flowmx import visualization as viz
+    from flowmx.attribute import AttrScope
+    from flowmx.compat.package import install_as_mxnet
+    from flowmx.observability import dashboard, flight, safety
     from flowmx.tools import plan
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AttrScope", "Context", "MXNetError", "amp", "attribute", "autograd", "base", "callback", "checkpoint",
@@ -101,57 +92,57 @@ __all__ = [
     "is_np_array", "is_np_shape", "kv", "kvstore", "library", "log", "lr_scheduler", "metric", "mod", "model",
     "module", "mon", "monitor", "name", "nd", "ndarray", "np", "np_array", "np_shape", "npx", "num_gpus", "numpy",
     "numpy_extension", "onnx", "operator", "optimizer", "plan", "profiler", "random", "recordio", "registry", "rnd",
-    "rnn", "rtc", "run", "runtime", "safety", "serve", "set_np_shape", "sim", "sklearn", "sym", "symbol",
+    "rnn", "rtc", "run", "runtime", "safety", "serve", "set_np_shape", "sim", "sym", "symbol",
     "test_utils", "use_np", "use_np_array", "use_np_shape", "util", "visualization", "viz",
 ]  # fmt: skip
 
-_LATER = {
-    *(
-        "amp",
-        "contrib",
-        "image",
-        "library",
-        "numpy",
-        "numpy_extension",
-        "onnx",
-        "recordio",
-        "rnn",
-        "rtc",
-        "serve",
-        "sklearn",
-        "test_utils",
-    ),
-    *(path for path in PATHS if "." not in path),
-}
+_MODULES = (
+    "amp", "attribute", "callback", "checkpoint", "contrib", "executor", "gluon", "image", "initializer", "io",
+    "kvstore", "library", "log", "lr_scheduler", "metric", "model", "module", "monitor", "name", "numpy",
+    "numpy_extension", "onnx", "operator", "optimizer", "profiler", "recordio", "registry", "rnn", "rtc", "runtime",
+    "serve", "sklearn", "symbol", "test_utils", "visualization", *(path for path in PATHS if "." not in path),
+)  # fmt: skip
+_SHORT_NAMES = {
+    "img": "image", "init": "initializer", "kv": "kvstore", "mod": "module", "mon": "monitor", "np": "numpy",
+    "npx": "numpy_extension", "sym": "symbol", "viz": "visualization",
+}  # fmt: skip
 __getattr__, __dir__ = later(
     __name__,
     {
+        **{module: f"flowmx.{module}" for module in _MODULES},
+        **{short: f"flowmx.{module}" for short, module in _SHORT_NAMES.items()},
+        "AttrScope": "flowmx.attribute:AttrScope",
         "dashboard": "flowmx.observability.dashboard",
-        "img": "flowmx.image",
-        "np": "flowmx.numpy",
-        "npx": "flowmx.numpy_extension",
+        "flight": "flowmx.observability.flight",
+        "install_as_mxnet": "flowmx.compat.package:install_as_mxnet",
         "plan": "flowmx.tools.plan",
-        **{each: f"flowmx.{each}" for each in _LATER},
+        "safety": "flowmx.observability.safety",
     },
     others={"optim": "optimizer"},
 )
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Give a shell the magic ``%%engine``, and fold flowmx's frames in its tracebacks, as importing flowmx does too."""
+    """Add the magic ``%%engine`` to an IPython shell, and collapse flowmx's frames in its tracebacks."""
     from flowmx import tracebacks
-    from flowmx.observability.flight import cell
+    from flowmx.observability.flight import ipython_magic
 
     tracebacks.fold_in_ipython(shell)
-    cell.add_to(shell)
+    ipython_magic.add_to(shell)
 
 
-def _follow(config: settings.Settings) -> None:
-    """Serve the dashboard where the settings say so; what it needs is imported only then."""
+def _load_services(config: settings.Settings) -> None:
+    """Load the modules that the settings enable. Later changes of settings are applied by the modules themselves."""
+    if config.flight_recorder:
+        from flowmx.observability import flight  # noqa: F401
+    if config.stop_at_nan:
+        from flowmx.observability import safety  # noqa: F401
+    if config.profiler_autostart:
+        from flowmx import profiler  # noqa: F401
     if config.dashboard is not None:
-        from flowmx.observability.dashboard.running import start_by_setting
+        from flowmx.observability.dashboard.server import start_by_setting
 
         start_by_setting(config.dashboard)
 
 
-engine.runtime.engine.followers.append(_follow)
+engine.runtime.engine.followers.append(_load_services)

@@ -1,7 +1,7 @@
-"""Find flowmx.comm, flowmx.devices and flowmx.ops in a checkout, where their folders lie beside flowmx/, not in it.
+"""Finds flowmx.comm, flowmx.devices and flowmx.ops in a checkout, where they are siblings of the folder flowmx/.
 
-So flowmx runs in the root of a checkout without an installation, and never with the folders of another, installed one.
-Importing this extends the search path of package ``flowmx``; in an installation it does nothing.
+flowmx therefore runs from a checkout without an installation, and never with the folders of another installation.
+Importing this module extends the search path of the package ``flowmx``; in an installation it does nothing.
 """
 
 import sys

@@ -1,82 +1,84 @@
-"""Attributes for the symbols made in a scope: ``with mx.AttrScope(ctx_group="dev1"):``."""
+"""Attributes of the symbols created in a scope: ``with mx.AttrScope(ctx_group="dev1"):``."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from typing import Any, ClassVar
 
 from flowmx.base import ClassProperties, ClassProperty
+from flowmx.scopes import Entries, Value, assign
 
 HIDDEN = frozenset(["ctx_group", "force_mirroring", "lr_mult", "mirror_stage", "profiler_scope", "wd_mult"])
-"""MXNet's own attributes: kept with two underscores on either side, and shown under both names."""
+"""MXNet's attributes. They are stored with double underscores on both sides, and displayed under both names."""
 
 
 def is_attribute(name: str) -> bool:
-    """True for a keyword that is an attribute of any node, and no parameter of its operator."""
+    """Return whether a keyword is a node attribute instead of a parameter of the operator."""
     return name in HIDDEN or (name.startswith("__") and name.endswith("__"))
 
 
-def kept(attributes: Mapping[str, Any]) -> dict[str, str]:
-    """Attributes as nodes keep them: as text, and MXNet's own under one name."""
+def stored_form(attributes: Mapping[str, Any]) -> dict[str, str]:
+    """Return attributes in the form that nodes store: as text, and MXNet's attributes with underscores."""
     return {f"__{name}__" if name in HIDDEN else name: str(value) for name, value in attributes.items()}
 
 
-def shown(attributes: Mapping[str, str]) -> dict[str, str]:
-    """Attributes as a user sees them: MXNet's own under both of their names."""
+def display_form(attributes: Mapping[str, str]) -> dict[str, str]:
+    """Return attributes for display: MXNet's attributes under both names."""
     plain = {name.strip("_"): value for name, value in attributes.items() if name.startswith("__")}
     return {**{name: value for name, value in plain.items() if name in HIDDEN}, **attributes}
 
 
 class AttrScope(metaclass=ClassProperties):
-    """Gives attributes to every symbol made inside its ``with`` block; inner scopes add and override.
+    """A context manager that sets attributes of the symbols created in it; inner scopes extend and override outer ones.
 
     Args:
         **attributes: text values.
 
     Attributes:
-        current: a scope with the attributes that symbols made here get; setting it puts another one's in force.
+        current: the current scope; it can be set.
 
     Raises:
-        ValueError: a value is no text.
+        ValueError: a value is not a str.
     """
 
     current = ClassProperty(
-        lambda owner: owner._of(_current.get()), lambda scope: _current.set(dict(scope._attributes))
+        lambda owner: owner._from_attributes(_current.get().value),
+        lambda scope: assign(_current, Value(dict(scope._attributes))),
     )
-    """The scope in force: its attributes are those of all entered scopes."""
+    """The current scope, with the attributes of all entered scopes."""
     _subgraph_names: ClassVar[defaultdict[str, int]] = defaultdict(int)
-    """The number of subgraphs of loops and branches by name, as tests of MXNet's count them."""
+    """Counters of the subgraphs of loops and branches by name, which MXNet's tests read."""
 
     @classmethod
-    def _of(cls, attributes: dict[str, str]) -> AttrScope:
-        made = cls()
-        made._attributes = attributes
-        return made
+    def _from_attributes(cls, attributes: dict[str, str]) -> AttrScope:
+        scope = cls()
+        scope._attributes = attributes
+        return scope
 
     def __init__(self, **attributes: str) -> None:
         for name, value in attributes.items():
             if not isinstance(value, str):
                 raise ValueError(f"AttrScope: attribute {name} is {value!r}, expected text")
         self._attributes = attributes
-        self._tokens: list[Token[dict[str, str]]] = []
+        self._entries = Entries(_current)
 
     def get(self, attributes: dict[str, str] | None) -> dict[str, str]:
-        """The scope's attributes, overridden by the given ones."""
-        return {**_current.get(), **self._attributes, **(attributes or {})}
+        """Return the scope's attributes, overridden by ``attributes``."""
+        return {**_current.get().value, **self._attributes, **(attributes or {})}
 
     def __enter__(self) -> AttrScope:
-        self._tokens.append(_current.set({**_current.get(), **self._attributes}))
+        self._entries.enter(Value({**_current.get().value, **self._attributes}))
         return self
 
     def __exit__(self, *error: object) -> None:
-        _current.reset(self._tokens.pop())
+        self._entries.leave()
 
 
-_current: ContextVar[dict[str, str]] = ContextVar("flowmx_attributes", default={})  # noqa: B039  (never changed)
+_current: ContextVar[Value[dict[str, str]]] = ContextVar("flowmx_attributes", default=Value({}))  # noqa: B039
 
 
 def current() -> dict[str, str]:
-    """The attributes that a symbol made here gets, as they were written."""
-    return _current.get()
+    """Return the attributes of symbols created in the current scope, in their original form."""
+    return _current.get().value

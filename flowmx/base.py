@@ -1,4 +1,4 @@
-"""``mx.base``: the errors and the tuples of types that MXNet's scripts take from there."""
+"""``mx.base``: errors and tuples of types, as in MXNet."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ integer_types = (int, np.integer)
 numeric_types = (float, int, np.generic)
 string_types = (str,)
 mx_real_t = np.float32
-"""The dtype of arrays that are made without saying which."""
+"""The default dtype of arrays."""
 
 
 class ClassProperty:
-    """A property of a class, which may be set where its metaclass is :class:`ClassProperties`.
+    """A property of a class. It can be set if the metaclass is :class:`ClassProperties`.
 
     Args:
         getter: called with the class.
@@ -40,8 +40,8 @@ class ClassProperties(type):
     """The metaclass of classes with a :class:`ClassProperty`."""
 
     def __setattr__(cls, name: str, value: Any) -> None:
-        found = vars(cls).get(name)
-        if isinstance(found, ClassProperty):
-            found.setter(value)
+        member = vars(cls).get(name)
+        if isinstance(member, ClassProperty):
+            member.setter(value)
         else:
             super().__setattr__(name, value)

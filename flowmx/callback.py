@@ -1,6 +1,6 @@
 """Callbacks for ``Module.fit`` (``mx.callback``): logging and checkpoints.
 
-A callback may be a coroutine function, or return something awaitable: ``fit`` awaits it.
+A callback may be a coroutine function, or return an awaitable: ``fit`` awaits it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from flowmx import model
 from flowmx.progress import Line, is_live
 
 __all__ = [
@@ -25,17 +26,16 @@ __all__ = [
 
 
 def do_checkpoint(prefix: str, period: int = 1) -> Callable[..., Any]:
-    """An ``epoch_end_callback`` that saves symbol and parameters, as ``mx.model.save_checkpoint`` does.
+    """Return an ``epoch_end_callback`` that saves symbol and parameters by ``mx.model.save_checkpoint``.
 
     Args:
-        prefix: of the files' names.
-        period: save after every so many epochs.
+        prefix: the prefix of the files' names.
+        period: the number of epochs between two checkpoints.
     """
-    from flowmx import model
 
     def callback(iter_no: int, sym: Any, arg: Any, aux: Any) -> Any:
         if (iter_no + 1) % max(1, int(period)) == 0:
-            return _aside(model.save_checkpoint, prefix, iter_no + 1, sym, arg, aux)
+            return _run_in_thread(model.save_checkpoint, prefix, iter_no + 1, sym, arg, aux)
         return None
 
     return callback
@@ -44,25 +44,25 @@ def do_checkpoint(prefix: str, period: int = 1) -> Callable[..., Any]:
 def module_checkpoint(
     mod: Any, prefix: str, period: int = 1, save_optimizer_states: bool = False
 ) -> Callable[..., Any]:
-    """An ``epoch_end_callback`` that saves a module, and its optimizer's states where asked to.
+    """Return an ``epoch_end_callback`` that saves a module, and optionally its optimizer's states.
 
     Args:
         mod: the module.
-        prefix: of the files' names.
-        period: save after every so many epochs.
-        save_optimizer_states: save these too, so that training can go on exactly.
+        prefix: the prefix of the files' names.
+        period: the number of epochs between two checkpoints.
+        save_optimizer_states: save these too, so that training can resume exactly.
     """
 
     def callback(iter_no: int, sym: Any = None, arg: Any = None, aux: Any = None) -> Any:
         if (iter_no + 1) % max(1, int(period)) == 0:
-            return _aside(mod.save_checkpoint, prefix, iter_no + 1, save_optimizer_states)
+            return _run_in_thread(mod.save_checkpoint, prefix, iter_no + 1, save_optimizer_states)
         return None
 
     return callback
 
 
-def _aside(function: Callable[..., Any], *args: Any) -> Any:
-    """Call it here; where an event loop runs, in another thread at once: await what this returns."""
+def _run_in_thread(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function, in another thread if an event loop runs here; then the result is an awaitable."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
@@ -71,11 +71,11 @@ def _aside(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def log_train_metric(period: int, auto_reset: bool = False) -> Callable[[Any], None]:
-    """A ``batch_end_callback`` that logs the training metric.
+    """Return a ``batch_end_callback`` that logs the training metric.
 
     Args:
-        period: log after every so many batches.
-        auto_reset: start the metric's local mean over after each.
+        period: the number of batches between two lines.
+        auto_reset: reset the metric's local mean after each line.
     """
 
     def callback(param: Any) -> None:
@@ -93,9 +93,9 @@ class Speedometer:
     """A ``batch_end_callback`` that logs the training speed and the metric.
 
     Args:
-        batch_size: samples in a batch.
-        frequent: log after every so many batches.
-        auto_reset: start the metric's local mean over after each line, so that lines show recent means.
+        batch_size: the number of samples in a batch.
+        frequent: the number of batches between two lines.
+        auto_reset: reset the metric's local mean after each line, so that lines show recent means.
     """
 
     def __init__(self, batch_size: int, frequent: int = 50, auto_reset: bool = True) -> None:
@@ -106,7 +106,7 @@ class Speedometer:
         self._since: float | None = None
 
     def __call__(self, param: Any) -> None:
-        """Count a batch, and log where it is time to."""
+        """Count a batch, and log a line every ``frequent`` batches."""
         count = param.nbatch
         if count < self.last_count:
             self._since = None  # another epoch
@@ -136,14 +136,14 @@ class Speedometer:
 
 
 class ProgressBar:
-    """A ``batch_end_callback`` that shows how far the epoch is.
+    """A ``batch_end_callback`` that shows the progress of the epoch.
 
-    On a terminal and in a notebook the bar is drawn in place (on the standard error stream), no longer than the line;
-    a saved notebook has one line for each epoch. Elsewhere the bar is logged.
+    On a terminal and in a notebook the bar is redrawn in place (on standard error), and fits the line;
+    a saved notebook has one line for each epoch. Otherwise the bar is logged.
 
     Args:
-        total: batches in an epoch.
-        length: characters in the bar.
+        total: the number of batches in an epoch.
+        length: the number of characters in the bar.
     """
 
     def __init__(self, total: int, length: int = 80) -> None:
@@ -153,15 +153,15 @@ class ProgressBar:
 
     def __call__(self, param: Any) -> None:
         """Show the bar."""
-        done = min(1.0, (param.nbatch + 1) / self.total) if self.total else 1.0  # batches count from 0
+        fraction = min(1.0, (param.nbatch + 1) / self.total) if self.total else 1.0  # batches count from 0
         live = is_live(sys.stderr)
         length = min(self.bar_len, shutil.get_terminal_size().columns - len("[] 100% ")) if live else self.bar_len
-        filled = round(length * done)
-        line = f"[{'=' * filled}{'-' * (length - filled)}] {math.ceil(100 * done)}%"
+        done_width = round(length * fraction)
+        line = f"[{'=' * done_width}{'-' * (length - done_width)}] {math.ceil(100 * fraction)}%"
         if live:
             self._line = self._line or Line(sys.stderr)
             self._line.draw(line)
-            if done == 1:
+            if fraction == 1:
                 self._line.end()
                 self._line = None
         else:
@@ -172,7 +172,7 @@ class LogValidationMetricsCallback:
     """An ``eval_end_callback`` that logs the validation metric."""
 
     def __call__(self, param: Any) -> None:
-        """Log it."""
+        """Log the metric."""
         if param.eval_metric is not None:
             for name, value in param.eval_metric.get_name_value():
                 logging.info("Epoch[%d] Validation-%s=%f", param.epoch, name, value)

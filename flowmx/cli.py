@@ -1,8 +1,8 @@
 """The command line of flowmx: ``python -m flowmx COMMAND``.
 
-Each command is a module of its own, with a ``main`` that takes its arguments and returns the exit status: 0 where it
-was done, 1 where it failed, 2 where the arguments are wrong, and what its own help says. Errors are a line; with
-``--traceback`` before the command, they show where they come from.
+A command is a module with a function ``main``, which receives the arguments and returns the exit status: 0 for success,
+1 for a failure, 2 for invalid arguments, or a status that the command's help describes. An error is printed in one
+line, or with its traceback if ``--traceback`` precedes the command.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import traceback
 from collections.abc import Sequence
 from importlib import import_module
 
-from flowmx import settings
+from flowmx import process_hooks, settings
 from flowmx.errors import MXNetError
 from flowmx.suggestions import did_you_mean
 from flowmx.tools.usage import EXITS, FAILED, INTERRUPTED, USAGE
+from flowmx.version import __version__
 
 __all__ = ["COMMANDS", "main"]
 
@@ -25,64 +26,68 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "models": {
         "train": (
             "flowmx.tools.commands.train",
-            "run a training script with settings, or train a model on a file of data",
+            "run a training script with settings, or train a model on a data file",
         ),
         "serve": ("flowmx.serve.command", "serve a model over HTTP"),
         "convert": (
             "flowmx.tools.commands.convert",
-            "turn models and parameters into other formats: ONNX, safetensors, ...",
+            "convert models and parameters to other formats: ONNX, safetensors, ...",
         ),
-        "run": ("flowmx.tools.commands.run", "run a program that was written for MXNet"),
-        "im2rec": ("flowmx.tools.im2rec", "make lists of images, and RecordIO files of them"),
+        "run": ("flowmx.tools.commands.run", "run a program written for MXNet"),
+        "im2rec": ("flowmx.tools.im2rec", "write lists of images and RecordIO files"),
     },
-    "looking": {
-        "info": ("flowmx.tools.commands.info", "print versions, devices and every setting with its value"),
+    "diagnostics": {
+        "info": ("flowmx.tools.commands.info", "print versions, devices and settings"),
         "doctor": (
             "flowmx.observability.doctor.command",
-            "say what running processes do, what waits for what, who is to blame",
+            "diagnose running processes: state, wait chains, cause of a hang",
         ),
         "dashboard": ("flowmx.tools.commands.dashboard", "show the dashboards of several processes on one page"),
-        "plan": ("flowmx.tools.plan.command", "tell what a training script would take on GPUs that are not here"),
-        "bench": ("flowmx.tools.commands.bench", "measure this machine: operators, models, memory"),
+        "plan": (
+            "flowmx.tools.plan.command",
+            "predict memory and time of a training script on GPUs that are not present",
+        ),
+        "bench": ("flowmx.tools.commands.bench", "benchmark this machine: operators, models, memory"),
     },
-    "jobs on several machines": {
-        "launch": ("flowmx.tools.commands.launch", "run a distributed job: here, over ssh, or on a Dask cluster"),
-        "node": ("flowmx.kvstore.launching.slot_main", "be the node of a job that Slurm, Kubernetes or MPI started"),
+    "distributed jobs": {
+        "launch": ("flowmx.tools.commands.launch", "run a distributed job: locally, over ssh, or on a Dask cluster"),
+        "node": ("flowmx.kvstore.launching.node_command", "run a node of a job that Slurm, Kubernetes or MPI started"),
         "call": ("flowmx.kvstore.launching.call", "call a function of a module: call module:function"),
-        "scheduler": ("flowmx.comm.launch.scheduler", "be the scheduler of a distributed job"),
-        "server": ("flowmx.kvstore.server.main", "be a server of a distributed job"),
+        "scheduler": ("flowmx.comm.launch.scheduler", "run the scheduler of a distributed job"),
+        "server": ("flowmx.kvstore.server.main", "run a server of a distributed job"),
     },
 }
-"""By group, each command with its module and what it is for."""
+"""The commands by group, with their modules and purposes."""
 
 _MODULES = {name: module for group in COMMANDS.values() for name, (module, _) in group.items()}
 _EXPECTED = (settings.SettingError, MXNetError, ValueError, TypeError, OSError, ImportError)
-"""Errors whose messages say all; of others the type is shown too."""
+"""Errors with self-explanatory messages; for other errors the type is shown too."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status (argparse exits with 2 itself).
+    """Run the command line and return the exit status (argparse exits with status 2).
 
     Args:
         argv: the arguments (default: those of the process).
     """
-    given = list(sys.argv[1:] if argv is None else argv)
-    if shows := given[:1] == ["--traceback"]:
-        del given[0]
-    if not given or given[0] not in _MODULES:
-        return _top(given)
+    process_hooks.ensure_installed()
+    words = list(sys.argv[1:] if argv is None else argv)
+    if shows_traceback := words[:1] == ["--traceback"]:
+        del words[0]
+    if not words or words[0] not in _MODULES:
+        return _top(words)
     try:
-        return _command(given[0], given[1:])
+        return _command(words[0], words[1:])
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # who reads the output has seen enough
+    except BrokenPipeError:  # the reader of the output has exited
         sys.stdout = None
         return FAILED
-    except Exception as error:
-        if shows:
+    except Exception as error:  # commands run user code
+        if shows_traceback:
             traceback.print_exception(error)
         else:
-            sys.stderr.write(f"flowmx: error: {_message(error, given[0])}\n")
+            sys.stderr.write(f"flowmx: error: {_message(error, words[0])}\n")
         return FAILED
 
 
@@ -95,36 +100,34 @@ def _command(name: str, arguments: Sequence[str]) -> int:
 def _message(error: Exception, command: str) -> str:
     if isinstance(error, _EXPECTED) and str(error):
         return str(error)
-    return f"{type(error).__name__}: {error} (where: flowmx --traceback {command} ...)"
+    return f"{type(error).__name__}: {error} (traceback: flowmx --traceback {command} ...)"
 
 
-def _top(given: Sequence[str]) -> int:
+def _top(words: Sequence[str]) -> int:
     """Handle a command line without a command: print the help or the version, or refuse an unknown command."""
     parser = _parser()
-    if given and not given[0].startswith("-"):
-        hint = did_you_mean(given[0], _MODULES) or f"; there are {', '.join(_MODULES)}"
-        parser.error(f"there is no command {given[0]!r}{hint}")
-    parser.parse_args(given)
+    if words and not words[0].startswith("-"):
+        hint = did_you_mean(words[0], _MODULES) or f"; expected one of {', '.join(_MODULES)}"
+        parser.error(f"unknown command {words[0]!r}{hint}")
+    parser.parse_args(words)
     parser.print_usage(sys.stderr)
-    sys.stderr.write("flowmx: error: which command? flowmx --help lists them\n")
+    sys.stderr.write("flowmx: error: expected a command; flowmx --help lists them\n")
     raise SystemExit(USAGE)
 
 
 def _parser() -> argparse.ArgumentParser:
-    from flowmx import __version__
-
     parser = argparse.ArgumentParser(
-        prog="flowmx", usage="flowmx [--version] [--traceback] COMMAND ...", epilog=_listed(), allow_abbrev=False,
+        prog="flowmx", usage="flowmx [--version] [--traceback] COMMAND ...", epilog=_command_list(), allow_abbrev=False,
         description="The MXNet programming model on asyncio.", formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"flowmx {__version__}")
-    parser.add_argument("--traceback", action="store_true", help="show where an error comes from")
+    parser.add_argument("--traceback", action="store_true", help="print the traceback of an error")
     return parser
 
 
-def _listed() -> str:
+def _command_list() -> str:
     lines = []
     for group, commands in COMMANDS.items():
         lines += [f"{group}:", *(f"  {name:<10} {about}" for name, (_, about) in commands.items()), ""]
-    lines += ["flowmx COMMAND --help says what a command takes, with examples.", "", "exit status:"]
+    lines += ["flowmx COMMAND --help describes the arguments of a command, with examples.", "", "exit status:"]
     return "\n".join([*lines, *(f"  {status:<4} {meaning}" for status, meaning in EXITS.items())])

@@ -1,4 +1,4 @@
-"""``mx.context``: devices by name, the current one, and how much memory a GPU has left."""
+"""``mx.context``: devices by name, the current device, and the free memory of GPUs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["Context", "cpu", "cpu_pinned", "current_context", "gpu", "gpu_memory
 
 
 def gpu_memory_info(device_id: int = 0) -> tuple[int, int]:
-    """The free and the total bytes of a GPU's memory.
+    """Return the free and the total bytes of a GPU's memory.
 
     Args:
         device_id: the index of the GPU.
 
     Raises:
-        DeviceError: this machine has no such GPU.
+        DeviceError: the GPU does not exist.
     """
     return devices.get(gpu(device_id)).memory_info()

@@ -1,7 +1,7 @@
-"""Files that spare work: what was made once, in the user's cache folder, under a digest of all that it follows from.
+"""The cache of computed files in the user's cache folder, keyed by a digest of their inputs.
 
-A file begins with a digest of what follows, so that a damaged one is found out and made anew. A folder that can not be
-written costs only time.
+A file begins with the digest of its content, so that damaged files are detected and recomputed. If the folder is not
+writable, files are recomputed every time.
 """
 
 from __future__ import annotations
@@ -19,51 +19,51 @@ _SIZE = digest().digest_size
 
 
 def folder() -> Path:
-    """The folder of cached files: FLOWMX_KERNEL_CACHE, else one in the user's cache folder."""
-    named = settings.get().kernel_cache
-    if named:
-        return Path(named)
+    """Return the folder of cached files: FLOWMX_KERNEL_CACHE, or a folder in the user's cache folder."""
+    configured = settings.get().kernel_cache
+    if configured:
+        return Path(configured)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path("~").expanduser() / ".cache") / "flowmx" / "kernels"
 
 
 def read(path: Path) -> bytes | None:
-    """The content of a file of the cache, or None where there is no sound one."""
+    """Return the content of a cached file, or None if it is missing or damaged."""
     try:
         content = path.read_bytes()
     except OSError:
         return None
-    found, rest = content[:_SIZE], content[_SIZE:]
-    return rest if found == digest(rest).digest() else None
+    checksum, payload = content[:_SIZE], content[_SIZE:]
+    return payload if checksum == digest(payload).digest() else None
 
 
 def write(path: Path, content: bytes) -> None:
-    """Put a file into the cache as a whole, or not at all."""
+    """Write a file to the cache atomically."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, made = tempfile.mkstemp(dir=path.parent)
+        handle, temporary = tempfile.mkstemp(dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(digest(content).digest() + content)
-            Path(made).replace(path)
+            Path(temporary).replace(path)
         except BaseException:
-            Path(made).unlink()
+            Path(temporary).unlink()
             raise
     except OSError:
-        pass  # read-only or full: it is made again next time
+        pass  # read-only or full: the file is recomputed next time
 
 
 def stamp(path: Path | os.DirEntry[str]) -> tuple[str, int, int]:
-    """A file's path, its size and the time of its last change: for digests of what follows from it."""
-    about = path.stat()
-    return os.fspath(path), about.st_size, about.st_mtime_ns
+    """Return a file's path, size and modification time, for digests of files computed from it."""
+    status = path.stat()
+    return os.fspath(path), status.st_size, status.st_mtime_ns
 
 
 def processor() -> str:
-    """The processor's model and features."""
+    """Return the processor's model and features."""
     try:
         with Path("/proc/cpuinfo").open("rb", 0) as file:
-            text = file.read(1 << 14).decode("utf-8", "replace")  # the first of many alike, which take long to tell
+            text = file.read(1 << 14).decode("utf-8", "replace")  # only the first entry: the file is slow to read
     except OSError:
         return f"{platform.machine()} {platform.processor()} {platform.version()}"
     lines = text.partition("\n\n")[0].splitlines()

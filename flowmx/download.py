@@ -1,4 +1,4 @@
-"""Files from the network: fetched once, checked, gone on with where a transfer was cut, and replaced as a whole."""
+"""Downloads of files: once per machine, verified, resumed after interruptions, and written atomically."""
 
 from __future__ import annotations
 
@@ -24,48 +24,48 @@ if os.name == "posix":
     import fcntl
 
 __all__ = [
-    "ChecksumError", "DownloadError", "alone", "check_sha1", "data_dir", "data_dir_default", "download", "fetch",
-    "repository",
+    "ChecksumError", "DownloadError", "check_sha1", "data_dir", "data_dir_default", "download", "exclusive_part",
+    "fetch", "repository",
 ]  # fmt: skip
 
 _TIMEOUT = (10, 60)
 """Seconds to wait for a connection, and for the next bytes."""
-_PIECE = 1 << 14
+_CHUNK = 1 << 14
 _FIRST_PAUSE = 0.1
-"""Seconds before the second attempt; each pause is twice the one before."""
-_WORTH_ANOTHER = {408, 425, 429}
-"""Refusals that may pass; the others of 400 to 499 do not."""
+"""Seconds before the second attempt; pauses double."""
+_RETRYABLE = {408, 425, 429}
+"""Statuses from 400 to 499 that are worth another attempt."""
 
 Folder = str | os.PathLike[str]
 
 
 class DownloadError(MXNetError, FileNotFoundError):
-    """A file could not be fetched; the message says from where, why, and where to put it by hand."""
+    """A download failed. The message has the URL, the reason, and the path for a manual download."""
 
 
 class ChecksumError(DownloadError, UserWarning, ValueError):
-    """A file was fetched whole, and is not the one that was expected."""
+    """A complete download has an unexpected checksum."""
 
 
 def data_dir() -> Path:
-    """The folder of models and data sets: the setting ``home``, or :func:`data_dir_default`."""
+    """Return the folder of models and datasets: the setting ``home``, or :func:`data_dir_default`."""
     home = settings.fresh("home")
     return Path(home).expanduser() if home else data_dir_default()
 
 
 def data_dir_default() -> Path:
-    """The folder of models and data sets where the setting ``home`` is unset: ``~/.mxnet``."""
+    """Return the default folder of models and datasets, ``~/.mxnet``."""
     return Path("~/.mxnet").expanduser()
 
 
 def repository() -> str:
-    """The address of MXNet's models and data sets (the setting ``gluon_repo``), with a slash at its end."""
+    """Return the URL of MXNet's models and datasets (the setting ``gluon_repo``), with a trailing slash."""
     address: str = settings.fresh("gluon_repo")
     return address.rstrip("/") + "/"
 
 
 def check_sha1(filename: Folder, sha1_hash: str) -> bool:
-    """Tell whether a file has this SHA-1, given in hexadecimal digits."""
+    """Return whether a file has this SHA-1, in hexadecimal digits."""
     with Path(filename).open("rb") as file:
         return hashlib.file_digest(file, "sha1").hexdigest() == sha1_hash
 
@@ -74,25 +74,26 @@ def download(
     url: str, path: Folder | None = None, overwrite: bool = False, sha1_hash: str | None = None, retries: int = 5,
     verify_ssl: bool = True,
 ) -> str:  # fmt: skip
-    """Fetch a file, unless it is there.
+    """Download a file, unless it exists.
 
-    Several processes may ask for the same file at once: one of them fetches it, and the others wait. What was fetched
-    of a transfer that was cut stays beside the file, and the next attempt goes on from there.
+    If several processes request the same file, one downloads it and the others wait. An interrupted transfer leaves a
+    partial file next to the target, which the next attempt resumes.
 
     Args:
-        url: where it is.
-        path: the file to write, or a folder for it (default: the current one). The end of the address is then its name.
-        overwrite: fetch it although it is there.
-        sha1_hash: the SHA-1 that it must have, in hexadecimal digits; a file with another one is replaced.
-        retries: the maximum number of attempts (at least one is made).
-        verify_ssl: verify the server's certificate.
+        url: the URL.
+        path: the file to write, or its folder (default: the current one); the file name is then the last part of the
+            URL.
+        overwrite: whether to download an existing file again.
+        sha1_hash: the expected SHA-1 in hexadecimal digits; a file with another SHA-1 is replaced.
+        retries: maximum number of attempts (at least one is made).
+        verify_ssl: whether to verify the server's certificate.
 
     Returns:
-        the file's path.
+        the path of the file.
 
     Raises:
-        DownloadError: it can not be had.
-        ChecksumError: what is there has another SHA-1.
+        DownloadError: the download failed.
+        ChecksumError: the downloaded file has another SHA-1.
 
     Example:
         >>> download("http://localhost:8000/net-0000.params", path="models/", sha1_hash="44335d1f0046b328...")
@@ -101,10 +102,10 @@ def download(
     if retries < 0:
         raise ArgumentError(f"download: retries is {retries}, expected at least 0")
     if not verify_ssl:
-        warnings.warn("Unverified HTTPS request (verify_ssl=False): the file can be changed on its way", stacklevel=2)
+        warnings.warn("Unverified HTTPS request (verify_ssl=False): the file may be modified in transit", stacklevel=2)
     target = _target(url, path)
     if overwrite or not _is_whole(target, sha1_hash):
-        fetch(url, target, sha1_hash, attempts=max(1, retries), verify=verify_ssl, anew=overwrite)
+        fetch(url, target, sha1_hash, attempts=max(1, retries), verify=verify_ssl, force=overwrite)
     return os.fspath(target)
 
 
@@ -114,7 +115,7 @@ def _target(url: str, path: Folder | None) -> Path:
     if path is not None and target.is_dir():
         target /= name
     if not target.name or (target.is_dir() and not name):
-        raise ArgumentError(f"download: {url!r} ends in no name for a file: give one as path")
+        raise ArgumentError(f"download: {url!r} does not end with a file name: pass path")
     return target
 
 
@@ -123,29 +124,29 @@ def _is_whole(target: Path, sha1: str | None) -> bool:
 
 
 def fetch(
-    url: str, target: Path, sha1: str | None = None, *, attempts: int = 5, verify: bool = True, anew: bool = False
+    url: str, target: Path, sha1: str | None = None, *, attempts: int = 5, verify: bool = True, force: bool = False
 ) -> None:
-    """Fetch a file to `target`, as :func:`download` does; ``anew``: although it may be there.
+    """Download a file to `target`, as :func:`download` does; ``force`` downloads an existing file again.
 
     Raises:
-        DownloadError: it can not be had.
+        DownloadError: the download failed.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    with alone(target.with_name(f".{target.name}.part")) as part:
-        if not anew and _is_whole(target, sha1):  # another process was faster
+    with exclusive_part(target.with_name(f".{target.name}.part")) as part:
+        if not force and _is_whole(target, sha1):  # another process was faster
             part.discard()
             return
         logging.getLogger(__name__).info("downloading %s from %s", target, url)
-        for left in reversed(range(attempts)):
+        for remaining in reversed(range(attempts)):
             try:
                 _transfer(url, part, verify)
                 _check(part, sha1, url, target)
                 break
             except (OSError, MXNetError) as error:  # requests' exceptions are OSErrors
-                if not left or _is_final(error):
+                if not remaining or _is_final(error):
                     part.close_unfinished()
-                    raise _explained(error, url, target) from error
-                time.sleep(_FIRST_PAUSE * 2 ** (attempts - 1 - left))
+                    raise _download_error(error, url, target) from error
+                time.sleep(_FIRST_PAUSE * 2 ** (attempts - 1 - remaining))
         part.replace(target)
 
 
@@ -154,22 +155,21 @@ def _check(part: Part, sha1: str | None, url: str, target: Path) -> None:
         return
     part.empty("")
     raise ChecksumError(
-        f"{url} has another SHA-1 than the {sha1} of the file that is wanted at {target}: the repository is outdated, "
-        "or something on the way changes files"
+        f"{url} has another SHA-1, expected {sha1} for {target}: the repository is outdated, or a proxy modifies files"
     )
 
 
 def _is_final(error: Exception) -> bool:
     status = getattr(getattr(error, "response", None), "status_code", 0)
-    return 400 <= status < 500 and status not in _WORTH_ANOTHER
+    return 400 <= status < 500 and status not in _RETRYABLE
 
 
-def _explained(error: Exception, url: str, target: Path) -> Exception:
+def _download_error(error: Exception, url: str, target: Path) -> Exception:
     if isinstance(error, ChecksumError):
         return error
     reason = str(error) or type(error).__name__
     return DownloadError(
-        f"{url} could not be fetched ({reason}): without a network, fetch it elsewhere, and put it at {target}"
+        f"{url} could not be downloaded ({reason}): without a network, download it elsewhere and copy it to {target}"
     )
 
 
@@ -177,11 +177,11 @@ def _explained(error: Exception, url: str, target: Path) -> Exception:
 
 
 class Part:
-    """A partly fetched file, with the version of the file that it is a part of.
+    """A partial download and the version of the file.
 
     Args:
-        path: the part's file; the version's name is kept beside it.
-        file: the open file, which this process alone has.
+        path: path of the partial file; the version is stored next to it.
+        file: the open file, locked by this process.
     """
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
@@ -190,19 +190,19 @@ class Part:
 
     @property
     def size(self) -> int:
-        """The bytes fetched so far."""
+        """Number of downloaded bytes."""
         return self.file.seek(0, os.SEEK_END)
 
     @property
     def version(self) -> str:
-        """The server's name of the version, empty where it gave none."""
+        """The server's identifier of the version; empty if unknown."""
         try:
             return self._version.read_text("utf-8")
         except OSError:
             return ""
 
     def empty(self, version: str) -> None:
-        """Begin anew, with this version."""
+        """Discard the content and set the version."""
         self.file.truncate(0)
         self.file.seek(0)
         self._version.unlink(missing_ok=True)
@@ -210,44 +210,44 @@ class Part:
             self._version.write_text(version, "utf-8")
 
     def sha1(self) -> str:
-        """The SHA-1 of what is there."""
+        """Return the SHA-1 of the content."""
         self.file.seek(0)
         return hashlib.file_digest(self.file, "sha1").hexdigest()  # type: ignore[arg-type]
 
     def replace(self, target: Path) -> None:
-        """Make it the file."""
+        """Move the partial file to its target."""
         self.file.flush()
         os.fsync(self.file.fileno())
         self.path.replace(target)
         self._version.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Take it away."""
+        """Delete the partial file."""
         self.path.unlink(missing_ok=True)
         self._version.unlink(missing_ok=True)
 
     def close_unfinished(self) -> None:
-        """Leave it for another attempt, if one can go on from it."""
+        """Keep the partial file for another attempt, if it can be resumed."""
         self.file.flush()
         if not self.size or not self.version:
             self.discard()
 
 
 @contextlib.contextmanager
-def alone(path: Path) -> Iterator[Part]:
-    """Open a file that one process (and thread) has at a time; the others wait."""
+def exclusive_part(path: Path) -> Iterator[Part]:
+    """Open a partial file and lock it; other processes and threads wait."""
     while True:
         file = path.open("a+b")
         if os.name == "posix":
             fcntl.flock(file, fcntl.LOCK_EX)
-        if os.name != "posix" or _is_at(path, file):
+        if os.name != "posix" or _is_file_at(path, file):
             break
-        file.close()  # the one before has replaced or removed it
+        file.close()  # the previous owner has replaced or removed it
     with file:
         yield Part(path, file)
 
 
-def _is_at(path: Path, file: IO[bytes]) -> bool:
+def _is_file_at(path: Path, file: IO[bytes]) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:
@@ -255,18 +255,18 @@ def _is_at(path: Path, file: IO[bytes]) -> bool:
 
 
 def _transfer(url: str, part: Part, verify: bool) -> None:
-    """Fetch what is missing of a part.
+    """Download the missing bytes of a partial file.
 
     Raises:
-        OSError: it was cut off, or refused.
+        OSError: the transfer was interrupted or refused.
     """
-    import requests  # here, since few programs download
+    import requests  # here, because few programs download
 
     headers = {"Accept-Encoding": "identity"}
     if part.size and part.version:
         headers |= {"Range": f"bytes={part.size}-", "If-Range": part.version}
     with requests.get(url, stream=True, verify=verify, headers=headers, timeout=_TIMEOUT) as response:
-        if response.status_code == 416:  # the file is not so long any more
+        if response.status_code == 416:  # the file has become shorter
             part.empty("")
         response.raise_for_status()
         if response.status_code != 206:
@@ -274,24 +274,24 @@ def _transfer(url: str, part: Part, verify: bool) -> None:
         length = response.headers.get("Content-Length")
         expected = None if length is None or response.headers.get("Content-Encoding") else part.size + int(length)
         with _progress(expected, url, part.size) as bar:
-            for piece in response.iter_content(_PIECE):
-                part.file.write(piece)
+            for chunk in response.iter_content(_CHUNK):
+                part.file.write(chunk)
                 if bar is not None:
-                    bar.step(len(piece))
+                    bar.step(len(chunk))
     part.file.flush()
     if expected is not None and part.size != expected:
         raise ConnectionError(f"the connection ended after {part.size} of {expected} bytes")
 
 
 def _version_of(response: requests.Response) -> str:
-    """The identifier of the file's version (ETag or Last-Modified); empty where a transfer can not be resumed."""
+    """Return the identifier of the version (ETag or Last-Modified); empty if transfers cannot be resumed."""
     headers: Any = response.headers
     tag = headers.get("ETag", "")
     return "" if tag.startswith("W/") else tag or headers.get("Last-Modified", "")
 
 
 def _progress(total: int | None, url: str, done: int) -> contextlib.AbstractContextManager[Bar | None]:
-    """A bar of bytes on a terminal, and nothing elsewhere."""
+    """Return a progress bar on a terminal, and a null context elsewhere."""
     if not is_live(sys.stderr):
         return contextlib.nullcontext()
     bar = Bar(total, url.split("/")[-1], unit="bytes")

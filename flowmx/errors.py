@@ -1,4 +1,4 @@
-"""The exceptions that flowmx raises, each also of the built-in type that fits it."""
+"""The exceptions of flowmx. They also derive from the matching built-in types."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 
 class MXNetError(RuntimeError):
-    """Base of every error that flowmx itself raises (MXNet's name, so that old ``except`` clauses work)."""
+    """Base class of flowmx's errors, with MXNet's name, so that existing ``except`` clauses work."""
 
 
 class ShapeError(MXNetError, ValueError):
-    """A shape does not fit: the message names the operator, the argument, what was given and expected."""
+    """A shape is invalid: the message names the operator, the argument, the actual and the expected shape."""
 
 
 class TypeInferenceError(MXNetError, TypeError):
-    """A dtype does not fit: the message names the operator, the argument, what was given and expected."""
+    """A dtype is invalid: the message names the operator, the argument, the actual and the expected dtype."""
 
 
 class ParameterError(MXNetError, ValueError):
@@ -26,85 +26,85 @@ class ParameterError(MXNetError, ValueError):
 
 
 class IndexOutOfRange(MXNetError, IndexError):
-    """An operator was given an index of what its input does not have."""
+    """An index is out of the range of an operator's input."""
 
 
 class DataError(MXNetError, ValueError):
-    """The content of a file, buffer or array is not of the expected kind."""
+    """The content of a file, buffer or array is invalid."""
 
 
 class StateError(AssertionError, RuntimeError):
-    """A call came at the wrong time: before ``bind()``, or after ``hybridize()``. MXNet asserts here."""
+    """A call at the wrong time, such as before ``bind()`` or after ``hybridize()``; an AssertionError in MXNet."""
 
 
 class ArgumentError(AssertionError, ValueError):
-    """An argument has a value that does not fit, where MXNet asserts that it does."""
+    """The value of an argument is invalid; an AssertionError in MXNet."""
 
 
 class ArgumentTypeError(AssertionError, TypeError):
-    """An argument is of a type that does not fit, where MXNet asserts that it does."""
+    """The type of an argument is invalid; an AssertionError in MXNet."""
 
 
 class ArgumentKindError(ValueError, TypeError):
-    """An argument is of a type that does not fit, where MXNet calls that a wrong value, or the other way round."""
+    """The type of an argument is invalid, where MXNet raises ValueError; or the value, where it raises TypeError."""
 
 
 class MismatchError(ShapeError, AssertionError):
-    """A parameter's shape does not fit what it is given, where MXNet asserts that it does."""
+    """The shapes of a parameter and its value differ; an AssertionError in MXNet."""
 
 
 class NoParameterValue(MXNetError, ValueError):
-    """Among the values given for a network's parameters one is missing, or not there yet."""
+    """The value of a network's parameter is missing or not initialized."""
 
 
 class UnknownOption(MXNetError, TypeError):
-    """A function was given a keyword that it does not have."""
+    """A function received an unknown keyword argument."""
 
 
 class UnknownName(KeyError, ValueError):
-    """A name stands for nothing, where MXNet looks it up in a dict."""
+    """A name is unknown; a KeyError in MXNet."""
 
     __str__ = Exception.__str__
 
 
 class DeviceError(MXNetError, ValueError):
-    """A device does not exist here, or arrays of one operation live on different devices."""
+    """A device does not exist, or the arrays of an operation are on different devices."""
 
 
 class UnknownDevice(DeviceError, UnknownName):
-    """There is no such type of device."""
+    """A device type is unknown."""
 
 
 class OutOfMemory(MXNetError, MemoryError):
-    """A device has no memory left: the message says what was asked for, what is free, and who holds the most."""
+    """A device is out of memory: the message has the requested and the free bytes, and the largest allocations."""
 
 
 class RaceError(MXNetError):
-    """The simulated device's checker: two operations use the same memory and nothing keeps them in order."""
+    """The race checker of the simulated device: two operations use the same memory without being ordered."""
 
 
 class NotImplementedForSymbol(MXNetError, NotImplementedError):
-    """A method of arrays that symbols can not have: they have no content until they are bound."""
+    """A method of arrays that symbols do not support, because they have no content until they are bound."""
 
 
 class NoTruthValue(NotImplementedForSymbol, TypeError):
-    """A symbol was asked whether it is true, as ``if`` does."""
+    """The truth value of a symbol was requested, as ``if`` does."""
 
 
 class AutogradError(MXNetError):
-    """A gradient was asked for that the tape cannot give (not recorded, freed, or changed in place)."""
+    """The tape cannot compute a gradient: an array was not recorded, or was changed in place, or the tape was freed."""
 
 
 class BudgetError(MXNetError, MemoryError):
-    """A graph does not fit into the bytes that it was given, whatever is computed again."""
+    """A graph exceeds its memory budget even with recomputation."""
 
 
 class KVStoreError(MXNetError, ValueError):
-    """A key-value store was asked for what it can not do: an unknown key, keys that do not fit their values."""
+    """An invalid request to a KVStore, such as an unknown key or a value that does not match its key."""
 
 
 class EngineError(MXNetError):
-    """The engine was used in a way that it cannot carry out."""
+    """An invalid use of the engine."""
 
 
 class OperationCancelled(EngineError):
@@ -112,91 +112,93 @@ class OperationCancelled(EngineError):
 
 
 class UndeclaredWriteError(EngineError):
-    """Checking mode: an operation changed a variable that it had declared as read."""
+    """Checking mode: an operation wrote a variable that it had declared as read-only."""
 
 
 class StorageFallbackWarning(UserWarning):
-    """An operator was given sparse arrays that it has no way for: they are made dense for it."""
+    """Sparse arrays were converted to dense ones for an operator without a sparse implementation."""
 
 
 class LostWriteWarning(UserWarning):
-    """A write goes into a copy that in NumPy would have been a view of another array."""
+    """A write modifies a copy that would be a view in NumPy."""
 
 
 class CrossDeviceWarning(UserWarning):
-    """A line moves data off a device without saying so, each time that it runs."""
+    """A source line implicitly copies data off a device every time that it runs."""
 
 
-def raised_as_mxnet(*kinds: type[Exception]) -> _Raised:
-    """Make exceptions of these types MXNetErrors as well, as a context manager or a decorator.
+def raised_as_mxnet(*kinds: type[Exception]) -> _RaisedAsMXNet:
+    """Convert exceptions of these types so that they are MXNetErrors too; a context manager and decorator.
 
     >>> with raised_as_mxnet(OSError):
     ...     open("missing.params")
     Traceback (most recent call last):
     FileNotFoundError: [Errno 2] No such file or directory: 'missing.params'
     """
-    return _Raised(kinds)
+    return _RaisedAsMXNet(kinds)
 
 
-class _Raised(ContextDecorator):
+class _RaisedAsMXNet(ContextDecorator):
     def __init__(self, kinds: tuple[type[Exception], ...]) -> None:
         self._kinds = kinds
 
     def __enter__(self) -> None:
-        """Nothing is to be done before."""
+        """Do nothing."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, self._kinds) and (both := also_mxnet(error)) is not error:
+        if isinstance(error, self._kinds) and (converted := as_mxnet_error(error)) is not error:
             try:
-                raise both
-            finally:  # Python has made the original its context, and it would be shown twice
-                _take_context(both, error)
+                raise converted
+            finally:  # Python has set the original as the context, which would print it twice
+                _copy_context(converted, error)
 
 
-def also_mxnet(error: Exception) -> Exception:
-    """The exception as one of its own type that is an MXNetError too, with its content, notes and traceback.
+def as_mxnet_error(error: Exception) -> Exception:
+    """Return a copy of an exception that is an instance of its type and of MXNetError, with its traceback and notes.
 
-    What can not be made so (a type that forbids it) is returned as it is.
+    An exception whose type does not allow this is returned unchanged.
     """
     kind = type(error)
     if isinstance(error, MXNetError):
         return error
     try:
-        made = _made(kind, *_parts(kind, error))
-    except Exception:
+        converted = _rebuild(kind, *_parts(kind, error))
+    except Exception:  # constructors of user classes may raise anything
         return error
-    _take_context(made, error)
-    return made.with_traceback(error.__traceback__)
+    _copy_context(converted, error)
+    return converted.with_traceback(error.__traceback__)
 
 
-def _take_context(made: Exception, error: Exception) -> None:
-    made.__cause__, made.__context__ = error.__cause__, error.__context__
-    made.__suppress_context__ = error.__suppress_context__
+def _copy_context(target: Exception, error: Exception) -> None:
+    target.__cause__, target.__context__ = error.__cause__, error.__context__
+    target.__suppress_context__ = error.__suppress_context__
 
 
 def _parts(kind: type[Exception], error: Exception) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments and the state from which pickle makes such an exception again."""
+    """Return the arguments and the state from which pickle rebuilds an exception."""
     reduced: Any = kind.__reduce__(error)
-    slots = [name for base in kind.__mro__ for name in base.__dict__.get("__slots__", ())]  # not in Python's own state
+    slots = [
+        name for base in kind.__mro__ for name in base.__dict__.get("__slots__", ())
+    ]  # slots are not part of the pickled state
     content = {name: getattr(error, name) for name in slots if hasattr(error, name)}
     return reduced[1], {**content, **(reduced[2] if len(reduced) > 2 else {})}
 
 
 @cache
-def _both(kind: Any) -> type[Exception]:
+def _combined_type(kind: Any) -> type[Exception]:
     def reduced(error: Exception) -> tuple[Any, ...]:
-        return _made, (kind, *_parts(kind, error))
+        return _rebuild, (kind, *_parts(kind, error))
 
     bases = (MXNetError,) if issubclass(MXNetError, kind) else (kind, MXNetError)
-    own = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    return type(kind.__name__, bases, own | {"__reduce__": reduced})
+    members = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return type(kind.__name__, bases, members | {"__reduce__": reduced})
 
 
-def _made(kind: Any, given: tuple[Any, ...], content: dict[str, Any]) -> Exception:
-    made: Exception = _both(kind).__new__(_both(kind), *given)
-    if isinstance(kind.__init__, types.WrapperDescriptorType):  # one of Python's own: it may keep what it is given
-        made.__init__(*given)  # type: ignore[misc]
-    made.__setstate__(content)
-    return made
+def _rebuild(kind: Any, arguments: tuple[Any, ...], content: dict[str, Any]) -> Exception:
+    error: Exception = _combined_type(kind).__new__(_combined_type(kind), *arguments)
+    if isinstance(kind.__init__, types.WrapperDescriptorType):  # a built-in constructor, which may store its arguments
+        error.__init__(*arguments)  # type: ignore[misc]
+    error.__setstate__(content)
+    return error

@@ -1,4 +1,4 @@
-"""``mx.model.FeedForward``: MXNet's oldest way to train, around a symbol. :class:`Module` does the work."""
+"""``mx.model.FeedForward``: MXNet's oldest training interface, implemented with :class:`Module`."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ __all__ = ["FeedForward"]
 
 
 class FeedForward:
-    """A network that is trained on arrays or an iterator, then predicts; awaited in coroutines, at once in plain code.
+    """A network that is trained on arrays or an iterator, then predicts; awaited in coroutines, blocking in plain code.
 
     Args:
-        symbol: the symbol; or a function that makes one of a bucket's key.
+        symbol: the symbol; or a function that makes one for a bucket's key.
         ctx: a device, or several; predictions use the first.
-        num_epoch: the number of the epoch to stop before.
-        epoch_size: batches in an epoch (default: those that the data has).
+        num_epoch: the first epoch not to train.
+        epoch_size: the number of batches in an epoch (default: all batches of the data).
         optimizer: a name, or an optimizer.
-        initializer: for parameters that are not given.
-        numpy_batch_size: instances in a batch, where data comes as an array.
+        initializer: initializes parameters that are not in ``arg_params``.
+        numpy_batch_size: the number of samples in a batch, for data that is an array.
         arg_params: parameters.
         aux_params: auxiliary states.
-        allow_extra_params: leave out parameters that the symbol has not.
+        allow_extra_params: ignore parameters that the symbol does not have.
         begin_epoch: the first epoch's number.
         **kwargs: arguments of the optimizer.
 
@@ -81,24 +81,24 @@ class FeedForward:
         monitor: Any = None, eval_end_callback: Any = LogValidationMetricsCallback(),  # noqa: B008
         eval_batch_end_callback: Any = None,
     ) -> None:  # fmt: skip
-        """Train.
+        """Train the network.
 
         Args:
             X: the inputs as an array, or an iterator.
-            y: the labels, where ``X`` is an array.
+            y: the labels, if ``X`` is an array.
             eval_data: an iterator, or a pair of inputs and labels, to evaluate on after each epoch.
             eval_metric: the metric.
-            epoch_end_callback: as for :meth:`Module.fit`, as are the other callbacks, ``kvstore`` and ``monitor``.
-            batch_end_callback: see there.
-            kvstore: see there.
-            logger: where training is logged to.
+            epoch_end_callback: as for :meth:`Module.fit`.
+            batch_end_callback: as for :meth:`Module.fit`.
+            kvstore: as for :meth:`Module.fit`.
+            logger: the logger of training.
             work_load_list: the part of a batch for each device.
-            monitor: see there.
-            eval_end_callback: see there.
-            eval_batch_end_callback: see there.
+            monitor: as for :meth:`Module.fit`.
+            eval_end_callback: as for :meth:`Module.fit`.
+            eval_batch_end_callback: as for :meth:`Module.fit`.
 
         Raises:
-            TypeError, ValueError: the data is something else, or inputs and labels do not fit.
+            TypeError, ValueError: the data has the wrong type, or inputs and labels do not match.
         """
         data = self._batches(X, y, is_train=True)
         module = self._module(data, logger, work_load_list)
@@ -108,29 +108,30 @@ class FeedForward:
             batch_end_callback=batch_end_callback, kvstore=kvstore, optimizer=self.optimizer,
             optimizer_params=self.kwargs, eval_end_callback=eval_end_callback,
             eval_batch_end_callback=eval_batch_end_callback, initializer=self.initializer,
-            arg_params=self._known(self.arg_params, module), aux_params=self._known(self.aux_params, module),
+            arg_params=self._filter_params(self.arg_params, module),
+            aux_params=self._filter_params(self.aux_params, module),
             allow_missing=True, begin_epoch=self.begin_epoch, num_epoch=self.num_epoch, monitor=monitor,
         )  # fmt: skip
         args, aux = module.get_params()
         self.arg_params, self.aux_params = dict(args), dict(aux)
 
     def _module(self, data: DataIter, logger: Any, work_load_list: Any) -> BaseModule:
-        names = [each[0] for each in data.provide_data], [each[0] for each in data.provide_label]
-        more: dict[str, Any] = {"context": self.ctx, "work_load_list": work_load_list}
+        names = [desc[0] for desc in data.provide_data], [desc[0] for desc in data.provide_label]
+        options: dict[str, Any] = {"context": self.ctx, "work_load_list": work_load_list}
         if logger is not None:
-            more["logger"] = logger
+            options["logger"] = logger
         make = self.sym_gen
         if make is None:
-            return Module(self.symbol, *names, **more)
+            return Module(self.symbol, *names, **options)
         key: Any = data.default_bucket_key  # type: ignore[attr-defined]
         self.symbol = make(key)
-        return BucketingModule(lambda key: (make(key), *names), key, **more)
+        return BucketingModule(lambda key: (make(key), *names), key, **options)
 
-    def _known(self, params: dict[str, NDArray] | None, module: BaseModule) -> dict[str, NDArray] | None:
+    def _filter_params(self, params: dict[str, NDArray] | None, module: BaseModule) -> dict[str, NDArray] | None:
         if params is None or not self.allow_extra_params:
             return params
-        known = {*module.symbol.list_arguments(), *module.symbol.list_auxiliary_states()}
-        return {name: array for name, array in params.items() if name in known}
+        names = {*module.symbol.list_arguments(), *module.symbol.list_auxiliary_states()}
+        return {name: array for name, array in params.items() if name in names}
 
     # -- predicting ------------------------------------------------------------------------------------
 
@@ -138,11 +139,11 @@ class FeedForward:
     async def predict(
         self, X: Any, num_batch: int | None = None, return_data: bool = False, reset: bool = True
     ) -> object:
-        """The outputs for all inputs, as NumPy arrays: one, or a list where there are several.
+        """Return the outputs for all inputs, as NumPy arrays: one, or a list if there are several.
 
         Args:
             X: the inputs as an array, or an iterator.
-            num_batch: predict so many batches alone.
+            num_batch: predict this number of batches (default: all).
             return_data: return outputs, inputs and labels.
             reset: reset an iterator first.
 
@@ -154,25 +155,29 @@ class FeedForward:
         outputs: list[list[Any]] = []
         inputs: list[list[Any]] = []
         labels: list[list[Any]] = []
-        async for found, _, batch in module.iter_predict(data, num_batch, reset):
-            kept = data.batch_size - (batch.pad or 0)
-            outputs.append([(await each).asnumpy() for each in found])
+        async for batch_outputs, _, batch in module.iter_predict(data, num_batch, reset):
+            count = data.batch_size - (batch.pad or 0)
+            outputs.append([(await output).asnumpy() for output in batch_outputs])
             if return_data:
-                inputs.append([(await each[:kept].copy()).asnumpy() for each in batch.data])
-                labels.append([(await each[:kept].copy()).asnumpy() for each in batch.label or ()])
-        return (_joined(outputs), _joined(inputs), _joined(labels)) if return_data else _joined(outputs)
+                inputs.append([(await array[:count].copy()).asnumpy() for array in batch.data])
+                labels.append([(await array[:count].copy()).asnumpy() for array in batch.label or ()])
+        return (
+            (_concatenate(outputs), _concatenate(inputs), _concatenate(labels))
+            if return_data
+            else _concatenate(outputs)
+        )
 
     @runs_in_plain_code
     async def score(
         self, X: Any, eval_metric: Any = "acc", num_batch: int | None = None, batch_end_callback: Any = None,
         reset: bool = True,
     ) -> Any:  # fmt: skip
-        """Evaluate; returns the metric's value.
+        """Evaluate the network; return the metric's value.
 
         Args:
             X: an iterator.
             eval_metric: the metric.
-            num_batch: evaluate so many batches alone.
+            num_batch: evaluate this number of batches (default: all).
             batch_end_callback: called after each batch.
             reset: reset the iterator first.
 
@@ -180,20 +185,22 @@ class FeedForward:
             RuntimeError: there are no parameters yet.
         """
         data = self._batches(X, None, is_train=False)
-        measured = eval_metric if isinstance(eval_metric, metric.EvalMetric) else metric.create(eval_metric)
-        await self._predictor(data).score(data, measured, num_batch, batch_end_callback, reset=reset)
-        return measured.get()[1]
+        score_metric = eval_metric if isinstance(eval_metric, metric.EvalMetric) else metric.create(eval_metric)
+        await self._predictor(data).score(data, score_metric, num_batch, batch_end_callback, reset=reset)
+        return score_metric.get()[1]
 
     def _predictor(self, data: DataIter) -> Module:
         if self.arg_params is None or self.symbol is None:
-            raise RuntimeError("FeedForward: there are no parameters yet: call fit(), or give arg_params")
-        names = [each[0] for each in data.provide_data]
-        given = [each[0] for each in data.provide_label or ()]
+            raise RuntimeError("FeedForward: there are no parameters yet: call fit(), or pass arg_params")
+        names = [desc[0] for desc in data.provide_data]
+        label_names = [desc[0] for desc in data.provide_label or ()]
         inputs = [name for name in self.symbol.list_arguments() if name not in self.arg_params and name not in names]
-        module = Module(self.symbol, names, [name for name in inputs if name in given] or inputs, context=self.ctx[0])
-        labels = data.provide_label if set(inputs) <= set(given) else None
+        module_labels = [name for name in inputs if name in label_names] or inputs
+        module = Module(self.symbol, names, module_labels, context=self.ctx[0])
+        labels = data.provide_label if set(inputs) <= set(label_names) else None
         module.bind(data.provide_data, labels, for_training=False)
-        module.init_params(None, self._known(self.arg_params, module), self._known(self.aux_params or {}, module))
+        aux_params = self._filter_params(self.aux_params or {}, module)
+        module.init_params(None, self._filter_params(self.arg_params, module), aux_params)
         return module
 
     # -- data ------------------------------------------------------------------------------------------
@@ -205,58 +212,58 @@ class FeedForward:
             raise TypeError(f"FeedForward: X is {type(X).__name__}, expected an array or an iterator of mx.io")
         if y is None:
             if is_train:
-                raise ValueError("FeedForward: y is missing: with an array as X, give the labels as an array too")
+                raise ValueError("FeedForward: y is missing: if X is an array, pass the labels as an array too")
             y = np.zeros(X.shape[0])
         if not isinstance(y, (np.ndarray, NDArray)):
             raise TypeError(f"FeedForward: y is {type(y).__name__}, expected an array")
         if y.ndim == 2 and y.shape[1] == 1:
             y = y.reshape((y.shape[0],))
         if y.ndim != 1 or y.shape[0] != X.shape[0]:
-            raise ValueError(f"FeedForward: y has shape {y.shape}, expected a label for each of {X.shape[0]} instances")
+            raise ValueError(f"FeedForward: y has shape {y.shape}, expected a label for each of {X.shape[0]} samples")
         size = min(X.shape[0], self.numpy_batch_size)
         return NDArrayIter(X, y, size, shuffle=is_train, last_batch_handle="roll_over" if is_train else "pad")
 
-    def _evaluation(self, given: Any) -> DataIter | None:
-        if given is None or isinstance(given, DataIter):
-            return given
-        if not isinstance(given, (tuple, list)) or len(given) != 2 or given[0] is None:
+    def _evaluation(self, eval_data: Any) -> DataIter | None:
+        if eval_data is None or isinstance(eval_data, DataIter):
+            return eval_data
+        if not isinstance(eval_data, (tuple, list)) or len(eval_data) != 2 or eval_data[0] is None:
             raise TypeError(
-                f"FeedForward: eval_data is {given!r}, expected an iterator, or a pair of inputs and labels"
+                f"FeedForward: eval_data is {eval_data!r}, expected an iterator, or a pair of inputs and labels"
             )
-        if given[1] is None and isinstance(given[0], DataIter):
-            return given[0]
-        inputs, labels = (np.array(each) if isinstance(each, list) else each for each in given)
+        if eval_data[1] is None and isinstance(eval_data[0], DataIter):
+            return eval_data[0]
+        inputs, labels = (np.array(part) if isinstance(part, list) else part for part in eval_data)
         return self._batches(inputs, labels, is_train=True)
 
     # -- files -----------------------------------------------------------------------------------------
 
     def save(self, prefix: str, epoch: int | None = None, remove_amp_cast: bool = True) -> None:
-        """Save symbol and parameters as ``mx.model.save_checkpoint`` does; blocks until they are on disk.
+        """Save symbol and parameters by ``mx.model.save_checkpoint``; blocks until they are on disk.
 
         Args:
-            prefix: of the files' names.
-            epoch: the number of epochs done (default: ``num_epoch``).
-            remove_amp_cast: leave casts of mixed precision out of the symbol.
+            prefix: the prefix of the files' names.
+            epoch: the number of completed epochs (default: ``num_epoch``).
+            remove_amp_cast: remove casts of mixed precision from the symbol.
 
         Raises:
-            ValueError: no epoch is known.
+            ValueError: both ``epoch`` and ``num_epoch`` are missing.
         """
         epoch = self.num_epoch if epoch is None else epoch
         if epoch is None:
-            raise ValueError("FeedForward.save: epoch is missing, and so is num_epoch: give one")
+            raise ValueError("FeedForward.save: epoch and num_epoch are both missing: pass one")
         model.save_checkpoint(
             prefix, epoch, self.symbol, self.arg_params or {}, self.aux_params or {}, remove_amp_cast
         )  # fmt: skip
 
     @staticmethod
     def load(prefix: str, epoch: int, ctx: Context | Sequence[Context] | None = None, **kwargs: Any) -> FeedForward:
-        """A network with the symbol and parameters of a checkpoint; :meth:`fit` goes on with that epoch.
+        """Return a network with the symbol and parameters of a checkpoint; :meth:`fit` resumes at that epoch.
 
         Args:
-            prefix: of the files' names.
-            epoch: the number of epochs done.
+            prefix: the prefix of the files' names.
+            epoch: the number of completed epochs.
             ctx: as for the class.
-            **kwargs: likewise.
+            **kwargs: arguments of the optimizer.
         """
         symbol, arg_params, aux_params = model.load_checkpoint(prefix, epoch)
         return FeedForward(
@@ -274,19 +281,19 @@ class FeedForward:
         eval_end_callback: Any = LogValidationMetricsCallback(),  # noqa: B008
         eval_batch_end_callback: Any = None, **kwargs: Any,
     ) -> FeedForward:  # fmt: skip
-        """Make a network and train it: the class and :meth:`fit` in one; their arguments are described there."""
-        made = FeedForward(
+        """Make a network and train it; the arguments are those of the class and of :meth:`fit`."""
+        network = FeedForward(
             symbol, ctx, num_epoch=num_epoch, epoch_size=epoch_size, optimizer=optimizer, initializer=initializer,
             **kwargs,
         )  # fmt: skip
-        await made.fit(
+        await network.fit(
             X, y, eval_data, eval_metric, epoch_end_callback, batch_end_callback, kvstore, logger, work_load_list,
             eval_end_callback=eval_end_callback, eval_batch_end_callback=eval_batch_end_callback,
         )  # fmt: skip
-        return made
+        return network
 
 
-def _joined(batches: Sequence[Sequence[Any]]) -> Any:
-    """Concatenate the arrays of batches along the first axis: one array, or a list where batches have several."""
-    found = [np.concatenate(parts) for parts in zip(*batches, strict=True)]
-    return found[0] if len(found) == 1 else found
+def _concatenate(batches: Sequence[Sequence[Any]]) -> Any:
+    """Concatenate the arrays of batches along the first axis: one array, or a list if batches have several."""
+    arrays = [np.concatenate(parts) for parts in zip(*batches, strict=True)]
+    return arrays[0] if len(arrays) == 1 else arrays

@@ -1,10 +1,10 @@
-"""Initializers (``mx.init``): the first values of parameters.
+"""Initializers (``mx.init``): the initial values of parameters.
 
-An initializer is called with a description of the parameter and its array. The name says what it is: a
-weight is left to the initializer's own rule, a bias, beta or minimum is 0, a gamma or maximum is 1. A
-parameter made with ``mx.sym.Variable(name, init=...)`` carries its own initializer.
+An initializer is called with a description of the parameter and its array. The suffix of the name selects the rule: a
+weight is filled by the initializer's rule, a bias, beta or minimum is 0, a gamma or maximum is 1. A parameter made with
+``mx.sym.Variable(name, init=...)`` has a separate initializer.
 
-Random ones draw from the generators that ``mx.random.seed`` seeds. None waits for the array.
+Random initializers draw from the generators that ``mx.random.seed`` seeds. Initializers do not wait for arrays.
 
 Example:
     >>> mx.init.Xavier()(mx.init.InitDesc("fc1_weight"), array)
@@ -27,7 +27,7 @@ from flowmx.devices import cpu
 from flowmx.devices import get as device_of
 from flowmx.ndarray import NDArray
 from flowmx.ndarray.core import push_on
-from flowmx.ndarray.creation import load_named
+from flowmx.ndarray.files import load_named
 from flowmx.ops.recurrent.layout import GATES, PackedWeights
 from flowmx.registry import Registry
 
@@ -38,12 +38,12 @@ __all__ = [
 
 
 class InitDesc(str):
-    """A parameter's name, with what else is known of it.
+    """A parameter's name, with its attributes.
 
     Args:
         name: the name.
-        attrs: the attributes of its variable; ``__init__`` is the JSON form of an initializer of its own.
-        global_init: the initializer of the whole model, for initializers that leave parts to it.
+        attrs: the attributes of its variable; ``__init__`` is the JSON form of the parameter's initializer.
+        global_init: the initializer of the whole model, to which an initializer may delegate.
     """
 
     attrs: dict[str, str]
@@ -52,14 +52,14 @@ class InitDesc(str):
     def __new__(
         cls, name: str, attrs: Mapping[str, str] | None = None, global_init: Initializer | None = None
     ) -> InitDesc:
-        made = super().__new__(cls, name)
-        made.attrs = dict(attrs or {})
-        made.global_init = global_init
-        return made
+        desc = super().__new__(cls, name)
+        desc.attrs = dict(attrs or {})
+        desc.global_init = global_init
+        return desc
 
 
 class Initializer:
-    """Base of the initializers; a subclass implements ``_init_weight(name, array)``.
+    """Base class of initializers; a subclass implements ``_init_weight(name, array)``.
 
     Args:
         **kwargs: the arguments of the subclass, for :meth:`dumps`.
@@ -71,44 +71,44 @@ class Initializer:
         self._print_func: Callable[[NDArray], str] = _root_mean_square
 
     def set_verbosity(self, verbose: bool = False, print_func: Callable[[NDArray], str] | None = None) -> Initializer:
-        """Log each array that is initialized, with what ``print_func`` says of it (this waits for the array)."""
+        """Log each initialized array, with the result of ``print_func``; this blocks until the array is computed."""
         self._verbose = verbose
         self._print_func = print_func or _root_mean_square
         return self
 
     def dumps(self) -> str:
-        """The initializer as JSON, ``'["xavier", {"magnitude": 2}]'``, which :func:`create` reads."""
+        """Return the initializer as JSON, ``'["xavier", {"magnitude": 2}]'``, which :func:`create` reads."""
         return json.dumps([type(self).__name__.lower(), self._kwargs])
 
     def __call__(self, desc: InitDesc | str, arr: NDArray) -> None:
-        """Initialize an array, in the way that its name and attributes say.
+        """Initialize an array by the rule that its name and attributes select.
 
         Raises:
-            ValueError: the name says nothing.
+            ValueError: no rule matches the name.
         """
         if not isinstance(desc, InitDesc):
-            for prefix, suffix, method in _OF_PLAIN_NAMES:
+            for prefix, suffix, method in _PLAIN_NAME_RULES:
                 if desc.startswith(prefix) and desc.endswith(suffix):
                     getattr(self, method)(desc, arr)
                     return
             desc = InitDesc(desc)
         if desc.global_init is None:
             desc.global_init = self
-        own = desc.attrs.get("__init__")
-        if own:
-            create(own)._init_weight(desc, arr)
-            self._log(desc, own, arr)
+        init = desc.attrs.get("__init__")
+        if init:
+            create(init)._init_weight(desc, arr)
+            self._verbose_print(desc, init, arr)
             return
-        for suffix, method in _BY_SUFFIX:
+        for suffix, method in _SUFFIX_RULES:
             if desc.endswith(suffix):
                 getattr(self, method)(desc, arr)
-                self._log(desc, suffix, arr)
+                self._verbose_print(desc, suffix, arr)
                 return
         self._init_default(desc, arr)
 
-    def _log(self, desc: str, kind: str, arr: NDArray) -> None:
+    def _verbose_print(self, desc: str, init: str, arr: NDArray) -> None:
         if self._verbose:
-            logging.info("Initialized %s as %s: %s", desc, kind, self._print_func(arr))
+            logging.info("Initialized %s as %s: %s", desc, init, self._print_func(arr))
 
     def _init_weight(self, name: InitDesc, arr: NDArray) -> None:
         raise NotImplementedError(f"{type(self).__name__} must implement _init_weight(name, array)")
@@ -119,7 +119,7 @@ class Initializer:
     def _init_one(self, name: InitDesc, arr: NDArray) -> None:
         arr[:] = 1
 
-    # Methods of their own, since initializers of MXNet's users override them.
+    # Separate methods, because custom initializers override them.
 
     def _init_bias(self, name: InitDesc, arr: NDArray) -> None:
         self._init_zero(name, arr)
@@ -134,7 +134,7 @@ class Initializer:
         _upsample(name, arr)
 
     def _init_loc_bias(self, name: InitDesc, arr: NDArray) -> None:
-        """The bias of a spatial transformer's last layer: it transforms nothing."""
+        """Set the bias of a spatial transformer's last layer to the identity transform."""
         if arr.shape != (6,):
             raise ValueError(f"initializer: the bias {str(name)!r} has shape {arr.shape}, expected (6,)")
         arr[:] = np.array([1, 0, 0, 0, 1, 0], np.float32)
@@ -147,8 +147,8 @@ class Initializer:
 
     def _init_default(self, name: InitDesc, arr: NDArray) -> None:
         raise ValueError(
-            f"initializer: the name {str(name)!r} does not say how to initialize the parameter; names end in _weight, "
-            "_bias, _gamma, _beta, moving_mean or moving_var, or else give the variable its own with "
+            f"initializer: no rule for the parameter {str(name)!r}: names end in _weight, _bias, _gamma, _beta, "
+            "moving_mean or moving_var; otherwise give the variable an initializer with "
             "mx.sym.Variable(name, init=...)"
         )
 
@@ -160,7 +160,7 @@ class Initializer:
     __hash__ = object.__hash__
 
 
-_BY_SUFFIX: list[tuple[str, str]] = [
+_SUFFIX_RULES: list[tuple[str, str]] = [
     ("weight", "_init_weight"),
     ("bias", "_init_bias"),
     ("gamma", "_init_gamma"),
@@ -175,12 +175,12 @@ _BY_SUFFIX: list[tuple[str, str]] = [
     ("bias_quantize", "_init_quantized_bias"),
 ]
 
-_OF_PLAIN_NAMES: list[tuple[str, str, str]] = [
+_PLAIN_NAME_RULES: list[tuple[str, str, str]] = [
     ("upsampling", "", "_init_bilinear"),
     ("stn_loc", "weight", "_init_zero"),
     ("stn_loc", "bias", "_init_loc_bias"),
 ]
-"""Methods by the name of a parameter (prefix, suffix, method), as before :class:`InitDesc` existed."""
+"""Methods by prefix and suffix of a name that is a plain str, as before :class:`InitDesc` existed."""
 
 _registry: Registry[Initializer] = Registry(Initializer, "initializer")
 register = _registry.register
@@ -198,7 +198,7 @@ def _root_mean_square(array: NDArray) -> str:
 @register
 @alias("zeros")
 class Zero(Initializer):
-    """All 0."""
+    """Fill with 0."""
 
     def _init_weight(self, name: InitDesc, arr: NDArray) -> None:
         arr[:] = 0
@@ -207,7 +207,7 @@ class Zero(Initializer):
 @register
 @alias("ones")
 class One(Initializer):
-    """All 1."""
+    """Fill with 1."""
 
     def _init_weight(self, name: InitDesc, arr: NDArray) -> None:
         arr[:] = 1
@@ -215,7 +215,7 @@ class One(Initializer):
 
 @register
 class Constant(Initializer):
-    """One number, or the content of an array of the parameter's shape.
+    """Fill with a number, or with the content of an array of the parameter's shape.
 
     Args:
         value: the number or array.
@@ -234,11 +234,11 @@ class Constant(Initializer):
         return super().dumps()
 
 
-# -- random ones -------------------------------------------------------------------------------------------
+# -- random ------------------------------------------------------------------------------------------------
 
 
 def _draw(distribution: str, scale: float, arr: NDArray) -> None:
-    """Fill an array from (-scale, scale), or from a normal distribution with that standard deviation."""
+    """Fill an array uniformly from (-scale, scale), or normally with standard deviation ``scale``."""
     low = -scale if distribution == "uniform" else 0
     getattr(random, distribution)(low, scale, arr.shape, arr.dtype, arr.context, out=arr)
 
@@ -261,7 +261,7 @@ class Uniform(Initializer):
 
 @register
 class Normal(Initializer):
-    """Normally distributed around 0.
+    """Normally distributed with mean 0.
 
     Args:
         sigma: the standard deviation.
@@ -284,10 +284,10 @@ class Orthogonal(Initializer):
 
     Args:
         scale: the length.
-        rand_type: ``"uniform"`` or ``"normal"``: where the matrix is drawn from.
+        rand_type: ``"uniform"`` or ``"normal"``, the distribution of the matrix before orthogonalization.
 
     Raises:
-        ValueError: unknown ``rand_type``.
+        ValueError: ``rand_type`` is unknown.
     """
 
     def __init__(self, scale: float = 1.414, rand_type: str = "uniform") -> None:
@@ -299,34 +299,34 @@ class Orthogonal(Initializer):
 
     def _init_weight(self, name: InitDesc, arr: NDArray) -> None:
         shape = (arr.shape[0], math.prod(arr.shape[1:]))
-        drawn = nd.empty(shape, cpu(), np.float32)
-        _draw(self.rand_type, 1.0, drawn)
-        made = nd.empty(arr.shape, cpu(), np.float32)
+        sample = nd.empty(shape, cpu(), np.float32)
+        _draw(self.rand_type, 1.0, sample)
+        basis_array = nd.empty(arr.shape, cpu(), np.float32)
 
-        def orthogonalise() -> None:
-            matrix = drawn._read()
+        def orthogonalize() -> None:
+            matrix = sample.raw()
             left, _, right = np.linalg.svd(matrix, full_matrices=False)
             basis = left if left.shape == matrix.shape else right
-            made._written()[...] = self.scale * basis.reshape(arr.shape)
+            basis_array.raw_for_writing()[...] = self.scale * basis.reshape(arr.shape)
 
-        push_on(device_of(cpu()), orthogonalise, (), (drawn.variable,), (made.variable,), "orthogonalise")
-        made.copyto(arr)
+        push_on(device_of(cpu()), orthogonalize, (), (sample.variable,), (basis_array.variable,), "orthogonalize")
+        basis_array.copyto(arr)
 
 
 @register
 class Xavier(Initializer):
-    """Random weights of a scale that keeps that of the gradients about equal in all layers.
+    """Random weights with a scale that keeps gradients of about equal size in all layers.
 
     Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks, AISTATS
     2010. With the default arguments uniform in ``[-c, c]``, ``c = sqrt(3 / ((fan_in + fan_out) / 2))``.
 
     Args:
         rnd_type: ``"uniform"``, or ``"gaussian"`` with standard deviation ``c``.
-        factor_type: divide by the mean of both fans (``"avg"``), or by that ``"in"`` or ``"out"``.
+        factor_type: divide by the mean of both fans (``"avg"``), or by one of them (``"in"`` or ``"out"``).
         magnitude: the 3 in the formula.
 
     Raises:
-        ValueError: unknown ``rnd_type`` or ``factor_type``; later, a parameter with fewer than two axes.
+        ValueError: ``rnd_type`` or ``factor_type`` is unknown; or, in a call, a parameter has fewer than two axes.
     """
 
     def __init__(self, rnd_type: str = "uniform", factor_type: str = "avg", magnitude: float = 3) -> None:
@@ -381,7 +381,7 @@ class Bilinear(Initializer):
 def _upsample(name: str, arr: NDArray) -> None:
     if arr.ndim != 4:
         raise ValueError(f"Bilinear: {str(name)!r} has shape {arr.shape}, expected four axes")
-    # As MXNet has it, the width alone says how far the kernel reaches.
+    # As in MXNet, the reach of the kernel depends on its width only.
     reach = math.ceil(arr.shape[3] / 2)
     centre = (2 * reach - 1 - reach % 2) / (2 * reach)
     rows, columns = (1 - abs(np.arange(length) / reach - centre) for length in arr.shape[2:])
@@ -390,7 +390,7 @@ def _upsample(name: str, arr: NDArray) -> None:
 
 @register
 class LSTMBias(Initializer):
-    """0, and ``forget_bias`` for the second quarter: the bias of an LSTM's forget gate.
+    """Fill an LSTM's bias with 0, and its second quarter, the bias of the forget gate, with ``forget_bias``.
 
     Jozefowicz, Zaremba and Sutskever, An Empirical Exploration of Recurrent Network Architectures, ICML 2015.
 
@@ -410,20 +410,20 @@ class LSTMBias(Initializer):
 
 @register
 class FusedRNN(Initializer):
-    """The packed parameters of the fused ``RNN`` operator, each gate's weights and biases by themselves.
+    """The packed parameters of the fused ``RNN`` operator; each gate's weights and biases are initialized separately.
 
-    A gate's arrays are called as in an unfused cell (``l0_i2h_f_weight``), for the initializer to go by.
+    A gate's arrays have the names of an unfused cell (``l0_i2h_f_weight``), which select the rule.
 
     Args:
-        init: the initializer of the parts, or its JSON form; None takes that of the whole model.
-        num_hidden: units of each layer.
+        init: the initializer of the parts, or its JSON form; None uses that of the whole model.
+        num_hidden: the number of units of a layer.
         num_layers: the number of layers.
         mode: ``"rnn_relu"``, ``"rnn_tanh"``, ``"lstm"`` or ``"gru"``.
         bidirectional: True for two directions.
         forget_bias: both biases of an LSTM's forget gates.
 
     Raises:
-        ValueError: unknown ``mode``; later, an array of a length that no such layers have.
+        ValueError: ``mode`` is unknown; or, in a call, the length of an array does not match these layers.
     """
 
     def __init__(
@@ -435,14 +435,14 @@ class FusedRNN(Initializer):
         bidirectional: bool = False,
         forget_bias: float = 1.0,
     ) -> None:
-        made = None if init is None else create(init)
+        inner = None if init is None else create(init)
         super().__init__(
-            init=None if made is None else made.dumps(), num_hidden=num_hidden, num_layers=num_layers, mode=mode,
+            init=None if inner is None else inner.dumps(), num_hidden=num_hidden, num_layers=num_layers, mode=mode,
             bidirectional=bidirectional, forget_bias=forget_bias,
         )  # fmt: skip
         if mode not in GATES:
             raise ValueError(f"FusedRNN: mode is {mode!r}, expected one of {', '.join(GATES)}")
-        self._init = made
+        self._init = inner
         self._packed = PackedWeights(mode, num_hidden, num_layers, "lr" if bidirectional else "l")
         self._forget_bias = forget_bias
 
@@ -460,26 +460,27 @@ class FusedRNN(Initializer):
             start += piece.size
 
     def _parts(self, name: str, size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Name and shape of each part, in the operator's order: all weights, then all biases."""
+        """Return name and shape of each part, in the operator's order: all weights, then all biases."""
         inputs = self._packed.inputs(size)
         if inputs is None:
-            raise ValueError(f"FusedRNN: {str(name)!r} has {size} elements, which no layers of these arguments have")
+            raise ValueError(f"FusedRNN: {str(name)!r} has {size} elements, which do not match these layers")
         return self._packed.parts(inputs)
 
 
-# -- from several sources ----------------------------------------------------------------------------------
+# -- combinations ------------------------------------------------------------------------------------------
 
 
 class Load:
-    """Copy parameters by name from a file or dict, and leave the others to another initializer.
+    """Copy parameters by name from a file or dict; other parameters use another initializer.
 
     Args:
-        param: the file's name, or from name to array; a prefix ``arg:`` or ``aux:`` of a name is dropped.
-        default_init: for names that are not there.
-        verbose: log where each comes from.
+        param: a file's name, or a dict of arrays by name; a prefix ``arg:`` or ``aux:`` of a name is removed.
+        default_init: initializes parameters that are not in ``param``.
+        verbose: log the source of each parameter.
 
     Raises:
-        TypeError: ``param`` is neither; ValueError, later: a shape differs, or a name is not there.
+        TypeError: ``param`` is neither a file's name nor a dict.
+        ValueError: in a call, a shape differs, or a name is missing.
     """
 
     def __init__(
@@ -500,9 +501,7 @@ class Load:
         source = self.param.get(str(name))
         if source is None:
             if self.default_init is None:
-                raise ValueError(
-                    f"Load: there is no parameter {str(name)!r} in what was loaded, and no default_init for it"
-                )
+                raise ValueError(f"Load: parameter {str(name)!r} was not loaded, and there is no default_init")
             self.default_init(name, arr)
         elif source.shape != arr.shape:
             raise ValueError(
@@ -515,14 +514,14 @@ class Load:
 
 
 class Mixed:
-    """The first initializer whose pattern matches the start of a parameter's name.
+    """Use the first initializer whose pattern matches the start of a parameter's name.
 
     Args:
-        patterns: regular expressions; a last one of ``".*"`` takes the rest.
-        initializers: one for each.
+        patterns: regular expressions; a last pattern ``".*"`` matches all other names.
+        initializers: one for each pattern.
 
     Raises:
-        ValueError: their numbers differ, or, later, no pattern matches.
+        ValueError: their numbers differ; or, in a call, no pattern matches.
 
     Example:
         >>> mx.init.Mixed([".*bias", ".*"], [mx.init.Zero(), mx.init.Uniform(0.1)])

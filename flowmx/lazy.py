@@ -1,41 +1,54 @@
-"""Lazy imports: modules are imported at their first use, to keep ``import flowmx`` quick."""
+"""Lazy imports: modules are imported at their first use, which keeps ``import flowmx`` fast."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 from flowmx.suggestions import did_you_mean
 
-__all__ = ["later"]
+__all__ = ["later", "public_names"]
+
+
+def public_names(module: ModuleType) -> list[str]:
+    """Return a module's public names, for ``dir``: those of ``__all__``, or else those that it defines."""
+    names = vars(module)
+    if "__all__" in names:
+        return sorted(names["__all__"])
+    return sorted(
+        name for name, value in names.items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+    )  # fmt: skip
 
 
 def later(
     package: str, names: Mapping[str, str] | None = None, others: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The ``__getattr__`` and ``__dir__`` of a package some of whose names are found later.
+    """Return ``__getattr__`` and ``__dir__`` for a package that imports some of its names at their first use.
 
     Args:
-        package: its name.
-        names: from a name to the module that it stands for, or, after a colon, to what it stands for in a module.
-        others: names of other libraries and those that do the same here, in lower case, for the error's suggestion.
+        package: name of the package.
+        names: modules by name; ``module:attribute`` for an attribute of a module.
+        others: names that other libraries use, in lower case, with flowmx's names for them; the error suggests these.
     """
     names = names or {}
 
     def find(name: str) -> Any:
         if name not in names:
-            # Python itself asks modules for many names of its own.
-            known = [each for each in listed() if not each.startswith("_")] if not name.startswith("_") else []
-            raise AttributeError(f"module {package!r} has no attribute {name!r}{did_you_mean(name, known, others)}")
+            # Python itself looks up many private names; they need no suggestion.
+            public = [] if name.startswith("_") else [other for other in dir(sys.modules[package]) if other[0] != "_"]
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{did_you_mean(name, public, others)}")
         module, _, attribute = names[name].partition(":")
-        found = importlib.import_module(module)
-        value = getattr(found, attribute) if attribute else found
+        value: Any = importlib.import_module(module)
+        if attribute:
+            value = getattr(value, attribute)
         setattr(sys.modules[package], name, value)
         return value
 
-    def listed() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *names})
+    def list_names() -> list[str]:
+        return sorted({*public_names(sys.modules[package]), *names})
 
-    return find, listed
+    return find, list_names

@@ -1,9 +1,9 @@
-"""``mx.library``: extensions, which are files in Python that register operators, passes and partitioners.
+"""``mx.library``: extensions, Python files that register operators, passes and partitioners.
 
 Example:
     >>> mx.library.load("/home/me/gelu.py", verbose=False)
-    >>> y = mx.nd.my_gelu(x)  # which the file registers by @mx.operator.register("my_gelu")
-    >>> faster = net.optimize_for("my_pass")  # by @mx.sym.register_pass("my_pass")
+    >>> y = mx.nd.my_gelu(x)  # registered by @mx.operator.register("my_gelu")
+    >>> faster = net.optimize_for("my_pass")  # registered by @mx.sym.register_pass("my_pass")
 """
 
 from __future__ import annotations
@@ -21,28 +21,27 @@ from flowmx import name as names
 from flowmx import ndarray, symbol
 from flowmx.errors import MXNetError
 from flowmx.ops.control import custom
-from flowmx.ops.registry.operators import registered
+from flowmx.ops.registry.operators import registered_operators
 from flowmx.symbol import backends
 
 __all__ = ["load"]
 
 _TABLES: dict[str, dict[str, Any]] = {"operators": custom.properties, "backends": backends.backends}
-"""Tables in which an extension may register something by name."""
+"""The registries that extensions may extend."""
 
 
 def load(path: str | Path, verbose: bool = True) -> None:
     """Run a file that registers operators, passes or partitioners.
 
-    Operators become functions of ``mx.nd`` and ``mx.sym``, passes and partitioners backends of ``optimize_for`` and
-    ``hybridize``. A file that is loaded again takes the place of what it has registered before. If it raises, it has
-    registered nothing.
+    Operators become functions of ``mx.nd`` and ``mx.sym``. Passes and partitioners become backends of ``optimize_for``
+    and ``hybridize``. Loading a file again replaces its registrations. If the file raises, nothing is registered.
 
     Args:
-        path: the file, by its absolute path; it ends in ``.py``.
-        verbose: log what it registers.
+        path: the absolute path of the ``.py`` file.
+        verbose: whether to log the registered names.
 
     Raises:
-        MXNetError: there is no such file, or it is no Python file; an operator has the name of a built-in function.
+        MXNetError: the file does not exist or is not a Python file, or an operator has the name of a built-in one.
     """
     path = Path(path)
     _check(path)
@@ -51,40 +50,40 @@ def load(path: str | Path, verbose: bool = True) -> None:
         _run(path)
         added = {kind: [key for key in table if table[key] is not before[kind].get(key)]
                  for kind, table in _TABLES.items()}  # fmt: skip
-        for each in added["operators"]:
-            if each in registered():
-                raise MXNetError(f"library.load: {path} registers the operator {each!r}, which is built in: rename it")
+        for name in added["operators"]:
+            if name in registered_operators():
+                raise MXNetError(f"library.load: {path} registers the operator {name!r}, which is built in: rename it")
     except BaseException:
         for kind, table in _TABLES.items():
             table.clear()
             table.update(before[kind])
         raise
-    for each in added["operators"]:
-        setattr(ndarray, each, _function(ndarray.Custom, each))
-        setattr(symbol, each, _function(_composed, each))
+    for name in added["operators"]:
+        setattr(ndarray, name, _function(ndarray.Custom, name))
+        setattr(symbol, name, _function(_compose, name))
     if verbose:
-        shown = "; ".join(f"{kind} {', '.join(keys)}" for kind, keys in added.items() if keys)
-        logging.getLogger(__name__).info("%s: %s", path, shown or "nothing was registered")
+        summary = "; ".join(f"{kind} {', '.join(keys)}" for kind, keys in added.items() if keys)
+        logging.getLogger(__name__).info("%s: %s", path, summary or "nothing was registered")
 
 
 def _check(path: Path) -> None:
-    wrong = ""
+    fault = ""
     if not path.exists():
-        wrong = "there is no such file"
+        fault = "the file does not exist"
     elif not path.is_absolute():
-        wrong = "expected an absolute path"
+        fault = "expected an absolute path"
     elif path.suffix in (".so", ".dll", ".dylib"):
-        wrong = "it is made for MXNet's C interface, which flowmx has not: register in a Python file, and load that"
+        fault = "libraries for MXNet's C API are not supported: write a Python file that registers the operators"
     elif path.suffix != ".py":
-        wrong = "expected a file that ends in .py"
-    if wrong:
-        raise MXNetError(f"library.load: {path}: {wrong}")
+        fault = "expected a .py file"
+    if fault:
+        raise MXNetError(f"library.load: {path}: {fault}")
 
 
 class _Source(SourceFileLoader):
-    """A loader that compiles the file each time.
+    """A loader that always compiles the file.
 
-    Python tells kept code from a changed file by whole seconds and the file's size.
+    Python's bytecode cache detects changes only by the modification time in seconds and the size.
     """
 
     def get_code(self, fullname: str) -> CodeType:
@@ -93,7 +92,7 @@ class _Source(SourceFileLoader):
 
 
 def _run(path: Path) -> None:
-    """Run the file as a module, which is importable under its name if there was none before."""
+    """Run the file as a module, which becomes importable if its name is unused."""
     spec = spec_from_file_location(path.stem, path, loader=_Source(path.stem, str(path)))
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
@@ -108,7 +107,7 @@ def _run(path: Path) -> None:
         raise
 
 
-def _composed(*args: Any, op_type: str, name: str | None = None, **kwargs: Any) -> Any:
+def _compose(*args: Any, op_type: str, name: str | None = None, **kwargs: Any) -> Any:
     return symbol.Custom(*args, op_type=op_type, name=names.current().get(name, op_type.lower()), **kwargs)
 
 

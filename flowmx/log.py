@@ -1,4 +1,4 @@
-"""``mx.log``: loggers whose lines begin with level, time, process and place."""
+"""``mx.log``: loggers with level, time, process id and source position in front of messages."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from logging import CRITICAL, DEBUG, ERROR, INFO, NOTSET, WARNING
 __all__ = ["CRITICAL", "DEBUG", "ERROR", "INFO", "NOTSET", "WARNING", "getLogger", "get_logger"]
 
 _BLUE, _GREEN, _RED, _PLAIN = "\x1b[34m", "\x1b[32m", "\x1b[31m", "\x1b[0m"
-_made: set[str] = set()
+_configured: set[str] = set()
 
 
 class _Formatter(logging.Formatter):
-    """Lines such as ``W1121 16:43:01 3525 train.py:main:12] message``, in colours on a terminal."""
+    """Formats lines such as ``W1121 16:43:01 3525 train.py:main:12] message``, in colours on a terminal."""
 
     def __init__(self, coloured: bool) -> None:
         super().__init__(datefmt="%m%d %H:%M:%S")
@@ -36,17 +36,17 @@ def get_logger(
     name: str | None = None, filename: str | os.PathLike[str] | None = None, filemode: str | None = None,
     level: int = WARNING,
 ) -> logging.Logger:  # fmt: skip
-    """A logger; one with a name gets a handler the first time that it is asked for.
+    """Return a logger; a named logger gets a handler at its first request.
 
     Args:
-        name: its name; without one it is the root logger, which is left as it is.
-        filename: where its lines go, by default to the error output.
-        filemode: the mode in which the file is opened, by default to append.
-        level: the lowest level that is logged.
+        name: its name; None: the root logger, which is not configured.
+        filename: the log file (default: stderr).
+        filemode: the mode of the file (default: append).
+        level: the minimum level.
     """
     logger = logging.getLogger(name)
-    if name is not None and name not in _made:
-        _made.add(name)
+    if name is not None and name not in _configured:
+        _configured.add(name)
         handler: logging.Handler
         if filename is not None:
             handler = logging.FileHandler(filename, filemode or "a")
@@ -62,6 +62,6 @@ def getLogger(  # noqa: N802  (MXNet's name)
     name: str | None = None, filename: str | os.PathLike[str] | None = None, filemode: str | None = None,
     level: int = WARNING,
 ) -> logging.Logger:  # fmt: skip
-    """The old name of :func:`get_logger`."""
+    """Call :func:`get_logger`; a deprecated name."""
     warnings.warn("getLogger is deprecated: use get_logger", DeprecationWarning, stacklevel=2)
     return get_logger(name, filename, filemode, level)

@@ -1,4 +1,4 @@
-"""Learning rate schedules (``mx.lr_scheduler``): from the number of updates to a learning rate."""
+"""Learning rate schedules (``mx.lr_scheduler``): the learning rate as a function of the number of updates."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ import logging
 import math
 from typing import Any, ClassVar
 
-from flowmx.registry import Recorded
+from flowmx.registry import RecordsArguments
 
 __all__ = ["CosineScheduler", "FactorScheduler", "LRScheduler", "MultiFactorScheduler", "PolyScheduler"]
 
 
-class LRScheduler(Recorded):
-    """Base of the schedules.
+class LRScheduler(RecordsArguments):
+    """Base class of schedules.
 
-    A subclass implements :meth:`rate`; one that overrides ``__call__``, as MXNet's do, works as well.
+    A subclass implements :meth:`rate`; a subclass that overrides ``__call__``, as in MXNet, works as well.
 
     Args:
         base_lr: the learning rate after the warm-up.
         warmup_steps: the number of updates of the warm-up.
-        warmup_begin_lr: the learning rate at its start.
-        warmup_mode: ``"linear"`` rises in equal steps, ``"constant"`` stays at ``warmup_begin_lr``.
+        warmup_begin_lr: the initial learning rate of the warm-up.
+        warmup_mode: ``"linear"`` increases linearly, ``"constant"`` stays at ``warmup_begin_lr``.
 
     Raises:
         ValueError: an argument is out of its range.
     """
 
     classes: ClassVar[dict[str, type[LRScheduler]]] = {}
-    """Every schedule by its class name: what a saved optimizer may name."""
+    """All schedules by class name, for optimizers loaded from a file."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -42,7 +42,7 @@ class LRScheduler(Recorded):
         warmup_mode: str = "linear",
     ) -> None:
         if not _is_count(warmup_steps, 0):
-            raise ValueError(f"warmup_steps is {warmup_steps!r}, expected an int of at least 0")
+            raise ValueError(f"warmup_steps is {warmup_steps!r}, expected a non-negative int")
         if warmup_begin_lr > base_lr:
             raise ValueError(f"warmup_begin_lr is {warmup_begin_lr}, expected at most base_lr, {base_lr}")
         if warmup_mode not in ("linear", "constant"):
@@ -54,30 +54,30 @@ class LRScheduler(Recorded):
         self.warmup_mode = warmup_mode
 
     def get_warmup_lr(self, num_update: int) -> float:
-        """The learning rate at one of the warm-up's updates."""
+        """Return the learning rate of an update in the warm-up."""
         if self.warmup_mode == "constant":
             return self.warmup_begin_lr
         rise = self.warmup_final_lr - self.warmup_begin_lr
         return self.warmup_begin_lr + rise * num_update / self.warmup_steps
 
     def __call__(self, num_update: int) -> float:
-        """The learning rate once some weight has been updated ``num_update`` times, and none more often."""
+        """Return the learning rate; ``num_update`` is the largest number of updates of a weight."""
         if num_update < self.warmup_steps:
             return self.get_warmup_lr(num_update)
         return self.rate(num_update)
 
     def rate(self, num_update: int) -> float:
-        """The learning rate after the warm-up."""
+        """Return the learning rate after the warm-up."""
         raise NotImplementedError(f"{type(self).__name__} must implement rate(num_update)")
 
 
 class FactorScheduler(LRScheduler):
-    """Multiply the learning rate by ``factor`` every ``step`` updates: ``base_lr * factor**(n // step)``.
+    """Multiplies the learning rate by ``factor`` every ``step`` updates: ``base_lr * factor**(n // step)``.
 
     Args:
-        step: updates between two changes.
-        factor: at most 1.
-        stop_factor_lr: the learning rate stays here once it has come this low.
+        step: the number of updates between two changes.
+        factor: the factor, at most 1.
+        stop_factor_lr: the smallest learning rate.
         base_lr, warmup_steps, warmup_begin_lr, warmup_mode: as for :class:`LRScheduler`.
     """
 
@@ -101,7 +101,7 @@ class FactorScheduler(LRScheduler):
         self.count = 0
 
     def rate(self, num_update: int) -> float:
-        # A loop, since training that is resumed starts at a late update.
+        # A loop, because resumed training starts at a late update.
         while num_update > self.count + self.step:
             self.count += self.step
             self.base_lr *= self.factor
@@ -117,11 +117,11 @@ class FactorScheduler(LRScheduler):
 
 
 class MultiFactorScheduler(LRScheduler):
-    """Multiply the learning rate by ``factor`` after each of the listed updates.
+    """Multiplies the learning rate by ``factor`` after each of the listed updates.
 
     Args:
-        step: numbers of updates, rising, from 1.
-        factor: at most 1.
+        step: numbers of updates, increasing, from 1.
+        factor: the factor, at most 1.
         base_lr, warmup_steps, warmup_begin_lr, warmup_mode: as for :class:`LRScheduler`.
     """
 
@@ -138,7 +138,7 @@ class MultiFactorScheduler(LRScheduler):
         if not step:
             raise ValueError(f"step is {step!r}, expected a list of numbers of updates")
         if step[0] < 1 or any(later <= earlier for earlier, later in itertools.pairwise(step)):
-            raise ValueError(f"step is {step}, expected rising numbers from 1")
+            raise ValueError(f"step is {step}, expected increasing numbers from 1")
         _check_factor(factor)
         self.step = step
         self.factor = factor
@@ -155,7 +155,7 @@ class MultiFactorScheduler(LRScheduler):
 
 
 class _Descent(LRScheduler):
-    """A schedule that falls from ``base_lr`` to ``final_lr`` until ``max_update``, and stays there."""
+    """A schedule that decreases from ``base_lr`` to ``final_lr`` until ``max_update``, and stays there."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class _Descent(LRScheduler):
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         if not _is_count(max_update, 1):
-            raise ValueError(f"max_update is {max_update!r}, expected an int of at least 1")
+            raise ValueError(f"max_update is {max_update!r}, expected a positive int")
         if max_update <= warmup_steps:
             raise ValueError(f"max_update is {max_update}, expected more than the {warmup_steps} warmup_steps")
         self.base_lr_orig = base_lr
@@ -182,12 +182,12 @@ class _Descent(LRScheduler):
         return self.base_lr
 
     def remaining(self, done: float) -> float:
-        """The part of the height that is left after a part of the way; from 1 at 0 to 0 at 1."""
+        """Return the remaining fraction of the decrease at a fraction of the updates; from 1 at 0 to 0 at 1."""
         raise NotImplementedError
 
 
 class PolyScheduler(_Descent):
-    """Fall by a polynomial: ``final_lr + (base_lr - final_lr) * (1 - n / max_update)**pwr``.
+    """Decreases the learning rate as a polynomial: ``final_lr + (base_lr - final_lr) * (1 - n / max_update)**pwr``.
 
     Args:
         max_update: the update at which ``final_lr`` is reached.
@@ -215,7 +215,9 @@ class PolyScheduler(_Descent):
 
 
 class CosineScheduler(_Descent):
-    """Fall by half a cosine: ``final_lr + (base_lr - final_lr) * (1 + cos(pi * n / max_update)) / 2``.
+    """Decreases the learning rate as half a cosine.
+
+    The learning rate is ``final_lr + (base_lr - final_lr) * (1 + cos(pi * n / max_update)) / 2``.
 
     Loshchilov and Hutter, SGDR: Stochastic Gradient Descent with Warm Restarts, arXiv:1608.03983.
 
@@ -230,8 +232,8 @@ class CosineScheduler(_Descent):
         return (1 + math.cos(math.pi * done)) / 2
 
 
-def _is_count(value: Any, least: int) -> bool:
-    return isinstance(value, int) and value >= least
+def _is_count(value: Any, minimum: int) -> bool:
+    return isinstance(value, int) and value >= minimum
 
 
 def _check_factor(factor: float) -> None:

@@ -1,33 +1,33 @@
-"""HTML for notebooks: tables and notes that look right on light and dark pages. All text is escaped here."""
+"""HTML for notebooks: tables and notes for light and dark pages. All text is escaped."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
 
-__all__ = ["code", "note", "shortened", "table"]
+__all__ = ["code", "note", "shorten", "table"]
 
 _CELL = "padding:2px 10px;text-align:left;white-space:pre;font-family:monospace;border:0;background:none"
 _HEAD = f"{_CELL};font-weight:600;border-bottom:1px solid rgba(128,128,128,.5)"
 
 
 def note(text: object) -> str:
-    """A small line of text."""
+    """Return a small line of text."""
     return f'<div style="font-family:sans-serif;font-size:.9em;opacity:.85">{escape(str(text))}</div>'
 
 
 def code(text: object) -> str:
-    """Text as it is."""
+    """Return preformatted text."""
     return f'<pre style="margin:.3em 0;background:none;line-height:1.3">{escape(str(text))}</pre>'
 
 
 def table(heads: Sequence[object], rows: Iterable[Sequence[object]], caption: object = "") -> str:
-    """A table.
+    """Return a table.
 
     Args:
-        heads: of the columns; none: no heads.
-        rows: cells, as text.
-        caption: above it.
+        heads: headings of the columns; empty: no headings.
+        rows: rows of cells.
+        caption: text above the table.
     """
     parts = [note(caption)] if caption else []
     parts.append('<table style="border-collapse:collapse;font-size:.9em;margin:.3em 0">')
@@ -41,10 +41,10 @@ def _row(cells: Sequence[object], tag: str, style: str) -> str:
     return "<tr>" + "".join(f'<{tag} style="{style}">{escape(str(cell))}</{tag}>' for cell in cells) + "</tr>"
 
 
-def shortened(rows: Sequence[Sequence[object]], most: int) -> list[Sequence[object]]:
-    """The first rows, at most so many, and one with the number of those left out."""
-    if len(rows) <= most:
+def shorten(rows: Sequence[Sequence[object]], max_rows: int) -> list[Sequence[object]]:
+    """Return at most ``max_rows`` rows; a row in the middle has the number of omitted rows."""
+    if len(rows) <= max_rows:
         return list(rows)
-    left_out = f"... {len(rows) - most + 1} more ..."
-    head = most * 2 // 3
-    return [*rows[:head], [left_out], *rows[len(rows) - (most - head - 1) :]]
+    placeholder = f"... {len(rows) - max_rows + 1} more ..."
+    head = max_rows * 2 // 3
+    return [*rows[:head], [placeholder], *rows[len(rows) - (max_rows - head - 1) :]]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flowmx import ndarray as nd
 from flowmx.devices import cpu
 from flowmx.ndarray import NDArray
-from flowmx.ndarray.creation import load_named
+from flowmx.ndarray.files import load_named
+
+if TYPE_CHECKING:
+    from flowmx.feedforward import FeedForward as FeedForward  # MXNet has it here
 
 __all__ = ["BatchEndParam", "load_checkpoint", "load_params", "save_checkpoint"]
 
@@ -43,12 +46,12 @@ def save_checkpoint(
     """Save a symbol and its parameters; blocks until they are on disk.
 
     Args:
-        prefix: of the files' names, ``<prefix>-symbol.json`` and ``<prefix>-<epoch, four digits>.params``.
-        epoch: the number of epochs done.
-        symbol: the symbol; None saves the parameters alone.
+        prefix: the prefix of the files' names, ``<prefix>-symbol.json`` and ``<prefix>-<epoch, four digits>.params``.
+        epoch: the number of completed epochs.
+        symbol: the symbol; None saves only the parameters.
         arg_params: the parameters.
         aux_params: the auxiliary states.
-        remove_amp_cast: leave casts of mixed precision out of the symbol.
+        remove_amp_cast: remove casts of mixed precision from the symbol.
     """
     if symbol is not None:
         symbol.save(f"{prefix}-symbol.json", remove_amp_cast=remove_amp_cast)
@@ -64,16 +67,16 @@ def save_params(path: str, arg_params: Mapping[str, NDArray], aux_params: Mappin
 
 
 def load_params(prefix: str, epoch: int) -> tuple[Params, Params]:
-    """The parameters and auxiliary states of a checkpoint; as :func:`load_checkpoint` without the symbol."""
+    """Load the parameters and auxiliary states of a checkpoint, without its symbol; see :func:`load_checkpoint`."""
     return read_params(f"{prefix}-{epoch:04d}.params")
 
 
 def read_params(path: str) -> tuple[Params, Params]:
-    """The parameters and auxiliary states in a file.
+    """Load the parameters and auxiliary states in a file.
 
     Raises:
         ValueError: its arrays are not named ``arg:...`` and ``aux:...``.
-        OSError: it can not be read.
+        OSError: the file cannot be read.
     """
     loaded = load_named(path)
     parts: dict[str, Params] = {"arg": {}, "aux": {}}
@@ -92,27 +95,19 @@ def read_params(path: str) -> tuple[Params, Params]:
 
 
 def load_checkpoint(prefix: str, epoch: int) -> tuple[Any, Params, Params]:
-    """Load what :func:`save_checkpoint` saved (MXNet's, too).
+    """Load the result of :func:`save_checkpoint` (also MXNet's).
 
     Args:
-        prefix: of the files' names.
-        epoch: the number of epochs done.
+        prefix: the prefix of the files' names.
+        epoch: the number of completed epochs.
 
     Returns:
-        the symbol, the parameters and the auxiliary states.
+        The symbol, the parameters and the auxiliary states.
 
     Raises:
-        ValueError: the files hold something else.
-        OSError: they can not be read.
+        ValueError: a file has another format.
+        OSError: a file cannot be read.
     """
     from flowmx import symbol
 
     return symbol.load(f"{prefix}-symbol.json"), *load_params(prefix, epoch)
-
-
-def __getattr__(name: str) -> Any:
-    if name == "FeedForward":  # it stands on modules, which stand on this
-        from flowmx.feedforward import FeedForward
-
-        return FeedForward
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""``mx.mon.Monitor``: statistics of weights, gradients and everything in between, now and then.
+"""``mx.mon.Monitor``: periodic statistics of weights, gradients and all intermediate values.
 
 Example:
     >>> mon = mx.mon.Monitor(100, pattern=".*weight")
@@ -14,6 +14,7 @@ or around any training step:
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import re
@@ -23,8 +24,9 @@ from typing import Any, NamedTuple
 from flowmx import ndarray as nd
 from flowmx.autograd import pause
 from flowmx.executor import Executor
-from flowmx.gluon.base import Block
+from flowmx.gluon.base_block import Block
 from flowmx.ndarray import NDArray
+from flowmx.overrides import is_replaced
 
 __all__ = ["Monitor"]
 
@@ -39,26 +41,26 @@ class _Entry(NamedTuple):
 
 
 def rms(x: NDArray) -> NDArray:
-    """The root of the mean of the squares."""
+    """Return the root of the mean of the squares."""
     return nd.norm(x.astype("float32", copy=False)) / math.sqrt(max(1, x.size))
 
 
 class Monitor:
-    """Statistics of outputs, weights and gradients, every so many batches.
+    """Statistics of outputs, weights and gradients, every ``interval`` batches.
 
-    The values are those of the same operators, computed one by one: in the batches that it looks at nothing is fused or
-    shares memory. In the others nothing is different. Statistics are enqueued; only :meth:`toc` waits.
+    Observed batches are computed operator by operator, without fusion or memory sharing; other batches are not
+    affected. Statistics are enqueued; only :meth:`toc` waits.
 
     Args:
         interval: the number of batches between two observations.
-        stat_func: gives an array, or several, for an array (default: its 2-norm divided by the root of its size).
-        pattern: a regular expression; only values count whose names begin with a match. ``".*weight"`` are the weights,
-            ``".*backward.*"`` the gradients in executors, ``".*_grad"`` those of a block's parameters.
+        stat_func: returns an array, or several, for an array (default: its 2-norm divided by the root of its size).
+        pattern: a regular expression, matched at the beginning of names. ``".*weight"`` selects the weights,
+            ``".*backward.*"`` the gradients in executors, ``".*_grad"`` the gradients of a block's parameters.
         sort: sort by name.
-        monitor_all: look at the inputs of operators too.
+        monitor_all: observe the inputs of operators too.
 
     Attributes:
-        activated: True between a :meth:`tic` that looks and its :meth:`toc`.
+        activated: True from a :meth:`tic` of an observed batch to its :meth:`toc`.
         step: the number of calls of :meth:`tic`.
     """
 
@@ -81,41 +83,41 @@ class Monitor:
         self.blocks: list[Block] = []
 
     def install(self, exe: Executor | Block) -> None:
-        """Look at an executor, or at a block with its children; there may be several.
+        """Observe an executor, or a block with its children; may be called several times.
 
         Raises:
-            TypeError: it is neither.
+            TypeError: the argument has another type.
         """
         if isinstance(exe, Executor):
             exe.set_monitor_callback(self.stat_helper, self.monitor_all, self._is_activated)
             self.exes.append(exe)
         elif isinstance(exe, Block):
-            exe._add_op_hook(self._at_operator, self.monitor_all, self._is_activated)
-            exe.apply(lambda block: block.register_forward_hook(self._at_block))
+            exe._add_op_hook(self._observe_operator, self.monitor_all, self._is_activated)
+            exe.apply(lambda block: block.register_forward_hook(self._observe_block))
             self.blocks.append(exe)
         else:
-            raise TypeError(f"Monitor.install: {exe!r} was given, expected an Executor or a Block")
+            raise TypeError(f"Monitor.install: exe is {exe!r}, expected an Executor or a Block")
 
     def _is_activated(self) -> bool:
         return self.activated
 
     def stat_helper(self, name: str, array: NDArray) -> None:
-        """Enqueue the statistic of a value, if it is looked at."""
+        """Enqueue the statistic of a value, if the batch is observed and the name matches."""
         if self.activated and self.re_prog.match(name):
             self.queue.append(_Entry(self.step, name, self._statistic(name, array)))
 
     def _statistic(self, name: str, array: NDArray) -> Sequence[NDArray]:
         with pause():
-            found = self.stat_func(array.detach())
-        values = [found] if isinstance(found, NDArray) else found
-        if not isinstance(values, (list, tuple)) or not all(isinstance(each, NDArray) for each in values):
-            raise TypeError(f"Monitor: stat_func gave {found!r} for {name}, expected an array or a list of arrays")
+            result = self.stat_func(array.detach())
+        values = [result] if isinstance(result, NDArray) else result
+        if not isinstance(values, (list, tuple)) or not all(isinstance(value, NDArray) for value in values):
+            raise TypeError(f"Monitor: stat_func returned {result!r} for {name}, expected an array or a list of arrays")
         return values
 
-    def _at_operator(self, name: str, operator: str, array: NDArray) -> None:
+    def _observe_operator(self, name: str, operator: str, array: NDArray) -> None:
         self.stat_helper(name, array)
 
-    def _at_block(self, block: Block, inputs: Any, outputs: Any) -> None:
+    def _observe_block(self, block: Block, inputs: Any, outputs: Any) -> None:
         if not self.activated:
             return
         arrays = list(_arrays(outputs))
@@ -132,39 +134,44 @@ class Monitor:
         self.step += 1
 
     def toc(self) -> list[Row]:
-        """End a batch; returns (step, name, statistics in words) of what was looked at.
+        """End a batch; return (step, name, statistics as text) of the observed values.
 
         Blocks until these are computed. In a coroutine, await :meth:`toc_async`.
         """
-        return [self._row(entry) for entry in self._collected()]
+        return [self._row(entry) for entry in self._collect()]
 
     async def toc_async(self) -> list[Row]:
-        """As :meth:`toc`, awaiting the statistics."""
-        found = self._collected()
-        for entry in found:
+        """Run :meth:`toc`, awaiting the statistics."""
+        if is_replaced(self, "toc", _toc):
+            return await asyncio.to_thread(self.toc)
+        entries = self._collect()
+        for entry in entries:
             for value in entry.values:
                 await value
-        return [self._row(entry) for entry in found]
+        return [self._row(entry) for entry in entries]
 
     def toc_print(self) -> None:
         """End a batch, and log its statistics."""
         _log(self.toc())
 
     async def toc_print_async(self) -> None:
-        """As :meth:`toc_print`, awaiting the statistics."""
-        _log(await self.toc_async())
+        """Run :meth:`toc_print`, awaiting the statistics."""
+        if is_replaced(self, "toc_print", _toc_print):
+            await asyncio.to_thread(self.toc_print)
+        else:
+            _log(await self.toc_async())
 
-    def _collected(self) -> list[_Entry]:
+    def _collect(self) -> list[_Entry]:
         if not self.activated:
             return []
-        for name, array in self._kept():
+        for name, array in self._persistent_arrays():
             self.stat_helper(name, array)
         self.activated = False
-        found, self.queue = self.queue, []
-        return sorted(found, key=lambda entry: entry.name) if self.sort else found
+        entries, self.queue = self.queue, []
+        return sorted(entries, key=lambda entry: entry.name) if self.sort else entries
 
-    def _kept(self) -> Iterator[tuple[str, NDArray]]:
-        """The arrays that stay from batch to batch."""
+    def _persistent_arrays(self) -> Iterator[tuple[str, NDArray]]:
+        """Iterate over the weights, auxiliary states and gradients, by name."""
         for exe in self.exes:
             yield from exe.arg_dict.items()
             yield from exe.aux_dict.items()
@@ -176,8 +183,11 @@ class Monitor:
                         yield f"{name}_grad", param.list_grad()[0]
 
     def _row(self, entry: _Entry) -> Row:
-        words = [str(each.asscalar() if each.shape == (1,) else each.asnumpy()) + "\t" for each in entry.values]
+        words = [str(value.asscalar() if value.shape == (1,) else value.asnumpy()) + "\t" for value in entry.values]
         return entry.step, entry.name, "".join(words)
+
+
+_toc, _toc_print = Monitor.toc, Monitor.toc_print
 
 
 def _log(rows: Sequence[Row]) -> None:
@@ -189,5 +199,5 @@ def _arrays(value: Any) -> Iterator[NDArray]:
     if isinstance(value, NDArray):
         yield value
     elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _arrays(each)
+        for item in value:
+            yield from _arrays(item)

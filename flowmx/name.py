@@ -1,14 +1,19 @@
-"""Automatic names of symbols: ``fullyconnected0``, ``fullyconnected1``, ... and prefixes."""
+"""Automatic names of symbols, ``fullyconnected0``, ``fullyconnected1``, ..., and prefixes."""
 
 from __future__ import annotations
 
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
+from typing import cast
 
 from flowmx.base import ClassProperties, ClassProperty
+from flowmx.scopes import Entries, Value, assign
+
+_default: Value[NameManager] = Value(cast("NameManager", None))
+_current: ContextVar[Value[NameManager]] = ContextVar("flowmx_names", default=_default)
 
 
 class NameManager(metaclass=ClassProperties):
-    """Gives names to symbols made without one; a ``with`` block makes it the task's current one.
+    """Names symbols that are created without a name; a context manager that makes it the task's current one.
 
     Example:
         >>> with mx.name.NameManager():
@@ -17,17 +22,17 @@ class NameManager(metaclass=ClassProperties):
         'flatten0'
 
     Attributes:
-        current: the task's current one, which may be set.
+        current: the task's current name manager; it can be set.
     """
 
-    current = ClassProperty(lambda owner: _current.get(), lambda manager: _current.set(manager))
+    current = ClassProperty(lambda owner: _current.get().value, lambda manager: assign(_current, Value(manager)))
 
     def __init__(self) -> None:
         self._counter: dict[str, int] = {}
-        self._tokens: list[Token[NameManager]] = []
+        self._entries = Entries(_current)
 
     def get(self, name: str | None, hint: str) -> str:
-        """The name to use: the given one, or ``hint`` with the next number."""
+        """Return ``name``, or ``hint`` with the next number."""
         if name:
             return name
         number = self._counter.get(hint, 0)
@@ -35,19 +40,19 @@ class NameManager(metaclass=ClassProperties):
         return f"{hint}{number}"
 
     def __enter__(self) -> NameManager:
-        self._tokens.append(_current.set(self))
+        self._entries.enter(Value(self))
         return self
 
     def __exit__(self, *error: object) -> None:
-        _current.reset(self._tokens.pop())
+        self._entries.leave()
 
 
 class Prefix(NameManager):
-    """Puts a prefix before every name, given ones too.
+    """Adds a prefix to all names, explicit ones too.
 
     Example:
         >>> with mx.name.Prefix("stage1_"):
-        ...     net = mx.sym.Variable("data")      # named as given: variables of the user keep their names
+        ...     net = mx.sym.Variable("data")      # variables of the user keep their names
         ...     net = mx.sym.Flatten(net, name="flat")
         >>> net.name
         'stage1_flat'
@@ -61,10 +66,9 @@ class Prefix(NameManager):
         return self._prefix + super().get(name, hint)
 
 
-_DEFAULT = NameManager()
-_current: ContextVar[NameManager] = ContextVar("flowmx_names", default=_DEFAULT)
+_default.value = NameManager()
 
 
 def current() -> NameManager:
-    """The task's current name manager."""
-    return _current.get()
+    """Return the task's current name manager."""
+    return _current.get().value

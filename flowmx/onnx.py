@@ -1,4 +1,4 @@
-"""``mx.onnx``: MXNet 1.9's place for writing ONNX files, which ``mx.contrib.onnx`` does, as it reads them."""
+"""``mx.onnx``: the functions of ``mx.contrib.onnx`` under their path in MXNet 1.9."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mx.operator``: operators of the user's own, written in Python on arrays.
+"""``mx.operator``: custom operators, written in Python on arrays.
 
 Example:
     >>> class Square(mx.operator.CustomOp):
@@ -13,8 +13,8 @@ Example:
     >>> mx.nd.Custom(mx.nd.array([3]), op_type="square").asnumpy()
     array([9.], dtype=float32)
 
-``forward`` and ``backward`` may also be coroutine functions (``async def``); they run on the engine's loop.
-Either may use arrays as any code does, and wait for what it has computed.
+``forward`` and ``backward`` may also be coroutine functions (``async def``), which run on the engine's loop. Both may
+use arrays like any code, and wait for results.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.core import Storage, allocate
 from flowmx.ndarray.recording import State
 from flowmx.ops.control import custom
-from flowmx.ops.registry.operators import Run, lookup, registered
+from flowmx.ops.registry.operators import Run, lookup, registered_operators
 
 __all__ = [
     "CustomOp", "CustomOpProp", "OperatorArguments", "get_all_registered_operators", "get_operator_arguments",
@@ -41,10 +41,10 @@ _WRITTEN = ("out_data", "in_grad", "aux")
 
 
 class CustomOp:
-    """The computation of a custom operator; made by :meth:`CustomOpProp.create_operator`.
+    """The computation of a custom operator, created by :meth:`CustomOpProp.create_operator`.
 
-    One object serves the forward and the backward pass of a call, or of a node of a bound graph, so what the
-    first keeps on ``self`` the second finds there.
+    The same object runs the forward and the backward pass of a call, or of a node of a bound graph, so attributes that
+    ``forward`` sets on ``self`` are available in ``backward``.
     """
 
     def forward(
@@ -53,9 +53,9 @@ class CustomOp:
         """Compute ``out_data`` from ``in_data``.
 
         Args:
-            is_train: training mode.
-            req: the storing request of each output, for :meth:`assign`.
-            in_data: the arguments; they may not be written.
+            is_train: whether training mode is on.
+            req: the requests of the outputs, for :meth:`assign`.
+            in_data: the arguments, which are read-only.
             out_data: the outputs to write.
             aux: the auxiliary states, which may be read and written.
         """
@@ -64,14 +64,14 @@ class CustomOp:
         self, req: list[str], out_grad: list[NDArray], in_data: list[NDArray], out_data: list[NDArray],
         in_grad: list[NDArray], aux: list[NDArray],
     ) -> Any:  # fmt: skip
-        """Compute ``in_grad``, the gradients of the arguments, from ``out_grad``, those of the outputs.
+        """Compute ``in_grad``, the gradients of the arguments, from ``out_grad``, the gradients of the outputs.
 
-        What :meth:`CustomOpProp.declare_backward_dependency` leaves out is None. Gradients that are not
+        Arrays that :meth:`CustomOpProp.declare_backward_dependency` does not select are None. Gradients that are not
         assigned are 0.
         """
 
     def assign(self, dst: NDArray, req: str, src: Any) -> None:
-        """Store ``src`` in ``dst`` as ``req`` says: ``null`` (not), ``write``, ``inplace`` or ``add``."""
+        """Store ``src`` in ``dst`` by the request ``req``: ``null`` (do nothing), ``write``, ``inplace`` or ``add``."""
         if req in ("write", "inplace"):
             dst[:] = src
         elif req == "add":
@@ -83,47 +83,47 @@ class CustomOp:
 class CustomOpProp:
     """The declaration of a custom operator: its arguments, outputs, shapes and dtypes.
 
-    The parameters of a call reach the constructor of a subclass as text.
+    The constructor of a subclass receives the parameters of a call as text.
 
     Args:
-        need_top_grad: False for an output layer, whose gradient does not depend on those of its outputs.
+        need_top_grad: False for an output layer, whose gradient does not depend on the gradients of its outputs.
     """
 
     def __init__(self, need_top_grad: bool = True) -> None:
         self.need_top_grad_ = need_top_grad
 
     def list_arguments(self) -> list[str]:
-        """Names of the arguments."""
+        """Return the names of the arguments."""
         return ["data"]
 
     def list_outputs(self) -> list[str]:
-        """Names of the outputs."""
+        """Return the names of the outputs."""
         return ["output"]
 
     def list_auxiliary_states(self) -> list[str]:
-        """Names of the auxiliary states."""
+        """Return the names of the auxiliary states."""
         return []
 
     def infer_shape(self, in_shape: list[Any], /) -> Any:
-        """The shapes of arguments, outputs and (may be left out) auxiliary states.
+        """Return the shapes of arguments, outputs and (optionally) auxiliary states.
 
         Args:
-            in_shape: a list for each argument's shape, with 0 where a length is unknown; empty where nothing
-                is known.
+            in_shape: the shapes of the arguments as lists, with 0 for unknown lengths; empty for unknown shapes.
         """
         return in_shape, [in_shape[0]] * len(self.list_outputs()), []
 
     def infer_type(self, in_type: list[Any], /) -> Any:
-        """The dtypes, likewise: NumPy's types, None where unknown."""
+        """Return the dtypes of arguments, outputs and auxiliary states as NumPy types; None if unknown."""
         return in_type, [in_type[0]] * len(self.list_outputs()), [in_type[0]] * len(self.list_auxiliary_states())
 
     def infer_storage_type(self, in_stype: list[str], /) -> Any:
-        """The storage types (``default``, ``csr``, ``row_sparse``) of arguments, outputs and states, in this order.
+        """Return the storage types (``default``, ``csr``, ``row_sparse``) of arguments, outputs and states.
 
-        Here all are dense: sparse arguments are made so. Arrays of other types are given to the operator as said.
+        By default all are dense, and sparse arguments are converted. Otherwise the operator receives arrays of the
+        returned types.
 
         Args:
-            in_stype: the arguments' storage types.
+            in_stype: storage types of the arguments.
         """
         return (
             ["default"] * len(in_stype), ["default"] * len(self.list_outputs()),
@@ -134,24 +134,24 @@ class CustomOpProp:
         self, ograd_stype: list[str], in_stype: list[str], out_stype: list[str], igrad_stype: list[str],
         aux_stype: list[str], /,
     ) -> Any:  # fmt: skip
-        """The storage types in the backward pass, in the order of the arguments. Here all are dense.
+        """Return the storage types in the backward pass, in the order of the arguments. By default all are dense.
 
         Args:
-            ograd_stype: those of the outputs' gradients.
-            in_stype: of the arguments.
-            out_stype: of the outputs.
-            igrad_stype: of the arguments' gradients; ``default``.
-            aux_stype: of the auxiliary states.
+            ograd_stype: storage types of the gradients of the outputs.
+            in_stype: storage types of the arguments.
+            out_stype: storage types of the outputs.
+            igrad_stype: storage types of the gradients of the arguments; ``default``.
+            aux_stype: storage types of the auxiliary states.
         """
         groups = ograd_stype, in_stype, out_stype, igrad_stype, aux_stype
-        return tuple(["default"] * len(each) for each in groups)
+        return tuple(["default"] * len(group) for group in groups)
 
     def declare_backward_dependency(self, out_grad: list[int], in_data: list[int], out_data: list[int]) -> list[int]:
-        """Select the numbered arrays that the backward pass needs."""
+        """Select the indices of the arrays that the backward pass needs."""
         return [*(out_grad if self.need_top_grad_ else []), *in_data, *out_data]
 
     def create_operator(self, ctx: Any, in_shapes: list[list[int]], in_dtypes: list[Any], /) -> Any:
-        """The object that computes, for arguments of these shapes and dtypes on a device."""
+        """Create the object that computes the operator, for arguments of these shapes and dtypes on a device."""
         return CustomOp()
 
 
@@ -159,22 +159,22 @@ P = TypeVar("P", bound=Callable[..., Any])
 
 
 def register(reg_name: str) -> Callable[[P], P]:
-    """Register a subclass of :class:`CustomOpProp`, as ``Custom(..., op_type=reg_name)``; a later one takes over."""
+    """Register a subclass of :class:`CustomOpProp` for ``Custom(..., op_type=reg_name)``, replacing an earlier one."""
 
-    def registering(prop_cls: P) -> P:
+    def decorate(prop_cls: P) -> P:
         custom.properties[reg_name] = prop_cls
         return prop_cls
 
-    return registering
+    return decorate
 
 
 def get_all_registered_operators() -> list[str]:
-    """The names of all operators that are built in."""
-    return sorted(name for name, cls in registered().items() if not cls.traits.hidden)
+    """Return the names of all built-in operators."""
+    return sorted(name for name, cls in registered_operators().items() if not cls.traits.hidden)
 
 
 class OperatorArguments(NamedTuple):
-    """The arguments of an operator: how many, their names, and their types in words."""
+    """The arguments of an operator: their number, names, and descriptions of their types."""
 
     narg: int
     names: list[str]
@@ -182,32 +182,32 @@ class OperatorArguments(NamedTuple):
 
 
 def get_operator_arguments(op_name: str) -> OperatorArguments:
-    """The inputs and parameters of an operator.
+    """Return the inputs and parameters of an operator.
 
     Raises:
-        AttributeError: there is no such operator.
+        AttributeError: the operator does not exist.
     """
     cls = lookup(op_name)
     inputs = ["data"] if cls.variadic else [*cls.arguments, *cls.auxiliary]
     names = [*inputs, *cls.parameters]
-    types = ["NDArray-or-Symbol"] * len(inputs) + [each.describe() for each in cls.parameters.values()]
+    types = ["NDArray-or-Symbol"] * len(inputs) + [parameter.describe() for parameter in cls.parameters.values()]
     return OperatorArguments(len(names), names, types)
 
 
-class _Lent:
-    """Arrays lent to user code: handles of their own on memory that an operation holds.
+class _UserArrays:
+    """Arrays for user code: separate handles on the memory of an operation.
 
-    What is pushed on them waits for nothing outside, and the operation waits for it.
+    Operations pushed on these arrays do not wait for other operations, and the custom operation waits for them.
     """
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._storages: list[Storage] = []
-        self._apart: list[tuple[Any, Any]] = []
+        self._copies: list[tuple[Any, Any]] = []
         self._sparse: list[tuple[custom.SparseValue, NDArray]] = []
 
     def array(self, raw: Any, written: bool) -> NDArray | None:
-        """An array over this memory, or over a copy where that does not lie in one piece."""
+        """Return an array on this memory, or on a copy if the memory is not contiguous."""
         if raw is None:
             return None
         if isinstance(raw, custom.SparseValue):
@@ -216,30 +216,30 @@ class _Lent:
         if not raw.flags.c_contiguous:
             memory = self._run.xp.array(raw, order="C")
             if written:
-                self._apart.append((raw, memory))
+                self._copies.append((raw, memory))
         elif not written and hasattr(raw.flags, "writeable"):
             memory = raw.view()
             memory.flags.writeable = False
-        made = allocate(self._run.device, raw.shape, raw.dtype, memory)
-        self._storages.append(made.variable)
-        return cast("NDArray", made)
+        array = allocate(self._run.device, raw.shape, raw.dtype, memory)
+        self._storages.append(array.variable)
+        return cast("NDArray", array)
 
     def _sparse_array(self, value: custom.SparseValue, written: bool) -> NDArray:
-        from flowmx.ndarray.sparse.arrays import allocated  # which few programs need
+        from flowmx.ndarray.sparse.arrays import allocated  # here, because few programs need it
 
         content = value.content
         if not written:
             data = content.data.view()
             data.flags.writeable = False
             content = content._replace(data=data)
-        made = allocated(value.stype, self._run.device, value.shape, value.dtype, content)
-        self._storages.append(made.variable)
+        array = allocated(value.stype, self._run.device, value.shape, value.dtype, content)
+        self._storages.append(array.variable)
         if written:
-            self._sparse.append((value, made))
-        return made
+            self._sparse.append((value, array))
+        return array
 
     def wait(self) -> None:
-        """Wait for what was pushed on the arrays."""
+        """Wait for the operations pushed on the arrays."""
         for storage in self._storages:
             for op in list(storage.pending()):
                 engine.wait(op)
@@ -247,26 +247,28 @@ class _Lent:
                 storage.marks.finish_reads()
 
     async def wait_async(self) -> None:
-        """The awaited form of :meth:`wait`."""
+        """Wait as :meth:`wait` does, without blocking the event loop."""
         for storage in self._storages:
             for op in list(storage.pending()):
-                await _Until(op)
-            if storage.marks is not None:  # a device: launched, and to be waited for
+                await _Completion(op)
+            if storage.marks is not None:  # the work was launched on a device and may still run
                 await asyncio.get_running_loop().run_in_executor(None, storage.marks.finish_reads)
-                storage.marks.finish_reads()  # done: this thread is to know it too
+                storage.marks.finish_reads()  # it has completed; update this thread's state
 
     def close(self) -> None:
-        """Raise what failed inside, and bring the results where they belong."""
+        """Raise the errors of the operations, and copy results back to their memory."""
         for storage in self._storages:
             if storage.failure is not None:
                 storage.failure.throw()
-        for raw, memory in self._apart:
+        for raw, memory in self._copies:
             raw[...] = memory
         for value, array in self._sparse:
-            value.content = array._read()
+            value.content = array.raw()
 
 
-class _Until:
+class _Completion:
+    """An awaitable that waits for an operation."""
+
     def __init__(self, op: Any) -> None:
         self._op = op
 
@@ -278,29 +280,29 @@ def _run_user_code(
     method: Callable[..., Any], run: Run, groups: Mapping[str, Sequence[Any]], extra: Mapping[str, Any]
 ) -> Awaitable[None] | None:
     """Call a method of a CustomOp (see :data:`flowmx.ops.control.custom.runner`)."""
-    lent = _Lent(run)
-    given = {name: [lent.array(raw, name in _WRITTEN) for raw in group] for name, group in groups.items()}
+    user_arrays = _UserArrays(run)
+    arrays = {name: [user_arrays.array(raw, name in _WRITTEN) for raw in group] for name, group in groups.items()}
     token = recording.state.set(State(False, run.train))
     try:
         with run.device.context:
-            result = method(**given, **extra)
+            result = method(**arrays, **extra)
     finally:
         recording.state.reset(token)
-        lent.wait()
+        user_arrays.wait()
     if isinstance(result, Awaitable):
-        return _run_coroutine(result, lent, run)
-    lent.close()
+        return _run_coroutine(result, user_arrays, run)
+    user_arrays.close()
     return None
 
 
-async def _run_coroutine(result: Awaitable[Any], lent: _Lent, run: Run) -> None:
-    recording.state.set(State(False, run.train))  # for this operation's own context, and so for good
+async def _run_coroutine(result: Awaitable[Any], user_arrays: _UserArrays, run: Run) -> None:
+    recording.state.set(State(False, run.train))  # never reset: the context belongs to this operation
     try:
         with run.device.context, raised_as_mxnet(Exception):
             await result
     finally:
-        await lent.wait_async()
-    lent.close()
+        await user_arrays.wait_async()
+    user_arrays.close()
 
 
 custom.runner = _run_user_code

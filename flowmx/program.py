@@ -1,9 +1,9 @@
-"""The end of this program: the exception that ended it, and SIGTERM, which asks it to end in order.
+"""The end of the program: the exception that ended it, and an orderly shutdown on SIGTERM.
 
-SIGTERM lets a program finish its step: training loops that write checkpoints call :func:`hold`, and end at a place of
-their own choice by :func:`leave`; other programs end where their next step would begin. Whoever has something to finish
-says so by :func:`finish_first`; where nobody does, the program ends at once. After ``FLOWMX_LEAVE_TIMEOUT`` seconds, or
-at a second signal, it ends wherever it is.
+On SIGTERM a program finishes its training step. Loops that write checkpoints use :func:`defer_shutdown` and call
+:func:`shut_down` at a suitable point; other programs end before their next step. Components register functions with
+:func:`delay_shutdown_while` that report unfinished work; without such work the program ends immediately. After
+``FLOWMX_LEAVE_TIMEOUT`` seconds, or at a second signal, it is terminated.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from flowmx import settings
-from flowmx.comm.verdict import TERMINATED, Evidence, judge
+from flowmx.comm.exit_reason import TERMINATED, classify_exit
 
 __all__ = [
-    "asked_to_end", "end_as_failed", "ended_by", "fail", "finish_first", "heed_sigterm", "held", "hold", "leave",
-    "watch",
+    "defer_shutdown", "delay_shutdown_while", "end_as_failed", "ended_by", "fail", "install_sigterm_handler",
+    "is_shutdown_deferred", "is_terminating", "record_exit_status", "shut_down",
 ]  # fmt: skip
 
 log = logging.getLogger("flowmx")
@@ -38,39 +38,39 @@ class _Program:
 
     Attributes:
         main: the outermost frame of the main thread.
-        code: what ``sys.exit`` was last given there.
-        asked: set once SIGTERM has come.
-        failed: whether the program is to end as failed, whatever its own status is.
-        holds: how many loops end the program by themselves.
-        unfinished: functions that tell whether something is to be finished first.
+        code: the last argument of ``sys.exit`` in the main thread.
+        terminating: set once SIGTERM was received.
+        failed: whether the program has to exit with a failure status.
+        deferrals: number of loops that end the program themselves.
+        unfinished: functions that return whether there is unfinished work.
     """
 
     def __init__(self) -> None:
         self.main: FrameType | None = None
         self.code: object = None
-        self.asked = threading.Event()
+        self.terminating = threading.Event()
         self.failed = False
-        self.holds = 0
+        self.deferrals = 0
         self.unfinished: list[Callable[[], bool]] = []
 
 
 _program = _Program()
 
 
-# -- how it ended ----------------------------------------------------------------------------------------------
+# -- exit reason -----------------------------------------------------------------------------------------------
 
 
-def watch() -> None:
-    """Note from now on with what ``sys.exit`` ends the program; Python itself tells nobody at the exit."""
+def record_exit_status() -> None:
+    """Record the argument of ``sys.exit``, which Python does not provide to exit handlers."""
     if _program.main is None:
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         while frame is not None and frame.f_back is not None:
             frame = frame.f_back
         _program.main = frame
-        sys.exit = _exit_noted(sys.exit)  # type: ignore[assignment]
+        sys.exit = _recording_exit(sys.exit)  # type: ignore[assignment]
 
 
-def _exit_noted(exit_: Callable[[Any], NoReturn]) -> Callable[[Any], NoReturn]:
+def _recording_exit(exit_: Callable[[Any], NoReturn]) -> Callable[[Any], NoReturn]:
     def exit(status: Any = None, /) -> NoReturn:
         """Exit the interpreter by raising SystemExit(status)."""
         if threading.current_thread() is threading.main_thread():
@@ -81,9 +81,9 @@ def _exit_noted(exit_: Callable[[Any], NoReturn]) -> Callable[[Any], NoReturn]:
 
 
 def ended_by() -> BaseException | None:
-    """The exception that ended the program; None where it came to its end. For exit handlers.
+    """Return the exception that ended the program, or None after a normal end. For exit handlers.
 
-    A ``SystemExit`` that was raised by other means than ``sys.exit`` has status None here.
+    The status is None for a ``SystemExit`` that was not raised by ``sys.exit``.
     """
     main = _program.main
     if main is not None and main.f_lasti >= 0 and main.f_code.co_code[main.f_lasti] in RETURNS:
@@ -93,13 +93,13 @@ def ended_by() -> BaseException | None:
 
 
 def fail() -> None:
-    """Have the program end with status 1 where it would end with 0: its job has failed, though no exception says so."""
+    """Make the program exit with status 1 instead of 0, because its job has failed without an exception."""
     _program.failed = True
 
 
 def end_as_failed() -> None:
-    """End the program with status 1 where :func:`fail` was called; the last of all exit handlers."""
-    if _program.failed and not judge(Evidence(error=ended_by())).failed:
+    """Exit with status 1 if :func:`fail` was called; the last exit handler."""
+    if _program.failed and not classify_exit(error=ended_by()).failed:
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(AttributeError, OSError, ValueError):
@@ -110,62 +110,62 @@ def end_as_failed() -> None:
 # -- SIGTERM ---------------------------------------------------------------------------------------------------
 
 
-def heed_sigterm() -> None:
-    """Let SIGTERM end the program in order, if nothing else is arranged; does nothing outside the main thread."""
-    main = threading.current_thread() is threading.main_thread()
-    if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        watch()
+def install_sigterm_handler() -> None:
+    """Install the handler of SIGTERM, unless there is another one; do nothing outside the main thread."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        record_exit_status()
         signal.signal(signal.SIGTERM, _on_sigterm)
 
 
-def finish_first(unfinished: Callable[[], bool]) -> None:
-    """Have SIGTERM wait for :func:`leave` while a function returns True."""
-    _program.unfinished.append(unfinished)
+def delay_shutdown_while(is_unfinished: Callable[[], bool]) -> None:
+    """Delay the shutdown on SIGTERM while a function returns True; its owner then calls :func:`shut_down`."""
+    _program.unfinished.append(is_unfinished)
 
 
-def asked_to_end() -> bool:
-    """True once SIGTERM has come."""
-    return _program.asked.is_set()
+def is_terminating() -> bool:
+    """Return whether SIGTERM was received."""
+    return _program.terminating.is_set()
 
 
-def held() -> bool:
-    """True while a loop ends the program by itself."""
-    return _program.holds > 0
+def is_shutdown_deferred() -> bool:
+    """Return whether a loop shuts down the program itself."""
+    return _program.deferrals > 0
 
 
 @contextlib.contextmanager
-def hold() -> Iterator[None]:
-    """Have the program end where the code in this context calls :func:`leave`, which it does soon and often."""
-    _program.holds += 1
+def defer_shutdown() -> Iterator[None]:
+    """Leave the shutdown on SIGTERM to the code in a ``with`` block, which must call :func:`shut_down` soon."""
+    _program.deferrals += 1
     try:
         yield
     finally:
-        _program.holds -= 1
+        _program.deferrals -= 1
 
 
-def leave() -> NoReturn:
-    """End the program as SIGTERM asked for: by SystemExit with status 143."""
-    log.warning("asked to end by SIGTERM: this program ends in order")
+def shut_down() -> NoReturn:
+    """End the program by SystemExit with status 143, as SIGTERM requests."""
+    log.warning("SIGTERM received: this program is shutting down")
     _program.code = TERMINATED
     raise SystemExit(TERMINATED)
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
-    if asked_to_end():
-        leave()
-    _program.asked.set()
-    if not held() and not any(unfinished() for unfinished in _program.unfinished):
-        leave()
+    if is_terminating():
+        shut_down()
+    _program.terminating.set()
+    if not is_shutdown_deferred() and not any(is_unfinished() for is_unfinished in _program.unfinished):
+        shut_down()
     timeout = settings.get().leave_timeout
-    log.warning("asked to end by SIGTERM: the step under way is finished first, for at most %g s", timeout)
-    threading.Thread(target=_insist, args=(timeout,), name="flowmx-end", daemon=True).start()
+    log.warning("SIGTERM received: the current step is finished first, for at most %g s", timeout)
+    threading.Thread(target=_enforce_timeout, args=(timeout,), name="flowmx-end", daemon=True).start()
 
 
-def _insist(timeout: float) -> None:
-    """End the program in time: by a second signal to it, which it may be deaf to, and then by force."""
+def _enforce_timeout(timeout: float) -> None:
+    """Enforce the timeout: by a second signal, which the program may ignore, and then by terminating it."""
     never = threading.Event()
     never.wait(0.75 * timeout)
     _thread.interrupt_main(signal.SIGTERM)
     never.wait(0.25 * timeout)
-    log.error("this program could not end in order within %g s of SIGTERM", timeout)
+    log.error("this program did not shut down within %g s of SIGTERM", timeout)
     os._exit(TERMINATED)

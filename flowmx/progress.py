@@ -1,6 +1,6 @@
-"""Progress bars of plain text: a live line on a terminal and in a notebook, a line now and then elsewhere.
+"""Progress bars of plain text: a live line on terminals and in notebooks, occasional lines elsewhere.
 
-They are written to the error output, so that what a command prints stays data.
+They are written to stderr, so that the output of commands remains data.
 """
 
 from __future__ import annotations
@@ -16,81 +16,81 @@ from typing import Any, TextIO
 
 __all__ = ["Bar", "Line", "is_live"]
 
-_REDRAW, _LINE_EVERY = 0.1, 10.0
-"""Seconds between two drawings on a terminal, and between two lines elsewhere."""
+_REDRAW_INTERVAL, _LINE_INTERVAL = 0.1, 10.0
+"""Minimum seconds between updates on a terminal, and between lines elsewhere."""
 
 
 def is_live(stream: TextIO) -> bool:
-    """True where a written line can be overwritten: on terminals, and in notebooks."""
+    """Return whether a written line can be overwritten, on terminals and in notebooks."""
     if type(stream).__module__.startswith("ipykernel"):
         return True
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 class Line:
-    """A live line: on a terminal it is overwritten, in a notebook it is one output, of which the last content is saved.
+    """A live line. On terminals it is overwritten; in notebooks it is one output, whose last content is saved.
 
     Args:
-        stream: where it is written, one that :func:`is_live`.
+        stream: the output stream, for which :func:`is_live` is true.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._width = 0
         self._display = _display() if type(stream).__module__.startswith("ipykernel") else None
-        self._shown: Any = None
+        self._output: Any = None
         self._coloured = self._display is None and not os.environ.get("NO_COLOR")
 
     def draw(self, text: str) -> None:
-        """Show a text in the place of the one before."""
+        """Replace the text of the line."""
         if self._display is not None:
             content = {"text/plain": text}
-            if self._shown is None:
-                self._shown = self._display(content, raw=True, display_id=True)
+            if self._output is None:
+                self._output = self._display(content, raw=True, display_id=True)
             else:
-                self._shown.update(content, raw=True)
+                self._output.update(content, raw=True)
             return
         text = text[: max(20, shutil.get_terminal_size().columns - 1)]
-        self._over(text)
+        self._overwrite(text)
         self._width = len(text)
 
     def say(self, text: str) -> None:
-        """Write a line that stays."""
+        """Write a permanent line."""
         if self._display is not None:
             self._stream.write(f"{text}\n")
             self._stream.flush()
         else:
-            self._over(text, "\n")
+            self._overwrite(text, "\n")
             self._width = 0
 
     def end(self) -> None:
-        """Leave the line as it is; the next one comes below."""
-        self._shown = None
+        """Finish the line; the next one starts below it."""
+        self._output = None
         if self._display is None:
             self._stream.write("\n")
             self._stream.flush()
             self._width = 0
 
-    def _over(self, text: str, end: str = "") -> None:
-        shown = re.sub(r"\[(#+)", "[\x1b[32m\\1\x1b[0m", text, count=1) if self._coloured else text
-        self._stream.write(f"\r{shown}{' ' * (self._width - len(text))}{end}")
+    def _overwrite(self, text: str, end: str = "") -> None:
+        coloured = re.sub(r"\[(#+)", "[\x1b[32m\\1\x1b[0m", text, count=1) if self._coloured else text
+        self._stream.write(f"\r{coloured}{' ' * (self._width - len(text))}{end}")
         self._stream.flush()
 
 
 def _display() -> Callable[..., Any] | None:
-    """The function that shows an output in a notebook; None outside of one."""
-    found: Callable[..., Any] | None = getattr(sys.modules.get("IPython.display"), "display", None)
-    return found
+    """Return the function that displays an output in a notebook, or None outside of notebooks."""
+    display: Callable[..., Any] | None = getattr(sys.modules.get("IPython.display"), "display", None)
+    return display
 
 
 class Bar:
     """A progress bar.
 
     Args:
-        total: the number of steps; None where it is unknown.
-        what: stands before the bar.
-        stream: where it is written (default: the error output).
-        unit: what a step is, in the plural; ``"bytes"`` are shown as MB.
+        total: number of steps; None if unknown.
+        what: label in front of the bar.
+        stream: the output stream (default: stderr).
+        unit: unit of the steps, in the plural; ``"bytes"`` are displayed as MB.
 
     Example:
         >>> with Bar(len(items), "packing", unit="images") as bar:
@@ -108,45 +108,45 @@ class Bar:
         self._started = self._drawn = time.monotonic()
 
     def step(self, count: int = 1, note: str | None = None) -> None:
-        """Advance by so many steps; ``note`` replaces the text behind the bar."""
+        """Advance by ``count`` steps; ``note`` replaces the text after the bar."""
         self.done += count
         self.note = self.note if note is None else note
-        if time.monotonic() - self._drawn >= (_LINE_EVERY if self._line is None else _REDRAW):
+        if time.monotonic() - self._drawn >= (_LINE_INTERVAL if self._line is None else _REDRAW_INTERVAL):
             self._draw()
 
     def say(self, text: str) -> None:
-        """Write a line that stays, above the bar."""
+        """Write a permanent line above the bar."""
         if self._line is not None:
             self._line.say(text)
         else:
             self._write(text)
 
     def line(self, width: int | None = None) -> str:
-        """The bar as text, without colours.
+        """Return the bar as text, without colours.
 
         Args:
-            width: how many characters there is room for: the bar itself gives way to the numbers.
+            width: maximum number of characters; the bar is shortened before the numbers.
         """
-        drawn = ""
+        text = ""
         for length in (20, 10, 0):
-            drawn = self._with_bar(length)
-            if width is None or len(drawn) <= width:
+            text = self._with_bar(length)
+            if width is None or len(text) <= width:
                 break
-        return drawn
+        return text
 
     def _with_bar(self, length: int) -> str:
         seconds = time.monotonic() - self._started
         rate = self.done / seconds if seconds else 0.0
-        shown = rate / self._scale
+        scaled = rate / self._scale
         parts = [self.what, self._amount(length)]
         if self.done:
-            parts.append(f"{shown:.{0 if shown >= 10 else 1}f} {self._unit}/s")
+            parts.append(f"{scaled:.{0 if scaled >= 10 else 1}f} {self._unit}/s")
         if self.total and 0 < self.done < self.total and rate:
             parts.append(f"{_clock((self.total - self.done) / rate)} left")
         return "  ".join(part for part in [*parts, self.note] if part)
 
     def close(self) -> None:
-        """Draw it for the last time."""
+        """Draw the final state."""
         self._draw()
         if self._line is not None:
             self._line.end()

@@ -35,31 +35,31 @@ __all__ = [
 
 
 def seed(seed_state: int, ctx: str | Context = "all") -> None:
-    """Start the random numbers anew: what is pushed from here on repeats exactly with the same seed.
+    """Seed the random generators. Operations pushed afterwards are reproducible with the same seed.
 
-    Initial values, dropout, and the order and augmentation of data follow from it. In a job of several workers each
-    process has numbers of its own: with one seed on all of them, all draw the same numbers in the same order (each for
-    its own part of the data), and a worker's rank changes nothing. For numbers that differ, call
-    ``mx.random.seed(seed + kv.rank)`` after ``mx.kv.create``; before it, all workers that give a seed must give the
-    same. First values of parameters are those of the worker of rank 0 either way.
+    The seed determines initial values, dropout, and the order and augmentation of data. In a distributed job every
+    process has separate generators: with the same seed, all workers draw the same numbers in the same order,
+    independent of their rank, and use them for their parts of the data. For different numbers, call
+    ``mx.random.seed(seed + kv.rank)`` after ``mx.kv.create``; seeds set before it must be equal on all workers. The
+    initial values of parameters are always those of the worker of rank 0.
 
     Args:
         seed_state: the seed, an int.
-        ctx: ``"all"`` seeds every device, those not used yet too, each with a stream of its own; a context
-            seeds that device alone, and two devices seeded so with the same number give the same.
+        ctx: ``"all"`` seeds all devices, including those that are not used yet, with different streams. A context
+            seeds only that device; devices seeded with the same number draw the same numbers.
 
     Raises:
         TypeError: ``seed_state`` is not an int, or ``ctx`` neither "all" nor a context.
     """
     if not isinstance(seed_state, int):
         raise ArgumentKindError(f"random.seed: seed_state is {seed_state!r}, expected an int")
-    state = seed_state % 2**64  # MXNet takes negative numbers too
+    state = seed_state % 2**64  # MXNet accepts negative numbers
     if ctx == "all":
         generator.seed_new(state)
         for device in devices.in_use():
             _reseed(device, state, True)
     elif isinstance(ctx, Context):
-        with contextlib.suppress(DeviceError):  # what is not there draws no numbers; MXNet takes a seed for it, too
+        with contextlib.suppress(DeviceError):  # MXNet accepts missing devices
             _reseed(devices.get(ctx), state, False)
     else:
         raise TypeError(f"random.seed: ctx is {ctx!r}, expected 'all' or a context")

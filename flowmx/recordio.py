@@ -1,4 +1,4 @@
-"""RecordIO (``mx.recordio``): files of records, of images mostly, as MXNet reads and writes them.
+"""RecordIO (``mx.recordio``): files of records, usually images, in MXNet's format.
 
 The implementation is in `flowmx.data.records`.
 """

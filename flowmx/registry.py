@@ -1,4 +1,4 @@
-"""Classes that can be made by name: optimizers, initializers, metrics (``mx.registry``)."""
+"""``mx.registry``: registries of classes by name, for optimizers, initializers and metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 C = TypeVar("C", bound=type)
 
 
-_known: dict[type, Registry[Any]] = {}
+_registries: dict[type, Registry[Any]] = {}
 """The first registry of each base class."""
 
 
@@ -33,23 +33,23 @@ class Registry(Generic[T]):
         self.nickname = nickname
         self.classes: dict[str, type[T]] = {}
         self.coming: dict[str, str] = {}
-        """Names that are not there yet, and the modules that register them."""
-        _known.setdefault(base, self)
+        """Names that are registered later, and the modules that register them."""
+        _registries.setdefault(base, self)
 
     def register(self, cls: C, name: str | None = None) -> C:
-        """Make a class known by its name, or by another one; usable as a decorator.
+        """Register a class under its name or another one; usable as a decorator.
 
         Raises:
-            TypeError: it is no subclass of the base class.
+            TypeError: the class is not a subclass of the base class.
         """
-        given: Any = cls
-        if not (isinstance(given, type) and issubclass(given, self.base)):
-            raise TypeError(f"register: {given!r} is not a subclass of {self.base.__name__}")
+        candidate: Any = cls
+        if not (isinstance(candidate, type) and issubclass(candidate, self.base)):
+            raise TypeError(f"register: {candidate!r} is not a subclass of {self.base.__name__}")
         key = (name or cls.__name__).lower()
         if self.classes.get(key, cls) is not cls:
             old = self.classes[key]
             warnings.warn(
-                f"the {self.nickname} {key!r} is now {cls.__module__}.{cls.__qualname__}, and no longer "
+                f"the {self.nickname} {key!r} is now {cls.__module__}.{cls.__qualname__} instead of "
                 f"{old.__module__}.{old.__qualname__}",
                 stacklevel=2,
             )
@@ -57,7 +57,7 @@ class Registry(Generic[T]):
         return cls
 
     def alias(self, *names: str) -> Callable[[C], C]:
-        """A decorator that makes a class known by further names."""
+        """Return a decorator that registers a class under further names."""
 
         def register(cls: C) -> C:
             for name in names:
@@ -67,97 +67,96 @@ class Registry(Generic[T]):
         return register
 
     def later(self, module: str, *names: str) -> None:
-        """Names that a module registers: it is imported when the first of them is asked for."""
+        """Declare names that a module registers; the module is imported when one of them is looked up."""
         self.coming.update((name.lower(), module) for name in names)
 
     def find(self, name: str) -> type[T]:
-        """The class of a name, in any case.
+        """Return the class of a name, case-insensitively.
 
         Raises:
-            ValueError: there is none; the message names the nearest.
+            ValueError: the name is unknown; the message has the nearest one.
         """
         if name.lower() not in self.classes and name.lower() in self.coming:
             importlib.import_module(self.coming[name.lower()])
         cls = self.classes.get(name.lower())
         if cls is None:
-            known = sorted({*self.classes, *self.coming})
-            hint = did_you_mean(name, known) or f"; there are {', '.join(known)}"
+            names = sorted({*self.classes, *self.coming})
+            hint = did_you_mean(name, names) or f"; expected one of {', '.join(names)}"
             raise ArgumentError(
-                f"there is no {self.nickname} {name!r}{hint} (your own must be registered with "
-                f"@mx.{self.nickname}.register)"
+                f"unknown {self.nickname} {name!r}{hint} (register custom ones with @mx.{self.nickname}.register)"
             )
         return cls
 
-    def create(self, given: Any = None, /, *args: Any, **kwargs: Any) -> T:
-        """Make an instance from a name and arguments, a dict, or the JSON form of either.
+    def create(self, spec: Any = None, /, *args: Any, **kwargs: Any) -> T:
+        """Create an instance from a name and arguments, a dict, or the JSON form of either.
 
-        An instance is returned as it is. The JSON forms are ``'["name", {"argument": value}]'`` and
+        An instance is returned unchanged. The JSON forms are ``'["name", {"argument": value}]'`` and
         ``'{"<nickname>": "name", "argument": value}'``.
 
         Raises:
-            ValueError: unknown name, or arguments along with an instance or a JSON string.
-            TypeError: ``given`` is neither.
+            ValueError: the name is unknown, or there are arguments in addition to an instance or a JSON string.
+            TypeError: ``spec`` has another type.
         """
-        if given is None:
-            given = kwargs.pop(self.nickname, None)
-        if isinstance(given, dict):
-            return self.create(**given)
-        if isinstance(given, self.base):
-            self._refuse_arguments(given, args, kwargs)
-            return given
-        if not isinstance(given, str):
+        if spec is None:
+            spec = kwargs.pop(self.nickname, None)
+        if isinstance(spec, dict):
+            return self.create(**spec)
+        if isinstance(spec, self.base):
+            self._refuse_arguments(spec, args, kwargs)
+            return spec
+        if not isinstance(spec, str):
             raise TypeError(
-                f"create: the {self.nickname} is {given!r}, expected a name, its JSON form, or an instance of "
+                f"create: the {self.nickname} is {spec!r}, expected a name, its JSON form, or an instance of "
                 f"{self.base.__name__}"
             )
-        if given.startswith(("[", "{")):
-            self._refuse_arguments(given, args, kwargs)
-            decoded = json.loads(given)
+        if spec.startswith(("[", "{")):
+            self._refuse_arguments(spec, args, kwargs)
+            decoded = json.loads(spec)
             return self.create(decoded) if isinstance(decoded, dict) else self.create(decoded[0], **decoded[1])
-        return self.find(given)(*args, **kwargs)
+        return self.find(spec)(*args, **kwargs)
 
-    def _refuse_arguments(self, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _refuse_arguments(self, spec: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if args or kwargs:
-            raise ValueError(f"create: {given!r} is complete, but these arguments came with it: {args} {kwargs}")
+            raise ValueError(f"create: {spec!r} is complete, but there are further arguments: {args} {kwargs}")
 
 
-def _of(base_class: type[T], nickname: str) -> Registry[T]:
-    return _known.get(base_class) or Registry(base_class, nickname)
+def _registry_of(base_class: type[T], nickname: str) -> Registry[T]:
+    return _registries.get(base_class) or Registry(base_class, nickname)
 
 
 def get_registry(base_class: type[T]) -> dict[str, type[T]]:
-    """The classes that :func:`get_register_func` registered for a base class, by lower-case name."""
-    return dict(_of(base_class, base_class.__name__.lower()).classes)
+    """Return the registered subclasses of a base class by lower-case name."""
+    return dict(_registry_of(base_class, base_class.__name__.lower()).classes)
 
 
 def get_register_func(base_class: type, nickname: str) -> Callable[..., Any]:
-    """A decorator that registers subclasses of a base class under their names, or others.
+    """Return a decorator that registers subclasses of a base class.
 
     Args:
         base_class: the base class.
         nickname: its name in messages and the JSON form.
     """
-    return _of(base_class, nickname).register
+    return _registry_of(base_class, nickname).register
 
 
 def get_alias_func(base_class: type, nickname: str) -> Callable[..., Callable[[C], C]]:
-    """A function of names that gives a decorator, which registers a class under each of them."""
-    return _of(base_class, nickname).alias
+    """Return a function that takes names and returns a decorator, which registers a class under them."""
+    return _registry_of(base_class, nickname).alias
 
 
 def get_create_func(base_class: type[T], nickname: str) -> Callable[..., T]:
-    """A function that makes instances of what was registered; see :meth:`Registry.create`."""
-    return _of(base_class, nickname).create
+    """Return a function that creates instances of registered classes; see :meth:`Registry.create`."""
+    return _registry_of(base_class, nickname).create
 
 
-class Recorded:
-    """Remembers the arguments that an instance was made with, so that it can travel as name and arguments."""
+class RecordsArguments:
+    """Records the constructor arguments of an instance, so that it can be serialized as name and arguments."""
 
-    given: dict[str, Any]
+    init_arguments: dict[str, Any]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         self = super().__new__(cls)
-        self.given = _named_arguments(cls, args, kwargs)
+        self.init_arguments = _named_arguments(cls, args, kwargs)
         return self
 
 
@@ -166,7 +165,7 @@ def _named_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     try:
         bound = signature.bind(None, *args, **kwargs)
     except TypeError:
-        return {}  # the constructor is about to say what is wrong
+        return {}  # the constructor raises the error
     named: dict[str, Any] = {}
     for name, value in list(bound.arguments.items())[1:]:
         kind = signature.parameters[name].kind

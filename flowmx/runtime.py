@@ -1,4 +1,4 @@
-"""``mx.runtime``: what this installation can do, under the names of MXNet's features.
+"""``mx.runtime``: the features of this installation, under MXNet's names.
 
 Example:
     >>> mx.runtime.Features().is_enabled("DIST_KVSTORE")
@@ -23,8 +23,8 @@ class Feature(NamedTuple):
     """An optional feature of an installation, and whether it is enabled.
 
     Attributes:
-        name: MXNet's name of it.
-        enabled: True where it is available.
+        name: its name in MXNet.
+        enabled: whether it is available.
     """
 
     name: str
@@ -40,13 +40,13 @@ def _installed(*names: str) -> bool:
 
 @cache
 def cpu_flags() -> frozenset[str]:
-    """The CPU's feature flags from ``/proc/cpuinfo``; empty where there is none."""
+    """Return the CPU's feature flags from ``/proc/cpuinfo``; empty if there is no such file."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return frozenset()
-    found = next((line for line in lines if line.startswith(("flags", "Features"))), ":")
-    return frozenset(found.partition(":")[2].split())
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), ":")
+    return frozenset(flags.partition(":")[2].split())
 
 
 def _on_gpu() -> bool:
@@ -63,7 +63,7 @@ _CPU = {
     "CPU_SSE": "sse", "CPU_SSE2": "sse2", "CPU_SSE3": "pni", "CPU_SSE4_1": "sse4_1", "CPU_SSE4_2": "sse4_2",
     "CPU_SSE4A": "sse4a", "CPU_AVX": "avx", "CPU_AVX2": "avx2", "SSE": "sse", "F16C": "f16c",
 }  # fmt: skip
-"""Features of MXNet's compiler settings, and how Linux calls what the CPU needs for them."""
+"""MXNet's features that stand for compiler settings, and Linux's names of the CPU flags that they require."""
 
 _FEATURES: Mapping[str, bool | Callable[[], bool]] = {
     "CUDA": _on_gpu,
@@ -74,13 +74,13 @@ _FEATURES: Mapping[str, bool | Callable[[], bool]] = {
     **dict.fromkeys(_CPU, False),
     "OPENMP": True,
     "JEMALLOC": False,
-    "BLAS_OPEN": True,  # NumPy's
+    "BLAS_OPEN": True,  # NumPy includes it
     "BLAS_ATLAS": False,
     "BLAS_MKL": False,
     "BLAS_APPLE": False,
     "LAPACK": True,
     "MKLDNN": _onednn,
-    "OPENCV": lambda: _installed("PIL", "simplejpeg"),  # image files are read by these
+    "OPENCV": lambda: _installed("PIL", "simplejpeg"),  # the readers of image files
     "CAFFE": False,
     "PROFILER": lambda: _installed("flowmx.profiler"),
     "DIST_KVSTORE": lambda: _installed("aiohttp"),
@@ -95,25 +95,25 @@ _FEATURES: Mapping[str, bool | Callable[[], bool]] = {
 def _enabled(name: str) -> bool:
     if name in _CPU:
         return _CPU[name] in cpu_flags()
-    found = _FEATURES[name]
-    return found() if callable(found) else found
+    feature = _FEATURES[name]
+    return feature() if callable(feature) else feature
 
 
 def feature_list() -> list[Feature]:
-    """All features, and whether they are there."""
+    """Return all features."""
     return [Feature(name, _enabled(name)) for name in _FEATURES]
 
 
 class Features(OrderedDict[str, Feature]):
-    """All features by their names; there is one such table."""
+    """All features by name; a singleton."""
 
-    _only: ClassVar[Features | None] = None
+    _instance: ClassVar[Features | None] = None
 
     def __new__(cls) -> Features:
-        """The table."""
-        if cls._only is None:
-            cls._only = super().__new__(cls)
-        return cls._only
+        """Return the singleton."""
+        if cls._instance is None:
+            cls._instance = super().__new__(cls)
+        return cls._instance
 
     def __init__(self) -> None:
         super().__init__((feature.name, feature) for feature in feature_list())
@@ -122,15 +122,15 @@ class Features(OrderedDict[str, Feature]):
         return str(list(self.values()))
 
     def is_enabled(self, feature_name: str) -> bool:
-        """Tell whether a feature is enabled.
+        """Return whether a feature is enabled.
 
         Args:
-            feature_name: its name, in any case.
+            feature_name: its name, case-insensitive.
 
         Raises:
-            RuntimeError: there is no such feature.
+            RuntimeError: the feature is unknown.
         """
-        found = self.get(feature_name.upper())
-        if found is None:
-            raise RuntimeError(f"there is no feature {feature_name!r}: expected one of {list(self)}")
-        return found.enabled
+        feature = self.get(feature_name.upper())
+        if feature is None:
+            raise RuntimeError(f"unknown feature {feature_name!r}: expected one of {list(self)}")
+        return feature.enabled

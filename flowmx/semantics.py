@@ -1,35 +1,40 @@
-"""NumPy's semantics, on and off: the state behind ``mx.npx.set_np`` and its scopes (``mx.util``).
+"""The switches of NumPy semantics behind ``mx.npx.set_np`` and its scopes (``mx.util``).
 
-It belongs to a task, and so to a thread, as in MXNet.
+The state is local to tasks and threads, as in MXNet.
 """
 
 from __future__ import annotations
 
-import importlib
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from flowmx.late_binding import late
 from flowmx.ops.registry.dtypes import FLOAT32, DType
+from flowmx.scopes import Frame
 
-__all__ = ["OFF", "Semantics", "default_float", "dress", "semantics"]
+__all__ = ["OFF", "Semantics", "default_float", "semantics", "with_semantics"]
 
 
-class Semantics(NamedTuple):
-    """NumPy's semantics in a task.
+class Semantics(Frame):
+    """The NumPy semantics of a task.
 
     Attributes:
-        shape: arrays without axes or elements are nothing special (here they never are).
-        array: Gluon makes arrays of ``mx.np``.
-        dtype: what is given no dtype follows NumPy: float64, and int64 of whole numbers.
-        views: parts of arrays that do not lie together, and transposes, are views, as in NumPy.
+        shape: whether zero-dimensional and empty arrays are supported (flowmx always supports them).
+        array: whether Gluon creates ``mx.np`` arrays.
+        dtype: whether default dtypes follow NumPy: float64, and int64 for integers.
+        views: whether strided slices and transposes are views, as in NumPy.
     """
 
-    shape: bool = False
-    array: bool = False
-    dtype: bool = False
-    views: bool = False
+    fields = ("shape", "array", "dtype", "views")
+
+    def __init__(self, shape: bool = False, array: bool = False, dtype: bool = False, views: bool = False) -> None:
+        self.shape, self.array, self.dtype, self.views = shape, array, dtype, views
+
+    def with_changes(self, **change: bool) -> Semantics:
+        """Return a copy with some attributes changed."""
+        return Semantics(**{name: getattr(self, name) for name in self.fields} | change)
 
 
 OFF = Semantics()
@@ -38,12 +43,12 @@ _FLOAT64 = np.dtype(np.float64)
 
 
 def default_float() -> DType:
-    """The dtype of floating numbers that were given none."""
+    """Return the default dtype of floating-point arrays."""
     return _FLOAT64 if semantics.get().dtype else FLOAT32
 
 
-def dress(array: Any) -> Any:
-    """A new array of ``mx.nd``, made one of ``mx.np`` where the task wants that; what holds arrays too."""
+def with_semantics(array: Any) -> Any:
+    """Convert a new ``mx.nd`` array (or a structure of arrays) to ``mx.np`` if the task uses NumPy semantics."""
     if not semantics.get().array:
         return array
-    return importlib.import_module("flowmx.numpy.conversion").dressed(array)  # a higher floor, and imported late
+    return late("numpy.conversion").to_np_nested(array)

@@ -1,12 +1,12 @@
-"""Settings: the one place where flowmx reads its environment variables.
+"""Settings: the only place where flowmx reads environment variables.
 
-Each field of `Settings` is a setting: its annotation is the type, `_setting` adds the default, the range and
-the documentation, and the variable is called ``FLOWMX_`` plus the field's name in capitals. ``python -m flowmx info``
-prints them all.
+A field of `Settings` is a setting. Its annotation is the type, `_setting` adds the default, the range and the
+documentation, and the variable is ``FLOWMX_`` plus the upper-case name of the field. ``python -m flowmx info`` prints
+all settings.
 
-Where a setting's own variable is unset, MXNet's counts: ``MXNET_`` plus the same name, or the one in `_MXNET_NAMES`.
-Where that is unset too, another program's may stand for it: `others` is a format string of variables, such as
-``"{DMLC_PS_ROOT_URI}:{DMLC_PS_ROOT_PORT}"``, which counts where all of them are set.
+If the variable is unset, MXNet's variable is used: ``MXNET_`` plus the same name, or the name in `_MXNET_NAMES`. If
+that is unset too, variables of other programs may be used: `others` is a format string of variables, such as
+``"{DMLC_PS_ROOT_URI}:{DMLC_PS_ROOT_PORT}"``, which applies if all of them are set.
 
 The environment is read once, at the first `get`; a program that changes it later calls `reload`.
 """
@@ -23,19 +23,20 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 from flowmx.suggestions import did_you_mean
 
 __all__ = [
-    "TABLE", "Agreement", "BlockingInLoop", "EngineType", "Policy", "PoolType", "Role", "Setting", "SettingError",
-    "Settings", "Traces", "fresh", "get", "load", "mxnet_variables", "override", "reload", "sources",
+    "TABLE", "Agreement", "BlockingInLoop", "DamagedImages", "EngineType", "Policy", "PoolType", "Role", "Setting",
+    "SettingError", "Settings", "Traces", "fresh", "get", "load", "mxnet_variables", "override", "reload", "sources",
 ]  # fmt: skip
 
 PREFIX = "FLOWMX_"
 MXNET_PREFIX = "MXNET_"
 _MXNET_NAMES = {"cuda_graphs": "MXNET_ENABLE_CUDA_GRAPHS"}
-"""Settings that MXNet has under another name."""
+"""Settings with another name in MXNet."""
 
 EngineType = Literal["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"]
 PoolType = Literal["Naive", "Round", "Unpooled"]
 BlockingInLoop = Literal["warn", "error", "allow"]
 Tracebacks = Literal["folded", "full"]
+DamagedImages = Literal["decode", "raise", "skip"]
 Policy = Literal["stop", "elastic"]
 Agreement = Literal["error", "warn"]
 Role = Literal["worker", "server", "scheduler"]
@@ -45,14 +46,14 @@ T = TypeVar("T")
 
 
 class SettingError(ValueError):
-    """A setting was given a value that it does not take."""
+    """The value of a setting is invalid."""
 
 
-def _whole(text: str) -> int:
+def _integer(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        number = float(text)  # "1e6", as MXNet's own documentation writes such a default
+        number = float(text)  # "1e6", as in MXNet's documentation
         if not number.is_integer():
             raise
         return int(number)
@@ -61,7 +62,7 @@ def _whole(text: str) -> int:
 _BOOLEANS = {"0": False, "1": True, "false": False, "true": True}
 _PARSERS: dict[type, Callable[[str], Any]] = {
     bool: lambda text: _BOOLEANS[text.lower()],
-    int: _whole,
+    int: _integer,
     float: float,
     str: str,
 }
@@ -69,7 +70,7 @@ _KINDS = {bool: "0, 1, true or false", int: "an int", float: "a number", str: "t
 
 
 class Setting(NamedTuple):
-    """A row of the table of settings: name, type, default, description, and the values that it takes."""
+    """An entry of the table of settings: name, type, default, documentation, and allowed values."""
 
     name: str
     kind: type
@@ -88,19 +89,19 @@ class Setting(NamedTuple):
 
     @property
     def mxnet_variable(self) -> str:
-        """MXNet's variable for it, such as ``MXNET_ENGINE_TYPE``."""
+        """MXNet's environment variable, such as ``MXNET_ENGINE_TYPE``."""
         return _MXNET_NAMES.get(self.name, MXNET_PREFIX + self.name.upper())
 
     @property
     def other_variables(self) -> tuple[str, ...]:
-        """The variables of other programs that stand for this one where it is unset."""
+        """Variables of other programs that apply if this one is unset."""
         return tuple(name for _, name, _, _ in Formatter().parse(self.others) if name)
 
     def find(self, environ: Mapping[str, str]) -> tuple[str, str]:
-        """Return what `environ` says of the setting, as text (empty where it is unset), and which variables say it."""
+        """Return the text of the setting in `environ` (empty if unset), and the variables that it comes from."""
         for variable in (self.variable, self.mxnet_variable):
-            if own := environ.get(variable, "").strip():
-                return own, variable
+            if text := environ.get(variable, "").strip():
+                return text, variable
         texts = {name: environ.get(name, "").strip() for name in self.other_variables}
         if not texts or not all(texts.values()):
             return "", self.variable
@@ -108,7 +109,7 @@ class Setting(NamedTuple):
 
     @property
     def allowed(self) -> str:
-        """The values that the setting takes, in words."""
+        """Description of the allowed values."""
         if self.choices:
             return "one of " + ", ".join(map(str, [*self.choices, *self.aliases]))
         bounds = {
@@ -121,14 +122,14 @@ class Setting(NamedTuple):
         return " or ".join(words)
 
     def parse(self, text: str, variable: str = "") -> object:
-        """Return the value that `text`, as found in the environment, stands for.
+        """Parse the text of an environment variable.
 
         Args:
-            text: the given text.
-            variable: where, if not in the setting's own variable.
+            text: the text.
+            variable: the variable, if it is not the setting's.
 
         Raises:
-            SettingError: `text` is not a value of this setting.
+            SettingError: the value is invalid.
         """
         text = text.strip()
         try:
@@ -140,10 +141,10 @@ class Setting(NamedTuple):
         return value
 
     def check(self, value: object) -> object:
-        """Return `value` if the setting takes it, or what it stands for.
+        """Validate a value, and return it with aliases resolved.
 
         Raises:
-            SettingError: It is of another type, outside the range, or none of the choices.
+            SettingError: the value has another type, is out of range, or is not one of the choices.
         """
         if value is None and self.default is None:
             return value
@@ -156,16 +157,16 @@ class Setting(NamedTuple):
         return value
 
     def _within(self, value: Any) -> bool:
-        # Written so that NaN, which compares false with everything, is outside every range.
+        # These comparisons are false for NaN, which is therefore out of every range.
         return (
             (not self.choices or value in self.choices)
             and (self.low is None or value >= self.low)
             and (self.high is None or value <= self.high)
         )
 
-    def _error(self, given: object, variable: str = "") -> SettingError:
+    def _error(self, value: object, variable: str = "") -> SettingError:
         default = "" if self.default in (None, "") else f" The default is {self.default}."
-        return SettingError(f"{variable or self.variable} was given {given!r}; it takes {self.allowed}.{default}")
+        return SettingError(f"{variable or self.variable} is {value!r}, expected {self.allowed}.{default}")
 
 
 def _setting(
@@ -177,10 +178,10 @@ def _setting(
     aliases: Mapping[str, str] | None = None,
     others: str = "",
 ) -> T:
-    """Declare a field of `Settings`; typed as its default, so that mypy compares the two."""
+    """Declare a field of `Settings`. The return type is the default's, so that mypy compares it with the annotation."""
     metadata = {"doc": doc, "low": low, "high": high, "aliases": aliases or {}, "others": others}
-    declared: Any = field(default=default, metadata=metadata)
-    return declared  # type: ignore[no-any-return]
+    declared: T = field(default=default, metadata=metadata)
+    return declared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,241 +189,276 @@ class Settings:
     """The value of every setting."""
 
     # Threads
-    gpu_worker_nthreads: int = _setting(2, "Most operations that compute at once on each GPU.", low=1)
-    gpu_copy_nthreads: int = _setting(1, "Most copies at once to or from each GPU.", low=1)
-    cpu_worker_nthreads: int = _setting(1, "Most operations that compute at once on each CPU device.", low=1)
-    cpu_priority_nthreads: int = _setting(4, "Threads kept for CPU operations pushed with a priority.", low=1)
-    cpu_nnpack_nthreads: int = _setting(4, "Most threads that one convolution on the CPU uses.", low=1)
+    gpu_worker_nthreads: int = _setting(2, "Maximum number of operations that run in parallel on a GPU.", low=1)
+    gpu_copy_nthreads: int = _setting(1, "Maximum number of parallel copies to or from a GPU.", low=1)
+    cpu_worker_nthreads: int = _setting(1, "Maximum number of operations that run in parallel on a CPU device.", low=1)
+    cpu_priority_nthreads: int = _setting(4, "Threads reserved for CPU operations with a priority.", low=1)
+    cpu_nnpack_nthreads: int = _setting(4, "Maximum number of threads of a convolution on the CPU.", low=1)
     cpu_kernel_nthreads: int = _setting(
-        0, "Threads that BLAS, oneDNN and the fused kernels share on the CPU; 0 takes every core.", low=0
+        0, "Threads shared by BLAS, oneDNN and the fused kernels on the CPU; 0: all cores.", low=0
     )
 
     # Memory
-    exec_enable_inplace: bool = _setting(True, "Let a bound symbol's operations write over inputs that are done with.")
+    exec_enable_inplace: bool = _setting(
+        True, "Let a bound symbol's operations overwrite inputs that are no longer needed."
+    )
     exec_match_range: int = _setting(
         10,
-        "How far in size two arrays of a bound symbol may differ and still share memory; 0 shares none.",
+        "Maximum size ratio of arrays of a bound symbol that share memory; 0: no sharing.",
         low=0,
     )
     exec_memory_budget: int = _setting(
         0,
-        "Most bytes of a bound symbol's internal values, for which as much as needed is recomputed, or parts of "
-        "the batch go one after the other; 0 is any number.",
+        "Memory budget for a bound symbol's internal values in bytes. Values are recomputed, or the batch is processed "
+        "in slices, to stay within it; 0: unlimited.",
         low=0,
     )
     exec_slice: int = _setting(
         -1,
-        "Examples of a batch that bound predictions take at a time, where layers allow it: auto (-1) for a quarter of "
-        "the memory where that is estimated to cost little time, on a GPU where there is no room for all of them; off "
-        "(0) for all of them, or a number.",
+        "Samples per slice of a batch in bound predictions, if the layers allow slicing: auto (-1) reduces the memory "
+        "to a quarter if the estimated cost is low, and on a GPU if the batch does not fit; off (0) disables slicing; "
+        "or a number.",
         low=-1,
         aliases={"auto": "-1", "off": "0"},
     )
     subgraph_backend: str = _setting(
-        "", "The partitioner that changes graphs when they are bound; unset or NONE, they are bound as they are."
+        "", "The partitioner applied to graphs when they are bound; unset or NONE: no partitioner."
     )
-    exec_num_temp: int = _setting(1, "Most temporary workspaces on each device.", low=1)
-    exec_check: bool = _setting(
-        False, "Overwrite memory of bound symbols that holds no value, so that wrong sharing shows; slow."
+    exec_num_temp: int = _setting(1, "Maximum number of temporary workspaces per device.", low=1)
+    native_runs: bool = _setting(True, "Make the native calls of a graph's steps in one call on a CPU.")
+    exec_check: bool = _setting(False, "Overwrite unused memory of bound symbols, to detect wrong sharing; slow.")
+    cuda_graphs: bool = _setting(False, "Capture the steps of bound graphs on a GPU as CUDA graphs.")
+    gpu_mem_pool_reserve: int = _setting(
+        5, "Percentage of GPU memory reserved for uses other than arrays.", low=0, high=100
     )
-    cuda_graphs: bool = _setting(
-        False, "Capture the steps of bound graphs on a GPU, and launch them as one from then on."
-    )
-    gpu_mem_pool_reserve: int = _setting(5, "Percent of GPU memory left to everything but arrays.", low=0, high=100)
     gpu_mem_pool_type: PoolType = _setting(
         "Naive",
-        "How the pool of GPU memory sizes blocks: exactly, rounded so that varying shapes fit, or no pool.",
+        "Block sizes of the GPU memory pool: exact, rounded to reuse blocks for varying shapes, or no pool.",
     )
     gpu_mem_pool_round_linear_cutoff: int = _setting(
         24,
-        "The Round pool rounds to powers of two below 2 to this power in bytes, to multiples of it above.",
+        "The Round pool rounds sizes below 2**N bytes to powers of two, and larger sizes to multiples of 2**N bytes.",
         low=20,
         high=34,
     )
     cpu_mem_pool_limit: int = _setting(
-        1024, "MiB of freed CPU memory that are kept for new arrays; 0 gives all back at once.", low=0
+        1024, "Maximum MiB of freed CPU memory that are cached for new arrays; 0: no cache.", low=0
+    )
+
+    graph_cache: int = _setting(
+        1024,
+        "MiB for all compiled graphs of hybridized blocks and modules, in addition to the last 16 graphs per block, "
+        "and a quarter of it for single kernels; further ones are dropped, and recompiled when needed.",
+        low=0,
     )
 
     # Kernels
-    kernel_cache: str = _setting("", "Folder of compiled kernels and plans; unset, flowmx/kernels in the user's cache.")
-    exec_plan_cache: bool = _setting(True, "Keep the plans of big graphs in that folder.")
+    kernel_cache: str = _setting("", "Folder of compiled kernels and plans; unset: flowmx/kernels in the user's cache.")
+    exec_plan_cache: bool = _setting(True, "Cache the plans of large graphs in that folder.")
 
     # Engine
     engine_type: EngineType = _setting(
         "ThreadedEnginePerDevice",
-        "Who runs operations: the thread that pushes (to debug), one pool of threads, or each device's own.",
+        "The threads that run operations: the pushing thread (for debugging), one thread pool, or a pool per device.",
         aliases={"ThreadedEnginePooled": "ThreadedEngine"},
     )
-    engine_max_ops: int = _setting(4096, "Most operations in flight before a push waits its turn.", low=1)
-    engine_max_bytes: int = _setting(1 << 30, "Most bytes of results in flight before a push waits its turn.", low=1)
-    engine_check: bool = _setting(False, "Catch operations that write what they declared as read; slow.")
+    engine_max_ops: int = _setting(4096, "Maximum number of pending operations; further pushes wait.", low=1)
+    engine_max_bytes: int = _setting(1 << 30, "Maximum bytes of pending results; further pushes wait.", low=1)
+    engine_check: bool = _setting(False, "Detect operations that write variables declared as read-only; slow.")
     blocking_in_loop: BlockingInLoop = _setting(
-        "warn", "What a read that would block inside a coroutine does: warn and block, raise, or block."
+        "warn", "Behaviour of a blocking read inside a coroutine: warn and block, raise, or block."
     )
     storage_fallback_log_verbose: bool = _setting(
-        True, "Warn, once a line, where sparse arrays are made dense for an operator that has no way for them."
+        True,
+        "Warn once per line if sparse arrays are converted to dense ones for an operator without a sparse "
+        "implementation.",
     )
-    exit_timeout: float = _setting(5.0, "Seconds that leaving the interpreter waits for pending work.", low=0)
-    exit_fails: bool = _setting(True, "End a program with status 1 where an operation failed and nobody waited for it.")
+    exit_timeout: float = _setting(5.0, "Seconds that the interpreter waits for pending operations at exit.", low=0)
+    exit_fails: bool = _setting(True, "Exit with status 1 if an operation failed and its result was never read.")
     tracebacks: Tracebacks = _setting(
-        "folded", "Fold the frames of flowmx itself in the traceback that ends a program, or show it in full."
+        "folded", "Fold the frames of flowmx in the traceback that ends a program, or show it in full."
     )
     unsaved_timeout: float = _setting(
         1800.0,
-        "Seconds that a program goes on while its checkpoints or snapshots can not be written; then it fails.",
+        "Seconds that a program continues while its checkpoints or snapshots cannot be written; then it fails.",
         low=0,
     )
     leave_timeout: float = _setting(
         20.0,
-        "Seconds that SIGTERM leaves a program to finish its step, write its checkpoint and leave its job.",
+        "Seconds after SIGTERM for a program to finish its step, write its checkpoint and leave its job.",
         low=0,
     )
     switch_interval: float = _setting(
         0.001,
-        "Seconds between thread switches of the interpreter; short keeps event loops prompt, 0 leaves it be.",
+        "Switch interval of the interpreter in seconds; short intervals keep event loops responsive; 0: unchanged.",
         low=0,
     )
-    uvloop: bool = _setting(True, "Let flowmx.run use uvloop where it is installed.")
+    uvloop: bool = _setting(True, "Use uvloop in flowmx.run if it is installed.")
+
+    # Data
+    damaged_images: DamagedImages = _setting(
+        "decode",
+        "Handling of truncated or damaged JPEG files: decode the readable part, raise an error, or skip the image in "
+        "iterators and loaders, which then also skip files that are not images.",
+    )
 
     # Communication
-    kvstore_reduction_nthreads: int = _setting(4, "Threads that sum big arrays on the CPU.", low=1)
+    kvstore_reduction_nthreads: int = _setting(4, "Threads that sum large arrays on the CPU.", low=1)
     kvstore_bigarray_bound: int = _setting(
         1_000_000,
-        "Elements from which an array is big: summed by several threads and split over servers.",
+        "Number of elements above which an array is large: summed by several threads, and sharded over servers.",
         low=1,
     )
     kvstore_reduce_bucket_size: int = _setting(
-        2048, "KiB of small arrays that are sent and summed together; 0 sends each by itself.", low=0
+        2048, "Size in KiB of buckets of small arrays that are sent and summed together; 0: no buckets.", low=0
     )
-    update_on_kvstore: bool = _setting(True, "Let the KVStore update weights where it can, once for all devices.")
+    update_on_kvstore: bool = _setting(True, "Let the KVStore update weights, once for all devices, if it can.")
     kvstore_policy: Policy = _setting(
-        "stop", "What a job does that loses a node: stop and say which, or go on and let another take its place."
+        "stop",
+        "Behaviour of a job that loses a node: stop and report it, or continue and let another node take its place.",
     )
     kvstore_agreement: Agreement = _setting(
-        "error", "What a worker does at its start that differs from the others in versions, seed, shapes or settings."
+        "error", "Behaviour of a worker whose versions, seed, shapes or settings differ from the others' at its start."
     )
-    kvstore_heartbeat: float = _setting(1.0, "Seconds between the signs of life of a node.", low=0.01)
-    kvstore_timeout: float = _setting(10.0, "Seconds of silence after which a node is gone.", low=0.05)
+    kvstore_patience: float = _setting(
+        10.0, "Seconds of waiting for other workers after which the wait is logged.", low=0.05
+    )
+    kvstore_heartbeat: float = _setting(1.0, "Seconds between heartbeats of a node.", low=0.01)
+    kvstore_timeout: float = _setting(10.0, "Seconds without a heartbeat after which a node is lost.", low=0.05)
     kvstore_busy: float = _setting(
-        600.0, "Seconds for which a node whose process runs may be too busy to say anything itself.", low=0
+        600.0, "Seconds for which a node whose process runs may be too busy to send heartbeats.", low=0
     )
-    kvstore_deserted: float = _setting(
-        600.0, "Seconds for which an elastic job whose workers are all gone waits for one to come back.", low=0
+    kvstore_no_workers: float = _setting(
+        600.0, "Seconds that an elastic job without workers waits for one to return.", low=0
     )
     kvstore_replicas: int = _setting(
         1,
-        "Other servers that have each value before a push is answered, where there are others; 0 takes less time and "
-        "loses what a server had that dies.",
+        "Number of other servers that store a value before its push is acknowledged; 0 is faster, but loses the values "
+        "of a server that fails.",
         low=0,
         high=1,
     )
-    kvstore_reconnect: float = _setting(30.0, "Seconds that nodes go on without the scheduler, looking for it.", low=0)
+    kvstore_reconnect: float = _setting(
+        30.0, "Seconds that nodes continue without the scheduler while they try to reconnect.", low=0
+    )
     kvstore_scheduler_returns: bool = _setting(
         True,
-        "Look for a scheduler that has ended, as it may be started again; where not, nodes end a few seconds after it. "
-        "Launchers say so of jobs that stop where a node is lost.",
+        "Try to reconnect to a scheduler that has exited, because it may be restarted; otherwise nodes exit a few "
+        "seconds after it. Launchers set it to false for jobs that stop when a node is lost.",
     )
-    kvstore_local: bool = _setting(True, "Let nodes of one machine talk by unix sockets and shared memory.")
+    kvstore_local: bool = _setting(True, "Use unix sockets and shared memory between nodes of one machine.")
     kvstore_streams: bool = _setting(
         True,
-        "Let small calls between nodes share a connection, and workers read rows from the memory of servers of their "
-        "machine.",
+        "Multiplex small calls between nodes over one connection, and let workers read rows from the memory of "
+        "servers on their machine.",
     )
-    enable_gpu_p2p: bool = _setting(True, "Let GPUs copy to each other directly where they can.")
+    enable_gpu_p2p: bool = _setting(True, "Copy directly between GPUs if they support it.")
 
-    # What peers and strangers may send
+    # Limits on received data
     job_limits: str = _setting(
-        "", "Limits of a job's nodes other than those of docs/operations.md, such as peers=8192,total=1e9."
+        "", "Limits of a job's nodes that differ from docs/operations.md, such as peers=8192,total=1e9."
     )
-    serve_limits: str = _setting("", "Limits of a service of models, written likewise.")
-    dashboard_limits: str = _setting("", "Limits of the dashboard, written likewise.")
+    serve_limits: str = _setting("", "Limits of a model service, in the same format.")
+    dashboard_limits: str = _setting("", "Limits of the dashboard, in the same format.")
 
     # The distributed job that this process belongs to
     scheduler: str = _setting(
         "",
-        "Address of the scheduler, such as 127.0.0.1:9091; unset, this process belongs to no job.",
+        "Address of the scheduler, such as 127.0.0.1:9091; unset: the process is not part of a job.",
         others="{DMLC_PS_ROOT_URI}:{DMLC_PS_ROOT_PORT}",
     )
-    role: Role = _setting("worker", "What this process is in its job.", others="{DMLC_ROLE}")
-    rank: int | None = _setting(None, "The rank to ask for; unset, any that is free.", low=0, others="{DMLC_WORKER_ID}")
-    num_workers: int = _setting(1, "Workers of the job.", low=1, others="{DMLC_NUM_WORKER}")
-    num_servers: int = _setting(1, "Servers of the job.", low=0, others="{DMLC_NUM_SERVER}")
-    node_id: str = _setting("", "This node's name for itself, other than all others'; unset, it makes one up.")
+    job: str = _setting(
+        "",
+        "Name of the job and of its attempt, equal on the scheduler and all nodes; a scheduler refuses nodes of other "
+        "jobs.",
+    )
+    role: Role = _setting("worker", "Role of this process in its job.", others="{DMLC_ROLE}")
+    rank: int | None = _setting(None, "The requested rank; unset: any free rank.", low=0, others="{DMLC_WORKER_ID}")
+    num_workers: int = _setting(1, "Number of workers of the job.", low=1, others="{DMLC_NUM_WORKER}")
+    num_servers: int = _setting(1, "Number of servers of the job.", low=0, others="{DMLC_NUM_SERVER}")
+    node_id: str = _setting("", "Unique name of this node; unset: a generated name.")
     node_host: str = _setting(
-        "127.0.0.1", "The address of this machine on which the job's other nodes reach it.", others="{DMLC_NODE_HOST}"
+        "127.0.0.1", "Address at which the job's other nodes reach this machine.", others="{DMLC_NODE_HOST}"
     )
     node_address: str = _setting(
-        "", "Where the job's other nodes reach this server, where that is not where it listens (a proxy, a container)."
+        "",
+        "Address at which other nodes reach this server, if it differs from the listening address (proxy, container).",
     )
-    secret_file: str = _setting("", "File with the secret that all nodes of the job share; unset, there is none.")
-    tls_cert: str = _setting("", "PEM file of this node's certificate, for mutual TLS; unset, there is none.")
+    secret_file: str = _setting("", "File with the shared secret of the job's nodes; unset: no secret.")
+    tls_cert: str = _setting("", "PEM file of this node's certificate, for mutual TLS; unset: no TLS.")
     tls_key: str = _setting("", "PEM file of the private key of FLOWMX_TLS_CERT.")
-    tls_ca: str = _setting("", "PEM file of the authority that the certificates of all nodes of the job descend from.")
-    tls_check_hostname: bool = _setting(
-        True, "Expect a node's certificate to be made out to the address that it is called by."
+    tls_ca: str = _setting("", "PEM file of the CA that signed the certificates of the job's nodes.")
+    tls_check_hostname: bool = _setting(True, "Verify that a node's certificate is valid for its address.")
+    kvstore_import: str = _setting(
+        "", "Comma-separated modules that servers import at start; they define optimizers and schedules."
     )
-    snapshot: str = _setting("", "File or folder from which this scheduler or server goes on when it starts anew.")
+    snapshot: str = _setting("", "File or folder of the snapshot from which this scheduler or server resumes.")
 
     # Recomputing, profiling, tuning, random numbers
     stop_at_nan: bool = _setting(
-        False, "Stop at the first NaN or infinity that is computed, and name operator, layer and step."
+        False, "Stop at the first computed NaN or infinity, and report its operator, layer and step."
     )
     flight_recorder: bool = _setting(
-        True, "Keep the last operations, waits and messages in memory, and answer `python -m flowmx doctor`."
+        True, "Record recent operations, waits and messages in memory, and respond to `python -m flowmx doctor`."
     )
     dashboard: int | None = _setting(
         None,
-        "Port of 127.0.0.1 on which the dashboard is served from the first operation on, or another where that is "
-        "taken; 0 takes any that is free; unset, there is none.",
+        "Port of the dashboard on 127.0.0.1, which starts with the first operation; another port if it is in use; "
+        "0: any free port; unset: no dashboard.",
         low=0,
         high=65535,
     )
     stall_seconds: float = _setting(
         300.0,
-        "Seconds without the end of an operation, while some are pending, after which a report is written.",
+        "Seconds without a completed operation, while some are pending, after which a report is written.",
         low=0,
     )
     runtime_folder: str = _setting(
         "",
-        "Folder for sockets and reports of processes; unset, flowmx-<user> in the folder for temporary files.",
+        "Folder for sockets and reports of processes; unset: flowmx-<user> in the folder for temporary files.",
         others="{XDG_RUNTIME_DIR}",
     )
-    home: str = _setting("", "Folder of models and data sets, in folders of their own; unset, .mxnet in your home.")
+    home: str = _setting("", "Folder of models and datasets; unset: .mxnet in the home folder.")
     gluon_repo: str = _setting(
-        "https://apache-mxnet.s3-accelerate.dualstack.amazonaws.com/", "Address of MXNet's models and data sets."
+        "https://apache-mxnet.s3-accelerate.dualstack.amazonaws.com/", "URL of MXNet's models and datasets."
     )
     backward_bulks: bool = _setting(
-        True, "Run many small gradients of the tape as one operation of the engine, which is faster."
+        True, "Run small gradients of the tape in bulk, as one operation of the engine, which is faster."
     )
-    eliminate_common_expr: bool = _setting(True, "Compute once what several nodes of a graph would.")
+    eliminate_common_expr: bool = _setting(True, "Eliminate common subexpressions of graphs.")
     backward_do_mirror: bool = _setting(False, "Recompute cheap results in the backward pass to save memory.")
     traces: Traces = _setting(
         "off",
-        "OpenTelemetry spans of a service: none, of requests and batches, or of operators too; see docs/serving.md.",
+        "OpenTelemetry spans of a service: off, requests and batches, or operators too; see docs/serving.md.",
     )
-    profiler_autostart: bool = _setting(False, "Profile from the start and write profile.json at the end.")
-    profiler_mode: Literal[0, 1] = _setting(0, "What is profiled: 0 symbolic operators, 1 all operators.")
+    profiler_autostart: bool = _setting(False, "Profile from the start, and write profile.json at the end.")
+    profiler_mode: Literal[0, 1] = _setting(0, "Profiled operators: 0: symbolic ones, 1: all.")
     cudnn_autotune_default: Literal[0, 1, 2] = _setting(
-        0, "The default of a convolution's cudnn_tune: 0 off, 1 fastest within the workspace, 2 fastest."
+        0, "Default of a convolution's cudnn_tune: 0: off, 1: fastest within the workspace, 2: fastest."
+    )
+    cpu_autotune_default: Literal[0, 1, 2] = _setting(
+        1,
+        "Algorithm of convolutions with packed filters on a CPU: 0: direct, 1: the fastest with filters up to 64 MiB, "
+        "2: the fastest, measured longer.",
     )
     cuda_allow_tensor_core: bool = _setting(
         True, "Let float32 convolutions on a GPU use tensor cores, which round their operands to TF32."
     )
-    seed: int | None = _setting(None, "Seed of the random generators; unset, they start from fresh entropy.", low=0)
+    seed: int | None = _setting(None, "Seed of the random generators; unset: random.", low=0)
 
 
 def _rows() -> Iterator[Setting]:
     for declared in fields(Settings):
         options = get_args(declared.type) if get_origin(declared.type) is Literal else ()
         kind = type(options[0]) if options else declared.type
-        # `int | None`: None is the state of being unset, and no text stands for it.
+        # `int | None`: None means unset and has no text form.
         kind = next((arm for arm in get_args(kind) if arm is not NoneType), kind)
-        assert isinstance(kind, type), f"{declared.name}: {declared.type} is no type that a setting can have"
+        assert isinstance(kind, type), f"{declared.name}: {declared.type} is not a supported type of settings"
         yield Setting(name=declared.name, kind=kind, default=declared.default, choices=options, **declared.metadata)
 
 
 TABLE: Mapping[str, Setting] = {row.name: row for row in _rows()}
-"""Every setting by its name, in the order of `Settings`."""
+"""Settings by name, in the order of `Settings`."""
 
 _current: Settings | None = None
 _sources: dict[str, str] = {}
@@ -432,25 +468,25 @@ def load(environ: Mapping[str, str]) -> Settings:
     """Read settings from a mapping of environment variables; an empty value counts as unset.
 
     Raises:
-        SettingError: A variable holds a value that its setting does not take.
+        SettingError: the value of a variable is invalid.
     """
-    return Settings(**_given(environ)[0])
+    return Settings(**_read(environ)[0])
 
 
 def get() -> Settings:
-    """Return the settings in force, reading the environment the first time.
+    """Return the current settings; the first call reads the environment.
 
     Raises:
-        SettingError: As in `load`.
+        SettingError: as in `load`.
     """
     return _current if _current is not None else reload()
 
 
 def fresh(name: str) -> Any:
-    """Return a setting as the environment has it now, for those that a program may set after its start.
+    """Return a setting from the current environment, for settings that a program may change after its start.
 
     Raises:
-        SettingError: As in `load`.
+        SettingError: as in `load`.
     """
     current = getattr(get(), name)
     if _sources.get(name) == "override":
@@ -461,73 +497,94 @@ def fresh(name: str) -> Any:
 
 
 def reload() -> Settings:
-    """Read the environment anew and return the settings.
+    """Read the environment again and return the settings.
 
-    Warns of variables that begin with ``FLOWMX_`` and are no setting.
+    Warn about unknown variables that begin with ``FLOWMX_``.
 
     Raises:
-        SettingError: As in `load`; the settings in force stay.
+        SettingError: as in `load`; the current settings are unchanged.
     """
     global _current, _sources
-    given, found_in = _given(os.environ)
-    _current, _sources = Settings(**given), found_in
+    values, origins = _read(os.environ)
+    _current, _sources = Settings(**values), origins
     _warn_unknown(os.environ)
     return _current
 
 
 @contextmanager
 def override(**values: object) -> Iterator[Settings]:
-    """Put other values in force while the context lasts, in every thread and task: made for tests.
+    """Override settings in the context, in all threads and tasks; for tests.
 
     Raises:
-        SettingError: A value is none that its setting takes.
-        TypeError: A name is no setting.
+        SettingError: a value is invalid.
+        TypeError: a name is not a setting.
     """
     global _current, _sources
     for name in values:
         if name not in TABLE:
-            raise TypeError(f"{name!r} is no setting{did_you_mean(name, TABLE)}")
-    before, sources_before = get(), _sources
-    checked: dict[str, Any] = {name: TABLE[name].check(value) for name, value in values.items()}
-    _current, _sources = replace(before, **checked), {**sources_before, **dict.fromkeys(checked, "override")}
+            raise TypeError(f"{name!r} is not a setting{did_you_mean(name, TABLE)}")
+    entry = _Override(get(), _sources, {name: TABLE[name].check(value) for name, value in values.items()})
+    _overrides.append(entry)
     try:
+        _current, _sources = entry.applied(entry.settings, entry.sources)
         yield _current
     finally:
-        _current, _sources = before, sources_before
+        # Contexts may exit in another order than they entered: later ones stay in effect.
+        later_entries = _overrides[_overrides.index(entry) + 1 :]
+        _overrides.remove(entry)
+        _current, _sources = entry.settings, entry.sources
+        for later in later_entries:
+            later.settings, later.sources = _current, _sources
+            _current, _sources = later.applied(_current, _sources)
+
+
+class _Override:
+    """The values of an override, and the settings without them."""
+
+    def __init__(self, settings: Settings, sources: dict[str, str], values: dict[str, Any]) -> None:
+        self.settings, self.sources, self.values = settings, sources, values
+
+    def applied(self, settings: Settings, sources: dict[str, str]) -> tuple[Settings, dict[str, str]]:
+        """Return the settings and their sources with these values."""
+        return replace(settings, **self.values), {**sources, **dict.fromkeys(self.values, "override")}
+
+
+_overrides: list[_Override] = []
+"""The active contexts of :func:`override`, in order of entry."""
 
 
 def sources() -> dict[str, str]:
-    """Return where each setting's value comes from: ``default``, ``environment`` or ``override``.
+    """Return the sources of all settings: ``default``, ``environment`` or ``override``.
 
-    Where variables of other programs stood for the setting's own, ``environment`` is followed by their names.
+    If a value comes from variables of other programs, ``environment`` is followed by their names.
     """
     get()
     return {name: _sources.get(name, "default") for name in TABLE}
 
 
 def mxnet_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return the variables of MXNet in `environ` that no setting reads."""
+    """Return the MXNet variables in `environ` that no setting reads."""
     read = {row.mxnet_variable for row in TABLE.values()}
     return [name for name in sorted(environ) if name.startswith(MXNET_PREFIX) and name not in read]
 
 
-def _given(environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values of the settings that `environ` holds, and where each was found."""
-    values, found_in = {}, {}
+def _read(environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the values of the settings in `environ`, and their sources."""
+    values, origins = {}, {}
     for name, row in TABLE.items():
         text, variable = row.find(environ)
         if text:
             values[name] = row.parse(text, variable)
-            found_in[name] = "environment" if variable == row.variable else f"environment: {variable}"
-    return values, found_in
+            origins[name] = "environment" if variable == row.variable else f"environment: {variable}"
+    return values, origins
 
 
 def _warn_unknown(environ: Mapping[str, str]) -> None:
-    known = [row.variable for row in TABLE.values()]
+    variables = [row.variable for row in TABLE.values()]
     for variable in sorted(environ):
-        if variable.startswith(PREFIX) and variable not in known:
+        if variable.startswith(PREFIX) and variable not in variables:
             warnings.warn(
-                f"the environment variable {variable} is no setting of flowmx and is ignored"
-                f"{did_you_mean(variable, known)}; `python -m flowmx info` lists the settings",
+                f"the environment variable {variable} is not a setting of flowmx and is ignored"
+                f"{did_you_mean(variable, variables)}; `python -m flowmx info` lists the settings",
                 stacklevel=3,
             )

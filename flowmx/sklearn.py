@@ -1,7 +1,7 @@
 """``mx.sklearn``: scikit-learn estimators that train Gluon networks.
 
-They go wherever scikit-learn's own go: pipelines, searches over parameters, cross-validation, ``clone``, pickles and
-joblib. Training blocks, as scikit-learn's does: in a coroutine, ``await asyncio.to_thread(model.fit, X, y)``.
+They work with pipelines, parameter searches, cross-validation, ``clone``, pickles and joblib. ``fit`` blocks, as in
+scikit-learn: in a coroutine, use ``await asyncio.to_thread(model.fit, X, y)``.
 
 Example:
     >>> from sklearn.datasets import load_digits
@@ -43,7 +43,7 @@ E = TypeVar("E", bound="_Network")
 
 
 class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """The base of both estimators: a network, and its training by mini-batches."""
+    """Base class of both estimators: a network and its training in minibatches."""
 
     def __init__(
         self, net: gluon.Block | Callable[[int], gluon.Block] | None = None, *,
@@ -66,17 +66,17 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         self.random_state = random_state
 
     def fit(self: E, X: Any, y: Any) -> E:
-        """Train anew, by ``max_iter`` passes over the data.
+        """Train from scratch for ``max_iter`` epochs.
 
         Args:
-            X: the inputs, (n, features); of any other shape behind n where ``net`` takes it.
+            X: the inputs, (n, features), or (n, ...) if ``net`` is set.
             y: the targets, (n,).
 
         Raises:
-            ValueError: parameters or data are not as expected, or the loss is no longer finite.
+            ValueError: parameters or data are invalid, or the loss is not finite.
         """
         self._check_parameters()
-        X = self._checked(X, reset=True)
+        X = self._validate(X, reset=True)
         targets, width = self._targets(X, y, None)
         self._start(width)
         self._train(X, targets, self.max_iter)
@@ -86,17 +86,17 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         first = not hasattr(self, "net_")
         if first:
             self._check_parameters()
-        X = self._checked(X, reset=first)
+        X = self._validate(X, reset=first)
         targets, width = self._targets(X, y, classes, first)
         if first:
             self._start(width)
         self._train(X, targets, 1)
         return self
 
-    # -- what the two differ in ------------------------------------------------------------------------
+    # -- the differences between the two ------------------------------------------------------------------------
 
     def _targets(self, X: Array, y: Any, classes: Any, first: bool = True) -> tuple[Array, int]:
-        """The targets as the loss takes them, and the number of the network's outputs."""
+        """Return the targets for the loss, and the number of outputs of the network."""
         raise NotImplementedError
 
     def _loss(self) -> gluon.loss.Loss:
@@ -106,39 +106,39 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
 
     def _check_parameters(self) -> None:
         name = type(self).__name__
-        for each in ("max_iter", "batch_size"):
-            value = getattr(self, each)
+        for parameter in ("max_iter", "batch_size"):
+            value = getattr(self, parameter)
             if not isinstance(value, (int, np.integer)) or value < 1:
-                raise ValueError(f"{name}: {each} is {value!r}, expected a whole number of at least 1")
+                raise ValueError(f"{name}: {parameter} is {value!r}, expected an integer of at least 1")
         if not self.learning_rate > 0:
-            raise ValueError(f"{name}: learning_rate is {self.learning_rate!r}, expected a number above 0")
+            raise ValueError(f"{name}: learning_rate is {self.learning_rate!r}, expected a positive number")
         if self.net is not None and not callable(self.net):
             raise TypeError(
-                f"{name}: net is {type(self.net).__name__}, expected a gluon.Block, a function from the number of "
-                "outputs to one, or None for a multilayer perceptron"
+                f"{name}: net is {type(self.net).__name__}, expected a gluon.Block, a function that takes the number "
+                "of outputs and returns one, or None for a multilayer perceptron"
             )
         sizes = np.atleast_1d(self.hidden_layer_sizes)
         if self.net is None and any(size != int(size) or size < 1 for size in sizes):
             raise ValueError(f"{name}: hidden_layer_sizes is {self.hidden_layer_sizes!r}, expected sizes of at least 1")
 
-    def _checked(self, X: Any, reset: bool) -> Array:
+    def _validate(self, X: Any, reset: bool) -> Array:
         X = validate_data(self, X, reset=reset, dtype=[np.float32, np.float64], allow_nd=self.net is not None)
         return np.ascontiguousarray(X, dtype=np.float32)
 
     def _start(self, width: int) -> None:
-        """Make the network, with first values, and its trainer."""
+        """Create and initialize the network."""
         self._random_state: np.random.RandomState = check_random_state(self.random_state)
         self._context = current_context() if self.ctx is None else self.ctx
         self._width = width
         self.loss_curve_: list[float] = []
         self.n_iter_ = 0
         if isinstance(self.net, gluon.Block):
-            net = copy.deepcopy(self.net)  # a parameter of an estimator stays as it was given
+            net = copy.deepcopy(self.net)  # fit must not change the estimator's parameters
         else:
             net = self._perceptron(width) if self.net is None else self.net(width)
-        fresh = [each for each in net.collect_params().values() if each._arrays is None and each._deferred is None]
-        for each in fresh:
-            each.initialize(None, self._context, initializer.Xavier())
+        params = net.collect_params().values()
+        for param in [param for param in params if param._arrays is None and param._deferred is None]:
+            param.initialize(None, self._context, initializer.Xavier())
         net.collect_params().reset_ctx(self._context)
         self.net_ = net
         self._trainer: gluon.Trainer | None = None
@@ -153,9 +153,9 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
 
     def _train(self, X: Array, targets: Array, epochs: int) -> None:
         loss_of = self._loss()
-        with _numbers(int(self._random_state.randint(2**31 - 1))), self._context:
+        with _seeded(int(self._random_state.randint(2**31 - 1))), self._context:
             if self._trainer is None:
-                self._check_width(self.net_(nd.array(X[:1])))  # which completes the parameters' shapes
+                self._check_width(self.net_(nd.array(X[:1])))  # infers the shapes of parameters
                 options = {"learning_rate": self.learning_rate, **(self.optimizer_params or {})}
                 self._trainer = gluon.Trainer(self.net_.collect_params(), self.optimizer, options)
             for _ in range(epochs):
@@ -165,11 +165,11 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         order = self._random_state.permutation(len(X)) if self.shuffle else np.arange(len(X))
         total: Any = 0
         for start in range(0, len(X), self.batch_size):
-            rows = order[start : start + self.batch_size]
+            samples = order[start : start + self.batch_size]
             with autograd.record():
-                loss = loss_of(self.net_(nd.array(X[rows])), nd.array(targets[rows]))
+                loss = loss_of(self.net_(nd.array(X[samples])), nd.array(targets[samples]))
             loss.backward()
-            trainer.step(len(rows))
+            trainer.step(len(samples))
             total = total + loss.sum()
         mean = float(total.asscalar()) / len(X)
         if not math.isfinite(mean):
@@ -182,85 +182,85 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
 
     def _check_width(self, out: Any) -> None:
         if not isinstance(out, nd.NDArray) or out.shape != (1, self._width):
-            found = f"shape {out.shape}" if isinstance(out, nd.NDArray) else type(out).__name__
+            actual = f"shape {out.shape}" if isinstance(out, nd.NDArray) else type(out).__name__
             raise ValueError(
-                f"{type(self).__name__}: net gives {found} for one sample, expected (1, {self._width}): a score for "
+                f"{type(self).__name__}: net returns {actual} for one sample, expected (1, {self._width}): a score for "
                 "each class, or a number for each target"
             )
 
     def _outputs(self, X: Any) -> Array:
-        """The network's outputs, (n, outputs), float64.
+        """Return the outputs of the network, (n, outputs), float64.
 
-        Batches are filled up to one size: so nothing is compiled anew, and a sample's result does not depend on those
-        beside it.
+        The last batch is padded to the batch size, so that nothing is recompiled and the result of a sample does not
+        depend on the batch.
         """
         check_is_fitted(self, "net_")
-        X = self._checked(X, reset=False)
-        found = []
+        X = self._validate(X, reset=False)
+        outputs = []
         with self._context:
             for start in range(0, len(X), self.batch_size):
                 batch = X[start : start + self.batch_size]
-                filled = np.zeros((self.batch_size, *X.shape[1:]), np.float32)
-                filled[: len(batch)] = batch
-                found.append(self.net_(nd.array(filled))[: len(batch)])
-            return np.concatenate([each.asnumpy() for each in found]).astype(np.float64)
+                padded = np.zeros((self.batch_size, *X.shape[1:]), np.float32)
+                padded[: len(batch)] = batch
+                outputs.append(self.net_(nd.array(padded))[: len(batch)])
+            return np.concatenate([output.asnumpy() for output in outputs]).astype(np.float64)
 
 
 class NetworkClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
     """A scikit-learn classifier that trains a Gluon network.
 
     Args:
-        net: the network: a block, of which each fit trains a copy, from its values where it has some; a function from
-            the number of classes to a block; None for a multilayer perceptron. It gives a score for each class, without
-            softmax.
-        hidden_layer_sizes: of the perceptron.
-        activation: of its hidden layers: ``"relu"``, ``"tanh"``, ``"sigmoid"``, ... or ``"identity"``.
-        loss: of scores (n, classes) and numbers of classes (n,), a number for each sample (default: cross-entropy).
+        net: a block; a function that takes the number of classes and returns a block; or None for a multilayer
+            perceptron. Every fit trains a copy, which starts with the block's values if it is initialized. The block
+            returns a score for each class, without softmax.
+        hidden_layer_sizes: the sizes of the perceptron's hidden layers.
+        activation: the activation of the hidden layers: ``"relu"``, ``"tanh"``, ``"sigmoid"``, ... or ``"identity"``.
+        loss: a loss of scores (n, classes) and class numbers (n,) with one value per sample (default: cross-entropy).
         optimizer: its name in :mod:`flowmx.optimizer`.
         learning_rate: its step size.
         optimizer_params: its other arguments.
-        max_iter: passes over the data that :meth:`fit` makes.
-        batch_size: samples in a step.
-        shuffle: a new order of the samples for each pass.
+        max_iter: the number of epochs of :meth:`fit`.
+        batch_size: the number of samples of a step.
+        shuffle: shuffle the samples in every epoch.
         ctx: the device (default: the current one).
-        random_state: what first values, dropout and orders are drawn from, as for scikit-learn's estimators: an int
-            gives the same network every time; ``mx.random.seed`` changes nothing, and its numbers are left alone.
+        random_state: the source of initial values, dropout and shuffling, as in scikit-learn's estimators. An int makes
+            the result reproducible. It is independent of ``mx.random.seed``, whose generator is not changed.
 
     Attributes:
         classes_: the labels, sorted.
         net_: the trained network.
-        loss_curve_: the mean loss of each pass.
-        n_iter_: the number of passes.
+        loss_curve_: the mean loss of each epoch.
+        n_iter_: the number of epochs.
         n_features_in_: the length of the inputs' second axis.
     """
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> NetworkClassifier:
-        """Train on by one pass over these samples.
+        """Continue training for one epoch of these samples.
 
         Args:
             X: the inputs.
             y: their labels.
-            classes: all labels that will come, at the first call (default: those in ``y``).
+            classes: all labels of this and later calls, at the first call (default: those in ``y``).
 
         Raises:
-            ValueError: a label is none of the classes.
+            ValueError: a label is unknown.
         """
         return self._partial_fit(X, y, classes)
 
     def predict_proba(self, X: Any) -> Array:
-        """The probability of each class, (n, classes), in the order of ``classes_``."""
+        """Return the probabilities of the classes, (n, classes), in the order of ``classes_``."""
         scores = self._outputs(X)
         powers = np.exp(scores - scores.max(axis=1, keepdims=True))
         return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
     def predict_log_proba(self, X: Any) -> Array:
-        """The logarithms of :meth:`predict_proba`."""
+        """Return the logarithms of :meth:`predict_proba`."""
         scores = self._outputs(X)
         scores -= scores.max(axis=1, keepdims=True)
         return np.asarray(scores - np.log(np.exp(scores).sum(axis=1, keepdims=True)))
 
     def predict(self, X: Any) -> Array:
-        """The likeliest label of each sample, (n,)."""
+        """Return the most probable label of each sample, (n,)."""
         best = self._outputs(X).argmax(axis=1)
         return np.asarray(self.classes_[best])
 
@@ -276,8 +276,8 @@ class NetworkClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
         unknown = y[self.classes_[numbers] != y].tolist()
         if unknown:
             raise ValueError(
-                f"NetworkClassifier: y holds {unknown[0]!r}, which is none of the classes {self.classes_}: "
-                "name all of them at the first partial_fit, with classes="
+                f"NetworkClassifier: y has the label {unknown[0]!r}, which is not in classes_ {self.classes_}: "
+                "pass classes= with all labels to the first partial_fit"
             )
         return numbers.astype(np.float32), len(self.classes_)
 
@@ -289,23 +289,24 @@ class NetworkRegressor(RegressorMixin, _Network):  # type: ignore[misc]
     """A scikit-learn regressor that trains a Gluon network.
 
     Args:
-        net: as for :class:`NetworkClassifier`; it gives a number for each target.
-        hidden_layer_sizes: as there.
-        activation: as there.
-        loss: of predictions and targets (n, targets), a number for each sample (default: half the squared error).
-        optimizer: as there.
-        learning_rate: as there.
-        optimizer_params: as there.
-        max_iter: as there.
-        batch_size: as there.
-        shuffle: as there.
-        ctx: as there.
-        random_state: as there.
+        net: as in :class:`NetworkClassifier`; it returns a number for each target.
+        hidden_layer_sizes: as in :class:`NetworkClassifier`.
+        activation: as in :class:`NetworkClassifier`.
+        loss: a loss of predictions and targets (n, targets) with one value per sample (default: half the squared
+            error).
+        optimizer: as in :class:`NetworkClassifier`.
+        learning_rate: as in :class:`NetworkClassifier`.
+        optimizer_params: as in :class:`NetworkClassifier`.
+        max_iter: as in :class:`NetworkClassifier`.
+        batch_size: as in :class:`NetworkClassifier`.
+        shuffle: as in :class:`NetworkClassifier`.
+        ctx: as in :class:`NetworkClassifier`.
+        random_state: as in :class:`NetworkClassifier`.
 
     Attributes:
         net_: the trained network.
-        loss_curve_: the mean loss of each pass.
-        n_iter_: the number of passes.
+        loss_curve_: the mean loss of each epoch.
+        n_iter_: the number of epochs.
         n_features_in_: the length of the inputs' second axis.
     """
 
@@ -315,24 +316,24 @@ class NetworkRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         return tags
 
     def partial_fit(self, X: Any, y: Any) -> NetworkRegressor:
-        """Train on by one pass over these samples.
+        """Continue training for one epoch of these samples.
 
         Args:
             X: the inputs.
             y: their targets.
 
         Raises:
-            ValueError: the number of targets differs from before.
+            ValueError: the number of targets differs from that of the first call.
         """
         return self._partial_fit(X, y, None)
 
     def predict(self, X: Any) -> Array:
-        """The targets, float64 of shape (n,), or (n, targets) where it was trained on such."""
-        found = self._outputs(X)
-        return found[:, 0] if self._is_flat else found
+        """Return the predictions, float64, in the shape of the training targets: (n,) or (n, targets)."""
+        outputs = self._outputs(X)
+        return outputs[:, 0] if self._is_flat else outputs
 
     def _targets(self, X: Array, y: Any, classes: Any, first: bool = True) -> tuple[Array, int]:
-        y = _numbers_of(self, X, y)
+        y = _validate_targets(self, X, y)
         targets = y.reshape(len(y), -1).astype(np.float32)
         if not first and targets.shape[1] != self._width:
             raise ValueError(f"NetworkRegressor: y has {targets.shape[1]} targets, expected {self._width} as before")
@@ -344,7 +345,7 @@ class NetworkRegressor(RegressorMixin, _Network):  # type: ignore[misc]
 
 
 def _labels(model: Any, X: Array, y: Any) -> Array:
-    _refuse_none(model, y)
+    _check_not_none(model, y)
     y = column_or_1d(y, warn=True)
     assert_all_finite(y, input_name="y")
     check_classification_targets(y)
@@ -352,8 +353,8 @@ def _labels(model: Any, X: Array, y: Any) -> Array:
     return np.asarray(y)
 
 
-def _numbers_of(model: Any, X: Array, y: Any) -> Array:
-    _refuse_none(model, y)
+def _validate_targets(model: Any, X: Array, y: Any) -> Array:
+    _check_not_none(model, y)
     y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
     if y.ndim == 2 and y.shape[1] == 1:
         y = column_or_1d(y, warn=True)
@@ -361,17 +362,17 @@ def _numbers_of(model: Any, X: Array, y: Any) -> Array:
     return np.asarray(y)
 
 
-def _refuse_none(model: Any, y: Any) -> None:
+def _check_not_none(model: Any, y: Any) -> None:
     if y is None:
         raise ValueError(f"{type(model).__name__} requires y to be passed, but the target y is None")
 
 
 @contextmanager
-def _numbers(seed: int) -> Iterator[None]:
-    """Have all devices draw from a seed, and go on afterwards as if nothing had been drawn."""
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed the generators of all devices in a block, and restore their states afterwards."""
     before = generators.state([(context, read.wait()) for context, read in generators.push()])
     random.seed(seed)
     try:
         yield
     finally:
-        generators.set_own_state(before)
+        generators.set_flowmx_state(before)

@@ -1,4 +1,4 @@
-"""``mx.util``: variables of the environment, what GPUs there are, and NumPy's semantics."""
+"""``mx.util``: environment variables, GPUs, and NumPy semantics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import Any, TypeVar, cast
 from flowmx import settings
 from flowmx.context import gpu_memory_info
 from flowmx.devices import num_gpus
-from flowmx.semantics import OFF, Semantics, semantics
+from flowmx.scopes import assign, frame_scope
+from flowmx.semantics import Semantics, semantics
 
 __all__ = [
     "get_gpu_count", "get_gpu_memory", "getenv", "is_np_array", "is_np_default_dtype", "is_np_shape", "makedirs",
@@ -26,15 +27,15 @@ T = TypeVar("T")
 
 
 def getenv(name: str) -> str | None:
-    """The value of a variable of the environment, or None."""
+    """Return the value of an environment variable, or None."""
     return os.environ.get(name)
 
 
 def setenv(name: str, value: str | None) -> None:
-    """Set a variable of the environment, or take it away; flowmx's settings follow.
+    """Set or remove an environment variable, and reload flowmx's settings.
 
     Raises:
-        SettingError: it is a setting, and does not take this value.
+        SettingError: the variable is a setting, and the value is invalid.
     """
     if value is None:
         os.environ.pop(name, None)
@@ -44,30 +45,30 @@ def setenv(name: str, value: str | None) -> None:
 
 
 def makedirs(d: str | os.PathLike[str]) -> None:
-    """Make a folder, and those that it is in; one that is there is left."""
+    """Create a folder and its parents, unless it exists."""
     Path(d).expanduser().mkdir(parents=True, exist_ok=True)
 
 
 def get_gpu_count() -> int:
-    """The number of usable GPUs."""
+    """Return the number of usable GPUs."""
     return num_gpus()
 
 
 def get_gpu_memory(gpu_dev_id: int) -> tuple[int, int]:
-    """The free and the total bytes of a GPU's memory.
+    """Return the free and the total bytes of a GPU's memory.
 
     Raises:
-        DeviceError: this machine has no such GPU.
+        DeviceError: the GPU does not exist.
     """
     return gpu_memory_info(gpu_dev_id)
 
 
 def set_module(module: str) -> Callable[[T], T]:
-    """Decorate a function or class so that it says that it is of another module."""
+    """Return a decorator that sets the module of a function or class."""
 
-    def decorate(found: T) -> T:
-        found.__module__ = module
-        return found
+    def decorate(target: T) -> T:
+        target.__module__ = module
+        return target
 
     return decorate
 
@@ -76,130 +77,127 @@ def set_module(module: str) -> Callable[[T], T]:
 
 
 def is_np_array() -> bool:
-    """Tell whether Gluon makes arrays of ``mx.np`` in this task."""
+    """Return whether Gluon creates ``mx.np`` arrays in this task."""
     return semantics.get().array
 
 
 def is_np_shape() -> bool:
-    """Tell whether NumPy's shapes are on in this task; arrays without axes or elements are there in any case."""
+    """Return whether NumPy's shapes are on in this task. Zero-dimensional and empty arrays are always supported."""
     return semantics.get().shape
 
 
 def is_np_default_dtype() -> bool:
-    """Tell whether what is given no dtype follows NumPy in this task: float64, and int64 of whole numbers."""
+    """Return whether default dtypes follow NumPy in this task: float64, and int64 for integers."""
     return semantics.get().dtype
 
 
 def set_np(shape: bool = True, array: bool = True, dtype: bool = False) -> None:
-    """Change this task (or thread) to NumPy's semantics.
+    """Switch this task (or thread) to NumPy semantics.
 
     Args:
-        shape: NumPy's shapes.
-        array: let Gluon make arrays of ``mx.np``.
-        dtype: let what is given no dtype follow NumPy, where it is float32 otherwise.
+        shape: whether to use NumPy's shapes.
+        array: whether Gluon creates ``mx.np`` arrays.
+        dtype: whether default dtypes follow NumPy instead of float32.
 
     Raises:
-        ValueError: arrays without shapes.
+        ValueError: ``array`` is true and ``shape`` is false.
     """
     if array and not shape:
-        raise ValueError("set_np: NumPy's arrays need NumPy's shapes, so shape must be true where array is")
-    semantics.set(Semantics(bool(shape), bool(array), bool(dtype), semantics.get().views))
+        raise ValueError("set_np: NumPy's arrays need NumPy's shapes: shape must be true if array is true")
+    assign(semantics, Semantics(bool(shape), bool(array), bool(dtype), semantics.get().views))
 
 
 def reset_np() -> None:
-    """Change this task back to MXNet's classic semantics."""
-    semantics.set(OFF)
+    """Switch this task back to MXNet's classic semantics."""
+    assign(semantics, Semantics())
 
 
 def set_np_shape(active: bool) -> bool:
-    """Turn NumPy's shapes on or off in this task; returns what was before."""
+    """Switch NumPy's shapes on or off in this task; return the previous state."""
     before = semantics.get()
-    semantics.set(before._replace(shape=bool(active)))
+    assign(semantics, before.with_changes(shape=bool(active)))
     return before.shape
 
 
 def _scope(**change: bool) -> AbstractContextManager[None]:
     @contextmanager
     def scope() -> Iterator[None]:
-        before = semantics.get()
-        semantics.set(before._replace(**change))
-        try:
+        with frame_scope(semantics, semantics.get().with_changes(**change)):
             yield
-        finally:
-            semantics.set(before)
 
     return scope()
 
 
 def np_shape(active: bool = True) -> AbstractContextManager[None]:
-    """A ``with`` block with NumPy's shapes, or without."""
+    """Return a context manager with NumPy's shapes on or off."""
     return _scope(shape=bool(active))
 
 
 def np_array(active: bool = True) -> AbstractContextManager[None]:
-    """A ``with`` block in which Gluon makes arrays of ``mx.np``, or not."""
+    """Return a context manager in which Gluon creates ``mx.np`` arrays, or does not."""
     return _scope(array=bool(active))
 
 
 def np_default_dtype(active: bool = True) -> AbstractContextManager[None]:
-    """A ``with`` block in which what is given no dtype follows NumPy, or is float32."""
+    """Return a context manager in which default dtypes follow NumPy, or are float32."""
     return _scope(dtype=bool(active))
 
 
 def np_views(active: bool = True) -> AbstractContextManager[None]:
-    """A ``with`` block in which ``x[:, 0]``, ``x.T`` and the like are views of ``mx.np`` arrays, as in NumPy.
+    """Return a context manager in which ``x[:, 0]``, ``x.T`` and so on are views of ``mx.np`` arrays, as in NumPy.
 
-    Elsewhere they are copies, as in MXNet.
+    By default they are copies, as in MXNet.
     """
     return _scope(views=bool(active))
 
 
 def use_np(func: T) -> T:
     """Decorate a function, or a class (all its methods and properties), to run with NumPy's shapes and arrays."""
-    return _within(func, shape=True, array=True)
+    return _run_in_scope(func, shape=True, array=True)
 
 
 def use_np_shape(func: T) -> T:
     """Decorate a function, or a class, to run with NumPy's shapes."""
-    return _within(func, shape=True)
+    return _run_in_scope(func, shape=True)
 
 
 def use_np_array(func: T) -> T:
-    """Decorate a function, or a class, to run with arrays of ``mx.np``."""
-    return _within(func, array=True)
+    """Decorate a function, or a class, to run with ``mx.np`` arrays."""
+    return _run_in_scope(func, array=True)
 
 
 def use_np_default_dtype(func: T) -> T:
-    """Decorate a function, or a class, to run with NumPy's dtypes for what is given none."""
-    return _within(func, dtype=True)
+    """Decorate a function, or a class, to run with NumPy's default dtypes."""
+    return _run_in_scope(func, dtype=True)
 
 
-_LEFT = frozenset([
+_UNCHANGED = frozenset([
     "__class_getitem__", "__del__", "__eq__", "__getattr__", "__getattribute__", "__hash__", "__init_subclass__",
     "__new__", "__setattr__",
 ])  # fmt: skip
-"""Methods that no semantics change, and that are called for each attribute or when nobody asked."""
+"""Methods that are not decorated: they do not depend on the semantics, and run implicitly or for every attribute."""
 
 
-def _within(func: T, **change: bool) -> T:
-    """A function in a scope; of a class, each of its functions and properties, inherited ones too.
+def _run_in_scope(func: T, **change: bool) -> T:
+    """Return a function that runs in a scope. For a class, wrap all its functions and properties, also inherited ones.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: ``func`` is neither a function nor a class.
     """
     if isinstance(func, type):
         members = {name: value for base in func.__mro__[-2::-1] for name, value in vars(base).items()}
         for name, value in members.items():
-            if name in _LEFT:
+            if name in _UNCHANGED:
                 continue
             if isinstance(value, FunctionType):
-                setattr(func, name, _within(value, **change))
+                setattr(func, name, _run_in_scope(value, **change))
             elif isinstance(value, property):
-                parts: list[Any] = [each and _within(each, **change) for each in (value.fget, value.fset, value.fdel)]
-                setattr(func, name, property(parts[0], parts[1], parts[2], value.__doc__))
+                methods = (value.fget, value.fset, value.fdel)
+                wrapped: list[Any] = [method and _run_in_scope(method, **change) for method in methods]
+                setattr(func, name, property(wrapped[0], wrapped[1], wrapped[2], value.__doc__))
         return func
     if not callable(func):
-        raise TypeError(f"use_np: {type(func).__name__} was given, expected a function or a class")
+        raise TypeError(f"use_np: expected a function or a class, not {type(func).__name__}")
     if inspect.iscoroutinefunction(func):
 
         @functools.wraps(func)

@@ -1,4 +1,4 @@
-"""Operators that compute what another one does, but which MXNet registers on their own."""
+"""Operators that equal another operator, but that MXNet registers separately."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flowmx.ops.registry.operators import (
     Operator,
     Run,
     ShapeOrNone,
-    described,
+    describe,
     lookup,
     operator,
     option,
@@ -33,12 +33,12 @@ for _name, _same, _doc in [
 
 @operator("cast_storage")
 class CastStorage(Operator, passing=Passing.ALWAYS):
-    """The array in another storage type; 'default' is dense."""
+    """Convert an array to another storage type; 'default' is dense."""
 
-    input_docs = described(data="any shape, any dtype, any storage type; a matrix for csr")
+    input_docs = describe(data="any shape, any dtype, any storage type; a matrix for csr")
     output_doc = "The shape and dtype of data"
 
-    stype: Literal["default", "row_sparse", "csr"] = required("The wanted storage type.")
+    stype: Literal["default", "row_sparse", "csr"] = required("The target storage type.")
 
     def __post_init__(self) -> None:
         if self.stype != "default":
@@ -53,9 +53,9 @@ class CastStorage(Operator, passing=Passing.ALWAYS):
 
 @operator("_contrib_SparseEmbedding")
 class SparseEmbedding(Embedding, sparse=True):
-    """Embedding, whose gradient has the rows that were looked up."""
+    """Embedding with a gradient that has only the rows that were read."""
 
-    deterministic: bool = option(False, "Kept for MXNet's files: it always is.")
+    deterministic: bool = option(False, "Ignored; always deterministic. Present in MXNet's files.")
 
 
 @operator("_rnn_param_concat")
@@ -64,22 +64,22 @@ class RNNParamConcat(Concat, precision=Precision.GIVEN):
 
     def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
         output = outputs[0]
-        # The weights for the layer's input are what is not known: one for each direction, all of one size.
-        unknown = [at for at, shape in enumerate(shapes) if shape is None or -1 in shape]
+        # Only the weights of the layer's input are unknown: one per direction, all of the same size.
+        unknown = [index for index, shape in enumerate(shapes) if shape is None or -1 in shape]
         if not unknown or output is None or len(output) != 1 or -1 in output:
             return shapes
-        rest = output[0] - sum(shape[0] for at, shape in enumerate(shapes) if shape and at not in unknown)
+        rest = output[0] - sum(shape[0] for index, shape in enumerate(shapes) if shape and index not in unknown)
         if rest <= 0 or rest % len(unknown):
             return shapes
-        return [(rest // len(unknown),) if at in unknown else shape for at, shape in enumerate(shapes)]
+        return [(rest // len(unknown),) if index in unknown else shape for index, shape in enumerate(shapes)]
 
 
 @operator("_identity_with_attr_like_rhs")
 class IdentityWithAttrLikeRhs(Operator, in_place=((0, 0),), passing=Passing.ALWAYS, shapes_only=("rhs",)):
-    """A copy of ``lhs``, whose shape is that of ``rhs``."""
+    """A copy of ``lhs``, which has the shape of ``rhs``."""
 
     arguments = ("lhs", "rhs")
-    input_docs = described(
+    input_docs = describe(
         lhs="any shape, any dtype",
         rhs="the shape and dtype of lhs; only its shape is used",
     )

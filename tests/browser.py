@@ -1,4 +1,4 @@
-"""A headless Chromium, driven through its DevTools protocol: pages, what is in them, and pictures of them."""
+"""A headless Chromium, driven through its DevTools protocol: pages, their content, and screenshots."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ PATIENCE = 30.0
 
 
 def path() -> str | None:
-    """The path of Chromium; None where it is not installed."""
-    return next((found for name in NAMES if (found := shutil.which(name))), None)
+    """Return the path of Chromium, or None if it is not installed."""
+    return next((executable for name in NAMES if (executable := shutil.which(name))), None)
 
 
 @contextlib.asynccontextmanager
@@ -45,11 +45,11 @@ async def browser() -> AsyncIterator[Browser]:
             address = await asyncio.wait_for(_address(process), PATIENCE)
             drained = asyncio.create_task(_drain(process))
             async with aiohttp.ClientSession() as session, session.ws_connect(address, max_msg_size=0) as line:
-                made = Browser(line)
+                instance = Browser(line)
                 try:
-                    yield made
+                    yield instance
                 finally:
-                    await made.close()
+                    await instance.close()
                     drained.cancel()
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -60,12 +60,12 @@ async def browser() -> AsyncIterator[Browser]:
 
 async def _address(process: asyncio.subprocess.Process) -> str:
     assert process.stderr is not None
-    said = []
+    output = []
     while text := (await process.stderr.readline()).decode(errors="replace"):
-        said.append(text)
+        output.append(text)
         if "DevTools listening on " in text:
             return text.partition("DevTools listening on ")[2].strip()
-    raise RuntimeError(f"chromium ended: {''.join(said)}")
+    raise RuntimeError(f"chromium ended: {''.join(output)}")
 
 
 async def _drain(process: asyncio.subprocess.Process) -> None:
@@ -75,7 +75,7 @@ async def _drain(process: asyncio.subprocess.Process) -> None:
 
 
 class Browser:
-    """The connection; makes pages."""
+    """The connection to a browser, which opens pages."""
 
     def __init__(self, line: aiohttp.ClientWebSocketResponse) -> None:
         self._line = line
@@ -85,7 +85,7 @@ class Browser:
         self._reading = asyncio.create_task(self._read())
 
     async def call(self, method: str, session: str | None = None, **params: Any) -> Any:
-        """Call a method of the protocol; returns its result."""
+        """Call a method of the protocol, and return its result."""
         self._number += 1
         number = self._number
         future = self._answers[number] = asyncio.get_running_loop().create_future()
@@ -95,26 +95,26 @@ class Browser:
 
     async def _read(self) -> None:
         async for message in self._line:
-            found = json.loads(message.data)
-            if "id" in found:
-                future = self._answers.pop(found["id"])
+            document = json.loads(message.data)
+            if "id" in document:
+                future = self._answers.pop(document["id"])
                 if future.done():
                     continue
-                if "error" in found:
-                    future.set_exception(RuntimeError(found["error"]["message"]))
+                if "error" in document:
+                    future.set_exception(RuntimeError(document["error"]["message"]))
                 else:
-                    future.set_result(found["result"])
-            elif found.get("sessionId") in self._pages:
-                self._pages[found["sessionId"]].receive(found["method"], found["params"])
+                    future.set_result(document["result"])
+            elif document.get("sessionId") in self._pages:
+                self._pages[document["sessionId"]].receive(document["method"], document["params"])
 
     @contextlib.asynccontextmanager
     async def page(self, url: str, width: int = 1280, height: int = 900, **media: str) -> AsyncIterator[Page]:
-        """A page that is loaded, and closed at the end.
+        """Open a page, wait until it is loaded, and close it at the end.
 
         Args:
-            url: where.
-            width: of the window, in CSS pixels.
-            height: likewise.
+            url: the address.
+            width: the width of the window in CSS pixels.
+            height: the height of the window in CSS pixels.
             media: features such as ``prefers_color_scheme="dark"``.
         """
         target = (await self.call("Target.createTarget", url="about:blank"))["targetId"]
@@ -133,7 +133,7 @@ class Browser:
             await self.call("Target.closeTarget", targetId=target)
 
     async def close(self) -> None:
-        """End the reading."""
+        """Stop reading messages."""
         self._reading.cancel()
         await asyncio.gather(self._reading, return_exceptions=True)
 
@@ -142,8 +142,8 @@ class Page:
     """A page.
 
     Attributes:
-        errors: what was logged as an error, or thrown.
-        requests: the addresses that were asked for.
+        errors: logged errors, and uncaught exceptions.
+        requests: the requested addresses.
     """
 
     def __init__(self, browser: Browser, session: str) -> None:
@@ -156,7 +156,7 @@ class Page:
         return await self._browser.call(method, self._session, **params)
 
     def receive(self, event: str, params: dict[str, Any]) -> None:
-        """An event of the page."""
+        """Record an event of the page."""
         if event == "Runtime.exceptionThrown":
             details = params["exceptionDetails"]
             self.errors.append(details.get("exception", {}).get("description") or details["text"])
@@ -168,7 +168,7 @@ class Page:
             self.requests.append(params["request"]["url"])
 
     async def resize(self, width: int, height: int, mobile: bool = False) -> None:
-        """Give the window another size."""
+        """Resize the window."""
         await self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile
         )
@@ -179,14 +179,14 @@ class Page:
         await self.call("Emulation.setEmulatedMedia", features=features)
 
     async def evaluate(self, expression: str) -> Any:
-        """The value of an expression of JavaScript."""
-        found = await self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        if "exceptionDetails" in found:
-            raise RuntimeError(found["exceptionDetails"].get("exception", {}).get("description"))
-        return found["result"].get("value")
+        """Return the value of a JavaScript expression."""
+        answer = await self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in answer:
+            raise RuntimeError(answer["exceptionDetails"].get("exception", {}).get("description"))
+        return answer["result"].get("value")
 
     async def until(self, expression: str, seconds: float = PATIENCE) -> Any:
-        """Wait until an expression is true; returns its value."""
+        """Wait until an expression is true, and return its value."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while not (value := await self._tried(expression)):
@@ -197,19 +197,19 @@ class Page:
         return value
 
     async def _tried(self, expression: str) -> Any:
-        """Its value; None where it fails, as while a page is being loaded."""
+        """Return the value of an expression, or None if it fails, such as while the page is loading."""
         try:
             return await self.evaluate(expression)
         except RuntimeError:
             return None
 
     async def picture(self, whole: bool = True) -> bytes:
-        """The page as PNG."""
-        found = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        return base64.b64decode(found["data"])
+        """Return a screenshot as PNG."""
+        answer = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        return base64.b64decode(answer["data"])
 
 
 def brightness(png: bytes) -> tuple[float, float]:
-    """Mean and spread of a picture's pixels, from 0 to 255: a blank page has no spread."""
+    """Return the mean and the spread of an image's pixels, from 0 to 255; a blank page has no spread."""
     pixels = np.asarray(Image.open(io.BytesIO(png)).convert("L"), dtype=float)
     return float(pixels.mean()), float(pixels.std())

@@ -21,7 +21,7 @@ settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
-# Tests look at how plans are made, which must not depend on what an earlier run has left (tests/test_plan_cache.py).
+# Tests inspect how plans are made, which must not depend on an earlier run (tests/graph/test_plan_cache.py).
 os.environ["FLOWMX_EXEC_PLAN_CACHE"] = "0"
 
 # Kernels have one thread, here and in processes that are started, on any machine. The tests run in as many processes as
@@ -40,15 +40,15 @@ gc.set_threshold(10_000, *gc.get_threshold()[1:])
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
-    """As many processes as there are cores, and beside them what tests/lanes.py says."""
-    from tests.lanes import BESIDE
+    """Return the number of cores, plus the additional processes of tests/lanes.py."""
+    from tests.lanes import ADDITIONAL
 
-    return (os.cpu_count() or 1) + BESIDE
+    return (os.cpu_count() or 1) + ADDITIONAL
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Share the tests out as tests/lanes.py says, where they run in several processes."""
+    """Distribute the tests among several processes by tests/lanes.py."""
     from tests.lanes import Lanes
 
     return Lanes(config, log)
@@ -56,7 +56,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session):
-    """Let one of several processes collect the tests first, where nothing is compiled yet."""
+    """Collect the tests in one process first, where nothing is compiled yet."""
     if not hasattr(session.config, "workerinput") or sys.platform == "win32":
         return (yield)
     from tests.lanes import one_first
@@ -67,81 +67,88 @@ def pytest_collection(session):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The threads of each call of compiled code."""
-    seen = []
+    """Record the number of threads of each call of compiled code."""
+    reports = []
 
-    def run(function, words, threads, real=team.run):
-        seen.append(threads)
-        real(function, words, threads)
+    real = team.run
+
+    def run(function, words, threads, *arrays, **options):
+        reports.append(threads)
+        real(function, words, threads, *arrays, **options)
 
     monkeypatch.setattr(team, "run", run)
-    return seen
+    return reports
 
 
 @pytest.fixture(scope="module")
 def two_threads_a_kernel():
-    """Kernels of two threads, for tests of kernels."""
+    """Use two threads in kernels, for tests of kernels."""
     with mx.engine.using(cpu_kernel_nthreads=2):
         yield
 
 
 @pytest.fixture(autouse=True, scope="session")
 def warm_python():
-    """Let Python processes start in milliseconds, where the system can: see tests/warm.py."""
+    """Start Python processes in milliseconds, where the system supports it: see tests/warm.py."""
     with warm.starts() if sys.platform == "linux" else contextlib.nullcontext():
         yield
 
 
 @pytest.fixture
 def new_python(monkeypatch):
-    """Python processes that are new interpreters, for tests of what an import does, or the interpreter itself."""
+    """Start Python processes as new interpreters, for tests of imports or of the interpreter."""
     monkeypatch.setattr(warm.Popen, "server", None)
 
 
 @pytest.fixture
 def whole_endings(monkeypatch):
-    """Python processes that end as new interpreters do, for tests of how programs end."""
+    """Start Python processes that end like new interpreters, for tests of the end of programs."""
     monkeypatch.setattr(warm.Popen, "ends_whole", True)
 
 
 @pytest.fixture(autouse=True)
 def new_python_in_soak(request):
-    """Let the soak tests start real interpreters, as users do."""
+    """Start real interpreters in the soak tests, as users do."""
     if request.node.get_closest_marker("soak"):
         request.getfixturevalue("new_python")
 
 
 @pytest.fixture
 def offline(monkeypatch):
-    """A network in which no file can be had, and that says so at once."""
+    """Refuse all connections immediately, so that downloads fail."""
     monkeypatch.setenv("FLOWMX_GLUON_REPO", "http://127.0.0.1:9/")
     monkeypatch.setattr(download, "_FIRST_PAUSE", 0)
 
 
 @pytest.fixture
 def profiler_afresh(tmp_path, monkeypatch):
-    """A profiler that has recorded nothing, whose files go to the test's folder."""
+    """Provide an empty profiler whose files are in the test's folder."""
+
+    def reset():
+        profiler.set_state("stop")
+        profiler.dumps(reset=True)
+        profiler.set_config(filename="profile.json", profile_all=True)
+
     monkeypatch.chdir(tmp_path)
     mx.nd.waitall()
+    reset()  # an earlier test may have used another file
     yield
-    profiler.set_state("stop")
-    profiler.dumps(reset=True)
-    profiler.set_config(filename="profile.json", profile_all=True)
+    reset()
 
 
 @pytest.fixture(autouse=True, scope="module")
 def quick_collections():
-    """Let the collector look at what is new alone: 18,000 tests and their reports make each of its runs long."""
+    """Freeze existing objects: with 18,000 tests and their reports, each full garbage collection takes long."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def failures_of_its_own():
-    """End what a test has pushed, and forget failures that it has not read: neither is to surface in another test."""
+    """Wait for a test's operations, and forget unread failures, so that neither affects another test."""
     yield
     if engine.pending:
         engine.drain(5)
     if engine.failures:
         with engine.lock:
-            engine.books.take_unseen()
+            engine.books.take_unraised()

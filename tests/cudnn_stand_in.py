@@ -1,8 +1,8 @@
-"""A stand-in for cuDNN's frontend: it notes the graphs that are built, and computes them on the host.
+"""A stand-in for cuDNN's frontend: it records the graphs that are built, and computes them on the host.
 
-Tensors are what the dims, strides and addresses that it was given say, so that a wrong one gives wrong numbers (or
-reads what it should not). It refuses what the frontend refuses: an operation out of order, a tensor without an address,
-dims that do not follow from each other.
+Tensors follow the dims, strides and addresses that are passed, so that a wrong one gives wrong numbers (or reads out of
+bounds). It rejects what the frontend rejects: an operation out of order, a tensor without an address, inconsistent
+dims.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Graph:
         return self.tensors[-1]
 
     def _convolution(self, method: str, one: Tensor, other: Tensor, windows: dict[str, list[int]]) -> Tensor:
-        self.operation = made = Convolution(method, one, other, windows)
-        return made.outputs[0]
+        self.operation = convolution = Convolution(method, one, other, windows)
+        return convolution.outputs[0]
 
     def conv_fprop(self, image: Tensor, weight: Tensor, **windows: list[int]) -> Tensor:
         return self._convolution("conv_fprop", image, weight, windows)
@@ -135,13 +135,13 @@ pygraph = Graph
 
 
 def create_handle() -> Any:
-    """A handle, of the current thread."""
+    """Create a handle for the current thread."""
     handles.append(SimpleNamespace(stream=None))
     return handles[-1]
 
 
 def set_stream(handle: Any, stream: int) -> None:
-    """Let work go to a stream."""
+    """Set the stream of a handle."""
     handle.stream = stream
 
 
@@ -159,4 +159,4 @@ cuda = SimpleNamespace(
     Event=_Event,
     get_elapsed_time=lambda start, stop: 1.0,
 )
-"""As much of ``cupy.cuda`` as plans need."""
+"""The part of ``cupy.cuda`` that plans need."""

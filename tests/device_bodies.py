@@ -1,4 +1,4 @@
-"""Tests of what holds on every device; a module that takes them has fixtures of the devices.
+"""Tests for every device. A module that imports them defines the device fixtures.
 
 ``places`` are two devices of a kind, and ``opened`` gives the content of an array inside a function on its device.
 """
@@ -61,7 +61,7 @@ def test_an_await_is_for_the_value(places):
     assert (asyncio.run(main()) == 3).all()
 
 
-def test_functions_of_the_user_see_what_they_come_after(places, opened):
+def test_user_functions_see_earlier_writes(places, opened):
     a = mx.nd.ones((4, 4), ctx=places[0])
     a += 1
     handle = mx.engine.push(lambda: float(opened(a).sum()), reads=[a], device=places[0])
@@ -77,10 +77,10 @@ def test_operations_of_the_host_come_after_the_devices(places):
     host = mx.nd.zeros((4, 4))
     a += 1
     a.copyto(host)
-    seen = mx.engine.push(lambda: float(np.from_dlpack(host).sum()), reads=[host], device=mx.cpu(0))
+    total = mx.engine.push(lambda: float(np.from_dlpack(host).sum()), reads=[host], device=mx.cpu(0))
     mx.engine.push(lambda: np.from_dlpack(host).fill(5), writes=[host], device=mx.cpu(0))
     host.copyto(a)
-    assert seen.wait() == 32
+    assert total.wait() == 32
     assert (a * 2).asnumpy().max() == 10
 
 
@@ -129,7 +129,7 @@ def test_pinned_memory_of_the_host_is_copied_from_and_to(places):
     np.testing.assert_array_equal(back.asnumpy(), np.arange(100_000) + 1)
 
 
-def test_arrays_are_pickled_with_their_place(places):
+def test_arrays_are_pickled_with_their_device(places):
     a = mx.nd.array([[1, 2], [3, 4]], ctx=places[0])
     again = pickle.loads(pickle.dumps(a))
     assert again.context == places[0]
@@ -160,7 +160,7 @@ def test_a_seed_repeats_random_numbers(places):
     np.testing.assert_array_equal(draw(), draw())
 
 
-def test_free_and_total_bytes_are_told(places):
+def test_free_and_total_bytes_are_reported(places):
     free, total = devices.get(places[0]).memory_info()
     assert 0 < free <= total
     places[0].empty_cache()

@@ -1,4 +1,4 @@
-"""Random programs for GPUs: their functions work on arrays of CuPy, or of what stands for it."""
+"""Random programs for GPUs: their functions take arrays of CuPy, or of its stand-in."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ def flow_on(cp):
     class GpuFlow(Flow):
         @staticmethod
         def opened(array):
-            return array._read()
+            return array.raw()
 
         @staticmethod
         def last(array):

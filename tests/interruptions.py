@@ -1,8 +1,8 @@
-"""Striking at each moment in turn at which the interpreter may let other code in on the same thread.
+"""Run code at each moment at which the interpreter may run other code on the same thread.
 
-CPython runs signal handlers, and raises what they raise, after a call has returned, where a function begins and at each
-turn of a loop. A garbage collection, whose finalisers are any code, may also begin there, and until 3.11 wherever an
-object is made that the collector tracks.
+CPython runs signal handlers, and raises their exceptions, after a call has returned, at the start of a function and of
+each loop iteration. A garbage collection, whose finalizers may run any code, may also start there, and until 3.11
+wherever an object is created that the collector tracks.
 """
 
 import dis
@@ -16,10 +16,10 @@ BEFORE = {
 
 
 def strike(work, moment, files, blow):
-    """Run something on this thread, and call ``blow()`` at the n-th moment (from 0) inside functions of some files.
+    """Run a function on this thread, and call ``blow()`` at the n-th moment (from 0) inside functions of some files.
 
     Returns:
-        Whether the moment came. What ``blow`` raises comes out of the code that was struck.
+        Whether the moment occurred. Exceptions of ``blow`` are raised from the interrupted code.
     """
     left = [moment]
     before: dict[int, int] = {}
@@ -48,10 +48,10 @@ def strike(work, moment, files, blow):
 
 
 def _is_moment(frame, before):
-    """Tell whether the opcode that comes next is one that other code may run before.
+    """Return whether other code may run before the next opcode.
 
-    None is where a handler begins: a call that raised lets nobody in, and what is raised there leaves the exception
-    that was handled with the thread for good.
+    None is where a handler starts: a call that raised runs no other code, and an exception that is raised there stays
+    with the thread.
     """
     code = frame.f_code.co_code
     at = frame.f_lasti

@@ -1,8 +1,7 @@
-"""A world for the servers' state machine: a network, workers, views and crashes, all in the hands of chance.
+"""A random world for the servers' state machine: a network, workers, views and crashes.
 
-Values are histories: an update appends what it merged, so a value says which pushes are in it, and in which order.
-`World` asserts, at each answer to a worker, that it agrees with every earlier answer to any worker;
-`World.check` looks at the end of a run.
+Values are histories: an update appends the merged pushes, so a value shows its pushes and their order. `World` asserts
+that each answer to a worker agrees with every earlier answer to any worker; `World.check` checks the end of a run.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 from flowmx.kvstore.server import modes
 from flowmx.kvstore.server import protocol as p
-from flowmx.kvstore.server.core import Core
+from flowmx.kvstore.server.state_machine import Core
 
 LIMIT = 60_000
 
@@ -30,7 +29,7 @@ def demand(truth: bool, what: str) -> None:
 
 
 class Value:
-    """A history; `busy` while an update works on it in place, when nobody may look."""
+    """A history; `busy` during an update in place, when it must not be read."""
 
     def __init__(self, history: tuple[Any, ...] = ()) -> None:
         self._history = history
@@ -44,7 +43,7 @@ class Value:
 
 @dataclass(eq=False)
 class Worker:
-    """Enrols in every part, pushes and pulls step by step, and at last rests or leaves."""
+    """A worker that enrols in every part, pushes and pulls step by step, and finally rests or leaves."""
 
     name: str
     rank: int
@@ -114,7 +113,7 @@ class World:
         self.network += [("worker view", worker, self.view) for worker in self.workers if worker.alive]
 
     def is_safe(self) -> bool:
-        """True where one server may be lost: everything acknowledged is in two places."""
+        """True if one server may be lost: everything acknowledged is on two servers."""
         if self.dead or sum(name is not None for name in self.ids) < 2:
             return False
         for home in range(len(self.ids)):
@@ -132,7 +131,7 @@ class World:
         if (core := self.cores.get(self.ids[rank] or "")) is not None:
             records = [core.record(part) for part, slot in core.state.slots.items() if slot.number]
             whole = [vars(record) for record in records if record is not None]
-            self.snapshots[rank] = [p.Record(**{**each, "value": each["value"].history}) for each in whole]
+            self.snapshots[rank] = [p.Record(**{**item, "value": item["value"].history}) for item in whole]
 
     def crash(self) -> None:
         rank = self.random.choice([rank for rank, name in enumerate(self.ids) if name is not None])
@@ -145,7 +144,7 @@ class World:
             unsent = [event for event in self.network if event[:2] == ("message", name) and self.random.random() < 0.5]
             self.network = [event for event in self.network if event not in unsent]
         else:
-            self.ids[rank] = None  # taken for dead, but alive
+            self.ids[rank] = None  # declared dead, but alive
             self.new_view()
 
     def bury(self) -> None:
@@ -163,7 +162,7 @@ class World:
         self.cores[name] = self.core(name, self.mode)
         if self.random.random() < 0.5:  # from a snapshot, which may be old, or hold what was never acknowledged
             fields = [{**vars(record), "value": Value(record.value)} for record in self.snapshots[rank]]
-            self.cores[name].restore([p.Record(**each) for each in fields])
+            self.cores[name].restore([p.Record(**item) for item in fields])
         self.new_view()
 
     # -- what may happen -------------------------------------------------------------------------------
@@ -175,7 +174,7 @@ class World:
             self.happen()
         else:
             raise Wrong(f"no end after {LIMIT} events: {self.stuck()}")
-        self.settle()
+        self.deliver_all()
         self.check()
         return self
 
@@ -208,7 +207,7 @@ class World:
         return worker.alive and worker.state in TRAINING and worker.rank > 0
 
     def nudge(self) -> None:
-        """A worker sends what it waits for, whether it did before or not."""
+        """Send the requests that a worker waits for, whether they were sent before or not."""
         busy = [worker for worker in self.workers if worker.alive and worker.state != "over"]
         if not busy:
             return
@@ -224,13 +223,13 @@ class World:
         i = self.random.randrange(len(self.network))
         event = self.network[i]
         if event[0] in ("request", "reply", "message") and self.random.random() < self.scenario.duplicates:
-            pass  # it stays, and comes again
+            pass  # it stays, and is delivered again
         else:
             self.network[i] = self.network[-1]
             self.network.pop()
         getattr(self, "on_" + event[0].replace(" ", "_"))(*event[1:])
 
-    def settle(self) -> None:
+    def deliver_all(self) -> None:
         while self.network:
             self.deliver()
 
@@ -283,17 +282,17 @@ class World:
                 value.busy = True
             self.computed(name, "updated", list(zip(effect.parts, effect.tickets, values, strict=True)))
 
-    def computed(self, name: str, what: str, found: list[tuple[Any, ...]]) -> None:
-        """Tell a server of what it asked for, mostly all at once; but some of it may take longer."""
-        later = [each for each in found if self.random.random() < 0.1]
-        self.network += [("late", name, what, each) for each in later]
-        now = [each for each in found if each not in later]
+    def computed(self, name: str, what: str, result: list[tuple[Any, ...]]) -> None:
+        """Pass the results of computations to a server, most of them together; some may take longer."""
+        later = [item for item in result if self.random.random() < 0.1]
+        self.network += [("late", name, what, item) for item in later]
+        now = [item for item in result if item not in later]
         if now:
             self.carry_out(name, getattr(self.cores[name], f"{what}_all")(*map(list, zip(*now, strict=True))))
 
-    def on_late(self, name: str, what: str, found: tuple[Any, ...]) -> None:
+    def on_late(self, name: str, what: str, result: tuple[Any, ...]) -> None:
         if name in self.cores:
-            self.carry_out(name, getattr(self.cores[name], what)(*found))
+            self.carry_out(name, getattr(self.cores[name], what)(*result))
 
     def carry_out(self, name: str, effects: list[p.Effect]) -> None:
         for effect in effects:
@@ -352,11 +351,11 @@ class World:
         for part in sorted(worker.waiting):
             if (target := worker.view.primary(part.home)) is not None:
                 parts.setdefault(target, []).append(part)
-        for target, found in parts.items():
+        for target, result in parts.items():
             if worker.state in TRAINING and self.random.random() < self.scenario.joined:
-                self.network.append(("request", target, *self.joined_call(worker, found)))
+                self.network.append(("request", target, *self.joined_call(worker, result)))
                 continue
-            for part in found:
+            for part in result:
                 self.network.append(("request", target, *self.call(worker, part, self.request(worker, part))))
 
     def request(self, worker: Worker, part: p.Part) -> Any:
@@ -364,9 +363,9 @@ class World:
         return (worker, part, worker.state, worker.done, worker.attempt)
 
     def joined_call(self, worker: Worker, parts: list[p.Part]) -> tuple[str, tuple[Any, ...]]:
-        """The joined request of a worker for many parts: those of :meth:`call`, in one."""
+        """Return the joined request of a worker for many parts, equal to several :meth:`call`."""
         requests = [self.request(worker, part) for part in parts]
-        calls = [self.call(worker, *each)[1] for each in zip(parts, requests, strict=True)]
+        calls = [self.call(worker, *item)[1] for item in zip(parts, requests, strict=True)]
         if worker.state == "pull":
             _, _, _, wanted, acknowledged = zip(*calls, strict=True)
             return "pull_all", (requests, worker.name, parts, wanted, acknowledged)
@@ -393,7 +392,7 @@ class World:
         if isinstance(answer, p.Content):
             self.see(part, answer.value)
         if (worker.state, worker.done) != (state, done) or part not in worker.waiting:
-            return  # the answer to an earlier try
+            return  # the answer to an earlier attempt
         if isinstance(answer, p.Refused):
             demand(answer.kind == "moved", f"{worker.name} was refused: {answer.text}")
             return
@@ -409,8 +408,11 @@ class World:
             self.acked[part].add((worker.name, worker.sequence(part)))
         elif worker.state in ("pull", "pushpull"):
             self.acked[part].add((worker.name, worker.sequence(part)))
-            mine = (worker.name, worker.sequence(part))
-            demand(any(mine in update for update in answer.value), f"{mine} is missing in what {worker.name} pulled")
+            update_key = (worker.name, worker.sequence(part))
+            demand(
+                any(update_key in update for update in answer.value),
+                f"{update_key} is missing in what {worker.name} pulled",
+            )
             if self.scenario.mode == "stale":
                 self.check_staleness(worker, part, answer.value)
 
@@ -442,10 +444,10 @@ class World:
     # -- what must hold --------------------------------------------------------------------------------
 
     def see(self, part: p.Part, history: tuple[Any, ...]) -> None:
-        known = self.truth[part]
-        shorter = min(len(known), len(history))
-        demand(known[:shorter] == history[:shorter], f"{part.key}: {history} was seen, and before it {known}")
-        self.truth[part] = max(known, history, key=len)
+        groups = self.truth[part]
+        shorter = min(len(groups), len(history))
+        demand(groups[:shorter] == history[:shorter], f"{part.key}: {history} was seen, and before it {groups}")
+        self.truth[part] = max(groups, history, key=len)
         pushes = [push for update in history for push in update]
         demand(len(pushes) == len(set(pushes)), f"{part.key}: a push was applied twice: {history}")
         if self.scenario.mode == "sync":
@@ -454,7 +456,7 @@ class World:
                 demand(list(update) == sorted(update, key=lambda push: int(push[0][1:])), f"no order: {history}")
 
     def check_staleness(self, worker: Worker, part: p.Part, history: tuple[Any, ...]) -> None:
-        """Check that what was pulled lacks at most `bound` pushes of each worker that counted all the time."""
+        """Check that a pulled value lacks at most `bound` pushes of each worker that was always counted."""
         assert self.scenario.bound is not None
         for other in self.workers:
             if other.founder and other.alive and other.state in TRAINING:
@@ -478,7 +480,7 @@ class World:
         assert name is not None
         if self.dead:
             self.bury()
-            self.settle()
+            self.deliver_all()
             return self.final(part)
         slot = self.cores[name].state.slots[part]
         demand(slot.step is None and not slot.gradients, f"{part.key}: something is still in progress at the end")
@@ -487,7 +489,7 @@ class World:
         return history
 
     def serial(self) -> tuple[Any, ...]:
-        """The result of a single process."""
+        """Return the result of a single process."""
         rounds = max(worker.steps for worker in self.workers)
         return tuple(
             tuple((worker.name, number) for worker in self.workers if worker.steps >= number)

@@ -1,6 +1,6 @@
 """Distribution of the tests among processes: file by file, the longest first, so that all processes end together.
 
-Beside as many files as there are cores, one that mostly waits for other processes runs.
+One file that mostly waits for other processes runs in addition to one file per core.
 """
 
 import contextlib
@@ -9,64 +9,79 @@ import re
 import sys
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-BESIDE = 1
-"""Processes beside those that keep the cores busy, for tests that mostly wait for others."""
+ADDITIONAL = 1
+"""Processes in addition to one per core, for tests that mostly wait for other processes."""
 WAITING = re.compile(r"os\.(fork|kill)|/proc/self|ru_maxrss|tracemalloc|\b(Launcher|LocalCluster|HostedJob|Popen)\(")
 """Text that marks a file which starts jobs, forks, sends signals or measures memory."""
 
 # fmt: off
 SECONDS = {
-    "kvstore_distributed_training": 22, "gluon_data_loader": 21, "modes": 20, "node_endings": 18, "prompts": 16,
-    "examples": 15, "wire_fuzz": 13, "gradients": 12, "endings": 11, "gluon_zoo": 11, "kvstore_distributed": 11,
-    "checkpoint": 10, "editor": 10, "examples_training": 10, "launch_dask": 10, "mxnet_files_networks": 10,
-    "tape_programs": 10, "onnx_operators": 9, "sklearn": 9, "chaos": 8, "kvserver_model": 8, "kvstore_endings": 8,
-    "launch_slots": 8, "loops": 8, "sim_programs": 8, "cuda_kernels": 7, "tutorials": 7, "attributes": 6,
-    "cuda_rows": 6, "pulse": 12, "scheduler": 6, "serial_equivalence": 6, "cuda_device": 5, "launch_ssh": 5, "race": 5,
-    "engine": 4, "hosts": 4, "int8": 4, "kvstore_simulation": 4, "launch": 4, "launch_roles": 4,
-    "mxnet_files_continuing": 4, "mxnet_peer": 4, "mxnet_states": 4, "onnx_zoo": 4, "ops_namespace": 4,
-    "serve_runner": 4, "several_devices": 4, "stubs": 4, "words": 4, "archives": 3, "as_mxnet": 3, "bfloat16": 3,
-    "checkout": 3, "download": 3, "dtypes": 3, "gluon_mxnet": 3, "im2rec": 3, "kvstore_engine": 3, "migration": 3,
-    "pool": 3, "recompute": 3, "serve_command": 3, "sim_blank": 3, "simplify": 3, "wire_javascript_job": 3,
-    "kvstore_windows": 9, "comm_stream": 8,
-    "micro_batches": 8, "slices_devices": 8, "example_onnxruntime": 6, "quantized_rnn": 4, "onnx_bytes": 3,
-    "plan_cache": 3, "threads": 3, "dashboard": 2, "lazy": 2, "numpy_libraries": 2, "onnx_models": 2, "order": 2,
-    "pytest_plugin": 2, "random_job": 2, "scanning": 2, "sim_training": 2, "buckets": 1, "floors": 1, "memory": 1,
-    "mutants": 1, "rtc": 1, "suppression": 1,
+    "kvstore/distributed_training": 22, "gluon/data_loader": 21, "graph/mode_fuzzer": 20, "comm/node_failures": 18,
+    "engine/notebook_cells": 16, "repository/examples": 15, "comm/wire_fuzz": 13, "ops/gradients": 12,
+    "engine/exit_and_fork": 11, "gluon/model_zoo": 11, "kvstore/distributed": 11, "module/checkpoint": 10,
+    "repository/editor_types": 10, "repository/examples_training": 10, "comm/launch_dask": 10,
+    "files/mxnet_networks": 10, "ndarray/tape_programs": 10, "files/onnx_operators": 9, "compat/sklearn": 9,
+    "kvstore/chaos": 8, "kvstore/server_model": 8, "kvstore/worker_failures": 8, "comm/launch_slots": 8,
+    "ops/compiled_loops": 8, "kvstore/snapshot_folder": 8, "devices/simulated_programs": 8, "devices/cuda_kernels": 7,
+    "repository/tutorials": 7, "engine/concurrent_attributes": 6, "devices/cuda_rows": 6, "engine/forks": 6,
+    "comm/heartbeat_process": 12, "engine/scheduler": 6, "engine/serial_equivalence": 6, "devices/cuda_device": 5,
+    "comm/launch_ssh": 5, "engine/engine": 4, "comm/simulated_hosts": 4, "ops/int8": 4, "kvstore/simulation": 4,
+    "comm/launch": 4, "comm/launch_roles": 4, "files/mxnet_training_resumed": 4, "compat/mxnet_peer": 4,
+    "files/optimizer_states": 4, "files/onnx_zoo": 4, "ops/cupy_namespace": 4, "serve/runner": 4,
+    "devices/several_devices": 4, "repository/stubs": 4, "repository/docstring_style": 4, "data/dataset_archives": 3,
+    "compat/as_mxnet": 3, "ops/bfloat16": 3, "repository/running_from_a_checkout": 3, "engine/download": 3,
+    "ops/dtypes": 3, "gluon/mxnet_values": 3, "data/im2rec": 3, "kvstore/engine_order": 3, "compat/migration": 3,
+    "devices/memory_pool": 3, "graph/recompute": 3, "serve/command": 3, "devices/simulation_without_numerics": 3,
+    "graph/simplify": 3, "comm/wire_javascript_job": 3, "kvstore/request_order": 9, "kvstore/key_spaces": 3,
+    "kvstore/refusals": 3, "kvstore/timeouts": 3, "kvstore/empty_keys": 3, "kvstore/import_order": 2,
+    "kvstore/replay_windows": 9, "comm/parser_time": 5, "ops/mode_matrix": 15, "comm/stream": 8,
+    "ops/degenerate_gradients": 9, "engine/cancelled_waits": 3, "graph/race_check": 5, "graph/micro_batches": 8,
+    "devices/slices_devices": 8, "repository/example_onnxruntime": 6, "ops/quantized_rnn": 4,
+    "files/onnx_quantized": 3, "graph/plan_cache": 3, "engine/thread_counts": 3, "observability/dashboard": 2,
+    "engine/lazy_imports": 2, "numpy/numpy_libraries": 2, "files/onnx_models": 2, "graph/step_order": 2,
+    "repository/pytest_plugin": 2, "kvstore/random_job": 2, "engine/scanning": 2, "devices/simulated_training": 2,
+    "module/bucketing": 1, "repository/import_rules": 1, "graph/memory_planning": 1, "repository/mutation_checks": 1,
+    "devices/rtc": 1, "ops/suppression": 1, "engine/user_code": 5, "graph/simultaneous_calls": 2,
 }
-"""About how long the longest files take, by the part of their names between ``test_`` and ``.py``."""
+"""About how long the longest files take, by their paths below tests/, without ``test_`` and ``.py``."""
 # fmt: on
-_SECONDS_OF_A_TEST = 0.02  # of the other files
+_SECONDS_PER_TEST = 0.02  # of the other files
+
+
+def name_of(file: str) -> str:
+    """Return a file's name in `SECONDS`: ``engine/forks`` for ``tests/engine/test_forks.py``."""
+    path = PurePosixPath(file.removeprefix("tests/"))
+    return str(path.with_name(path.stem.removeprefix("test_")))
 
 
 def seconds(file: str, tests: int) -> float:
     """Estimate how long a file with so many tests takes."""
-    name = file.rpartition("/")[2].removeprefix("test_").removesuffix(".py")
-    return SECONDS.get(name, tests * _SECONDS_OF_A_TEST)
+    return SECONDS.get(name_of(file), tests * _SECONDS_PER_TEST)
 
 
 @cache
 def waits(path: Path) -> bool:
-    """Tell whether the tests of a file wait for other processes most of the time, or want quiet."""
+    """Return whether the tests of a file mostly wait for other processes, or need an idle machine."""
     return WAITING.search(path.read_text()) is not None
 
 
 def is_new(folder: Path) -> bool:
-    """Tell whether pytest has compiled no tests of this folder yet, and will keep what it compiles."""
+    """Return whether pytest has compiled no tests of this folder yet, and will cache them."""
     tag = f"{sys.implementation.cache_tag}-pytest-{pytest.__version__}"
-    return not sys.dont_write_bytecode and not any((folder / "__pycache__").glob(f"test_*.{tag}.pyc"))
+    return not sys.dont_write_bytecode and not any(folder.glob(f"*/__pycache__/test_*.{tag}.pyc"))
 
 
 @contextlib.contextmanager
 def one_first(folder: Path) -> Iterator[None]:
-    """Let one process collect the tests of a new folder alone, and all others together once it has.
+    """Serialize the first collection of a new folder: one process collects alone, then all others in parallel.
 
-    What the first has compiled, and read of the sources, the others find in files.
+    The others read the files that the first one compiled.
     """
     import fcntl
 
@@ -85,18 +100,18 @@ class Lanes(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
     """The first processes begin with files that compute, one on each core, the last ones with those that wait."""
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        """Give a process its next file, and others until it has two tests: it begins one when it knows the next."""
+        """Give a process its next file, and more until it has two tests: it starts a test when it knows the next."""
         numbers, work = self._numbers(node), self.assigned_work[node]
         while self.workqueue:
-            file = self._next_file(int(node.gateway.id.removeprefix("gw")) >= self.numnodes - BESIDE)
+            file = self._next_file(int(node.gateway.id.removeprefix("gw")) >= self.numnodes - ADDITIONAL)
             work[file] = self.workqueue.pop(file)
-            with contextlib.suppress(OSError):  # it has died just now: the session will hear of it, and remove it
+            with contextlib.suppress(OSError):  # it has just died: the session will notice and remove it
                 node.send_runtest_some([numbers[test] for test in work[file]])
             if self._pending_of(work) > 1:
                 break
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """Give what a process has left undone to others, without the test in which it died, and return that test."""
+        """Give the remaining tests of a dead process to others, and return the test in which it died."""
         work = self.assigned_work.pop(node)
         if not work:
             return None
@@ -118,7 +133,7 @@ class Lanes(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
         self._reschedule(node)
 
     def _next_file(self, waits: bool) -> str:
-        """The longest file of those that wait or that do not; of the others, where none is left."""
+        """Return the longest file of the files that wait, or of those that do not; if none is left, of the others."""
         files: list[str] = sorted(self.workqueue, key=lambda file: -seconds(file, len(self.workqueue[file])))
         return next((file for file in files if self._waits(file) == waits), files[0])
 
@@ -127,7 +142,7 @@ class Lanes(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
 
     @cache  # noqa: B019 - it lives as long as the run
     def _numbers(self, node: WorkerController) -> dict[str, int]:
-        """The number of each test in what a process has collected."""
+        """Return the index of each test in the collection of a process."""
         return {test: number for number, test in enumerate(self.registered_collections[node])}
 
     def _split_scope(self, nodeid: str) -> str:

@@ -1,15 +1,15 @@
-"""A world of nodes around a `Members`: what may happen to a job, and what must hold whatever happens.
+"""A world of nodes around a `Members`: the possible events of a job, and its invariants.
 
 The world is driven by numbers (from hypothesis, or from a seeded generator for the machines that are wrong on
 purpose). Messages are delayed, reordered, duplicated and lost; nodes are killed, restarted and leave; the scheduler is
-killed and starts anew with its file, with an old one, or without. After every step the laws are checked.
+killed and restarts with its file, with an old one, or without. The invariants are checked after every step.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from flowmx.comm.members import Denied, Hello, Job, Members
+from flowmx.comm.members import Denied, Job, JoinRequest, Members
 from flowmx.comm.view import View
 
 NAMES = ("init", "epoch")
@@ -17,7 +17,7 @@ TIMEOUT = 10.0
 
 
 class Violation(AssertionError):
-    """A law does not hold."""
+    """An invariant does not hold."""
 
 
 def must(holds, law):
@@ -53,8 +53,8 @@ class Client:
             "join",
             self.id,
             self.incarnation,
-            Hello(
-                self.id, self.role, self.incarnation, beat=self.next_beat(), known=self.view, rounds=dict(self.rounds)
+            JoinRequest(
+                self.id, self.role, self.incarnation, beat=self.next_beat(), view=self.view, rounds=dict(self.rounds)
             ),
         )
 
@@ -63,11 +63,11 @@ class Client:
 
 
 class World:
-    """A job, its nodes, and a network that does what it likes."""
+    """A job, its nodes, and an unreliable network."""
 
     def __init__(self, machine=Members, workers=2, servers=1, spare=2, policy="elastic"):
         self.machine = machine
-        self.job = Job(workers, servers, TIMEOUT, policy, deserted=TIMEOUT)
+        self.job = Job(workers, servers, TIMEOUT, policy, no_workers_timeout=TIMEOUT)
         self.now = 100.0
         self.term = 1
         self.members = machine(self.job, self.now, self.term, "job 1")
@@ -96,7 +96,7 @@ class World:
     # What may happen
 
     def step(self, choice, a, b):
-        """Let one thing happen: `choice` says what, `a` to whom, `b` how."""
+        """Apply one event: `choice` selects it, `a` its node, `b` its variant."""
         kinds = (
             self.start, self.beat, self.beat, self.deliver, self.deliver, self.deliver, self.duplicate, self.lose,
             self.kill, self.leave, self.barrier, self.barrier, self.retry, self.pass_time, self.pass_time, self.fail,
@@ -170,7 +170,7 @@ class World:
         self.file = self.members.snapshot()
 
     def restart_scheduler(self, a, b):
-        """Start anew: with the newest file, an old one, or none."""
+        """Restart the scheduler with the newest file, an old one, or none."""
         if b % 4 == 0:
             return
         if b % 4 == 1:
@@ -183,8 +183,8 @@ class World:
             self.members.restore(self.now, self.file)
         self.known_newer = {}
         # A request does not outlive the connection to the scheduler that it was sent to; the node sends another.
-        self.network = [m for m in self.network if m[0] != "join" or m[3].known is self.clients[m[1]].view]
-        for heard in self.silent_since:  # it must notice anew
+        self.network = [m for m in self.network if m[0] != "join" or m[3].view is self.clients[m[1]].view]
+        for heard in self.silent_since:  # it must be noticed again
             self.silent_since[heard] = self.now
 
     # What the network and the nodes do
@@ -192,7 +192,7 @@ class World:
     def arrive(self, message):
         kind, node, incarnation, *rest = message
         client = self.clients[node]
-        if node in self.silent_since:  # late, but a sign of life
+        if node in self.silent_since:  # late, but the node is alive
             self.silent_since[node] = self.now
         answers = client.running and client.incarnation == incarnation
         adopted = self.members.adopted
@@ -214,12 +214,12 @@ class World:
 
     def answer(self, client, kind, answer, rest):
         view, begun = self.members.view, client.view is not None and client.view.phase == "running"
-        if kind == "join" and begun and (rest[0].known is None or rest[0].known.phase == "forming"):
-            return  # an old request, of which nobody awaits the answer
+        if kind == "join" and begun and (rest[0].view is None or rest[0].view.phase == "forming"):
+            return  # an old request, whose answer nobody awaits
         if client.view is None or view.order > client.view.order:
             client.view = view
         if view.over:
-            self.kill(list(self.clients).index(client.id), 0)  # the launcher ordered it
+            self.kill(list(self.clients).index(client.id), 0)  # requested by the launcher
         if kind == "join":
             must(answer.id == client.id, "who joins is told of itself")
             if begun:
@@ -286,7 +286,7 @@ class World:
         must(alive < self.job.workers + self.job.servers or view.phase != "forming" or self.term > 1, "a full job runs")
         must(view.phase != "failed" or view.failure, "a job that failed says why")
         if self.job.policy == "stop" and view.phase == "failed":
-            must(any(member.name in view.failure for member in view.gone), "the culprit is named")
+            must(any(member.name in view.failure for member in view.lost), "the culprit is named")
 
     def check_history(self, view):
         same = self.views.setdefault(view.order, view)
@@ -301,7 +301,7 @@ class World:
             must(all(m.state != "gone" for m in view.members) or self.term > 1, "under stop a job without a node ends")
 
     def check_silence(self, view):
-        """Whoever is dead for longer than the timeout (and a few ticks) is not alive in the view."""
+        """Check that a node dead for longer than the timeout (and a few ticks) is not alive in the view."""
         for member in (*view.workers, *view.servers):
             client = self.clients[member.id]
             dead = client.incarnation == member.incarnation and not client.running
@@ -310,7 +310,7 @@ class World:
                 must(self.now - since <= 2 * TIMEOUT, f"{member.name} is silent and not declared gone")
 
     def pending(self, node):
-        """True where the network still holds a message of a node, which may count as a sign of life."""
+        """Return whether the network still holds a message of a node, which may prove that it is alive."""
         if any(message[1] == node for message in self.network):
             self.silent_since[node] = self.now
             return True
@@ -325,7 +325,7 @@ class World:
             must(not (workers and waiting >= workers), f"all wait at {name} and nobody is let through")
 
     def check_passed(self, client, name, after, number, first):
-        """Nobody passes before every worker that lives has come: to this round, or to a later one."""
+        """Check that no worker passes before all living workers have arrived at this round or a later one."""
         if number == after:
             must(first, "only a first visit is excused")
             return
@@ -345,7 +345,7 @@ class World:
     # The end: the network heals
 
     def heal(self):
-        """Deliver everything, let nodes beat and time pass: then the view tells the truth, and no barrier hangs."""
+        """Deliver all messages, send heartbeats and let time pass; check that the view is true and no barrier hangs."""
         for _ in range(40):
             for client in self.clients.values():
                 self.beat_on(client)
@@ -385,7 +385,7 @@ class World:
 
 
 def run(steps, machine=Members, policy="elastic", workers=2, servers=1):
-    """Let a world go through `steps` and heal.
+    """Apply `steps` to a world, then heal it.
 
     Raises:
         Violation: a law was broken on the way.

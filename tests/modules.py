@@ -1,6 +1,6 @@
-"""The surface of MXNet 1.9.1's modules and classes (tests/fixtures/mxnet_modules.json), and what is left out, and why.
+"""The surface of MXNet 1.9.1's modules and classes (tests/fixtures/mxnet_modules.json), and the reasons of omissions.
 
-python -m tests.modules        lists what is missing and has no reason
+python -m tests.modules        lists the missing names without a reason
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _REASONS: dict[str, str] = {
         .np_symbol .numpy_dispatch_protocol .numpy_op_fallback .numpy_op_signature
         util.np_ufunc_legal_option util.wrap_np_binary_func util.wrap_np_unary_func
     """,
-    "the ways into MXNet's shared library; here is none": """
+    "access to MXNet's shared library, which flowmx does not have": """
         .api .tvmop .ndarray_doc .symbol_doc io.MXDataIter:debug_skip_load
     """,
     "Lua's Torch, which MXNet itself no longer builds with": ".th .torch",
@@ -58,10 +58,10 @@ COMING: set[str] = {
 
 def find(path: str) -> Any:
     """Look up a dotted path in flowmx; None where it is missing."""
-    found: Any = import_module("flowmx")
+    target: Any = import_module("flowmx")
     for name in filter(None, path.split(".")):
-        found = getattr(found, name, None)
-    return found
+        target = getattr(target, name, None)
+    return target
 
 
 def missing() -> Iterator[str]:
@@ -78,13 +78,13 @@ def missing() -> Iterator[str]:
                 yield f"{module}.{cls}:{name}" if cls else f"{module}.{name}"
 
 
-def _covers(known: set[str], name: str) -> bool:
-    return name in known or name.rpartition(".")[0] in known
+def _covers(entries: set[str], name: str) -> bool:
+    return name in entries or name.rpartition(".")[0] in entries
 
 
-def unexplained(found: Iterator[str]) -> list[str]:
+def unexplained(missing_names: Iterator[str]) -> list[str]:
     """Those of some missing names that have no reason."""
-    return [name for name in found if not _covers({*EXCLUDED, *COMING}, name)]
+    return [name for name in missing_names if not _covers({*EXCLUDED, *COMING}, name)]
 
 
 if __name__ == "__main__":

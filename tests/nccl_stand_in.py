@@ -1,7 +1,7 @@
 """A stand-in for CuPy's module of NCCL: it does collectives on memory that NumPy can reach, and records them.
 
-It is as strict as NCCL where NCCL would wait for ever or write beside: a group must have one part of every rank, all of
-the same form, and nothing is done before the group ends.
+It raises an error where NCCL would hang or write out of bounds: a group must have one part from every rank, all of the
+same form, and nothing runs before the group ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DTYPES = {number: np.dtype(name.lower()) for name, number in TYPES.items()}
 
 
 class Call(NamedTuple):
-    """A part of a collective, as a rank was asked for it."""
+    """A rank's call of a collective."""
 
     device: int
     method: str
@@ -30,12 +30,12 @@ class Call(NamedTuple):
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """The arguments that must be the same on every rank."""
+        """Return the arguments that must be the same on every rank."""
         return self.method, self.size, self.datatype, self.options
 
 
 def check_groups(groups: Sequence[Sequence[Call]], ranks: Sequence[int]) -> None:
-    """Fail where ranks would wait for each other for ever: not all take part, or not in the same collective."""
+    """Raise an error if ranks would deadlock: some do not take part, or call another collective."""
     for number, group in enumerate(groups):
         if [call.device for call in group] != list(ranks):
             raise AssertionError(f"group {number} has parts of {[call.device for call in group]}, not of {ranks}")
@@ -98,7 +98,7 @@ class Library:
         self.ranks.append([])
 
     def groupEnd(self) -> None:  # noqa: N802 - CuPy's name
-        """Do what was asked for since :meth:`groupStart`."""
+        """Run the operations that were queued since :meth:`groupStart`."""
         self._open = False
         group = self.groups[-1]
         check_groups([group], self.ranks[-1])

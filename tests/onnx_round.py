@@ -1,4 +1,4 @@
-"""A symbol written as ONNX, run by onnxruntime, read back, and compared with what flowmx computes itself."""
+"""A symbol written as ONNX, run by onnxruntime, read back, and compared with flowmx's own results."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def close(actual, expected, what, steps=0):
 
 def predict(symbol, params, inputs):
     """Compute the outputs with flowmx; labels that output layers read in training alone are zeros."""
-    given = {name: mx.nd.array(value, dtype=value.dtype) for name, value in inputs.items()}
+    bindings = {name: mx.nd.array(value, dtype=value.dtype) for name, value in inputs.items()}
     auxiliary = {name: params[name] for name in symbol.list_auxiliary_states()}
     names = symbol.list_arguments()
-    left = [name for name in names if name not in given and name not in params]
+    left = [name for name in names if name not in bindings and name not in params]
     if left:
         shapes = dict(zip(names, symbol.infer_shape(**{k: v.shape for k, v in inputs.items()})[0], strict=True))
-        given |= {name: mx.nd.zeros(shapes[name]) for name in left}
-    values = {name: given[name] if name in given else params[name] for name in names}
+        bindings |= {name: mx.nd.zeros(shapes[name]) for name in left}
+    values = {name: bindings[name] if name in bindings else params[name] for name in names}
     return [each.asnumpy() for each in symbol.bind(mx.cpu(), values, grad_req="null", aux_states=auxiliary).forward()]
 
 
@@ -52,15 +52,15 @@ def write(path, symbol, params, inputs, **options):
 
 def check_file(path, expected, inputs, back=True, steps=0):
     """Check the outputs of a file in onnxruntime, and in flowmx after reading it back."""
-    for at, (actual, wanted) in enumerate(zip(runtime(path, inputs), expected, strict=True)):
-        close(actual, wanted, f"onnxruntime's output {at}", steps)
+    for index, (actual, wanted) in enumerate(zip(runtime(path, inputs), expected, strict=True)):
+        close(actual, wanted, f"onnxruntime's output {index}", steps)
     if not back:
         return None
     symbol, arguments, auxiliary = mxonnx.import_model(path)
-    for at, (actual, wanted) in enumerate(
+    for index, (actual, wanted) in enumerate(
         zip(predict(symbol, {**arguments, **auxiliary}, inputs), expected, strict=True)
     ):
-        close(actual, wanted, f"output {at} of what was read back", steps)
+        close(actual, wanted, f"output {index} of what was read back", steps)
     return symbol, arguments, auxiliary
 
 

@@ -1,4 +1,7 @@
-"""References of the documentation's pages: settings, commands, names of flowmx, links, titles. Pure."""
+"""References of the documentation's pages: settings, commands, names of flowmx, links, titles.
+
+This module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ class Link(NamedTuple):
     """A link to another page, or into one.
 
     Attributes:
-        path: of the page, "" for this one.
-        anchor: in it, or "".
+        path: the path of the page; "" for the page with the link.
+        anchor: the anchor in that page, or "".
     """
 
     path: str
@@ -28,33 +31,33 @@ class Link(NamedTuple):
 
 
 def settings(page: str) -> set[str]:
-    """The names of settings, ``FLOWMX_...``."""
+    """Return the names of settings, ``FLOWMX_...``."""
     return {name for name in _SETTING.findall(page) if name.startswith("FLOWMX_")}
 
 
 def commands(page: str) -> set[str]:
-    """The commands of ``python -m flowmx COMMAND``."""
+    """Return the commands of ``python -m flowmx COMMAND``."""
     return set(_COMMAND.findall(page))
 
 
 def command_lines(page: str) -> Iterator[tuple[str, list[str]]]:
-    """The command lines in ``sh`` blocks, each a command with the options that it is given."""
+    """Return the command lines in ``sh`` blocks: each command with its options."""
     for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL):
         for line in block.splitlines():
-            found = _COMMAND.search(line)
-            if found:
-                rest = line[found.end() :].split(" -- ")[0].split("#")[0]
-                yield found[1], _OPTION.findall(rest)
+            match = _COMMAND.search(line)
+            if match:
+                rest = line[match.end() :].split(" -- ")[0].split("#")[0]
+                yield match[1], _OPTION.findall(rest)
 
 
 def names(page: str) -> set[str]:
-    """The names that begin with ``mx.`` in code spans."""
+    """Return the names that begin with ``mx.`` in code spans."""
     prose = _CODE.sub("", page)
     return {name for span in _SPAN.findall(prose) for name in _NAME.findall(span)}
 
 
 def links(page: str) -> Iterator[Link]:
-    """The links that stay in the documentation."""
+    """Return the links to pages of the documentation."""
     for target in _LINK.findall(_CODE.sub("", page)):
         if not re.match(r"[a-z]+:", target):
             path, _, anchor = target.partition("#")
@@ -62,12 +65,12 @@ def links(page: str) -> Iterator[Link]:
 
 
 def anchors(page: str) -> set[str]:
-    """The anchors of a page: its titles, as GitHub and the site turn them into anchors."""
+    """Return the anchors that GitHub and the site make of a page's titles."""
     titles = re.findall(r"^#{1,6} (.+)$", _CODE.sub("", page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def listed(index: str) -> list[str]:
-    """The pages that the index's tables of contents list."""
+    """Return the names of the pages that the index lists."""
     blocks = re.findall(r"```\{toctree\}\n(.*?)```", index, re.DOTALL)
     return [line for block in blocks for line in block.splitlines() if line and not line.startswith(":")]

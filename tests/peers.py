@@ -1,4 +1,4 @@
-"""MXNet itself, in an environment of its own beside this one, to compare with."""
+"""The real MXNet, in a separate environment, as the reference for comparisons."""
 
 import os
 

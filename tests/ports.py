@@ -1,4 +1,4 @@
-"""Ports for services that a test starts, and starts again, in processes of their own."""
+"""Ports for services that a test starts, and restarts, in separate processes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ _BELOW = 32768
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that are free now, and that no connection takes meanwhile."""
-    chosen = random.SystemRandom()  # others draw, too, with the seed of this test
-    found: list[int] = []
+    """Return free ports of 127.0.0.1 outside the range of outgoing connections."""
+    chosen = random.SystemRandom()  # not with the test's seed, with which other processes draw too
+    ports: list[int] = []
     with contextlib.ExitStack() as stack:
-        while len(found) < count:
+        while len(ports) < count:
             taken = stack.enter_context(socket.socket())
             with contextlib.suppress(OSError):
                 port = chosen.randrange(10_000, _BELOW)
                 taken.bind(("127.0.0.1", port))
-                found.append(port)
-    return found
+                ports.append(port)
+    return ports
 
 
 def free_port() -> int:
-    """The same for one."""
+    """Return one free port."""
     return free_ports(1)[0]

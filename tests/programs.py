@@ -26,7 +26,7 @@ SLOTS = 7
 
 
 class Mishap(Exception):
-    """An error with a constructor of its own kind, as users write them."""
+    """An error with an unusual constructor, as users write them."""
 
     def __init__(self, *, code: int) -> None:
         super().__init__(f"mishap {code}")
@@ -41,7 +41,7 @@ ERRORS: list[Callable[[int], Exception]] = [
 
 @dataclass
 class Program:
-    """Statements, with what is needed to run them again."""
+    """Statements, with the information to run them again."""
 
     seed: int
     shape: tuple[int, int]
@@ -90,10 +90,10 @@ class _Writer:
                 yield ("bulk", self.rng.choice((1, 2, 5, 16)), list(self.block(inner, depth + 1)))
                 length -= inner
                 continue
-            made = self.rng.choices(functions, weights)[0]()
-            if made is not None:
+            statement = self.rng.choices(functions, weights)[0]()
+            if statement is not None:
                 length -= 1
-                yield made
+                yield statement
 
     def fitting(self, like: _Slot | None, device: bool) -> list[int]:
         return [
@@ -355,8 +355,8 @@ class Serial:
         part = x.view[key]
         self.slots[target] = _Ref(x.memory, part, x.device)
         if not part.flags.c_contiguous:  # what does not lie together is copied
-            self.slots[target] = made = _new(part, x.device)
-            _do([x.memory], [made.memory], lambda: np.copyto(made.view, part))
+            self.slots[target] = part_of_target = _new(part, x.device)
+            _do([x.memory], [part_of_target.memory], lambda: np.copyto(part_of_target.view, part))
 
     def reshape(self, target: int, a: int, shape: tuple[int, ...]) -> None:
         x = self.slots[a]

@@ -1,16 +1,19 @@
-"""Replays of backward passes that are learned at once, for tests that run a program twice."""
+"""Replays of backward passes that are learned in the first pass, for tests that run a program twice."""
 
 import contextlib
 
-from flowmx.ndarray import replay
+from flowmx.ndarray import backward_replay
 
 
 @contextlib.contextmanager
 def eager_replays():
-    """A ``with`` block in which each form of a tape is learned when it is met first; those learned are forgotten."""
-    before, replay.forms = replay.forms, replay.Forms()
-    replay.forms.look_up = lambda key, forms=replay.forms: (forms.known.get(key), key not in forms.known)
+    """A ``with`` block that learns each form of a tape in its first pass, and then drops the replays."""
+    before, backward_replay.forms = backward_replay.forms, backward_replay.Forms()
+    backward_replay.forms.look_up = lambda key, forms=backward_replay.forms: (
+        forms.replays.get(key),
+        key not in forms.replays,
+    )
     try:
-        yield replay.forms
+        yield backward_replay.forms
     finally:
-        replay.forms = before
+        backward_replay.forms = before

@@ -1,4 +1,4 @@
-"""Programs that train, are killed, and go on: run by the tests of checkpoints, in this process or in their own.
+"""Programs that train, are killed, and resume: run by the tests of checkpoints, in this process or in their own.
 
     python -m tests.resuming <program> <folder> <log> [[<rank>:]<epoch>.<batch> or writing.<bytes>]
 
@@ -21,46 +21,49 @@ import numpy as np
 
 import flowmx as mx
 from flowmx import autograd, gluon
+from tests.seeding import seed_all
 
 SAMPLES, BATCH, EPOCHS, EVERY = 70, 8, 3, 2
 SEED = 7
 
 
 def data(shuffle: bool = True, part: int = 0, parts: int = 1) -> mx.io.NDArrayIter:
-    """Samples whose first number says which they are."""
+    """Return samples whose first number is their index."""
     draw = np.random.default_rng(3)
     images = draw.normal(size=(SAMPLES, 12)).astype(np.float32)
     images[:, 0] = np.arange(SAMPLES) / SAMPLES
     labels = draw.integers(0, 4, SAMPLES).astype(np.float32)
-    mine = slice(part, SAMPLES - SAMPLES % parts, parts)
-    return mx.io.NDArrayIter(images[mine], labels[mine], BATCH, shuffle=shuffle, last_batch_handle="roll_over")
+    part_of_worker = slice(part, SAMPLES - SAMPLES % parts, parts)
+    return mx.io.NDArrayIter(
+        images[part_of_worker], labels[part_of_worker], BATCH, shuffle=shuffle, last_batch_handle="roll_over"
+    )
 
 
 def network() -> Any:
-    """A network with random and running parts."""
+    """Return a network with random operators and running averages."""
     out = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=16, name="fc")
     out = mx.sym.Dropout(mx.sym.Activation(mx.sym.BatchNorm(out, name="bn"), act_type="relu"), p=0.4)
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(out, num_hidden=4, name="fc2"), name="softmax")
 
 
 def numbers(batch: Any) -> str:
-    """The indices of a batch's samples."""
+    """Return the indices of a batch's samples."""
     return ",".join(str(round(each * SAMPLES)) for each in batch.data[0].asnumpy()[:, 0].tolist())
 
 
 def digest(arrays: dict[str, Any]) -> str:
-    """A fingerprint of parameters, to the bit."""
-    found = hashlib.sha256()
+    """Return a hash of all bits of the parameters."""
+    checksum = hashlib.sha256()
     for name in sorted(arrays):
-        found.update(name.encode() + np.ascontiguousarray(arrays[name]).tobytes())
-    return found.hexdigest()
+        checksum.update(name.encode() + np.ascontiguousarray(arrays[name]).tobytes())
+    return checksum.hexdigest()
 
 
 class Log:
-    """Lines that are there whatever happens to the process, and the place to be killed in."""
+    """A log whose lines survive a kill of the process, and the batch after which the process is killed."""
 
     def __init__(self, path: str, kill: str | None = None, rank: int | None = None) -> None:
-        self._of_job = path, kill
+        self._arguments = path, kill
         if rank is not None:
             path = f"{path}-{rank}"
             who, _, place = (kill or "").partition(":")
@@ -71,8 +74,8 @@ class Log:
             kill_while_writing(int(kill.split(".")[1]))
 
     def of_worker(self, rank: int) -> Log:
-        """The log of one worker of a job."""
-        return Log(*self._of_job, rank)
+        """Return the log of one worker of a job."""
+        return Log(*self._arguments, rank)
 
     def __call__(self, epoch: int, batch: int, *values: Any) -> None:
         print(epoch, batch, *values, file=self._file)
@@ -85,7 +88,7 @@ class Log:
 
 
 def kill_while_writing(after: int) -> None:
-    """Let the fourth checkpoint be torn: the process dies when so many of its bytes are in the file."""
+    """Kill the process during the fourth checkpoint, after this number of its bytes is written."""
     from flowmx.checkpoint import folder
 
     module: Any = folder
@@ -106,19 +109,19 @@ def settings(folder: str | None) -> dict[str, Any]:
 
 
 def module(folder: str | None, log: Log, kv: Any = "local", contexts: int = 1) -> None:
-    """``Module.fit``."""
+    """Train with ``Module.fit``."""
     part, parts = (0, 1) if isinstance(kv, str) else (kv.rank, kv.num_workers)
     mod = mx.mod.Module(network(), context=[mx.cpu(i) for i in range(contexts)])
     schedule = mx.lr_scheduler.FactorScheduler(step=5, factor=0.7)
 
-    def seen(param: Any) -> None:
+    def record_samples(param: Any) -> None:
         values = [value for _, value in param.eval_metric.get_global_name_value()]
         log(param.epoch, param.nbatch, numbers(param.locals["data_batch"]), *values)
 
     async def train() -> None:
         await mod.fit(
             data(part=part, parts=parts), eval_data=data(part=part, parts=parts), num_epoch=EPOCHS, kvstore=kv,
-            eval_metric=["acc", "ce"], optimizer="adam", batch_end_callback=seen,
+            eval_metric=["acc", "ce"], optimizer="adam", batch_end_callback=record_samples,
             optimizer_params={"learning_rate": 0.01, "lr_scheduler": schedule}, **settings(folder),
         )  # fmt: skip
 
@@ -128,12 +131,12 @@ def module(folder: str | None, log: Log, kv: Any = "local", contexts: int = 1) -
 
 
 def devices(folder: str | None, log: Log) -> None:
-    """The same on two devices, whose auxiliary states and generators differ."""
+    """Train like :func:`fit`, but on two devices with different auxiliary states and generators."""
     module(folder, log, contexts=2)
 
 
 def block(folder: str | None, log: Log, kv: Any = "device") -> None:
-    """A Gluon loop that adds up the gradients of two batches."""
+    """Train with a Gluon loop that adds the gradients of two batches."""
     part, parts = (0, 1) if isinstance(kv, str) else (kv.rank, kv.num_workers)
     batches = data(part=part, parts=parts)
     net = gluon.nn.HybridSequential()
@@ -176,7 +179,7 @@ def enumerate_names(net: Any) -> Any:
 
 
 def job(program: Callable[..., None]) -> Callable[[str | None, Log], None]:
-    """The same as one worker of a job."""
+    """Train with a Gluon loop as one worker of a job."""
 
     def worker(folder: str | None, log: Log) -> None:
         kv = mx.kv.create("dist_sync")
@@ -191,8 +194,8 @@ PROGRAMS: dict[str, Callable[[str | None, Log], None]] = {
 
 
 def run(program: str, folder: str | None, path: str, kill: str | None = None) -> None:
-    """Run a program from its beginning, or from where it was killed."""
-    mx.random.seed(SEED)
+    """Run a program from its beginning, or from its last checkpoint."""
+    seed_all(SEED)
     PROGRAMS[program](folder, Log(path, kill))
 
 

@@ -1,4 +1,4 @@
-"""Tests of tables: rows that take less time than a test of pytest's own share one, which tells all rows that fail."""
+"""Tests of tables: fast rows share one pytest test, which reports every failing row."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def rows(
         def run(rows_of_group: Sequence[Any], **fixtures: Any) -> None:
             failures: list[BaseException] = []
             for row in rows_of_group:
-                given = {names: row} if isinstance(names, str) else dict(zip(names, row, strict=True))
+                arguments = {names: row} if isinstance(names, str) else dict(zip(names, row, strict=True))
                 try:
-                    test(**given, **fixtures)
+                    test(**arguments, **fixtures)
                 except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
                     if "pytest-timeout" in str(error):
                         raise
                     error.add_note(f"row {name(row)}")
                     failures.append(error)
             if failures:
-                told = ", ".join(error.__notes__[-1] for error in failures)
-                raise BaseExceptionGroup(f"{len(failures)} of {len(rows_of_group)} rows fail: {told}", failures)
+                summary = ", ".join(error.__notes__[-1] for error in failures)
+                raise BaseExceptionGroup(f"{len(failures)} of {len(rows_of_group)} rows fail: {summary}", failures)
 
         signature = inspect.signature(test)
         taken = (names,) if isinstance(names, str) else names
@@ -72,7 +72,7 @@ def rows(
 
 
 def operator(case: Case) -> str:
-    """The operator of a case, as it is called."""
+    """Return the name of the operator of a case."""
     return case.op
 
 

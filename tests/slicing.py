@@ -1,4 +1,4 @@
-"""Slices of small networks, whose memory and time are not worth it."""
+"""Slicing of small networks, which is not worthwhile outside of tests."""
 
 import contextlib
 
@@ -7,14 +7,14 @@ from flowmx.graph.planning import cost, slices
 
 @contextlib.contextmanager
 def eager_slices(byte=0.0):
-    """A ``with`` block in which predictions are sliced wherever that saves anything.
+    """Slice predictions wherever that saves memory, inside the ``with`` block.
 
     Args:
-        byte: the nanoseconds that each byte of a weight costs, which moves the ends of regions.
+        byte: the estimated nanoseconds per byte of a weight, which affect where regions end.
     """
     chosen = (
-        (slices, "LEAST", 1), (slices, "_MOST_LOSS", 1.0), (cost, "_STEP_NS", 0), (cost, "_LOOSE_NS", 0),
-        (cost, "_ORDER_NS", 0), (cost, "_NS_A_BYTE", byte), (slices, "_HEAVY", 1),
+        (slices, "MIN_SAVED", 1), (slices, "_MAX_LOSS", 1.0), (cost, "_STEP_NS", 0), (cost, "_LOOSE_NS", 0),
+        (cost, "_REORDER_NS", 0), (cost, "_NS_PER_BYTE", byte), (slices, "_MIN_WEIGHT_BYTES", 1),
     )  # fmt: skip
     before = [(module, name, getattr(module, name)) for module, name, _ in chosen]
     for module, name, value in chosen:

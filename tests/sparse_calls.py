@@ -1,7 +1,7 @@
 """Calls on sparse arrays, and the storage types that MXNet 1.9.1 gives them (``fixtures/sparse_calls.txt``).
 
 In an expression ``c``, ``r`` and ``d`` are one matrix as csr, row_sparse and dense, ``C``, ``R`` and ``D`` another one.
-``python -m tests.sparse_calls`` under MXNet writes the fixtures anew: ``expression -> storage type``, with ``!`` where
+``python -m tests.sparse_calls`` under MXNet rewrites the fixtures: ``expression -> storage type``, with ``!`` where
 MXNet falls back to dense arrays; and for symbols (``fixtures/sparse_symbols.txt``) the storage types of the output and
 of the gradients that ``simple_bind`` makes.
 """
@@ -96,30 +96,30 @@ _VARIABLES = {
 
 
 def bound(mx, expression):
-    """An executor of an expression on symbols; None where it is none."""
+    """Bind an expression on symbols; None if its value is not a symbol."""
     kinds = {name: {"stype": stype} if stype else {} for name, (stype, _) in _VARIABLES.items()}
     space = {name: mx.sym.Variable(name, **kind) for name, kind in kinds.items()}
-    made = eval(expression, {"nd": mx.sym, **space})
-    if not isinstance(made, mx.sym.Symbol):
+    value = eval(expression, {"nd": mx.sym, **space})
+    if not isinstance(value, mx.sym.Symbol):
         return None
-    shapes = {name: _VARIABLES[name][1] for name in made.list_arguments()}
-    return made.simple_bind(ctx=mx.cpu(), **shapes)
+    shapes = {name: _VARIABLES[name][1] for name in value.list_arguments()}
+    return value.simple_bind(ctx=mx.cpu(), **shapes)
 
 
 def found_in(executor):
-    """The storage types of the output and of the gradients, as text."""
-    gradients = " ".join(f"{name}:{each.stype}" for name, each in executor.grad_dict.items())
+    """Return the storage types of the output and of the gradients, as text."""
+    gradients = " ".join(f"{name}:{array.stype}" for name, array in executor.grad_dict.items())
     return f"{executor.outputs[0].stype} {gradients}"
 
 
 def recorded_symbols() -> dict[str, str]:
-    """By expression what :func:`found_in` gives in MXNet."""
+    """Return MXNet's result of :func:`found_in` for each expression."""
     rows = (line.rpartition(" -> ") for line in SYMBOLS_FILE.read_text("utf-8").splitlines())
-    return {expression: found for expression, _, found in rows}
+    return {expression: results for expression, _, results in rows}
 
 
 def names(mx):
-    """The names in expressions."""
+    """Return the names in expressions."""
     d, D = mx.nd.array(A), mx.nd.array(B)
     return {
         "nd": mx.nd, "d": d, "D": D, "c": d.tostype("csr"), "C": D.tostype("csr"), "r": d.tostype("row_sparse"),
@@ -128,9 +128,9 @@ def names(mx):
 
 
 def recorded() -> dict[str, tuple[str, bool]]:
-    """By expression the storage type of the result, and whether MXNet falls back."""
+    """Return the result's storage type for each expression, and whether MXNet falls back."""
     rows = (line.rpartition(" -> ") for line in FILE.read_text("utf-8").splitlines())
-    return {expression: (found.rstrip("!"), found.endswith("!")) for expression, _, found in rows}
+    return {expression: (results.rstrip("!"), results.endswith("!")) for expression, _, results in rows}
 
 
 def _record() -> None:
@@ -142,23 +142,23 @@ def _record() -> None:
 
     log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - MXNet writes to it until the end
     os.dup2(log.fileno(), 2)  # MXNet's own log
-    found = []
+    results = []
     for expression in EXPRESSIONS:
         before = log.tell() if log.seek(0, 2) is None else log.seek(0, 2)
         try:
-            made = eval(expression, names(mx))
-            made.wait_to_read()
+            value = eval(expression, names(mx))
+            value.wait_to_read()
         except Exception:
             continue
         log.seek(before)
         falls = "fallback" in log.read()
-        found.append(f"{expression} -> {made.stype}{'!' if falls else ''}\n")
-    FILE.write_text("".join(found), "utf-8")
+        results.append(f"{expression} -> {value.stype}{'!' if falls else ''}\n")
+    FILE.write_text("".join(results), "utf-8")
     _record_symbols(mx)
 
 
 def _record_symbols(mx) -> None:
-    found = []
+    results = []
     for expression in SYMBOLS:
         if "nd.array" in expression:
             continue
@@ -167,8 +167,8 @@ def _record_symbols(mx) -> None:
         except Exception:
             continue
         if executor is not None:
-            found.append(f"{expression} -> {found_in(executor)}\n")
-    SYMBOLS_FILE.write_text("".join(found), "utf-8")
+            results.append(f"{expression} -> {found_in(executor)}\n")
+    SYMBOLS_FILE.write_text("".join(results), "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""MXNet 1.9.1's public names (tests/fixtures/mxnet_names.json), and what of them is left out here, and why."""
+"""MXNet 1.9.1's public names (tests/fixtures/mxnet_names.json), and those that flowmx lacks, with reasons."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ARGUMENTS: dict[str, list[str]] = {name: text.split() for name, text in _RECORDE
 OPERATORS: dict[str, str] = {
     name: real or name for name, _, real in (word.partition("=") for word in _RECORDED.pop("operators").split())
 }
-"""Every registered operator, with the name that it is registered by (itself, unless it is an alias)."""
+"""Every registered operator, with its canonical name (itself unless it is an alias)."""
 
 NAMES: dict[str, list[str]] = {key: text.split() for key, text in _RECORDED.items()}
 """The callables of each namespace (``nd``, ``nd.linalg``, ..., ``sym``, ...) and the methods of NDArray and Symbol."""
@@ -41,13 +41,13 @@ EXCLUDED: dict[str, str] = {name: reason for reason, names in _REASONS.items() f
 """Names that flowmx does not offer, each with its reason."""
 
 GRADIENTS = "_backward", "_contrib_backward", "_broadcast_backward", "_split_v2_backward"
-"""Prefixes of operators that only MXNet's gradients use; here gradients are derived otherwise."""
+"""Prefixes of operators that only MXNet's gradients use; flowmx composes gradients of other operators."""
 
 NUMPY = "_np_", "_npi_", "_npx_"
 """Prefixes of operators that only MXNet's ``mx.np`` and ``mx.npx`` use."""
 
 SPARSE = ("_sparse_",)
-"""Prefixes of operators that ``mx.nd.sparse`` holds."""
+"""Prefixes of operators in ``mx.nd.sparse``."""
 
 FUNCTIONS: dict[str, str] = {
     "_cond": "`contrib.cond`",
@@ -57,19 +57,19 @@ FUNCTIONS: dict[str, str] = {
     "_while_loop": "`contrib.while_loop`",
     "_zeros_without_dtype": "`zeros`",
 }
-"""Operators of MXNet for which there is a function or a method instead."""
+"""Operators of MXNet that are functions or methods in flowmx."""
 
 PREFIXES = {"linalg": "_linalg_", "image": "_image_", "contrib": "_contrib_"}
-"""Namespaces whose functions are operators of such names."""
+"""Namespaces whose functions are operators with these prefixes."""
 
 
 def excluded(namespace: str, name: str) -> str | None:
-    """The reason why a public name is left out, or None."""
+    """Return the reason why a public name is not provided, or None."""
     _, _, inner = namespace.partition(".")
     prefixed = PREFIXES.get(inner, "") + name
     if prefixed.startswith(GRADIENTS):
         return "gradient"
     return next(
-        (EXCLUDED[each] for each in (prefixed, f"{inner}.{name}", f"{namespace}.{name}", name) if each in EXCLUDED),
+        (EXCLUDED[item] for item in (prefixed, f"{inner}.{name}", f"{namespace}.{name}", name) if item in EXCLUDED),
         None,
     )

@@ -20,12 +20,12 @@ SLACK = 0.002  # microseconds: times are rounded to nanoseconds
 
 
 def problems(document: Any) -> list[str]:
-    """The faults of a trace; an empty list where there are none."""
+    """Return the faults of a trace, or an empty list."""
     if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
         return ["a trace is an object with a list of traceEvents"]
     events = document["traceEvents"]
-    found = [problem for index, event in enumerate(events) for problem in _event(index, event)]
-    return found or [*_nesting(events), *_flows(events), *_tracks(events)]
+    faults = [problem for index, event in enumerate(events) for problem in _event(index, event)]
+    return faults or [*_nesting(events), *_flows(events), *_tracks(events)]
 
 
 def _event(index: int, event: Any) -> Iterator[str]:
@@ -54,7 +54,7 @@ def _event(index: int, event: Any) -> Iterator[str]:
 
 
 def _nesting(events: list[Any]) -> Iterator[str]:
-    """Slices of one thread lie beside or inside of each other."""
+    """Find slices of one thread that overlap without one containing the other."""
     threads = defaultdict(list)
     for event in events:
         if event["ph"] == "X":

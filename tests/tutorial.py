@@ -1,6 +1,6 @@
 """Run the code of a page, ``python tests/tutorial.py PAGE``: its python blocks in order, in this process.
 
-A ``text`` block that follows a ``python`` block is what that prints. Tracebacks have the page's own lines.
+A ``text`` block after a ``python`` block is its expected output. Tracebacks show the lines of the page.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Block(NamedTuple):
     """A block of code.
 
     Attributes:
-        line: where it begins.
-        code: what it says.
-        printed: what it should print, where the page says so.
+        line: its line in the page.
+        code: its text.
+        printed: the expected output, if the page contains it.
     """
 
     line: int
@@ -33,28 +33,28 @@ class Block(NamedTuple):
 
 
 def blocks(page: str) -> Iterator[Block]:
-    """The python blocks of a page, with what the page says that they print."""
-    found = list(_BLOCK.finditer(page))
-    for i, each in enumerate(found):
+    """Return the python blocks of a page, with their expected output."""
+    matches = list(_BLOCK.finditer(page))
+    for i, each in enumerate(matches):
         if each[2] == "python":
-            after = found[i + 1] if i + 1 < len(found) else None
+            after = matches[i + 1] if i + 1 < len(matches) else None
             follows = after is not None and after[2] == "text" and not page[each.end() : after.start()].strip()
             yield Block(page.count("\n", 0, each.start()) + 1, each[3], after[3] if after and follows else None)
 
 
-def run(path: Path, given: str = "", left_out: Collection[str] = ()) -> None:
+def run(path: Path, input_text: str = "", left_out: Collection[str] = ()) -> None:
     """Run a page; code that awaits runs on an event loop.
 
     Args:
-        path: the page.
-        given: code that runs before, for what the page takes as given.
-        left_out: blocks with one of these words are not run.
+        path: the path of the page.
+        given: code that runs first, for names that the page assumes.
+        left_out: blocks that contain one of these words are skipped.
 
     Raises:
         AssertionError: a block prints something else.
     """
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    exec(given, namespace)
+    exec(input_text, namespace)
     for block in blocks(path.read_text(encoding="utf-8")):
         if any(word in block.code for word in left_out):
             continue
@@ -64,9 +64,9 @@ def run(path: Path, given: str = "", left_out: Collection[str] = ()) -> None:
             waiting = eval(code, namespace)
             if waiting is not None:
                 asyncio.run(waiting)
-        found = printed.getvalue()
-        if block.printed is not None and found != block.printed:
-            raise AssertionError(f"{path}:{block.line} printed\n{found}\nand the page says\n{block.printed}")
+        printed_text = printed.getvalue()
+        if block.printed is not None and printed_text != block.printed:
+            raise AssertionError(f"{path}:{block.line} printed\n{printed_text}\nand the page says\n{block.printed}")
 
 
 if __name__ == "__main__":

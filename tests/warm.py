@@ -2,17 +2,17 @@
 
 Importing flowmx takes a new process longer than most of what tests do in it. While :func:`starts` lasts,
 ``subprocess`` (and asyncio, which stands on it) hands commands like ``[sys.executable, "-c", code]`` to a process that
-has done so already. Its fork takes over the command's environment, folder, files, signals and arguments, has a parent,
-a ``__main__`` and an end of its own, and has read no setting before: importing flowmx reads none. What its environment
-decides at an import (``PYTHONHASHSEED``, the threads of BLAS) is as in the process that forks; tests of such things,
-and of what an import does, do without this.
+has done so already. The fork takes over the command's environment, folder, files, signals and arguments. It has its
+own parent, ``__main__`` and exit, and has read no settings yet: importing flowmx reads none. Whatever the environment
+decides at import (``PYTHONHASHSEED``, the number of BLAS threads) is as in the forking process. Tests of such things,
+and of imports, use a new interpreter.
 
-A process that was forked for a program, rather than for a text, orders what it starts in turn from a fork of its own,
-made before it was anything: a launcher's nodes cost as little.
+A process that was forked for a program, not for a text, starts its own children from a second fork, taken before the
+program began. So the nodes of a launcher start as quickly.
 
-A program that comes to its end joins its threads, calls what ``atexit`` has and flushes its output, and is gone. Python
-would then take all modules apart, which copies each page of the process that forks: twelve times the rest of what a
-fork costs. It does so where ``Popen.ends_whole`` is set, for tests of endings, and after an uncaught exception.
+A program that ends joins its threads, runs the ``atexit`` functions, flushes its output and exits at once. Python would
+also finalize all modules, which copies every page of the forking process and takes twelve times as long as the rest of
+a fork. Modules are finalized where ``Popen.ends_whole`` is set, for tests of exits, and after an uncaught exception.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
 
-from flowmx.comm.launch.child import ALONE, HERE
+from flowmx.comm.launch.child import FOLDER, ISOLATED_PYTHON
 
 ROOT = Path(__file__).parent.parent
 PR_SET_CHILD_SUBREAPER = 36
@@ -48,7 +48,7 @@ atexit.register(lambda: [each() for each in last])
 from tests import warm
 warm.serve({}, last)
 """
-"""The program of the process that forks; what is put into ``last`` is called after all that modules register."""
+"""The program of the forking process. Functions in ``last`` are called after all registered exit functions."""
 PLAIN = subprocess.Popen
 MODULES = (
     "flowmx.kvstore.server.main", "flowmx.kvstore.launching.command", "flowmx.comm.launch.scheduler",
@@ -62,9 +62,9 @@ class Order(dict[str, Any]):
 
     @classmethod
     def of(cls, command: Sequence[str]) -> Order | None:
-        """Take a command apart; None where it is none of Python's, or has options that only a new process heeds."""
+        """Parse a command. Return None if it does not run Python, or has options that need a new process."""
         words = [os.fsdecode(word) for word in command]
-        guarded = words[:4] == [*ALONE, str(HERE / "start.py")]  # a launcher's child, which dies with it
+        guarded = words[:4] == [*ISOLATED_PYTHON, str(FOLDER / "start.py")]  # a launcher's child, which dies with it
         launcher, words = (words[4], words[5:]) if guarded else ("", words)
         namespaces: list[str] = []
         if words[:1] == ["nsenter"]:
@@ -77,7 +77,7 @@ class Order(dict[str, Any]):
             flag = words.pop(0)
             if flag == "-u":
                 order["unbuffered"] = True
-            elif flag == "-B":  # what is imported is compiled already
+            elif flag == "-B":  # what is imported is already compiled
                 continue
             elif flag == "-W":
                 order["warnings"].append(words.pop(0))
@@ -117,14 +117,14 @@ class Server:
     def _open(self) -> socket.socket:
         here, there = socket.socketpair()
         own = ("FLOWMX_", "DMLC_", "PYTHON")
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
         command = [sys.executable, "-c", SERVE.format(there.fileno())]
         with there:
-            self._process = PLAIN(command, pass_fds=[there.fileno()], cwd=ROOT, env=kept, start_new_session=True)
+            self._process = PLAIN(command, pass_fds=[there.fileno()], cwd=ROOT, env=environment, start_new_session=True)
         return here
 
     def can(self) -> bool:
-        """Tell whether this process is the one that made it, and no fork of that."""
+        """Return whether this process created the server, as opposed to a fork of it."""
         return os.getpid() == self._pid
 
     def __enter__(self) -> Self:
@@ -133,7 +133,7 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
     ) -> None:
-        """End it; what it has forked goes on."""
+        """Stop the server. Its forks keep running."""
         if self._connection is not None and self._process is not None:
             self._connection.close()
             self._process.wait()
@@ -151,17 +151,17 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
     namespaces: Sequence[str] = ()
     """Paths of the namespaces that this process has entered since."""
 
-    def _execute_child(self, *given: Any) -> None:
+    def _execute_child(self, *arguments: Any) -> None:
         # The one function of Popen that makes a process; its arguments are the same from Python 3.11 to 3.14.
-        args, executable, preexec, _, pass_fds, cwd, env, _, _, shell = given[:10]
-        pipes, (_, gid, gids, uid, umask, session, group) = given[10:16], given[16:]
+        args, executable, preexec, _, pass_fds, cwd, env, _, _, shell = arguments[:10]
+        pipes, (_, gid, gids, uid, umask, session, group) = arguments[10:16], arguments[16:]
         p2cread, _, _, c2pwrite, _, errwrite = pipes
         server, order = self.server, None
         plain = (executable, preexec, shell, gid, gids, uid, umask) == (None, None, False, None, None, None, -1)
         if server is not None and server.can() and plain and not isinstance(args, str | bytes):
             order = Order.of([os.fspath(word) for word in args])
         if server is None or order is None:
-            super()._execute_child(*given)  # type: ignore[misc]
+            super()._execute_child(*arguments)  # type: ignore[misc]
             return
         environ = dict(os.environ if env is None else env)
         order.update(environ=environ, cwd=os.fspath(cwd or Path.cwd()), session=session, group=group)
@@ -203,17 +203,17 @@ def serve(connection: int, last: list[Callable[[], None]]) -> None:
 def _serve(connection: int) -> None:
     with socket.socket(fileno=connection) as orders:
         while order := _next(orders):
-            found, files = order
+            order_fields, files = order
             between = os.fork()
             if not between:
-                _fork_again(orders, found)
+                _fork_again(orders, order_fields)
                 break
             for file in files:
                 os.close(file)
             os.waitpid(between, 0)
         else:
             os._exit(0)
-    _become(found, files)
+    _become(order_fields, files)
 
 
 def _next(orders: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
@@ -230,14 +230,14 @@ def _next(orders: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     return json.loads(data), list(files)
 
 
-def _fork_again(orders: socket.socket, found: dict[str, Any]) -> None:
+def _fork_again(orders: socket.socket, order: dict[str, Any]) -> None:
     """Return in a child whose parent ends at once: it is then a child of the process that ordered it."""
     between = os.getpid()
     ready, go = os.pipe()
     if os.fork():
         os._exit(0)
     os.close(go)
-    os.read(ready, 1)  # comes to its end a moment before the process between does
+    os.read(ready, 1)  # ends just before the intermediate process does
     os.close(ready)
     while os.getppid() == between:
         os.sched_yield()
@@ -309,8 +309,8 @@ def _take(files: Sequence[int], numbers: Sequence[int]) -> None:
     high = [fcntl.fcntl(file, fcntl.F_DUPFD, 1 + max(numbers)) for file in files]
     for source, target in zip(high, numbers, strict=True):
         os.dup2(source, target)
-    kept = sorted(numbers)
-    for low, end in zip(kept, [*kept[1:], 1 << 16], strict=True):
+    descriptors = sorted(numbers)
+    for low, end in zip(descriptors, [*descriptors[1:], 1 << 16], strict=True):
         os.closerange(low + 1, end)
 
 
@@ -333,7 +333,7 @@ def _configure(order: dict[str, Any]) -> None:
 
 
 def _end() -> None:
-    """End before the interpreter takes the modules apart; last of what it calls at its exit."""
+    """Exit before the interpreter finalizes modules. This is the last exit function."""
     if Popen.status is None:
         return
     try:
@@ -345,7 +345,7 @@ def _end() -> None:
 
 
 def _run(words: list[str]) -> None:
-    """Do what the interpreter does with the rest of its command line."""
+    """Handle the rest of the command line as the interpreter does."""
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
     paths = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]

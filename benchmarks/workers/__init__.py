@@ -1,1 +1,1 @@
-"""Timed programs: each runs under flowmx or a peer, named by its first argument, and prints one line of JSON."""
+"""Timed programs. Each runs under flowmx or the peer that its first argument names, and prints one line of JSON."""

@@ -10,8 +10,8 @@ import numpy as np
 HEADS, SIZE = 8, 64
 
 
-def of_mxnet(mx, numbers):
-    """The forward and the step of a hybridized block."""
+def mxnet_calls(mx, numbers):
+    """Return the forward and the training step of a hybridized block."""
 
     class Attention(mx.gluon.HybridBlock):
         def hybrid_forward(self, F, q, k, v):
@@ -33,8 +33,8 @@ def of_mxnet(mx, numbers):
     return lambda: net(*arrays).wait_to_read(), step
 
 
-def of_torch(torch, numbers):
-    """The same by scaled_dot_product_attention."""
+def torch_calls(torch, numbers):
+    """Return the same calls, with scaled_dot_product_attention."""
     arrays = [torch.from_numpy(each[None]).requires_grad_() for each in numbers]
     attention = torch.nn.functional.scaled_dot_product_attention
 
@@ -53,7 +53,7 @@ def of_torch(torch, numbers):
 def main():
     """Measure one system."""
     name = sys.argv[1]
-    make = of_torch if name == "torch" else of_mxnet
+    make = torch_calls if name == "torch" else mxnet_calls
     figures = {}
     for length in (512, 1024, 2048, 4096):
         numbers = np.random.default_rng(0).standard_normal((3, HEADS, length, SIZE)).astype("float32")

@@ -1,13 +1,12 @@
-"""Megabytes beside parameters, their gradients and the data, with each system's best way to need few.
+"""Megabytes in addition to parameters, gradients and data, with each system's most economical settings.
 
     python best_memory.py SYSTEM NETWORK PHASE [BATCH]
 
-NETWORK is one of ``networks.py``, ``transformer`` (128 tokens), or for predictions ``unet``, that of ``slices.py``.
-PHASE is ``predict``, ``train``, or ``save``: a training step that trades time for memory. flowmx tells what it plans:
-predictions in slices, and training in 0.3. MXNet tells so too, with its operators fused, and with mirroring. PyTorch
-plans nothing: it is measured by how much the peak of resident memory grows in a run, less the gradients, for
-predictions in inference mode with channels last. It saves by checkpoints, one for each block, or for each layer with
-its activation.
+NETWORK is one of ``networks.py``, ``transformer`` (128 tokens), or for predictions ``unet`` from ``slices.py``.
+PHASE is ``predict``, ``train``, or ``save``: a training step that trades time for memory. flowmx and MXNet report
+their plans: flowmx predicts in slices and trains within 0.3 of its memory; MXNet fuses operators and mirrors. PyTorch
+has no plan: its figure is the growth of peak resident memory in a run, less the gradients. It predicts in inference
+mode with channels last, and saves memory by checkpoints, one for each block, or for each layer with its activation.
 """
 
 from __future__ import annotations
@@ -28,27 +27,27 @@ TOKENS = 128
 
 
 def planned(mx: Any, name: str, phase: str, batch: int) -> float:
-    """The figure of flowmx or MXNet."""
+    """Return the figure of flowmx or MXNet."""
     side = TOKENS if name == "transformer" else 299 if name == "inception_v3" else 224
     if phase == "predict":
         net, side = slices.symbol(mx, name)
-        return told(slices.bind(mx, net, side, batch))
+        return planned_mb(slices.bind(mx, net, side, batch))
     net, shapes = budget.network(mx, name, batch, side)
     executor = budget.bind(mx, net, shapes)
     if phase == "save" and mx.__name__ == "flowmx":
         with mx.engine.using(exec_memory_budget=executor.plan.internal_bytes() * 3 // 10):
             executor = budget.bind(mx, net, shapes)
-    return told(executor)
+    return planned_mb(executor)
 
 
-def told(executor: Any) -> float:
-    """Megabytes by the plan."""
+def planned_mb(executor: Any) -> float:
+    """Return the megabytes of the plan."""
     plan = getattr(executor, "plan", None)
     return slices.planned(executor) if plan is None else plan.internal_bytes() / MIB
 
 
 def torch_transformer(torch: Any) -> list[Any]:
-    """The blocks of ``networks.transformer`` as modules, and the classifier."""
+    """Return the blocks of ``networks.transformer`` as modules, and the classifier."""
     nn, width = torch.nn, networks.WIDTH
 
     class Block(nn.Module):  # type: ignore[misc, name-defined]
@@ -69,7 +68,7 @@ def torch_transformer(torch: Any) -> list[Any]:
 
 
 def torch_unet(torch: Any) -> Any:
-    """The network of ``slices.unet`` as a module, which holds no value longer than it is needed."""
+    """Return the network of ``slices.unet`` as a module that releases each value after its last use."""
     nn = torch.nn
 
     def block(inside: int, filters: int) -> Any:
@@ -106,7 +105,7 @@ def torch_unet(torch: Any) -> Any:
 
 
 def torch_parts(torch: Any, layers: Any) -> list[Any]:
-    """The layers of an image network, each with the activations and norms after it, as modules."""
+    """Return the layers of an image network as modules, each with the activations and norms after it."""
     parts: list[list[Any]] = []
     for layer in layers:
         if not parts or type(layer).__name__ not in ("ReLU", "ReLU6", "BatchNorm2d"):
@@ -116,7 +115,7 @@ def torch_parts(torch: Any, layers: Any) -> list[Any]:
 
 
 def measured(torch: Any, name: str, phase: str, batch: int) -> float:
-    """The figure of PyTorch."""
+    """Return the figure of PyTorch."""
     from torch.utils.checkpoint import checkpoint
 
     side = 299 if name == "inception_v3" else 224
@@ -144,12 +143,12 @@ def measured(torch: Any, name: str, phase: str, batch: int) -> float:
             y = checkpoint(part, y, use_reentrant=False) if phase == "save" else part(y)
         torch.nn.functional.cross_entropy(y.flatten(0, -2), label).backward()
 
-    kept, x = x, x[:1]
+    batch_x, x = x, x[:1]
     whole, label = label, label[: len(label) // batch]
-    run()  # what is made once
-    x, label = kept, whole
+    run()  # allocations that happen once
+    x, label = batch_x, whole
     net.zero_grad(set_to_none=True)
-    resident.forget_peak()
+    resident.reset_peak()
     before = resident.resident("VmRSS")
     run()
     gradients = sum(each.grad.nbytes for each in net.parameters() if each.grad is not None)

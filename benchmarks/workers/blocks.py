@@ -1,10 +1,10 @@
-"""The networks as Gluon blocks, which flowmx and MXNet build by the same code."""
+"""The networks as Gluon blocks, built by the same code for flowmx and MXNet."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import networks  # lies beside this file; the peers know nothing of the package
+import networks  # a module of this folder: the peers cannot import the package
 
 CIFAR_RESNET_18 = [
     networks.conv(64, 3, 1, 1, norm=True),
@@ -15,7 +15,7 @@ CIFAR_RESNET_18 = [
 
 
 def network(gluon: Any, layers: list[Any]) -> Any:
-    """A network from its table of layers."""
+    """Build a network from its table of layers."""
     nn = gluon.nn
 
     class Join(gluon.HybridBlock):  # type: ignore[misc, name-defined]
@@ -26,20 +26,20 @@ def network(gluon: Any, layers: list[Any]) -> Any:
                 self.register_child(branch)
 
         def hybrid_forward(self, F: Any, x: Any) -> Any:
-            found = [branch(x) for branch in self.branches]
-            return F.concat(*found, dim=1) if self.how == "concat" else F.Activation(sum_of(found), act_type="relu")
+            outputs = [branch(x) for branch in self.branches]
+            return F.concat(*outputs, dim=1) if self.how == "concat" else F.Activation(sum_of(outputs), act_type="relu")
 
     def build(layers: list[Any]) -> Any:
         net = nn.HybridSequential()
         for kind, *rest in layers:
-            for layer in made(kind, rest):
+            for layer in layers_of(kind, rest):
                 net.add(layer)
         return net
 
-    def made(kind: str, rest: list[Any]) -> list[Any]:
+    def layers_of(kind: str, rest: list[Any]) -> list[Any]:
         if kind == "conv":
-            filters, kernel, stride, pad, relu, norm = rest
-            convolution = nn.Conv2D(filters, kernel, stride, pad, use_bias=not norm)
+            filters, kernel, stride, pad, relu, norm, groups = rest
+            convolution = nn.Conv2D(filters, kernel, stride, pad, groups=groups, use_bias=not norm)
             return [convolution, *([nn.BatchNorm()] if norm else []), *([nn.Activation("relu")] if relu else [])]
         if kind == "pool":
             kernel, stride, pad, type_, full = rest
@@ -52,7 +52,7 @@ def network(gluon: Any, layers: list[Any]) -> Any:
 
 
 def sum_of(values: list[Any]) -> Any:
-    """Their sum, from the left."""
+    """Add values from left to right."""
     total = values[0]
     for value in values[1:]:
         total = total + value
@@ -60,7 +60,7 @@ def sum_of(values: list[Any]) -> Any:
 
 
 def lstm(gluon: Any, hidden: int, steps: int, layers: int = 2) -> Any:
-    """A stack of LSTM cells, unrolled; takes (batch, steps, features), gives the last layer's outputs."""
+    """A stack of LSTM cells, unrolled, from (batch, steps, features) to the last layer's outputs."""
 
     class Unrolled(gluon.HybridBlock):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:

@@ -3,8 +3,7 @@
     python chain.py SYSTEM [ELEMENTS]
 
 flowmx and MXNet run them bound as symbols, PyTorch eagerly. ``read and write`` is the fastest pass that reads the
-inputs and writes the output, of those that this system has: a copy by each core of its share, and loops that do no
-more than add the inputs. All take turns.
+inputs and writes the output: a copy split among the cores, or loops that only add the inputs. All take turns.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from timing import measure, sizes  # lies beside this file; the peers know nothing of the package
+from timing import measure, sizes  # a module of this folder: the peers cannot import the package
 
 SECONDS = 8.0
 CORES = 2
@@ -30,27 +29,27 @@ def arithmetic(f: Any, x: Any) -> Any:
 
 
 def one_function(f: Any, x: Any) -> Any:
-    """The same with an exponential within."""
+    """The same with an exponential."""
     x = (x * 1.1 + 0.3) * 0.5
     x = f.clip(f.exp(x) + 0.1, 0.0, 8.0) * 2.0
     return f.relu((x - 0.25) * x)
 
 
 def functions(f: Any, x: Any) -> Any:
-    """Three functions and what is between."""
+    """Three functions with arithmetic between them."""
     x = f.tanh(x * 1.1 + 0.3) * 2.0
     x = f.sigmoid(x - 0.1) * x
     return f.exp(x * 0.5) + 1.0
 
 
 def gate(f: Any, x: Any, y: Any, z: Any) -> Any:
-    """Three inputs, of which one opens for the others."""
+    """Three inputs, one of which gates the others."""
     open = f.sigmoid(x * 0.5 + 0.1)
     return f.relu((y * open - z * 0.3) * 1.5 + y * 0.25)
 
 
 def blend(f: Any, x: Any, y: Any, z: Any) -> Any:
-    """Three inputs, arithmetic alone."""
+    """Three inputs, arithmetic only."""
     return f.relu((x * y + z * 0.5) * 0.9 - x * 0.1 + (y - 0.2) * z)
 
 
@@ -64,7 +63,7 @@ CHAINS: dict[str, tuple[Callable[..., Any], int]] = {
 
 
 def turns(cases: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """The fastest run of each, one after the other until the time is over."""
+    """Return the fastest run of each; cases take turns until the time is over."""
     for case in (*cases.values(), *cases.values()):
         case()
     best = dict.fromkeys(cases, float("inf"))
@@ -79,7 +78,7 @@ def turns(cases: dict[str, Callable[[], Any]]) -> dict[str, float]:
 
 
 def passes(cases: dict[str, Callable[[], Any]], rivals: dict[int, list[Callable[[], Any]]]) -> dict[str, float]:
-    """The figures of the chains, and of the fastest pass for each number of inputs."""
+    """Return the figures of the chains, and of the fastest pass for each number of inputs."""
     every = {f"{count} {number}": each for count, those in rivals.items() for number, each in enumerate(those)}
     best = turns({**cases, **every})
     for count, those in rivals.items():
@@ -88,12 +87,12 @@ def passes(cases: dict[str, Callable[[], Any]], rivals: dict[int, list[Callable[
 
 
 def normal(size: int, seed: int) -> Any:
-    """Numbers to compute with."""
+    """Return random operands."""
     return np.random.default_rng(seed).standard_normal(size).astype(np.float32)
 
 
 def copies(size: int) -> Callable[[], Any]:
-    """NumPy's copy, by each core of its share."""
+    """Return NumPy's copy, split among the cores."""
     source, target, pool = normal(size, 0), np.zeros(size, np.float32), ThreadPoolExecutor(CORES)
     share = -(-size // CORES)
     parts = [slice(start, start + share) for start in range(0, size, share)]
@@ -101,9 +100,9 @@ def copies(size: int) -> Callable[[], Any]:
 
 
 def loops(size: int, count: int) -> list[Callable[[], Any]]:
-    """flowmx's own loops that add the inputs, storing through the caches and past them."""
+    """Return flowmx's loops that add the inputs, with ordinary and with streaming stores."""
     from flowmx.ops.formulas.expressions import placeholder
-    from flowmx.ops.kernels.llvm.code import FLOAT
+    from flowmx.ops.kernels.llvm.assembly import FLOAT
     from flowmx.ops.kernels.llvm.walks import Walk, axes_of
 
     def aligned(seed: int) -> Any:
@@ -124,7 +123,7 @@ def loops(size: int, count: int) -> list[Callable[[], Any]]:
 
 
 def mxnet_like(mx: Any, size: int) -> dict[str, float]:
-    """flowmx and MXNet run the same code."""
+    """Measure flowmx or MXNet, by the same code."""
     cases: dict[str, Callable[[], Any]] = {}
     for name, (chain, count) in CHAINS.items():
         net = chain(mx.sym, *[mx.sym.Variable(f"x{position}") for position in range(count)])
@@ -142,7 +141,7 @@ def mxnet_like(mx: Any, size: int) -> dict[str, float]:
 
 
 def pytorch(size: int) -> dict[str, float]:
-    """The same chains, eagerly."""
+    """Measure the same chains, eagerly."""
     import torch
 
     torch.set_grad_enabled(False)

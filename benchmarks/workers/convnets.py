@@ -2,7 +2,7 @@
 
     python convnets.py SYSTEM NETWORK [BATCH [SIZE]]
 
-PyTorch is measured in both of its memory layouts; the better figure of each is given.
+PyTorch is measured in both of its memory layouts; the better of each figure counts.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import networks  # these two lie beside this file; the peers know nothing of the package
+import networks  # a module of this folder: the peers cannot import the package
 import numpy as np
 from timing import best_ms, measure, sizes
 
 
 def mxnet_like(mx: Any, name: str, batch: int, size: int) -> dict[str, float]:
-    """flowmx and MXNet run the same code."""
+    """Measure flowmx or MXNet, by the same code."""
     rng = np.random.default_rng(0)
     net = networks.symbol(mx, networks.NETWORKS[name])
     shape = (batch, 3, size, size)
@@ -50,12 +50,12 @@ def mxnet_like(mx: Any, name: str, batch: int, size: int) -> dict[str, float]:
 
 
 def pytorch(name: str, batch: int, size: int) -> dict[str, float]:
-    """Both memory layouts, the better of each."""
+    """Measure both memory layouts; return the better of each figure."""
     import torch
 
     layouts = (torch.contiguous_format, torch.channels_last)
-    found = [_pytorch(torch, name, batch, size, layout) for layout in layouts]
-    return {key: min(each[key] for each in found) for key in found[0]}
+    figures = [_pytorch(torch, name, batch, size, layout) for layout in layouts]
+    return {key: min(each[key] for each in figures) for key in figures[0]}
 
 
 def _pytorch(torch: Any, name: str, batch: int, size: int, layout: Any) -> dict[str, float]:

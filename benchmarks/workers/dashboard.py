@@ -1,7 +1,6 @@
-"""LeNet's training step with a viewer of the dashboard and with none, in turns of some seconds.
+"""LeNet's training step with and without a viewer of the dashboard, in turns of some seconds.
 
-Turns are as long as two diagnoses, of which one looks through values; the viewer is a process of its own, as a browser
-would be.
+A turn is as long as two diagnoses, one of which reads values. The viewer is a separate process, like a browser.
 """
 
 import json
@@ -38,7 +37,7 @@ for text in sys.stdin:
 
 
 def own_time():
-    """Seconds of a core that the dashboard's threads have taken."""
+    """Return the processor seconds of the dashboard's threads."""
     threads = [each for each in threading.enumerate() if each.name.startswith("flowmx-dashboard")]
     return sum(time.clock_gettime(time.pthread_getcpuclockid(each.ident)) for each in threads)
 
@@ -48,7 +47,7 @@ def clocks():
 
 
 def turn(step):
-    """Of steps in some seconds, milliseconds of each: of time, of our cores, of the threads of the dashboard."""
+    """Run steps for some seconds; return milliseconds a step of wall, processor and dashboard threads' time."""
     start, count = clocks(), 0
     while time.perf_counter() - start[0] < SECONDS:
         step()
@@ -58,7 +57,7 @@ def turn(step):
 
 
 def ratio(times, column):
-    """The median of the ratios of turns that came one after the other."""
+    """Return the median of the ratios of consecutive turns."""
     pairs = zip(times["watched"], times["plain"], strict=True)
     return statistics.median(watched[column] / plain[column] for watched, plain in pairs)
 
@@ -81,7 +80,7 @@ def main():
                 times[way].append(turn(step))
         viewer.stdin.close()
         viewer.wait()
-    figures = {f"{way}_ms": statistics.median(each[0] for each in found) for way, found in times.items()}
+    figures = {f"{way}_ms": statistics.median(each[0] for each in turns) for way, turns in times.items()}
     own = statistics.median(watched[2] / watched[0] for watched in times["watched"])
     ratios = {"dashboard_ratio": ratio(times, 0), "dashboard_cpu_ratio": ratio(times, 1), "threads_of_a_core": own}
     print(json.dumps({**figures, **ratios}))

@@ -1,4 +1,4 @@
-"""Milliseconds that operators of detection take (run by turns.py)."""
+"""Milliseconds of detection operators (run by turns.py)."""
 
 import importlib
 import json
@@ -11,7 +11,7 @@ CHANCE = np.random.default_rng(0)
 
 
 def boxes(examples, count, spread, classes):
-    """Rows of a class, a score and corners, on a square of this side."""
+    """Return rows of a class, a score and corners, within a square of side ``spread``."""
     center, sides = CHANCE.uniform(0, spread, (examples, count, 2)), CHANCE.uniform(1, 100, (examples, count, 2))
     kinds, scores = CHANCE.integers(0, classes, (examples, count, 1)), CHANCE.uniform(0, 1, (examples, count, 1))
     return np.concatenate([kinds, scores, center - sides / 2, center + sides / 2], -1)
@@ -43,11 +43,11 @@ def predictions(mx):
         center, sides = CHANCE.uniform(0, 1, (count, 2)), CHANCE.uniform(0.02, 0.2, (count, 2))
         anchors = np.concatenate([center - sides / 2, center + sides / 2], -1)[None]
         offsets = CHANCE.standard_normal((examples, 4 * count))
-        given = [mx.nd.array(each, dtype="float32") for each in (probability, offsets, anchors)]
+        inputs = [mx.nd.array(each, dtype="float32") for each in (probability, offsets, anchors)]
         yield (
             f"MultiBoxDetection {count} x{examples}, {classes} classes, {threshold}",
-            lambda given=given, threshold=threshold: mx.nd.contrib.MultiBoxDetection(
-                *given, threshold=threshold, nms_threshold=0.45
+            lambda inputs=inputs, threshold=threshold: mx.nd.contrib.MultiBoxDetection(
+                *inputs, threshold=threshold, nms_threshold=0.45
             ).wait_to_read(),
         )
 
@@ -71,8 +71,8 @@ def regions(mx):
 
         def both(data=data, forward=forward):
             with mx.autograd.record():
-                made = forward()
-            made.backward()
+                output = forward()
+            output.backward()
             data.grad.wait_to_read()
 
         name = f"ROIAlign {count}, {channels}x{size}x{size}, {cells}, {samples}"

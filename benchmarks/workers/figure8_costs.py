@@ -1,7 +1,7 @@
 """Measure the cost of a store without its network: requests, their bytes, sums and updates; prints seconds as JSON.
 
-Both sides of a request are in this process, and so share one core's time evenly: each is taken to have half of it.
-Requests are signed, as between machines.
+Both sides of a request run in this process on one core, so half of the time is attributed to each. Requests are
+signed, as between machines.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ SMALL, LARGE = 256, 1 << 20  # floats
 
 
 async def fastest(work: Callable[[], Awaitable[object]], times: int = 1) -> float:
-    """Seconds of one of so many calls in a row, in the fastest of several runs."""
-    found = []
+    """Return the seconds of one of ``times`` consecutive calls, in the fastest of several runs."""
+    durations = []
     for _ in range(RUNS):
         start = time.perf_counter()
         for _ in range(times):
             await work()
-        found.append((time.perf_counter() - start) / times)
-    return min(found)
+        durations.append((time.perf_counter() - start) / times)
+    return min(durations)
 
 
 async def transport() -> dict[str, float]:
-    """Seconds of a request and of a byte, on each side."""
+    """Return the seconds of a request and of a byte, on each side."""
     security = Security("a secret of more than thirty-two characters")
     service = Service("costs", security=security)
 
@@ -52,12 +52,12 @@ async def transport() -> dict[str, float]:
         small = await fastest(lambda: exchange(SMALL), 100)
         large = await fastest(lambda: exchange(4 * LARGE))
     await service.stop()
-    messages = 2  # there and back, each with a side that sends and one that receives
+    messages = 2  # there and back, each with a sender and a receiver
     return {"request": small / messages / 2, "byte": (large - small) / messages / 2 / (16 * LARGE)}
 
 
 async def arithmetic() -> dict[str, float]:
-    """Seconds of a byte that is added, and of one that is updated by SGD with momentum."""
+    """Return the seconds to add a byte, and to update one by SGD with momentum."""
     store = Store()
     gradients = [np.zeros(LARGE, np.float32) for _ in range(5)]
     add = await fastest(lambda: store.merge([gradients])) / (4 * 4 * LARGE)
@@ -74,7 +74,7 @@ async def arithmetic() -> dict[str, float]:
 
 
 async def main() -> None:
-    """Print everything."""
+    """Measure, and print the costs as JSON."""
     print(json.dumps({**await transport(), **await arithmetic()}))
 
 

@@ -1,7 +1,7 @@
-"""Time each step of a training plan, with the parameters that it reads or makes the gradients of.
+"""Time each step of a training plan, with the parameters that it reads or whose gradients it computes.
 
 ``figure8_layers.py flowmx <network> <batch>`` prints a profile for flowmx.kvstore.simulation as JSON. The plan is the
-one that training runs; its steps are timed one by one, and the fastest of several runs counts.
+one that training runs; its steps are timed separately, and the fastest of several runs counts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RUNS = 5
 
 
 def timed(times: dict[Any, list[float]]) -> Any:
-    """In place of run_steps: keeps how long the step of each node takes."""
+    """Return a replacement of run_steps that records how long the step of each node takes."""
 
     def run(context: Any, steps: Any, where: str, again: bool = False) -> None:
         for step in steps:
@@ -36,7 +36,7 @@ def timed(times: dict[Any, list[float]]) -> Any:
 
 
 def passes(plan: Any, times: dict[Any, list[float]], names: list[str]) -> dict[str, Any]:
-    """Forward and backward: for each step its seconds, and the parameters that it needs, or whose gradients it ends."""
+    """Return forward's and backward's steps: seconds, and the parameters they read or whose gradients they complete."""
 
     def reads(node: Any) -> list[str]:
         roots = [plan.root.get(entry, entry).node for entry in node.inputs]
@@ -60,7 +60,7 @@ def passes(plan: Any, times: dict[Any, list[float]], names: list[str]) -> dict[s
 
 
 def main(network: str, batch: int) -> None:
-    """Print the profile of a network."""
+    """Measure a network, and print its profile."""
     net = symbol(mx, NETWORKS[network])
     names = [name for name in net.list_arguments() if name not in ("data", "softmax_label")]
     requests = dict.fromkeys(names, "write") | {"data": "null", "softmax_label": "null"}
@@ -77,10 +77,10 @@ def main(network: str, batch: int) -> None:
         mx.nd.waitall()
         steps.append(time.perf_counter() - start)
     shapes = {name: list(executor.arg_dict[name].shape) for name in names}
-    found = {"batch": batch, "step": min(steps), "shapes": shapes, **passes(executor.plan, times, names)}
-    assert {name for _, new in found["forward"] for name in new} == set(names)
-    assert {name for _, new in found["backward"] for name in new} == set(names)
-    print(json.dumps(found))
+    profile = {"batch": batch, "step": min(steps), "shapes": shapes, **passes(executor.plan, times, names)}
+    assert {name for _, new in profile["forward"] for name in new} == set(names)
+    assert {name for _, new in profile["backward"] for name in new} == set(names)
+    print(json.dumps(profile))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""A worker of a real job whose computing is waits of measured lengths: ``figure8_training.py <profile> <seconds>
+"""A worker of a real job whose computation is waits of measured lengths: ``figure8_training.py <profile> <seconds>
 <overlap or not> <steps>``.
 
-Everything else is real: arrays, the engine, the store, its servers and the network. Prints how long a step's waits
-take alone, and how long a step took.
+Everything else is real: arrays, the engine, the store, its servers and the network. Prints the seconds of a step's
+waits without a store, and of a whole step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flowmx.kvstore.simulation import Profile
 
 
 class Training:
-    """Trains as a Module does: a pushpull of each gradient, with the priority of its place in the network."""
+    """A training loop like that of a Module: a pushpull of each gradient, with priorities by place in the network."""
 
     def __init__(self, kv: Any, profile: Profile, overlap: bool) -> None:
         self.kv, self.profile, self.overlap = kv, profile, overlap
@@ -29,13 +29,13 @@ class Training:
         self.priorities = {key: -index for index, key in enumerate(profile.shapes)}
         self.order = Variable("the pass")  # steps run one after the other
         self.ends: list[float] = []
-        self.workers = kv.num_workers  # those who are done leave
+        self.workers = kv.num_workers  # read once: workers that have finished leave
         mx.nd.waitall()
         kv.init(list(self.weights), list(self.weights.values()))
         kv.set_optimizer(mx.optimizer.SGD(learning_rate=1.0, wd=0.0))
 
     def step(self) -> None:
-        """Enqueue a training step; without overlap, wait for its passes and for what comes back."""
+        """Enqueue a training step; without overlap, wait for its passes and its pulls."""
         for part in self.profile.forward:
             self._compute(part.seconds, reads=[self.weights[key] for key in part.keys])
         for part in self.profile.backward:
@@ -49,7 +49,7 @@ class Training:
             self.ends[-1] = time.perf_counter()
 
     def alone(self) -> float:
-        """Seconds that a step's waits take without any store: a little more than they were asked for."""
+        """Return the seconds of a step's waits without a store: slightly more than requested."""
         mx.nd.waitall()
         start = time.perf_counter()
         for part in (*self.profile.forward, *self.profile.backward):
@@ -58,10 +58,10 @@ class Training:
         return time.perf_counter() - start
 
     def check(self, steps: int) -> None:
-        """Every push of every worker was applied once: ones, learned at a rate of 1."""
+        """Check that every push of every worker was applied once: gradients of ones, at a learning rate of 1."""
         for key, weight in self.weights.items():
-            found, wanted = weight.asnumpy(), -steps * self.workers
-            assert (found == wanted).all(), f"{key} is {found}, expected {wanted}"
+            values, expected = weight.asnumpy(), -steps * self.workers
+            assert (values == expected).all(), f"{key} is {values}, expected {expected}"
 
     def _compute(self, seconds: float, reads: Any = (), writes: Any = ()) -> None:
         mx.engine.push(functools.partial(time.sleep, seconds), reads, [self.order, *writes])
@@ -72,7 +72,7 @@ class Training:
 
 
 def main(path: str, seconds: float, overlap: bool, steps: int) -> None:
-    """Train, and print the mean seconds of all steps but the first."""
+    """Train, and print the mean seconds of all steps except the first."""
     kv = mx.kv.create("dist_sync")
     training = Training(kv, Profile.load(path).at(seconds), overlap)
     waits = training.alone()

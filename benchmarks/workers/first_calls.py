@@ -2,9 +2,9 @@
 
     python first_calls.py SYSTEM MODEL PHASE
 
-Phases: ``predict``, a call; ``train``, a recorded call with its backward pass. The time is that from the call to its
-results: parameters are initialized in it, where their shapes follow from the inputs. MODEL ``eager`` measures the first
-operators of a process instead.
+Phases: ``predict``, a call; ``train``, a recorded call with its backward pass. The time runs from the call to its
+results, including deferred initialization of parameters. MODEL ``eager`` measures the first operators of a process
+instead.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
-from timing import measure  # lies beside this file; the peers know nothing of the package
+from timing import measure  # a module of this folder: the peers cannot import the package
 
 WORDS, STEPS, BATCH, HIDDEN = 1000, 20, 8, 64
 SERIES = 32
-"""Series of a batch of the forecaster."""
+"""Series in a batch of the forecaster."""
 CONTEXT, HORIZON, LAGS = 24, 24, 7
-"""Steps that a forecaster sees and foretells, and how many earlier values it is shown at each."""
+"""Steps that the forecaster reads and predicts, and the number of lagged values at each step."""
 
 
 def zoo(name: str) -> Callable[[Any, Any], Any]:
@@ -60,7 +60,7 @@ def mlp(mx: Any, rng: Any) -> tuple[Any, list[Any]]:
 
 
 def text_cnn(mx: Any, rng: Any) -> tuple[Any, list[Any]]:
-    """Convolutions of several widths over words, and the largest of each (Kim, 2014)."""
+    """Convolutions of several widths over words, with max pooling (Kim, 2014)."""
     nn = mx.gluon.nn
 
     class TextCNN(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
@@ -150,10 +150,10 @@ def deepar(mx: Any, rng: Any) -> tuple[Any, list[Any]]:
                     self.rnn.add(rnn.ZoneoutCell(rnn.LSTMCell(cells), zoneout_outputs=0.1))
                 self.where, self.scale, self.freedom = (nn.Dense(1, flatten=False) for _ in range(3))
 
-        def hybrid_forward(self, F: Any, which: Any, past: Any, seen: Any, future: Any) -> Any:
+        def hybrid_forward(self, F: Any, which: Any, past: Any, observed: Any, future: Any) -> Any:
             steps = CONTEXT + HORIZON
             context, flags = F.slice_axis(past, axis=1, begin=-CONTEXT, end=None), F.slice_axis(
-                seen, axis=1, begin=-CONTEXT, end=None
+                observed, axis=1, begin=-CONTEXT, end=None
             )  # fmt: skip
             total, count = F.sum(F.abs(context) * flags, axis=1), F.maximum(F.sum(flags, axis=1), 1.0)
             scale = F.maximum(F.expand_dims(total / count, axis=1), 1e-5)
@@ -186,7 +186,7 @@ def deepar(mx: Any, rng: Any) -> tuple[Any, list[Any]]:
 
 
 def unrolled(make: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
-    """A cell that is unrolled, and a layer over what it makes."""
+    """An unrolled cell with a dense layer on its outputs."""
 
     def build(mx: Any, rng: Any) -> tuple[Any, list[Any]]:
         class Unrolled(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
@@ -206,7 +206,7 @@ def unrolled(make: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def seq2seq(mx: Any, rng: Any) -> tuple[Any, list[Any]]:
-    """An encoder of GRU cells, and a decoder of LSTM cells with attention over what it made, both unrolled."""
+    """An encoder of GRU cells, and a decoder of LSTM cells with attention over its outputs, both unrolled."""
     nn, rnn = mx.gluon.nn, mx.gluon.rnn
 
     class Seq2Seq(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
@@ -217,17 +217,17 @@ def seq2seq(mx: Any, rng: Any) -> tuple[Any, list[Any]]:
                 self.encoder, self.decoder = rnn.GRUCell(HIDDEN), rnn.LSTMCell(HIDDEN)
                 self.out = nn.Dense(WORDS, flatten=False)
 
-        def hybrid_forward(self, F: Any, given: Any, wanted: Any) -> Any:
+        def hybrid_forward(self, F: Any, source: Any, target: Any) -> Any:
             self.encoder.reset()
             self.decoder.reset()
-            seen, (state,) = self.encoder.unroll(STEPS, self.source(given), layout="NTC", merge_outputs=True)
-            states, made = [state, F.zeros_like(state)], []
-            for word in F.split(self.target(wanted), num_outputs=STEPS, axis=1, squeeze_axis=True):
-                weights = F.softmax(F.batch_dot(seen, F.expand_dims(states[0], axis=2)), axis=1)
-                context = F.squeeze(F.batch_dot(weights, seen, transpose_a=True), axis=1)
+            observed, (state,) = self.encoder.unroll(STEPS, self.source(source), layout="NTC", merge_outputs=True)
+            states, outputs = [state, F.zeros_like(state)], []
+            for word in F.split(self.target(target), num_outputs=STEPS, axis=1, squeeze_axis=True):
+                weights = F.softmax(F.batch_dot(observed, F.expand_dims(states[0], axis=2)), axis=1)
+                context = F.squeeze(F.batch_dot(weights, observed, transpose_a=True), axis=1)
                 step, states = self.decoder(F.concat(word, context, dim=1), states)
-                made.append(F.concat(step, context, dim=1))
-            return self.out(F.stack(*made, axis=1))
+                outputs.append(F.concat(step, context, dim=1))
+            return self.out(F.stack(*outputs, axis=1))
 
     return Seq2Seq(), [rng.integers(0, WORDS, (BATCH, STEPS)), rng.integers(0, WORDS, (BATCH, STEPS))]
 
@@ -268,7 +268,7 @@ MODELS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def call(mx: Any, net: Any, data: list[Any], phase: str) -> None:
-    """One call, to its end."""
+    """Run one call, and wait for its results."""
     if phase == "predict":
         net(*data).wait_to_read()
         return
@@ -279,7 +279,7 @@ def call(mx: Any, net: Any, data: list[Any], phase: str) -> None:
 
 
 def eager(mx: Any) -> dict[str, float]:
-    """Milliseconds of the first operators: arithmetic, a product of matrices, and a recorded one with its gradient."""
+    """Milliseconds of the first operators: arithmetic, a matrix product, and a recorded operator with its gradient."""
     start = time.perf_counter()
     x = mx.nd.array(np.ones((4, 4), "float32"))
     (x * 2 + x).asnumpy()
@@ -299,7 +299,7 @@ def eager(mx: Any) -> dict[str, float]:
 
 
 def figures(mx: Any, name: str, phase: str) -> dict[str, float]:
-    """Milliseconds of the first call, of all threads' processor time, and of the fifth call."""
+    """Milliseconds of the first call, its processor time over all threads, and the fastest of five calls."""
     import_module(f"{mx.__name__}.gluon")
     if name == "eager":
         return eager(mx)
@@ -308,12 +308,12 @@ def figures(mx: Any, name: str, phase: str) -> dict[str, float]:
     net.initialize(mx.init.Xavier())
     net.hybridize()
     mx.nd.waitall()
-    found = []
+    times = []
     for _ in range(5):
         start, worked = time.perf_counter(), time.process_time()
         call(mx, net, arrays, phase)
-        found.append((1000 * (time.perf_counter() - start), 1000 * (time.process_time() - worked)))
-    return {"first_ms": found[0][0], "first_cpu_ms": found[0][1], "later_ms": min(found)[0]}
+        times.append((1000 * (time.perf_counter() - start), 1000 * (time.process_time() - worked)))
+    return {"first_ms": times[0][0], "first_cpu_ms": times[0][1], "later_ms": min(times)[0]}
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python gluon_steps.py SYSTEM NETWORK
 
 Networks, hybridized: ``resnet`` (ResNet-18 for 32x32, batch 64), and ``lstm``, a language model of ``gluon.rnn.LSTM``
-with two layers of 512, 35 steps, batch 32, 10,000 words. Imperative, and hybridized too: ``mlp`` (784-256-128-10,
+with two layers of 512, 35 steps, batch 32, 10,000 words. Imperative and hybridized: ``mlp`` (784-256-128-10,
 batch 64), and ``cells``, two LSTM cells of 128 units unrolled over 35 steps, batch 32.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import blocks  # these lie beside this file; the peers know nothing of the package
+import blocks  # a module of this folder: the peers cannot import the package
 import networks
 import numpy as np
 from timing import best_ms, measure
@@ -24,7 +24,7 @@ HYBRIDIZED = {"resnet": "train_ms", "lstm": "train_ms", "mlp": "hybridized_ms", 
 
 
 def built(gluon: Any, name: str) -> tuple[Any, tuple[int, ...], int, tuple[int, ...]]:
-    """A network, the shape of its input, the number of classes, and the shape of its labels."""
+    """Return a network, the shape of its input, the number of classes, and the shape of its labels."""
     nn, rnn = gluon.nn, gluon.rnn
     if name == "resnet":
         return blocks.network(gluon, blocks.CIFAR_RESNET_18), (64, 3, 32, 32), 10, (64,)
@@ -52,14 +52,14 @@ def built(gluon: Any, name: str) -> tuple[Any, tuple[int, ...], int, tuple[int, 
 
 
 def numbers(name: str, shape: tuple[int, ...], classes: int, labels: tuple[int, ...]) -> tuple[Any, Any]:
-    """A batch of data and labels."""
+    """Return a batch of data and labels."""
     rng = np.random.default_rng(0)
     data = rng.integers(0, WORDS, shape) if name == "lstm" else rng.standard_normal(shape)
     return data.astype("float32"), rng.integers(0, classes, labels).astype("float32")
 
 
 def mxnet_like(mx: Any, name: str) -> dict[str, float]:
-    """flowmx and MXNet run the same code."""
+    """Measure flowmx or MXNet, by the same code."""
     from importlib import import_module
 
     gluon = import_module(f"{mx.__name__}.gluon")
@@ -86,7 +86,7 @@ def mxnet_like(mx: Any, name: str) -> dict[str, float]:
 
 
 def pytorch(name: str) -> dict[str, float]:
-    """The same model by ``torch.nn``; images in the better of its two memory layouts."""
+    """Measure the same model by ``torch.nn``; images in the better of its two memory layouts."""
     import torch
 
     nn = torch.nn
@@ -110,7 +110,7 @@ def pytorch(name: str) -> dict[str, float]:
     data, label = data.long() if name == "lstm" else data, label.long()
     linear, relu = nn.Linear, nn.ReLU
     layouts = [torch.contiguous_format] + [torch.channels_last] * (name == "resnet")
-    found = []
+    times = []
     for layout in layouts:
         if name == "resnet":
             net = networks.module(torch, blocks.CIFAR_RESNET_18, 32)
@@ -128,8 +128,8 @@ def pytorch(name: str) -> dict[str, float]:
             nn.functional.cross_entropy(logits, label.reshape(-1)).backward()
             optimizer.step()
 
-        found.append(best_ms(step))
-    return {"train_ms": min(found)}
+        times.append(best_ms(step))
+    return {"train_ms": min(times)}
 
 
 def main() -> None:

@@ -9,14 +9,14 @@ import sys
 from typing import Any
 
 import numpy as np
-from gpu_networks import DTYPES  # these lie beside this file; the peers know nothing of the package
+from gpu_networks import DTYPES  # a module of this folder: the peers cannot import the package
 from timing import best_ms, measure, sizes
 from transformer import block, shapes
 
 
-def mxnet_like(mx: Any, *given: int) -> dict[str, float]:
-    """The block, bound as a symbol."""
-    return {figure: _bound_ms(mx, dtype, *given) for figure, dtype in DTYPES.items()}
+def mxnet_like(mx: Any, *sizes: int) -> dict[str, float]:
+    """Measure the block, bound as a symbol."""
+    return {figure: _bound_ms(mx, dtype, *sizes) for figure, dtype in DTYPES.items()}
 
 
 def _bound_ms(mx: Any, dtype: str, width: int, heads: int, tokens: int, batch: int) -> float:
@@ -37,11 +37,11 @@ def _bound_ms(mx: Any, dtype: str, width: int, heads: int, tokens: int, batch: i
     return best_ms(train)
 
 
-def pytorch(*given: int) -> dict[str, float]:
-    """The same block by ``torch.nn``, with its fused attention."""
+def pytorch(*sizes: int) -> dict[str, float]:
+    """Measure the same block by ``torch.nn``, with its fused attention."""
     import torch
 
-    return {figure: _torch_ms(torch, getattr(torch, dtype), *given) for figure, dtype in DTYPES.items()}
+    return {figure: _torch_ms(torch, getattr(torch, dtype), *sizes) for figure, dtype in DTYPES.items()}
 
 
 def _torch_ms(torch: Any, dtype: Any, width: int, heads: int, tokens: int, batch: int) -> float:

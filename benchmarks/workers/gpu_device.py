@@ -2,7 +2,7 @@
 
     python gpu_device.py SYSTEM
 
-``launch_us`` is the host's time for an ``a + b`` of 16 floats, of a long row that nobody waits for.
+``launch_us`` is the host's time for an ``a + b`` of 16 floats, in a long sequence without waits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from timing import measure  # lies beside this file; the peers know nothing of the package
+from timing import measure  # a module of this folder: the peers cannot import the package
 
 _LAUNCHES = 20_000
 _STEPS = 40
@@ -45,7 +45,7 @@ def _step_ms(step: Callable[[int], Any], wait: Callable[[], Any]) -> float:
 
 
 def mxnet_like(mx: Any) -> dict[str, float]:
-    """flowmx on its first GPU."""
+    """Measure flowmx on its first GPU."""
     a, b = (mx.nd.ones((16,), ctx=mx.gpu(0)) for _ in range(2))
     return {
         "launch_us": _us_each(lambda: a + b, mx.nd.waitall), **_overlap(mx), "peak_of_largest": _peak(mx),
@@ -53,7 +53,7 @@ def mxnet_like(mx: Any) -> dict[str, float]:
 
 
 def _overlap(mx: Any) -> dict[str, float]:
-    """A loop that copies a batch and computes, compared with each alone."""
+    """Measure a loop that copies a batch and computes, and each part alone."""
     batches = [mx.nd.ones((64, 3, 512, 512), ctx=mx.cpu_pinned(0)) for _ in range(4)]
     x = mx.nd.ones((4096, 4096), ctx=mx.gpu(0)) * 1e-4
 
@@ -72,7 +72,7 @@ def _overlap(mx: Any) -> dict[str, float]:
 
 
 def _peak(mx: Any) -> float:
-    """The most memory in use over a thousand shapes, as a multiple of what the largest needs."""
+    """Return the peak memory over a thousand shapes, as a multiple of the largest shape's need."""
     from flowmx import devices
 
     pool: Any = devices.get(mx.gpu(0)).pool  # type: ignore[attr-defined]
@@ -89,7 +89,7 @@ def _peak(mx: Any) -> float:
 
 
 def pytorch() -> dict[str, float]:
-    """PyTorch's launch."""
+    """Measure PyTorch's launch."""
     import torch
 
     a, b = (torch.ones(16, device="cuda") for _ in range(2))

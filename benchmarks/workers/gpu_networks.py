@@ -2,8 +2,9 @@
 
     python gpu_networks.py SYSTEM NETWORK [BATCH [SIZE]]
 
-float32 is as PyTorch's defaults have it: TF32 in convolutions, none in products. PyTorch is measured eagerly, in both
-of its memory layouts; the better figure is given. flowmx captures CUDA graphs where FLOWMX_CUDA_GRAPHS is set.
+float32 follows PyTorch's defaults: TF32 in convolutions, full precision in matrix products. PyTorch is measured
+eagerly, in both of its memory layouts; the better figure counts. flowmx captures CUDA graphs where
+FLOWMX_CUDA_GRAPHS is set.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import networks  # these two lie beside this file; the peers know nothing of the package
+import networks  # a module of this folder: the peers cannot import the package
 import numpy as np
 from timing import best_ms, measure, sizes
 
@@ -19,7 +20,7 @@ DTYPES = {"fp32_ms": "float32", "bf16_ms": "bfloat16"}
 
 
 def mxnet_like(mx: Any, name: str, batch: int, size: int) -> dict[str, float]:
-    """The network, bound as a symbol."""
+    """Measure the network, bound as a symbol."""
     return {figure: _bound_ms(mx, name, batch, size, dtype) for figure, dtype in DTYPES.items()}
 
 
@@ -31,7 +32,7 @@ def _bound_ms(mx: Any, name: str, batch: int, size: int, dtype: str) -> float:
     bound = net.simple_bind(mx.gpu(0), grad_req=requests, type_dict={"data": dtype}, **inputs)
     for each, array in bound.arg_dict.items():
         if each == "softmax_label":
-            array[:] = rng.integers(0, 128, batch)  # numbers that bfloat16 has
+            array[:] = rng.integers(0, 128, batch)  # numbers that bfloat16 represents exactly
         else:
             array[:] = 1 if each.endswith("gamma") else rng.standard_normal(array.shape) * 0.05
     for each, array in bound.aux_dict.items():
@@ -46,7 +47,7 @@ def _bound_ms(mx: Any, name: str, batch: int, size: int, dtype: str) -> float:
 
 
 def pytorch(name: str, batch: int, size: int) -> dict[str, float]:
-    """The same by ``torch.nn``, eagerly."""
+    """Measure the same network by ``torch.nn``, eagerly."""
     import torch
 
     layouts = (torch.contiguous_format, torch.channels_last)

@@ -4,8 +4,8 @@
 
 Image networks are those of ``networks.py`` at 224x224 (Inception-v3 at 299x299), ``bert`` is an encoder of BERT-base's
 sizes at length 128, ``lstm`` a language model of two layers of 650 units over 35 steps, ``block`` one encoder layer of
-width 512 at length 128. A training step is forward, backward and an update with momentum; of 16 bits with master
-weights. PyTorch is measured eagerly, with folded BatchNorm in prediction, in the better of both memory layouts.
+width 512 at length 128. A training step is forward, backward and an update with momentum, with master weights
+in 16 bits. PyTorch is measured eagerly, with folded BatchNorm in prediction, in the better of both memory layouts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from itertools import pairwise
 from typing import Any
 
-import networks  # these two lie beside this file; the peers know nothing of the package
+import networks  # a module of this folder: the peers cannot import the package
 import numpy as np
 from timing import best_ms, sizes
 
@@ -26,7 +26,7 @@ SHAPES = {"bert": (12, 768, 12), "block": (1, 512, 8)}
 
 
 def size_of(name: str) -> int:
-    """The height and width of an image network's data."""
+    """Return the height and width of an image network's data."""
     return 299 if name == "inception_v3" else 224
 
 
@@ -47,11 +47,11 @@ def _encoder(mx: Any, layers: int, width: int, heads: int) -> Any:
                 self.act = nn.GELU()
 
         def hybrid_forward(self, F: Any, x: Any) -> Any:
-            def apart(x: Any) -> Any:
+            def split_heads(x: Any) -> Any:
                 x = F.transpose(F.reshape(x, shape=(0, 0, heads, -1)), axes=(0, 2, 1, 3))
                 return F.reshape(x, shape=(-3, 0, -1))
 
-            q, k, v = apart(self.q(x)), apart(self.k(x)), apart(self.v(x))
+            q, k, v = split_heads(self.q(x)), split_heads(self.k(x)), split_heads(self.v(x))
             weights = F.softmax(F.batch_dot(q, k, transpose_b=True) * (width // heads) ** -0.5, axis=-1)
             mixed = F.reshape(F.batch_dot(weights, v), shape=(-4, -1, heads, 0, 0))
             x = self.first(x + self.o(F.reshape(F.transpose(mixed, axes=(0, 2, 1, 3)), shape=(0, 0, -1))))
@@ -80,7 +80,7 @@ def _language_model(mx: Any) -> Any:
 
 
 def flowmx(mx: Any, dtype: str, name: str, batch: int, train: bool) -> float:
-    """Milliseconds of flowmx."""
+    """Return the milliseconds of flowmx."""
     mx.random.seed(0)
     rng = np.random.default_rng(0)
     if name == "lstm":
@@ -151,7 +151,7 @@ def _torch_language_model(torch: Any) -> Any:
 
 
 def _folded(torch: Any, net: Any) -> Any:
-    """A network whose BatchNorms are in the convolutions before them."""
+    """Fold each BatchNorm into the convolution before it."""
     nn = torch.nn
     for parent in [each for each in net.modules() if isinstance(each, nn.Sequential)]:
         names = list(parent._modules)
@@ -164,7 +164,7 @@ def _folded(torch: Any, net: Any) -> Any:
 
 
 def pytorch(dtype: str, name: str, batch: int, train: bool) -> float:
-    """Milliseconds of PyTorch."""
+    """Return the milliseconds of PyTorch."""
     import torch
 
     torch.manual_seed(0)
@@ -209,10 +209,10 @@ def main() -> None:
     system, dtype, name = sys.argv[1:4]
     batch, train = sizes(sys.argv[4:], (16, 0))
     if system == "torch":
-        found = pytorch(dtype, name, batch, bool(train))
+        milliseconds = pytorch(dtype, name, batch, bool(train))
     else:
-        found = flowmx(importlib.import_module(system), dtype, name, batch, bool(train))
-    print(json.dumps({"step_ms" if train else "predict_ms": found}))
+        milliseconds = flowmx(importlib.import_module(system), dtype, name, batch, bool(train))
+    print(json.dumps({"step_ms" if train else "predict_ms": milliseconds}))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Hostile clients of a service: idle connections, slow heads and bodies, bodies and headers of far too much.
+"""Hostile clients of a service: idle connections, slow heads and bodies, oversized bodies and headers.
 
     python hostile_load.py HOST:PORT PATH SECONDS CLIENTS
 
-Each of so many clients takes the ways of attack in turn, and begins another connection where one ends; every other one
-leaves those out that take long, and so comes again at once. Prints JSON: how many connections each way had, and the
-statuses that were answered.
+Each client goes through the attacks in turn, and opens another connection when one ends. Every second client skips
+the slow attacks, and so reconnects at once. Prints JSON: the number of connections by attack, and of replies by
+status.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from collections.abc import Awaitable, Callable
 HEAD = "POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {type}\r\nContent-Length: {size}\r\n\r\n"
 JSON, MSGPACK = "application/json", "application/msgpack"
 SLOW = ("idle", "slow head", "slow body")
-MOST = 1 << 20  # bytes of an answer
+MAX_ANSWER = 1 << 20  # bytes of a reply that are read
 
 
 class Attack:
     """The hostile clients together.
 
     Args:
-        host: with its port.
-        path: of the predictions.
-        seconds: of all.
+        host: the service's host and port.
+        path: the path of predictions.
+        seconds: the duration of the attack.
     """
 
     def __init__(self, host: str, path: str, seconds: float) -> None:
@@ -63,20 +63,20 @@ class Attack:
         try:
             async with asyncio.timeout(max(self.end - time.perf_counter(), 0.1)):
                 await self.ways[name](reader, writer)
-                answer = await reader.read(MOST)
+                answer = await reader.read(MAX_ANSWER)
             self.counts[answer[9:12].decode("latin-1") if answer else "closed"] += 1
         finally:
             writer.close()
 
     def head(self, kind: str, size: int) -> bytes:
-        """The head of a request whose body has so many bytes."""
+        """Return the head of a request with a body of ``size`` bytes."""
         return HEAD.format(path=self.path, host=self.host, type=kind, size=size).encode()
 
     async def idle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Say nothing."""
+        """Send nothing."""
 
     async def slow_head(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Send a head that never ends, a byte at a time."""
+        """Send an endless head, a byte at a time."""
         await self._drip(writer, itertools.chain(self.head(JSON, 10)[:-2], itertools.repeat(ord("X"))))
 
     async def slow_body(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -91,7 +91,7 @@ class Attack:
             await asyncio.sleep(0.05)
 
     def body(self, kind: str, data: bytes) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
-        """A way that sends a body."""
+        """Return an attack that sends a body."""
 
         async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(self.head(kind, len(data)) + data)
@@ -105,26 +105,26 @@ class Attack:
         await writer.drain()
 
     async def garbage(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Send what is no HTTP."""
+        """Send bytes that are not HTTP."""
         writer.write(bytes(range(256)) * 16)
         await writer.drain()
 
     async def forged(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Send a request whose signature is none."""
+        """Send a request with an invalid signature."""
         fields = f"node=n, time=1, nonce={'0' * 32}, digest={'0' * 64}, signature={'0' * 64}"
         authorization = f"Authorization: FMX1-HMAC-SHA256 {fields}\r\n\r\n".encode()
         writer.write(self.head("application/x-flowmx", 1 << 20)[:-2] + authorization + b"\0" * (1 << 20))
         await writer.drain()
 
     async def half(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Announce a body of 64 MB, send one, and go."""
+        """Announce a body of 64 MB, send one megabyte, and disconnect."""
         writer.write(self.head(MSGPACK, 64 << 20) + b"\0" * (1 << 20))
         await writer.drain()
         writer.close()
 
 
 async def main() -> dict[str, int]:
-    """Run the clients; returns the counts."""
+    """Run the clients; return the counts."""
     attack = Attack(sys.argv[1], sys.argv[2], float(sys.argv[3]))
     await asyncio.gather(*(attack.client(number) for number in range(int(sys.argv[4]))))
     return dict(attack.counts)

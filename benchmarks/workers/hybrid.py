@@ -3,7 +3,7 @@
     python hybrid.py SYSTEM NETWORK
 
 Networks: ``resnet_18`` (224x224), ``cifar_resnet_18`` (32x32), ``alexnet`` and the two-layer ``lstm_HIDDEN``, unrolled
-over 35 steps. PyTorch is measured as it is by itself, in the better of its two memory layouts; inference only.
+over 35 steps. PyTorch is measured eagerly, in the better of its two memory layouts; inference only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import blocks  # these lie beside this file; the peers know nothing of the package
+import blocks  # a module of this folder: the peers cannot import the package
 import networks
 import numpy as np
 from timing import best_ms, measure
@@ -25,7 +25,7 @@ TABLES = {
 
 
 def built(mx: Any, name: str) -> tuple[Any, list[Any]]:
-    """A network with its parameters, and arrays to call it with."""
+    """Return an initialized network and its inputs."""
     from importlib import import_module
 
     gluon = import_module(f"{mx.__name__}.gluon")
@@ -37,21 +37,21 @@ def built(mx: Any, name: str) -> tuple[Any, list[Any]]:
         hidden = int(name.split("_")[1])
         net, shapes = blocks.lstm(gluon, hidden, STEPS), [(1, STEPS, hidden), *[(1, hidden)] * 4]
     net.initialize(mx.init.Xavier())
-    given = [mx.nd.array(rng.standard_normal(shape)) for shape in shapes]
-    net(*given).wait_to_read()
-    return net, given
+    arrays = [mx.nd.array(rng.standard_normal(shape)) for shape in shapes]
+    net(*arrays).wait_to_read()
+    return net, arrays
 
 
 def mxnet_like(mx: Any, name: str) -> dict[str, float]:
-    """flowmx and MXNet run the same code."""
-    net, given = built(mx, name)
+    """Measure flowmx or MXNet, by the same code."""
+    net, arrays = built(mx, name)
 
     def infer() -> None:
-        net(*given).wait_to_read()
+        net(*arrays).wait_to_read()
 
     def train() -> None:
         with mx.autograd.record():
-            y = net(*given)
+            y = net(*arrays)
         y.backward()
         mx.nd.waitall()
 
@@ -61,7 +61,7 @@ def mxnet_like(mx: Any, name: str) -> dict[str, float]:
 
 
 def pytorch(name: str) -> dict[str, float]:
-    """Inference of the same network by ``torch.nn``."""
+    """Measure inference of the same network by ``torch.nn``."""
     import torch
 
     if name not in TABLES:
@@ -70,13 +70,13 @@ def pytorch(name: str) -> dict[str, float]:
         with torch.inference_mode():
             return {"infer_ms": best_ms(lambda: net(data))}
     layers, size = TABLES[name]
-    found = []
+    times = []
     for layout in (torch.contiguous_format, torch.channels_last):
         net = networks.module(torch, layers, size).eval().to(memory_format=layout)
         data = torch.randn(1, 3, size, size).to(memory_format=layout)
         with torch.inference_mode():
-            found.append(best_ms(lambda net=net, data=data: net(data)))
-    return {"infer_ms": min(found)}
+            times.append(best_ms(lambda net=net, data=data: net(data)))
+    return {"infer_ms": min(times)}
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
     python images.py SYSTEM FOLDER SIDE
 
-With ``CPU=1`` in the environment it is the processor's time that counts.
+With ``CPU=1`` in the environment, processor time is measured.
 """
 
 import importlib
@@ -30,7 +30,7 @@ SMALL_CASES = {"whole": {}, "shuffled": {"shuffle": True}, "padded, cropped": {"
 
 
 def milliseconds(mx, folder, length, arguments):
-    """The fastest of three epochs, for 1000 images."""
+    """Return the milliseconds for 1000 images, in the fastest of three epochs."""
     paths = {f"path_img{kind}": str(Path(folder, f"images.{kind}")) for kind in ("rec", "idx")}
     iterator = mx.io.ImageRecordIter(
         **paths, data_shape=(3, length, length), batch_size=BATCH, preprocess_threads=2, verbose=False, **arguments

@@ -2,11 +2,11 @@
 
     python int8.py SYSTEM NETWORK BATCH [FILE]
 
-It prints a line of JSON when it is ready, with the largest error of int8. For each line ``float32`` or ``int8`` that it
-reads it predicts for a while, and prints the milliseconds of the fastest prediction, so that systems take short turns.
+It prints a line of JSON when it is ready, with the largest error of int8. For each line ``float32`` or ``int8`` of
+its input it predicts for a short time, and prints the milliseconds of the fastest prediction: systems take short turns.
 
-flowmx and MXNet build the network of the model zoo and quantize it by the ranges of the batch. flowmx writes it to FILE
-as ONNX besides, where one is named; onnxruntime reads it there and quantizes it.
+flowmx and MXNet build the network of the model zoo and quantize it by the ranges of the batch. flowmx also writes it
+to FILE as ONNX; onnxruntime reads that file and quantizes it.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from timing import best_ms, sizes
 
 
 def batch_of(network: str, batch: int) -> Any:
-    """The images."""
+    """Return a batch of images."""
     size = 299 if "inception" in network else 224
     return np.random.default_rng(0).standard_normal((batch, 3, size, size)).astype(np.float32)
 
 
 def mxnet_like(mx: Any, network: str, batch: int, file: str | None) -> None:
-    """flowmx and MXNet run the same code."""
+    """Measure flowmx or MXNet, by the same code."""
     data = batch_of(network, batch)
     x = mx.nd.array(data)
     mx.random.seed(0)
     net = getattr(mx.gluon.model_zoo.vision, network)()
     net.initialize(mx.init.Xavier())
     net.hybridize(static_alloc=True, static_shape=True)
-    real = net(x).asnumpy()
+    exact = net(x).asnumpy()
     loader = mx.gluon.data.DataLoader(
         mx.gluon.data.ArrayDataset(data, np.zeros(batch, np.float32)), batch_size=batch, num_workers=0
     )
@@ -47,27 +47,27 @@ def mxnet_like(mx: Any, network: str, batch: int, file: str | None) -> None:
         net, quantized_dtype="auto", calib_mode="naive", calib_data=loader, num_calib_examples=batch, ctx=mx.cpu()
     )
     quantized.hybridize(static_alloc=True, static_shape=True)
-    given = quantized(x).asnumpy()
+    approximate = quantized(x).asnumpy()
     if file is not None:
         symbol = net(mx.sym.var("data"))
         params = {name: param.data() for name, param in net.collect_params().items()}
         mx.contrib.onnx.export_model(symbol, params, [data.shape], np.float32, file)
-    served(lambda: net(x).wait_to_read(), lambda: quantized(x).wait_to_read(), real, given)
+    served(lambda: net(x).wait_to_read(), lambda: quantized(x).wait_to_read(), exact, approximate)
 
 
-def served(real_step: Any, quantized_step: Any, real: Any, given: Any) -> None:
-    """Say that all is ready, then answer lines."""
+def served(real_step: Any, quantized_step: Any, exact: Any, approximate: Any) -> None:
+    """Print the error of int8, then answer each line of the input."""
     steps = {"float32": real_step, "int8": quantized_step}
     for step in steps.values():
         for _ in range(3):
             step()
-    print(json.dumps({"error": float(np.abs(given - real).max() / np.abs(real).max())}), flush=True)
+    print(json.dumps({"error": float(np.abs(approximate - exact).max() / np.abs(exact).max())}), flush=True)
     for line in sys.stdin:
         print(best_ms(steps[line.strip()], 0.3), flush=True)
 
 
 def onnxruntime(network: str, batch: int, file: str) -> None:
-    """The quantized model is kept beside the file."""
+    """Quantize the file once, into another file of its folder, and serve both."""
     import onnxruntime as ort
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -93,8 +93,8 @@ def onnxruntime(network: str, batch: int, file: str) -> None:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 2
     sessions = [ort.InferenceSession(each, options, ["CPUExecutionProvider"]) for each in (file, quantized)]
-    real, given = (each.run(None, {"data": data})[0] for each in sessions)
-    served(*[lambda each=each: each.run(None, {"data": data}) for each in sessions], real, given)
+    exact, approximate = (each.run(None, {"data": data})[0] for each in sessions)
+    served(*[lambda each=each: each.run(None, {"data": data}) for each in sessions], exact, approximate)
 
 
 def main() -> None:

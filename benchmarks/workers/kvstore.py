@@ -1,7 +1,7 @@
 """One worker of a job that pushes and pulls arrays, or rows of one, under flowmx, MXNet (ps-lite) or PyTorch (gloo).
 
-``kvstore.py SYSTEM CASES ITERATIONS OPTIMIZER FOLDER`` writes into the folder, for each case and each way of doing it,
-when every iteration began and ended by the machine's clock. All workers begin an iteration at the same tick of that
+``kvstore.py SYSTEM CASES ITERATIONS OPTIMIZER FOLDER`` writes into the folder the start and end of every iteration,
+for each case and each way to run it, by the machine's clock. All workers start an iteration at the same tick of that
 clock.
 """
 
@@ -32,20 +32,20 @@ INCEPTIONS = (
 def googlenet():
     """The weights and biases of GoogLeNet: 7 million numbers in 116 arrays."""
     layers = [(64, 3, 7, 7), (64, 64, 1, 1), (192, 64, 3, 3)]
-    for given, one, reduce3, three, reduce5, five, pool in INCEPTIONS:
-        layers += [(one, given, 1, 1), (reduce3, given, 1, 1), (three, reduce3, 3, 3)]
-        layers += [(reduce5, given, 1, 1), (five, reduce5, 5, 5), (pool, given, 1, 1)]
+    for channels, one, reduce3, three, reduce5, five, pool in INCEPTIONS:
+        layers += [(one, channels, 1, 1), (reduce3, channels, 1, 1), (three, reduce3, 3, 3)]
+        layers += [(reduce5, channels, 1, 1), (five, reduce5, 5, 5), (pool, channels, 1, 1)]
     return [shape for layer in [*layers, (1000, 1024)] for shape in (layer, layer[:1])]
 
 
 def resnet_50():
-    """The weights of ResNet-50 with gamma and beta of each normalisation: 25.6 million numbers in 161 arrays."""
-    layers, given = [(64, 3, 7, 7)], 64
+    """The weights of ResNet-50 with gamma and beta of each normalization: 25.6 million numbers in 161 arrays."""
+    layers, channels = [(64, 3, 7, 7)], 64
     for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
         for block in range(blocks):
-            layers += [(width, given, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)]
-            layers += [(4 * width, given, 1, 1)] if not block else []
-            given = 4 * width
+            layers += [(width, channels, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)]
+            layers += [(4 * width, channels, 1, 1)] if not block else []
+            channels = 4 * width
     return [shape for layer in layers for shape in (layer, layer[:1], layer[:1])] + [(1000, 2048), (1000,)]
 
 
@@ -61,12 +61,12 @@ CASES = {
 
 
 def gradients(shapes, rank):
-    """Integers, whose sums are exact."""
+    """Return arrays of integers, whose sums are exact."""
     return [np.full(shape, index % 5 + rank, np.float32) for index, shape in enumerate(shapes)]
 
 
 def timed(exchange, meet, iterations):
-    """The (start, end) times of each iteration of `exchange`."""
+    """Return the (start, end) times of each iteration of `exchange`."""
     times = []
     for iteration in range(-WARM, iterations):
         meet()
@@ -79,13 +79,13 @@ def timed(exchange, meet, iterations):
 
 
 def rows_like_mxnet(mx, cases, iterations):
-    """By row_sparse_pull: chosen rows of a big value, one pull after the other."""
-    store, random, found = mx.kv.create("dist_sync"), np.random.default_rng(7), {}
+    """Measure row_sparse_pull: some rows of a large value, one pull after another."""
+    store, random, figures = mx.kv.create("dist_sync"), np.random.default_rng(7), {}
     for case in cases:
         width = int(case.rpartition(" ")[2])
         store.init(case, mx.nd.ones((ROWS, width)).tostype("row_sparse"))
-        drawn = [np.sort(random.choice(ROWS, CHOSEN, replace=False)) for _ in range(8)]
-        ids = [mx.nd.array(each, dtype="int64") for each in drawn]
+        rows = [np.sort(random.choice(ROWS, CHOSEN, replace=False)) for _ in range(8)]
+        ids = [mx.nd.array(each, dtype="int64") for each in rows]
         out = mx.nd.zeros((ROWS, width), stype="row_sparse")
         times = []
         for pull in range(-WARM, iterations * PULLS):
@@ -95,18 +95,18 @@ def rows_like_mxnet(mx, cases, iterations):
             if pull >= 0:
                 times.append((start, time.monotonic()))
             assert pull % PULLS or (out.data.asnumpy() == np.ones((CHOSEN, width))).all(), f"{case}: wrong rows"
-            assert pull % PULLS or (out.indices.asnumpy() == drawn[pull % len(ids)]).all(), f"{case}: other rows"
-        found[f"{case}/row_sparse_pull"] = times
+            assert pull % PULLS or (out.indices.asnumpy() == rows[pull % len(ids)]).all(), f"{case}: other rows"
+        figures[f"{case}/row_sparse_pull"] = times
     store._barrier()
-    return found
+    return figures
 
 
 def like_mxnet(mx, cases, iterations, optimizer):
-    """By push and pull of lists of keys, and by pushpull."""
+    """Measure push and pull of lists of keys, and pushpull."""
     store = mx.kv.create("dist_sync")
     if optimizer:
         store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1, momentum=0.9))
-    found, first = {}, 0
+    figures, first = {}, 0
     for case in cases:
         shapes = CASES[case]
         keys = list(range(first, first + len(shapes)))
@@ -115,35 +115,35 @@ def like_mxnet(mx, cases, iterations, optimizer):
         pulled = [mx.nd.zeros(shape) for shape in shapes]
         store.init(keys, [mx.nd.zeros(shape) for shape in shapes])
 
-        def settle(pulled=pulled):
+        def wait(pulled=pulled):
             for each in pulled:
                 each.wait_to_read()
 
-        def push_and_pull(keys=keys, pushed=pushed, pulled=pulled, settle=settle):
+        def push_and_pull(keys=keys, pushed=pushed, pulled=pulled, wait=wait):
             store.push(keys, pushed)
             store.pull(keys, pulled)
-            settle()
+            wait()
 
-        def pushpull(keys=keys, pushed=pushed, pulled=pulled, settle=settle):
+        def pushpull(keys=keys, pushed=pushed, pulled=pulled, wait=wait):
             store.pushpull(keys, pushed, pulled)
-            settle()
+            wait()
 
         for exchange in (push_and_pull, pushpull):
-            found[f"{case}/{exchange.__name__}"] = timed(exchange, store._barrier, iterations)
+            figures[f"{case}/{exchange.__name__}"] = timed(exchange, store._barrier, iterations)
             if not optimizer and mx.__name__ == "flowmx":
                 for index, each in enumerate(pulled):
                     assert (each.asnumpy() == 2 * (index % 5) + 1).all(), f"{case}: array {index} has a wrong sum"
     store._barrier()
-    return found
+    return figures
 
 
 def pytorch(cases, iterations):
-    """By an all-reduce of each array, all begun before the first is awaited, and of one flat array."""
+    """Measure an all-reduce of each array, all started before the first wait, and of one flat array."""
     import torch
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
-    found = {}
+    figures = {}
     for case in cases:
         arrays = [torch.from_numpy(each) for each in gradients(CASES[case], dist.get_rank())]
         flat = torch.empty(sum(each.numel() for each in arrays))
@@ -164,21 +164,21 @@ def pytorch(cases, iterations):
             dist.barrier()
 
         for exchange in (each, one_flat):
-            found[f"{case}/{exchange.__name__}"] = timed(exchange, meet, iterations)
+            figures[f"{case}/{exchange.__name__}"] = timed(exchange, meet, iterations)
     dist.destroy_process_group()
-    return found
+    return figures
 
 
 def main():
     system, cases, iterations, optimizer, folder = sys.argv[1:]
-    chosen = cases.split(",")
+    names = cases.split(",")
     if system == "torch":
-        found = pytorch(chosen, int(iterations))
-    elif chosen[0] not in CASES:
-        found = rows_like_mxnet(__import__(system), chosen, int(iterations))
+        figures = pytorch(names, int(iterations))
+    elif names[0] not in CASES:
+        figures = rows_like_mxnet(__import__(system), names, int(iterations))
     else:
-        found = like_mxnet(__import__(system), chosen, int(iterations), optimizer == "sgd")
-    (Path(folder) / f"{os.getpid()}.json").write_text(json.dumps(found))
+        figures = like_mxnet(__import__(system), names, int(iterations), optimizer == "sgd")
+    (Path(folder) / f"{os.getpid()}.json").write_text(json.dumps(figures))
 
 
 if __name__ == "__main__":

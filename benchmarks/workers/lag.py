@@ -12,7 +12,7 @@ SECONDS, TICK = 8.0, 0.001
 
 
 async def train(executor):
-    """Enqueue steps without a pause, awaiting room as a coroutine should."""
+    """Enqueue steps without a pause, awaiting room in the queue."""
     steps = 0
     stop = time.perf_counter() + SECONDS
     while time.perf_counter() < stop:

@@ -9,11 +9,11 @@ import sys
 from typing import Any
 
 import numpy as np
-from timing import best_ms, measure, sizes  # lies beside this file; the peers know nothing of the package
+from timing import best_ms, measure, sizes  # a module of this folder: the peers cannot import the package
 
 
 def mxnet_like(mx: Any, hidden: int, steps: int, batch: int, words: int) -> dict[str, float]:
-    """flowmx and MXNet run the same code."""
+    """Measure flowmx or MXNet, by the same code."""
     data = mx.sym.Variable("data")
     x = mx.sym.Embedding(data, input_dim=words, output_dim=hidden, name="embed")
     x = mx.sym.RNN(x, mode="lstm", state_size=hidden, num_layers=2, name="lstm")
@@ -37,7 +37,7 @@ def mxnet_like(mx: Any, hidden: int, steps: int, batch: int, words: int) -> dict
 
 
 def pytorch(hidden: int, steps: int, batch: int, words: int) -> dict[str, float]:
-    """The same model by ``torch.nn``."""
+    """Measure the same model by ``torch.nn``."""
     import torch
 
     nn = torch.nn

@@ -13,7 +13,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def arrays():
-    """Rows and labels, as of digits; small images with theirs."""
+    """Return rows and labels like those of digits, and small images with labels."""
     chance = np.random.default_rng(0)
     return {
         "rows": (chance.random((8192, 784), np.float32), chance.integers(0, 10, 8192, np.int32)),
@@ -21,26 +21,26 @@ def arrays():
     }
 
 
-def of_mxnet(mx, folder):
-    """The data sets of flowmx and MXNet, by name, each with its batch size."""
+def mxnet_datasets(mx, folder):
+    """Return the data sets of flowmx or MXNet by name, with their batch sizes."""
     data = mx.gluon.data
     change = data.vision.transforms
     small = change.Compose([change.RandomFlipLeftRight(), change.ToTensor(), change.Normalize(MEAN, STD)])
     usual = [change.RandomFlipLeftRight(), change.ToTensor(), change.Normalize(MEAN, STD)]
     jpeg = change.Compose([change.RandomResizedCrop(224), *usual])
     coloured = change.Compose([change.RandomResizedCrop(224), change.RandomColorJitter(0.2, 0.2, 0.2), *usual])
-    found = {name: data.ArrayDataset(mx.nd.array(x, dtype=x.dtype), y) for name, (x, y) in arrays().items()}
+    sets = {name: data.ArrayDataset(mx.nd.array(x, dtype=x.dtype), y) for name, (x, y) in arrays().items()}
     records = data.vision.ImageRecordDataset(str(Path(folder, "images.rec")))
     return {
-        "rows": (found["rows"], 64),
-        "augmented": (found["augmented"].transform_first(small), 64),
+        "rows": (sets["rows"], 64),
+        "augmented": (sets["augmented"].transform_first(small), 64),
         "JPEG": (records.transform_first(jpeg), 32),
         "JPEG, coloured": (records.transform_first(coloured), 32),
     }
 
 
 class Augmented:
-    """PyTorch's, of small images."""
+    """PyTorch's data set of small images."""
 
     def __init__(self, torch, images, labels):
         self.images, self.labels = torch.from_numpy(images), torch.from_numpy(labels)
@@ -57,16 +57,16 @@ class Augmented:
         return (image.permute(2, 0, 1).to(torch.float32) / 255 - self.mean) / self.std, self.labels[index]
 
 
-def of_torch(torch, folder):
-    """PyTorch's data sets; it comes without a decoder of JPEG."""
+def torch_datasets(torch, folder):
+    """Return PyTorch's data sets; it has no JPEG decoder."""
     del folder
-    found = arrays()
-    rows = torch.utils.data.TensorDataset(*map(torch.from_numpy, found["rows"]))
-    return {"rows": (rows, 64), "augmented": (Augmented(torch, *found["augmented"]), 64)}
+    sets = arrays()
+    rows = torch.utils.data.TensorDataset(*map(torch.from_numpy, sets["rows"]))
+    return {"rows": (rows, 64), "augmented": (Augmented(torch, *sets["augmented"]), 64)}
 
 
 def milliseconds(loader, count, ready):
-    """The fastest of three epochs after one for warmth, for 1000 samples."""
+    """Return the milliseconds for 1000 samples, in the fastest of three epochs after a warm-up."""
     best = float("inf")
     for epoch in range(4):
         start = time.perf_counter()
@@ -81,10 +81,14 @@ def main():
     name, folder = sys.argv[1:]
     module = importlib.import_module(name)
     if name == "torch":
-        kind, datasets, ready = importlib.import_module("torch.utils.data").DataLoader, of_torch, lambda each: each
+        kind, datasets, ready = (
+            importlib.import_module("torch.utils.data").DataLoader,
+            torch_datasets,
+            lambda each: each,
+        )
         kind = functools.partial(kind, persistent_workers=True)
     else:
-        kind, datasets, ready = module.gluon.data.DataLoader, of_mxnet, lambda each: each.wait_to_read()
+        kind, datasets, ready = module.gluon.data.DataLoader, mxnet_datasets, lambda each: each.wait_to_read()
     figures = {}
     for workers in (0, 2):
         for case, (dataset, batch_size) in datasets(module, folder).items():

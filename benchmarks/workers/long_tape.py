@@ -1,4 +1,4 @@
-"""Microseconds of a recorded operator with its gradient on tapes of 100 and of 100,000 operators, the collector on.
+"""Microseconds of a recorded operator with its gradient on tapes of 100 and 100,000 operators, with garbage collection.
 
 python long_tape.py SYSTEM
 """
@@ -14,14 +14,14 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
-from timing import measure  # lies beside this file; the peers know nothing of the package
+from timing import measure  # a module of this folder: the peers cannot import the package
 
 SHORT, LONG = 100, 100_000
 CLOCK = time.process_time if os.environ.get("CPU_TIME") else time.perf_counter
 
 
 def each_us(step: Callable[[int], Any], count: int, times: int) -> float:
-    """The least microseconds of one operator in a step of so many."""
+    """Return the least microseconds of one operator in a step of ``count``."""
     best = float("inf")
     for _ in range(times):
         start = CLOCK()
@@ -31,14 +31,14 @@ def each_us(step: Callable[[int], Any], count: int, times: int) -> float:
 
 
 def figures(step: Callable[[int], Any]) -> dict[str, float]:
-    """Both lengths, with what the peer's or our own import left behind collected before."""
+    """Measure both lengths, after collecting the garbage of the imports."""
     gc.collect()
     assert gc.isenabled()
     return {f"operators_{count}": each_us(step, count, max(8, 200_000 // count)) for count in (SHORT, LONG)}
 
 
 def mxnet_like(mx: Any) -> dict[str, float]:
-    """By MXNet's interface."""
+    """Measure flowmx through MXNet's interface."""
     x = mx.nd.array(np.ones(16, "float32"))
     x.attach_grad()
 
@@ -54,7 +54,7 @@ def mxnet_like(mx: Any) -> dict[str, float]:
 
 
 def pytorch() -> dict[str, float]:
-    """By PyTorch."""
+    """Measure PyTorch."""
     torch = import_module("torch")
     x, head = torch.ones(16, requires_grad=True), torch.ones(16)
 

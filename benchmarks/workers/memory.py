@@ -3,8 +3,8 @@
     python memory.py SYSTEM NETWORK [BATCH [SIZE]]
 
 ``FLOWMX_EXEC_ENABLE_INPLACE`` and ``FLOWMX_EXEC_MATCH_RANGE`` (MXNet: ``NNVM_EXEC_MATCH_RANGE``) choose the strategy.
-The figures are what ``debug_str`` of a bound network says. MXNet's contain the network's outputs, which flowmx keeps
-outside: ``outputs_mb`` says how much that is. MXNet's hold no workspaces, which it allocates as it runs.
+The figures come from ``debug_str`` of a bound network. MXNet's include the network's outputs, which flowmx's exclude:
+``outputs_mb`` is their size. MXNet's exclude workspaces, which it allocates as it runs.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import re
 import sys
 from typing import Any
 
-import symbols  # these two lie beside this file; the peers know nothing of the package
+import symbols  # a module of this folder: the peers cannot import the package
 from timing import sizes
 
 
 def planned_mb(mx: Any, model: symbols.Model, grad_req: str) -> float:
-    """The memory in MB that a bound network reports for its plan."""
+    """Return the memory in MB that a bound network reports for its plan."""
     bound = model.symbol.simple_bind(mx.cpu(), grad_req=model.requests(grad_req), **model.inputs)
-    found = re.search(r"Total ([0-9.e+]+) Mi?B allocated", bound.debug_str())
-    assert found is not None
-    return float(found.group(1))
+    match = re.search(r"Total ([0-9.e+]+) Mi?B allocated", bound.debug_str())
+    assert match is not None
+    return float(match.group(1))
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
-"""Differences of predictions in slices from those of the whole batch, and of both from float64.
+"""Differences between predictions in slices, of the whole batch, and in float64.
 
     python nearness.py NETWORK [BATCH [ROWS]]
 
 NETWORK is one of ``slices.py``, ``densenet``, ``transformer``, or one of those below. All figures are relative to the
-largest output, before a softmax. Slices are as long as is chosen, and then 8 and 1. float64 computes the first ROWS
-examples, without slices.
+largest output, before a softmax. Slices have the default length, then 8 and 1. The first ROWS examples are computed in
+float64 without slices.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import zlib
 from typing import Any
 
-import networks  # these two lie beside this file
+import networks  # a module of this folder: the peers cannot import the package
 import numpy as np
 import slices
 
@@ -26,7 +26,7 @@ LENGTHS = ("auto", 8, 1)
 
 
 def layer(x: Any, filters: int, kernel: tuple[int, ...] = (3, 3), **more: Any) -> Any:
-    """A convolution that leaves sizes as they are, with a norm and a ReLU."""
+    """A convolution that keeps sizes, with a norm and a ReLU."""
     dilate = more.get("dilate", (1,) * len(kernel))
     pad = tuple(each // 2 * far for each, far in zip(kernel, dilate, strict=True))
     x = S.Convolution(x, num_filter=filters, kernel=kernel, pad=pad, no_bias=True, **more)
@@ -34,12 +34,12 @@ def layer(x: Any, filters: int, kernel: tuple[int, ...] = (3, 3), **more: Any) -
 
 
 def classified(x: Any, classes: int) -> Any:
-    """The scores of what was pooled over all places."""
+    """Class scores after global pooling."""
     return S.FullyConnected(S.Pooling(x, global_pool=True, pool_type="avg", kernel=(1, 1)), num_hidden=classes)
 
 
 def dilated() -> Any:
-    """Windows that reach farther from layer to layer."""
+    """Convolutions with growing dilation."""
     x = S.var("data")
     for far in (1, 1, 2, 2, 4, 4, 8, 8, 1):
         x = layer(x, 48, dilate=(far, far))
@@ -47,7 +47,7 @@ def dilated() -> Any:
 
 
 def transposed() -> Any:
-    """Images out of a few numbers, by transposed convolutions."""
+    """Images from a few numbers, by transposed convolutions."""
     x = S.var("data")
     for filters in (256, 128, 64, 32):
         x = S.Deconvolution(x, num_filter=filters, kernel=(4, 4), stride=(2, 2), pad=(1, 1))
@@ -65,17 +65,17 @@ def grouped() -> Any:
 
 
 def squeezing() -> Any:
-    """Residual layers, of which each channel is multiplied by a number that follows from all places."""
+    """Residual layers with squeeze-and-excitation gates on the channels."""
     x = layer(S.var("data"), 128)
     for _ in range(4):
-        made = layer(x, 128)
-        gate = S.FullyConnected(S.relu(classified(made, 16)), num_hidden=128)
-        x = S.relu(x + S.broadcast_mul(made, S.reshape(S.sigmoid(gate), (0, 0, 1, 1))))
+        features = layer(x, 128)
+        gate = S.FullyConnected(S.relu(classified(features, 16)), num_hidden=128)
+        x = S.relu(x + S.broadcast_mul(features, S.reshape(S.sigmoid(gate), (0, 0, 1, 1))))
     return classified(x, 10)
 
 
 def windows(filters: tuple[int, ...], kernel: tuple[int, ...], classes: int) -> Any:
-    """Convolutions along any number of axes, pooled after each second one."""
+    """Convolutions along any number of axes, with pooling after every second one."""
     x, two = S.var("data"), (2,) * len(kernel)
     for at, each in enumerate(filters):
         x = layer(x, each, kernel)
@@ -84,7 +84,7 @@ def windows(filters: tuple[int, ...], kernel: tuple[int, ...], classes: int) -> 
 
 
 def symbol(name: str) -> tuple[Any, tuple[int, ...]]:
-    """A network and the shape of an example."""
+    """Return a network and the shape of an example."""
     if name == "transformer":
         return networks.transformer(mx).get_internals()["out_output"], (128, networks.WIDTH)
     if name == "densenet":
@@ -93,53 +93,55 @@ def symbol(name: str) -> tuple[Any, tuple[int, ...]]:
         return windows((64, 64, 128, 128, 256, 256), (9,), 50), (8, 2048)
     if name == "conv3d":
         return windows((16, 32, 32, 64, 64), (3, 3, 3), 10), (1, 24, 24, 24)
-    own = {"dilated": (dilated, 3, 96), "transposed": (transposed, 128, 4), "grouped": (grouped, 3, 128),
+    custom_networks = {"dilated": (dilated, 3, 96), "transposed": (transposed, 128, 4), "grouped": (grouped, 3, 128),
            "squeezing": (squeezing, 3, 56)}  # fmt: skip
-    if name in own:
-        make, channels, side = own[name]
+    if name in custom_networks:
+        make, channels, side = custom_networks[name]
         return make(), (channels, side, side)
     net, side = slices.symbol(mx, name)
     return slices.scores(net), (3, side, side)
 
 
 def predicted(net: Any, shape: tuple[int, ...], how: str | int, dtype: str = "float32") -> Any:
-    """The output for a batch, in slices as the setting says, from numbers that float32 can have."""
+    """Predict a batch, in slices of the setting, from numbers that float32 can represent."""
     types = dict.fromkeys([*net.list_arguments(), *net.list_auxiliary_states()], dtype)
     with settings.override(exec_slice=how):
         executor = net.simple_bind(mx.cpu(), grad_req="null", type_dict=types, data=shape)
     for name, array in [*executor.arg_dict.items(), *executor.aux_dict.items()]:
-        random = np.random.default_rng(zlib.crc32(name.encode()))  # the first rows are those of any batch
+        random = np.random.default_rng(zlib.crc32(name.encode()))  # the first rows are the same for every batch size
         if array.ndim > 1:
-            made = random.normal(0, 1 if name == "data" else (2 / max(1, array.size // len(array))) ** 0.5, array.shape)
+            values = random.normal(
+                0, 1 if name == "data" else (2 / max(1, array.size // len(array))) ** 0.5, array.shape
+            )
         elif "gamma" in name or "var" in name:
-            made = random.uniform(0.5, 1.5, array.shape)
+            values = random.uniform(0.5, 1.5, array.shape)
         else:
-            made = random.normal(0, 0.2, array.shape)
-        array[:] = mx.nd.array(made.astype("float32"), dtype=dtype)
+            values = random.normal(0, 0.2, array.shape)
+        array[:] = mx.nd.array(values.astype("float32"), dtype=dtype)
     return executor.forward()[0].asnumpy().astype("float64")
 
 
 def measure(name: str, batch: int, rows: int) -> dict[str, float]:
-    """The figures of a network."""
+    """Return the figures of a network."""
     net, example = symbol(name)
     whole = predicted(net, (batch, *example), "off")
     exact = predicted(net, (rows, *example), "off", "float64")
     largest = np.abs(whole).max()
 
-    def off(made: Any) -> float:
-        return float(np.abs(made[:rows] - exact).max() / largest)
+    def off(output: Any) -> float:
+        return float(np.abs(output[:rows] - exact).max() / largest)
 
-    found = {"whole_off": off(whole)}
+    figures = {"whole_off": off(whole)}
     for length in LENGTHS:
-        made = predicted(net, (batch, *example), length)
-        found |= {f"{length}_differs": float(np.abs(made - whole).max() / largest), f"{length}_off": off(made)}
-    return found
+        output = predicted(net, (batch, *example), length)
+        figures |= {f"{length}_differs": float(np.abs(output - whole).max() / largest), f"{length}_off": off(output)}
+    return figures
 
 
 def main() -> None:
-    """Print the figures as JSON."""
-    name, *given = sys.argv[1:]
-    batch, rows = [*map(int, given), *(64, 8)[len(given) :]]
+    """Measure, and print the figures as JSON."""
+    name, *numbers = sys.argv[1:]
+    batch, rows = [*map(int, numbers), *(64, 8)[len(numbers) :]]
     print(json.dumps(measure(name, batch, rows)))
 
 

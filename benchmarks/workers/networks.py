@@ -11,17 +11,17 @@ from typing import Any
 def conv(
     filters: int, kernel: Any, stride: int = 1, pad: Any = 0, relu: Any = True, norm: bool = False, groups: int = 1
 ) -> Any:
-    """A convolution, with what follows it; kernel and pad may be pairs, relu may be 6: clipped there."""
+    """A convolution with its norm and activation; kernel and pad may be pairs; relu=6 clips at 6."""
     return ("conv", filters, kernel, stride, pad, relu, norm, groups)
 
 
 def pair(value: Any) -> tuple[int, int]:
-    """A number for both axes, or one for each."""
+    """Return a number for each axis."""
     return value if isinstance(value, tuple) else (value, value)
 
 
 def pool(kernel: int, stride: int, pad: int = 0, kind: str = "max", full: bool = False) -> Any:
-    """A pooling."""
+    """A pooling layer."""
     return ("pool", kernel, stride, pad, kind, full)
 
 
@@ -82,14 +82,14 @@ def inverted(inside: int, out: int, stride: int, wide: int, adds: bool) -> Any:
 
 
 def _mobilenet() -> list[Any]:
-    made, inside = [conv(32, 3, 2, 1, 6, True)], 32
+    layers, inside = [conv(32, 3, 2, 1, 6, True)], 32
     for times, out, count, stride in (
         (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1),
     ):  # fmt: skip
         for number in range(count):
-            made += inverted(inside, out, 1 if number else stride, times * inside, number > 0)
+            layers += inverted(inside, out, 1 if number else stride, times * inside, number > 0)
             inside = out
-    return [*made, conv(1280, 1, relu=6, norm=True), pool(7, 1, kind="avg"), ("fc", 1000, False)]
+    return [*layers, conv(1280, 1, relu=6, norm=True), pool(7, 1, kind="avg"), ("fc", 1000, False)]
 
 
 def _normed(filters: int, kernel: Any, stride: int = 1, pad: Any = 0) -> Any:
@@ -143,10 +143,10 @@ def _inception_v3() -> list[Any]:
 
 
 def _vgg_16() -> list[Any]:
-    made: list[Any] = []
+    layers: list[Any] = []
     for filters, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
-        made += [*[conv(filters, 3, 1, 1)] * count, pool(2, 2)]
-    return [*made, ("fc", 4096, True), ("fc", 4096, True), ("fc", 1000, False)]
+        layers += [*[conv(filters, 3, 1, 1)] * count, pool(2, 2)]
+    return [*layers, ("fc", 4096, True), ("fc", 4096, True), ("fc", 1000, False)]
 
 
 ALEXNET = [
@@ -193,15 +193,15 @@ NETWORKS: dict[str, list[Any]] = {
     "inception_bn": INCEPTION_BN,
 }  # fmt: skip
 LATER: dict[str, list[Any]] = {"vgg_16": _vgg_16(), "mobilenet_v2": _mobilenet(), "inception_v3": _inception_v3()}
-"""Networks that figures of 16 bits are given for, too; Inception-v3 takes pictures of 299."""
+"""Further networks that are measured in 16 bits; Inception-v3 takes images of 299."""
 
 
 WIDTH, HEADS, BLOCKS, WORDS = 512, 8, 12, 1000
-"""Of the Transformer."""
+"""Sizes of the Transformer."""
 
 
 def symbol(mx: Any, layers: list[Any]) -> Any:
-    """The network as a symbol with a softmax on top, from ``mx.sym`` of flowmx or MXNet."""
+    """Build the network as a symbol with a softmax, from ``mx.sym`` of flowmx or MXNet."""
     return mx.sym.SoftmaxOutput(_symbol(mx, mx.sym.Variable("data"), layers), name="softmax")
 
 
@@ -248,14 +248,14 @@ def transformer(mx: Any) -> Any:
     def norm(x: Any, name: str) -> Any:
         return F.LayerNorm(x, F.Variable(f"{name}_gamma"), F.Variable(f"{name}_beta"), name=name)
 
-    def apart(x: Any) -> Any:
+    def split_heads(x: Any) -> Any:
         x = F.transpose(F.Reshape(x, shape=(0, 0, HEADS, -1)), axes=(0, 2, 1, 3))
         return F.Reshape(x, shape=(-3, 0, 0))
 
     x = F.Variable("data")
     for at in range(BLOCKS):
         hidden = norm(x, f"norm{at}")
-        query, key, value = (apart(linear(hidden, f"{name}{at}", WIDTH)) for name in ("query", "key", "value"))
+        query, key, value = (split_heads(linear(hidden, f"{name}{at}", WIDTH)) for name in ("query", "key", "value"))
         weights = F.softmax(F.batch_dot(query, key, transpose_b=True) * (WIDTH // HEADS) ** -0.5, axis=-1)
         mixed = F.Reshape(F.batch_dot(weights, value), shape=(-4, -1, HEADS, 0, 0))
         mixed = F.Reshape(F.transpose(mixed, axes=(0, 2, 1, 3)), shape=(0, 0, -3))
@@ -267,7 +267,7 @@ def transformer(mx: Any) -> Any:
 
 
 def module(torch: Any, layers: list[Any], size: int = 224) -> Any:
-    """The network as a PyTorch module that gives logits."""
+    """Build the network as a PyTorch module that returns logits."""
     nn = torch.nn
 
     class Join(nn.Module):  # type: ignore[misc, name-defined]
@@ -276,16 +276,16 @@ def module(torch: Any, layers: list[Any], size: int = 224) -> Any:
             self.how, self.branches = how, nn.ModuleList(branches)
 
         def forward(self, x: Any) -> Any:
-            found = [branch(x) for branch in self.branches]
+            outputs = [branch(x) for branch in self.branches]
             if self.how == "sum":
-                return found[0] + found[1]
-            return torch.cat(found, 1) if self.how == "concat" else torch.relu_(found[0] + found[1])
+                return outputs[0] + outputs[1]
+            return torch.cat(outputs, 1) if self.how == "concat" else torch.relu_(outputs[0] + outputs[1])
 
     def build(x: Any, layers: list[Any]) -> tuple[Any, Any]:
-        made: list[Any] = []
+        modules: list[Any] = []
 
         def put(layer: Any, x: Any) -> Any:
-            made.append(layer)
+            modules.append(layer)
             with torch.no_grad():
                 return layer(x)
 
@@ -314,6 +314,6 @@ def module(torch: Any, layers: list[Any], size: int = 224) -> Any:
             else:
                 branches = [build(x, branch)[0] for branch in rest]
                 x = put(Join(kind, branches), x)
-        return nn.Sequential(*made), x
+        return nn.Sequential(*modules), x
 
     return build(torch.zeros(2, 3, size, size), layers)[0]

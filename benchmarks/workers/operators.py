@@ -2,9 +2,9 @@
 
     python operators.py SYSTEM [SIZE ...]
 
-Each figure is the least of many. Forward calls come ten at a time before the last result is waited for, like the
-layers of a network; ``+`` means forward and backward, into gradient arrays of the user's, and waits each time, like
-a training step. Rows are 1024 long; the embedding has 30,000 rows of 128.
+Each figure is the least of many. Ten forward calls run before each wait, like the
+layers of a network; ``+`` means forward and backward into the user's gradient arrays, with a wait after each, like a
+training step. Rows are 1024 long; the embedding has 30,000 rows of 128.
 """
 
 from __future__ import annotations

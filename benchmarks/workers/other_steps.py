@@ -1,9 +1,9 @@
-"""Milliseconds of further small imperative training steps, written as a check on those of ``small_steps.py``.
+"""Milliseconds of further small imperative training steps, as a check on those of ``small_steps.py``.
 
     python other_steps.py SYSTEM STEP
 
 A variational autoencoder, Q-learning with a target network, a convolutional network on sequences with BatchNorm, an
-LSTM with attention of plain functions and updates by hand, and a siamese network with a contrastive loss.
+LSTM with attention written in plain functions with manual updates, and a siamese network with a contrastive loss.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from small_steps import BATCH, HIDDEN, Step, integers, normal, run, trained  # lies beside this file
+from small_steps import (
+    BATCH,
+    HIDDEN,
+    Step,
+    integers,
+    normal,
+    run,
+    trained,
+)  # in this folder
 
 LENGTH, INPUT = 10, 32
 
@@ -28,25 +36,25 @@ def vae(mx: Any) -> Step:
     net.add(encoder, decoder)
     data, bce = mx.nd.array(np.abs(np.tanh(normal(BATCH, 64)))), mx.gluon.loss.SigmoidBCELoss()
 
-    def lost() -> Any:
+    def compute_loss() -> Any:
         mean, log = mx.nd.split(encoder(data), num_outputs=2, axis=1)
         latent = mean + mx.nd.exp(0.5 * log) * mx.nd.random.normal(shape=(BATCH, 8))
         divergence = -0.5 * (1 + log - mean * mean - mx.nd.exp(log)).sum(axis=1)
         return (64 * bce(decoder(latent), data) + divergence).mean()
 
-    return trained(mx, net, "adam", lost, 1)
+    return trained(mx, net, "adam", compute_loss, 1)
 
 
 def dqn(mx: Any) -> Step:
     nn = mx.gluon.nn
 
-    def made() -> Any:
+    def network() -> Any:
         net = nn.Sequential()
         net.add(nn.Dense(64, activation="relu", in_units=8), nn.Dense(64, activation="relu", in_units=64))
         net.add(nn.Dense(4, in_units=64))
         return net
 
-    net, target, huber = made(), made(), mx.gluon.loss.HuberLoss()
+    net, target, huber = network(), network(), mx.gluon.loss.HuberLoss()
     target.initialize(mx.init.Xavier())
     state, action, reward, following, done = (
         mx.nd.array(each)
@@ -62,8 +70,8 @@ def dqn(mx: Any) -> Step:
 
     def step() -> None:
         inner()
-        for mine, other in zip(target.collect_params().values(), net.collect_params().values(), strict=True):
-            mine.set_data(0.99 * mine.data() + 0.01 * other.data())
+        for slow, other in zip(target.collect_params().values(), net.collect_params().values(), strict=True):
+            slow.set_data(0.99 * slow.data() + 0.01 * other.data())
         mx.nd.waitall()
 
     return step
@@ -94,14 +102,14 @@ def by_hand(mx: Any) -> Step:
         into, across, bias, query, out = weights
         with mx.autograd.record():
             hidden = cell = nd.zeros((16, HIDDEN))
-            seen = []
+            states = []
             for each in range(LENGTH):
                 gates = nd.dot(data[each], into, transpose_b=True) + nd.dot(hidden, across, transpose_b=True) + bias
                 i, f, g, o = nd.split(gates, num_outputs=4, axis=1)
                 cell = nd.sigmoid(f) * cell + nd.sigmoid(i) * nd.tanh(g)
                 hidden = nd.sigmoid(o) * nd.tanh(cell)
-                seen.append(hidden)
-            memory = nd.stack(*seen, axis=1)
+                states.append(hidden)
+            memory = nd.stack(*states, axis=1)
             scores = (memory * nd.dot(hidden, query).expand_dims(1)).sum(axis=2)
             mixed = (nd.softmax(scores).expand_dims(2) * memory).sum(axis=1)
             loss = ((nd.dot(mixed, out, transpose_b=True) - target) ** 2).mean()
@@ -119,12 +127,12 @@ def siamese(mx: Any) -> Step:
     net.add(nn.Dense(64, activation="tanh"), nn.Dense(16))
     one, other, same = mx.nd.array(normal(BATCH, 20)), mx.nd.array(normal(BATCH, 20)), mx.nd.array(integers(2, BATCH))
 
-    def lost() -> Any:
+    def compute_loss() -> Any:
         distance = ((net(one) - net(other)) ** 2).sum(axis=1).sqrt()
         apart = mx.nd.maximum(1 - distance, 0)
         return (same * distance**2 + (1 - same) * apart**2).mean()
 
-    return trained(mx, net, "adam", lost, 1)
+    return trained(mx, net, "adam", compute_loss, 1)
 
 
 MXNET_LIKE = {step.__name__: step for step in (vae, dqn, sequence_convnet, by_hand, siamese)}
@@ -134,16 +142,16 @@ MXNET_LIKE = {step.__name__: step for step in (vae, dqn, sequence_convnet, by_ha
 
 
 def torch_steps(torch: Any) -> dict[str, Callable[[], Step]]:
-    """The same steps by ``torch.nn``."""
+    """Return the same steps by ``torch.nn``."""
     nn, F = torch.nn, torch.nn.functional
     linear, relu, tensor = nn.Linear, nn.ReLU, torch.from_numpy
 
-    def trained(net: Any, optimizer: str, lost: Callable[[], Any]) -> Step:
+    def trained(net: Any, optimizer: str, compute_loss: Callable[[], Any]) -> Step:
         updates = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer](net.parameters(), lr=0.01)
 
         def step() -> None:
             updates.zero_grad()
-            lost().backward()
+            compute_loss().backward()
             updates.step()
 
         return step
@@ -153,14 +161,14 @@ def torch_steps(torch: Any) -> dict[str, Callable[[], Step]]:
         decoder = nn.Sequential(linear(8, 128), relu(), linear(128, 64))
         data = tensor(np.abs(np.tanh(normal(BATCH, 64))))
 
-        def lost() -> Any:
+        def compute_loss() -> Any:
             mean, log = encoder(data).chunk(2, 1)
             latent = mean + torch.exp(0.5 * log) * torch.randn(BATCH, 8)
             divergence = -0.5 * (1 + log - mean * mean - torch.exp(log)).sum(1)
             bce = F.binary_cross_entropy_with_logits(decoder(latent), data, reduction="none").mean(1)
             return (64 * bce + divergence).mean()
 
-        return trained(nn.ModuleList([encoder, decoder]), "adam", lost)
+        return trained(nn.ModuleList([encoder, decoder]), "adam", compute_loss)
 
     def dqn() -> Step:
         net, target = (nn.Sequential(linear(8, 64), relu(), linear(64, 64), relu(), linear(64, 4)) for _ in range(2))
@@ -168,18 +176,18 @@ def torch_steps(torch: Any) -> dict[str, Callable[[], Step]]:
             tensor, (normal(64, 8), integers(4, 64), normal(64), normal(64, 8), integers(2, 64))
         )
 
-        def lost() -> Any:
+        def compute_loss() -> Any:
             with torch.no_grad():
                 aim = reward + 0.99 * (1 - done) * target(following).max(1).values
             return F.smooth_l1_loss(net(state).gather(1, action[:, None])[:, 0], aim)
 
-        inner = trained(net, "adam", lost)
+        inner = trained(net, "adam", compute_loss)
 
         def step() -> None:
             inner()
             with torch.no_grad():
-                for mine, other in zip(target.parameters(), net.parameters(), strict=True):
-                    mine.copy_(0.99 * mine + 0.01 * other)
+                for slow, other in zip(target.parameters(), net.parameters(), strict=True):
+                    slow.copy_(0.99 * slow + 0.01 * other)
 
         return step
 
@@ -204,14 +212,14 @@ def torch_steps(torch: Any) -> dict[str, Callable[[], Step]]:
             for each in weights:
                 each.grad = None
             hidden = cell = torch.zeros(16, HIDDEN)
-            seen = []
+            states = []
             for each in range(LENGTH):
                 gates = data[each] @ into.T + hidden @ across.T + bias
                 i, f, g, o = gates.chunk(4, 1)
                 cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
                 hidden = torch.sigmoid(o) * torch.tanh(cell)
-                seen.append(hidden)
-            memory = torch.stack(seen, 1)
+                states.append(hidden)
+            memory = torch.stack(states, 1)
             scores = (memory * (hidden @ query).unsqueeze(1)).sum(2)
             mixed = (torch.softmax(scores, 1).unsqueeze(2) * memory).sum(1)
             ((mixed @ out.T - target) ** 2).mean().backward()
@@ -225,12 +233,12 @@ def torch_steps(torch: Any) -> dict[str, Callable[[], Step]]:
         net = nn.Sequential(linear(20, 64), nn.Tanh(), linear(64, 16))
         one, other, same = tensor(normal(BATCH, 20)), tensor(normal(BATCH, 20)), tensor(integers(2, BATCH))
 
-        def lost() -> Any:
+        def compute_loss() -> Any:
             distance = ((net(one) - net(other)) ** 2).sum(1).sqrt()
             apart = torch.clamp(1 - distance, min=0)
             return (same * distance**2 + (1 - same) * apart**2).mean()
 
-        return trained(net, "adam", lost)
+        return trained(net, "adam", compute_loss)
 
     return {step.__name__: step for step in (vae, dqn, sequence_convnet, by_hand, siamese)}
 

@@ -1,11 +1,11 @@
-"""Processor seconds that binding a big graph takes, for training, and how its memory lies to the lower bound.
+"""Processor seconds to bind a large graph for training, and the ratio of its memory to the lower bound.
 
     python planning.py SYSTEM [NODES [SHAPE]]
     python planning.py profile NODES SHAPE
 
 Graphs have NODES nodes as the user counts them (variables and operators of the forward pass); binding differentiates
 them too. Shapes: a ``chain`` of elementwise operators, ``residual`` blocks of convolutions and BatchNorms, ``wide``
-blocks of branches that are joined, and an unrolled ``lstm``. ``profile`` tells where flowmx's time goes.
+blocks of concatenated branches, and an unrolled ``lstm``. ``profile`` prints where flowmx spends its time.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import symbols  # lies beside this file; the peers know nothing of the package
+import symbols  # a module of this folder: the peers cannot import the package
 
 
 def chain(mx: Any, nodes: int) -> symbols.Model:
-    """One operator after the other; every tenth adds an earlier value."""
+    """One operator after another; every tenth adds an earlier value."""
     x = early = mx.sym.Variable("data")
     for number in range(nodes - 1):
         if number % 10 == 9:
@@ -61,7 +61,7 @@ def wide(mx: Any, nodes: int) -> symbols.Model:
 
 
 def lstm(mx: Any, nodes: int) -> symbols.Model:
-    """A language model of as many steps as give that many nodes."""
+    """A language model with as many steps as ``nodes`` needs."""
     return symbols.language_model(mx, 2, steps=nodes // 28, hidden=8, words=16)
 
 
@@ -71,29 +71,29 @@ SHAPES: dict[str, Callable[[Any, int], symbols.Model]] = {
 
 
 def bind(mx: Any, model: symbols.Model) -> Any:
-    """Bind it for training."""
+    """Bind a model for training."""
     return model.symbol.simple_bind(mx.cpu(), grad_req=model.requests("write"), **model.inputs)
 
 
 def seconds(mx: Any, shape: str, nodes: int) -> dict[str, float]:
-    """The time of binding one graph, by the shorter of two."""
-    model, found = SHAPES[shape](mx, nodes), []
+    """Return the time to bind one graph, the shorter of two."""
+    model, times = SHAPES[shape](mx, nodes), []
     for _ in range(2):
         gc.collect()
         start = time.process_time()
         bound = bind(mx, model)
-        found.append(time.process_time() - start)
-    figures = {f"{shape}_{nodes}_s": min(found)}
+        times.append(time.process_time() - start)
+    figures = {f"{shape}_{nodes}_s": min(times)}
     if mx.__name__ == "flowmx":
-        figures[f"{shape}_{nodes}_of_bound"] = of_bound(bound.plan)
+        figures[f"{shape}_{nodes}_of_bound"] = ratio_to_bound(bound.plan)
     return figures
 
 
-def of_bound(plan: Any) -> float:
-    """The ratio of the arena's size to its lower bound: the most aligned bytes alive at one step."""
-    from flowmx.graph.planning.memory import Life, aligned, lower_bound
+def ratio_to_bound(plan: Any) -> float:
+    """Return the ratio of the arena's size to its lower bound: the peak of aligned bytes alive at one step."""
+    from flowmx.graph.planning.arena_packing import Life, align, lower_bound
 
-    bound = lower_bound([Life(aligned(life.size), life.first, life.last) for life in plan.lives])
+    bound = lower_bound([Life(align(life.size), life.first, life.last) for life in plan.lives])
     return float(plan.arena.size / bound) if bound else 1.0
 
 

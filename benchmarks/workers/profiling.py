@@ -16,7 +16,7 @@ BATCH, TURNS, STEPS = 64, 30, 5
 
 
 def symbolic():
-    import lenet  # it lies beside this file, and reads the command line
+    import lenet  # a module of this folder, which reads the command line
 
     executor = lenet.bound(BATCH)
     return lambda: lenet.step(executor)
@@ -78,7 +78,7 @@ WAYS = {
 
 
 def turn(step):
-    step()  # what it costs to begin is not what it costs
+    step()  # the first step of a turn is slower
     mx.nd.waitall()
     time.sleep(0.02)
     start = time.perf_counter()
@@ -88,9 +88,9 @@ def turn(step):
     return (time.perf_counter() - start) / STEPS * 1e3
 
 
-def typical(found):
-    """The first quartile: what the code takes where little else runs."""
-    return statistics.quantiles(found, n=4)[0]
+def typical(times):
+    """Return the first quartile: close to the time on an idle machine."""
+    return statistics.quantiles(times, n=4)[0]
 
 
 def main():
@@ -100,14 +100,14 @@ def main():
     times = {way: [] for way in WAYS}
     for number in range(TURNS + 2):
         ways = list(WAYS.items())
-        for way, (begin, end) in ways[number % 3 :] + ways[: number % 3]:  # each comes after each
+        for way, (begin, end) in ways[number % 3 :] + ways[: number % 3]:  # each way follows each other way
             begin()
-            taken = turn(step)
+            duration = turn(step)
             end()
             if number >= 2:  # the first ones compile
-                times[way].append(taken)
+                times[way].append(duration)
     if KIND == "tiny":  # steps of 2000 operations
-        print(json.dumps({f"{way}_us": min(found) / 2 for way, found in times.items()}))
+        print(json.dumps({f"{way}_us": min(durations) / 2 for way, durations in times.items()}))
         return
     with tempfile.TemporaryDirectory() as folder:
         mx.profiler.set_config(filename=str(Path(folder) / "profile.json"))
@@ -116,7 +116,7 @@ def main():
     print(
         json.dumps(
             {
-                **{f"{way}_ms": typical(found) for way, found in times.items()},
+                **{f"{way}_ms": typical(durations) for way, durations in times.items()},
                 "profiler_ratio": typical(profiled) / typical(plain),
                 "flight_ratio": typical(plain) / typical(no_flight),
             }

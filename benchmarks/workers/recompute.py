@@ -1,4 +1,4 @@
-"""Training steps that compute values again to fit into a part of their memory, in turns with those that keep them.
+"""Training steps that recompute values to fit into a part of their memory, in turns with steps that keep them.
 
     python recompute.py flowmx [KIND [LAYERS [PERCENT [BATCH]]]]
 
@@ -29,12 +29,12 @@ def convolution(x: Any, filters: int = CHANNELS, name: str | None = None) -> Any
 
 
 def normal(x: Any) -> Any:
-    """A normalisation and its ReLU."""
+    """A normalization with its ReLU."""
     return sym.Activation(sym.BatchNorm(x, fix_gamma=False), act_type="relu")
 
 
 def residual(x: Any, layers: int) -> Any:
-    """As many layers as said, with the first convolution and the classifier."""
+    """Residual blocks with ``layers`` layers, including the first convolution and the classifier."""
     x = convolution(x)
     for _ in range((layers - 2) // 2):
         x = x + convolution(normal(convolution(normal(x))))
@@ -49,7 +49,7 @@ def plain(x: Any, layers: int) -> Any:
 
 
 def dense(x: Any, layers: int) -> Any:
-    """Each layer reads what all before it gave."""
+    """Layers that read the outputs of all earlier layers."""
     x = convolution(x, 2 * GROWTH)
     for _ in range(layers):
         x = sym.Concat(x, convolution(normal(x), GROWTH), dim=1)
@@ -74,25 +74,25 @@ KINDS = {"residual": residual, "plain": plain, "dense": dense, "lstm": lstm}
 
 
 def bound(kind: str, layers: int, batch: int, budget: int) -> Any:
-    """A network for training, with the same numbers each time."""
+    """Bind a network for training, with the same numbers each time."""
     with mx.name.NameManager():
         out = KINDS[kind](sym.Variable("data"), layers)
         net = sym.SoftmaxOutput(sym.FullyConnected(sym.Flatten(out), num_hidden=10), sym.Variable("label"))
     data = (batch, layers, HIDDEN) if kind == "lstm" else (batch, 3, 32, 32)
     requests = {each: "null" if each in ("data", "label") else "write" for each in net.list_arguments()}
     with mx.engine.using(exec_memory_budget=budget):
-        made = net.simple_bind(mx.cpu(), grad_req=requests, data=data, label=(batch,))
+        executor = net.simple_bind(mx.cpu(), grad_req=requests, data=data, label=(batch,))
     rng = np.random.default_rng(0)
-    for name, array in made.arg_dict.items():
+    for name, array in executor.arg_dict.items():
         scale = 1 if name == "data" else 0.05
         array[:] = rng.integers(0, 10, batch) if name == "label" else rng.standard_normal(array.shape) * scale
-    for name, array in made.aux_dict.items():
+    for name, array in executor.aux_dict.items():
         array[:] = 1 if name.endswith("var") else 0
-    return made
+    return executor
 
 
 def step(executor: Any) -> None:
-    """A training step."""
+    """Run a training step."""
     executor.forward(is_train=True)
     executor.backward()
     mx.nd.waitall()
@@ -110,8 +110,8 @@ def different(one: Any, other: Any) -> int:
 def main() -> None:
     """Measure, and print the figures as JSON."""
     kind, *numbers = sys.argv[2:] or ["residual"]
-    given = [*map(int, numbers), *(128, 35, 16)[len(numbers) :]]
-    layers, percent, batch = given
+    sizes = [*map(int, numbers), *(128, 35, 16)[len(numbers) :]]
+    layers, percent, batch = sizes
     keeping = bound(kind, layers, batch, 0)
     whole = keeping.plan.internal_bytes()
     computing = bound(kind, layers, batch, whole * percent // 100)

@@ -1,4 +1,4 @@
-"""Seconds to read all records of a file, in their order and in a random one (run by turns.py)."""
+"""Seconds to read all records of a file, in file order and in random order (run by turns.py)."""
 
 import importlib
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def seconds(read):
-    """The seconds that a reader takes, and the bytes that it read."""
+    """Return the seconds that a reader takes, and the bytes that it read."""
     start = time.perf_counter()
     size = read()
     return time.perf_counter() - start, size
@@ -36,7 +36,7 @@ def main():
     def at_random():
         return sum(len(indexed.read_idx(key)) for key in keys)
 
-    in_order()  # the file is in the system's memory from here on
+    in_order()  # from here on, the file is in the page cache
     sequential, size = seconds(in_order)
     at_any_place, same = seconds(at_random)
     assert size == same, "both read every record"

@@ -2,9 +2,9 @@
 
     python resident.py flowmx NETWORK PHASE [BATCH [SIZE]]
 
-``expected_mb`` is the plan's arena with the bound arrays: parameters, gradients, inputs, outputs. ``grown_mb`` is by
-how much the peak of the resident memory has grown since just before the binding, when the libraries were loaded and
-had run a small network. ``beyond_mb`` is what is resident and was not planned.
+``expected_mb`` is the plan's arena with the bound arrays: parameters, gradients, inputs, outputs. ``grown_mb`` is the
+growth of peak resident memory since just before the binding, after the libraries were loaded and had run a small
+network. ``beyond_mb`` is the resident memory that was not planned.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import symbols  # these two lie beside this file; the peers know nothing of the package
+import symbols  # a module of this folder: the peers cannot import the package
 from timing import sizes
 
 MIB = 2**20
@@ -26,19 +26,19 @@ STATUS = Path("/proc/self/status")
 
 
 def resident(field: str) -> int:
-    """Bytes: ``VmRSS`` now, ``VmHWM`` at the peak since it was forgotten."""
-    found = re.search(rf"{field}:\s+(\d+) kB", STATUS.read_text())
-    assert found is not None
-    return int(found.group(1)) * 1024
+    """Return bytes of resident memory: ``VmRSS`` now, ``VmHWM`` at the peak since it was reset."""
+    match = re.search(rf"{field}:\s+(\d+) kB", STATUS.read_text())
+    assert match is not None
+    return int(match.group(1)) * 1024
 
 
-def forget_peak() -> None:
-    """Let the peak be what is resident now."""
+def reset_peak() -> None:
+    """Reset the peak to the current resident memory."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def run(mx: Any, model: symbols.Model, train: bool, steps: int = 3) -> Any:
-    """Bind it, touch every array, and run some steps; returns the executor."""
+    """Bind a model, touch every array, and run some steps; return the executor."""
     bound = model.symbol.simple_bind(mx.cpu(), grad_req=model.requests("write" if train else "null"), **model.inputs)
     for array in (*bound.arg_dict.values(), *bound.aux_dict.values()):
         array[:] = 0.01
@@ -52,7 +52,7 @@ def run(mx: Any, model: symbols.Model, train: bool, steps: int = 3) -> Any:
 
 
 def expected(bound: Any) -> tuple[int, int]:
-    """Bytes of the plan's arena, and with all arrays that are bound."""
+    """Return the bytes of the plan's arena, without and with all bound arrays."""
     planned = bound.plan.internal_bytes()
     arrays = [*bound.arg_dict.values(), *bound.aux_dict.values(), *bound.outputs]
     arrays += [array for array in bound.grad_dict.values() if array is not None]
@@ -60,7 +60,7 @@ def expected(bound: Any) -> tuple[int, int]:
 
 
 def warm(mx: Any) -> None:
-    """Load the libraries and start the threads, by a few small operators of each kind."""
+    """Load the libraries and start the threads with a few small operators of each kind."""
     x = mx.sym.Convolution(mx.sym.Variable("data"), num_filter=8, kernel=(3, 3), pad=(1, 1))
     x = mx.sym.Activation(mx.sym.BatchNorm(x), act_type="relu")
     x = mx.sym.Concat(mx.sym.Pooling(x, kernel=(2, 2), stride=(2, 2)), mx.sym.Pooling(x, kernel=(2, 2), stride=(2, 2)))
@@ -78,12 +78,12 @@ def main() -> None:
     gc.collect()
     mx.nd.waitall()
     before = resident("VmRSS")
-    forget_peak()
+    reset_peak()
     bound = run(mx, symbols.model(mx, name, *sizes(sys.argv[4:], (16, 224))), phase == "train")
-    grown = resident("VmHWM") - before
+    growth = resident("VmHWM") - before
     planned, whole = expected(bound)
-    figures = {"planned": planned, "expected": whole, "grown": grown, "beyond": grown - whole}
-    print(json.dumps({f"{each}_mb": value / MIB for each, value in figures.items()} | {"ratio": grown / whole}))
+    figures = {"planned": planned, "expected": whole, "grown": growth, "beyond": growth - whole}
+    print(json.dumps({f"{each}_mb": value / MIB for each, value in figures.items()} | {"ratio": growth / whole}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A million operations pushed and never waited for: memory and speed as it goes."""
+"""A million operations pushed without a wait: memory and speed over time."""
 
 import json
 import time
@@ -7,7 +7,7 @@ from pathlib import Path
 import flowmx as mx
 
 TOTAL, PART = 1_000_000, 100_000
-HEAVY = (64, 1024)  # 256 KiB: queued, not run at the push
+HEAVY = (64, 1024)  # 256 KiB: large enough to be queued instead of run by the push
 
 
 def resident_mb():
@@ -30,7 +30,7 @@ def loop(shape, total, part):
     return peak - before, parts
 
 
-grown, parts = loop((16,), TOTAL, PART)
+growth, parts = loop((16,), TOTAL, PART)
 user = mx.engine.Variable()
 before = resident_mb()
 start = time.perf_counter()
@@ -42,7 +42,7 @@ grown_heavy, _ = loop(HEAVY, 20_000, 2_000)
 print(
     json.dumps(
         {
-            "tiny_grown_mb": grown,
+            "tiny_grown_mb": growth,
             "tiny_first_us": parts[0],
             "tiny_last_us": parts[-1],
             "user_pushes_us": pushed_us,

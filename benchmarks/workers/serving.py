@@ -3,9 +3,9 @@
     python serving.py SYSTEM [aiohttp's folder]
 
 Systems: ``flowmx``; ``flowmx_gated``, behind the gate of ``python -m flowmx serve``; ``torch_pool``, which computes
-each request by itself on a pool of threads; ``torch_batch``, which joins what waits, as one writes it by hand. It
-prints its port, and answers ``POST /predict`` with .npy bodies and ``GET /lag`` with how late its loop's timers were
-since the last look, and the memory that is resident.
+each request separately on a thread pool; ``torch_batch``, which batches waiting requests with hand-written code. It
+prints its port. It answers ``POST /predict`` with .npy bodies, and ``GET /lag`` with the delays of its loop's timers
+since the last call and the resident memory.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 if len(sys.argv) > 2:
-    sys.path.append(sys.argv[2])  # behind what the peer has itself
+    sys.path.append(sys.argv[2])  # after the peer's packages
 
-import blocks  # these lie beside this file; the peers know nothing of the package
+import blocks  # a module of this folder: the peers cannot import the package
 import networks
 import numpy as np
 from aiohttp import web
@@ -32,7 +32,7 @@ lags: list[float] = []
 
 
 async def watch() -> None:
-    """Note how late the loop wakes this task."""
+    """Record how late the loop wakes this task."""
     while True:
         start = time.perf_counter()
         await asyncio.sleep(TICK)
@@ -40,40 +40,40 @@ async def watch() -> None:
 
 
 async def lag(request: web.Request) -> web.Response:
-    """The lags since the last look, in milliseconds, resident megabytes, and processor time."""
-    found = np.array(lags) if lags else np.zeros(1)
+    """Answer with the lags since the last call in milliseconds, resident megabytes, and processor time."""
+    delays = np.array(lags) if lags else np.zeros(1)
     lags.clear()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    figures = {"median_ms": np.median(found), "p99_ms": np.quantile(found, 0.99), "max_ms": found.max()}
+    figures = {"median_ms": np.median(delays), "p99_ms": np.quantile(delays, 0.99), "max_ms": delays.max()}
     spent = {"resident_mb": pages * 4096 / 1e6, "cpu_s": time.process_time()}
     return web.json_response({**{name: float(value) for name, value in figures.items()}, **spent})
 
 
 def flowmx(application: web.Application) -> Any:
-    """The service as flowmx has it; returns its gate."""
+    """Add flowmx's service; return its connections."""
     import flowmx as mx
-    from flowmx.comm.heap import give_back
-    from flowmx.serve.application import GATE
+    from flowmx.comm.heap import return_freed_memory
+    from flowmx.serve.aiohttp_app import CONNECTIONS
 
-    give_back()  # as the command does
+    return_freed_memory()  # as `python -m flowmx serve` does
     mx.random.seed(1)
     net = blocks.network(mx.gluon, blocks.CIFAR_RESNET_18)
     net.initialize(mx.init.Xavier())
     predictor = mx.serve.Predictor(net, shape=(3, 32, 32), max_batch=MAX_BATCH, max_latency=MAX_LATENCY)
     below = mx.serve.app(predictor)
     application.add_subapp("/ml", below)
-    return below[GATE]
+    return below[CONNECTIONS]
 
 
-def guarded(gate: Any, server: Any) -> Any:
-    """The factory of the protocols of connections that pass the gate."""
-    from flowmx.comm.door import Doorman
+def guarded(connections: Any, server: Any) -> Any:
+    """Return a protocol factory for connections that the service limits."""
+    from flowmx.comm.connection_handler import ConnectionHandler
 
-    return lambda: Doorman(gate, server, None)
+    return lambda: ConnectionHandler(connections, server, None)
 
 
 def pytorch(application: web.Application, batching: bool) -> None:
-    """The service as one writes it with PyTorch, in the faster of its memory layouts."""
+    """Add a hand-written service with PyTorch, in the faster of its memory layouts."""
     import torch
 
     threads = 1 if not batching else torch.get_num_threads()
@@ -83,8 +83,8 @@ def pytorch(application: web.Application, batching: bool) -> None:
 
     def compute(images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         with torch.inference_mode():
-            found = net(torch.from_numpy(images).to(memory_format=layout))
-        result: np.ndarray[Any, Any] = found.numpy()
+            outputs = net(torch.from_numpy(images).to(memory_format=layout))
+        result: np.ndarray[Any, Any] = outputs.numpy()
         return result
 
     loop_of = asyncio.get_event_loop
@@ -92,18 +92,18 @@ def pytorch(application: web.Application, batching: bool) -> None:
 
     async def batches() -> None:
         while True:
-            taken = [await waiting.get()]
+            requests = [await waiting.get()]
             end = time.perf_counter() + MAX_LATENCY
-            while len(taken) < MAX_BATCH:
+            while len(requests) < MAX_BATCH:
                 try:
-                    taken.append(waiting.get_nowait())
+                    requests.append(waiting.get_nowait())
                 except asyncio.QueueEmpty:
                     try:
-                        taken.append(await asyncio.wait_for(waiting.get(), max(0.0, end - time.perf_counter())))
+                        requests.append(await asyncio.wait_for(waiting.get(), max(0.0, end - time.perf_counter())))
                     except TimeoutError:
                         break
-            found = await loop_of().run_in_executor(pool, compute, np.stack([image for image, _ in taken]))
-            for (_, future), row in zip(taken, found, strict=True):
+            outputs = await loop_of().run_in_executor(pool, compute, np.stack([image for image, _ in requests]))
+            for (_, future), row in zip(requests, outputs, strict=True):
                 if not future.done():
                     future.set_result(row)
 
@@ -128,19 +128,19 @@ def pytorch(application: web.Application, batching: bool) -> None:
 
 
 def fastest(torch: Any, batch: int) -> tuple[Any, Any]:
-    """The network in the layout in which it takes less time for a batch."""
-    found = []
+    """Return the network and the memory layout that is faster for a batch."""
+    timings = []
     for layout in (torch.contiguous_format, torch.channels_last):
         net = networks.module(torch, blocks.CIFAR_RESNET_18, 32).eval().to(memory_format=layout)
         data = torch.randn(batch, 3, 32, 32).to(memory_format=layout)
         with torch.inference_mode():
-            found.append((min(timed(net, data) for _ in range(4)), net, layout))
-    _, net, layout = min(found, key=lambda each: each[0])
+            timings.append((min(timed(net, data) for _ in range(4)), net, layout))
+    _, net, layout = min(timings, key=lambda each: each[0])
     return net, layout
 
 
 def timed(net: Any, data: Any) -> float:
-    """Seconds of one run."""
+    """Return the seconds of one run."""
     start = time.perf_counter()
     net(data)
     return time.perf_counter() - start
@@ -151,17 +151,17 @@ async def main(system: str) -> None:
     watching = asyncio.create_task(watch())
     application = web.Application()
     application.router.add_get("/lag", lag)
-    gate = None
+    connections = None
     if system.startswith("flowmx"):
-        gate = flowmx(application)
+        connections = flowmx(application)
     else:
         pytorch(application, system == "torch_batch")
     runner = web.AppRunner(application, handler_cancellation=True, access_log=None)
     await runner.setup()
     server: Any = runner.server
-    make = guarded(gate, server) if gate is not None and system == "flowmx_gated" else server
+    make = guarded(connections, server) if connections is not None and system == "flowmx_gated" else server
     listener = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0, backlog=1024)
-    lags.clear()  # what came before was no service yet
+    lags.clear()  # discard the lags of the start
     print(json.dumps({"port": listener.sockets[0].getsockname()[1]}), flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     watching.cancel()

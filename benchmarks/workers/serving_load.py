@@ -1,10 +1,10 @@
-"""Clients that ask a service for predictions, one request after the other each, and what they got.
+"""Clients of a service that send one request after another, and the outcomes.
 
     python serving_load.py ADDRESS CLIENTS SECONDS [LEAVING [stubborn]]
 
-A client that is refused with 503 waits as long as ``Retry-After`` says, give or take a half; a stubborn one asks again.
-With LEAVING, a share of the requests is given up after some milliseconds, by closing the connection. Prints JSON:
-requests answered in a second of those in which clients ask, milliseconds they took, and the counts of all outcomes.
+After a 503, a client waits for the time in ``Retry-After``, plus or minus half of it; a stubborn one retries at once.
+LEAVING is the share of requests that clients cancel after some milliseconds, by closing the connection. Prints JSON:
+requests answered per second, their milliseconds, and the counts of all outcomes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ IMPATIENT = 0.05
 
 
 class Load:
-    """The clients together."""
+    """All clients."""
 
     def __init__(self, address: str, seconds: float, leaving: float, stubborn: bool) -> None:
         self.address, self.leaving, self.stubborn = address, leaving, stubborn
@@ -39,14 +39,14 @@ class Load:
         self.body = stream.getvalue()
 
     async def client(self, session: aiohttp.ClientSession) -> None:
-        """Ask until the time is over."""
+        """Send requests until the time is over."""
         while time.perf_counter() < self.end:
             pause = await self.ask(session)
             if pause:
                 await asyncio.sleep(min(pause, max(0.0, self.end - time.perf_counter())))
 
     async def ask(self, session: aiohttp.ClientSession) -> float:
-        """One request; returns the seconds to wait after it."""
+        """Send one request; return the seconds to wait after it."""
         start = time.perf_counter()
         patience = IMPATIENT * random.random() if random.random() < self.leaving else None
         try:
@@ -70,16 +70,16 @@ class Load:
 
 
 async def main() -> dict[str, Any]:
-    """Run the clients; returns the figures."""
+    """Run the clients; return the figures."""
     address, clients, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
     load = Load(address, seconds, float(sys.argv[4]) if len(sys.argv) > 4 else 0.0, len(sys.argv) > 5)
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
         await asyncio.gather(*(load.client(session) for _ in range(clients)))
-    found = np.array(load.times) if load.times else np.zeros(1)
+    times = np.array(load.times) if load.times else np.zeros(1)
     return {
-        "per_s": load.answered / seconds, "median_ms": float(np.median(found)),
-        "p99_ms": float(np.quantile(found, 0.99)), "outcomes": dict(load.counts),
+        "per_s": load.answered / seconds, "median_ms": float(np.median(times)),
+        "p99_ms": float(np.quantile(times, 0.99)), "outcomes": dict(load.counts),
     }  # fmt: skip
 
 

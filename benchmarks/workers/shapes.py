@@ -1,9 +1,9 @@
-"""Megabytes that the resident memory grows by when inputs of random shapes go through one hybridized network.
+"""Growth of resident memory in megabytes when one hybridized network gets inputs of random shapes.
 
     python shapes.py SYSTEM PHASE WHICH [COUNT]
 
 PHASE is ``train`` or ``predict``. WHICH is ``many``, for COUNT shapes of which the last is the largest, or ``largest``,
-for that one alone. The network is convolutional, with images of up to 224x224 in batches of up to 16.
+for only that one. The network is convolutional, with images of up to 224x224 in batches of up to 16.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import random
 import sys
 from typing import Any
 
-import blocks  # these lie beside this file; the peers know nothing of the package
+import blocks  # a module of this folder: the peers cannot import the package
 import networks
 import resident
 
@@ -44,7 +44,7 @@ def shapes(count: int) -> list[tuple[int, ...]]:
 
 
 def step(mx: Any, net: Any, shape: tuple[int, ...], train: bool) -> None:
-    """One step on an image batch of this shape."""
+    """Run one step on an image batch of this shape."""
     x = mx.nd.ones(shape)
     if train:
         with mx.autograd.record():
@@ -61,9 +61,9 @@ def main() -> None:
     count = int(sys.argv[4]) if len(sys.argv) > 4 else 1000
     mx = importlib.import_module(system)
     net = network(mx)
-    step(mx, net, (1, 3, 32, 32), phase == "train")  # the libraries are loaded
+    step(mx, net, (1, 3, 32, 32), phase == "train")  # load the libraries
     before = resident.resident("VmRSS")
-    resident.forget_peak()
+    resident.reset_peak()
     for shape in shapes(count if which == "many" else 1):
         step(mx, net, shape, phase == "train")
     print(json.dumps({"grown_mb": (resident.resident("VmHWM") - before) / resident.MIB}))

@@ -1,12 +1,12 @@
-"""Megabytes planned for a prediction in slices of the batch, and its time, beside those of the whole batch at once.
+"""Megabytes planned for a prediction in slices of the batch, and its time, compared with the whole batch at once.
 
     python slices.py SYSTEM NETWORK [BATCH [ROUNDS]]
 
-``bound_mb`` is what is alive at most if each layer takes the whole batch. Of a peer the plan is told, which for MXNet
-is that of its fused operators; it contains the network's outputs and leaves workspaces out. ``difference`` is that of
-the outputs, beside the largest of them, before a softmax. Runs take turns, and the fastest of each counts. With
-``CPU=1`` in the environment it is the processor's time that counts, on one thread, which says more where other work
-runs beside. ``DEVICE=gpu`` (or ``sim``) measures there, in a budget of a quarter of what is alive.
+``bound_mb`` is the peak of live values if each layer takes the whole batch. For MXNet the plan of its fused operators
+is printed, which includes the network's outputs and excludes workspaces. ``difference`` is the largest difference of
+outputs before a softmax, relative to the largest output. Runs take turns, and the fastest of each counts. With
+``CPU=1`` in the environment, processor time on one thread is measured, which is more reliable on a busy machine.
+``DEVICE=gpu`` (or ``sim``) measures on that device, with a budget of a quarter of the live values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import time
 from typing import Any
 
-import networks  # this one lies beside this file; the peers know nothing of the package
+import networks  # a module of this folder: the peers cannot import the package
 import numpy as np
 
 MIB = 2**20
@@ -49,7 +49,7 @@ def unet(mx: Any) -> Any:
 
 
 def symbol(mx: Any, name: str) -> tuple[Any, int]:
-    """A network and the side of its images."""
+    """Return a network and the side of its images."""
     if name == "unet":
         return unet(mx), 128
     if name in networks.NETWORKS:
@@ -59,24 +59,24 @@ def symbol(mx: Any, name: str) -> tuple[Any, int]:
 
 
 def scores(net: Any) -> Any:
-    """A network without the softmax at its end, whose ones and zeros would hide differences."""
+    """Return a network without its last softmax, whose ones and zeros would hide differences."""
     return net.get_children()[0] if net.list_outputs() == ["softmax_output"] else net
 
 
 def bind(mx: Any, net: Any, side: int, batch: int) -> Any:
-    """An executor for prediction."""
+    """Bind an executor for prediction."""
     return net.simple_bind(mx.Context(DEVICE), grad_req="null", data=(batch, 3, side, side))
 
 
 def planned(executor: Any) -> float:
-    """Megabytes, as an executor tells them."""
-    found = re.search(r"Total ([0-9.e+]+) Mi?B allocated", executor.debug_str())
-    assert found is not None
-    return float(found.group(1))
+    """Return the megabytes that an executor reports."""
+    match = re.search(r"Total ([0-9.e+]+) Mi?B allocated", executor.debug_str())
+    assert match is not None
+    return float(match.group(1))
 
 
 def fill(executor: Any) -> None:
-    """Random images, and weights that keep values about as large from layer to layer."""
+    """Fill in random images, and weights that keep the scale of values from layer to layer."""
     rng = np.random.default_rng(0)
     for name, array in [*executor.arg_dict.items(), *executor.aux_dict.items()]:
         if array.ndim > 1:
@@ -87,14 +87,14 @@ def fill(executor: Any) -> None:
 
 
 def measure(mx: Any, net: Any, side: int, batch: int, rounds: int) -> dict[str, float]:
-    """The figures of flowmx."""
+    """Return the figures of flowmx."""
     from flowmx import settings
 
     executors, seconds, bind_seconds = {}, {}, {}
     clock = time.process_time if os.environ.get("CPU") else time.perf_counter
-    for _ in range(2):  # kernels are made the first time
+    for _ in range(2):  # the first call compiles kernels
         for label, slices in (("whole", "off"), ("sliced", "auto")):
-            # Other devices take whole batches where these fit.
+            # Other devices compute whole batches if they fit.
             is_asked = DEVICE != "cpu" and label == "sliced"
             budget = executors["whole"].plan.lower_bound() // 4 if is_asked else 0
             with settings.override(exec_slice=slices, exec_memory_budget=budget):
@@ -123,7 +123,7 @@ def measure(mx: Any, net: Any, side: int, batch: int, rounds: int) -> dict[str, 
 
 
 def difference(mx: Any, net: Any, side: int, batch: int) -> float:
-    """The greatest difference of outputs in slices from those of the whole batch, beside the largest of these."""
+    """Return the largest difference between outputs in slices and of the whole batch, over the largest output."""
     from flowmx import settings
 
     outputs = []
@@ -137,7 +137,7 @@ def difference(mx: Any, net: Any, side: int, batch: int) -> float:
 
 
 def main() -> None:
-    """Print the figures as JSON."""
+    """Measure, and print the figures as JSON."""
     system, name = sys.argv[1:3]
     batch, rounds = (int(each) for each in (*sys.argv[3:5], *("64", "5")[len(sys.argv[3:5]) :]))
     mx = importlib.import_module(system)

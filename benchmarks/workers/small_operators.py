@@ -2,8 +2,8 @@
 
     python small_operators.py SYSTEM
 
-Each figure is the least of many. Forward calls come ten at a time before the last result is waited for, like the layers
-of a network; with a gradient each is waited for, like a training step.
+Each figure is the least of many. Ten forward calls run before each wait, like the layers of a network; calls with a
+gradient are followed by a wait each, like a training step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
-from timing import measure  # lies beside this file; the peers know nothing of the package
+from timing import measure  # a module of this folder: the peers cannot import the package
 
 SIZES = (1000, 10_000)
 BLOCK, SECONDS = 10, 0.1
@@ -27,7 +27,7 @@ def normal(*shape: int) -> Any:
 
 
 def arrays(size: int) -> dict[str, Any]:
-    """The operands for so many elements."""
+    """Return the operands of ``size`` elements."""
     side = int(size**0.5) // 4 * 4
     rng = np.random.default_rng(0)
     return {
@@ -50,8 +50,8 @@ def arrays(size: int) -> dict[str, Any]:
 
 
 Case = tuple[str, str, Callable[[Any, Any], Any], Callable[[Any, Any], Any]]
-"""A name, the operands, all of whose gradients are wanted, and the function of ``mx.nd`` and of PyTorch, each made of
-its module and of all arrays."""
+"""A name, the operands (gradients are computed for all), and factories of the functions of ``mx.nd`` and PyTorch, which
+take the module and all arrays."""
 
 # fmt: off
 CASES: list[Case] = [
@@ -104,7 +104,7 @@ CASES: list[Case] = [
 
 
 def best_us(call: Callable[[], Any], wait: Callable[[], Any], block: int) -> float:
-    """The least microseconds of a call, so many of which come before each wait."""
+    """Return the least microseconds of a call, with ``block`` calls before each wait."""
     for _ in range(5):
         call()
     wait()
@@ -119,12 +119,12 @@ def best_us(call: Callable[[], Any], wait: Callable[[], Any], block: int) -> flo
 
 
 def mxnet_like(mx: Any) -> dict[str, float]:
-    """All by MXNet's interface."""
+    """Measure all with flowmx or MXNet, by the same code."""
     figures: dict[str, float] = {}
     for size in SIZES:
         of = {name: mx.nd.array(each) for name, each in arrays(size).items()}
-        for name, given, make, _ in CASES:
-            function, operands = make(mx.nd, of), [of[each] for each in given.split()]
+        for name, names, make, _ in CASES:
+            function, operands = make(mx.nd, of), [of[each] for each in names.split()]
             figures[f"{name} {size}"] = best_us(lambda: function(*operands), mx.nd.waitall, BLOCK)  # noqa: B023
             leaves = [each.copy() for each in operands]
             for leaf in leaves:
@@ -141,13 +141,13 @@ def mxnet_like(mx: Any) -> dict[str, float]:
 
 
 def pytorch() -> dict[str, float]:
-    """All by PyTorch."""
+    """Measure all with PyTorch."""
     torch = import_module("torch")
     figures: dict[str, float] = {}
     for size in SIZES:
         of = {name: torch.from_numpy(each) for name, each in arrays(size).items()}
-        for name, given, _, make in CASES:
-            function, operands = make(torch, of), [of[each] for each in given.split()]
+        for name, names, _, make in CASES:
+            function, operands = make(torch, of), [of[each] for each in names.split()]
             figures[f"{name} {size}"] = best_us(lambda: function(*operands), lambda: None, BLOCK)  # noqa: B023
             leaves = [each.clone().requires_grad_() for each in operands]
             head = torch.ones_like(function(*operands))

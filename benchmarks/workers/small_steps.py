@@ -2,7 +2,7 @@
 
     python small_steps.py SYSTEM STEP
 
-The same ten steps for MXNet's interface (:data:`MXNET_LIKE`) and for PyTorch (:data:`PYTORCH`), by name.
+Ten steps, for MXNet's interface (:data:`MXNET_LIKE`) and for PyTorch (:data:`PYTORCH`), by name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
-from timing import best_ms, measure  # lies beside this file; the peers know nothing of the package
+from timing import best_ms, measure  # a module of this folder: the peers cannot import the package
 
 Step = Callable[[], Any]
 BATCH, STEPS, HIDDEN, WORDS = 32, 20, 64, 1000
@@ -22,27 +22,27 @@ RNG = np.random.default_rng(0)
 
 
 def normal(*shape: int) -> Any:
-    """Random data, float32."""
+    """Return random float32 data."""
     return RNG.standard_normal(shape).astype("float32")
 
 
-def integers(most: int, *shape: int) -> Any:
-    """Random labels or words below a number, int64."""
-    return RNG.integers(0, most, shape)
+def integers(high: int, *shape: int) -> Any:
+    """Return random int64 labels or words below ``high``."""
+    return RNG.integers(0, high, shape)
 
 
 # -- MXNet's interface: flowmx and MXNet run the same code -------------------------------------------------
 
 
-def trained(mx: Any, net: Any, optimizer: str, lost: Callable[[], Any], batch: int) -> Step:
-    """A step that minimises what a function computes."""
+def trained(mx: Any, net: Any, optimizer: str, compute_loss: Callable[[], Any], batch: int) -> Step:
+    """Return a step that minimizes the loss that a function computes."""
     net.initialize(mx.init.Xavier())
-    lost().wait_to_read()
+    compute_loss().wait_to_read()
     trainer = mx.gluon.Trainer(net.collect_params(), optimizer, {"learning_rate": 0.01})
 
     def step() -> None:
         with mx.autograd.record():
-            loss = lost()
+            loss = compute_loss()
         loss.backward()
         trainer.step(batch)
         mx.nd.waitall()
@@ -51,7 +51,7 @@ def trained(mx: Any, net: Any, optimizer: str, lost: Callable[[], Any], batch: i
 
 
 def classified(mx: Any, net: Any, data: Any, classes: int, optimizer: str = "sgd") -> Step:
-    """A step of a network that classifies."""
+    """Return a step of a classifier."""
     label = mx.nd.array(integers(classes, len(data)))
     cross_entropy = mx.gluon.loss.SoftmaxCrossEntropyLoss()
     return trained(mx, net, optimizer, lambda: cross_entropy(net(data), label), len(data))
@@ -71,13 +71,13 @@ def gru(mx: Any) -> Step:
     net.add(cell, out)
     cross_entropy = mx.gluon.loss.SoftmaxCrossEntropyLoss()
 
-    def lost() -> Any:
+    def compute_loss() -> Any:
         states = cell.begin_state(BATCH)
         for each in range(STEPS):
             hidden, states = cell(data[each], states)
         return cross_entropy(out(hidden), label)
 
-    return trained(mx, net, "sgd", lost, BATCH)
+    return trained(mx, net, "sgd", compute_loss, BATCH)
 
 
 def transformer(mx: Any) -> Step:
@@ -92,18 +92,18 @@ def transformer(mx: Any) -> Step:
     net.add(query, key, value, project, up, down, first, second)
     data = mx.nd.array(normal(batch, tokens, width))
 
-    def apart(x: Any) -> Any:
+    def split_heads(x: Any) -> Any:
         return x.reshape((batch, tokens, HEADS, -1)).transpose((0, 2, 1, 3)).reshape((batch * HEADS, tokens, -1))
 
-    def lost() -> Any:
+    def compute_loss() -> Any:
         hidden = first(data)
-        q, k, v = (apart(layer(hidden)) for layer in (query, key, value))
+        q, k, v = (split_heads(layer(hidden)) for layer in (query, key, value))
         weights = mx.nd.softmax(mx.nd.batch_dot(q, k, transpose_b=True) * (width // HEADS) ** -0.5)
         mixed = mx.nd.batch_dot(weights, v).reshape((batch, HEADS, tokens, -1)).transpose((0, 2, 1, 3))
         x = data + project(mixed.reshape((batch, tokens, width)))
         return (x + down(gelu(up(second(x))))).square().mean()
 
-    return trained(mx, net, "adam", lost, 1)
+    return trained(mx, net, "adam", compute_loss, 1)
 
 
 def tiny(mx: Any) -> Step:
@@ -142,7 +142,7 @@ def policy(mx: Any) -> Step:
     net.add(nn.Dense(32, activation="tanh", in_units=4), nn.Dense(2, in_units=32))
     moves, rewards = normal(2, 4), mx.nd.array(np.linspace(1, -1, STEPS))
 
-    def lost() -> Any:
+    def compute_loss() -> Any:
         state, logs = np.zeros((1, 4), "float32"), []
         for _ in range(STEPS):
             log = mx.nd.log_softmax(net(mx.nd.array(state)))
@@ -151,7 +151,7 @@ def policy(mx: Any) -> Step:
             state = 0.9 * state + 0.1 * moves[action : action + 1]
         return -(mx.nd.stack(*logs).reshape((-1,)) * rewards).sum()
 
-    return trained(mx, net, "adam", lost, 1)
+    return trained(mx, net, "adam", compute_loss, 1)
 
 
 def branches(mx: Any) -> Step:
@@ -161,13 +161,13 @@ def branches(mx: Any) -> Step:
     net.add(shrink, grow, out)
     data = mx.nd.array(normal(BATCH, 16))
 
-    def lost() -> Any:
+    def compute_loss() -> Any:
         x = data
         for each in range(10):
             x = shrink(x).tanh() if x.norm().asscalar() > 12 + each else x + grow(x).relu()
         return out(x).square().mean()
 
-    return trained(mx, net, "sgd", lost, 1)
+    return trained(mx, net, "sgd", compute_loss, 1)
 
 
 def seq2seq(mx: Any) -> Step:
@@ -180,12 +180,12 @@ def seq2seq(mx: Any) -> Step:
     source, target = (mx.nd.array(integers(WORDS, length, BATCH)) for _ in range(2))
     cross_entropy = mx.gluon.loss.SoftmaxCrossEntropyLoss()
 
-    def lost() -> Any:
-        states, seen = encoder.begin_state(BATCH), []
+    def compute_loss() -> Any:
+        states, outputs = encoder.begin_state(BATCH), []
         for each in range(length):
             hidden, states = encoder(words(source[each]), states)
-            seen.append(hidden)
-        memory = mx.nd.stack(*seen, axis=1)
+            outputs.append(hidden)
+        memory = mx.nd.stack(*outputs, axis=1)
         context, losses = hidden, []
         for each in range(length - 1):
             hidden, states = decoder(mx.nd.concat(words(target[each]), context, dim=1), states)
@@ -194,7 +194,7 @@ def seq2seq(mx: Any) -> Step:
             losses.append(cross_entropy(out(mx.nd.concat(hidden, context, dim=1)), target[each + 1]))
         return mx.nd.add_n(*losses)
 
-    return trained(mx, net, "adam", lost, BATCH)
+    return trained(mx, net, "adam", compute_loss, BATCH)
 
 
 def convnet(mx: Any) -> Step:
@@ -216,11 +216,11 @@ def embedding(mx: Any) -> Step:
     user, item = (mx.nd.array(integers(WORDS, 128)) for _ in range(2))
     rating, l2 = mx.nd.array(normal(128)), mx.gluon.loss.L2Loss()
 
-    def lost() -> Any:
+    def compute_loss() -> Any:
         u, v = users(user), items(item)
         return l2((u * v).sum(axis=1) + deep(mx.nd.concat(u, v, dim=1)).reshape((-1,)), rating)
 
-    return trained(mx, net, "adam", lost, 128)
+    return trained(mx, net, "adam", compute_loss, 128)
 
 
 MXNET_LIKE = {
@@ -233,17 +233,17 @@ MXNET_LIKE = {
 
 
 def torch_steps(torch: Any) -> dict[str, Callable[[], Step]]:
-    """The same steps by ``torch.nn``."""
+    """Return the same steps by ``torch.nn``."""
     nn, F = torch.nn, torch.nn.functional
     linear, relu, tensor = nn.Linear, nn.ReLU, torch.from_numpy
 
-    def trained(modules: Any, optimizer: str, lost: Callable[[], Any]) -> Step:
+    def trained(modules: Any, optimizer: str, compute_loss: Callable[[], Any]) -> Step:
         parameters = [each for module in modules for each in module.parameters()]
         updates = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer](parameters, lr=0.01)
 
         def step() -> None:
             updates.zero_grad()
-            lost().backward()
+            compute_loss().backward()
             updates.step()
 
         return step
@@ -260,13 +260,13 @@ def torch_steps(torch: Any) -> dict[str, Callable[[], Step]]:
         cell, out = nn.GRUCell(HIDDEN, HIDDEN), linear(HIDDEN, 10)
         data, label = tensor(normal(STEPS, BATCH, HIDDEN)), tensor(integers(10, BATCH))
 
-        def lost() -> Any:
+        def compute_loss() -> Any:
             hidden = torch.zeros(BATCH, HIDDEN)
             for each in range(STEPS):
                 hidden = cell(data[each], hidden)
             return F.cross_entropy(out(hidden), label)
 
-        return trained([cell, out], "sgd", lost)
+        return trained([cell, out], "sgd", compute_loss)
 
     def transformer() -> Step:
         batch, tokens, width = 8, 32, HIDDEN
@@ -275,17 +275,17 @@ def torch_steps(torch: Any) -> dict[str, Callable[[], Step]]:
         first, second = nn.LayerNorm(width), nn.LayerNorm(width)
         data = tensor(normal(batch, tokens, width))
 
-        def apart(x: Any) -> Any:
+        def split_heads(x: Any) -> Any:
             return x.reshape(batch, tokens, HEADS, -1).transpose(1, 2)
 
-        def lost() -> Any:
+        def compute_loss() -> Any:
             hidden = first(data)
-            q, k, v = (apart(layer(hidden)) for layer in (query, key, value))
+            q, k, v = (split_heads(layer(hidden)) for layer in (query, key, value))
             weights = torch.softmax(q @ k.transpose(2, 3) * (width // HEADS) ** -0.5, -1)
             x = data + project((weights @ v).transpose(1, 2).reshape(batch, tokens, width))
             return (x + down(F.gelu(up(second(x))))).square().mean()
 
-        return trained([query, key, value, project, up, down, first, second], "adam", lost)
+        return trained([query, key, value, project, up, down, first, second], "adam", compute_loss)
 
     def tiny() -> Step:
         x = tensor(normal(16)).requires_grad_()
@@ -314,7 +314,7 @@ def torch_steps(torch: Any) -> dict[str, Callable[[], Step]]:
         net = nn.Sequential(linear(4, 32), nn.Tanh(), linear(32, 2))
         moves, rewards = normal(2, 4), torch.linspace(1, -1, STEPS)
 
-        def lost() -> Any:
+        def compute_loss() -> Any:
             state, logs = np.zeros((1, 4), "float32"), []
             for _ in range(STEPS):
                 log = torch.log_softmax(net(tensor(state)), -1)
@@ -323,19 +323,19 @@ def torch_steps(torch: Any) -> dict[str, Callable[[], Step]]:
                 state = 0.9 * state + 0.1 * moves[action : action + 1]
             return -(torch.stack(logs) * rewards).sum()
 
-        return trained([net], "adam", lost)
+        return trained([net], "adam", compute_loss)
 
     def branches() -> Step:
         shrink, grow, out = linear(16, 16), linear(16, 16), linear(16, 1)
         data = tensor(normal(BATCH, 16))
 
-        def lost() -> Any:
+        def compute_loss() -> Any:
             x = data
             for each in range(10):
                 x = shrink(x).tanh() if x.norm().item() > 12 + each else x + grow(x).relu()
             return out(x).square().mean()
 
-        return trained([shrink, grow, out], "sgd", lost)
+        return trained([shrink, grow, out], "sgd", compute_loss)
 
     def seq2seq() -> Step:
         length = 8
@@ -343,12 +343,12 @@ def torch_steps(torch: Any) -> dict[str, Callable[[], Step]]:
         words, out = nn.Embedding(WORDS, HIDDEN), linear(2 * HIDDEN, WORDS)
         source, target = (tensor(integers(WORDS, length, BATCH)) for _ in range(2))
 
-        def lost() -> Any:
-            states, seen = (torch.zeros(BATCH, HIDDEN), torch.zeros(BATCH, HIDDEN)), []
+        def compute_loss() -> Any:
+            states, outputs = (torch.zeros(BATCH, HIDDEN), torch.zeros(BATCH, HIDDEN)), []
             for each in range(length):
                 states = encoder(words(source[each]), states)
-                seen.append(states[0])
-            memory = torch.stack(seen, 1)
+                outputs.append(states[0])
+            memory = torch.stack(outputs, 1)
             context, losses = states[0], []
             for each in range(length - 1):
                 states = decoder(torch.cat([words(target[each]), context], 1), states)
@@ -357,7 +357,7 @@ def torch_steps(torch: Any) -> dict[str, Callable[[], Step]]:
                 losses.append(F.cross_entropy(out(torch.cat([states[0], context], 1)), target[each + 1]))
             return sum(losses)
 
-        return trained([encoder, decoder, words, out], "adam", lost)
+        return trained([encoder, decoder, words, out], "adam", compute_loss)
 
     def convnet() -> Step:
         net = nn.Sequential(
@@ -372,11 +372,11 @@ def torch_steps(torch: Any) -> dict[str, Callable[[], Step]]:
         user, item = (tensor(integers(WORDS, 128)) for _ in range(2))
         rating = tensor(normal(128))
 
-        def lost() -> Any:
+        def compute_loss() -> Any:
             u, v = users(user), items(item)
             return F.mse_loss((u * v).sum(1) + deep(torch.cat([u, v], 1)).reshape(-1), rating)
 
-        return trained([users, items, deep], "adam", lost)
+        return trained([users, items, deep], "adam", compute_loss)
 
     return {
         step.__name__: step
@@ -391,7 +391,7 @@ def run(
 
     Args:
         mxnet_like: the steps by MXNet's interface.
-        torch_steps: makes those by PyTorch of its module.
+        torch_steps: returns the steps by PyTorch, from its module.
     """
 
     def like(mx: Any, name: str) -> dict[str, float]:

@@ -1,9 +1,9 @@
-"""Milliseconds that sparse arrays take: products, a lazy step of an embedding, an epoch of a factorization machine.
+"""Milliseconds of sparse arrays: products, a lazy step of an embedding, an epoch of a factorization machine.
 
     python sparse.py SYSTEM [PART ...]
 
 Parts: ``products``, ``embedding``, ``factorization``; all of them by default. The machine is that of MXNet's example
-(Rendle 2010, "Factorization Machines"), on made-up rows like those of Criteo's contest. SciPy does products alone.
+(Rendle 2010, "Factorization Machines"), on synthetic samples like those of Criteo's contest. SciPy runs only products.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from timing import best_ms
 
 CHANCE = np.random.default_rng(0)
 ROWS, COLUMNS, WIDTH = 1_000_000, 2_000, 64
-"""Shape of the matrices: MXNet takes no more elements, counted with those that are not stored."""
+"""The shape of the matrices: MXNet supports no more elements, including those that are not stored."""
 EMBEDDED = 10_000_000
-"""Rows of the embedding."""
+"""The rows of the embedding."""
 
 FEATURES, FIELDS, BATCH, BATCHES, FACTORS = 1_000_000, 39, 1000, 30, 16
 
@@ -30,34 +30,34 @@ Csr = tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, int]]
 
 
 def matrix(rows: int, columns: int, stored: int) -> Csr:
-    """Random data, column numbers and starts of rows of about so many elements, and the shape."""
+    """Return random data, column indices and row starts of about ``stored`` elements, and the shape."""
     places = np.unique(CHANCE.integers(0, rows * columns, stored))
     starts = np.concatenate([[0], np.cumsum(np.bincount(places // columns, minlength=rows))])
     return CHANCE.standard_normal(len(places), np.float32), places % columns, starts, (rows, columns)
 
 
 def products(system: str) -> dict[str, float]:
-    """Products of csr matrices, and of these transposed, with dense ones."""
+    """Measure products of csr matrices and transposed csr matrices with dense ones."""
     figures = {}
     for filled in (1e-2, 1e-4):
-        made = matrix(ROWS, COLUMNS, round(filled * ROWS * COLUMNS))
+        csr = matrix(ROWS, COLUMNS, round(filled * ROWS * COLUMNS))
         for width in (1, WIDTH):
             few = CHANCE.standard_normal((COLUMNS, width), np.float32)
             whole = CHANCE.standard_normal((ROWS, width), np.float32)
-            for name, step in zip(("csr", "csr.T"), steps(system, made, few, whole), strict=True):
+            for name, step in zip(("csr", "csr.T"), steps(system, csr, few, whole), strict=True):
                 figures[f"{name} x {width}, {filled:.2%} filled: ms"] = best_ms(step, 1.0)
     return figures
 
 
-def steps(system: str, made: Csr, few: np.ndarray, whole: np.ndarray) -> list[Callable[[], Any]]:
-    """A product and one with the matrix transposed, each to its end."""
-    data, indices, starts, shape = made
+def steps(system: str, csr: Csr, few: np.ndarray, whole: np.ndarray) -> list[Callable[[], Any]]:
+    """Return a product and one with the matrix transposed, each with its wait."""
+    data, indices, starts, shape = csr
     if system == "scipy":
         import scipy.sparse
 
-        csr = scipy.sparse.csr_matrix((data, indices.astype(np.int32), starts.astype(np.int32)), shape)
-        across = csr.T
-        return [lambda: csr @ few, lambda: across @ whole]
+        scipy_csr = scipy.sparse.csr_matrix((data, indices.astype(np.int32), starts.astype(np.int32)), shape)
+        across = scipy_csr.T
+        return [lambda: scipy_csr @ few, lambda: across @ whole]
     mx = importlib.import_module(system)
     sparse = mx.nd.sparse.csr_matrix((data, indices, starts), shape=shape)
     left, right = mx.nd.array(few), mx.nd.array(whole)
@@ -68,7 +68,7 @@ def steps(system: str, made: Csr, few: np.ndarray, whole: np.ndarray) -> list[Ca
 
 
 def embedding(system: str) -> dict[str, float]:
-    """A step of AdaGrad on an embedding of ten million rows, of which a batch touches a thousand."""
+    """Measure a step of AdaGrad on an embedding of ten million rows; a batch uses a thousand."""
     mx = importlib.import_module(system)
     net = mx.gluon.nn.Embedding(EMBEDDED, WIDTH, sparse_grad=True)
     net.initialize()
@@ -87,7 +87,7 @@ def embedding(system: str) -> dict[str, float]:
 
 
 def machine(mx: Any) -> Any:
-    """The factorization machine: a number for each example, from its features and all their pairs."""
+    """Return the factorization machine: a score for each sample, from its features and all their pairs."""
     x = mx.symbol.Variable("data", stype="csr")
     normal = mx.initializer.Normal(sigma=0.01)
     v = mx.symbol.Variable("v", shape=(FEATURES, FACTORS), init=normal, stype="row_sparse")
@@ -103,7 +103,7 @@ def machine(mx: Any) -> Any:
 
 
 def factorization(system: str) -> dict[str, float]:
-    """An epoch of the factorization machine with Adam, the best of three."""
+    """Measure an epoch of the factorization machine with Adam, the best of three."""
     mx = importlib.import_module(system)
     batches = []
     for _ in range(BATCHES):

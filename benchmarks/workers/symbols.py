@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import networks  # these lie beside this file; the peers know nothing of the package
+import networks  # a module of this folder: the peers cannot import the package
 import transformer
 
 HIDDEN, STEPS, WORDS, LAYERS = 512, 35, 10000, 2
@@ -16,13 +16,13 @@ WIDTH, HEADS, TOKENS = 512, 8, 128
 
 
 class Model(NamedTuple):
-    """A symbol, and the shapes of those inputs that are no parameters."""
+    """A symbol, and the shapes of the inputs that are not parameters."""
 
     symbol: Any
     inputs: dict[str, tuple[int, ...]]
 
     def requests(self, grad_req: str) -> dict[str, str]:
-        """The gradient request of each argument: "null" for inputs, `grad_req` for parameters."""
+        """Return the gradient request of each argument: "null" for inputs, `grad_req` for parameters."""
         return {name: "null" if name in self.inputs else grad_req for name in self.symbol.list_arguments()}
 
 
@@ -30,12 +30,12 @@ NAMES = [*networks.NETWORKS, "lstm", "transformer"]
 
 
 def model(mx: Any, name: str, batch: int = 64, size: int = 224) -> Model:
-    """A network by name.
+    """Return a network by name.
 
     Args:
         mx: flowmx or MXNet.
         name: one of ``NAMES``.
-        batch: how many images, or sequences.
+        batch: the number of images or sequences.
         size: the images' height and width.
     """
     if name == "lstm":
@@ -65,24 +65,24 @@ def language_model(mx: Any, batch: int, steps: int = STEPS, hidden: int = HIDDEN
 
         gates = product(x, "i2h") + product(state[f"l{layer}_init_h"], "h2h")
         enter, new, forget, leave = sym.SliceChannel(gates, num_outputs=4, name=f"t{step}_l{layer}_slice")
-        kept = sym.sigmoid(forget) * state[f"l{layer}_init_c"] + sym.sigmoid(enter) * sym.tanh(new)
-        state[f"l{layer}_init_c"] = kept
-        state[f"l{layer}_init_h"] = sym.sigmoid(leave) * sym.tanh(kept)
+        cell_state = sym.sigmoid(forget) * state[f"l{layer}_init_c"] + sym.sigmoid(enter) * sym.tanh(new)
+        state[f"l{layer}_init_c"] = cell_state
+        state[f"l{layer}_init_h"] = sym.sigmoid(leave) * sym.tanh(cell_state)
         return state[f"l{layer}_init_h"]
 
     embedded = sym.Embedding(sym.Variable("data"), input_dim=words, output_dim=hidden, name="embed")
-    found = []
+    outputs = []
     for step, x in enumerate(sym.SliceChannel(embedded, num_outputs=steps, axis=0, squeeze_axis=1, name="words")):
         for layer in range(LAYERS):
             x = cell(x, layer, step)
-        found.append(x)
-    x = sym.FullyConnected(sym.Concat(*found, dim=0), num_hidden=words, name="decode")
+        outputs.append(x)
+    x = sym.FullyConnected(sym.Concat(*outputs, dim=0), num_hidden=words, name="decode")
     net = sym.SoftmaxOutput(x, sym.Reshape(sym.Variable("softmax_label"), shape=(-1,)), name="softmax")
     return Model(net, {"data": (steps, batch), "softmax_label": (steps, batch), **states})
 
 
 def transformer_block(mx: Any, batch: int, tokens: int = TOKENS, width: int = WIDTH, heads: int = HEADS) -> Model:
-    """The block, pre-norm."""
+    """A pre-norm Transformer block."""
     weights = {name: mx.sym.Variable(name) for name in transformer.shapes(width)}
     net = transformer.block(mx.sym, mx.sym.Variable("data"), weights, width, heads, tokens, batch)
     return Model(net, {"data": (batch, tokens, width)})

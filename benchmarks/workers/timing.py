@@ -14,10 +14,10 @@ Figures = dict[str, float]
 
 
 def best_ms(step: Callable[[], Any], seconds: float = 3.0, least: int = 3) -> float:
-    """The fastest of the runs that fit into the time, after two to warm up.
+    """Return the milliseconds of the fastest run within the time, after two runs to warm up.
 
-    With CPU_TIME in the environment it is the processor's time, which other work on the machine adds less to: sensible
-    on one core (``taskset``), where no thread waits busily for another.
+    With CPU_TIME in the environment, processor time is measured, which other work on the machine affects less. Use
+    it on one core (``taskset``), where no thread busy-waits for another.
     """
     clock = time.process_time if os.environ.get("CPU_TIME") else time.perf_counter
     step()
@@ -31,18 +31,18 @@ def best_ms(step: Callable[[], Any], seconds: float = 3.0, least: int = 3) -> fl
     return 1000 * min(times)
 
 
-def sizes(given: Sequence[str], defaults: Sequence[int]) -> list[int]:
-    """The sizes on the command line, then the defaults of those that are not there."""
-    return [*map(int, given), *defaults[len(given) :]]
+def sizes(texts: Sequence[str], defaults: Sequence[int]) -> list[int]:
+    """Return the sizes on the command line, with defaults for those that are missing."""
+    return [*map(int, texts), *defaults[len(texts) :]]
 
 
 def measure(mxnet_like: Callable[..., Figures], pytorch: Callable[..., Figures], *arguments: Any) -> None:
-    """Run the side of the system that the command line names first, and print its figures as JSON.
+    """Measure the system that the command line names first, and print its figures as JSON.
 
     Args:
-        mxnet_like: called with the module and the arguments, for flowmx and MXNet, which run the same code.
+        mxnet_like: called with the module and the arguments, for flowmx and MXNet.
         pytorch: called with the arguments.
-        *arguments: what to measure.
+        *arguments: the arguments of both.
     """
     system = sys.argv[1]
     figures = pytorch(*arguments) if system == "torch" else mxnet_like(importlib.import_module(system), *arguments)

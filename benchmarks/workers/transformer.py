@@ -12,11 +12,11 @@ import sys
 from typing import Any
 
 import numpy as np
-from timing import best_ms, measure, sizes  # lies beside this file; the peers know nothing of the package
+from timing import best_ms, measure, sizes  # a module of this folder: the peers cannot import the package
 
 
 def block(F: Any, x: Any, weights: dict[str, Any], width: int, heads: int, tokens: int, batch: int) -> Any:
-    """The block on data (batch, tokens, width), of symbols or arrays."""
+    """Build the block on data (batch, tokens, width), from symbols or arrays."""
 
     def linear(x: Any, name: str, units: int) -> Any:
         return F.FullyConnected(
@@ -26,12 +26,12 @@ def block(F: Any, x: Any, weights: dict[str, Any], width: int, heads: int, token
     def norm(x: Any, name: str) -> Any:
         return F.LayerNorm(x, weights[f"{name}_gamma"], weights[f"{name}_beta"], name=name)
 
-    def apart(x: Any) -> Any:
+    def split_heads(x: Any) -> Any:
         x = F.transpose(F.Reshape(x, shape=(batch, tokens, heads, -1)), axes=(0, 2, 1, 3))
         return F.Reshape(x, shape=(batch * heads, tokens, -1))
 
     hidden = norm(x, "norm1")
-    query, key, value = (apart(linear(hidden, name, width)) for name in ("query", "key", "value"))
+    query, key, value = (split_heads(linear(hidden, name, width)) for name in ("query", "key", "value"))
     scores = F.batch_dot(query, key, transpose_b=True) * (width // heads) ** -0.5
     mixed = F.batch_dot(F.softmax(scores, axis=-1), value)
     mixed = F.transpose(F.Reshape(mixed, shape=(batch, heads, tokens, -1)), axes=(0, 2, 1, 3))
@@ -41,20 +41,20 @@ def block(F: Any, x: Any, weights: dict[str, Any], width: int, heads: int, token
 
 
 def shapes(width: int) -> dict[str, tuple[int, ...]]:
-    """The parameters' shapes."""
-    found: dict[str, tuple[int, ...]] = {}
+    """Return the shapes of the parameters."""
+    sizes: dict[str, tuple[int, ...]] = {}
     for name, units, inputs in [
         *((each, width, width) for each in ("query", "key", "value", "project")),
         ("up", 4 * width, width), ("down", width, 4 * width),
     ]:  # fmt: skip
-        found |= {f"{name}_weight": (units, inputs), f"{name}_bias": (units,)}
+        sizes |= {f"{name}_weight": (units, inputs), f"{name}_bias": (units,)}
     for name in ("norm1", "norm2"):
-        found |= {f"{name}_gamma": (width,), f"{name}_beta": (width,)}
-    return found
+        sizes |= {f"{name}_gamma": (width,), f"{name}_beta": (width,)}
+    return sizes
 
 
 def mxnet_like(mx: Any, width: int, heads: int, tokens: int, batch: int) -> dict[str, float]:
-    """flowmx and MXNet run the same code."""
+    """Measure flowmx or MXNet, by the same code."""
     rng = np.random.default_rng(0)
     sizes = (width, heads, tokens, batch)
     variables = {name: mx.sym.Variable(name) for name in shapes(width)}
@@ -85,7 +85,7 @@ def mxnet_like(mx: Any, width: int, heads: int, tokens: int, batch: int) -> dict
 
 
 def pytorch(width: int, heads: int, tokens: int, batch: int) -> dict[str, float]:
-    """The same block by ``torch.nn``."""
+    """Measure the same block by ``torch.nn``."""
     import torch
 
     nn, functional = torch.nn, torch.nn.functional

@@ -26,7 +26,7 @@ def security(kind):
 
 
 async def serve(pipe, kind):
-    """Each client has arrays of its own, which requests are received into and answers sent from."""
+    """Serve clients; each has separate arrays, into which requests are received and from which replies are sent."""
     stored = {}
 
     def place(caller, header):
@@ -37,12 +37,12 @@ async def serve(pipe, kind):
     async def echo(caller, message):
         return Message({}, [Tensor.of(array) for array in stored[caller.node]])
 
-    async def borrowed(caller, message):
+    async def echo_borrowed(caller, message):
         return Message({}, [Tensor.of(array) for array in stored[caller.node]])
 
     service = Service("benchmark", security=security(kind))
     service.operation("echo", echo, place)
-    service.operation("borrow", borrowed, borrow=True)
+    service.operation("borrow", echo_borrowed, borrow=True)
     pipe.send(await service.start())
     await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
     await service.stop()

@@ -1,9 +1,9 @@
-"""Megabytes of every operator output of a network's graph, each counted once: what memory would be without a planner.
+"""Megabytes of every operator output of a network's graph, each counted once: the memory without a planner.
 
     python unshared.py SYSTEM NETWORK [BATCH [SIZE]]
 
-The graph is the one before anything is fused, in training with the gradients of all parameters. What goes to the
-user's own arrays (outputs, gradients of parameters) is left out. MXNet tells it in its log of the memory plan.
+The graph is the one before fusion; training includes the gradients of all parameters. Outputs and gradients of
+parameters, which the user's arrays hold, are excluded. MXNet logs the outputs with its memory plan.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ import sys
 import tempfile
 from typing import Any
 
-import symbols  # these two lie beside this file; the peers know nothing of the package
+import symbols  # a module of this folder: the peers cannot import the package
 from timing import sizes
 
 MIB = 2**20
 
 
 def flowmx_bytes(model: symbols.Model, train: bool) -> int:
-    """Counted on flowmx's graph."""
+    """Count the bytes on flowmx's graph."""
     from flowmx.graph import infer
     from flowmx.graph.compiler import graph_of
     from flowmx.graph.node import Entry
 
-    nodes, arguments = model.symbol._nodes(), model.symbol._variables()[0]
-    known = {node: model.inputs[node.name] for node in arguments if node.name in model.inputs}
-    wanted = [node for node in arguments if node.name not in model.inputs] if train else []
+    nodes, arguments = model.symbol.nodes(), model.symbol._variables()[0]
+    shapes = {node: model.inputs[node.name] for node in arguments if node.name in model.inputs}
+    parameters = [node for node in arguments if node.name not in model.inputs] if train else []
     graph = graph_of(
-        model.symbol._entries, wanted, infer.infer_shapes(nodes, known), infer.infer_types(nodes, {}), train
+        model.symbol.entries, parameters, infer.infer_shapes(nodes, shapes), infer.infer_types(nodes, {}), train
     )
-    made = {Entry(node, index) for node in graph.nodes() if node.op is not None for index in range(node.outputs())}
-    inside = made - {*graph.outputs, *graph.gradients.values()}
+    entries = {Entry(node, index) for node in graph.nodes() if node.op is not None for index in range(node.outputs())}
+    inside = entries - {*graph.outputs, *graph.gradients.values()}
     return sum(math.prod(graph.shapes[entry]) * graph.dtypes[entry].itemsize for entry in inside)
 
 
 def mxnet_bytes(model: symbols.Model, train: bool) -> int:
-    """Counted on the nodes that MXNet logs as it plans."""
+    """Count the bytes of the nodes that MXNet logs as it plans."""
     import mxnet as mx
 
     logged = _standard_error_of(
@@ -49,14 +49,14 @@ def mxnet_bytes(model: symbols.Model, train: bool) -> int:
             mx.cpu(), grad_req=model.requests("write" if train else "null"), **model.inputs
         )
     )
-    made = sum(_bytes(shape) for shape in re.findall(r"\toutput \d+: \[([0-9,]*)\]", logged))
+    total = sum(_bytes(shape) for shape in re.findall(r"\toutput \d+: \[([0-9,]*)\]", logged))
     shapes, outputs, _ = model.symbol.infer_shape(**model.inputs)
     gradients = [
         shape
         for name, shape in zip(model.symbol.list_arguments(), shapes, strict=True)
         if train and name not in model.inputs
     ]
-    return made - sum(4 * math.prod(shape) for shape in (*outputs, *gradients))
+    return total - sum(4 * math.prod(shape) for shape in (*outputs, *gradients))
 
 
 def _bytes(shape: str) -> int:

@@ -1,1 +1,1 @@
-"""Starting the nodes of a job."""
+"""Start the nodes of a job."""

@@ -1,8 +1,8 @@
-"""The other end of a launcher's connection: ``python -m flowmx.comm.launch.agent`` on a host.
+"""The remote end of a launcher's connection: ``python -m flowmx.comm.launch.agent`` on a host.
 
-It reads one line, the order for a process, and then the numbers of signals for it, a line each. Its output is that of
-the process, and its status too. When its input ends, the connection is gone, and so is the process. An order without a
-command only removes its temporary folder.
+It reads one line, the specification of a process, and then lines with the numbers of signals for it. It forwards the
+output of the process and exits with its status. The end of its input means that the connection has ended; it then kills
+the process. A specification without a command only removes its temporary folder.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from flowmx.comm.launch.child import Child, Guard, Output
-from flowmx.comm.launch.plan import Order
+from flowmx.comm.launch.plan import ProcessSpec
 
-__all__ = ["main", "started"]
+__all__ = ["main", "run_process"]
 
 
 @contextlib.asynccontextmanager
-async def started(order: Order, output: Output) -> AsyncIterator[Child]:
-    """The process of an order; at the end of the context it is killed if it still runs.
+async def run_process(spec: ProcessSpec, output: Output) -> AsyncIterator[Child]:
+    """Start a process; kill it at the end of the context if it still runs.
 
     Args:
-        order: what to start.
-        output: is given its name and each of its lines.
+        spec: the specification of the process.
+        output: called with the process's name and each of its lines.
 
     Raises:
-        OSError: a folder can not be used.
+        OSError: a folder cannot be used.
     """
     with Guard() as guard:
-        folder = order.folder or None
-        command, environ = order.argv(sys.executable), _environment(order, guard)
-        child = await Child.start(order.name, order.node, command, environ, guard, output, folder=folder)
+        folder = spec.folder or None
+        command, environ = spec.argv(sys.executable), _environment(spec, guard)
+        child = await Child.start(spec.name, spec.node, command, environ, guard, output, folder=folder)
         try:
             yield child
         finally:
@@ -45,28 +45,28 @@ async def started(order: Order, output: Output) -> AsyncIterator[Child]:
             await child.ended
 
 
-def _environment(order: Order, guard: Guard) -> dict[str, str]:
-    """The environment of a process, with the files that it names; `python` is this one, which has flowmx."""
+def _environment(spec: ProcessSpec, guard: Guard) -> dict[str, str]:
+    """Return the environment of a process, and create its files; `python` is this interpreter, which has flowmx."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    if order.scratch:
-        Path(order.scratch).mkdir(mode=0o700, exist_ok=True)
-    return {**os.environ, "PATH": path, **order.environ, **_secret(order, guard)}
+    if spec.scratch:
+        Path(spec.scratch).mkdir(mode=0o700, exist_ok=True)
+    return {**os.environ, "PATH": path, **spec.environ, **_secret(spec, guard)}
 
 
-def _secret(order: Order, guard: Guard) -> dict[str, str]:
-    """Put the job's secret into a file that only this user reads, and that goes with this process."""
-    if order.secret is None:
+def _secret(spec: ProcessSpec, guard: Guard) -> dict[str, str]:
+    """Write the job's secret to a file that only this user can read, and that is removed after this process."""
+    if spec.secret is None:
         return {}
     folder = Path(tempfile.mkdtemp(prefix="flowmx-secret-"))
     guard.remove(folder)
     path = folder / "secret"
     path.touch(mode=0o600)
-    path.write_bytes(order.secret)
+    path.write_bytes(spec.secret)
     return {"FLOWMX_SECRET_FILE": str(path)}
 
 
-async def _serve(order: Order, lines: asyncio.StreamReader) -> int:
-    async with started(order, _print) as child:
+async def _serve(spec: ProcessSpec, lines: asyncio.StreamReader) -> int:
+    async with run_process(spec, _print) as child:
         control = asyncio.create_task(_control(child, lines))
         await asyncio.wait({control, child.ended}, return_when=asyncio.FIRST_COMPLETED)
         control.cancel()
@@ -84,11 +84,11 @@ async def _run() -> int:
     lines = asyncio.StreamReader(limit=1 << 24)
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    order = Order.from_json((await lines.readline()).decode())
-    if not order.command:
-        shutil.rmtree(order.scratch, ignore_errors=True)
+    spec = ProcessSpec.from_json((await lines.readline()).decode())
+    if not spec.command:
+        shutil.rmtree(spec.scratch, ignore_errors=True)
         return 0
-    return await _serve(order, lines)
+    return await _serve(spec, lines)
 
 
 def _print(_: str, line: str) -> None:
@@ -97,13 +97,13 @@ def _print(_: str, line: str) -> None:
 
 
 def main() -> int:
-    """Run one order; return the status of its process, or 126 where it could not be run."""
+    """Run one process; return its status, or 126 if it cannot be started."""
     for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the launcher decides what is done
+        signal.signal(number, signal.SIG_IGN)  # the launcher decides what to do
     try:
         return asyncio.run(_run())
     except (OSError, ValueError) as error:
-        sys.stderr.write(f"the process can not be started: {error}\n")
+        sys.stderr.write(f"the process cannot be started: {error}\n")
         return 126
 
 

@@ -1,4 +1,4 @@
-"""Processes that a launcher starts: their output line by line, and an end that leaves nothing behind."""
+"""Child processes of a launcher: their output by line, and their termination with all descendants."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from flowmx.comm.verdict import describe
+from flowmx.comm.exit_reason import describe
 
 __all__ = ["Child", "Guard"]
 
-LONGEST = 1 << 16  # bytes of a line that are shown as one
+MAX_LINE = 1 << 16  # maximum length of a line in bytes; longer lines are split
 
-ALONE = (sys.executable, "-I", "-S")  # Python with its standard library alone
-HERE = Path(__file__).parent
+ISOLATED_PYTHON = (sys.executable, "-I", "-S")  # Python with only its standard library
+FOLDER = Path(__file__).parent
 
 Output = Callable[[str, str], None]
 
 
 class Guard:
-    """A guard process: it kills leftover process groups and removes folders after this process has ended in any way."""
+    """A guard process. However this process ends, the guard kills leftover process groups and removes folders."""
 
     def __enter__(self) -> Self:
-        command = [*ALONE, str(HERE / "guard.py")]
+        command = [*ISOLATED_PYTHON, str(FOLDER / "guard.py")]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, bufsize=1, start_new_session=True)
         return self
 
@@ -40,36 +40,36 @@ class Guard:
             self._process.communicate()
 
     def watch(self, group: int) -> None:
-        """Have a process group killed, should it be left."""
-        self._tell(f"+{group}")
+        """Add a process group, which the guard kills if it is left over."""
+        self._write(f"+{group}")
 
     def forget(self, group: int) -> None:
-        """Note that a process group has ended."""
-        self._tell(f"-{group}")
+        """Remove a process group that has ended."""
+        self._write(f"-{group}")
 
     def remove(self, folder: Path) -> None:
-        """Have a folder removed at the end."""
-        self._tell(str(folder.absolute()))
+        """Add a folder, which the guard removes at the end."""
+        self._write(str(folder.absolute()))
 
-    def _tell(self, line: str) -> None:
+    def _write(self, line: str) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(line + "\n")
 
 
 class Child:
-    """A process in a group of its own, which dies with its parent.
+    """A process in a separate process group, which is killed when its parent ends.
 
     Args:
-        name: what its lines begin with.
+        name: its name, the prefix of its output lines.
         node: its id in the job.
         process: the process.
-        output: is given its name and each of its lines.
+        output: called with the name and each output line.
 
     Attributes:
-        status: how it ended; None while it runs.
-        lost: always False: a machine is not lost to itself.
-        ended: is done once it has ended.
+        status: the exit status; None while the process runs.
+        lost: whether the process's host was lost; always False for a local process.
+        ended: a task that completes when the process has ended.
     """
 
     def __init__(self, name: str, node: str, process: asyncio.subprocess.Process, guard: Guard, output: Output) -> None:
@@ -93,57 +93,57 @@ class Child:
         output: Output,
         *,
         folder: str | None = None,
-        reads: bool = False,
+        has_input: bool = False,
         descriptors: Sequence[int] = (),
     ) -> Self:
-        """Start a program; one that does not exist prints so and ends with status 127.
+        """Start a program. If the program does not exist, the process prints an error and exits with status 127.
 
         Args:
-            name: what its lines begin with.
+            name: its name, the prefix of its output lines.
             node: its id in the job.
             command: the program and its arguments.
             environ: its environment.
-            guard: ends it if this process can not.
-            output: is given its name and each of its lines.
-            folder: its working folder, by default this process's.
-            reads: whether it reads what :meth:`tell` writes.
-            descriptors: open files of this process that it inherits, by the same numbers.
+            guard: kills the process if this process cannot.
+            output: called with the name and each output line.
+            folder: its working folder; by default that of this process.
+            has_input: whether the process reads input, from :meth:`write_line`.
+            descriptors: file descriptors that the process inherits, with the same numbers.
         """
         process = await asyncio.create_subprocess_exec(
-            *ALONE,
-            str(HERE / "start.py"),
+            *ISOLATED_PYTHON,
+            str(FOLDER / "start.py"),
             str(os.getpid()),
             *command,
-            stdin=asyncio.subprocess.PIPE if reads else asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE if has_input else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env={**environ, "PYTHONUNBUFFERED": "1"},
             cwd=folder,
             pass_fds=tuple(descriptors),
             start_new_session=True,
-            limit=LONGEST,
+            limit=MAX_LINE,
         )
         guard.watch(process.pid)
         return cls(name, node, process, guard, output)
 
     @property
-    def how(self) -> str:
+    def status_text(self) -> str:
         """The exit status as text, for messages."""
-        return "it runs" if self.status is None else describe(self.status)
+        return "running" if self.status is None else describe(self.status)
 
-    def tell(self, line: str) -> None:
+    def write_line(self, line: str) -> None:
         """Write a line to the process's input."""
         assert self._process.stdin is not None
         if not self._process.stdin.is_closing():
             self._process.stdin.write(line.encode() + b"\n")
 
-    def hang_up(self) -> None:
+    def close_input(self) -> None:
         """Close the process's input."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process and all that it started."""
+        """Send a signal to the process and its descendants."""
         if self.status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
@@ -152,24 +152,24 @@ class Child:
         reading = asyncio.create_task(self._read())
         status = await self._process.wait()
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # what it started and left
+            os.killpg(self._process.pid, signal.SIGKILL)  # leftover descendants
         self._guard.forget(self._process.pid)
         await asyncio.wait({reading}, timeout=1.0)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-        self.status = self._meaning(status)
+        self.status = self._translate(status)
         return self.status
 
-    def _meaning(self, status: int) -> int:
-        """Translate an exit status of the local process into that of the process which it stands for."""
+    def _translate(self, status: int) -> int:
+        """Convert the exit status of this process into that of the remote process, if there is one."""
         return status
 
     async def _read(self) -> None:
         assert self._process.stdout is not None
         rest = b""
-        while chunk := await self._process.stdout.read(LONGEST):
+        while chunk := await self._process.stdout.read(MAX_LINE):
             *lines, rest = (rest + chunk).split(b"\n")
-            if len(rest) > LONGEST:
+            if len(rest) > MAX_LINE:
                 lines, rest = [*lines, rest], b""
             for line in lines:
                 self._output(self.name, line.decode(errors="replace").rstrip("\r"))

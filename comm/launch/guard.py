@@ -1,10 +1,10 @@
-"""The guard process of a launcher: it outlives it, kills its processes, and removes its folders.
+"""The guard process of a launcher: it outlives the launcher, kills its processes, and removes its folders.
 
-It reads ``+<group>`` and ``-<group>`` lines, and at their end kills the groups that are left; then it removes the
-folders whose paths it read.
+It reads ``+<group>`` and ``-<group>`` lines and paths of folders. At the end of its input it kills the remaining
+groups, and then removes the folders.
 
-Run as a program of its own, with the standard library alone, so that it starts fast and holds little. However the
-launcher dies, its end of the pipe closes.
+It is run as a separate program that uses only the standard library, so that it starts fast and uses little memory. The
+launcher's end of the pipe closes even if the launcher is killed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 
 
 def main() -> None:
-    """Follow the lines on standard input."""
+    """Read the lines on standard input, then clean up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()

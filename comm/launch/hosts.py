@@ -1,4 +1,4 @@
-"""Hosts of a job's processes: the interface that a launcher needs, this machine, and the choice of a host."""
+"""Hosts of a job's processes: the interface for launchers, the local machine, and the choice of a host."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Protocol, Self
 from flowmx import settings
 from flowmx.comm.client import Peer
 from flowmx.comm.launch.child import Child, Guard, Output
-from flowmx.comm.launch.plan import Order, Plan, job_secret
-from flowmx.comm.limits import in_force
+from flowmx.comm.launch.plan import Plan, ProcessSpec, job_secret
+from flowmx.comm.limits import limits_for
 from flowmx.comm.node import Connection
 from flowmx.comm.scheduler import LIMITS
 from flowmx.comm.security import Security
 
-__all__ = ["Host", "LocalSite", "Process", "Site", "choose"]
+__all__ = ["Host", "LocalSite", "Process", "Site", "choose_host"]
 
 
 class Process(Protocol):
@@ -29,9 +29,9 @@ class Process(Protocol):
     Attributes:
         name: such as ``"worker 0"``.
         node: its id in the job.
-        status: how it ended, negative for a signal; None while it runs.
-        lost: whether it is its host that was lost.
-        ended: is done once it has ended.
+        status: its exit status, negative for a signal; None while it runs.
+        lost: whether its host was lost.
+        ended: a task that is done when it has ended.
     """
 
     name: str
@@ -41,21 +41,21 @@ class Process(Protocol):
     ended: asyncio.Task[int]
 
     @property
-    def how(self) -> str:
+    def status_text(self) -> str:
         """The exit status as text, for messages."""
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process and all that it started."""
+        """Send a signal to the process and its descendants."""
 
 
 class Host(Protocol):
-    """A host, on which processes can be started.
+    """A host for processes.
 
     Attributes:
-        name: what people call it; empty for this machine.
-        address: on which the job's other nodes reach its processes.
-        slots: how many processes it is meant for.
-        scratch: the job's temporary folder there.
+        name: its name in messages; empty for this machine.
+        address: the address at which the job's other nodes reach its processes.
+        slots: the number of processes that it should run.
+        scratch: the job's temporary folder on the host.
     """
 
     name: str
@@ -63,15 +63,15 @@ class Host(Protocol):
     slots: int
     scratch: str
 
-    async def start(self, order: Order, output: Output) -> Process:
-        """Start a process; a program that does not exist prints so and ends with status 127."""
+    async def start(self, spec: ProcessSpec, output: Output) -> Process:
+        """Start a process; if its program does not exist, it prints that and ends with status 127."""
 
 
 class Site(Protocol):
-    """The hosts of a job; ``async with`` prepares them, and leaves nothing behind.
+    """The hosts of a job; ``async with`` prepares them and cleans up.
 
     Attributes:
-        secret: what the job's nodes share, if anything.
+        secret: the secret of the job's nodes, if any.
     """
 
     secret: bytes | None
@@ -83,20 +83,20 @@ class Site(Protocol):
     ) -> None: ...
 
     def hosts(self) -> Sequence[Host]:
-        """The hosts that are available now."""
+        """Return the hosts that are available now."""
 
     def connect(self, scheduler: str) -> Connection:
-        """A connection to the job's scheduler."""
+        """Return a connection to the job's scheduler."""
 
-    def tell(self, line: str) -> None:
-        """Take a message of the launcher's."""
+    def log_message(self, line: str) -> None:
+        """Handle a message of the launcher."""
 
 
 class LocalSite:
-    """The site of one host, this machine.
+    """A site with one host, this machine.
 
     Args:
-        plan: what is to be launched.
+        plan: the plan of the job.
     """
 
     name, address, scratch = "", "127.0.0.1", ""
@@ -123,34 +123,34 @@ class LocalSite:
         await asyncio.to_thread(self._guard.__exit__, kind, error, trace)
 
     def hosts(self) -> Sequence[Host]:
-        """The one host."""
+        """Return this machine."""
         return [self]
 
     def connect(self, scheduler: str) -> Connection:
-        """A connection to the job's scheduler."""
-        return peer(scheduler, self.secret)
+        """Return a connection to the job's scheduler."""
+        return connect_to(scheduler, self.secret)
 
-    def tell(self, line: str) -> None:
-        """Do nothing: there is no other process to tell."""
+    def log_message(self, line: str) -> None:
+        """Do nothing: there is no other process to notify."""
 
-    async def start(self, order: Order, output: Output) -> Child:
+    async def start(self, spec: ProcessSpec, output: Output) -> Child:
         """Start a process on this machine."""
-        environ = {**self.plan.environ, **order.environ, **(self._file.environ if self._file else {})}
+        environ = {**self.plan.environ, **spec.environ, **(self._file.environ if self._file else {})}
         return await Child.start(
-            order.name, order.node, order.argv(sys.executable), environ, self._guard, output,
+            spec.name, spec.node, spec.argv(sys.executable), environ, self._guard, output,
             descriptors=self._file.descriptors if self._file else (),
         )  # fmt: skip
 
 
 class SecretFile:
-    """A file with a job's secret that has no name: processes of this machine inherit it open.
+    """An unnamed file with a job's secret, which processes of this machine inherit.
 
     Args:
-        secret: what the job's nodes share.
+        secret: the secret of the job's nodes.
 
     Attributes:
-        environ: the variable that names it to them.
-        descriptors: what they inherit.
+        environ: the environment variable that names the file.
+        descriptors: the inherited file descriptors.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -161,32 +161,32 @@ class SecretFile:
         self.environ = {"FLOWMX_SECRET_FILE": f"/dev/fd/{self._file.fileno()}"}
 
     def close(self) -> None:
-        """Forget the secret."""
+        """Close the file, which deletes the secret."""
         self._file.close()
 
 
-def peer(scheduler: str, secret: bytes | None) -> Peer:
-    """A launcher's connection to a scheduler."""
+def connect_to(scheduler: str, secret: bytes | None) -> Peer:
+    """Return a launcher's connection to a scheduler."""
     security = Security.from_settings()
     if secret is not None:
         security = Security(secret, tls=security.tls if security is not None else None)
-    return Peer(scheduler, security=security, limits=in_force("job", LIMITS), node="launcher")
+    return Peer(scheduler, security=security, limits=limits_for("job", LIMITS), node="launcher")
 
 
-def choose(hosts: Sequence[Host], load: Counter[str], failures: Counter[str], former: Host | None = None) -> Host:
-    """The host for one more process.
+def choose_host(hosts: Sequence[Host], load: Counter[str], failures: Counter[str], former: Host | None = None) -> Host:
+    """Choose the host for one more process.
 
-    Hosts that were lost come last, then those whose slots are taken; among the others the processes spread over
+    Hosts that were lost are chosen last, before them those without free slots. Otherwise processes are spread over
     machines, and then over the hosts of a machine.
 
     Args:
-        hosts: those that are there.
-        load: processes on each, by name.
-        failures: how often each was lost, by name.
-        former: where the process was before and should stay, if that is there.
+        hosts: the available hosts.
+        load: the number of processes on each host, by name.
+        failures: the number of losses of each host, by name.
+        former: the former host of the process, where it should stay if possible.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there are no hosts.
     """
     if not hosts:
         raise ValueError("there is no host to start a process on")
@@ -199,4 +199,4 @@ def choose(hosts: Sequence[Host], load: Counter[str], failures: Counter[str], fo
         full = load[host.name] >= host.slots
         return failures[host.name], *moved, full, machines[host.address], load[host.name]
 
-    return min(hosts, key=cost)  # the first of those that are as good
+    return min(hosts, key=cost)  # the first of equally good ones

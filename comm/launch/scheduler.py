@@ -1,4 +1,4 @@
-"""``python -m flowmx scheduler``: the scheduler of one job, from its first node to its last."""
+"""``python -m flowmx scheduler``: run the scheduler of one job."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from flowmx import settings
-from flowmx.comm.folder import path as own_folder
-from flowmx.comm.heap import give_back
+from flowmx.comm.exit_reason import TERMINATED
+from flowmx.comm.heap import return_freed_memory
 from flowmx.comm.members import POLICIES, Job
+from flowmx.comm.runtime_folder import path as own_folder
 from flowmx.comm.scheduler import Scheduler
 from flowmx.comm.security import Security, is_loopback
-from flowmx.comm.verdict import TERMINATED
 from flowmx.tools import usage
 
 __all__ = ["ANNOUNCEMENT", "main", "serve"]
 
 log = logging.getLogger("flowmx.comm")
 
-ANNOUNCEMENT = "flowmx scheduler at "  # begins the line with the address
+ANNOUNCEMENT = "flowmx scheduler at "  # the beginning of the line with the address
 
 
 async def serve(scheduler: Scheduler, host: str, port: int, started: Callable[[str], None] | None = None) -> int:
-    """Serve until the job is over, or SIGTERM or SIGINT asks for the end; return the exit status.
+    """Serve until the job has ended, or SIGTERM or SIGINT is received; return the exit status.
 
-    It is 1 where the job failed, that of SIGTERM where nodes are left that need their scheduler, and otherwise 0.
+    The status is 1 if the job failed, that of SIGTERM if there are nodes that still need the scheduler, otherwise 0.
 
     Args:
         scheduler: the scheduler.
         host: an address of this machine.
-        port: 0 takes a free one.
+        port: the port; 0 chooses a free one.
         started: called with the address once it serves.
     """
-    over = asyncio.create_task(scheduler.over())
+    end = asyncio.create_task(scheduler.wait_until_over())
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, over.cancel)
+        asyncio.get_running_loop().add_signal_handler(number, end.cancel)
     try:
         address = await scheduler.start(host, port)
         if started is not None:
             started(address)
         sys.stdout.write(f"{ANNOUNCEMENT}{address}\n")
         sys.stdout.flush()
-        view = await over
+        view = await end
     except asyncio.CancelledError:
         log.info("the scheduler was asked to end")
         view = scheduler.members.view
@@ -61,100 +61,112 @@ async def serve(scheduler: Scheduler, host: str, port: int, started: Callable[[s
     return int(view.phase == "failed")
 
 
-def _where(config: settings.Settings) -> tuple[str, int]:
-    """The scheduler's host and port by the environment, which is where the nodes look for it.
+def _default_address(config: settings.Settings) -> tuple[str, int]:
+    """Return the scheduler's host and port from the environment, as the nodes use them.
 
     Raises:
-        SettingError: the address is none.
+        SettingError: the address is invalid.
     """
     address = config.scheduler
     if not address:
         return config.node_host, 0
     try:
-        found = urlsplit(address if "://" in address else f"http://{address}")
-        return found.hostname or config.node_host, found.port or 0
+        url = urlsplit(address if "://" in address else f"http://{address}")
+        return url.hostname or config.node_host, url.port or 0
     except ValueError as error:
-        raise settings.SettingError(f"FLOWMX_SCHEDULER was given {address!r}; it takes host:port ({error})") from None
+        raise settings.SettingError(f"FLOWMX_SCHEDULER is {address!r}, expected host:port ({error})") from None
 
 
 def parser() -> argparse.ArgumentParser:
     """Build the argument parser of the command ``scheduler``.
 
     Raises:
-        SettingError: a setting, which is a default here, has a wrong value.
+        SettingError: a setting that is a default here has an invalid value.
     """
     config = settings.get()
-    host, port = _where(config)
-    found = usage.parser(
-        "scheduler", "Be the scheduler of a distributed job.", exits={1: "the job failed", TERMINATED: "SIGTERM"}
+    host, port = _default_address(config)
+    arguments = usage.parser(
+        "scheduler", "Run the scheduler of a distributed job.", exits={1: "the job failed", TERMINATED: "SIGTERM"}
     )
-    found.add_argument("--host", default=host, help="the address to serve on (FLOWMX_SCHEDULER, or FLOWMX_NODE_HOST)")
-    found.add_argument("--port", type=usage.port, default=port, help="the port (FLOWMX_SCHEDULER); 0 takes a free one")
-    found.add_argument("--workers", type=int, default=config.num_workers, help="workers of the job")
-    found.add_argument("--servers", type=int, default=config.num_servers, help="servers of the job")
-    found.add_argument("--policy", choices=POLICIES, default=config.kvstore_policy, help="what a lost node means")
-    found.add_argument("--timeout", type=float, default=config.kvstore_timeout, help="seconds of silence until then")
-    found.add_argument("--snapshot", default=config.snapshot, help="file to go on from when started anew")
-    secret = found.add_mutually_exclusive_group()
-    secret.add_argument("--secret-file", default=config.secret_file, help="file with the secret that all nodes share")
-    insecure = "make no secret where none is given: every user of this machine may join the job, and end it"
+    arguments.add_argument(
+        "--host", default=host, help="the address to serve on (FLOWMX_SCHEDULER, or FLOWMX_NODE_HOST)"
+    )
+    arguments.add_argument(
+        "--port", type=usage.port, default=port, help="the port (FLOWMX_SCHEDULER); 0 takes a free one"
+    )
+    arguments.add_argument("--workers", type=int, default=config.num_workers, help="workers of the job")
+    arguments.add_argument("--servers", type=int, default=config.num_servers, help="servers of the job")
+    arguments.add_argument(
+        "--job", default=config.job, help="name of the job, the same as that of its nodes (FLOWMX_JOB)"
+    )
+    arguments.add_argument(
+        "--policy", choices=POLICIES, default=config.kvstore_policy, help="what happens when a node is lost"
+    )
+    arguments.add_argument(
+        "--timeout", type=float, default=config.kvstore_timeout, help="seconds of silence after which a node is lost"
+    )
+    arguments.add_argument("--snapshot", default=config.snapshot, help="file from which a restarted scheduler resumes")
+    secret = arguments.add_mutually_exclusive_group()
+    secret.add_argument("--secret-file", default=config.secret_file, help="file with the secret of all nodes")
+    insecure = "create no secret if none is set: every user of this machine may then join and end the job"
     secret.add_argument("--insecure", action="store_true", help=insecure)
-    return found
+    return arguments
 
 
 @contextlib.contextmanager
-def _secured(
-    given: argparse.Namespace, argv: Sequence[str] | None
+def _job_security(
+    options: argparse.Namespace, argv: Sequence[str] | None
 ) -> Iterator[tuple[Security | None, Callable[[str], None] | None]]:
-    """The job's security, and what tells who starts its other nodes of it, once the address is known.
+    """Yield the job's security, and a function of the address that prints how to start the other nodes.
 
-    Without a given one it is that of a secret that is made here, in a file of this user's alone. But a launcher that
-    named the address in the environment has nodes that know of no secret: there every user of this machine may join.
+    If no secret is set, one is created in a file that only this user can read. But if the environment sets the
+    scheduler's address, the other nodes have no secret, so none is used: every user of this machine may join.
     """
-    security = Security.from_settings(given.secret_file)
-    if security is not None or not is_loopback(given.host):  # others are refused
+    security = Security.from_settings(options.secret_file)
+    if security is not None or not is_loopback(options.host):  # other addresses are refused later
         yield security, None
-    elif given.insecure or settings.get().scheduler:
-        _say(_advice(argv))
+    elif options.insecure or settings.get().scheduler:
+        _print_error(_secret_advice(argv))
         yield None, None
     else:
         file = own_folder(make=True) / f"job-{secrets.token_hex(8)}.secret"
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
             out.write(secrets.token_hex(32))
         try:
-            yield Security.from_file(file), lambda address: _say(_lines(address, given, file))
+            yield Security.from_file(file), lambda address: _print_error(_join_advice(address, options, file))
         finally:
             file.unlink(missing_ok=True)
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     sys.stderr.write(text)
     sys.stderr.flush()
 
 
-def _lines(address: str, given: argparse.Namespace, file: Path) -> str:
-    """The lines for who starts the other nodes of a job whose secret was made here."""
+def _join_advice(address: str, options: argparse.Namespace, file: Path) -> str:
+    """Return the commands that start the other nodes of a job whose secret was created here."""
     variables = {
-        "FLOWMX_SCHEDULER": address, "FLOWMX_SECRET_FILE": str(file), "FLOWMX_NUM_WORKERS": str(given.workers),
-        "FLOWMX_NUM_SERVERS": str(given.servers),
+        "FLOWMX_SCHEDULER": address, "FLOWMX_SECRET_FILE": str(file), "FLOWMX_NUM_WORKERS": str(options.workers),
+        "FLOWMX_NUM_SERVERS": str(options.servers),
     }  # fmt: skip
-    shown = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+    variables |= {"FLOWMX_JOB": options.job} if options.job else {}
+    exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
     return (
-        "flowmx: no secret was given, so one was made for this job; who is to be in it takes it (--insecure: none):\n"
-        f"  export {shown}\n"
+        "flowmx: created a secret for this job, which its other nodes need (none with --insecure):\n"
+        f"  export {exports}\n"
         "  python -m flowmx server                         # each server\n"
         "  FLOWMX_ROLE=worker python train.py              # each worker\n"
     )
 
 
-def _advice(argv: Sequence[str] | None) -> str:
-    """The command line of a scheduler with a secret, for who starts one without."""
+def _secret_advice(argv: Sequence[str] | None) -> str:
+    """Return the command line of a scheduler with a secret, for a user who starts one without."""
     command = shlex.join(
-        ["python", "-m", "flowmx", "scheduler", *(each for each in argv or () if each != "--insecure")]
+        ["python", "-m", "flowmx", "scheduler", *(argument for argument in argv or () if argument != "--insecure")]
     )
     return (
         "flowmx: this scheduler has no secret: it listens on the loopback address only, and every user of this machine "
-        "may join the job. With one, which all nodes of the job take:\n"
+        "may join the job. To use a secret, which all nodes of the job need:\n"
         "  (umask 077; openssl rand -hex 32 > flowmx.secret); export FLOWMX_SECRET_FILE=$PWD/flowmx.secret\n"
         f"  {command}\n"
     )
@@ -162,17 +174,18 @@ def _advice(argv: Sequence[str] | None) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a scheduler; return the exit status."""
-    given = parser().parse_args(argv)
-    give_back()
+    options = parser().parse_args(argv)
+    return_freed_memory()
     config = settings.get()
     job = Job(
-        given.workers, given.servers, given.timeout, given.policy, config.kvstore_busy, config.kvstore_deserted
+        options.workers, options.servers, options.timeout, options.policy, config.kvstore_busy,
+        config.kvstore_no_workers, options.job,
     )  # fmt: skip
 
     async def run(security: Security | None, started: Callable[[str], None] | None) -> int:
         interval = settings.get().kvstore_heartbeat
-        scheduler = Scheduler(job, snapshot=given.snapshot or None, interval=interval, security=security)
-        return await serve(scheduler, given.host, given.port, started)
+        scheduler = Scheduler(job, snapshot=options.snapshot or None, interval=interval, security=security)
+        return await serve(scheduler, options.host, options.port, started)
 
-    with _secured(given, argv) as (security, started):
+    with _job_security(options, argv) as (security, started):
         return asyncio.run(run(security, started))

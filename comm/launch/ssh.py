@@ -1,7 +1,7 @@
 """Hosts that are reached by ssh.
 
-Each process has a connection of its own, with an agent at the other end (:mod:`flowmx.comm.launch.agent`). What it is
-to do goes through the connection's input, the job's secret with it, so that neither is seen in any list of processes.
+Each process has its own connection, with an agent at the other end (:mod:`flowmx.comm.launch.agent`). The agent reads
+its specification, with the job's secret, from the connection's input, so that neither appears in a list of processes.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from types import TracebackType
 from typing import Self
 
 from flowmx import settings
+from flowmx.comm.exit_reason import describe
 from flowmx.comm.launch.child import Child, Guard, Output
-from flowmx.comm.launch.hosts import Host, peer
-from flowmx.comm.launch.plan import Order, Plan, job_secret
+from flowmx.comm.launch.hosts import Host, connect_to
+from flowmx.comm.launch.plan import Plan, ProcessSpec, job_secret
 from flowmx.comm.node import Connection
 from flowmx.comm.security import is_loopback
-from flowmx.comm.verdict import describe
 
-__all__ = ["SSH", "Named", "Ssh", "named", "read_hostfile"]
+__all__ = ["SSH", "HostSpec", "SshSite", "parse_hosts", "read_hostfile"]
 
 SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=5 -o ServerAliveCountMax=3"
-BROKEN = 255  # ssh's own status where there is no connection
+SSH_FAILED = 255  # ssh's exit status if the connection failed
 AGENT = ("-m", "flowmx.comm.launch.agent")
 _HOST = re.compile(r"[A-Za-z0-9._@:\[\]%-]+", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Named:
-    """A host as given on the command line or in a hostfile.
+class HostSpec:
+    """A host from the command line or a hostfile.
 
     Args:
-        name: what ssh calls it, ``user@`` included.
-        slots: how many processes it is meant for.
-        address: on which the other hosts reach it; by default what its name stands for.
+        name: its name for ssh, optionally with ``user@``.
+        slots: the number of processes that it should run.
+        address: the address at which the other hosts reach it; by default, its name is resolved.
     """
 
     name: str
@@ -52,70 +52,72 @@ class Named:
 
     def __post_init__(self) -> None:
         if not _HOST.fullmatch(self.name) or self.name.startswith("-"):
-            raise ValueError(f"{self.name!r} is no name of a host")
+            raise ValueError(f"{self.name!r} is not a valid host name")
         if self.slots < 1:
             raise ValueError(f"host {self.name} has slots={self.slots}, expected at least 1")
 
 
-def named(text: str) -> list[Named]:
-    """The hosts of ``--hosts a,b,c``.
+def parse_hosts(text: str) -> list[HostSpec]:
+    """Parse the hosts of ``--hosts a,b,c``.
 
     Raises:
-        ValueError: there are none, one is written twice, or is no name of a host.
+        ValueError: the list is empty, or a name is invalid or repeated.
     """
-    return _checked([Named(name.strip()) for name in text.split(",") if name.strip()], "--hosts")
+    return _check_hosts([HostSpec(name.strip()) for name in text.split(",") if name.strip()], "--hosts")
 
 
-def read_hostfile(path: str | os.PathLike[str]) -> list[Named]:
-    """The hosts of a file: one a line, ``name [slots=n] [address=a]``, with comments from ``#`` on.
+def read_hostfile(path: str | os.PathLike[str]) -> list[HostSpec]:
+    """Read hosts from a file, one per line: ``name [slots=n] [address=a]``, with comments after ``#``.
 
     Raises:
-        OSError: it can not be read.
-        ValueError: a line is none of these; the message names it.
+        OSError: the file cannot be read.
+        ValueError: a line is invalid; the message contains its number.
     """
-    found = []
+    specs = []
     for number, line in enumerate(Path(path).read_text().splitlines(), 1):
         words = line.partition("#")[0].split()
         if words:
             try:
-                found.append(_host(words))
+                specs.append(_parse_host(words))
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: {error}") from None
-    return _checked(found, str(path))
+    return _check_hosts(specs, str(path))
 
 
-def _host(words: Sequence[str]) -> Named:
+def _parse_host(words: Sequence[str]) -> HostSpec:
     options = dict(word.partition("=")[::2] for word in words[1:])
     unknown = set(options) - {"slots", "address"}
     if unknown:
-        raise ValueError(f"{', '.join(sorted(unknown))}: after a host's name there may be slots=n and address=a")
-    return Named(words[0], int(options.get("slots", 1)), options.get("address", ""))
+        raise ValueError(f"{', '.join(sorted(unknown))}: the options after a host's name are slots=n and address=a")
+    return HostSpec(words[0], int(options.get("slots", 1)), options.get("address", ""))
 
 
-def _checked(hosts: list[Named], where: str) -> list[Named]:
+def _check_hosts(hosts: list[HostSpec], where: str) -> list[HostSpec]:
     names = [host.name for host in hosts]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"{where} names {', '.join(twice)} more than once; a host with room for more has slots=n")
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise ValueError(
+            f"{where} names {', '.join(duplicates)} more than once; use slots=n for several processes on a host"
+        )
     if not hosts:
-        raise ValueError(f"{where} names no host")
+        raise ValueError(f"{where} names no hosts")
     return hosts
 
 
-def resolve(hosts: Iterable[Named]) -> list[Named]:
-    """Give each host an address.
+def resolve(hosts: Iterable[HostSpec]) -> list[HostSpec]:
+    """Look up the address of each host.
 
     Raises:
-        ValueError: a name stands for none, or for one that the other hosts can not reach.
+        ValueError: a name has no address, or one that the other hosts cannot reach.
     """
-    found = [host if host.address else replace(host, address=_address(host.name)) for host in hosts]
-    inside = [host for host in found if is_loopback(host.address)]
-    if inside and len(inside) < len(found):
+    hosts_with_address = [host if host.address else replace(host, address=_address(host.name)) for host in hosts]
+    local_hosts = [host for host in hosts_with_address if is_loopback(host.address)]
+    if local_hosts and len(local_hosts) < len(hosts_with_address):
         raise ValueError(
-            f"{inside[0].name} is {inside[0].address}, which the other hosts can not reach: give its address in a "
-            "hostfile (name address=10.0.0.1)"
+            f"{local_hosts[0].name} is {local_hosts[0].address}, which the other hosts cannot reach: set its address "
+            "in a hostfile (name address=10.0.0.1)"
         )
-    return found
+    return hosts_with_address
 
 
 def _address(name: str) -> str:
@@ -124,62 +126,62 @@ def _address(name: str) -> str:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
         raise ValueError(
-            f"no address of {host} is known ({error}): give one in a hostfile ({name} address=10.0.0.1)"
+            f"the address of {host} was not found ({error}): set one in a hostfile ({name} address=10.0.0.1)"
         ) from None
 
 
 class Remote(Child):
-    """A process at the other end of a connection."""
+    """A process at the other end of an ssh connection."""
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process and all that it started."""
+        """Send a signal to the process and its descendants."""
         if self.status is None:
-            self.tell(str(number))
+            self.write_line(str(number))
         if number == signal.SIGKILL and self.status is None:
-            self.hang_up()
+            self.close_input()
 
     @property
-    def how(self) -> str:
+    def status_text(self) -> str:
         """The exit status as text, for messages."""
         if self.lost:
-            return "ssh's connection ended, or there was none (exit status 255)"
-        return "it runs" if self.status is None else describe(self.status)
+            return "the ssh connection failed or ended (exit status 255)"
+        return "running" if self.status is None else describe(self.status)
 
-    def _meaning(self, status: int) -> int:
-        self.lost = status == BROKEN
+    def _translate(self, status: int) -> int:
+        self.lost = status == SSH_FAILED
         return 128 - status if 128 < status < 128 + signal.NSIG else status
 
 
-class Reached:
+class SshHost:
     """One host.
 
     Args:
         host: its name, slots and address.
-        site: of which it is a part.
+        site: the site that it belongs to.
     """
 
-    def __init__(self, host: Named, site: Ssh) -> None:
+    def __init__(self, host: HostSpec, site: SshSite) -> None:
         self.name, self.slots, self.address = host.name, host.slots, host.address
         self.scratch = site.scratch
         self._site = site
         self.used = False
 
-    async def start(self, order: Order, output: Output) -> Remote:
+    async def start(self, spec: ProcessSpec, output: Output) -> Remote:
         """Start a process on this host."""
         self.used = True
-        order = replace(order, folder=self._site.folder)
+        spec = replace(spec, folder=self._site.folder)
         child = await Remote.start(
-            order.name, order.node, self._command(), os.environ, self._site.guard, output, reads=True
+            spec.name, spec.node, self._command(), os.environ, self._site.guard, output, has_input=True
         )
-        child.tell(order.to_json())
+        child.write_line(spec.to_json())
         return child
 
     async def clean(self) -> None:
         """Remove the job's temporary folder."""
-        order = Order("clean", "", (), own=False, environ={}, scratch=self.scratch)
-        child = await self.start(order, lambda name, line: None)
+        spec = ProcessSpec("clean", "", (), is_flowmx=False, environ={}, scratch=self.scratch)
+        child = await self.start(spec, lambda name, line: None)
         await asyncio.wait({child.ended}, timeout=10.0)
-        Child.signal(child, signal.SIGKILL)  # the connection itself
+        Child.signal(child, signal.SIGKILL)  # ends the connection
         await child.ended
 
     def _command(self) -> tuple[str, ...]:
@@ -188,33 +190,33 @@ class Reached:
         return (*self._site.ssh, self.name, "exec " + shlex.join(agent))
 
 
-class Ssh:
+class SshSite:
     """Hosts that are reached by ssh, with the scheduler on the first.
 
     Args:
-        plan: what is to be launched.
-        hosts: where.
-        ssh: the program and its options; a host's name and a command follow.
-        python: of the hosts, with flowmx installed.
+        plan: the plan of the job.
+        hosts: the hosts.
+        ssh: the ssh program and its options; a host's name and a command are appended.
+        python: the Python of the hosts, with flowmx installed.
         folder: the processes' working folder.
 
     Raises:
-        ValueError: a host has no address, or one that the others can not reach.
-        OSError: the secret's file can not be read.
+        ValueError: a host has no address, or one that the other hosts cannot reach.
+        OSError: the secret's file cannot be read.
     """
 
     def __init__(
-        self, plan: Plan, hosts: Sequence[Named], ssh: Sequence[str] = (), python: str = "", folder: str = ""
+        self, plan: Plan, hosts: Sequence[HostSpec], ssh: Sequence[str] = (), python: str = "", folder: str = ""
     ) -> None:
         self.plan = plan
         self.ssh = tuple(ssh) or tuple(shlex.split(SSH))
         self.python = python or sys.executable
         self.folder = folder or str(Path.cwd())
         self.scratch = f"/tmp/flowmx-{secrets.token_hex(8)}" if plan.policy == "elastic" else ""
-        found = resolve(hosts)
+        resolved = resolve(hosts)
         self.secret: bytes | None = job_secret(settings.get().secret_file)
         self.guard = Guard()
-        self._hosts = [Reached(host, self) for host in found]
+        self._hosts = [SshHost(host, self) for host in resolved]
 
     async def __aenter__(self) -> Self:
         self.guard.__enter__()
@@ -228,12 +230,12 @@ class Ssh:
         await asyncio.to_thread(self.guard.__exit__, kind, error, trace)
 
     def hosts(self) -> Sequence[Host]:
-        """All hosts."""
+        """Return all hosts."""
         return self._hosts
 
     def connect(self, scheduler: str) -> Connection:
-        """A connection to the job's scheduler."""
-        return peer(scheduler, self.secret)
+        """Return a connection to the job's scheduler."""
+        return connect_to(scheduler, self.secret)
 
-    def tell(self, line: str) -> None:
-        """Do nothing: there is no other process to tell."""
+    def log_message(self, line: str) -> None:
+        """Do nothing: there is no other process to notify."""

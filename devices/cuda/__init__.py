@@ -1,6 +1,6 @@
-"""GPUs: ``mx.gpu(0)``, ``mx.gpu(1)``, ... on CuPy, which is imported when the first is used.
+"""GPUs: ``mx.gpu(0)``, ``mx.gpu(1)``, ... with CuPy, which is imported when the first one is used.
 
-Each stream of a GPU is driven by an actor (``devices/streams.py``); what is CUDA's own about them is here.
+Actors drive the streams of a GPU (``devices/streams.py``); this package has the parts that are specific to CUDA.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ __all__ = ["CudaDevice", "PinnedDevice", "make", "make_pinned"]
 
 
 def make(context: Context) -> CudaDevice:
-    """The GPU of a number.
+    """Create the device of a GPU.
 
     Raises:
-        DeviceError: there is none of that number, no driver, or no CuPy; the message names it.
+        DeviceError: there is no such GPU, no driver, or no CuPy; the message says which.
     """
     library.check(context.device_id, driver.gpus())
     cp = library.load()
     try:
         cp.cuda.runtime.getDeviceCount()
     except library.errors(cp) as error:
-        raise DeviceError(f"{context}: CuPy can not start CUDA: {error}; {library.EXTRAS}") from error
+        raise DeviceError(f"{context}: CuPy cannot start CUDA: {error}; {library.EXTRAS}") from error
     return CudaDevice(context, cp)
 
 
 def make_pinned(context: Context) -> CPUDevice:
-    """Host memory that GPUs copy from at full speed; plain memory where there is no GPU."""
-    return PinnedDevice(context, library.load()) if library.usable() else CPUDevice(context)
+    """Create the device of host memory from which GPUs copy at full speed; plain memory without a GPU."""
+    return PinnedDevice(context, library.load()) if library.usable_gpus() else CPUDevice(context)

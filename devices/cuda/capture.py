@@ -1,6 +1,6 @@
-"""Captures: the launches of steps on a stream become a graph, which owns the memory that they take meanwhile.
+"""Captures: the launches of steps on a stream become a graph, which owns the memory that they allocate.
 
-A graph writes into that memory at every launch. So it comes from, and goes back to, a store of the capture's own.
+A graph writes to that memory at every launch. The memory therefore comes from a separate allocator for the capture.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flowmx.devices.blocks import Block, Ticket
-from flowmx.devices.cuda.memory import capturing
+from flowmx.devices.block_pool import Block, Ticket
+from flowmx.devices.cuda.memory import capture_state
 from flowmx.devices.cuda.moving import Copies
 from flowmx.devices.cuda.stream import CudaStream
-from flowmx.devices.streams import here
+from flowmx.devices.streams import thread_streams
 
 if TYPE_CHECKING:
     from flowmx.devices.cuda.device import CudaDevice
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger("flowmx.cuda")
 
 _COPY_NODES = 8
-"""The flag of ``debug_dot_str`` for copy nodes. Not all: names of kernels that CuPy has compiled make CUDA fail."""
+"""The flag of ``debug_dot_str`` for copy nodes. With all nodes, CUDA fails on the names of CuPy's kernels."""
 _HOST_COPIES = ("HtoD", "DtoH", "HostToDevice", "DeviceToHost")
 
 
-class Kept:
-    """A holder that keeps a block from the pool which nothing else holds."""
+class BlockHolder:
+    """A holder that keeps a block in use if nothing else holds the block."""
 
 
 class CaptureMemory:
@@ -40,34 +40,34 @@ class CaptureMemory:
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
         self._free: dict[int, list[Block]] = {}
-        self._returned: deque[Ticket] = deque()
+        self._tickets: deque[Ticket] = deque()
         self._blocks: dict[int, Block] = {}
 
     def take(self, nbytes: int) -> Any:
-        """A lease on so many bytes, which are free for good, or were given back in this capture."""
+        """Return a lease on a block that was freed in this capture, or on a new one."""
         self._collect()
-        # What used a block before is waited for here: a capture may not wait for what is outside of it.
+        # The host waits for earlier uses of a block: a capture must not wait for work outside of it.
         free = self._free.get(self._device.pool.rounded(nbytes))
         block = free.pop() if free else self._device.pool.acquire(nbytes, None)
         self._blocks[id(block)] = block
-        return self._device.lease(block, self._returned)
+        return self._device.lease(block, self._tickets)
 
     def _collect(self) -> None:
-        while self._returned:
-            block = self._returned.popleft().block
+        while self._tickets:
+            block = self._tickets.popleft().block
             self._free.setdefault(block.size, []).append(block)
 
-    def keep(self) -> list[Any]:
-        """End the capture; returns what holds the blocks from now on, besides arrays that outlive it."""
+    def finish(self) -> list[Any]:
+        """End the capture; return the holders of its blocks, except arrays that outlive it."""
         self._collect()
         free = {id(block) for blocks in self._free.values() for block in blocks}
-        held: list[Any] = []
+        holders: list[Any] = []
         for number, block in self._blocks.items():
             ticket = block.ticket
             holder = None if number in free or ticket is None else ticket()
-            held.append(holder := Kept() if holder is None else holder)
+            holders.append(holder := BlockHolder() if holder is None else holder)
             block.lease(holder, self._device.pool.returned)
-        return held
+        return holders
 
     @property
     def blocks(self) -> list[Block]:
@@ -75,91 +75,91 @@ class CaptureMemory:
         return list(self._blocks.values())
 
 
-class Captured:
-    """A graph, and the memory that it works in.
+class CapturedGraph:
+    """A captured graph and its memory.
 
     Attributes:
-        generator: the state of random numbers that it draws with, if any.
-        copies: its own of arrays that move, if any.
+        generator: the random generator of the captured steps, if any.
+        copies: fixed copies of arrays whose addresses change, if any.
     """
 
     generator: Any = None
     copies: Copies | None = None
 
-    def __init__(self, graph: Any, held: list[Any], blocks: list[Block]) -> None:
+    def __init__(self, graph: Any, holders: list[Any], blocks: list[Block]) -> None:
         self.graph = graph
-        self._held = held
+        self._holders = holders
         self._blocks = blocks
 
     def launch(self, stream: CudaStream) -> None:
-        """Launch it on a stream."""
+        """Launch the graph on a stream."""
         if self.copies is not None:
             self.copies.fill(stream)
         self.graph.launch(stream.raw)
         if self.copies is not None:
-            self.copies.hand_out(stream)
-        if here.launch is not None:
-            here.launch.blocks += self._blocks
+            self.copies.copy_back(stream)
+        if thread_streams.launch is not None:
+            thread_streams.launch.blocks += self._blocks
 
 
-class NotCaptured(Exception):
+class CaptureError(Exception):
     """A capture that failed.
 
     Attributes:
-        culprit: the step that it failed at; None where it is not known.
+        failed_step: the number of the step that failed, if known.
     """
 
-    def __init__(self, why: object, culprit: int | None) -> None:
-        super().__init__(str(why))
-        self.culprit = culprit
+    def __init__(self, reason: object, failed_step: int | None) -> None:
+        super().__init__(str(reason))
+        self.failed_step = failed_step
 
 
-def capture(device: CudaDevice, run: Any, steps: Sequence[Any], stream: CudaStream) -> Captured:
+def capture(device: CudaDevice, run: Any, steps: Sequence[Any], stream: CudaStream) -> CapturedGraph:
     """Capture steps on a stream.
 
     Args:
         device: the GPU.
-        run: what the steps are given.
-        steps: what is captured.
-        stream: where.
+        run: the first argument of the steps.
+        steps: the steps to capture.
+        stream: the stream.
 
     Raises:
-        NotCaptured: that can not be done; the stream is as it was.
+        CaptureError: the steps cannot be captured; the stream is unchanged.
     """
     memory = CaptureMemory(device)
     graph: Any = None
-    why: object = None
-    culprit: int | None = None
+    reason: object = None
+    failed_step: int | None = None
     stream.raw.begin_capture()
-    capturing.memory = memory
+    capture_state.memory = memory
     try:
         for number, step in enumerate(steps):
-            culprit = number
+            failed_step = number
             step[0](run, step[1], step[2])
-        culprit = None
-    except Exception as error:
-        why = error
+        failed_step = None
+    except Exception as error:  # CUDA and kernels raise errors of many kinds
+        reason = error
     finally:
-        capturing.memory = None
+        capture_state.memory = None
         try:
-            graph = stream.raw.end_capture()  # also after an error: it is what ends the capture
-        except Exception as error:
-            why = why or error
-    if graph is not None and why is None and copies_host_memory(graph):
-        why = "it copies memory of the host"
-    held = memory.keep()
-    if why is not None:
-        _log.info("%s: %d steps are not captured as a graph: %s", device, len(steps), why)
-        raise NotCaptured(why, culprit)
-    return Captured(graph, held, memory.blocks)
+            graph = stream.raw.end_capture()  # also after an error: only this ends the capture
+        except Exception as error:  # CUDA and kernels raise errors of many kinds
+            reason = reason or error
+    if graph is not None and reason is None and copies_host_memory(graph):
+        reason = "they copy host memory"
+    holders = memory.finish()
+    if reason is not None:
+        _log.info("%s: %d steps are not captured as a graph: %s", device, len(steps), reason)
+        raise CaptureError(reason, failed_step)
+    return CapturedGraph(graph, holders, memory.blocks)
 
 
 def copies_host_memory(graph: Any) -> bool:
-    """Tell whether a graph copies from or to the host, whose memory may be reused before the next launch."""
-    # Pinned memory is refused in a capture, so that this only finds what passes plain memory of the host by itself.
+    """Return whether a graph copies from or to host memory, which may be reused before the next launch."""
+    # Pinned memory cannot be allocated in a capture, so this only has to find direct uses of pageable host memory.
     try:
         text = str(graph.debug_dot_str(_COPY_NODES))
-    except Exception as error:
-        _log.info("a captured graph can not be looked at: %s", error)
+    except Exception as error:  # CUDA and kernels raise errors of many kinds
+        _log.info("a captured graph cannot be inspected: %s", error)
         return False
     return any(word in text for word in _HOST_COPIES)

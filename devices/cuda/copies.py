@@ -1,4 +1,4 @@
-"""Copies to, from and between GPUs, on the stream that is current. What changes the dtype does so on a GPU."""
+"""Copies to, from and between GPUs, on the current stream. Dtypes are converted on a GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowmx.devices.cuda.memory import home_of
+from flowmx.devices.cuda.memory import device_of
 from flowmx.devices.cuda.staging import CHUNK, PinnedBytes, is_pinned
 from flowmx.devices.cuda.stream import CudaStream
 from flowmx.devices.streams import Token, current_stream
@@ -15,55 +15,55 @@ from flowmx.devices.streams import Token, current_stream
 if TYPE_CHECKING:
     from flowmx.devices.cuda.device import CudaDevice
 
-_AT_ONCE = 2
-"""Blocks that a copy to ordinary memory of the host is ahead of the host."""
+_BLOCKS_AHEAD = 2
+"""Blocks by which a copy to ordinary host memory is ahead of the host."""
 
 
-def _here() -> CudaStream:
+def _current_cuda_stream() -> CudaStream:
     stream = current_stream()
     assert isinstance(stream, CudaStream), "copies are launched on a stream"
     return stream
 
 
-def is_plain(array: Any) -> bool:
-    """Tell whether an array is C-contiguous."""
+def is_contiguous(array: Any) -> bool:
+    """Return whether an array is C-contiguous."""
     return bool(array.flags.c_contiguous)
 
 
 def copy_in(device: CudaDevice, source: Any, target: Any) -> None:
-    """Copy an array of the host's, or of any GPU's, into one of a device."""
+    """Copy an array of the host or of any GPU to one of a device."""
     if not target.size:
         return
     if isinstance(source, device.xp.ndarray) and source.data.device_id == device.number:
         device.xp.copyto(target, source, casting="unsafe")
         return
-    bring = upload if isinstance(source, np.ndarray) else _from_peer
-    if source.dtype == target.dtype and source.shape == target.shape and is_plain(target):
-        bring(device, source, target)
+    transfer = upload if isinstance(source, np.ndarray) else _from_peer
+    if source.dtype == target.dtype and source.shape == target.shape and is_contiguous(target):
+        transfer(device, source, target)
     else:
-        there = device.allocate(source.shape, source.dtype)
-        bring(device, source, there)
-        device.xp.copyto(target, there, casting="unsafe")
+        converted = device.allocate(source.shape, source.dtype)
+        transfer(device, source, converted)
+        device.xp.copyto(target, converted, casting="unsafe")
 
 
 def copy_out(device: CudaDevice, source: Any, target: Any) -> None:
-    """Copy an array of a device into one of the host's."""
+    """Copy an array of a device to one of the host."""
     if not source.size:
         return
     if source.dtype != target.dtype:
         source = source.astype(target.dtype)
     source = device.xp.ascontiguousarray(source)
-    if is_plain(target) and target.shape == source.shape:
+    if is_contiguous(target) and target.shape == source.shape:
         download(device, source, target)
     else:
-        whole = np.empty(source.shape, source.dtype)
-        download(device, source, whole)
-        np.copyto(target, whole)
+        contiguous = np.empty(source.shape, source.dtype)
+        download(device, source, contiguous)
+        np.copyto(target, contiguous)
 
 
 def upload(device: CudaDevice, source: Any, target: Any) -> None:
-    """Copy bytes of the host's to a device: through pinned memory, unless they lie in it."""
-    stream = _here()
+    """Copy bytes from the host to a device, through pinned memory unless they are already in it."""
+    stream = _current_cuda_stream()
     source = np.ascontiguousarray(source)
     if is_pinned(source):
         target.data.copy_from_host_async(_address(source), source.nbytes, stream.raw)
@@ -78,8 +78,8 @@ def upload(device: CudaDevice, source: Any, target: Any) -> None:
 
 
 def download(device: CudaDevice, source: Any, target: Any) -> None:
-    """Copy bytes of a device to the host: through pinned memory, for which this thread waits, unless they lie in it."""
-    stream = _here()
+    """Copy bytes from a device to the host: directly to pinned memory, or else through it, which blocks this thread."""
+    stream = _current_cuda_stream()
     if is_pinned(target):
         source.data.copy_to_host_async(_address(target), target.nbytes, stream.raw)
         return
@@ -90,13 +90,13 @@ def download(device: CudaDevice, source: Any, target: Any) -> None:
         block = device.staging.take(part.size)
         (source.data + start).copy_to_host_async(_address(block), part.size, stream.raw)
         ahead.append((part, block, stream.record()))
-        if len(ahead) >= _AT_ONCE:
-            _arrive(device, *ahead.popleft())
+        if len(ahead) >= _BLOCKS_AHEAD:
+            _finish_block(device, *ahead.popleft())
     while ahead:
-        _arrive(device, *ahead.popleft())
+        _finish_block(device, *ahead.popleft())
 
 
-def _arrive(device: CudaDevice, part: Any, block: PinnedBytes, token: Token) -> None:
+def _finish_block(device: CudaDevice, part: Any, block: PinnedBytes, token: Token) -> None:
     try:
         token.wait()
         part[...] = block[: part.size]
@@ -105,27 +105,27 @@ def _arrive(device: CudaDevice, part: Any, block: PinnedBytes, token: Token) -> 
 
 
 def _from_peer(device: CudaDevice, source: Any, target: Any) -> None:
-    """Copy bytes of another GPU. The driver takes them through the host where the two can not reach each other."""
-    stream = _here()
+    """Copy bytes from another GPU; the driver copies through the host if there is no direct connection."""
+    stream = _current_cuda_stream()
     other = source.data.device_id
-    device.reach(other)
-    if not is_plain(source):
-        source = _packed(source, stream)
+    device.enable_peer_access(other)
+    if not is_contiguous(source):
+        source = _make_contiguous(source, stream)
     device.xp.cuda.runtime.memcpyPeerAsync(
         target.data.ptr, device.number, source.data.ptr, other, source.nbytes, stream.raw.ptr
     )
 
 
-def _packed(source: Any, stream: CudaStream) -> Any:
-    """An array without gaps, made on the GPU where it lies; a stream of ours waits for that."""
-    home = home_of(source)
-    with home.reading:
-        home.reader.wait(stream.record())  # the stream has waited for what wrote it
-        with home.reader:
-            packed = home.xp.ascontiguousarray(source)
-            token = home.reader.record()
+def _make_contiguous(source: Any, stream: CudaStream) -> Any:
+    """Return a contiguous copy on the array's GPU; the given stream waits for it."""
+    owner = device_of(source)
+    with owner.reader_lock:
+        owner.reader.wait(stream.record())  # the stream has waited for the last write
+        with owner.reader:
+            contiguous = owner.xp.ascontiguousarray(source)
+            token = owner.reader.record()
     stream.wait(token)
-    return packed
+    return contiguous
 
 
 def _bytes(array: Any) -> Any:

@@ -1,10 +1,9 @@
-"""A GPU: streams as actors, memory from a pool that knows them, CuPy as the array namespace."""
+"""A GPU: stream actors, a memory pool that is aware of streams, and CuPy as the array namespace."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -12,42 +11,42 @@ from typing import Any
 
 import numpy as np
 
-from flowmx import settings
+from flowmx import process_hooks, settings
 from flowmx.devices.accelerator import Accelerator
-from flowmx.devices.blocks import Block, BlockPool
+from flowmx.devices.block_pool import Block, BlockPool
 from flowmx.devices.context import Context
 from flowmx.devices.cuda import copies, library
 from flowmx.devices.cuda.generator import CudaGenerator
 from flowmx.devices.cuda.graphs import Graphs
-from flowmx.devices.cuda.memory import Raw, block_of, capturing, install, lease_type
+from flowmx.devices.cuda.memory import RawAllocator, block_of, capture_state, install, lease_type
 from flowmx.devices.cuda.staging import Staging
-from flowmx.devices.cuda.stream import CudaStream, books
+from flowmx.devices.cuda.stream import CudaStream, token_lock
 from flowmx.devices.streams import Stream, Token, current_stream
 from flowmx.engine.failure import Failure
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import Operation, Variable
 from flowmx.errors import DeviceError
 
-_ALREADY_REACHED = 704
+_PEER_ACCESS_ALREADY_ENABLED = 704
 
 
 class CudaDevice(Accelerator):
     """One GPU.
 
     Args:
-        context: its name; its number is CUDA's.
+        context: the device's context, whose number is CUDA's.
         cp: CuPy.
-        streams: how many streams compute (default: ``FLOWMX_GPU_WORKER_NTHREADS``).
-        memory: most bytes to use (default: all but ``FLOWMX_GPU_MEM_POOL_RESERVE`` percent).
+        streams: the number of compute streams (default: ``FLOWMX_GPU_WORKER_NTHREADS``).
+        memory: maximum memory in bytes (default: all except ``FLOWMX_GPU_MEM_POOL_RESERVE`` percent).
 
     Attributes:
-        number: CUDA's number of it.
-        pool: its memory.
+        number: the device's number in CUDA.
+        pool: the memory pool.
         staging: pinned memory for copies.
-        reader: the stream on which values are read, one after the other, with ``reading`` held.
-        lost: why it can not be used any more; None: it can.
-        errors: what CuPy raises for errors of CUDA.
-        graphs: the graphs that were captured; None where they are switched off.
+        reader: the stream for reading values, protected by ``reader_lock``.
+        fatal_failure: the failure that made the device unusable, or None.
+        errors: CuPy's exception types for CUDA errors.
+        graphs: the captured graphs; None if graphs are disabled.
     """
 
     kernels = "gpu"
@@ -59,24 +58,24 @@ class CudaDevice(Accelerator):
         self.xp = cp
         self.number = context.device_id
         self.errors = library.errors(cp)
-        self.lost: Failure | None = None
+        self.fatal_failure: Failure | None = None
         self.dlpack_device = (2, self.number)
         install(cp)
-        with self.selected():
+        with self.as_current():
             self._total = cp.cuda.runtime.memGetInfo()[1]
-        raw = Raw(self)
+        raw = RawAllocator(self)
         limit = memory or self._total - self._total * config.gpu_mem_pool_reserve // 100
         self.pool = BlockPool(
             repr(context), raw.take, raw.give, limit, self._total, self.synchronize, config.gpu_mem_pool_type
         )
-        self.pool.newest = self._newest
+        self.pool.newest_tokens = self._newest
         self._lease = lease_type(cp)
         self.staging = Staging(cp)
         self.generator = CudaGenerator(repr(context), cp)
         self.graphs = Graphs(self) if config.cuda_graphs else None
         self.reader = CudaStream(self, "reads")
-        self.reading = threading.RLock()
-        self._reached: set[int] = set()
+        self.reader_lock = threading.RLock()
+        self._peers: set[int] = set()
         self.open(streams)
         _all.add(self)
 
@@ -84,20 +83,20 @@ class CudaDevice(Accelerator):
         return CudaStream(self, name, priority)
 
     @contextlib.contextmanager
-    def selected(self) -> Iterator[None]:
-        """A ``with`` block in which it is CUDA's current device."""
+    def as_current(self) -> Iterator[None]:
+        """Make this CUDA's current device in a ``with`` block."""
         runtime = self.xp.cuda.runtime
-        before = runtime.getDevice()
+        former = runtime.getDevice()
         runtime.setDevice(self.number)
         try:
             yield
         finally:
-            runtime.setDevice(before)
+            runtime.setDevice(former)
 
     def streams(self) -> list[CudaStream]:
-        """All its streams."""
-        found: list[Stream] = [stream for actor in self.actors for stream in actor.all_streams()]
-        return [stream for stream in (*found, self.reader) if isinstance(stream, CudaStream)]
+        """Return all streams of the device."""
+        streams: list[Stream] = [stream for actor in self.actors for stream in actor.all_streams()]
+        return [stream for stream in (*streams, self.reader) if isinstance(stream, CudaStream)]
 
     def _newest(self) -> list[Token]:
         return [stream.newest for stream in self.streams() if stream.newest is not None]
@@ -109,45 +108,45 @@ class CudaDevice(Accelerator):
         return self.xp.ndarray(shape, dtype, memptr=self.memory(math.prod(shape) * dtype.itemsize))
 
     def memory(self, nbytes: int) -> Any:
-        """Memory for an array, or for what CuPy needs meanwhile, on the current stream: a pointer of CuPy's.
+        """Allocate memory for an array, or for temporary data of CuPy, on the current stream; return a CuPy pointer.
 
         Raises:
-            OutOfMemory: there is none.
+            OutOfMemory: there is not enough memory.
             DeviceError: the device is lost.
         """
-        if self.lost is not None:
-            self.lost.throw()
-        if capturing.memory is not None:
-            lease = capturing.memory.take(nbytes)
+        if self.fatal_failure is not None:
+            self.fatal_failure.throw()
+        if capture_state.memory is not None:
+            lease = capture_state.memory.take(nbytes)
         else:
             lease = self.lease(self.pool.acquire(nbytes, current_stream()), self.pool.returned)
         return self.xp.cuda.MemoryPointer(lease, 0)
 
     def lease(self, block: Block, returned: Any) -> Any:
-        """The right to use a block, which comes back to a queue of tickets."""
-        made = self._lease(block.address, block.size, None, self.number)
-        made.block, made.home = block, self
-        block.lease(made, returned)
-        return made
+        """Return a lease on a block; when the lease ends, its ticket is appended to a queue."""
+        lease = self._lease(block.address, block.size, None, self.number)
+        lease.block, lease.owner = block, self
+        block.lease(lease, returned)
+        return lease
 
     def view(self, array: Any, shape: tuple[int, ...], dtype: Any, offset: int, strides: tuple[int, ...]) -> Any:
         return self.xp.ndarray(shape, dtype, memptr=array.data + offset, strides=strides)
 
-    def used(self, variable: Variable, token: Token) -> None:
+    def record_use(self, variable: Variable, token: Token) -> None:
         block = block_of(getattr(variable, "array", None))
         if block is not None:
             block.uses[token.stream] = token
-            block.is_followed = True
+            block.uses_are_known = True
 
-    def finish_work_of_host(self) -> None:
-        if self.lost is None:
+    def synchronize_host_work(self) -> None:
+        if self.fatal_failure is None:
             current = self.xp.cuda.get_current_stream
-            current().synchronize()  # the user's code may have another device as its current one
-            with self.selected():
+            current().synchronize()  # user code may have selected another device
+            with self.as_current():
                 current().synchronize()
 
     def memory_info(self) -> tuple[int, int]:
-        with self.selected():
+        with self.as_current():
             free, total = self.xp.cuda.runtime.memGetInfo()
         return min(self.pool.free_bytes(), free + self.pool.idle), total
 
@@ -160,97 +159,98 @@ class CudaDevice(Accelerator):
         copies.copy_out(self, source, target)
 
     def to_host(self, array: Any) -> Any:
-        if self.lost is not None:
-            self.lost.throw()
-        found = np.empty(array.shape, array.dtype)
+        if self.fatal_failure is not None:
+            self.fatal_failure.throw()
+        target = np.empty(array.shape, array.dtype)
         try:
-            with self.reading, self.reader:
-                copies.copy_out(self, array, found)
+            with self.reader_lock, self.reader:
+                copies.copy_out(self, array, target)
         except self.errors as error:
             self.lose(error, self.reader, None).throw()
-        return found
+        return target
 
-    def reach(self, other: int) -> None:
-        """Let it copy from another GPU directly, where both can and ``FLOWMX_ENABLE_GPU_P2P`` allows it."""
-        if other in self._reached or not settings.get().enable_gpu_p2p:
+    def enable_peer_access(self, other: int) -> None:
+        """Enable direct copies from another GPU, if both support them and ``FLOWMX_ENABLE_GPU_P2P`` allows them."""
+        if other in self._peers or not settings.get().enable_gpu_p2p:
             return
-        self._reached.add(other)
+        self._peers.add(other)
         runtime = self.xp.cuda.runtime
         if runtime.deviceCanAccessPeer(self.number, other):
-            with self.selected():
+            with self.as_current():
                 try:
                     runtime.deviceEnablePeerAccess(other)
                 except self.errors as error:
-                    if getattr(error, "status", None) != _ALREADY_REACHED:
+                    if getattr(error, "status", None) != _PEER_ACCESS_ALREADY_ENABLED:
                         raise
 
     # -- errors ----------------------------------------------------------------------------------------
 
-    def lose_by(self, error: Exception, stream: CudaStream, op: Operation) -> Failure | None:
-        """Lose the device if an error that a launch raised is fatal to it; None where only the launch has failed."""
-        return self.lose(error, stream, op) if library.is_deadly(error) else None
+    def lose_if_fatal(self, error: Exception, stream: CudaStream, op: Operation) -> Failure | None:
+        """Mark the device as lost if a launch's error is fatal; return None if only the launch has failed."""
+        return self.lose(error, stream, op) if library.is_fatal(error) else None
 
     def lose(self, error: Exception, stream: CudaStream, op: Operation | None) -> Failure:
-        """Give the device up: what is not known to be done fails, and so does all that comes.
+        """Mark the device as lost: all unfinished and all later work on it fails.
 
         Args:
             error: CUDA's error.
-            stream: where it was found.
-            op: what was being launched, if anything.
+            stream: the stream that reported the error.
+            op: the operation that was being launched, if any.
         """
-        explained = self._explained(error, stream, op) if self.lost is None else self.lost
-        with books:
-            lost, self.lost = self.lost, self.lost or explained
-            for each in self.streams():
-                each.fail(self.lost)
-        if lost is None:
+        failure = self._explain(error, stream, op) if self.fatal_failure is None else self.fatal_failure
+        with token_lock:
+            earlier, self.fatal_failure = self.fatal_failure, self.fatal_failure or failure
+            for device_stream in self.streams():
+                device_stream.fail(self.fatal_failure)
+        if earlier is None:
             with engine.lock:
-                engine.report(self.lost)
-        return self.lost
+                engine.report(self.fatal_failure)
+        return self.fatal_failure
 
-    def _explained(self, error: Exception, stream: CudaStream, op: Operation | None) -> Failure:
-        suspects = stream.open_operations() or [each for one in self.streams() for each in one.open_operations()]
-        first = suspects[0] if suspects else op or Operation(_nothing, (), (), (), self.compute, "unknown")
+    def _explain(self, error: Exception, stream: CudaStream, op: Operation | None) -> Failure:
+        suspects = stream.open_operations() or [
+            pending for other in self.streams() for pending in other.open_operations()
+        ]
+        first = suspects[0] if suspects else op or Operation(_do_nothing, (), (), (), self.compute, "unknown")
         failure = DeviceError(
-            f"{self} failed: {error}. This was found on its stream {stream.name!r}, where {len(suspects)} operations "
-            f"were not known to be done; the oldest is {first.name!r}, and it or a later one is at fault. With "
-            "CUDA_LAUNCH_BLOCKING=1 in the environment the operation at fault says so itself. CUDA does not let "
-            f"this process use {self} any more; other devices go on"
+            f"{self} failed: {error}. Its stream {stream.name!r} reported the error while {len(suspects)} operations "
+            f"were unfinished; the oldest, {first.name!r}, or a later one caused the error. With "
+            "CUDA_LAUNCH_BLOCKING=1 in the environment, the operation that causes an error raises it. This process "
+            f"cannot use {self} any more; other devices are not affected"
         )
         failure.__cause__ = error
         return Failure(failure, first)
 
-    # -- ends ------------------------------------------------------------------------------------------
+    # -- shutdown --------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
         for stream in self.streams():
             stream.synchronize()
 
-    def left_behind(self) -> None:
+    def disable_in_child(self) -> None:
         """Disable the device in the child of a fork, where CUDA does not work."""
         error = DeviceError(
             f"{self} was used before this process was forked, and CUDA does not work in the child: start processes "
             "with multiprocessing's 'spawn', or use the GPU only after the fork"
         )
-        op = Operation(_nothing, (), (), (), self.compute, "fork")
-        self.lost = Failure(error, op)
+        op = Operation(_do_nothing, (), (), (), self.compute, "fork")
+        self.fatal_failure = Failure(error, op)
         for stream in self.streams():
-            _left.append(stream.handles())  # they can not be destroyed here
-            stream.fail(self.lost)
+            _leaked_handles.append(stream.handles())  # they cannot be destroyed in the child
+            stream.fail(self.fatal_failure)
 
 
-_left: list[Any] = []
+_leaked_handles: list[Any] = []
 _all: weakref.WeakSet[CudaDevice] = weakref.WeakSet()
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Do nothing: the function of a placeholder for unknown operations."""
 
 
 def _after_fork() -> None:
     for device in _all:
-        device.left_behind()
+        device.disable_in_child()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+process_hooks.at_fork(after_in_child=_after_fork)

@@ -1,7 +1,7 @@
-"""The GPUs of this machine, from the driver's API: without CuPy, and without a context, which takes hundreds of MB.
+"""List the GPUs of this machine with the driver's API: without CuPy, and without a context, which takes hundreds of MB.
 
-GPUs are numbered in the order of their PCI addresses, so that a number means the same card in every program of a
-machine; ``CUDA_DEVICE_ORDER`` and ``CUDA_VISIBLE_DEVICES`` are CUDA's own, and what the user has set there counts.
+GPUs are numbered by their PCI addresses, so that a number means the same card in every program of a machine. CUDA's
+variables ``CUDA_DEVICE_ORDER`` and ``CUDA_VISIBLE_DEVICES`` override this.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _TEXT = 128
 
 
 class GPU(NamedTuple):
-    """A card that this process may use.
+    """A GPU that this process may use.
 
     Attributes:
-        number: as in ``mx.gpu(number)``.
-        name: the model.
-        nbytes: of its memory.
-        pci: the address of its slot.
+        number: its number in ``mx.gpu(number)``.
+        name: its model.
+        nbytes: the bytes of its memory.
+        pci: its PCI address.
     """
 
     number: int
@@ -36,13 +36,13 @@ class GPU(NamedTuple):
 
 
 def prefer_pci_order() -> None:
-    """Number GPUs by their PCI addresses, unless the user has set another order; to be called before CUDA starts."""
+    """Number GPUs by their PCI addresses unless the user has set another order; call it before CUDA starts."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 
 @functools.cache
 def gpus() -> tuple[GPU, ...]:
-    """The GPUs that this process may use; none where there is no driver."""
+    """Return the GPUs that this process may use; empty without a driver."""
     prefer_pci_order()
     library = _load()
     return () if library is None else list_gpus(library)
@@ -58,10 +58,10 @@ def _load() -> Any:
 
 
 def list_gpus(library: Any) -> tuple[GPU, ...]:
-    """The GPUs that a driver library lists; none where it can not start.
+    """Return the GPUs that a driver library lists; empty if it cannot start.
 
     Args:
-        library: ``libcuda``, loaded.
+        library: the loaded ``libcuda``.
     """
     count = ctypes.c_int()
     if library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count)):

@@ -1,9 +1,9 @@
-"""Random numbers of a GPU.
+"""Random numbers on a GPU.
 
-Uniform, normal and exponential numbers, of which networks draw millions, are drawn on the device by CuPy's Philox
-generator: its state lies in the device's memory and goes on there, so that a captured graph draws new ones at each
-replay. A seed repeats them, but they are others than a CPU's, as they were in MXNet. What is drawn rarely, or has no
-counterpart in CuPy, comes from NumPy's generator with the same seed, and is copied.
+Networks draw millions of uniform, normal and exponential numbers. These are drawn on the device by CuPy's Philox
+generator. Its state is in device memory and advances there, so a captured graph draws new numbers at each replay. A
+seed reproduces them, but they differ from those of a CPU, as in MXNet. Other distributions are rare or have no
+counterpart in CuPy; they are drawn by NumPy's generator with the same seed, and copied.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flowmx.devices.generator import Generator
 
 
 class DeviceBits:
-    """The part of NumPy's ``Generator`` that operators use; results lie on the device, but for scalars.
+    """The methods of NumPy's ``Generator`` that operators use; results are on the device, except scalars.
 
     Args:
         cp: CuPy.
@@ -27,44 +27,44 @@ class DeviceBits:
         self._cp = cp
         self._host = host
         self._seed = int(host.bit_generator.seed_seq.generate_state(1, np.uint64)[0] >> np.uint64(1))
-        self._drawing: Any = None
+        self._device_generator: Any = None
 
     @property
     def _device(self) -> Any:
-        """CuPy's generator, made at the first draw, when the device is the current one."""
-        if self._drawing is None:
-            self._drawing = self._cp.random.Generator(self._cp.random.Philox4x3210(self._seed))
-        return self._drawing
+        """CuPy's generator, created at the first draw, when the device is the current one."""
+        if self._device_generator is None:
+            self._device_generator = self._cp.random.Generator(self._cp.random.Philox4x3210(self._seed))
+        return self._device_generator
 
     def random(self, size: Any = None, dtype: Any = np.float64) -> Any:
-        """Uniform numbers from 0 up to 1."""
+        """Draw uniform numbers from [0, 1)."""
         return self._host.random() if size is None else self._device.random(size, dtype)
 
     def standard_normal(self, size: Any = None, dtype: Any = np.float64) -> Any:
-        """Normal numbers."""
+        """Draw standard normal numbers."""
         return self._device.standard_normal(() if size is None else size, dtype)
 
     def standard_exponential(self, size: Any = None, dtype: Any = np.float64) -> Any:
-        """Exponential numbers of rate 1."""
+        """Draw exponential numbers with rate 1."""
         return self._device.standard_exponential(() if size is None else size, dtype)
 
     def uniform(self, low: float = 0.0, high: float = 1.0, size: Any = None) -> Any:
-        """Uniform numbers from low up to high; without a size, one number of the host's."""
+        """Draw uniform numbers from [low, high); without a size, one number on the host."""
         return self._host.uniform(low, high) if size is None else self._device.random(size) * (high - low) + low
 
     def permutation(self, count: int) -> Any:
-        """The numbers up to count, in any order; on the host."""
+        """Return a random permutation of range(count), on the host."""
         return self._host.permutation(count)
 
     def __getattr__(self, name: str) -> Any:
-        """A method of any other distribution, drawn on the host."""
+        """Return the method of any other distribution, which draws on the host."""
         draw = getattr(self._host, name)
 
-        def drawn(*parameters: Any, **named: Any) -> Any:
-            made = draw(*map(self._to_host, parameters), **named)
-            return self._cp.asarray(made) if isinstance(made, np.ndarray) else made
+        def draw_on_host(*parameters: Any, **options: Any) -> Any:
+            values = draw(*map(self._to_host, parameters), **options)
+            return self._cp.asarray(values) if isinstance(values, np.ndarray) else values
 
-        return drawn
+        return draw_on_host
 
     def _to_host(self, value: Any) -> Any:
         return value.get() if isinstance(value, self._cp.ndarray) else value

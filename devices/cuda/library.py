@@ -1,4 +1,4 @@
-"""CuPy, imported when the first GPU is used, and the classification of its errors."""
+"""CuPy, which is imported when the first GPU is used, and the classification of its errors."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from flowmx.errors import DeviceError
 
 EXTRAS = "pip install flowmx[cuda13] (for drivers of CUDA 13; flowmx[cuda12] for older ones)"
 OUT_OF_MEMORY = 2
-_DEADLY = frozenset({4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 999})
-"""Errors after which CUDA answers nothing more in this process: bad addresses, assertions, broken memory, ..."""
+_FATAL = frozenset({4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 999})
+"""Errors after which CUDA cannot be used in this process: invalid addresses, assertions, memory errors, ..."""
 
 _warned = False
 
 
 def load() -> Any:
-    """The module ``cupy``.
+    """Import and return the module ``cupy``.
 
     Raises:
         DeviceError: CuPy is not installed, or does not work here.
@@ -28,45 +28,45 @@ def load() -> Any:
     try:
         return importlib.import_module("cupy")
     except ImportError as error:
-        raise DeviceError(f"GPUs need CuPy, which can not be imported ({error}): {EXTRAS}") from error
+        raise DeviceError(f"GPUs need CuPy, which cannot be imported ({error}): {EXTRAS}") from error
 
 
-def usable() -> tuple[driver.GPU, ...]:
-    """The GPUs that ``mx.gpu(i)`` can be; warns once where there are some and CuPy is missing."""
+def usable_gpus() -> tuple[driver.GPU, ...]:
+    """Return the GPUs that ``mx.gpu(i)`` can use; warn once if there are GPUs but no CuPy."""
     global _warned
-    found = driver.gpus()
-    if found and importlib.util.find_spec("cupy") is None:
+    gpus = driver.gpus()
+    if gpus and importlib.util.find_spec("cupy") is None:
         if not _warned:
             _warned = True
-            warnings.warn(f"there are GPUs here that can not be used without CuPy: {EXTRAS}", stacklevel=3)
+            warnings.warn(f"there are GPUs here that cannot be used without CuPy: {EXTRAS}", stacklevel=3)
         return ()
-    return found
+    return gpus
 
 
-def check(index: int, found: tuple[driver.GPU, ...]) -> None:
-    """Check that there is a GPU of a number.
+def check(index: int, gpus: tuple[driver.GPU, ...]) -> None:
+    """Check that a GPU exists.
 
     Raises:
-        DeviceError: there is none; the message lists those that there are.
+        DeviceError: it does not; the message lists the existing ones.
     """
-    if not found:
+    if not gpus:
         raise DeviceError(
-            f"gpu({index}) was asked for, but there is no GPU here, or no driver for it (libcuda): use mx.cpu(), or "
-            "mx.sim() for a simulated one; mx.num_gpus() tells how many there are"
+            f"gpu({index}) does not exist: this machine has no GPU, or no driver for it (libcuda); use mx.cpu(), or "
+            "mx.sim() for a simulated one; mx.num_gpus() returns the number of GPUs"
         )
-    if index >= len(found):
+    if index >= len(gpus):
         raise DeviceError(
-            f"gpu({index}) was asked for, but the GPUs that this process sees are:\n  "
-            + "\n  ".join(map(str, found))
+            f"gpu({index}) does not exist; the GPUs that this process can use are:\n  "
+            + "\n  ".join(map(str, gpus))
             + "\n(CUDA_VISIBLE_DEVICES chooses among them)"
         )
 
 
 def errors(cp: Any) -> tuple[type[Exception], ...]:
-    """The exception types that CuPy raises for errors of CUDA."""
+    """Return the exception types that CuPy raises for CUDA errors."""
     return (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError)
 
 
-def is_deadly(error: Exception) -> bool:
-    """Tell whether an error of CUDA is one from which the device does not recover."""
-    return getattr(error, "status", None) in _DEADLY
+def is_fatal(error: Exception) -> bool:
+    """Return whether the device does not recover from a CUDA error."""
+    return getattr(error, "status", None) in _FATAL

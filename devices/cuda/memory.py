@@ -1,9 +1,9 @@
-"""Memory of a GPU: blocks of a pool as CuPy sees them, for arrays and for what CuPy itself needs meanwhile.
+"""Memory of a GPU: pool blocks as CuPy memory, for arrays and for temporary data of CuPy.
 
-A :class:`Lease` is CuPy's own kind of memory, so that every view of an array holds on to it; when none is left, the
-block is free. CuPy asks for its temporaries through an allocator that is set once: what is asked for on one of our
-streams comes from the device's pool, is counted, and is kept from other streams by tokens; anything else goes on to
-the allocator that was there.
+A :class:`Lease` is a kind of CuPy memory, so every view of an array keeps it alive; when no view is left, the block is
+free. CuPy allocates its temporary data with an allocator that is set once. On a stream of this package, it uses the
+device's pool, which counts the memory and protects it from other streams by tokens. Other allocations use CuPy's former
+allocator.
 """
 
 from __future__ import annotations
@@ -12,55 +12,55 @@ import functools
 import threading
 from typing import Any
 
-from flowmx.devices.blocks import Block
+from flowmx.devices.block_pool import Block
 from flowmx.devices.cuda import library
 from flowmx.devices.cuda.stream import CudaStream
 from flowmx.devices.streams import current_stream
 
 
-class Capturing(threading.local):
-    """The allocator of the capture that the calling thread makes; None outside of captures."""
+class CaptureState(threading.local):
+    """The allocator of the calling thread's capture; None outside of captures."""
 
     memory: Any = None
 
 
-capturing = Capturing()
+capture_state = CaptureState()
 
 
 class NotCapturable(RuntimeError):
-    """An operation within a capture that can not be replayed."""
+    """An operation in a capture that cannot be replayed."""
 
 
 @functools.cache
 def lease_type(cp: Any) -> Any:
-    """The class of leases, for a module that is or stands for CuPy."""
+    """Return the class of leases for a module that is CuPy or replaces it."""
 
     class Lease(cp.cuda.UnownedMemory):  # type: ignore[misc]
-        """The right to use a block.
+        """A lease on a block.
 
         Attributes:
             block: the block.
-            home: its device.
+            owner: its device.
         """
 
         block: Block
-        home: Any
+        owner: Any
 
     return Lease
 
 
 def block_of(array: Any) -> Block | None:
-    """The block that holds an array, as far as it has one."""
+    """Return the block of an array, or None."""
     return None if array is None else getattr(array.data.mem, "block", None)
 
 
-def home_of(array: Any) -> Any:
-    """The device of an array, where it lies in one of our blocks."""
-    return getattr(getattr(getattr(array, "data", None), "mem", None), "home", None)
+def device_of(array: Any) -> Any:
+    """Return the device of an array in a pool block, or None."""
+    return getattr(getattr(getattr(array, "data", None), "mem", None), "owner", None)
 
 
-class Raw:
-    """The allocator of a pool's blocks: CUDA's own.
+class RawAllocator:
+    """The allocator of a pool's blocks, which uses CUDA directly.
 
     Args:
         device: the :class:`~flowmx.devices.cuda.device.CudaDevice`.
@@ -71,8 +71,8 @@ class Raw:
         self._runtime = device.xp.cuda.runtime
 
     def take(self, size: int) -> tuple[Any, int] | None:
-        """Allocate so many bytes; return the handle and the address, or None where there is no memory left."""
-        with self._device.selected():
+        """Allocate memory; return the handle and the address, or None if there is no memory left."""
+        with self._device.as_current():
             try:
                 address = self._runtime.malloc(size)
             except self._device.errors as error:
@@ -83,8 +83,8 @@ class Raw:
 
     def give(self, address: int) -> None:
         """Free memory, unless the device is lost."""
-        if self._device.lost is None:
-            with self._device.selected():
+        if self._device.fatal_failure is None:
+            with self._device.as_current():
                 self._runtime.free(address)
 
 
@@ -92,20 +92,20 @@ _installed: dict[Any, Any] = {}
 
 
 def install(cp: Any) -> None:
-    """Make CuPy allocate its temporaries from our pools (once for each module)."""
+    """Make CuPy allocate its temporary data from the pools (once for each module)."""
     if cp in _installed:
         return
-    before = _installed[cp] = cp.cuda.get_allocator()
+    former = _installed[cp] = cp.cuda.get_allocator()
     pinned = cp.get_default_pinned_memory_pool().malloc
 
     def allocate(size: int) -> Any:
         stream = current_stream()
-        return stream.device.memory(size) if isinstance(stream, CudaStream) else before(size)
+        return stream.device.memory(size) if isinstance(stream, CudaStream) else former(size)
 
     def allocate_pinned(size: int) -> Any:
-        # What a captured copy reads from the host would be gone, or another's, when it is replayed.
-        if capturing.memory is not None:
-            raise NotCapturable("a copy from the host was asked for while a graph was captured")
+        # The host memory of a captured copy may be freed or reused before a replay.
+        if capture_state.memory is not None:
+            raise NotCapturable("a copy from the host was attempted while a graph was captured")
         return pinned(size)
 
     cp.cuda.set_allocator(allocate)

@@ -1,8 +1,8 @@
-"""Arrays of captured steps that lie elsewhere at each run: the graph works on copies of its own.
+"""Arrays of captured steps whose addresses change at each run: the graph uses copies of them.
 
-The results of a hybridized block are new arrays at each call, and so is what is computed from them, while weights and
-internal values stay where they are. A graph reads and writes the moving ones in memory of its own; before each launch
-the arrays of that run are copied there, and afterwards what was written is copied back, on the same stream.
+The results of a hybridized block are new arrays at each call, and so are the values computed from them; weights and
+internal values keep their addresses. A graph reads and writes copies of the moving arrays. Before each launch the
+current arrays are copied there, and after it the written ones are copied back, on the same stream.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from flowmx.devices.cuda.device import CudaDevice
     from flowmx.devices.cuda.stream import CudaStream
 
-MOST_BYTES = 1 << 28
-"""Bytes of moving arrays, above which copying them may take longer than launching the steps."""
+MAX_BYTES = 1 << 28
+"""Maximum total size of moving arrays in bytes; copying more may take longer than launching the steps."""
 
 
 class Slot(NamedTuple):
     """A position of an array in a step's arguments.
 
     Attributes:
-        arrays, position: the list of the step's arrays, and where in it.
-        needs_content: whether what is there may be read before it is written.
-        is_written: whether the step writes it.
+        arrays, position: the list of the step's arrays, and the index in it.
+        needs_content: whether the array may be read before it is written.
+        is_written: whether the step writes the array.
     """
 
     arrays: list[Any]
@@ -37,19 +37,19 @@ class Slot(NamedTuple):
 
     @property
     def array(self) -> Any:
-        """The array that is in this position now."""
+        """The current array in this position."""
         return self.arrays[self.position]
 
 
 def slots_of(steps: Sequence[Any]) -> list[Slot]:
-    """All slots of steps, in the order in which they are accessed."""
-    found: list[Slot] = []
+    """Return all slots of steps in the order of access."""
+    slots: list[Slot] = []
     for _, inputs, outputs, node in steps:
         changed = _changed_inputs(node, len(inputs))
-        found += [Slot(inputs, at, True, at in changed) for at in range(len(inputs)) if inputs[at] is not None]
-        # What is handed out may be added to what is there.
-        found += [Slot(outputs, at, node.op is None, True) for at in range(len(outputs)) if outputs[at] is not None]
-    return found
+        slots += [Slot(inputs, at, True, at in changed) for at in range(len(inputs)) if inputs[at] is not None]
+        # A result may be added to the array's content.
+        slots += [Slot(outputs, at, node.op is None, True) for at in range(len(outputs)) if outputs[at] is not None]
+    return slots
 
 
 def _changed_inputs(node: Any, count: int) -> set[int]:
@@ -59,12 +59,12 @@ def _changed_inputs(node: Any, count: int) -> set[int]:
 
 
 class Copies:
-    """The memory of a graph's own for arrays that move.
+    """The copies of a graph's moving arrays.
 
     Args:
         device: the GPU.
-        slots: all places of its steps.
-        moving: which of them hold arrays that move.
+        slots: all slots of its steps.
+        moving: the numbers of slots with moving arrays.
     """
 
     def __init__(self, device: CudaDevice, slots: Sequence[Slot], moving: set[int]) -> None:
@@ -72,52 +72,56 @@ class Copies:
         for number in sorted(moving):
             by_address.setdefault(slots[number].array.data.ptr, []).append(number)
         self._slots = slots
-        self._places: list[tuple[int, Any, bool, bool]] = []
-        """The first slot of each array, its copy, and whether that is filled before a launch and read after it."""
-        self._of: dict[int, Any] = {}
+        self._copies: list[tuple[int, Any, bool, bool]] = []
+        """For each array its largest slot, its copy, and whether to fill it before a launch and copy it back after."""
+        self._copy_of: dict[int, Any] = {}
         for numbers in by_address.values():
             nbytes = max(slots[number].array.nbytes for number in numbers)
             largest = next(number for number in numbers if slots[number].array.nbytes == nbytes)
             copy = device.allocate((nbytes,), np.dtype(np.uint8))
-            self._of |= dict.fromkeys(numbers, copy)
+            self._copy_of |= dict.fromkeys(numbers, copy)
             first = slots[numbers[0]]
             written = any(slots[number].is_written for number in numbers)
-            self._places.append((largest, copy, first.needs_content or largest != numbers[0], written))
+            self._copies.append((largest, copy, first.needs_content or largest != numbers[0], written))
 
     def steps(self, steps: Sequence[Any]) -> list[Any]:
-        """The steps, on the copies."""
-        put = {(id(slot.arrays), slot.position): self._shaped(number) for number, slot in self._numbered()}
+        """Return the steps with the copies in place of the arrays."""
+        replacements = {(id(slot.arrays), slot.position): self._shaped(number) for number, slot in self._numbered()}
         return [
-            (step[0], *([put.get((id(row), at), row[at]) for at in range(len(row))] for row in step[1:3]), step[3])
+            (
+                step[0],
+                *([replacements.get((id(row), at), row[at]) for at in range(len(row))] for row in step[1:3]),
+                step[3],
+            )
             for step in steps
         ]
 
     def _numbered(self) -> Iterator[tuple[int, Slot]]:
-        return ((number, self._slots[number]) for number in self._of)
+        return ((number, self._slots[number]) for number in self._copy_of)
 
     def _shaped(self, number: int) -> Any:
         array = self._slots[number].array
-        return self._of[number][: array.nbytes].view(array.dtype).reshape(array.shape)
+        return self._copy_of[number][: array.nbytes].view(array.dtype).reshape(array.shape)
 
     def fill(self, stream: CudaStream) -> None:
-        """Copy what a launch reads."""
-        for number, copy, is_filled, _ in self._places:
+        """Copy the arrays that a launch reads."""
+        for number, copy, is_filled, _ in self._copies:
             if is_filled:
                 array = self._slots[number].array
                 copy.data.copy_from_device_async(array.data, array.nbytes, stream.raw)
 
-    def hand_out(self, stream: CudaStream) -> None:
-        """Copy what a launch has written."""
-        for number, copy, _, is_written in self._places:
+    def copy_back(self, stream: CudaStream) -> None:
+        """Copy back the arrays that a launch has written."""
+        for number, copy, _, is_written in self._copies:
             if is_written:
                 array = self._slots[number].array
                 array.data.copy_from_device_async(copy.data, array.nbytes, stream.raw)
 
 
 def may_be_copied(slots: Sequence[Slot], moving: set[int]) -> bool:
-    """True where moving arrays are contiguous, small enough to copy, and overlap no array that starts elsewhere."""
+    """Return whether moving arrays are contiguous, small enough to copy, and overlap no array with another address."""
     arrays = [slots[number].array for number in moving]
-    if not all(array.flags.c_contiguous for array in arrays) or sum(array.nbytes for array in arrays) > MOST_BYTES:
+    if not all(array.flags.c_contiguous for array in arrays) or sum(array.nbytes for array in arrays) > MAX_BYTES:
         return False
     spans = sorted({(slot.array.data.ptr, slot.array.nbytes, number in moving) for number, slot in enumerate(slots)})
     return not any(

@@ -1,7 +1,7 @@
-"""Pinned host memory: what a GPU copies from and to while the host and its kernels go on.
+"""Pinned host memory, from and to which a GPU copies while the host and its kernels continue.
 
-Copies of ordinary memory pass through pinned blocks, which are used again once the token of their copy is done. Arrays
-of ``mx.cpu_pinned()`` lie in pinned memory themselves, and need none.
+Copies of ordinary memory use pinned blocks, which are reused when the token of their copy is done. Arrays of
+``mx.cpu_pinned()`` are in pinned memory and need no such blocks.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from flowmx.devices.cpu_device import CPUDevice
 from flowmx.devices.streams import Token
 
 CHUNK = 1 << 24
-"""Most bytes that go through one block: while the GPU copies one, the host fills another."""
-_LEAST = 1 << 12
-_MOST = 1 << 28
-"""Bytes of blocks after which those in flight are waited for."""
+"""Maximum size of one block in bytes: while the GPU copies it, the host fills another."""
+_MIN_BLOCK = 1 << 12
+_MAX_TOTAL = 1 << 28
+"""Bytes of blocks above which the host waits for a block in use instead of creating one."""
 
 
 class PinnedBytes(np.ndarray[Any, Any]):
-    """Pinned memory as an array of its bytes; views of it hold on to it."""
+    """Pinned memory as an array of its bytes; views keep it alive."""
 
 
 def is_pinned(array: Any) -> bool:
-    """Tell whether an array lies in pinned memory."""
+    """Return whether an array is in pinned memory."""
     while array is not None and type(array) is not PinnedBytes:
         array = getattr(array, "base", None)
     return array is not None
 
 
 def pinned_bytes(pointer: Any, size: int) -> PinnedBytes:
-    """CuPy's pinned memory as an array."""
+    """Return CuPy's pinned memory as an array."""
     return PinnedBytes((size,), np.uint8, pointer)
 
 
@@ -54,11 +54,11 @@ class Staging:
         self.nbytes = 0
 
     def take(self, nbytes: int) -> PinnedBytes:
-        """Take a block of at least so many bytes, which nothing uses."""
-        size = max(_LEAST, 1 << math.ceil(math.log2(nbytes)))
+        """Return an unused block of at least `nbytes` bytes."""
+        size = max(_MIN_BLOCK, 1 << math.ceil(math.log2(nbytes)))
         with self._lock:
             free = self._blocks.setdefault(size, deque())
-            if free and (self.nbytes + size > _MOST or free[0][1].done()):
+            if free and (self.nbytes + size > _MAX_TOTAL or free[0][1].done()):
                 block, token = free.popleft()
             else:
                 token = None
@@ -70,13 +70,13 @@ class Staging:
         return block
 
     def give(self, block: PinnedBytes, token: Token) -> None:
-        """Use a block again once a token is done."""
+        """Make a block reusable once a token is done."""
         with self._lock:
             self._blocks[block.size].append((block, token))
 
 
 class PinnedDevice(CPUDevice):
-    """The CPU, whose arrays lie in pinned memory (``mx.cpu_pinned()``)."""
+    """The CPU with arrays in pinned memory (``mx.cpu_pinned()``)."""
 
     def __init__(self, context: Context, cp: Any) -> None:
         super().__init__(context)

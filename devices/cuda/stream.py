@@ -1,11 +1,11 @@
 """Streams of a GPU: CUDA streams with events as tokens.
 
-An event of a token is used again once the token is known to be done. A thread that still holds it then waits for a
-later token of the same stream, which is longer than it needs to, but never wrong; so reading needs no lock.
+A token's event is reused once the token is known to be done. A thread that still holds the event then waits for a later
+token of the same stream, which may take longer but is never wrong; so reading needs no lock.
 
-CUDA tells of errors that happen while work runs at some later call, and does not say whose they are. The first to find
-one declares the device lost: all that was launched there and is not known to be done fails, and so does what is
-launched later. Other devices go on.
+CUDA reports an error of asynchronous work at some later call, and does not name the operation. The first thread that
+gets such an error marks the device as lost: all unfinished work there fails, and all later work. Other devices are not
+affected.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from flowmx.devices.streams import HOST, Launch, Stream, Token, here
+from flowmx.devices.streams import HOST, Launch, Stream, Token, thread_streams
 from flowmx.engine.failure import Inherited
 from flowmx.engine.scheduler import Operation
 
 if TYPE_CHECKING:
     from flowmx.devices.cuda.device import CudaDevice
 
-_LOOK_EVERY = 64
-"""Tokens after which a stream checks which are done, where nothing else makes it."""
+_CHECK_EVERY = 64
+"""Tokens after which a stream checks its progress, if nothing else has."""
 
 _NOT_READY = 600
 
-books = threading.RLock()
-"""Held while it is noted which tokens are done: one for all devices, whose tokens name each other."""
+token_lock = threading.RLock()
+"""The lock for recording which tokens are done; one for all devices, since their tokens refer to each other."""
 
 
 class _Thread(threading.local):
-    """A thread's current stream, as CuPy sees it.
+    """A thread's current stream in CuPy.
 
     Attributes:
-        stream: the one of ours that was entered last; an actor's thread leaves it at that.
-        before: the device and the stream that were current before, on other threads.
+        stream: the stream that was entered last; on an actor's thread it stays current.
+        former: on other threads, the device and stream that were current before.
     """
 
     stream: CudaStream | None = None
-    before: tuple[int, Any] | None = None
+    former: tuple[int, Any] | None = None
 
 
 _thread = _Thread()
@@ -50,8 +50,8 @@ class CudaStream(Stream):
 
     Args:
         device: the GPU.
-        name: what it is for.
-        priority: 1 for work that the GPU is to prefer.
+        name: its purpose.
+        priority: 1 for work that the GPU should prefer.
     """
 
     device: CudaDevice
@@ -59,36 +59,36 @@ class CudaStream(Stream):
     def __init__(self, device: CudaDevice, name: str, priority: int = 0) -> None:
         super().__init__(f"{device} {name}", device, priority)
         self._cuda = device.xp.cuda
-        with device.selected():
+        with device.as_current():
             self.raw = self._cuda.Stream(non_blocking=True, priority=-priority)
         self._passed = 0
         self._open: deque[tuple[Token, Operation | None]] = deque()
-        self._spare: list[Any] = []
+        self._free_events: list[Any] = []
 
-    # -- being current ---------------------------------------------------------------------------------
+    # -- current stream --------------------------------------------------------------------------------
 
     def __enter__(self) -> Stream:
-        if not here.streams and not here.is_devices:
-            _thread.before = self._cuda.runtime.getDevice(), self._cuda.get_current_stream()
-        here.streams.append(self)
+        if not thread_streams.streams and not thread_streams.is_devices:
+            _thread.former = self._cuda.runtime.getDevice(), self._cuda.get_current_stream()
+        thread_streams.streams.append(self)
         if _thread.stream is not self:
             self._make_current()
         return self
 
     def __exit__(self, *error: object) -> None:
-        streams = here.streams
+        streams = thread_streams.streams
         streams.pop()
         if streams:
             outer = streams[-1]
             if isinstance(outer, CudaStream) and outer is not self:
                 outer._make_current()
-        elif _thread.before is not None:
-            (number, stream), _thread.before, _thread.stream = _thread.before, None, None
+        elif _thread.former is not None:
+            (number, stream), _thread.former, _thread.stream = _thread.former, None, None
             self._cuda.runtime.setDevice(number)
             stream.use()
 
     def _make_current(self) -> None:
-        _thread.stream = None  # unless all goes well
+        _thread.stream = None  # in case of an error
         self._cuda.runtime.setDevice(self.device.number)
         self.raw.use()
         _thread.stream = self
@@ -96,12 +96,12 @@ class CudaStream(Stream):
     # -- launching -------------------------------------------------------------------------------------
 
     def run(self, launch: Launch) -> Any:
-        if self.device.lost is not None:
-            raise Inherited(self.device.lost)
+        if self.device.fatal_failure is not None:
+            raise Inherited(self.device.fatal_failure)
         try:
             return launch.call()
         except self.device.errors as error:
-            lost = self.device.lose_by(error, self, launch.op)
+            lost = self.device.lose_if_fatal(error, self, launch.op)
             if lost is None:
                 raise
             raise Inherited(lost) from error
@@ -119,33 +119,33 @@ class CudaStream(Stream):
             return
         try:
             self.raw.wait_event(event)
-        except self.device.errors as error:  # what it waits for does not run any more
+        except self.device.errors as error:  # the other stream's device has failed
             token.stream.device.lose(error, token.stream, None)
 
     def _record(self, token: Token, launch: Launch | None) -> None:
         op = None if launch is None else launch.op
-        with books:
-            event = self._spare.pop() if self._spare else None
+        with token_lock:
+            event = self._free_events.pop() if self._free_events else None
         try:
             event = event or self._cuda.Event(block=True, disable_timing=True)
             event.record(self.raw)
         except self.device.errors as error:
             token.failure = self.device.lose(error, self, op)
             return
-        with books:
+        with token_lock:
             token.event = event
             self._open.append((token, op))
-        if token.serial % _LOOK_EVERY == 0:
-            self._look()
+        if token.serial % _CHECK_EVERY == 0:
+            self._check_progress()
 
     def synchronize(self) -> None:
-        with books:
+        with token_lock:
             newest = self._open[-1][0] if self._open else None
         if newest is not None:
             newest.finish()
         self._held.clear()
 
-    # -- what is done ----------------------------------------------------------------------------------
+    # -- completion ------------------------------------------------------------------------------------
 
     def is_done(self, token: Token) -> bool:
         event = token.event
@@ -161,7 +161,7 @@ class CudaStream(Stream):
         return done
 
     def _is_past(self, event: Any) -> bool:
-        # Not `event.done`, which takes an error for an event that is still to come.
+        # Not `event.done`, which takes an error for an unfinished event.
         runtime = self._cuda.runtime
         status = runtime.eventQuery(event.ptr)
         if status not in (0, _NOT_READY):
@@ -179,45 +179,45 @@ class CudaStream(Stream):
             return
         self._pass(token.serial)
 
-    def _look(self) -> None:
-        """Query how far the stream has come: the newest token, else the one in the middle."""
-        with books:
-            asked = [self._open[index][0] for index in (-1, len(self._open) // 2)] if self._open else []
-        any(self.is_done(token) for token in asked)
+    def _check_progress(self) -> None:
+        """Check whether the newest token, or else the middle one, is done."""
+        with token_lock:
+            tokens = [self._open[index][0] for index in (-1, len(self._open) // 2)] if self._open else []
+        any(self.is_done(token) for token in tokens)
 
     def _pass(self, serial: int) -> None:
-        """Note that all tokens up to one are done."""
-        with books:
+        """Record that all tokens up to one are done."""
+        with token_lock:
             while self._open and self._open[0][0].serial <= serial:
                 token, _ = self._open.popleft()
                 self._inherit(token)
                 event, token.event = token.event, None
                 if event is not None:
-                    self._spare.append(event)
+                    self._free_events.append(event)
             self._passed = max(self._passed, serial)
 
     def _inherit(self, token: Token) -> None:
-        """Carry a failure of another device over to this token, and let its sources go."""
+        """Copy a failure of another device to this token, and drop its sources."""
         for source in token.sources:
             if source.stream.device is not self.device and token.failure is None:
                 token.failure = source.finish()
         token.sources = ()
 
     def open_operations(self) -> list[Operation]:
-        """The operations launched here that are not known to be done, the oldest first."""
-        with books:
+        """Return the unfinished operations launched here, oldest first."""
+        with token_lock:
             return [op for _, op in self._open if op is not None]
 
     def handles(self) -> list[Any]:
-        """The raw handles that it owns: the stream and all its events."""
-        return [self.raw, *self._spare, *[token.event for token, _ in self._open]]
+        """Return the raw handles that it owns: the stream and all its events."""
+        return [self.raw, *self._free_events, *[token.event for token, _ in self._open]]
 
     def fail(self, failure: Any) -> None:
-        """Let all that is not known to be done fail."""
-        with books:
+        """Fail all unfinished work."""
+        with token_lock:
             for token, _ in self._open:
                 token.failure = token.failure or failure
                 token.event, token.sources = None, ()
             self._open.clear()
-            self._spare.clear()
+            self._free_events.clear()
             self._passed = self.serial

@@ -1,31 +1,32 @@
-"""Virtual time: when everything that was launched begins and ends, had it run on the described device.
+"""Virtual time: the start and end of all launched work on the described device.
 
-Launches and waits of the host come as events, numbered by the operation's place in the program, in whatever order
-threads bring them. They are *settled* in the order of the program, so that the same program always takes the same
-time. An event starts at the latest of: its launch on the host, the end of what its stream did before, the end of the
-tokens it waits for, and the end of what its engine (the device's arithmetic, a copy engine, a link) did before.
+Launches and waits of the host are events, numbered by the operation's position in the program. Threads may add them in
+any order; they are evaluated in program order, so that the same program always takes the same time. An event starts at
+the latest of: its launch on the host, the end of the previous work of its stream, the end of the tokens it waits for,
+and the end of the previous work of its engine (the device's arithmetic, a copy engine, or a link).
 
-Whichever was the latest of these, the event came right after it: so there is a chain of work without gaps from the
-beginning to each end. Its *path* is that chain's seconds by kind of work: what the time went to.
+An event starts right after the latest of these. So a chain of work without gaps leads from the beginning to each end.
+An event's *path* is the seconds of this chain by kind of work: the critical path.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-_SPANS_KEPT = 100_000
+from flowmx import forks
+
+_MAX_SPANS = 100_000
 
 Path = Mapping[str, float]
-"""Seconds by kind of work, on the chain that leads to a moment."""
+"""Seconds by kind of work on the critical path to a moment."""
 LAUNCHES = "launches"
 
 
 class Span(NamedTuple):
-    """A piece of a timeline, in seconds."""
+    """An interval of a timeline, in seconds."""
 
     name: str
     stream: str
@@ -34,17 +35,17 @@ class Span(NamedTuple):
 
 
 class Event:
-    """Work on a stream, or (without one) the host's waiting for some.
+    """Work on a stream, or (without a stream) a wait of the host.
 
     Attributes:
-        serial: its place in the program.
-        name: the operation's.
-        stream, engine: where it runs, by name.
-        parts: how long it takes, by kind of work.
-        host_seconds: how long launching it keeps the host.
-        after: what it waits for.
-        end: when it ends, once settled.
-        path: the way there.
+        serial: its position in the program.
+        name: the operation's name.
+        stream, engine: the names of its stream and engine.
+        parts: its seconds by kind of work.
+        host_seconds: the host's time for its launch.
+        after: the events that it waits for.
+        end: its end, once evaluated.
+        path: the critical path that ends with it.
     """
 
     __slots__ = ("after", "end", "engine", "host_seconds", "name", "parts", "path", "serial", "stream")
@@ -68,20 +69,20 @@ class Clock:
     """The host's time and the streams' timelines.
 
     Attributes:
-        host: the host's time in seconds, as far as settled.
-        launching: the part of it that launches took.
+        host: the host's time in seconds, after the evaluated events.
+        launching: the host's time for launches.
         busy: seconds of work by stream.
-        ends: when each stream ends.
-        spans: the newest pieces of the timeline.
+        ends: the end of each stream.
+        spans: the newest intervals of the timeline.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = forks.lock()
         self._events: list[Event] = []
         self.clear()
 
     def clear(self) -> None:
-        """Begin at 0."""
+        """Restart at 0."""
         with self._lock:
             self._events.clear()
             self.host = self.launching = 0.0
@@ -89,33 +90,33 @@ class Clock:
             self.ends: dict[str, float] = defaultdict(float)
             self._engines: dict[str, float] = defaultdict(float)
             self._paths: dict[str, Path] = defaultdict(dict)  # of streams and engines; "" is the host
-            self.spans: deque[Span] = deque(maxlen=_SPANS_KEPT)
+            self.spans: deque[Span] = deque(maxlen=_MAX_SPANS)
 
     def add(self, event: Event) -> None:
-        """Take an event, to be settled in its turn."""
+        """Add an event, to be evaluated in program order."""
         with self._lock:
             self._events.append(event)
 
     def waiting(self) -> int:
-        """The number of events that are not settled."""
+        """Return the number of events that are not evaluated yet."""
         return len(self._events)
 
-    def settle(self, before: float = float("inf")) -> float:
-        """Settle all events of a serial below ``before``, which must all have come; returns the host's time."""
+    def advance(self, before: float = float("inf")) -> float:
+        """Evaluate all events with a serial below ``before``, all of which must be added; return the host's time."""
         with self._lock:
-            # Stable: what one operation launched, and what the host then waited for, stays in the order it came.
+            # Stable sort: the launches and waits of one operation stay in their order.
             self._events.sort(key=attrgetter("serial"))
             count = 0
             for event in self._events:
                 if event.serial >= before:
                     break
-                self._settle(event)
+                self._advance(event)
                 count += 1
             del self._events[:count]
             return self.host
 
-    def _settle(self, event: Event) -> None:
-        before = [(each.end, each.path) for each in event.after]
+    def _advance(self, event: Event) -> None:
+        before = [(earlier.end, earlier.path) for earlier in event.after]
         event.after = ()
         if not event.stream:
             self.host, self._paths[""] = _latest([*before, (self.host, self._paths[""])])
@@ -124,7 +125,7 @@ class Clock:
         if event.host_seconds:
             self.host += event.host_seconds
             self.launching += event.host_seconds
-            self._paths[""] = _longer(self._paths[""], {LAUNCHES: event.host_seconds})
+            self._paths[""] = _extend(self._paths[""], {LAUNCHES: event.host_seconds})
         before += [
             (self._engines[event.engine], self._paths[event.engine]),
             (self.ends[event.stream], self._paths[event.stream]),
@@ -132,7 +133,7 @@ class Clock:
         ]
         start, path = _latest(before)
         seconds = sum(event.parts.values())
-        event.end, event.path = start + seconds, _longer(path, event.parts)
+        event.end, event.path = start + seconds, _extend(path, event.parts)
         self.ends[event.stream] = self._engines[event.engine] = event.end
         self._paths[event.stream] = self._paths[event.engine] = event.path
         if seconds:
@@ -140,20 +141,20 @@ class Clock:
             self.spans.append(Span(event.name, event.stream, start, event.end))
 
     def end(self) -> tuple[float, Path]:
-        """The time (seconds) at which all streams and the host are done, and the critical path to it, as settled."""
-        found = [(seconds, self._paths[stream]) for stream, seconds in self.ends.items()]
-        return _latest([*found, (self.host, self._paths[""])])
+        """Return the time in seconds at which all streams and the host are done, and the critical path to it."""
+        moments = [(seconds, self._paths[stream]) for stream, seconds in self.ends.items()]
+        return _latest([*moments, (self.host, self._paths[""])])
 
 
 def _latest(moments: Sequence[tuple[float, Path]]) -> tuple[float, Path]:
-    return max(moments, key=lambda each: each[0])
+    return max(moments, key=lambda moment: moment[0])
 
 
-def _longer(path: Path, parts: Path) -> Path:
-    """The path extended by these parts."""
+def _extend(path: Path, parts: Path) -> Path:
+    """Return a path extended by some parts."""
     if not parts:
         return path
-    longer = dict(path)
+    extended = dict(path)
     for kind, seconds in parts.items():
-        longer[kind] = longer.get(kind, 0.0) + seconds
-    return longer
+        extended[kind] = extended.get(kind, 0.0) + seconds
+    return extended

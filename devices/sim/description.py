@@ -1,7 +1,7 @@
 """The description of a simulated device: memory, arithmetic, bandwidths, latencies.
 
-The presets' figures are the makers' data sheets (dense rates, no sparsity); how much of them a kernel reaches is
-``efficiency``, an assumption that is the same for all and not a measurement.
+The presets' figures are from the manufacturers' data sheets (dense rates, no sparsity). ``efficiency``, the share of
+them that kernels reach, is an assumption, the same for all devices, and not a measurement.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ _USUAL = "float32"
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """A kind of device.
+    """The description of a kind of device.
 
     Attributes:
-        name: what it is called.
+        name: its name.
         memory: bytes.
-        flops: floating-point operations a second by dtype; what is not named counts as float32.
+        flops: floating-point operations a second by dtype; other dtypes count as float32.
         bandwidth: bytes a second of its memory.
-        host_bandwidth, host_latency: bytes a second and seconds of a copy from or to the host.
+        host_bandwidth, host_latency: bytes a second, and seconds, of a copy from or to the host.
         peer_bandwidth, peer_latency: the same between two such devices.
-        kernel_seconds: the least that a kernel takes.
-        launch_seconds: what launching one takes the host.
-        efficiency: the part of the rates that kernels reach.
+        kernel_seconds: the shortest time of a kernel.
+        launch_seconds: the host's time for a launch.
+        efficiency: the share of the rates that kernels reach.
     """
 
     name: str
@@ -44,9 +44,9 @@ class Description:
     efficiency: float = 0.6
 
     def kernel(self, flops: float, nbytes: float, dtype: str) -> tuple[float, str]:
-        """Seconds of a kernel, and what it is bound by: the longer of its arithmetic and its memory traffic.
+        """Return the seconds of a kernel by the roofline model, and its limit.
 
-        That is the roofline; the word is ``arithmetic``, ``bandwidth``, or ``latency`` for one that does little.
+        The limit is ``arithmetic``, ``bandwidth``, or for small kernels ``latency``.
         """
         rate = self.flops.get(dtype, self.flops[_USUAL])
         return max(
@@ -56,7 +56,7 @@ class Description:
         )
 
     def copy(self, nbytes: float, between: str) -> float:
-        """Seconds of a copy between the ``host`` and the device, or between a ``peer`` and it."""
+        """Return the seconds of a copy between the device and the ``host``, or a ``peer``."""
         if between == "peer":
             return self.peer_latency + nbytes / self.peer_bandwidth
         return self.host_latency + nbytes / self.host_bandwidth
@@ -66,7 +66,7 @@ PRESETS: Mapping[str, Description] = MappingProxyType(
     {
         "h100": Description(
             name="H100", memory=80 * _GiB, bandwidth=3.35e12, host_bandwidth=5.5e10, peer_bandwidth=4.5e11,
-            # float32 products run as TF32, as PyTorch's convolutions do.
+            # float32 products use TF32, like PyTorch's convolutions.
             flops={"float32": 4.94e14, "float16": 9.89e14, "bfloat16": 9.89e14, "float64": 3.4e13},
         ),
         "a10": Description(
@@ -85,42 +85,42 @@ PRESETS: Mapping[str, Description] = MappingProxyType(
 )  # fmt: skip
 
 
-def named(name: str) -> Description:
-    """The preset of a name.
+def preset(name: str) -> Description:
+    """Return the preset of a name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the name is unknown.
     """
-    found = PRESETS.get(name.lower())
-    if found is None:
+    description = PRESETS.get(name.lower())
+    if description is None:
         raise ValueError(f"the device is {name!r}, expected one of {', '.join(PRESETS)}")
-    return found
+    return description
 
 
 def fleet(text: str) -> tuple[Description, int]:
     """Parse a text such as ``h100x8`` or ``a10`` into a preset and a count (default 1).
 
     Raises:
-        ValueError: there is no such preset, or the number is none.
+        ValueError: the preset is unknown, or the number is 0.
     """
     name, _, number = text.strip().lower().rpartition("x")
     if not number.isdecimal() or text.strip().lower() in PRESETS:  # gtx980 is a name
-        return named(text.strip()), 1
+        return preset(text.strip()), 1
     if int(number) < 1:
         raise ValueError(f"the device is {text!r}, expected at least one, such as h100x8")
-    return named(name), int(number)
+    return preset(name), int(number)
 
 
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
 def memory_of(text: str) -> int:
-    """Bytes from a text such as ``40GB``, ``512MiB`` or ``1000000``; units count by 1024, as makers of cards do.
+    """Parse bytes from a text such as ``40GB``, ``512MiB`` or ``1000000``; all units are powers of 1024.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the text is invalid.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", text.lower())
-    if found is None or float(found[1]) <= 0:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", text.lower())
+    if match is None or float(match[1]) <= 0:
         raise ValueError(f"the memory is {text!r}, expected bytes such as 40GB or 512MiB")
-    return int(float(found[1]) * 2 ** _UNITS[found[2]])
+    return int(float(match[1]) * 2 ** _UNITS[match[2]])

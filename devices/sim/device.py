@@ -1,4 +1,4 @@
-"""A simulated GPU: NumPy computes, or nothing does; streams, memory and time are those of the described device."""
+"""A simulated GPU: NumPy computes, if at all; streams, memory and time are those of the described device."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import numpy as np
 
 from flowmx import settings
 from flowmx.devices.accelerator import Accelerator
-from flowmx.devices.blocks import Block, BlockPool
+from flowmx.devices.block_pool import Block, BlockPool
 from flowmx.devices.context import Context
 from flowmx.devices.generator import Generator
+from flowmx.devices.launch_traits import launch_traits
 from flowmx.devices.sim.blank import Blank
 from flowmx.devices.sim.description import Description
 from flowmx.devices.sim.stream import SimStream
 from flowmx.devices.sim.system import System
-from flowmx.devices.streams import Launch, Token, current_stream, here
+from flowmx.devices.streams import Launch, Token, current_stream, thread_streams
 from flowmx.engine.actor import Actor
 from flowmx.engine.scheduler import Variable
 
@@ -28,11 +29,11 @@ _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # Python 3.11 has no nam
 _MAPPING = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
 _MAPPING |= getattr(mmap, "MAP_NORESERVE", _NO_RESERVE) if _MAPPING else 0
 COPIES_IN, COPIES_OUT, COPIES_OF_PEERS = "copies in", "copies out", "copies of peers"
-"""Kinds of work besides those of kernels."""
+"""Kinds of work other than kernels."""
 
 
 class _Lease(np.ndarray[Any, Any]):
-    """The right to use a block, as an array of its bytes; views of it hold on to it."""
+    """A lease on a block, as an array of its bytes; views keep it alive."""
 
     block: Block
 
@@ -43,12 +44,12 @@ class SimDevice(Accelerator):
     Args:
         context: its name.
         system: the machine.
-        description: what it is like.
-        streams: how many streams compute (default: ``FLOWMX_GPU_WORKER_NTHREADS``).
-        memory: bytes, where they are not the description's.
-        numerics: whether anything is computed; else arrays are :class:`~flowmx.devices.sim.blank.Blank`.
+        description: its description.
+        streams: the number of compute streams (default: ``FLOWMX_GPU_WORKER_NTHREADS``).
+        memory: bytes; by default those of the description.
+        numerics: whether to compute; otherwise arrays are :class:`~flowmx.devices.sim.blank.Blank`.
         kernels: the device type whose kernels are used.
-        graphs: launch bound graphs as one from their second run on, as CUDA graphs do.
+        graphs: whether bound graphs are one launch from their second run on, like CUDA graphs.
     """
 
     xp = np
@@ -86,7 +87,7 @@ class SimDevice(Accelerator):
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Any:
         dtype = np.dtype(dtype)
         nbytes = math.prod(shape) * dtype.itemsize
-        if self.system.executing:  # scratch of work that was launched before: its launch has counted its results
+        if self.system.executing:  # temporary memory of deferred work; its results were counted at the launch
             return np.empty(shape, dtype)
         block = self.pool.acquire(nbytes, current_stream())
         lease = _Lease((block.size,), np.uint8, block.memory)
@@ -95,16 +96,16 @@ class SimDevice(Accelerator):
         return self._array(shape, dtype, lease)
 
     def block_of(self, variable: Variable) -> Block | None:
-        """The block that holds an array, as far as it has one."""
+        """Return the block of a variable's array, or None."""
         return _block_of(getattr(variable, "array", None))
 
-    def used(self, variable: Variable, token: Token) -> None:
+    def record_use(self, variable: Variable, token: Token) -> None:
         block = self.block_of(variable)
         if block is not None:
             block.uses[token.stream] = token
 
     def without_lease(self, array: Any) -> Any:
-        """The same memory as a NumPy array that does not keep it in use; None where it is no block's."""
+        """Return an array over the same memory that does not keep it in use; None if it is not in a block."""
         block = _block_of(array)
         if block is None:
             return None
@@ -129,13 +130,13 @@ class SimDevice(Accelerator):
     # -- time ------------------------------------------------------------------------------------------
 
     def timed(self, op: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
-        # User code, and bodies of loops, launch more: they run, whatever numbers they see.
+        # User code and bodies of loops launch further work: they run even without numerics.
         is_called = self.has_numerics or op.traits.detached or op.subgraphs
 
         def run(run: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
-            launch = here.launch
+            launch = thread_streams.launch
             if launch is not None and launch.op.actor not in self._copies:
-                flops, moved = op.cost([each.shape for each in inputs], [each.shape for each in outputs])
+                flops, moved = op.cost([array.shape for array in inputs], [array.shape for array in outputs])
                 first = outputs[0] if outputs else inputs[0]
                 self.account(launch, op.name, flops, moved * first.itemsize, first.dtype.name)
             return forward(run, inputs, outputs) if is_called else None
@@ -143,7 +144,7 @@ class SimDevice(Accelerator):
         return run
 
     def account(self, launch: Launch, name: str, flops: float, nbytes: float, dtype: str = "float32") -> None:
-        """Note that a launch runs a kernel which does so much."""
+        """Record the work of a kernel of a launch."""
         seconds, limit = self.description.kernel(flops, nbytes, dtype)
         launch.work.add(seconds, limit)
         self.system.operators[name] += seconds
@@ -153,12 +154,11 @@ class SimDevice(Accelerator):
         return self._captured is not None
 
     def replay(self, launch: Launch) -> None:
-        """Count the launches of a bound graph as one, where the same were captured before.
+        """Count the launches of a bound graph as one if they were captured before.
 
-        Its function's ``captured_by(*arguments)`` returns the object that identifies the capture, with its shapes, the
-        part of it that this is, and as how many that runs then.
+        The ``captured_by`` of the launch function's :class:`LaunchTraits` identifies the capture.
         """
-        captured_by = getattr(launch.function, "captured_by", None)
+        captured_by = launch_traits(launch.function).captured_by
         if self._captured is None or captured_by is None:
             return
         graph, part, launches = captured_by(*launch.arguments)
@@ -168,13 +168,13 @@ class SimDevice(Accelerator):
         parts.add(part)
 
     def account_for_launch(self, launch: Launch) -> None:
-        """Account for the work of a launch whose operators have not reported it.
+        """Record the work of a launch whose operators have not reported it.
 
-        Its function's ``moves(*arguments)``, if there is one, returns the bytes that each of its launches moves,
-        ``here`` or from or to ``there``, or None. Otherwise it copies what it writes, or moves all bytes once.
+        If the launch function's :class:`LaunchTraits` have no ``moves``, a copy moves the bytes that it writes, and
+        any other launch moves all bytes once.
         """
         kind = self._copies.get(launch.op.actor)
-        moves = getattr(launch.function, "moves", None)
+        moves = launch_traits(launch.function).moves
         reported = None if moves is None else moves(*launch.arguments)
         if reported is None:
             written, touched = sum(map(_nbytes, launch.writes)), {*launch.reads, *launch.writes}
@@ -200,7 +200,7 @@ def _block_of(array: Any) -> Block | None:
 
 
 def _map(size: int) -> tuple[Any, int]:
-    """Map memory that takes no pages of the machine before it is touched."""
+    """Map memory that uses no physical pages before its first access."""
     memory = mmap.mmap(-1, size, flags=_MAPPING) if _MAPPING else bytearray(size)
     return memory, int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])
 

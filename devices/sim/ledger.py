@@ -1,8 +1,8 @@
 """A ledger of a simulated device's memory: the blocks in use at the peak, their holders and their roles.
 
-The pool tells it of each block that comes into use and that is free again. A block is *leased* again and again, so what
-counts are leases, by number. What a lease is (a weight, a gradient, ...) is often known only later, when somebody who
-knows the arrays says so; the leases at the peak are found by going through the ledger again.
+The pool reports each block that is allocated or freed. A block is *leased* repeatedly, so the ledger records numbered
+leases. The role of a lease (a weight, a gradient, ...) is often assigned only later, by code that knows the arrays. The
+leases at the peak are found by replaying the ledger.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from flowmx.devices.blocks import Block, words
-from flowmx.devices.streams import here
+from flowmx.devices.block_pool import Block, describe_holder
+from flowmx.devices.streams import thread_streams
 from flowmx.engine.origin import Origin
 
 OTHER, COPIES, STORES = "activations and workspace", "inputs and copies", "kvstore"
@@ -23,8 +23,8 @@ class Lease(NamedTuple):
 
     Attributes:
         size: bytes.
-        holder: the operation that it was allocated for: its name and origin.
-        is_copy: whether it was allocated for bytes from elsewhere.
+        holder: the name and origin of the operation that allocated it.
+        is_copy: whether it was allocated for a copy.
     """
 
     size: int
@@ -32,7 +32,7 @@ class Lease(NamedTuple):
     is_copy: bool
 
     def role(self) -> str:
-        """The role of this memory where none was assigned."""
+        """Return the role of this memory if none was assigned."""
         if self.holder is not None and self.holder[0].startswith(STORES):
             return STORES
         return COPIES if self.is_copy else OTHER
@@ -42,10 +42,10 @@ class Ledger:
     """The leases of one pool's blocks.
 
     Args:
-        compute: the actor that computes; other ones copy.
+        compute: the compute actor; all others copy.
 
     Attributes:
-        peak: the most bytes in use at one time.
+        peak: maximum number of bytes in use at one time.
     """
 
     def __init__(self, compute: object) -> None:
@@ -57,10 +57,10 @@ class Ledger:
         self._used = self.peak = self._peak_at = 0
 
     def note(self, block: Block, is_taken: bool) -> None:
-        """Record that a block comes into use, or is free again."""
+        """Record that a block is allocated or freed."""
         if is_taken:
             number = self._current[block] = len(self._leases)
-            is_copy = here.launch is not None and here.launch.op.actor is not self._compute
+            is_copy = thread_streams.launch is not None and thread_streams.launch.op.actor is not self._compute
             self._leases.append(Lease(block.size, block.holder, is_copy))
             self._used += block.size
         else:
@@ -71,14 +71,14 @@ class Ledger:
             self.peak, self._peak_at = self._used, len(self._entries)
 
     def name(self, blocks: Iterable[Block], role: str) -> None:
-        """Name the role of blocks in use; the first name of a lease stays."""
+        """Assign a role to blocks in use; the first role of a lease is kept."""
         for block in blocks:
             number = self._current.get(block)
             if number is not None:
                 self._roles.setdefault(number, role)
 
     def by_role(self) -> dict[str, int]:
-        """The bytes in use at the peak by role, the largest first."""
+        """Return the bytes in use at the peak by role, largest first."""
         counted: Counter[str] = Counter()
         for number in self._at_peak():
             lease = self._leases[number]
@@ -86,10 +86,10 @@ class Ledger:
         return dict(counted.most_common())
 
     def holders(self, count: int) -> list[tuple[str, int]]:
-        """The largest holders of memory at the peak: pairs (what it was allocated for, bytes)."""
+        """Return the largest holders of memory at the peak, as pairs (description, bytes)."""
         counted: Counter[str] = Counter()
         for number in self._at_peak():
-            counted[words(self._leases[number].holder)] += self._leases[number].size
+            counted[describe_holder(self._leases[number].holder)] += self._leases[number].size
         return counted.most_common(count)
 
     def _at_peak(self) -> list[int]:

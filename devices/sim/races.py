@@ -1,12 +1,12 @@
-"""The race checker: every use of memory must come after the conflicting ones, by stream order and waited tokens.
+"""The race checker: every use of memory must come after conflicting ones, by stream order or by waiting for tokens.
 
-Luck plays no part in it: it does not look at what happened to run first but at *vector clocks*. Each stream counts its
-launches and knows, of every other stream, up to which launch it is certain to come after: what it has waited for, and
-what that had waited for. A use of memory by launch ``n`` of a stream comes before a use on another one only where that
-one's clock for the stream is at least ``n``.
+The result does not depend on the actual timing, since it uses *vector clocks*. Each stream counts its launches. For
+every other stream, it stores the last launch that it is certain to come after: by its own waits, and by those of the
+work it has waited for. A use of memory by launch ``n`` of a stream comes before a use on another stream only if that
+stream's clock for the first is at least ``n``.
 
-What the host does is complete before anything that the scheduler orders after it, so uses by the host are only checked
-against those before them.
+An operation of the host is complete before any operation that the scheduler orders after it. Uses by the host are
+therefore only checked against earlier ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Clock = dict[Stream, int]
 
 
 class Uses:
-    """The last uses of one piece of memory: the last write, and by stream the reads since."""
+    """The last uses of a block of memory: the last write and, by stream, later reads."""
 
     __slots__ = ("reads", "write")
 
@@ -36,32 +36,32 @@ class RaceChecker:
         self._clocks: dict[Stream, Clock] = {}
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Forget all clocks."""
         self._clocks.clear()
 
     def join(self, stream: Stream, token: Token) -> None:
-        """Join a token's clock into that of a stream which has waited for it."""
+        """Merge a token's clock into the clock of a stream that waits for it."""
         merge(self._clocks.setdefault(stream, {}), clock_of(token))
 
     def begin(self, stream: Stream) -> Clock:
-        """The clock of a stream's next launch."""
+        """Return the clock of a stream's next launch."""
         clock = self._clocks.setdefault(stream, {})
         clock[stream] = stream.serial + 1
         return clock
 
     def use(self, uses: Uses, clock: Mapping[Stream, int], stream: Stream, is_write: bool, who: str, what: str) -> None:
-        """Note that the launch with this clock uses some memory.
+        """Record that a launch uses memory.
 
         Args:
-            uses: what is known of the memory.
-            clock: the launch's.
+            uses: the last uses of the memory.
+            clock: the launch's clock.
             stream: its stream.
-            is_write: whether it writes there.
-            who: the operation, in words.
-            what: the memory, in words.
+            is_write: whether it writes.
+            who: a description of the operation.
+            what: a description of the memory.
 
         Raises:
-            RaceError: an earlier use conflicts with it and is not certain to come before.
+            RaceError: it conflicts with an earlier use that is not certain to come before it.
         """
         before = [] if uses.write is None else [(*uses.write, "writes")]
         if is_write:
@@ -75,29 +75,29 @@ class RaceChecker:
             if other is not HOST and other is not stream and clock.get(other, 0) < count:
                 raise RaceError(
                     f"{who} on {stream.name} {'writes' if is_write else 'reads'} {what}, which {name} on {other.name} "
-                    f"{verb}, and nothing makes it come after: {stream.name} has waited for {clock.get(other, 0)} of "
+                    f"{verb}, without synchronization: {stream.name} has waited for {clock.get(other, 0)} of "
                     f"{other.name}'s launches, and this one is number {count}"
                 )
 
 
 def clock_of(token: Token) -> Clock:
-    """The vector clock of a token: the work that is certain to be done once it is."""
+    """Return the vector clock of a token: the work that is certain to be done when the token is."""
     if token.stream is HOST:
         merged: Clock = dict(token.event or {})
-        for each in token.sources:
-            merge(merged, clock_of(each))
+        for source in token.sources:
+            merge(merged, clock_of(source))
         return merged
     clock: Clock = token.event.clock if token.event is not None else {}
     return clock
 
 
 def merge(clock: Clock, other: Mapping[Stream, int]) -> None:
-    """Merge another clock into this one."""
+    """Merge another clock into a clock."""
     for stream, count in other.items():
         if clock.get(stream, 0) < count:
             clock[stream] = count
 
 
 def label(launch: Launch) -> str:
-    """An operation in words."""
+    """Describe an operation."""
     return f"operation {launch.op.name!r} (#{launch.op.serial})"

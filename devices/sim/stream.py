@@ -1,13 +1,14 @@
-"""Streams of a simulated device: work is noted on the clock, checked for races, and carried out at once or later."""
+"""Streams of a simulated device: they add work to the clock, check it for races, and run it at once or later."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from flowmx.devices.launch_traits import launch_traits
 from flowmx.devices.sim.system import Deferred, System, Work
-from flowmx.devices.streams import Launch, Stream, Token, here
-from flowmx.engine.running import call_in
+from flowmx.devices.streams import Launch, Stream, Token, thread_streams
+from flowmx.engine.running import call_in_layers
 from flowmx.engine.scheduler import Operation
 
 if TYPE_CHECKING:
@@ -20,9 +21,9 @@ class SimStream(Stream):
     Args:
         system: the machine.
         device: the device.
-        name: what it is for.
-        engine: what it keeps busy, such as the arithmetic or a link: two streams of one engine take turns.
-        priority: as of :class:`Stream`.
+        name: its purpose.
+        engine: the engine that it uses, such as the arithmetic or a link; streams of one engine take turns.
+        priority: see :class:`Stream`.
     """
 
     device: SimDevice
@@ -35,9 +36,9 @@ class SimStream(Stream):
     def run(self, launch: Launch) -> Any:
         system = self.system
         system.progress()
-        if system.rng is None or _may_do_anything(launch):
+        if system.rng is None or _has_side_effects(launch):
             launch.work = Work()
-            if system.rng is not None:  # what may wait, or do anything, finds what it comes after done
+            if system.rng is not None:  # run all earlier work first: this operation may wait or have side effects
                 for token in (self.record(), *launch.waited):
                     system.run_until(token)
             result = launch.call()
@@ -51,24 +52,24 @@ class SimStream(Stream):
         return result
 
     def _deferred(self, launch: Launch) -> Callable[[], Any]:
-        """The work of an operation, on memory that is looked up now and not kept alive."""
+        """Return the work of an operation as a function of its current memory, which it does not keep alive."""
         for variable in launch.writes:
             ensure = getattr(variable, "ensure", None)
             if ensure is not None:
                 ensure()
-        # Not the launch itself, which holds on to the arrays.
-        function, arguments = launch.function, tuple(map(unleased, launch.arguments))
+        # Not the launch itself, which keeps the arrays alive.
+        function, arguments = launch.function, tuple(map(without_leases, launch.arguments))
         op, layers = launch.op, launch.op.layers
-        if layers:  # they may look at what the operation was about, which it forgets as soon as it is launched
+        if layers:  # they may read fields that the operation clears when it is launched
             op = Operation(function, arguments, launch.reads, launch.writes, op.actor, op.name, op.origin)
 
         def carry_out() -> None:
-            outer, here.launch = here.launch, None
+            outer, thread_streams.launch = thread_streams.launch, None
             try:
                 with self:
-                    call_in(layers, op, function, arguments)
+                    call_in_layers(layers, op, function, arguments)
             finally:
-                here.launch = outer
+                thread_streams.launch = outer
 
         return carry_out
 
@@ -91,32 +92,32 @@ class SimStream(Stream):
         self.system.finished(token)
 
 
-def _may_do_anything(launch: Launch) -> bool:
-    """True where an operation does more than compute on its arrays: user code, settling of errors, allocation."""
-    return not launch.op.bulkable or launch.op.settles or getattr(launch.function, "moves_memory", False)
+def _has_side_effects(launch: Launch) -> bool:
+    """Return whether an operation does more than compute: user code, handling of errors, or allocation."""
+    return not launch.op.bulkable or launch.op.handles_failures or launch_traits(launch.function).moves_memory
 
 
-def unleased(argument: Any) -> Any:
-    """An argument whose arrays use the memory that they have now without keeping it.
+def without_leases(argument: Any) -> Any:
+    """Copy an argument so that its arrays use their current memory without keeping it alive.
 
-    Arrays are known by what they have: a ``_storage`` with a device, an array, a shape and a dtype.
+    Arrays are recognized by a ``_storage`` with a device, an array, a shape and a dtype.
     """
     if type(argument) in (list, tuple):
-        return type(argument)([unleased(each) for each in argument])
-    storage = getattr(argument, "_storage", None)
+        return type(argument)([without_leases(item) for item in argument])
+    storage = getattr(argument, "storage", None)
     if storage is None or storage.array is None or not storage.device.is_asynchronous:
         return argument
     memory = storage.device.without_lease(storage.array)
     if memory is None:
         return argument
     copy = object.__new__(type(argument))
-    copy._storage = _Looked(storage, memory)
-    copy._shape, copy._dtype, copy._view = argument._shape, argument._dtype, argument._view
+    copy.storage = _StorageSnapshot(storage, memory)
+    copy.dims, copy.element_type, copy.strided_view = argument.dims, argument.element_type, argument.strided_view
     return copy
 
 
-class _Looked:
-    """A storage as it was found at a launch."""
+class _StorageSnapshot:
+    """The state of a storage at a launch."""
 
     shared = True
 

@@ -1,9 +1,9 @@
-"""A simulated machine: devices, their streams, one clock, one race checker, and how their work is carried out.
+"""A simulated machine: devices, their streams, one clock, one race checker, and the execution of work.
 
-Work is either carried out when it is launched, as the serial program would, or *deferred*: it stays in its stream's
-queue until the host waits for it, and which stream goes on next is drawn from a seed. Deferred work runs on memory
-that its launch looked up, without keeping it alive, as a device does: where an operation forgot to wait, or memory
-was handed out too early, wrong numbers come out.
+Work is either executed at its launch, as in a serial program, or *deferred*: it stays in its stream's queue until the
+host waits for it, and a seeded random generator selects the next stream to continue. Like a real device, deferred work
+uses the memory that its launch looked up, without keeping it alive. So a missing wait, or memory that is reused too
+early, leads to wrong numbers.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flowmx import forks
 from flowmx.devices.sim.clock import Clock, Event, Span
 from flowmx.devices.sim.races import Clock as VectorClock
 from flowmx.devices.sim.races import RaceChecker, Uses, clock_of, label, merge
@@ -26,22 +27,22 @@ from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import Operation, Variable
 from flowmx.errors import RaceError
 
-_SETTLE_AT = 2048
-_MOST_AHEAD = 3
-"""Deferred work that may run, drawn by the seed, whenever some is launched."""
+_MAX_PENDING_EVENTS = 2048
+_MAX_TASKS_PER_LAUNCH = 3
+"""Maximum number of deferred tasks that run at each launch; the number is random."""
 
 
 class Statistics(NamedTuple):
     """Statistics of a simulated machine, in virtual time.
 
     Attributes:
-        seconds: from the beginning until the last stream and the host are done.
+        seconds: the time until the last stream and the host are done.
         host_seconds: the host's time.
         busy: seconds of work by stream.
-        utilisation: by device, the part of the time in which it computed.
-        peak_bytes: by device, the most memory in use at one time.
-        holders: by device, who holds memory now, the largest first.
-        spans: the newest pieces of the timeline.
+        utilisation: by device, the share of the time in which it computed.
+        peak_bytes: by device, the maximum memory in use at one time.
+        holders: by device, the current holders of memory, largest first.
+        spans: the newest intervals of the timeline.
     """
 
     seconds: float
@@ -53,15 +54,15 @@ class Statistics(NamedTuple):
     spans: list[Span]
 
     def timeline(self, width: int = 72) -> str:
-        """The streams' work as text, a line each; a digit says how much (of ten) of a column's time was busy."""
+        """Return one line of text for each stream; a digit is the busy share of a column's time, in tenths."""
         lines = []
         scale = width / self.seconds if self.seconds else 0.0
         for stream in sorted(self.busy):
-            filled = [0.0] * width
+            busy = [0.0] * width
             for span in self.spans:
                 if span.stream == stream:
-                    _fill(filled, span.start * scale, span.end * scale)
-            row = "".join("." if part < 0.05 else str(min(9, int(part * 10))) for part in filled)
+                    _fill(busy, span.start * scale, span.end * scale)
+            row = "".join("." if part < 0.05 else str(min(9, int(part * 10))) for part in busy)
             lines.append(f"{stream:>24} |{row}|")
         return "\n".join(lines)
 
@@ -72,11 +73,11 @@ def _fill(columns: list[float], start: float, end: float) -> None:
 
 
 class Work:
-    """The device work of one launch, as recorded so far.
+    """The recorded device work of one launch.
 
     Attributes:
-        parts: seconds on the device, by what they are bound by.
-        kernels: how many launches the host makes for it.
+        parts: seconds on the device, by limiting resource.
+        kernels: the number of launches by the host.
     """
 
     __slots__ = ("kernels", "parts")
@@ -86,7 +87,7 @@ class Work:
         self.kernels = 0
 
     def add(self, seconds: float, kind: str) -> None:
-        """Let it run one more kernel, or copy."""
+        """Add a kernel or a copy."""
         self.parts[kind] = self.parts.get(kind, 0.0) + seconds
         self.kernels += 1
 
@@ -102,7 +103,7 @@ class _Point:
 
 
 class _Task(NamedTuple):
-    """An entry of a stream's queue: work that ends with a token, or a wait for another stream's token."""
+    """An entry of a stream's queue: work that ends at a token, or a wait for another stream's token."""
 
     token: Token | None
     waits_for: Token | None
@@ -110,8 +111,8 @@ class _Task(NamedTuple):
     op: Operation | None
 
 
-class _Here(threading.local):
-    """State of the calling thread: whether it executes deferred work, and the work that it has waited for."""
+class _ThreadState(threading.local):
+    """The state of a thread: whether it executes deferred work, and the clock of its waits."""
 
     executing = False
 
@@ -123,13 +124,13 @@ class System:
     """A machine of simulated devices.
 
     Args:
-        seed: defer work, and draw from this seed in which order streams go on; None: carry it out at its launch.
-        races: check for races.
+        seed: defer work, and order streams randomly from this seed; None: run work at its launch.
+        races: whether to check for races.
 
     Attributes:
         clock: the virtual time.
-        checker: the race checker, with the streams' clocks; None where races are not checked.
-        devices: by number.
+        checker: the race checker, with the streams' clocks; None if races are not checked.
+        devices: the devices by number.
         operators: seconds of kernels by operator.
     """
 
@@ -139,22 +140,22 @@ class System:
         self.devices: dict[int, Any] = {}
         self.operators: dict[str, float] = defaultdict(float)
         self._has_warned = False
-        self.lock = threading.RLock()
-        self._here = _Here()
+        self.lock = forks.lock()
+        self._thread = _ThreadState()
         observers.append(self.check_host)
         self.restart(seed)
 
     def restart(self, seed: int | None) -> None:
-        """From now on defer work by this seed, or carry it out at once; nothing may be in flight."""
+        """Use another seed for deferred work, or run work at its launch (None); no work may be in flight."""
         self.rng = None if seed is None else random.Random(seed)
         self._queues: dict[Stream, deque[_Task]] = {}
-        self._passed: VectorClock = {}
-        """Up to where the host has waited for each stream."""
+        self._host_clock: VectorClock = {}
+        """The last token of each stream for which the host has waited."""
 
     @property
     def executing(self) -> bool:
-        """True while the calling thread carries out deferred work."""
-        return self._here.executing
+        """True while the calling thread executes deferred work."""
+        return self._thread.executing
 
     # -- streams ---------------------------------------------------------------------------------------
 
@@ -167,22 +168,22 @@ class System:
                 self._queues.setdefault(stream, deque()).append(_Task(None, token, _nothing, None))
 
     def record(self, token: Token, launch: Launch | None, engine_name: str) -> None:
-        """Record a token: give it its place on the clock, and queue deferred work."""
+        """Record a token: add its event to the clock, and queue deferred work."""
         work: Work = launch.work if launch is not None and launch.work is not None else Work()
         waited = launch.waited if launch is not None else []
         device: Any = token.stream.device
         event = Event(
             token.op_serial or engine.scheduler.serial, launch.op.name if launch is not None else "", token.stream.name,
             engine_name, work.parts, work.kernels * (device.description.launch_seconds if device is not None else 0),
-            [each.event.event for each in _on_streams(waited)],
+            [earlier.event.event for earlier in _on_streams(waited)],
         )  # fmt: skip
         with self.lock:
             clock = dict(self.checker.begin(token.stream)) if self.checker is not None else {}
             clock[token.stream] = token.serial
             token.event = _Point(clock, event)
         self.clock.add(event)
-        if self.clock.waiting() > _SETTLE_AT:
-            self.settle()
+        if self.clock.waiting() > _MAX_PENDING_EVENTS:
+            self.advance_clock()
         if self.rng is not None:
             function = launch.work.task if launch is not None and isinstance(launch.work, Deferred) else _nothing
             with self.lock:
@@ -192,8 +193,8 @@ class System:
             self._inherit(token)
 
     def is_done(self, token: Token) -> bool:
-        """True where the host knows that a token is done."""
-        return self._passed.get(token.stream, 0) >= token.serial
+        """Return whether the host knows that a token is done."""
+        return self._host_clock.get(token.stream, 0) >= token.serial
 
     def finish(self, token: Token) -> None:
         """Make the host wait for a token."""
@@ -201,49 +202,49 @@ class System:
             if self.rng is not None:
                 self._run_until(token)
             self.clock.add(_host_waits(token))
-            merge(self._passed, token.event.clock)
+            merge(self._host_clock, token.event.clock)
 
     def read(self, stream: Any, seconds: float) -> None:
-        """Make the host wait for a copy to itself."""
+        """Make the host wait for a copy to the host."""
         if self.executing:
             return
         serial = engine.scheduler.serial
-        copied = Event(serial, "read", stream.name, stream.engine, {"copies out": seconds}, 0.0)
-        self.clock.add(copied)
-        self.clock.add(Event(serial, "", "", "", {}, 0.0, [copied]))
+        copy_event = Event(serial, "read", stream.name, stream.engine, {"copies out": seconds}, 0.0)
+        self.clock.add(copy_event)
+        self.clock.add(Event(serial, "", "", "", {}, 0.0, [copy_event]))
 
     def finished(self, token: Token) -> None:
-        """Note that the calling thread knows that a token is done."""
-        if self._here.clock.get(token.stream, 0) >= token.serial:
+        """Record that the calling thread has waited for a token."""
+        if self._thread.clock.get(token.stream, 0) >= token.serial:
             return
-        known = dict(self._here.clock)  # a new one: operations that were pushed keep the old one
-        merge(known, token.event.clock)
-        self._here.clock = known
+        clock = dict(self._thread.clock)  # a new dict: pushed operations keep the old one
+        merge(clock, token.event.clock)
+        self._thread.clock = clock
 
     def pushed(self, op: Operation) -> None:
-        """Note the push of an operation, which comes after what this thread has waited for."""
-        op.after_wait = self._here.clock  # type: ignore[attr-defined]
+        """Record the waits of this thread that precede the push of an operation."""
+        op.after_wait = self._thread.clock
 
-    def settle(self) -> float:
-        """Bring the clock up to the oldest operation that is still to be launched; returns the host's time."""
+    def advance_clock(self) -> float:
+        """Advance the clock to the oldest operation that is not yet launched; return the host's time."""
         with engine.lock:
             oldest = next(iter(engine.pending), None)
             before = float("inf") if oldest is None else oldest.serial
-        return self.clock.settle(before)
+        return self.clock.advance(before)
 
-    # -- carrying work out -----------------------------------------------------------------------------
+    # -- deferred work ---------------------------------------------------------------------------------
 
     def progress(self) -> None:
-        """At a launch, let some deferred work happen, or none."""
+        """Run a random number of deferred tasks; called at each launch."""
         if self.rng is None:
             return
         with self.lock:
-            for _ in range(self.rng.randrange(_MOST_AHEAD + 1)):
+            for _ in range(self.rng.randrange(_MAX_TASKS_PER_LAUNCH + 1)):
                 if not self._step():
                     return
 
     def run_until(self, token: Token) -> None:
-        """Carry deferred work out until a token's is."""
+        """Run deferred work until a token is done."""
         if self.rng is not None:
             with self.lock:
                 self._run_until(token)
@@ -251,90 +252,90 @@ class System:
     def _run_until(self, token: Token) -> None:
         while self._is_pending(token):
             if not self._step():
-                raise RuntimeError(f"no stream can go on: {token} waits for what was never launched")
+                raise RuntimeError(f"no stream can continue: {token} waits for work that was never launched")
 
     def _step(self) -> bool:
-        """Carry out the first work of some stream that can go on; False where there is none (locked)."""
+        """Run the first task of a random stream that can continue; return False if no stream can (locked)."""
         assert self.rng is not None
-        able = [queue for queue in self._queues.values() if queue and not self._is_pending(queue[0].waits_for)]
-        if not able:
+        ready = [queue for queue in self._queues.values() if queue and not self._is_pending(queue[0].waits_for)]
+        if not ready:
             return False
-        queue = self.rng.choice(able)
-        self._carry_out(queue[0])
+        queue = self.rng.choice(ready)
+        self._execute(queue[0])
         queue.popleft()
         return True
 
     def _is_pending(self, token: Token | None) -> bool:
-        """True where work up to a token is still queued."""
+        """Return whether work up to a token is still queued."""
         queue = self._queues.get(token.stream) if token is not None else None
         first = next((task.token for task in queue or () if task.token is not None), None)
         return first is not None and token is not None and first.serial <= token.serial
 
-    def _carry_out(self, task: _Task) -> None:
+    def _execute(self, task: _Task) -> None:
         if task.token is None:
             return
         self._inherit(task.token)
         if task.token.failure is not None:
             return
-        outer, self._here.executing = self._here.executing, True
+        outer, self._thread.executing = self._thread.executing, True
         try:
             with np.errstate(all="ignore"):
                 task.function()
-        except Exception as error:
+        except Exception as error:  # operators may raise anything
             assert task.op is not None
             task.token.failure = failure_of(error, task.op)
             with engine.lock:
                 engine.report(task.token.failure)
         finally:
-            self._here.executing = outer
+            self._thread.executing = outer
 
     def _inherit(self, token: Token) -> None:
-        token.failure = next((each.failure for each in token.sources if each.failure is not None), None)
+        token.failure = next((source.failure for source in token.sources if source.failure is not None), None)
         token.sources = ()
 
-    # -- looking ---------------------------------------------------------------------------------------
+    # -- checks ----------------------------------------------------------------------------------------
 
     def warn_of_zeros(self, device: Any) -> None:
-        """Warn, once, that values are read which nobody has computed."""
+        """Warn once that the program reads values that were not computed."""
         if not self._has_warned:
             self._has_warned = True
-            warn_user(f"{device} is simulated without numerics: every value that is asked for is 0", set())
+            warn_user(f"{device} is simulated without numerics: every value that is read is 0", set())
 
     def check(self, launch: Launch) -> None:
-        """Check that all conflicting uses of an operation's memory are certain to be done.
+        """Check that all conflicting uses of an operation's memory are complete.
 
         Raises:
-            RaceError: something is not.
+            RaceError: a conflicting use may still be running.
         """
         if self.checker is None:
             return
         with self.lock:
             clock = self.checker.begin(launch.stream)
-            merge(clock, getattr(launch.op, "after_wait", {}))
-            merge(clock, self._here.clock)
-            found: RaceError | None = None
+            merge(clock, launch.op.after_wait or {})
+            merge(clock, self._thread.clock)
+            error: RaceError | None = None
             for variables, is_write in ((launch.reads, False), (launch.writes, True)):
                 for variable in variables:
-                    found = self._use(variable, clock, launch.stream, is_write, label(launch)) or found
+                    error = self._use(variable, clock, launch.stream, is_write, label(launch)) or error
             for block in launch.blocks:
                 block.note = block.note or Uses()
-                found = self._check(block.note, clock, launch.stream, True, label(launch), "its workspace") or found
-        if found is not None:
-            raise found
+                error = self._check(block.note, clock, launch.stream, True, label(launch), "its workspace") or error
+        if error is not None:
+            raise error
 
     def check_host(self, op: Operation, token: Token) -> None:
-        """Check an operation of the host that has run, and give its token what its thread has waited for."""
+        """Check an operation of the host that has run, and add the waits of its thread to its token."""
         if self.checker is None:
             return
-        token.event = {**(token.event or {}), **self._here.clock}
+        token.event = {**(token.event or {}), **self._thread.clock}
         who = f"operation {op.name!r} (#{op.serial})"
         with self.lock:
             clock = clock_of(token)
             for variables, is_write in ((op.reads, False), (op.writes, True)):
                 for variable in variables:
-                    found = self._use(variable, clock, HOST, is_write, who)
-                    if found is not None:
-                        raise found
+                    error = self._use(variable, clock, HOST, is_write, who)
+                    if error is not None:
+                        raise error
 
     def _use(
         self, variable: Variable, clock: VectorClock, stream: Stream, is_write: bool, who: str
@@ -367,9 +368,9 @@ class System:
             device.close()
 
     def statistics(self) -> Statistics:
-        """Wait for all that was pushed, and return the statistics so far."""
+        """Wait for all pushed operations, and return the statistics."""
         engine.wait_all(throw=False)
-        self.settle()
+        self.advance_clock()
         clock = self.clock
         seconds = clock.end()[0]
         names = {device: repr(device) for device in self.devices.values()}
@@ -387,7 +388,7 @@ class System:
 
 
 class Deferred(Work):
-    """Work that is carried out later."""
+    """Work that is executed later."""
 
     __slots__ = ("task",)
 
@@ -397,11 +398,11 @@ class Deferred(Work):
 
 
 def _on_streams(tokens: list[Token]) -> list[Token]:
-    """The tokens of streams among some; for the host's, those that it waited for."""
-    found: list[Token] = []
+    """Return the stream tokens of a list, with host tokens replaced by their sources."""
+    selected: list[Token] = []
     for token in tokens:
-        found += token.sources if token.stream is HOST else (token,)
-    return [token for token in found if isinstance(token.event, _Point)]
+        selected += token.sources if token.stream is HOST else (token,)
+    return [token for token in selected if isinstance(token.event, _Point)]
 
 
 def _host_waits(token: Token) -> Event:
@@ -409,4 +410,4 @@ def _host_waits(token: Token) -> Event:
 
 
 def _nothing() -> None:
-    """Do nothing: the work of a token that only marks a position in its stream."""
+    """Do nothing: the work of a token that marks a position in its stream."""

@@ -1,4 +1,4 @@
-"""Mixed precision: layers compute in float16 or bfloat16, and what needs it stays float32 (``mx.contrib.amp`` too).
+"""Mixed precision: layers compute in float16 or bfloat16, sensitive operators in float32 (also ``mx.contrib.amp``).
 
 Example:
     >>> from flowmx import amp
@@ -18,8 +18,8 @@ from typing import Any
 
 from flowmx.amp import lists
 from flowmx.amp.convert import convert_bucketing_module, convert_hybrid_block, convert_model, convert_symbol
-from flowmx.amp.guard import AmpWarning, Overflow, OverflowWarning, UnscaledLossError
-from flowmx.amp.policy import Policy, checked_dtype
+from flowmx.amp.overflow_checks import AmpWarning, Overflow, OverflowWarning, UnscaledLossError
+from flowmx.amp.policy import Policy, parse_low_dtype
 from flowmx.amp.scaler import LossScaler
 from flowmx.amp.training import deinit, init, init_trainer, scale_loss, unscale
 from flowmx.ops.registry.traits import Precision
@@ -34,46 +34,46 @@ __all__ = [
 
 
 def list_lp16_ops(target_dtype: Any) -> list[str]:
-    """The operators that compute in 16 bits."""
+    """Return the operators that compute in 16 bits."""
     return _list(target_dtype, Precision.LOW)
 
 
 def list_fp32_ops(target_dtype: Any) -> list[str]:
-    """The operators that stay float32."""
+    """Return the operators that stay in float32."""
     return _list(target_dtype, Precision.FLOAT32)
 
 
 def list_lp16_fp32_ops(target_dtype: Any) -> list[str]:
-    """The operators that compute in whatever they are given."""
-    checked_dtype(target_dtype)
+    """Return the operators that compute in the dtype of their inputs."""
+    parse_low_dtype(target_dtype)
     return lists.lp16_fp32()
 
 
 def list_conditional_fp32_ops(target_dtype: Any) -> list[tuple[str, str, list[str]]]:
-    """Operator, parameter, and its values for which the operator stays float32."""
-    checked_dtype(target_dtype)
+    """Return (operator, parameter, values): the operator stays in float32 for these values of the parameter."""
+    parse_low_dtype(target_dtype)
     return lists.conditional_fp32()
 
 
 def list_widest_type_cast(target_dtype: Any) -> list[str]:
-    """The operators that compute in the widest type among their inputs."""
+    """Return the operators that compute in the widest dtype of their inputs."""
     return _list(target_dtype, Precision.WIDEST)
 
 
 def list_loss_output_functions(target_dtype: Any) -> list[str]:
-    """The output layers that make their gradient themselves, which no scaled loss changes."""
-    checked_dtype(target_dtype)
+    """Return the output layers that compute their own gradient, which loss scaling does not affect."""
+    parse_low_dtype(target_dtype)
     return list(lists.LOSS_OUTPUTS)
 
 
 def list_lp16_use_fp32_params(target_dtype: Any) -> dict[str, list[str]] | None:
-    """Operators that may compute in 16 bits with float32 parameters, by the names of these; None for float16."""
+    """Return the operators that can compute in 16 bits with float32 parameters, and those; None for float16."""
     names = ["", "gamma", "beta", "moving_mean", "moving_var"]
-    if checked_dtype(target_dtype).kind == "f":
+    if parse_low_dtype(target_dtype).kind == "f":
         return None
     return {"BatchNorm": names, "BatchNormWithReLU": list(names)}
 
 
 def _list(target_dtype: Any, precision: Precision) -> list[str]:
-    checked_dtype(target_dtype)
+    parse_low_dtype(target_dtype)
     return lists.computing_in(precision)

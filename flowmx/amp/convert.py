@@ -1,4 +1,4 @@
-"""Networks of float32 as networks of mixed precision: symbols with casts, and parameters of the types that fit."""
+"""Conversion of float32 networks to mixed precision: casts in symbols, and the dtypes of parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flowmx.graph.casts import Inserting
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.module import BucketingModule
 from flowmx.ndarray import NDArray
-from flowmx.ops.optimizers.mixed_precision import AmpCast, AmpMulticast
+from flowmx.ops.math.amp_cast import AmpCast, AmpMulticast
 from flowmx.ops.registry.dtypes import BY_FLAG, FLAGS, FLOAT32, DType
 from flowmx.symbol import Symbol
 
@@ -25,90 +25,94 @@ def convert_symbol(
     excluded_sym_names: Sequence[str] | None = None, data_names: Sequence[str] | None = None,
     cast_optional_params: bool = False,
 ) -> Symbol:  # fmt: skip
-    """The symbol with casts, so that its operators compute in 16 bits or in float32, as the lists say.
+    """Insert casts into a symbol, so that its operators compute in 16 bits or in float32, as the lists define.
 
     Its outputs are float32.
 
     Args:
-        sym: a symbol of float32.
+        sym: a float32 symbol.
         target_dtype: ``"float16"`` or ``"bfloat16"``.
         target_dtype_ops: the operators that compute in it (default: those of the lists).
         fp32_ops: the operators that stay float32.
-        conditional_fp32_ops: triples of operator, parameter and values for which it stays float32.
+        conditional_fp32_ops: (operator, parameter, values) triples for which the operator stays float32.
         excluded_sym_names: names of nodes that stay float32.
         data_names: the names of the data (default: variables without a declared dtype); the others are parameters.
-        cast_optional_params: have parameters that nothing reads but as 16 bits be 16 bits, in place of a cast.
+        cast_optional_params: store parameters that are only used in 16 bits in 16 bits, without a cast.
 
     Raises:
-        TypeError: it is no symbol.
-        ValueError: another type, an operator on two lists, or a name that is no node.
-        AttributeError: there is no such operator.
+        TypeError: ``sym`` is not a symbol.
+        ValueError: the dtype is unsupported, an operator is on two lists, or a name is not a node.
+        AttributeError: an operator is unknown.
     """
     _check_symbol("convert_symbol", sym)
     excluded = list(excluded_sym_names or ())
     _check_names(sym, excluded)
     policy = Policy(target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded)
-    variables = {node.name: node for node in sym._nodes() if node.is_variable}
+    variables = {node.name: node for node in sym.nodes() if node.is_variable}
     undeclared = [name for name, node in variables.items() if "__dtype__" not in node.attributes]
     data = set(undeclared if data_names is None else data_names)
-    known = {node: FLOAT32 if name in data else _declared(node) for name, node in variables.items()}
+    dtypes = {node: FLOAT32 if name in data else _declared_dtype(node) for name, node in variables.items()}
     params = [node for name, node in variables.items() if name not in data]
-    inserting = Inserting(known, policy, params)
-    entries = inserting.graph(sym._entries)
+    inserting = Inserting(dtypes, policy, params)
+    entries = inserting.graph(sym.entries)
     if cast_optional_params:
-        chosen = _only_cast(entries, params, policy.dtype)
-        inserting = Inserting({**known, **dict.fromkeys(chosen, policy.dtype)}, policy, {*params} - {*chosen})
-        entries = inserting.graph(sym._entries)
-    entries = [inserting.cast(each, FLOAT32) if inserting.dtypes[each] == policy.dtype else each for each in entries]
+        low = _params_only_cast(entries, params, policy.dtype)
+        inserting = Inserting({**dtypes, **dict.fromkeys(low, policy.dtype)}, policy, {*params} - {*low})
+        entries = inserting.graph(sym.entries)
+    entries = [
+        inserting.cast(entry, FLOAT32) if inserting.dtypes[entry] == policy.dtype else entry for entry in entries
+    ]
     return Symbol(_with_dtypes(entries, {node: inserting.dtypes[Entry(node, 0)] for node in params}))
 
 
-def _check_symbol(caller: str, given: Any) -> None:
-    if not isinstance(given, Symbol):
-        raise TypeError(f"amp.{caller}: {given!r} was given, expected a Symbol")
+def _check_symbol(caller: str, symbol: Any) -> None:
+    if not isinstance(symbol, Symbol):
+        raise TypeError(f"amp.{caller}: got {symbol!r}, expected a Symbol")
 
 
 def _check_names(symbol: Symbol, excluded: Sequence[str]) -> None:
-    names = {node.name for node in symbol._nodes()}
+    names = {node.name for node in symbol.nodes()}
     unknown = [name for name in excluded if name not in names]
     if unknown:
-        raise ValueError(f"amp: excluded_sym_names holds {unknown[0]!r}, which is no node of the symbol")
+        raise ValueError(f"amp: excluded_sym_names has {unknown[0]!r}, which is not a node of the symbol")
 
 
-def _declared(node: Node) -> DType:
+def _declared_dtype(node: Node) -> DType:
     return BY_FLAG.get(int(node.attributes.get("__dtype__", -1)), FLOAT32)
 
 
-def _only_cast(entries: Sequence[Entry], params: Sequence[Node], dtype: DType) -> list[Node]:
-    """The parameters that nothing reads but a cast to this dtype."""
+def _params_only_cast(entries: Sequence[Entry], params: Sequence[Node], dtype: DType) -> list[Node]:
+    """Return the parameters that are read only by casts to a dtype."""
     readers: dict[Node, list[Node]] = {node: [] for node in params}
     for node in topological(entries):
         for entry in node.inputs:
             if entry.node in readers:
                 readers[entry.node].append(node)
-    return [param for param, found in readers.items() if found and all(_casts_to(node, dtype) for node in found)]
+    return [param for param, nodes in readers.items() if nodes and all(_casts_to(node, dtype) for node in nodes)]
 
 
 def _casts_to(node: Node, dtype: DType) -> bool:
     op = node.op
-    if isinstance(op, AmpMulticast):  # of variables alone: nothing says that it must be another type
+    if isinstance(op, AmpMulticast):  # operators without inputs do not matter: nothing requires another dtype
         return all(entry.node.is_variable for entry in node.inputs)
     return isinstance(op, AmpCast) and op.dtype == dtype
 
 
 def _with_dtypes(entries: Sequence[Entry], dtypes: Mapping[Node, DType]) -> list[Entry]:
-    """The graph with these dtypes declared by its variables."""
-    moved: dict[Node, Node] = {}
+    """Declare dtypes on the variables of a graph."""
+    replacements: dict[Node, Node] = {}
 
     def new(entry: Entry) -> Entry:
-        return Entry(moved.get(entry.node, entry.node), entry.index)
+        return Entry(replacements.get(entry.node, entry.node), entry.index)
 
     for node in topological(entries):
         attributes, inputs = node.attributes, tuple([new(entry) for entry in node.inputs])
         if node in dtypes:
             attributes = {**attributes, "__dtype__": str(FLAGS[dtypes[node]])}
         if attributes is not node.attributes or inputs != node.inputs:
-            moved[node] = Node(node.op, node.name, inputs, attributes, node.given, node.origin, node.versions)
+            replacements[node] = Node(
+                node.op, node.name, inputs, attributes, node.user_parameters, node.origin, node.versions
+            )
     return [new(entry) for entry in entries]
 
 
@@ -118,7 +122,7 @@ def convert_model(
     conditional_fp32_ops: Conditions | None = None, excluded_sym_names: Sequence[str] | None = None,
     cast_optional_params: bool = False,
 ) -> tuple[Symbol, Arrays, Arrays]:  # fmt: skip
-    """A symbol and its parameters for mixed precision; the arguments are those of :func:`convert_symbol`.
+    """Convert a symbol and its parameters to mixed precision. The arguments are those of :func:`convert_symbol`.
 
     Returns:
         the symbol with casts, its parameters and its auxiliary states.
@@ -128,16 +132,16 @@ def convert_model(
     """
     _check_symbol("convert_model", sym)
     data = sorted(set(sym.list_inputs()) - {*arg_params, *aux_params})
-    made = convert_symbol(
+    symbol = convert_symbol(
         sym, target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names, data,
         cast_optional_params,
     )  # fmt: skip
-    dtypes = {node.name: _declared(node) for node in made._nodes() if node.is_variable and node.name not in data}
-    return made, _cast(arg_params, dtypes), _cast(aux_params, dtypes)
+    dtypes = {node.name: _declared_dtype(node) for node in symbol.nodes() if node.is_variable and node.name not in data}
+    return symbol, _cast(arg_params, dtypes), _cast(aux_params, dtypes)
 
 
 def _cast(params: Mapping[str, NDArray], dtypes: Mapping[str, DType]) -> Arrays:
-    return {name: each.astype(dtypes.get(name, each.dtype), copy=False) for name, each in params.items()}
+    return {name: array.astype(dtypes.get(name, array.dtype), copy=False) for name, array in params.items()}
 
 
 def convert_bucketing_module(
@@ -145,35 +149,36 @@ def convert_bucketing_module(
     fp32_ops: Sequence[str] | None = None, conditional_fp32_ops: Conditions | None = None,
     excluded_sym_names: Sequence[str] | None = None, cast_optional_params: bool = False,
 ) -> BucketingModule:  # fmt: skip
-    """A bucketing module of mixed precision, with the parameters of one of float32; the others are those of
-    :func:`convert_symbol`. It is to be bound anew.
+    """Convert a float32 bucketing module with its parameters to mixed precision. The result must be bound.
+
+    The other arguments are those of :func:`convert_symbol`.
 
     Raises:
-        TypeError: it is no BucketingModule.
+        TypeError: ``bucketing_mod`` is not a BucketingModule.
         ValueError: its parameters are not initialized.
         ValueError, AttributeError: as :func:`convert_symbol`.
-    """  # noqa: D205
+    """
     if not isinstance(bucketing_mod, BucketingModule):
-        raise TypeError(f"amp.convert_bucketing_module: {bucketing_mod!r} was given, expected a BucketingModule")
+        raise TypeError(f"amp.convert_bucketing_module: got {bucketing_mod!r}, expected a BucketingModule")
     if not bucketing_mod.params_initialized:
-        raise ValueError("amp.convert_bucketing_module: the parameters are not there: call bind() and init_params()")
+        raise ValueError("amp.convert_bucketing_module: parameters are not initialized: call bind() and init_params()")
     arg_params, aux_params = bucketing_mod.get_params()
 
     def generate(key: Any) -> tuple[Symbol, Any, Any]:
         symbol, data_names, label_names = bucketing_mod._sym_gen(key)
-        return converted(symbol)[0], data_names, label_names
+        return convert(symbol)[0], data_names, label_names
 
-    def converted(symbol: Symbol) -> tuple[Symbol, Arrays, Arrays]:
+    def convert(symbol: Symbol) -> tuple[Symbol, Arrays, Arrays]:
         return convert_model(
             symbol, arg_params, aux_params, target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops,
             excluded_sym_names, cast_optional_params,
         )  # fmt: skip
 
-    made = BucketingModule(
+    module = BucketingModule(
         generate, bucketing_mod._default_bucket_key, bucketing_mod.logger, **bucketing_mod._arguments
     )
-    made._begin_with(*converted(bucketing_mod._default.symbol)[1:])
-    return made
+    module._set_initial_params(*convert(bucketing_mod._default.symbol)[1:])
+    return module
 
 
 def convert_hybrid_block(
@@ -181,38 +186,40 @@ def convert_hybrid_block(
     fp32_ops: Sequence[str] | None = None, conditional_fp32_ops: Conditions | None = None,
     excluded_sym_names: Sequence[str] | None = None, ctx: Any = None, cast_optional_params: bool = False,
 ) -> SymbolBlock:  # fmt: skip
-    """A block of mixed precision that computes what a block of float32 does; for predictions.
+    """Convert a float32 block to a block of mixed precision, for prediction.
 
     Args:
         block: a block that was hybridized and called.
-        target_dtype: as for :func:`convert_symbol`, and so are the others.
-        target_dtype_ops: as there.
-        fp32_ops: as there.
-        conditional_fp32_ops: as there.
-        excluded_sym_names: as there.
-        ctx: the device or devices of its parameters (default: where those of the block are).
-        cast_optional_params: as there.
+        target_dtype: as in :func:`convert_symbol`.
+        target_dtype_ops: as in :func:`convert_symbol`.
+        fp32_ops: as in :func:`convert_symbol`.
+        conditional_fp32_ops: as in :func:`convert_symbol`.
+        excluded_sym_names: as in :func:`convert_symbol`.
+        ctx: the device or devices of its parameters (default: those of the block).
+        cast_optional_params: as in :func:`convert_symbol`.
 
     Raises:
-        TypeError: it is no HybridBlock.
-        RuntimeError: it has no graph yet.
+        TypeError: ``block`` is not a HybridBlock.
+        RuntimeError: the block has no graph yet.
         ValueError, AttributeError: as :func:`convert_symbol`.
     """
     if not isinstance(block, HybridBlock):
-        raise TypeError(f"amp.convert_hybrid_block: {block!r} was given, expected a HybridBlock")
+        raise TypeError(f"amp.convert_hybrid_block: got {block!r}, expected a HybridBlock")
     if not block._cached_graph:
         raise RuntimeError("amp.convert_hybrid_block: the block has no graph: call hybridize(), then the block once")
     names, symbol = block._cached_graph
-    converted = convert_symbol(
+    low_symbol = convert_symbol(
         symbol, target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names, names,
         cast_optional_params,
     )  # fmt: skip
-    made = SymbolBlock(converted, [sym.var(name) for name in names])
+    low_block = SymbolBlock(low_symbol, [sym.var(name) for name in names])
     params = block.collect_params()
-    used = made.collect_params()
+    low_params = low_block.collect_params()
     contexts = ctx if ctx is not None or not params else next(iter(params.values())).list_ctx()
-    dtypes = {node.name: _declared(node) for node in converted._nodes() if node.is_variable}
-    for name, param in used.items():
+    dtypes = {node.name: _declared_dtype(node) for node in low_symbol.nodes() if node.is_variable}
+    for name, param in low_params.items():
         param.cast(dtypes[name])
-    used.load_dict({name: params[name]._reduce().astype(dtypes[name], copy=False) for name in used}, contexts)
-    return made
+    low_params.load_dict(
+        {name: params[name]._reduce().astype(dtypes[name], copy=False) for name in low_params}, contexts
+    )
+    return low_block

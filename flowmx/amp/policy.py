@@ -1,4 +1,4 @@
-"""A policy: what each operator is given in mixed precision."""
+"""The policy of mixed precision: the dtypes of each operator's inputs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flowmx.amp import lists
+from flowmx.bounded_tables import make_room
 from flowmx.errors import TypeInferenceError
 from flowmx.ops.registry.dtypes import FLOAT32, DType, as_dtype, is_floating, name_of
 from flowmx.ops.registry.operators import Operator, lookup
@@ -15,22 +16,22 @@ from flowmx.ops.registry.traits import Precision
 
 Conditions = Sequence[tuple[str, str, Sequence[Any]]]
 
-_MIXED = 4096
-"""Combinations of operator and dtypes to remember."""
+_CACHE_SIZE = 4096
+"""The number of cached combinations of operator and dtypes."""
 
 
 class Condition(NamedTuple):
-    """Operators stay float32 where a parameter has one of these values."""
+    """An operator stays in float32 if a parameter has one of these values."""
 
     parameter: str
     values: frozenset[str]
 
 
-def checked_dtype(target_dtype: Any) -> DType:
-    """The 16-bit type that is meant.
+def parse_low_dtype(target_dtype: Any) -> DType:
+    """Return a 16-bit dtype by name.
 
     Raises:
-        ValueError: it is another type.
+        ValueError: it is not a 16-bit floating-point dtype.
     """
     try:
         dtype = as_dtype(target_dtype)
@@ -48,12 +49,12 @@ class Policy:
         target_dtype: the 16-bit type.
         lp16: operators to compute in it (default: those of the lists).
         fp32: operators to compute in float32.
-        conditional_fp32: (operator, parameter, values): those that are in float32 where the parameter has such a value.
+        conditional_fp32: (operator, parameter, values): the operator computes in float32 for these values.
         excluded: names of nodes to compute in float32.
 
     Raises:
-        ValueError: another type, or an operator that is on two lists.
-        AttributeError: there is no such operator.
+        ValueError: the dtype is unsupported, or an operator is on two lists.
+        AttributeError: an operator is unknown.
 
     Attributes:
         dtype: the 16-bit type.
@@ -63,48 +64,47 @@ class Policy:
         self, target_dtype: Any, lp16: Sequence[str] | None = None, fp32: Sequence[str] | None = None,
         conditional_fp32: Conditions | None = None, excluded: Iterable[str] = (),
     ) -> None:  # fmt: skip
-        self.dtype = checked_dtype(target_dtype)
-        given = lists.conditional_fp32() if conditional_fp32 is None else conditional_fp32
-        self._conditions = {lookup(op).name: Condition(name, frozenset(map(str, values))) for op, name, values in given}
-        chosen = {"lp16": lp16, "fp32": fp32}
-        named = {kind: {lookup(op).name for op in ops} for kind, ops in chosen.items() if ops is not None}
-        named["conditional_fp32"] = set(self._conditions) if conditional_fp32 is not None else set()
-        _refuse_double(named)
-        taken = set().union(*named.values())
-        named.setdefault("lp16", set(lists.computing_in(Precision.LOW)) - taken)
-        named.setdefault("fp32", set(lists.computing_in(Precision.FLOAT32)) - taken)
-        chosen_ops = named["lp16"] | named["fp32"]
-        self._conditions = {op: each for op, each in self._conditions.items() if op not in chosen_ops}
+        self.dtype = parse_low_dtype(target_dtype)
+        rows = lists.conditional_fp32() if conditional_fp32 is None else conditional_fp32
+        self._conditions = {lookup(op).name: Condition(name, frozenset(map(str, values))) for op, name, values in rows}
+        explicit = {"lp16": lp16, "fp32": fp32}
+        names = {kind: {lookup(op).name for op in ops} for kind, ops in explicit.items() if ops is not None}
+        names["conditional_fp32"] = set(self._conditions) if conditional_fp32 is not None else set()
+        _check_disjoint(names)
+        listed = set().union(*names.values())
+        names.setdefault("lp16", set(lists.computing_in(Precision.LOW)) - listed)
+        names.setdefault("fp32", set(lists.computing_in(Precision.FLOAT32)) - listed)
+        unconditional = names["lp16"] | names["fp32"]
+        self._conditions = {op: condition for op, condition in self._conditions.items() if op not in unconditional}
         self._rules = {
             **dict.fromkeys(lists.computing_in(Precision.WIDEST), self._widest),
-            **dict.fromkeys(named["lp16"], self._narrow),
-            **dict.fromkeys(named["fp32"], self._wide),
+            **dict.fromkeys(names["lp16"], self._narrow),
+            **dict.fromkeys(names["fp32"], self._wide),
         }
         self._excluded = frozenset(excluded)
-        self._known: dict[Any, tuple[DType, ...] | None] = {}
+        self._targets: dict[Any, tuple[DType, ...] | None] = {}
 
     @property
     def needs_scaling(self) -> bool:
-        """True for float16, whose small range lets gradients vanish unless losses are scaled."""
+        """Whether losses must be scaled: true for float16, in whose small range gradients underflow."""
         return self.dtype == np.float16
 
     def __repr__(self) -> str:
         return f"<mixed precision {name_of(self.dtype)}>"
 
     def targets(self, op: Operator, dtypes: tuple[DType, ...], name: str = "") -> tuple[DType, ...] | None:
-        """The dtypes that the inputs of an operator are to have; None where all stay as they are."""
+        """Return the dtypes to cast the inputs of an operator to, or None if no cast is needed."""
         key = (op, dtypes, name in self._excluded)
         try:
-            return self._known[key]
+            return self._targets[key]
         except KeyError:
             pass
-        if len(self._known) >= _MIXED:
-            self._known.clear()
-        found = self._known[key] = self._decide(op, dtypes, name in self._excluded)
-        return found
+        make_room(self._targets, _CACHE_SIZE)
+        targets = self._targets[key] = self._decide(op, dtypes, name in self._excluded)
+        return targets
 
     def leaves(self, op: Operator, name: str = "") -> bool:
-        """Tell whether the operator is on no list, so that it computes in the types that it is given."""
+        """Return whether the operator is on no list, so that it computes in the dtypes of its inputs."""
         return op.name not in self._rules and name not in self._excluded and not self._is_conditional(op)
 
     def _decide(self, op: Operator, dtypes: tuple[DType, ...], is_excluded: bool) -> tuple[DType, ...] | None:
@@ -115,10 +115,10 @@ class Policy:
         at = [
             i for i, dtype in enumerate(dtypes) if i < len(names) and is_floating(dtype) and names[i] not in lists.KEEP
         ]
-        wanted = rule(op, dtypes, at)
-        if wanted is None or all(dtypes[i] == wanted for i in at):
+        target = rule(op, dtypes, at)
+        if target is None or all(dtypes[i] == target for i in at):
             return None
-        return tuple([wanted if i in at else dtype for i, dtype in enumerate(dtypes)])
+        return tuple([target if i in at else dtype for i, dtype in enumerate(dtypes)])
 
     def _is_conditional(self, op: Operator) -> bool:
         condition = self._conditions.get(op.name)
@@ -134,7 +134,7 @@ class Policy:
         return FLOAT32 if len({dtypes[i] for i in at}) > 1 else None
 
     def _any(self, op: Operator, dtypes: Sequence[DType], at: Sequence[int]) -> DType | None:
-        """Whatever it is given; the widest, where it does not take them as they are."""
+        """Keep the dtypes of the inputs; use the widest if the operator does not accept them."""
         if self._widest(op, dtypes, at) is None:
             return None
         try:
@@ -144,10 +144,10 @@ class Policy:
         return None
 
 
-def _refuse_double(named: dict[str, set[str]]) -> None:
-    kinds = list(named)
+def _check_disjoint(names: dict[str, set[str]]) -> None:
+    kinds = list(names)
     for position, one in enumerate(kinds):
         for other in kinds[position + 1 :]:
-            both = named[one] & named[other]
+            both = names[one] & names[other]
             if both:
                 raise ValueError(f"amp: {', '.join(sorted(both))} is on two lists, {one} and {other}: expected one")

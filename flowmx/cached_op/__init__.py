@@ -1,4 +1,4 @@
-"""Symbols as functions of arrays: what ``hybridize`` turns a block into."""
+"""Symbols as functions of arrays: the compiled form of hybridized blocks."""
 
 from flowmx.cached_op.op import CachedOp
 

@@ -1,25 +1,26 @@
 """A symbol compiled for arrays of certain shapes: the plan of a call, and its backward pass.
 
-Each call takes a runner of the plan, and gives it back when it is done with it: after the forward pass, or where the
-call is recorded, after the backward pass.
+Each call takes a runner of the plan, and returns it at its end: after the forward pass, or for a recorded call, after
+the backward pass.
 """
 
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from operator import is_
 from typing import Any
 
+from flowmx import forks
 from flowmx.devices import Device
 from flowmx.graph import collector
-from flowmx.graph.compiler import in_room, options_of
+from flowmx.graph.capacity import bytes_of
+from flowmx.graph.compiler import graph_of, options_of, with_memory_limit
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan_cache import plan_of
-from flowmx.graph.running.memory import Blocks, expected
+from flowmx.graph.running.arenas import Blocks, expected
 from flowmx.graph.running.pool import Pool
 from flowmx.graph.running.results import Results
 from flowmx.graph.running.runner import Runner
@@ -28,9 +29,13 @@ from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import LIGHT_BYTES, Array, Shape
 
 FORWARD = -1
-"""The stage of a call that is no piece of its backward pass."""
+"""The stage of a call that is its forward pass; other stages are pieces of its backward pass."""
 _LIGHT_VALUES = 64
-"""Values of which the graph of a light call may consist."""
+"""The largest number of values in the graph of a light call."""
+
+
+Versions = Mapping[int, tuple[Any, int]]
+"""Storages and their versions, by the position of the variable."""
 
 
 class Compiled:
@@ -39,19 +44,19 @@ class Compiled:
     Args:
         entries: the symbol's outputs.
         variables: its inputs, in order.
-        wanted: those to differentiate by.
+        grad_variables: the differentiated inputs.
         shapes: of every entry.
         dtypes: likewise.
-        device: where it runs.
+        device: the device.
         train: whether in training mode.
         pack: whether to keep packed copies of filters.
-        blocks: where the memory comes from.
-        data: positions of the inputs that are held for a call alone.
-        varying: names of the inputs that are others in each call.
+        blocks: supplies the memory.
+        data: positions of the inputs that are bound only during a call.
+        varying: names of the inputs that change with each call.
     """
 
     def __init__(
-        self, entries: Sequence[Entry], variables: Sequence[Node], wanted: Collection[Node],
+        self, entries: Sequence[Entry], variables: Sequence[Node], grad_variables: Collection[Node],
         shapes: dict[Entry, Shape], dtypes: dict[Entry, DType], device: Device, train: bool, pack: bool,
         blocks: Blocks, data: Sequence[int], varying: tuple[str, ...],
     ) -> None:  # fmt: skip
@@ -61,26 +66,50 @@ class Compiled:
         self.shapes = shapes
         self.dtypes = dtypes
         self.variables = [Entry(node, 0) for node in variables]
-        self.wanted = list(wanted)
-        self.described = [(shapes[entry], dtypes[entry]) for entry in entries]
+        self.grad_variables = list(grad_variables)
+        self.output_types = [(shapes[entry], dtypes[entry]) for entry in entries]
         """Shape and dtype of each output."""
-        self.nbytes = sum(_nbytes(*result) for result in self.described)
+        self.nbytes = sum(_nbytes(*result) for result in self.output_types)
         """Bytes of the outputs."""
-        taken = sum(_nbytes(shapes[entry], dtypes[entry]) for entry in self.variables)
-        self._is_light = 4 * taken <= LIGHT_BYTES and len(shapes) <= _LIGHT_VALUES
-        self._given = list(data)
-        self._kept = [at for at in range(len(self.variables)) if at not in {*data}]
+        nbytes = sum(_nbytes(shapes[entry], dtypes[entry]) for entry in self.variables)
+        self.used = 0
+        self._is_light = 4 * nbytes <= LIGHT_BYTES and len(shapes) <= _LIGHT_VALUES
+        self._data_positions = list(data)
+        self._parameter_positions = [at for at in range(len(self.variables)) if at not in {*data}]
         self._data = [self.variables[at] for at in data]
         self._varying = varying
         self._pack = pack
         self._blocks = blocks
         self._pool: Pool | None = None
-        self._lock = threading.RLock()
+        self._lock = forks.lock()
         self._has_run: set[int] = set()
+        self.is_short = False
+        """Whether a forward pass takes so little time that the caller runs it."""
+        # A plan with gradients has about three times the values.
+        self._own_bytes = bytes_of(len(shapes) * (3 if grad_variables else 1))
+
+    @property
+    def held_bytes(self) -> int:
+        """The approximate bytes of the plan and its runners, besides memory shared with other shapes."""
+        return self._own_bytes if self._pool is None else self._own_bytes + self._pool.held_bytes
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the plan is ready, so that reading :attr:`pool` does not block."""
+        return self._pool is not None
+
+    @cached_property
+    def differentiated(self) -> Collection[Node]:
+        """The inputs that have gradients, known from the graph before it is planned."""
+        with collector.paused():
+            graph = graph_of(
+                self.entries, self.grad_variables, self.shapes, self.dtypes, self.train, self.device.context
+            )
+        return graph.gradients.keys()
 
     @property
     def pool(self) -> Pool:
-        """The plan's runners; it is compiled at first use: on a worker thread where possible."""
+        """The plan's runners; compiled at first use, on a worker thread if possible."""
         if self._pool is None:
             with self._lock:
                 if self._pool is None:
@@ -90,15 +119,24 @@ class Compiled:
     @collector.paused()
     def _compile(self) -> Pool:
         context = self.device.context
-        # A call runs its steps in a row: concurrent branches would only take more memory.
+        # A call runs its steps in order: concurrent branches would only take more memory.
         options = replace(options_of(context.kernels), pack=self._pack, workers=1, varying=self._varying)
-        if not (self.train or self.wanted):
-            options = in_room(options, self.device, expected(self.device), self._blocks.idle_bytes)
-        plan = plan_of(self.entries, self.wanted, self.shapes, self.dtypes, self.train, context, options, self.wanted)
+        if not (self.train or self.grad_variables):
+            options = with_memory_limit(options, self.device, expected(self.device), self._blocks.idle_bytes)
+        plan = plan_of(
+            self.entries,
+            self.grad_variables,
+            self.shapes,
+            self.dtypes,
+            self.train,
+            context,
+            options,
+            self.grad_variables,
+        )
         results = Results(plan)
         heads = [Entry(node, 0) for node in plan.graph.heads]
-        given = [*self._data, *heads, *results.outputs, *results.gradients.values()]
-        return Pool(results, self.device, self.train, "a cached graph", self._blocks, given)
+        call_entries = [*self._data, *heads, *results.outputs, *results.gradients.values()]
+        return Pool(results, self.device, self.train, "a cached graph", self._blocks, call_entries)
 
     @property
     def results(self) -> Results:
@@ -108,53 +146,99 @@ class Compiled:
     # -- running ---------------------------------------------------------------------------------------
 
     def is_light(self, stage: int) -> bool:
-        """True if a stage is cheap enough to run on the pushing thread.
+        """Return whether a stage is cheap enough to run on the pushing thread.
 
-        It ran before: an event loop would neither wait for a plan nor for compiled kernels, and the plain ones round
-        otherwise.
+        It must have run before: an event loop would block for a plan or for compiled kernels, and the uncompiled
+        fallback rounds differently.
 
         Args:
             stage: FORWARD, or a piece of the backward pass.
         """
-        return self._is_light and stage in self._has_run
+        return (self._is_light and stage in self._has_run) or (stage == FORWARD and self.is_short)
 
-    def forward(self, inputs: Sequence[Array], outputs: Sequence[Array], versions: Sequence[Any]) -> Runner:
-        """Run the forward pass; returns the runner, which has what the backward pass needs.
+    def versions(self, storages: Sequence[Any]) -> Versions:
+        """Return the versions of the variables from which reused values are computed, by position.
+
+        Args:
+            storages: the storage of each variable.
+        """
+        positions = range(len(storages)) if self._pool is None else self._read_once
+        return {at: (storages[at], storages[at].version) for at in positions}
+
+    def forward(self, inputs: Sequence[Array], outputs: Sequence[Array], versions: Versions) -> Runner:
+        """Run the forward pass; return the runner, which holds the values for the backward pass.
 
         Args:
             inputs: an array for each variable.
-            outputs: where to put the outputs.
-            versions: for each variable what tells whether it has changed since another call.
+            outputs: the arrays for the outputs.
+            versions: the result of :meth:`versions` when the call was pushed, to detect changes between calls.
         """
         runner = self.pool.take()
-        # Parameters stay bound when a call is over, and most often are the same arrays in the next one.
-        parameters = [inputs[at] for at in self._kept]
-        if not (len(runner.kept) == len(parameters) and all(map(is_, parameters, runner.kept))):
-            runner.bind([self.variables[at] for at in self._kept], parameters)
-            runner.kept = parameters
-        runner.bind(self._data, [inputs[at] for at in self._given])
+        self._bind_parameters(runner, inputs)
+        runner.bind(self._data, [inputs[at] for at in self._data_positions])
         runner.bind(runner.results.outputs, outputs)
-        runner.whole_forward.compute(tuple([versions[at] for at in self._read_once]))
-        self._has_run.add(FORWARD)
+        self._compute(runner, versions)
         return runner
+
+    def predict(self, inputs: Sequence[Array], outputs: Sequence[Array], versions: Versions) -> None:
+        """Run the forward pass of a call without a backward pass; for the arguments see :meth:`forward`."""
+        self._predict(self.pool.take(), inputs, outputs, versions)
+
+    def predict_shortly(self, inputs: Sequence[Array], outputs: Sequence[Array], versions: Versions) -> None:
+        """Do the same as :meth:`predict` in little time.
+
+        Raises:
+            LookupError: it would take longer, for example because a runner must be made; nothing was computed.
+        """
+        runner = self.pool.take_short()
+        if runner is None:
+            raise LookupError("no runner is free")
+        self._predict(runner, inputs, outputs, versions)
+
+    def _predict(
+        self, runner: Runner, inputs: Sequence[Array], outputs: Sequence[Array], versions: Versions
+    ) -> None:  # fmt: skip
+        self._bind_parameters(runner, inputs)
+        arrays = [*[inputs[at] for at in self._data_positions], *outputs]
+        if runner.call is None:
+            runner.call = runner.readers([*self._data, *runner.results.outputs])
+        runner.bind_call(runner.call, arrays)
+        self._compute(runner, versions)
+        runner.bind_call(runner.call, [None] * len(arrays))
+        self.pool.give_unbound(runner)
+
+    def _bind_parameters(self, runner: Runner, inputs: Sequence[Array]) -> None:
+        """Bind the parameters of a call, if they are not bound."""
+        # Parameters stay bound after a call, and are usually the same arrays in the next one.
+        parameters = [inputs[at] for at in self._parameter_positions]
+        if not (len(runner.parameters) == len(parameters) and all(map(is_, parameters, runner.parameters))):
+            runner.bind([self.variables[at] for at in self._parameter_positions], parameters)
+            runner.parameters = parameters
+
+    def _compute(self, runner: Runner, versions: Versions) -> None:
+        """Run the forward pass on the bound arrays."""
+        whole = runner.whole_forward
+        whole.compute(tuple([versions[at] for at in self._read_once]) if whole.once else ())
+        self.is_short = whole.is_short
+        self._has_run.add(FORWARD)
 
     @cached_property
     def _read_once(self) -> list[int]:
-        """The positions of the variables from which something is computed that is kept from call to call."""
+        """The positions of the variables from which reused values are computed."""
         read = {entry.node for node in self.results.plan.once for entry in node.inputs}
         return [at for at, entry in enumerate(self.variables) if entry.node in read]
 
     @cached_property
     def launches(self) -> int:
-        """The number of launches of a forward pass, on a device that launches steps in a row as one."""
+        """The number of launches of a forward pass, on a device that launches consecutive steps as one."""
         plan = self.results.plan
         return launches(node for node in plan.forward if Entry(node, 0) not in plan.root)
 
     def begin_backward(self, runner: Runner, heads: Sequence[Array | None]) -> None:
-        """Prepare the backward pass on what a forward pass left.
+        """Prepare the backward pass after a forward pass.
 
         Args:
-            runner: the forward pass's.
+            runner: the runner of the forward pass.
             heads: a gradient for each output (None: the plan does not read it).
         """
         runner.bind([Entry(node, 0) for node in runner.plan.graph.heads], heads)
@@ -163,9 +247,9 @@ class Compiled:
         """Run one piece of the backward pass, after those before it.
 
         Args:
-            runner: the forward pass's.
-            piece: which.
-            gradients: where to put the gradients that it makes.
+            runner: the runner of the forward pass.
+            piece: the number of the piece.
+            gradients: the arrays for the gradients that it completes.
         """
         runner.bind([runner.results.gradients[node] for node in gradients], gradients.values())
         runner.backward_pieces[piece].compute()
@@ -184,8 +268,8 @@ class Compiled:
         )
 
     def _depends_on(self, node: Node) -> Collection[Entry]:
-        """The inputs whose content decides what a step of the backward pass gives."""
-        moved = node.op.moved_states() if node.op is not None and self.train else ()
+        """Return the inputs whose content a step of the backward pass depends on."""
+        moved = node.op.updated_states() if node.op is not None and self.train else ()
         return {*node.contents()} - {node.inputs[position] for position in moved}
 
 

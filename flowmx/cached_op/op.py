@@ -1,52 +1,56 @@
 """``CachedOp``: a symbol as a function of arrays, compiled once for each combination of shapes.
 
-A call is one operation of the engine, and its backward pass another one; the tape records it as one operator.
+A call is one engine operation, and its backward pass is another; the tape records the call as one operator.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Collection, Sequence
 from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any, cast
 
-from flowmx import autograd
-from flowmx.cached_op.compiled import FORWARD, Compiled
-from flowmx.cached_op.observed import observed
+from flowmx import autograd, forks
+from flowmx.bounded_tables import make_room
+from flowmx.cached_op.compiled import FORWARD, Compiled, Versions
+from flowmx.cached_op.operator_hooks import observed
 from flowmx.devices import Device
+from flowmx.devices.launch_traits import LaunchTraits, set_launch_traits
 from flowmx.engine import capture
+from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import Variable
 from flowmx.errors import AutogradError, DeviceError
 from flowmx.graph import collector
-from flowmx.graph.casts import inferred
+from flowmx.graph.capacity import GraphCache, tick
+from flowmx.graph.casts import infer_outputs
 from flowmx.graph.compiler import graph_of
-from flowmx.graph.graph import written
+from flowmx.graph.graph import fixed_variables, written_variables
 from flowmx.graph.node import Entry, Node
-from flowmx.graph.running.memory import Blocks
+from flowmx.graph.running.arenas import Blocks
 from flowmx.graph.running.runner import Runner
 from flowmx.graph.storage_types import makes_sparse
 from flowmx.ndarray import core, recording
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.core import allocate
+from flowmx.ndarray.fixing import set_to_ones
 from flowmx.ops.sparse.shapes import SparseShape
 from flowmx.symbol.symbol import Symbol
 
-_KEPT = 16
-"""Combinations of shapes that stay compiled."""
+_GRADIENT_LIMIT = 256
+"""Maximum number of cached gradient graphs for higher derivatives, one for each combination of shapes."""
 
 
 class CachedOp:
     """A symbol as a function of arrays.
 
     Args:
-        symbol: its inputs are the function's arguments, in the order of ``list_inputs``.
-        static_alloc: the arrays of parameters stay the same from call to call.
-        static_shape: so do all shapes. With both, filters are kept in the order that kernels want, besides the
-            parameters themselves.
-        data_names: which inputs are data, and no parameters.
-        may_cast: whether mixed precision may put casts into the graph.
+        symbol: the symbol, whose inputs in the order of ``list_inputs`` are the function's arguments.
+        static_alloc: whether the arrays of parameters stay the same from call to call.
+        static_shape: whether all shapes stay the same. With both, filters are also cached in the kernels' layout.
+        data_names: the names of the inputs that are data, not parameters.
+        may_cast: whether mixed precision may insert casts.
+        owner: the name of the block that owns the graph, for messages (default: the symbol's).
 
     Example:
         >>> double = CachedOp(mx.sym.Variable("x") * 2)
@@ -60,36 +64,42 @@ class CachedOp:
         static_shape: bool = False,
         data_names: Sequence[str] | None = None,
         may_cast: bool = True,
+        owner: str = "",
     ) -> None:
         self._symbol = symbol
         self._name = symbol.name or "cached graph"
-        self._pack = static_alloc and static_shape
+        self._packs_filters = static_alloc and static_shape
         self._may_cast = may_cast
-        self._nodes = symbol._nodes()
+        self._nodes = symbol.nodes()
         self._variables = [node for node in self._nodes if node.is_variable]
         names = [node.name for node in self._variables]
         data = names if data_names is None else data_names
         self._data = [i for i, name in enumerate(names) if name in data]
-        self._varying = () if data_names is None else tuple(data_names)
+        self._data_names = () if data_names is None else tuple(data_names)
         ops = [node.op for node in self._nodes if node.op is not None]
-        self._random = any(op.traits.uses_random for op in ops)
-        self._detached = any(op.traits.detached for op in ops)
+        self._draws_random = any(op.traits.uses_random for op in ops)
+        self._runs_user_code = any(op.traits.detached for op in ops)
         self._is_dynamic = any(op.traits.dynamic or makes_sparse(op) for op in ops)
-        changed = [written(self._nodes, train) for train in (False, True)]
-        self._changed = [[i for i, node in enumerate(self._variables) if node in each] for each in changed]
-        """The inputs that a call changes: in prediction, and in training."""
-        self._compiled: OrderedDict[Any, Compiled] = OrderedDict()
+        written_nodes = [written_variables(self._nodes, train) for train in (False, True)]
+        self._updated_inputs = [
+            [i for i, node in enumerate(self._variables) if node in nodes] for nodes in written_nodes
+        ]
+        """Positions of the inputs that a call changes: in prediction, and in training."""
+        ones = fixed_variables(self._nodes)
+        self._fixed = [i for i, node in enumerate(self._variables) if node in ones]
+        self._cache = GraphCache(owner or self._name)
+        self._compiled: dict[Any, Compiled] = self._cache.graphs
         self._blocks: dict[Device, Blocks] = {}
         self._gradients: dict[Any, tuple[_Function, list[int]]] = {}
-        self._lock = threading.RLock()
+        self._lock = forks.lock()
 
     def __call__(self, *args: NDArray) -> Any:
-        """Enqueue it on these arrays; returns its output, or a list of them, at once.
+        """Enqueue the graph on these arrays; return its output, or a list of outputs, immediately.
 
         Raises:
-            TypeError: the wrong number of arguments.
+            TypeError: the number of arguments is wrong.
             DeviceError: they are on several devices.
-            ShapeError, TypeInferenceError: they do not fit the graph.
+            ShapeError, TypeInferenceError: they do not match the graph.
         """
         if len(args) != len(self._variables):
             raise TypeError(f"CachedOp: {len(args)} arrays were given, expected {len(self._variables)}")
@@ -98,28 +108,26 @@ class CachedOp:
         mode = recording.state.get()
         shapes = tuple(map(_shape_of, args))
         if self._is_dynamic or _has_sparse(shapes) or (mode.recording and any(map(_has_sparse_gradient, args))):
-            found = observed(self._symbol, {v.name: each for v, each in zip(self._variables, args, strict=True)}, ())
-            return found[0] if len(found) == 1 else found
-        wanted = tuple([i for i, each in enumerate(args) if each._entry is not None]) if mode.recording else ()
-        compiled = self._compile(device, mode.training, wanted, args, shapes)
-        face = self._face(args)
-        outputs = [cast("NDArray", allocate(device, *result, None, face)) for result in compiled.described]
-        call = _Call(compiled) if wanted else None
+            results = observed(
+                self._symbol, {node.name: arg for node, arg in zip(self._variables, args, strict=True)}, ()
+            )
+            return results[0] if len(results) == 1 else results
+        argnums = tuple([i for i, arg in enumerate(args) if arg.tape_entry is not None]) if mode.recording else ()
+        compiled = self._compile(device, mode.training, argnums, args, shapes)
+        kind = self._result_class(args)
+        outputs = [cast("NDArray", allocate(device, *result, None, kind)) for result in compiled.output_types]
+        call = _Call(compiled) if argnums else None
+        if self._fixed and mode.training:
+            set_to_ones([args[i] for i in self._fixed])
+        if compiled.is_short and call is None and self._call_at_once(compiled, args, storages, outputs, mode):
+            return outputs[0] if len(outputs) == 1 else outputs
         self._push(compiled, call, args, storages, outputs, mode.training)
         if call is not None:
-
-            def gradient(
-                F: Any, inputs: Any, made: Any, heads: Sequence[NDArray], targets: Sequence[NDArray | None] = ()
-            ) -> Sequence[NDArray | None]:
-                return self._differentiate(call, wanted, inputs, made, heads, targets)
-
-            gradient.takes_targets = True  # type: ignore[attr-defined]
-            gradient.symbol = self._symbol  # type: ignore[attr-defined]
-            core.record(self._name, gradient, args, outputs, len(outputs), capture(2))
+            core.record(self._name, _Gradient(self, call, argnums), args, outputs, len(outputs), capture(2))
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def _face(self, args: Sequence[NDArray]) -> type[NDArray]:
-        """The class of results: that of ``mx.np`` where an input is an array of it."""
+    def _result_class(self, args: Sequence[NDArray]) -> type[NDArray]:
+        """Return the class of the outputs: the ``mx.np`` array class if a data input has it."""
         for index in self._data:
             if args[index].__class__ is not NDArray:
                 return args[index].__class__
@@ -132,151 +140,199 @@ class CachedOp:
         if all(map(is_, map(_device_of, storages), repeat(device))):
             return device
         name, other = next(
-            (node.name, each.device)
-            for node, each in zip(self._variables, storages, strict=True)
-            if each.device is not device
+            (node.name, storage.device)
+            for node, storage in zip(self._variables, storages, strict=True)
+            if storage.device is not device
         )
         raise DeviceError(
             f"CachedOp: {self._variables[0].name} is on {device} and {name} on {other}: "
-            "bring them together with as_in_context"
+            "move them to one device with as_in_context"
         )
 
     # -- compiling -------------------------------------------------------------------------------------
 
     def _compile(
-        self, device: Device, train: bool, wanted: tuple[int, ...], args: Sequence[NDArray], shapes_given: Sequence[Any]
+        self, device: Device, train: bool, argnums: tuple[int, ...], args: Sequence[NDArray], shapes: Sequence[Any]
     ) -> Compiled:  # fmt: skip
-        """The symbol for arrays like these; what was used least recently makes room."""
+        """Return the symbol compiled for arrays like these."""
         casting = core.casting if self._may_cast else None
-        described = shapes_given, tuple(map(_dtype_of, args))
-        key = (device, train, casting, wanted, described)
-        with self._lock:
-            known = self._compiled.get(key)
-            if known is not None:
-                self._compiled.move_to_end(key)
-                return known
+        input_types = shapes, tuple(map(_dtype_of, args))
+        key = (device, train, casting, argnums, input_types)
+        compiled = self._compiled.get(key)
+        if compiled is not None:
+            compiled.used = tick()
+            return compiled
         with collector.paused():
-            entries, shapes, dtypes = self._inferred(args, casting)
+            entries, all_shapes, dtypes = self._infer(args, casting)
         with self._lock:
             blocks = self._blocks.setdefault(device, Blocks(device))
-            made = Compiled(
-                entries, self._variables, [self._variables[i] for i in wanted], shapes, dtypes,
-                device, train, self._pack and not train, blocks, self._data, self._varying,
+            compiled = Compiled(
+                entries, self._variables, [self._variables[i] for i in argnums], all_shapes, dtypes,
+                device, train, self._packs_filters and not train, blocks, self._data, self._data_names,
             )  # fmt: skip
-            self._compiled[key] = made
-            while len(self._compiled) > _KEPT:
-                self._compiled.popitem(last=False)
-        return made
+        self._cache.add(key, compiled)
+        return compiled
 
-    def _inferred(self, args: Sequence[NDArray], casting: core.Casting | None) -> Any:
-        """The outputs of the graph for arrays like these, cast as mixed precision says; all shapes and dtypes."""
-        shapes = {node: each._shape for node, each in zip(self._variables, args, strict=True)}
-        dtypes = {node: each._dtype for node, each in zip(self._variables, args, strict=True)}
-        return inferred(self._symbol._entries, shapes, dtypes, casting)
+    def _infer(self, args: Sequence[NDArray], casting: core.Casting | None) -> Any:
+        """Return the outputs with casts for mixed precision, and all shapes and dtypes, for arrays like these."""
+        shapes = {node: arg.dims for node, arg in zip(self._variables, args, strict=True)}
+        dtypes = {node: arg.element_type for node, arg in zip(self._variables, args, strict=True)}
+        return infer_outputs(self._symbol.entries, shapes, dtypes, casting)
 
     # -- running ---------------------------------------------------------------------------------------
+
+    def _call_at_once(
+        self, compiled: Compiled, args: Sequence[NDArray], storages: Sequence[core.Storage], outputs: Sequence[NDArray],
+        mode: recording.State,
+    ) -> bool:  # fmt: skip
+        """Run a short call that only writes its outputs, without an operation; return False if it must be pushed."""
+        if self._updated_inputs[mode.training] or self._draws_random or self._runs_user_code or mode.notes is not None:
+            return False
+        versions = compiled.versions(storages)
+        if not engine.run_light(
+            compiled.device.compute, tuple(storages), _predict_shortly, compiled, args, outputs, versions
+        ):
+            return False
+        for output in outputs:
+            output.storage.version = 1
+        return True
 
     def _push(
         self, compiled: Compiled, call: _Call | None, args: Sequence[NDArray], storages: Sequence[core.Storage],
         outputs: Sequence[NDArray], train: bool,
     ) -> None:  # fmt: skip
-        writes: list[Variable] = [each._storage for each in outputs]
-        writes += [storages[i] for i in self._changed[train]]
+        writes: list[Variable] = [output.storage for output in outputs]
+        writes += [storages[i] for i in self._updated_inputs[train]]
         if call is not None:
             writes.append(call)
-        if self._random:
+        if self._draws_random:
             writes.append(compiled.device.generator)
-        versions = [*zip(storages, map(_version_of, storages), strict=True)]
+        versions = compiled.versions(storages)
         core.push_on(
             compiled.device, _forward, (compiled, call, args, outputs, versions), tuple(storages), tuple(writes),
-            self._name, compiled.is_light(FORWARD), compiled.nbytes, 4, self._detached,
+            self._name, compiled.is_light(FORWARD), compiled.nbytes, 4, self._runs_user_code,
         )  # fmt: skip
 
     def _differentiate(
-        self, call: _Call, wanted: tuple[int, ...], inputs: Any, made: Any, heads: Sequence[NDArray],
+        self, call: _Call, argnums: tuple[int, ...], inputs: Any, saved: Any, heads: Sequence[NDArray],
         targets: Sequence[NDArray | None],
     ) -> list[NDArray | None]:  # fmt: skip
-        """Enqueue the backward pass of a call; returns a gradient for each input, the target where it has one."""
+        """Enqueue the backward pass of a call; return a gradient for each input, in its target if it has one."""
         if recording.state.get().recording:
-            return self._differentiate_recorded(wanted, inputs, heads)
+            return self._differentiate_recorded(argnums, inputs, heads)
         compiled = call.compiled
-        if call.used and (self._random or self._changed[compiled.train]):
+        if call.used and (self._draws_random or self._updated_inputs[compiled.train]):
             raise AutogradError(
-                f"backward: the backward pass before this one used up what {self._name} left, and "
-                "running it again would draw other random numbers or move its statistics twice: call it again inside "
+                f"backward: the previous backward pass used up the values of {self._name}, and "
+                "running it again would draw other random numbers or update its statistics twice: call it again inside "
                 "autograd.record(), or hybridize(False)"
             )
+        if not compiled.is_planned and asyncio._get_running_loop() is not None:
+            return self._differentiate_unplanned(call, argnums, inputs, saved, heads, targets)
         read_inputs, read_outputs, read_heads = compiled.read_backward
-        looked_at = range(len(inputs)) if call.used else read_inputs  # all, where the forward pass runs again
-        arrays = [cast("NDArray", inputs[i] if i in looked_at else inputs.unchecked(i)) for i in range(len(inputs))]
+        checked = (
+            range(len(inputs)) if call.used else read_inputs
+        )  # the forward pass, if it runs again, reads all inputs
+        arrays = [cast("NDArray", inputs[i] if i in checked else inputs.unchecked(i)) for i in range(len(inputs))]
         for i in read_outputs:
-            made[i]  # refused where it was changed since
+            saved[i]  # raises an error if the array has changed
         results = compiled.results
-        found: list[NDArray | None] = [None] * len(inputs)
-        made_for: dict[Node, NDArray] = {}
-        for i in wanted:
-            if self._variables[i] in results.gradients:
-                target = targets[i] if targets else None
-                if target is None:
-                    target = cast("NDArray", allocate(compiled.device, arrays[i]._shape, arrays[i]._dtype))
-                found[i] = made_for[self._variables[i]] = target
-        given = [head if i in read_heads else None for i, head in enumerate(heads)]
-        reads = [each._storage for each in (*arrays, *given) if each is not None]
-        reads += [made.unchecked(i)._storage for i in range(len(made))]
-        again = arrays if call.used else None
+        all_gradients = self._targets(compiled, argnums, results.gradients, arrays, targets)
+        gradient_of = {self._variables[i]: all_gradients[i] for i in argnums if all_gradients[i] is not None}
+        head_arrays = [head if i in read_heads else None for i, head in enumerate(heads)]
+        reads = [array.storage for array in (*arrays, *head_arrays) if array is not None]
+        reads += [saved.unchecked(i).storage for i in range(len(saved))]
+        rerun = arrays if call.used else None
         for number, piece in enumerate(results.pieces):
-            begins = (given, again, [made.unchecked(i) for i in range(len(made))]) if not number else None
-            gradients = {node: made_for[node] for node in piece.gradients}
+            beginning = (head_arrays, rerun, [saved.unchecked(i) for i in range(len(saved))]) if not number else None
+            gradients = {node: cast("NDArray", gradient_of[node]) for node in piece.gradients}
             core.push_on(
-                compiled.device, _backward, (call, number, gradients, begins),
-                (*reads, call), (call, *(each._storage for each in gradients.values())),
-                f"{self._name}.backward", compiled.is_light(number), 0, 4, self._detached,
+                compiled.device, _backward, (call, number, gradients, beginning),
+                (*reads, call), (call, *(array.storage for array in gradients.values())),
+                f"{self._name}.backward", compiled.is_light(number), 0, 4, self._runs_user_code,
             )  # fmt: skip
         call.used = True
-        return found
+        return all_gradients
+
+    def _targets(
+        self, compiled: Compiled, argnums: tuple[int, ...], differentiated: Collection[Node], arrays: Sequence[NDArray],
+        targets: Sequence[NDArray | None],
+    ) -> list[NDArray | None]:  # fmt: skip
+        """Return the array for the gradient of each input: its target, or a new array; None without a gradient."""
+        result: list[NDArray | None] = [None] * len(arrays)
+        for i in argnums:
+            if self._variables[i] in differentiated:
+                target = targets[i] if targets else None
+                if target is None:
+                    target = cast("NDArray", allocate(compiled.device, arrays[i].dims, arrays[i].element_type))
+                result[i] = target
+        return result
+
+    def _differentiate_unplanned(
+        self, call: _Call, argnums: tuple[int, ...], inputs: Any, saved: Any, heads: Sequence[NDArray],
+        targets: Sequence[NDArray | None],
+    ) -> list[NDArray | None]:  # fmt: skip
+        """Enqueue the backward pass of a call without making the event loop wait for the plan.
+
+        The pass is one operation, which declares all reads that the plan may need.
+        """
+        compiled = call.compiled
+        arrays = [cast("NDArray", inputs[i] if call.used else inputs.unchecked(i)) for i in range(len(inputs))]
+        outputs = [cast("NDArray", saved.unchecked(i)) for i in range(len(saved))]
+        all_gradients = self._targets(compiled, argnums, compiled.differentiated, arrays, targets)
+        gradients = {self._variables[i]: target for i in argnums if (target := all_gradients[i]) is not None}
+        errors = _stale_errors(inputs, len(inputs)), _stale_errors(saved, len(saved))
+        rerun = arrays if call.used else None
+        core.push_on(
+            compiled.device, _backward_whole, (call, gradients, heads, rerun, outputs, errors),
+            (*(array.storage for array in (*arrays, *outputs, *heads)), call),
+            (call, *(array.storage for array in gradients.values())), f"{self._name}.backward", False, 0, 4,
+            self._runs_user_code,
+        )  # fmt: skip
+        call.used = True
+        return all_gradients
 
     def _differentiate_recorded(
-        self, wanted: tuple[int, ...], inputs: Any, heads: Sequence[NDArray]
+        self, argnums: tuple[int, ...], inputs: Any, heads: Sequence[NDArray]
     ) -> list[NDArray | None]:
-        """The gradients as another cached graph, which the tape records in turn: for gradients of gradients.
+        """Return the gradients as outputs of another recorded graph, for higher derivatives.
 
         Raises:
-            AutogradError: the graph, which runs anew, would draw other random numbers.
+            AutogradError: the second run of the graph would draw other random numbers.
         """
-        if self._random:
+        if self._draws_random:
             raise AutogradError(
                 f"backward: {self._name} draws random numbers, and would draw others in a recorded backward pass "
                 "(create_graph=True), so the gradient would be wrong: call hybridize(False) before the forward pass"
             )
         arrays = [cast("NDArray", inputs[i]) for i in range(len(inputs))]
-        op, positions = self._gradient_op(wanted, arrays)
+        op, positions = self._gradient_op(argnums, arrays)
         results = op(*arrays, *heads) if positions else []
         results = results if isinstance(results, list) else [results]
-        found: list[NDArray | None] = [None] * len(arrays)
+        gradients: list[NDArray | None] = [None] * len(arrays)
         for position, result in zip(positions, results, strict=True):
-            found[position] = result
-        return found
+            gradients[position] = result
+        return gradients
 
-    def _gradient_op(self, wanted: tuple[int, ...], arrays: Sequence[NDArray]) -> tuple[_Function, list[int]]:
-        key = (wanted, autograd.is_training(), *[(each._shape, each._dtype) for each in arrays])
-        known = self._gradients.get(key)
-        if known is None:
-            if len(self._gradients) >= _KEPT:
-                self._gradients.clear()
-            known = self._gradients[key] = self._make_gradient_op(wanted, arrays)
-        return known
+    def _gradient_op(self, argnums: tuple[int, ...], arrays: Sequence[NDArray]) -> tuple[_Function, list[int]]:
+        key = (argnums, autograd.is_training(), *[(array.dims, array.element_type) for array in arrays])
+        entry = self._gradients.get(key)
+        if entry is None:
+            make_room(self._gradients, _GRADIENT_LIMIT)
+            entry = self._gradients[key] = self._make_gradient_op(argnums, arrays)
+        return entry
 
-    def _make_gradient_op(self, wanted: tuple[int, ...], arrays: Sequence[NDArray]) -> tuple[_Function, list[int]]:
-        entries, shapes, dtypes = self._inferred(arrays, core.casting if self._may_cast else None)
-        nodes = [self._variables[i] for i in wanted]
+    def _make_gradient_op(self, argnums: tuple[int, ...], arrays: Sequence[NDArray]) -> tuple[_Function, list[int]]:
+        entries, shapes, dtypes = self._infer(arrays, core.casting if self._may_cast else None)
+        nodes = [self._variables[i] for i in argnums]
         graph = graph_of(entries, nodes, shapes, dtypes, autograd.is_training())
-        positions = [i for i in wanted if self._variables[i] in graph.gradients]
-        found = [graph.gradients[self._variables[i]] for i in positions]
-        return _Function(found, [*self._variables, *graph.heads]), positions
+        positions = [i for i in argnums if self._variables[i] in graph.gradients]
+        outputs = [graph.gradients[self._variables[i]] for i in positions]
+        return _Function(outputs, [*self._variables, *graph.heads]), positions
 
 
 class _Function:
-    """A cached graph of entries, called with arrays for these variables, whether it reads them or not."""
+    """A cached graph, called with arrays for a list of variables, including unused ones."""
 
     def __init__(self, entries: Sequence[Entry], variables: Sequence[Any]) -> None:
         self._op = CachedOp(Symbol(entries), may_cast=False)
@@ -287,24 +343,24 @@ class _Function:
         return self._op(*[args[position] for position in self._positions])
 
 
-# Networks have hundreds of arrays, which are looked at in each call.
-_storage_of, _shape_of, _dtype_of = attrgetter("_storage"), attrgetter("_shape"), attrgetter("_dtype")
-_device_of, _version_of = attrgetter("device"), attrgetter("version")
+# attrgetter is fast: each call inspects all arrays of a network, often hundreds.
+_storage_of, _shape_of, _dtype_of = attrgetter("storage"), attrgetter("dims"), attrgetter("element_type")
+_device_of = attrgetter("device")
 
 
 def _has_sparse(shapes: Sequence[Any]) -> bool:
-    """Tell whether one of some arrays is sparse, from their shapes: a plan has dense ones alone."""
+    """Return whether any shape is that of a sparse array, which plans do not support."""
     return any(issubclass(kind, SparseShape) for kind in {*map(type, shapes)})
 
 
 def _has_sparse_gradient(array: NDArray) -> bool:
-    """Tell whether the gradient of an array is to be sparse."""
-    leaf = array._past
-    return type(leaf) is recording.Leaf and leaf.grad is not None and isinstance(leaf.grad._shape, SparseShape)
+    """Return whether the gradient of an array must be sparse."""
+    leaf = array.history
+    return type(leaf) is recording.Leaf and leaf.grad is not None and isinstance(leaf.grad.dims, SparseShape)
 
 
 class _Call(Variable):
-    """One recorded call: the state that its forward pass leaves for the backward pass, as a variable of the engine."""
+    """A recorded call: an engine variable for the values that the backward pass reads."""
 
     runner: Runner | None = None
 
@@ -314,54 +370,114 @@ class _Call(Variable):
         self.used = False
 
     def __del__(self) -> None:
-        # Nobody asks for its backward pass any more.
+        # No backward pass can follow.
         if self.runner is not None:
             self.compiled.pool.give(self.runner)
 
 
+class _Gradient:
+    """The gradient function of one recorded call."""
+
+    __slots__ = ("_argnums", "_call", "_op", "symbol")
+    takes_targets = True
+
+    def __init__(self, op: CachedOp, call: _Call, argnums: tuple[int, ...]) -> None:
+        self._op, self._call, self._argnums = op, call, argnums
+        self.symbol = op._symbol
+
+    def __call__(
+        self, F: Any, inputs: Any, saved: Any, heads: Sequence[NDArray], targets: Sequence[NDArray | None] = ()
+    ) -> Sequence[NDArray | None]:  # fmt: skip
+        """Compute the gradients of the inputs."""
+        return self._op._differentiate(self._call, self._argnums, inputs, saved, heads, targets)
+
+
 def _forward(
     compiled: Compiled, call: _Call | None, args: Sequence[NDArray], outputs: Sequence[NDArray],
-    versions: Sequence[Any],
+    versions: Versions,
 ) -> None:  # fmt: skip
-    """The operation of a call."""
-    runner = compiled.forward([each._read() for each in args], [each._written() for each in outputs], versions)
+    """Run a call (the operation)."""
+    arrays = [arg.raw() for arg in args], [output.raw_for_writing() for output in outputs]
     if call is None:
-        compiled.pool.give(runner)
+        compiled.predict(*arrays, versions)
     else:
-        call.runner = runner
+        call.runner = compiled.forward(*arrays, versions)
 
 
-_forward.captured_by = lambda compiled, call, *_: (compiled, "forward", compiled.launches)  # type: ignore[attr-defined]
+def _predict_shortly(
+    compiled: Compiled, args: Sequence[NDArray], outputs: Sequence[NDArray], versions: Versions
+) -> None:  # fmt: skip
+    """Run a short call on the calling thread."""
+    compiled.predict_shortly(
+        [arg.raw() for arg in args], [output.raw_for_writing() for output in outputs], versions
+    )  # fmt: skip
+
+
+set_launch_traits(
+    _forward, LaunchTraits(captured_by=lambda compiled, call, *_: (compiled, "forward", compiled.launches))
+)
 
 _Beginning = tuple[Sequence[NDArray | None], Sequence[NDArray] | None, Sequence[NDArray]]
-"""Inputs of a backward pass's first piece: the gradients of the outputs, the forward pass's inputs where that must run
-again (else None), and the outputs."""
+"""Inputs of the first piece of a backward pass: the gradients of the outputs; the inputs of the forward pass if it must
+run again, else None; and the outputs."""
 
 
 def _backward(call: _Call, piece: int, gradients: dict[Node, NDArray], beginning: _Beginning | None) -> None:
-    """The operation of a piece of a backward pass."""
+    """Run a piece of a backward pass (the operation)."""
     compiled = call.compiled
     if beginning is not None:
         _begin_backward(call, *beginning)
     runner, call.runner = call.runner, None
     assert runner is not None
-    compiled.backward(runner, piece, {node: each._written() for node, each in gradients.items()})
+    compiled.backward(runner, piece, {node: array.raw_for_writing() for node, array in gradients.items()})
     if piece + 1 == len(compiled.results.pieces):
         compiled.pool.give(runner)
     else:
         call.runner = runner
 
 
-_backward.captured_by = lambda call, piece, *_: (call.compiled, piece, 1)  # type: ignore[attr-defined]
+set_launch_traits(_backward, LaunchTraits(captured_by=lambda call, piece, *_: (call.compiled, piece, 1)))
+
+
+def _backward_whole(
+    call: _Call, gradients: dict[Node, NDArray], heads: Sequence[NDArray], rerun: Sequence[NDArray] | None,
+    outputs: Sequence[NDArray], errors: tuple[StaleErrors, StaleErrors],
+) -> None:  # fmt: skip
+    """Run a whole backward pass, waiting for the plan (the operation)."""
+    compiled = call.compiled
+    read_inputs, read_outputs, read_heads = compiled.read_backward
+    for positions, stale in zip((read_inputs, read_outputs), errors, strict=True):
+        for position in sorted(positions & stale.keys()):
+            raise stale[position]
+    head_arrays = [head if i in read_heads else None for i, head in enumerate(heads)]
+    for number, piece in enumerate(compiled.results.pieces):
+        beginning = None if number else (head_arrays, rerun, outputs)
+        _backward(call, number, {node: gradients[node] for node in piece.gradients}, beginning)
+
+
+StaleErrors = dict[int, AutogradError]
+"""The errors to raise if the pass reads a changed array, by the array's position."""
+
+
+def _stale_errors(saved: Any, count: int) -> StaleErrors:
+    errors: StaleErrors = {}
+    for position in range(count):
+        try:
+            saved[position]
+        except AutogradError as error:
+            errors[position] = error
+    return errors
 
 
 def _begin_backward(
-    call: _Call, heads: Sequence[NDArray | None], again: Sequence[NDArray] | None, outputs: Sequence[NDArray]
+    call: _Call, heads: Sequence[NDArray | None], rerun: Sequence[NDArray] | None, outputs: Sequence[NDArray]
 ) -> None:
-    """Prepare a backward pass; the forward pass runs again where another one used up what it left."""
+    """Prepare a backward pass; run the forward pass again if another backward pass used up its values."""
     compiled = call.compiled
-    if again is not None or call.runner is None:
-        assert again is not None
-        results = [compiled.device.allocate(each._shape, each._dtype) for each in outputs]
-        call.runner = compiled.forward([each._read() for each in again], results, ())
-    compiled.begin_backward(call.runner, [None if each is None else each._read() for each in heads])
+    if rerun is not None or call.runner is None:
+        assert rerun is not None
+        results = [compiled.device.allocate(output.dims, output.element_type) for output in outputs]
+        call.runner = compiled.forward(
+            [array.raw() for array in rerun], results, compiled.versions([array.storage for array in rerun])
+        )
+    compiled.begin_backward(call.runner, [None if head is None else head.raw() for head in heads])

@@ -1,8 +1,8 @@
-"""Resuming (``mx.checkpoint``): training that is killed at any batch goes on as if it had never stopped.
+"""Checkpoints (``mx.checkpoint``): training that is killed at any batch resumes as if it had never stopped.
 
-A checkpoint holds parameters, the optimizer's states, where the data stands, the states of all random generators, the
-metric, epoch and batch. ``Module.fit(..., checkpoint="folder")`` writes and resumes them by itself; a Gluon loop uses
-:class:`Run`.
+A checkpoint contains parameters, optimizer states, the position in the data, the states of all random generators, the
+metric, and the epoch and batch. ``Module.fit(..., checkpoint="folder")`` writes and resumes checkpoints automatically.
+A Gluon loop uses :class:`Run`.
 """
 
 from flowmx.checkpoint.ambient import using

@@ -1,4 +1,4 @@
-"""Checkpoints of scripts that say nothing of them: where every ``fit`` writes that is given no folder."""
+"""Checkpoints of scripts that do not configure any: the default folders of ``fit``."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from flowmx.checkpoint.folder import Checkpoints
+from flowmx.scopes import Value, frame_scope
 
 __all__ = ["ambient", "using"]
 
-_current: ContextVar[Iterator[Checkpoints] | None] = ContextVar("flowmx_checkpoints", default=None)
+_current: ContextVar[Value[Iterator[Checkpoints] | None]]
+_current = ContextVar("flowmx_checkpoints", default=Value(None))  # noqa: B039
 
 
 @contextmanager
 def using(folder: str | os.PathLike[str], every: int | None = None, keep: int = 3) -> Iterator[None]:
-    """Let ``Module.fit`` write checkpoints, and go on from them, without ``checkpoint=`` of its own.
+    """Make ``Module.fit`` write checkpoints and resume from them, without the argument ``checkpoint=``.
 
-    The first ``fit`` inside uses the folder, the second ``folder/fit-2``, and so on: a script that is run again finds
-    those of each. Data that can not say where it stands is trained on without, and a line in the log says so.
+    The first ``fit`` in the block uses the folder, the second ``folder/fit-2``, and so on, so that a script that runs
+    again finds the checkpoints of each. Data without a ``state()`` is trained without checkpoints, with a message in
+    the log.
 
     Args:
         folder: the folder.
-        every: write one after so many batches, in addition to those at the ends of epochs.
-        keep: the number to keep.
+        every: the number of batches between checkpoints, in addition to those at the ends of epochs.
+        keep: the number of checkpoints to keep.
 
     Raises:
         ValueError: ``every`` or ``keep`` is too small.
@@ -37,14 +40,11 @@ def using(folder: str | os.PathLike[str], every: int | None = None, keep: int = 
     """
     first = Checkpoints(folder, every, keep)
     others = (Checkpoints(Path(folder) / f"fit-{number}", every, keep) for number in itertools.count(2))
-    token = _current.set(itertools.chain([first], others))
-    try:
+    with frame_scope(_current, Value(itertools.chain([first], others))):
         yield
-    finally:
-        _current.reset(token)
 
 
 def ambient() -> Checkpoints | None:
-    """The checkpoints of the next ``fit``, where :func:`using` says so."""
-    found = _current.get()
-    return None if found is None else next(found)
+    """Return the checkpoints of the next ``fit`` under :func:`using`, or None."""
+    sequence = _current.get().value
+    return None if sequence is None else next(sequence)

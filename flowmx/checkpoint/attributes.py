@@ -1,4 +1,4 @@
-"""The numbers and arrays that an object holds, such as a metric's sums, as plain data."""
+"""The attributes of an object, such as the sums of a metric, as plain data."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ import numpy as np
 _PLAIN = (type(None), bool, int, float, str, np.ndarray, np.generic)
 
 
-def state(held_by: Any) -> dict[str, Any]:
-    """Collect an object's state: its numbers, strings and arrays, and recursively those of the objects in it."""
-    found: dict[str, Any] = {}
-    for name, value in vars(held_by).items():
+def state(owner: Any) -> dict[str, Any]:
+    """Return an object's numbers, strings and arrays, and recursively those of the objects in it."""
+    content: dict[str, Any] = {}
+    for name, value in vars(owner).items():
         if isinstance(value, _PLAIN):
-            found[name] = value
-        elif isinstance(value, list) and value and all(map(_holds, value)):
-            found[name] = [state(each) for each in value]
-        elif _holds(value):
-            found[name] = state(value)
-    return found
+            content[name] = value
+        elif isinstance(value, list) and value and all(map(_has_state, value)):
+            content[name] = [state(item) for item in value]
+        elif _has_state(value):
+            content[name] = state(value)
+    return content
 
 
-def set_state(held_by: Any, state: Mapping[str, Any]) -> None:
-    """Let an object that was made in the same way hold that again."""
+def set_state(owner: Any, state: Mapping[str, Any]) -> None:
+    """Restore a result of :func:`state` onto a freshly constructed object."""
     for name, value in state.items():
-        held = vars(held_by).get(name)
+        current = vars(owner).get(name)
         if isinstance(value, list):
-            for each, part in zip(held or (), value, strict=True):
-                set_state(each, part)
+            for item, part in zip(current or (), value, strict=True):
+                set_state(item, part)
         elif isinstance(value, dict):
-            set_state(held, value)
+            set_state(current, value)
         else:
-            setattr(held_by, name, value)
+            setattr(owner, name, value)
 
 
-def _holds(value: Any) -> bool:
-    """True for an object with attributes of its own that is no function, class or array."""
+def _has_state(value: Any) -> bool:
+    """Return whether a value is an object with attributes, and not a function, class or array."""
     return hasattr(value, "__dict__") and not callable(value) and not hasattr(value, "asnumpy")

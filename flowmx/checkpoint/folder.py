@@ -1,34 +1,39 @@
-"""The files of checkpoints: written as a whole, the last few kept, the newest one that is whole read."""
+"""The checkpoint files of a run: atomic writing, retention, and finding the newest intact one."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import TypeAlias, TypeVar
 
-from flowmx.checkpoint.content import Checkpoint, CheckpointError, Place, dumps, loads
-from flowmx.serialization.atomic import replace_file
-from flowmx.serialization.keeping import Keeping
-from flowmx.serialization.reading import read_whole
+from flowmx.checkpoint import files
+from flowmx.checkpoint.content import Checkpoint, CheckpointError, Place
+from flowmx.serialization.atomic import remove_scratch_files, replace_file
+from flowmx.serialization.write_monitor import WriteMonitor
+
+T = TypeVar("T")
+Agree: TypeAlias = Callable[[Sequence[tuple[int, int]]], Awaitable[tuple[int, int] | None]]
 
 log = logging.getLogger("flowmx.checkpoint")
 
 _NAME = re.compile(r"epoch-(\d+)-batch-(\d+)\.checkpoint")
 _STARTS = 2
-"""Beginnings of epochs that are kept whatever else is: workers with uneven data have these in common."""
+"""The number of checkpoints at the beginnings of epochs that are always kept: workers with uneven data share them."""
 
 
 class Checkpoints:
-    """The checkpoints of a run, in a folder of its own.
+    """The checkpoints of a run, in a separate folder.
 
-    Each is a file ``epoch-0003-batch-000200.checkpoint``, which is there as a whole or not at all. In a job of several
-    workers each has a folder ``worker-<rank>`` below it, whether they share it or have one on each machine.
+    A checkpoint is a file ``epoch-0003-batch-000200.checkpoint``, written atomically. In a distributed job every worker
+    has a subfolder ``worker-<rank>``, in a shared folder or in one per machine.
 
     Args:
-        folder: the folder; it is made where there is none.
-        every: write one after so many batches; None at the ends of epochs alone, at which one is written in any case.
+        folder: the folder; it is created if it does not exist.
+        every: the number of batches between checkpoints. The end of an epoch always has one; None writes only those.
         keep: the number to keep, in addition to those at the beginning of this epoch and of the previous one.
 
     Raises:
@@ -46,46 +51,46 @@ class Checkpoints:
         self.folder = Path(folder)
         self.every = every
         self.keep = keep
-        self._keeping = Keeping("checkpoint")
+        self._monitor = WriteMonitor("checkpoint")
 
     def of_worker(self, rank: int, workers: int) -> Checkpoints:
-        """Those of one worker of a job."""
+        """Return the checkpoints of one worker of a job."""
         return self if workers == 1 else Checkpoints(self.folder / f"worker-{rank}", self.every, self.keep)
 
     def is_due(self, batches: int) -> bool:
-        """True where a checkpoint is due after so many batches of an epoch."""
+        """Return whether a checkpoint is due after a number of batches of an epoch."""
         return self.every is not None and batches % self.every == 0
 
     def path(self, place: Place) -> Path:
-        """The file of a place."""
+        """Return the file of a position."""
         return self.folder / f"epoch-{place.epoch:04d}-batch-{place.batch:06d}.checkpoint"
 
     def places(self) -> list[Place]:
-        """The places that there are files of, in order."""
-        found = (_NAME.fullmatch(path.name) for path in self._files())
-        return sorted(Place(int(match[1]), int(match[2])) for match in found if match)
+        """Return the positions of all files, in order."""
+        matches = (_NAME.fullmatch(path.name) for path in self._files())
+        return sorted(Place(int(match[1]), int(match[2])) for match in matches if match)
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint, then remove those that are not kept; blocks until it is on disk.
+        """Write a checkpoint, then remove old ones. Blocks until it is on disk.
 
-        Where the disk is full, an error in the log says so, and those before it are still there.
+        If the disk is full, an error is logged, and the earlier checkpoints remain.
 
         Raises:
-            NothingKept: none could be written for ``FLOWMX_UNSAVED_TIMEOUT`` seconds.
-            OSError: the first can not be written, for another reason than a full or failing disk.
+            WriteTimeout: no checkpoint could be written for ``FLOWMX_UNSAVED_TIMEOUT`` seconds.
+            OSError: the first checkpoint cannot be written, and the disk is neither full nor failing.
         """
         path = self.path(checkpoint.place)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            replace_file(path, dumps(checkpoint))
+            replace_file(path, files.dumps(checkpoint))
         except OSError as error:
-            self._keeping.failed(path, error)
+            self._monitor.failed(path, error)
         else:
-            self._keeping.written()
-            self._forget()
+            self._monitor.succeeded()
+            self._remove_old()
 
-    def _forget(self) -> None:
-        """Remove the checkpoints that are not kept."""
+    def _remove_old(self) -> None:
+        """Remove the checkpoints beyond those to keep."""
         places = self.places()
         starts = [place for place in places if place.batch == 0][-_STARTS:]
         for place in places[: -self.keep]:
@@ -93,48 +98,78 @@ class Checkpoints:
                 self.path(place).unlink(missing_ok=True)
 
     def read(self, place: Place) -> Checkpoint:
-        """The checkpoint of a place.
+        """Read the checkpoint of a position.
 
         Raises:
             CheckpointError: its file is damaged.
-            OSError: there is none, or it can not be read.
+            OSError: the file does not exist or cannot be read.
         """
-        path = self.path(place)
-        return loads(read_whole(path), str(path))
+        return files.load(self.path(place))
 
-    def whole(self) -> list[Place]:
-        """The places whose files are whole, the newest first; says which are not."""
-        return [checkpoint.place for checkpoint in self._whole()]
+    def intact(self) -> list[Place]:
+        """Return the positions of files with the correct length, the newest first; others are logged.
 
-    def newest(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole, if there is one.
+        Their data is not read; :meth:`read` detects damage.
+        """
+        remove_scratch_files(self.folder)
+        newest_first = reversed(self.places())
+        return [place for place in newest_first if self._try(place, self._is_complete)]
+
+    async def newest_common(self, agree: Agree) -> Checkpoint | None:
+        """Return the newest checkpoint that is intact on all workers of a job, or None. All workers must call this.
+
+        Args:
+            agree: returns the newest of these positions that all workers have.
 
         Raises:
-            CheckpointError: the folder is that of a job of several workers.
+            CheckpointError: this worker has several checkpoints, but none that all workers have.
         """
-        self._check_alone()
-        return next(self._whole(), None)
+        places = await asyncio.to_thread(self.intact)
+        while True:
+            newest = await agree(places)
+            if newest is None:
+                break
+            place = Place(*newest)
+            checkpoint = await asyncio.to_thread(self._try, place, self.read)
+            if await agree([] if checkpoint is None else [place]) == newest:
+                return checkpoint
+            places = [earlier for earlier in places if earlier < place]
+        if len(places) > 1:
+            raise CheckpointError(
+                f"{self.folder} has checkpoints up to {places[0]}, but another worker has none of them; were its files "
+                "lost? To start from scratch, use another folder on all workers"
+            )
+        return None
 
-    def _whole(self) -> Iterator[Checkpoint]:
-        self._clean()
-        for place in reversed(self.places()):
-            try:
-                yield self.read(place)
-            except (CheckpointError, OSError) as error:
-                log.warning("%s: an earlier checkpoint is used", error)
+    def newest(self) -> Checkpoint | None:
+        """Return the newest intact checkpoint, or None.
 
-    def _clean(self) -> None:
-        """Remove what a kill in the middle of writing left."""
-        for path in self._files():
-            if path.name.startswith(".flowmx-"):
-                path.unlink(missing_ok=True)
+        Raises:
+            CheckpointError: the folder belongs to a job of several workers.
+        """
+        self._check_single_worker()
+        remove_scratch_files(self.folder)
+        checkpoints = (self._try(place, self.read) for place in reversed(self.places()))
+        return next((checkpoint for checkpoint in checkpoints if checkpoint is not None), None)
 
-    def _check_alone(self) -> None:
-        """Refuse what a job of several workers wrote: a part of it is no state of one worker."""
+    def _try(self, place: Place, read: Callable[[Place], T]) -> T | None:
+        """Call a function for a position; log a warning and return None if its file is damaged."""
+        try:
+            return read(place)
+        except (CheckpointError, OSError) as error:
+            log.warning("%s: an earlier checkpoint is used", error)
+            return None
+
+    def _is_complete(self, place: Place) -> bool:
+        files.check_size(self.path(place))
+        return True
+
+    def _check_single_worker(self) -> None:
+        """Reject a folder of a job of several workers, whose files are not the state of a single worker."""
         if not self.places() and (self.folder / "worker-0").is_dir():
             raise CheckpointError(
-                f"{self.folder} holds checkpoints of a job of several workers, and this is one alone: launch as many, "
-                "or use another folder"
+                f"{self.folder} has checkpoints of a job of several workers, but this job has one: launch the same "
+                "number of workers, or use another folder"
             )
 
     def _files(self) -> list[Path]:

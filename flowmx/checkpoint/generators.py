@@ -14,20 +14,20 @@ from flowmx.devices import Context, generator
 
 
 def push() -> list[tuple[Context, engine.Handle]]:
-    """Enqueue reading the generators of all devices, after what draws from them so far."""
+    """Enqueue reads of all devices' generators, after the operations so far that draw from them."""
     return [(device.context, engine.push(_reader(device.generator), reads=[device.generator], name="read generator"))
             for device in devices.in_use()]  # fmt: skip
 
 
-def state(found: list[tuple[Context, Any]]) -> dict[str, Any]:
-    """The states of all generators, as plain data.
+def state(device_states: list[tuple[Context, Any]]) -> dict[str, Any]:
+    """Return the states of all generators, as plain data.
 
     Args:
-        found: the devices, with what was read.
+        device_states: the devices and the results of :func:`push`.
     """
     return {
         "seed": generator.seeding()[1],
-        "devices": [[context.device_type, context.device_id, bits] for context, bits in found],
+        "devices": [[context.device_type, context.device_id, bits] for context, bits in device_states],
         "image": rng.state(),
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
@@ -35,15 +35,15 @@ def state(found: list[tuple[Context, Any]]) -> dict[str, Any]:
 
 
 def set_state(state: Mapping[str, Any]) -> None:
-    """Let all generators go on from where they stood; what is pushed from here on draws from there."""
-    set_own_state(state)
+    """Restore the states of all generators. Operations pushed later draw from them."""
+    set_flowmx_state(state)
     version, numbers, normal = state["python"]
     random.setstate((version, tuple(numbers), normal))
     np.random.set_state(state["numpy"])
 
 
-def set_own_state(state: Mapping[str, Any]) -> None:
-    """As :func:`set_state`, but leave Python's and NumPy's generators alone."""
+def set_flowmx_state(state: Mapping[str, Any]) -> None:
+    """Restore the states of flowmx's generators, and leave Python's and NumPy's unchanged."""
     generator.seed_new(state["seed"])
     for kind, number, bits in state["devices"]:
         stream = devices.get(Context(kind, number)).generator

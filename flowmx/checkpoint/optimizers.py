@@ -1,4 +1,4 @@
-"""The state of an optimizer outside of its per-weight states: learning rate, schedule, multipliers."""
+"""The configuration of an optimizer: learning rate, schedule, multipliers; not its per-weight states."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flowmx.optimizer import Optimizer, plain_data
 
 
 def config(optimizer: Optimizer) -> dict[str, Any] | None:
-    """The configuration that :func:`set_config` takes; None where it is no plain data: then the script's own stays."""
+    """Return the configuration for :func:`set_config`, or None if it is not plain data and cannot be saved."""
     try:
         return optimizer.get_config()
     except TypeError:
@@ -18,18 +18,18 @@ def config(optimizer: Optimizer) -> dict[str, Any] | None:
 
 
 def set_config(optimizer: Optimizer, config: Mapping[str, Any] | None) -> None:
-    """Let an optimizer that was made in the same way go on as it was.
+    """Restore the configuration of a freshly constructed optimizer.
 
     Raises:
         CheckpointError: it is another kind of optimizer.
     """
     if config is None:
         return
-    own = optimizer.get_config()["optimizer"]
-    if own != config["optimizer"]:
+    kind = optimizer.get_config()["optimizer"]
+    if kind != config["optimizer"]:
         raise CheckpointError(
-            f"the checkpoint is of training with the optimizer {config['optimizer']!r}, and this is {own!r}: train "
-            "with the same, or use another folder"
+            f"the checkpoint was written with the optimizer {config['optimizer']!r}, but this is {kind!r}: use the "
+            "same optimizer, or another folder"
         )
     _set_schedule(optimizer, config["lr_scheduler"])
     vars(optimizer).update(config["attributes"])
@@ -42,9 +42,9 @@ def set_config(optimizer: Optimizer, config: Mapping[str, Any] | None) -> None:
 
 
 def _set_schedule(optimizer: Optimizer, config: Mapping[str, Any] | None) -> None:
-    """Restore the state of the script's own schedule in place, since the script may hold it."""
-    own = optimizer.lr_scheduler
-    if config is not None and own is not None and type(own).__name__ == config["name"]:
-        vars(own).update(plain_data.made(config["state"]))
+    """Restore the state of a schedule in place, because the script may have a reference to it."""
+    scheduler = optimizer.lr_scheduler
+    if config is not None and scheduler is not None and type(scheduler).__name__ == config["name"]:
+        vars(scheduler).update(plain_data.from_plain(config["state"]))
     else:
-        optimizer.lr_scheduler = None if config is None else plain_data.schedule(config)
+        optimizer.lr_scheduler = None if config is None else plain_data.schedule_from_plain(config)

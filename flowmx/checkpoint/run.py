@@ -6,37 +6,34 @@ import asyncio
 import contextlib
 import os
 import weakref
-from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
-from flowmx import program
+from flowmx import event_loops, program
 from flowmx.checkpoint import attributes, generators, optimizers, parameters
 from flowmx.checkpoint.content import Checkpoint, CheckpointError, Place
 from flowmx.checkpoint.folder import Checkpoints
-
-T = TypeVar("T")
+from flowmx.checkpoint.meeting import Meeting, result_of, skip
 
 
 class Run:
-    """A training loop that goes on where it was killed, with the same samples and the same parameters to the bit.
+    """The checkpoints of a training loop, which resumes where it was killed, with bitwise identical results.
 
-    Make it when everything else is made, in the same way each time. Methods block; in a coroutine, await those that end
-    in ``_async``.
+    Create it last, after the same objects in the same order each time. If a loop has several runs, as for a GAN, create
+    all of them before resuming the first. Methods block; in a coroutine, await the methods with the suffix ``_async``.
 
     Args:
-        folder: where the checkpoints are: a folder of their own, or a :class:`Checkpoints`.
+        folder: a separate folder for the checkpoints, or a :class:`Checkpoints`.
         net: the network, or its parameters.
-        trainer: the trainer, if there is one.
-        data: the source of the batches: a ``gluon.data.DataLoader``, an iterator of ``mx.io``, or anything else with
+        trainer: the trainer, or None.
+        data: the source of the batches: a ``gluon.data.DataLoader``, an iterator of ``mx.io``, or any object with
             ``state()`` and ``set_state(state)``.
-        metric: a metric, if it is to go on counting.
-        every: write a checkpoint after so many batches; None at the ends of epochs alone.
-        keep: the number to keep.
+        metric: a metric to save.
+        every: the number of batches between checkpoints; None writes them only at the ends of epochs.
+        keep: the number of checkpoints to keep.
 
     Attributes:
-        epoch: the epoch that is under way.
-        batch: the number of its batches that are done.
+        epoch: the current epoch.
+        batch: the number of its completed batches.
 
     Example:
         >>> run = mx.checkpoint.Run("run", net=net, trainer=trainer, data=loader, every=100)
@@ -57,8 +54,7 @@ class Run:
     ) -> None:  # fmt: skip
         if data is not None and not (hasattr(data, "state") and hasattr(data, "set_state")):
             raise TypeError(
-                f"Run: data is {type(data).__name__}, which can not say where it stands: it needs state() "
-                "and set_state()"
+                f"Run: data is {type(data).__name__}, which cannot save its position: it needs state() and set_state()"
             )
         self._params = parameters.by_name(net)
         self._trainer = trainer
@@ -66,113 +62,138 @@ class Run:
         self._metric = metric
         self._store: Any = getattr(trainer, "_kvstore", None)
         self._workers: int = 1 if self._store is None else self._store.num_workers
-        made = folder if isinstance(folder, Checkpoints) else Checkpoints(folder, every, keep)
-        self._checkpoints = made.of_worker(0 if self._store is None else self._store.rank, self._workers)
+        checkpoints = folder if isinstance(folder, Checkpoints) else Checkpoints(folder, every, keep)
+        self._checkpoints = checkpoints.of_worker(0 if self._store is None else self._store.rank, self._workers)
         self.epoch, self.batch = 0, 0
-        program.heed_sigterm()
-        held = contextlib.ExitStack()
-        held.enter_context(program.hold())
-        weakref.finalize(self, held.close)
+        self._meeting = Meeting(self._store, trainer)
+        program.install_sigterm_handler()
+        stack = contextlib.ExitStack()
+        stack.enter_context(program.defer_shutdown())
+        weakref.finalize(self, stack.close)
 
-    # -- going on --------------------------------------------------------------------------------------
+    # -- resuming --------------------------------------------------------------------------------------
 
     def resume(self) -> Place:
-        """Go on from the newest checkpoint, in a job the newest that all workers have; returns its place.
+        """Resume from the newest checkpoint; in a job, from the newest that all workers have. Return the position.
+
+        A restarted worker that joins a running job resumes at the position of the others: it gets the parameters of the
+        servers and skips the completed batches of the epoch. From then on all workers wait for each other at the end of
+        each epoch.
 
         Raises:
-            CheckpointError: it is of another network, optimizer or number of workers.
+            CheckpointError: the checkpoint belongs to another network, optimizer or number of workers.
         """
-        found = self._found()
-        if found is None:
-            return Place(self.epoch, self.batch)
-        if "parameters" not in found.content:
+        checkpoint = self._newest()
+        if checkpoint is not None:
+            self._restore(checkpoint)
+        self._join(checkpoint)
+        return Place(self.epoch, self.batch)
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        """Restore everything except the data and the metric, which depend on the position of the other workers."""
+        if "parameters" not in checkpoint.content:
             raise CheckpointError(
                 f"the checkpoints in {self._checkpoints.folder} were written by Module.fit: use another folder"
             )
-        if found.workers != self._workers:
+        if checkpoint.workers != self._workers:
             raise CheckpointError(
-                f"the checkpoint is of a job of {found.workers} workers, and this one has {self._workers}: launch as "
-                "many, or use another folder"
+                f"the checkpoint was written by a job of {checkpoint.workers} workers, this one has {self._workers}: "
+                "launch the same number, or use another folder"
             )
-        parameters.restore(self._params, found.arrays, found.content["parameters"])
+        parameters.restore(self._params, checkpoint.arrays, checkpoint.content["parameters"])
         if self._trainer is not None:
-            optimizers.set_config(self._trainer.optimizer, found.content["optimizer"])
+            optimizers.set_config(self._trainer.optimizer, checkpoint.content["optimizer"])
             attributes.set_state(
-                getattr(self._trainer, "_amp_loss_scaler", None) or _Nothing(), found.content["scaler"]
+                getattr(self._trainer, "_amp_loss_scaler", None) or _NoScaler(), checkpoint.content["scaler"]
             )
-            _wait(self._trainer._resume_states(found.blobs.get("states")))
-        generators.set_state(found.content["generators"])
-        if self._data is not None:
-            self._data.set_state(found.content["data"])
-        if self._metric is not None:
-            attributes.set_state(self._metric, found.content["metric"])
-        self.epoch, self.batch = found.place
-        return found.place
+            result_of(self._trainer._resume_states(checkpoint.blobs.get("states")))
+        generators.set_state(checkpoint.content["generators"])
+        self.epoch, self.batch = checkpoint.place
 
-    def _found(self) -> Checkpoint | None:
+    def _join(self, checkpoint: Checkpoint | None) -> None:
+        """Begin at the position of the job, or of the checkpoint if no other worker is further."""
+        current = self._meeting.begin(Place(self.epoch, self.batch))
+        data_position = Place(current.epoch, 0)
+        if (
+            checkpoint is not None
+            and checkpoint.place.epoch == current.epoch
+            and checkpoint.place.batch <= current.batch
+        ):
+            data_position = checkpoint.place
+            if self._data is not None:
+                self._data.set_state(checkpoint.content["data"])
+            if self._metric is not None:
+                attributes.set_state(self._metric, checkpoint.content["metric"])
+        skip(self._data, current.batch - data_position.batch)
+        self.epoch, self.batch = current
+
+    def _next_epoch(self) -> None:
+        self.epoch, self.batch = self._meeting.end_epoch(self.epoch + 1), 0
+
+    def _newest(self) -> Checkpoint | None:
         if self._workers == 1:
             return self._checkpoints.newest()
-        places = self._checkpoints.whole()
-        agreed = _wait(self._store._agree(places))
-        if agreed is None and len(places) > 1:
-            raise CheckpointError(
-                f"{self._checkpoints.folder} has checkpoints up to {places[0]}, but another worker has none of them: "
-                "were its files lost? To begin anew, use another folder on all workers"
-            )
-        return None if agreed is None else self._checkpoints.read(Place(*agreed))
+        return result_of(self._checkpoints.newest_common(self._store._agree))
 
     async def resume_async(self) -> Place:
-        """As :meth:`resume`, awaited."""
-        return await asyncio.to_thread(self.resume)
+        """Call :meth:`resume` without blocking the event loop."""
+        return await event_loops.to_thread(self.resume)
 
     # -- writing ---------------------------------------------------------------------------------------
 
     def batch_done(self) -> None:
-        """Count a batch, and write a checkpoint where it is time to; that waits for what is enqueued."""
-        self.batch += 1
+        """Count a batch, and write a checkpoint if one is due. Writing waits for enqueued operations."""
+        self._count()
         self._save_if(self._checkpoints.is_due(self.batch))
 
     def epoch_done(self) -> None:
-        """Begin the next epoch, with a checkpoint; an iterator of ``mx.io`` has been reset by then."""
-        self.epoch, self.batch = self.epoch + 1, 0
+        """Begin the next epoch and write a checkpoint. Reset an iterator of ``mx.io`` before the call.
+
+        In a resumed job it waits for all workers; those that have more batches can complete them meanwhile.
+        """
+        self._next_epoch()
         self._save_if(True)
 
-    def _save_if(self, due: bool) -> None:
-        """Write a checkpoint where one is due; after SIGTERM in any case, and end the program."""
-        ends = program.asked_to_end()
-        if due or ends:
+    def _count(self) -> None:
+        self.batch += 1
+        self._meeting.advance()
+
+    def _save_if(self, is_due: bool) -> None:
+        """Write a checkpoint if one is due. After SIGTERM always write one, and exit."""
+        is_ending = program.is_terminating()
+        if is_due or is_ending:
             self.save()
-        if ends:
-            program.leave()
+        if is_ending:
+            program.shut_down()
 
     async def batch_done_async(self) -> None:
-        """As :meth:`batch_done`, awaited."""
-        self.batch += 1
+        """Call :meth:`batch_done` without blocking the event loop."""
+        self._count()
         await self._save_if_async(self._checkpoints.is_due(self.batch))
 
     async def epoch_done_async(self) -> None:
-        """As :meth:`epoch_done`, awaited."""
-        self.epoch, self.batch = self.epoch + 1, 0
+        """Call :meth:`epoch_done` without blocking the event loop."""
+        await asyncio.to_thread(self._next_epoch)
         await self._save_if_async(True)
 
-    async def _save_if_async(self, due: bool) -> None:
-        ends = program.asked_to_end()
-        if due or ends:
-            await asyncio.to_thread(self.save)
-        if ends:
-            program.leave()
+    async def _save_if_async(self, is_due: bool) -> None:
+        is_ending = program.is_terminating()
+        if is_due or is_ending:
+            await event_loops.to_thread(self.save)
+        if is_ending:
+            program.shut_down()
 
     def save(self) -> None:
-        """Write a checkpoint now; blocks until it is on disk."""
+        """Write a checkpoint now. Blocks until it is on disk."""
         streams = generators.state([(context, handle.wait()) for context, handle in generators.push()])
         leads = self._store is None or self._store._leads
         arrays = {name: array.asnumpy() for name, array in parameters.arrays(self._params, leads)}
         trainer = self._trainer
-        states = None if trainer is None else _wait(trainer._saved_states())
+        states = None if trainer is None else result_of(trainer._saved_states())
         content = {
-            "parameters": parameters.described(self._params),
+            "parameters": parameters.describe(self._params),
             "optimizer": None if trainer is None else optimizers.config(trainer.optimizer),
-            "scaler": attributes.state(getattr(trainer, "_amp_loss_scaler", None) or _Nothing()),
+            "scaler": attributes.state(getattr(trainer, "_amp_loss_scaler", None) or _NoScaler()),
             "generators": streams,
             "data": None if self._data is None else self._data.state(),
             "metric": None if self._metric is None else attributes.state(self._metric),
@@ -181,11 +202,5 @@ class Run:
         self._checkpoints.write(Checkpoint(Place(self.epoch, self.batch), arrays, blobs, content, self._workers))
 
 
-class _Nothing:
-    """Holds nothing: a trainer without mixed precision."""
-
-
-def _wait(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that needs no loop of this thread's, which may be in one."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, coroutine).result()
+class _NoScaler:
+    """The stateless loss scaler of a trainer without mixed precision."""

@@ -1,4 +1,4 @@
-"""Private helpers that ``mxnet.ndarray`` and ``mxnet.symbol`` share: numbers of dtypes and storage types, CachedOp."""
+"""Private helpers of both ``mxnet.ndarray`` and ``mxnet.symbol``: numbers of dtypes and storage types, CachedOp."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class CachedOp:
     """A symbol as a function of arrays.
 
     Args:
-        sym: the symbol; its inputs are the function's arguments, in the order of ``list_inputs``.
-        flags: pairs of a name and a value, of which ``static_alloc`` and ``static_shape`` count.
+        sym: the symbol; its inputs, in the order of ``list_inputs``, are the function's arguments.
+        flags: pairs of a name and a value; only ``static_alloc`` and ``static_shape`` are used.
 
     Example:
         >>> double = mx.nd.CachedOp(mx.sym.Variable("x") * 2)
@@ -41,17 +41,16 @@ class CachedOp:
     """
 
     def __init__(self, sym: Symbol, flags: Sequence[tuple[str, Any]] = ()) -> None:
-        known = {name: str(value) in ("True", "1", "true") for name, value in flags}
-        kept = {name: known[name] for name in ("static_alloc", "static_shape") if name in known}
-        self._op = cached_op.CachedOp(sym, kept.get("static_alloc", False), kept.get("static_shape", False))
+        options = {name: str(value) in ("True", "1", "true") for name, value in flags}
+        self._op = cached_op.CachedOp(sym, options.get("static_alloc", False), options.get("static_shape", False))
 
     def __call__(self, *args: NDArray, out: Any = None, default_ctx: Context | None = None) -> Any:
-        """Compute it; ``out`` is an array, or a list of them, to write the outputs into."""
-        del default_ctx  # of a symbol without inputs
-        found = self._op(*args)
+        """Compute the outputs; ``out`` is an array, or a list of arrays, to write them into."""
+        del default_ctx  # for symbols without inputs
+        result = self._op(*args)
         if out is None:
-            return found
-        made = [found] if isinstance(found, NDArray) else found
-        for source, target in zip(made, [out] if isinstance(out, NDArray) else out, strict=True):
+            return result
+        outputs = [result] if isinstance(result, NDArray) else result
+        for source, target in zip(outputs, [out] if isinstance(out, NDArray) else out, strict=True):
             target[:] = source
         return out

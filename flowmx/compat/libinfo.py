@@ -1,4 +1,4 @@
-"""``mxnet.libinfo``: MXNet's C libraries, of which there are none here."""
+"""``mxnet.libinfo``: the paths of MXNet's C libraries, which flowmx lacks."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ __version__ = VERSION
 
 
 def find_lib_path(prefix: str = "libmxnet") -> list[str]:
-    """Raise: there is no C library.
+    """Raise: flowmx has no C library.
 
     Raises:
-        RuntimeError: always (what MXNet raises where it finds none).
+        RuntimeError: always (MXNet's exception for a missing library).
     """
-    raise RuntimeError(f"there is no library {prefix}: mxnet is flowmx here, which is written in Python")
+    raise RuntimeError(f"there is no library {prefix}: mxnet is an alias of flowmx, which is written in Python")
 
 
 def find_include_path() -> str:
-    """Raise: there are no C headers.
+    """Raise: flowmx has no C headers.
 
     Raises:
         RuntimeError: always.
     """
-    raise RuntimeError("there are no C headers of MXNet: mxnet is flowmx here, which is written in Python")
+    raise RuntimeError("there are no C headers of MXNet: mxnet is an alias of flowmx, which is written in Python")
 
 
 def find_conf_path(prefix: str = "tvmop") -> NoReturn:
-    """Raise: there are no operators made by TVM.
+    """Raise: flowmx has no TVM operators.
 
     Raises:
         RuntimeError: always.
     """
-    raise RuntimeError(f"there is no configuration {prefix}.conf: no operators here are made by TVM")
+    raise RuntimeError(f"there is no configuration {prefix}.conf: flowmx has no TVM operators")

@@ -1,6 +1,6 @@
-"""The attributes that packages read, and write, of MXNet's objects though their names are private.
+"""Private attributes of MXNet's objects that packages read and write.
 
-Importing this gives them to flowmx's classes, as properties over what those have themselves.
+Importing this module adds them to flowmx's classes, as properties over flowmx's attributes.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from flowmx.attribute import AttrScope
-from flowmx.compat import saving
-from flowmx.compat.base import SymbolHandle
-from flowmx.compat.modules import DataParallelExecutorGroup
+from flowmx.compat import block_saving
+from flowmx.compat.base_helpers import SymbolHandle
+from flowmx.compat.executor_groups import DataParallelExecutorGroup
 from flowmx.devices import Context
 from flowmx.executor import Executor
-from flowmx.gluon.base import Block
+from flowmx.gluon.base_block import Block
 from flowmx.gluon.hybrid import Compiled, HybridBlock
-from flowmx.gluon.parameter import Parameter, _Deferred
+from flowmx.gluon.parameter import Parameter
 from flowmx.gluon.symbol_block import SymbolBlock
 from flowmx.gluon.trainer import Trainer
 from flowmx.graph.graph import Graph
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes.simplify import merge_common
+from flowmx.kvstore.choice import is_distributed
 from flowmx.module import BucketingModule, Module
 from flowmx.name import NameManager
 from flowmx.ndarray import NDArray, views
@@ -36,7 +37,7 @@ __all__ = ["MEMBERS"]
 
 
 class _Slot:
-    """An object whose ``value`` is a class's attribute, as MXNet keeps what is current for each thread."""
+    """An object whose ``value`` is an attribute of a class, in the form of MXNet's thread-local attributes."""
 
     def __init__(self, owner: type, name: str) -> None:
         self._owner, self._name = owner, name
@@ -47,23 +48,23 @@ class _Slot:
         return getattr(self._owner, self._name)
 
     @value.setter
-    def value(self, given: Any) -> None:
-        setattr(self._owner, self._name, given)
+    def value(self, current: Any) -> None:
+        setattr(self._owner, self._name, current)
 
 
 # -- parameters ----------------------------------------------------------------------------------------
 
 
 class _Arrays(list[NDArray]):
-    """A parameter's arrays, device by device: what is put in the place of one is the parameter's from then on."""
+    """The arrays of a parameter by device; assigning an item replaces the parameter's array."""
 
-    def __init__(self, arrays: Mapping[Context, NDArray], keep: Callable[[Sequence[NDArray]], object]) -> None:
+    def __init__(self, arrays: Mapping[Context, NDArray], store: Callable[[Sequence[NDArray]], object]) -> None:
         super().__init__(arrays.values())
-        self._keep = keep
+        self._store = store
 
     def __setitem__(self, place: Any, value: Any) -> None:
         super().__setitem__(place, value)
-        self._keep(self)
+        self._store(self)
 
 
 def _data(param: Parameter) -> _Arrays | None:
@@ -75,44 +76,44 @@ def _grad(param: Parameter) -> _Arrays | None:
 
 
 def _by_context(arrays: Sequence[NDArray] | None) -> dict[Context, NDArray] | None:
-    return None if arrays is None else {each.context: each for each in arrays}
+    return None if arrays is None else {array.context: array for array in arrays}
 
 
 def _set_data(param: Parameter, arrays: Sequence[NDArray] | None) -> None:
-    param._arrays = _by_context(arrays)
+    param.replace_arrays(_by_context(arrays))
 
 
 def _set_grad(param: Parameter, arrays: Sequence[NDArray] | None) -> None:
-    param._grads = _by_context(arrays)
+    param.replace_grads(_by_context(arrays))
 
 
 def _set_deferred(param: Parameter, deferred: Sequence[Any]) -> None:
-    param._deferred = _Deferred(deferred[0], list(deferred[1]), *deferred[2:]) if deferred else None
+    param.defer(deferred)
 
 
 def _contexts_of(param: Parameter) -> list[Context] | None:
     return list(param._arrays) if param._arrays is not None else param._deferred and param._deferred.contexts
 
 
-def _numbers_of(param: Parameter) -> list[list[int | None]]:
-    """By MXNet's number of the device type, and then by that of the device, its place in the list of devices."""
-    found: list[list[int | None]] = [[], []]
+def _context_map(param: Parameter) -> list[list[int | None]]:
+    """Return the positions in the list of devices, by MXNet's device type number and device id."""
+    positions: list[list[int | None]] = [[], []]
     for place, ctx in enumerate(_contexts_of(param) or ()):
-        row = found[ctx.device_typeid & 1]
+        row = positions[ctx.device_typeid & 1]
         row += [None] * (ctx.device_id + 1 - len(row))
         row[ctx.device_id] = place
-    return found
+    return positions
 
 
-def _follow_arrays(param: Parameter, value: Any) -> None:
-    """Take no notice: the arrays say where they are."""
+def _ignore_contexts(param: Parameter, value: Any) -> None:
+    """Do nothing: the arrays determine the contexts."""
 
 
 def _check_and_get(param: Parameter, arr_list: Sequence[NDArray] | None, ctx: Any) -> Any:
-    """Of a list of a parameter's arrays, the one on a device; all of them where ``ctx`` is ``list``.
+    """Return the array of a parameter on a device, or all arrays if ``ctx`` is ``list``.
 
     Raises:
-        RuntimeError: there is none.
+        RuntimeError: there is no such array.
     """
     return list(arr_list) if ctx is list and arr_list is not None else param._array_on(_by_context(arr_list), ctx)
 
@@ -120,33 +121,8 @@ def _check_and_get(param: Parameter, arr_list: Sequence[NDArray] | None, ctx: An
 # -- trainers ------------------------------------------------------------------------------------------
 
 
-def _is_initialized(trainer: Trainer) -> bool:
-    return trainer._kvstore is None or trainer._update_on_kvstore is not None
-
-
-def _set_initialized(trainer: Trainer, value: bool) -> None:
-    if not value:  # every parameter is initialized in the store again
-        trainer._started = {}
-
-
-def _init_kvstore(trainer: Trainer) -> None:
-    """Decide who updates the weights, as the first step does."""
-    trainer._on_kvstore(otherwise=None)
-
-
-def _params_to_init(trainer: Trainer) -> list[Parameter]:
-    if trainer._kvstore is None:
-        return []
-    return [param for index, param in enumerate(trainer._params) if index not in trainer._started]
-
-
-def _init_params(trainer: Trainer) -> None:
-    """Tell the store of the parameters that are there, as steps do."""
-    there = [(i, param) for i, param in enumerate(trainer._params) if param._arrays is not None]
-    for index, param in there:
-        if trainer._kvstore is not None and index not in trainer._started:
-            trainer._started[index] = param.data(trainer._contexts[0])
-            trainer._kvstore.broadcast(index, param.data(trainer._contexts[0]), out=param.list_data())
+def _kvstore_params(trainer: Trainer) -> dict[str, Any]:
+    return {"kvstore": trainer._kvstore_argument, "update_on_kvstore": trainer._update_on_kvstore}
 
 
 # -- blocks --------------------------------------------------------------------------------------------
@@ -163,14 +139,13 @@ def _first_compiled(block: HybridBlock) -> Compiled | None:
 def _out_format(block: HybridBlock) -> Any:
     if isinstance(block, SymbolBlock):
         return block._traced.form
-    made = _first_compiled(block)
-    return None if made is None else made.traced.form
+    compiled = _first_compiled(block)
+    return None if compiled is None else compiled.traced.form
 
 
 def _set_out_format(block: HybridBlock, form: Any) -> None:
     if isinstance(block, SymbolBlock):
-        block._traced = block._traced._replace(form=form)
-        block._clear_cached_op()
+        block.set_output_form(form)
 
 
 def _in_format(block: HybridBlock) -> Any:
@@ -181,12 +156,12 @@ def _in_format(block: HybridBlock) -> Any:
 
 
 def _ignore(owner: Any, value: Any) -> None:
-    """Take no notice: what is asked is found anew at each call."""
+    """Do nothing: the value is computed at every access."""
 
 
 def _cached_op(block: HybridBlock) -> Any:
-    made = _first_compiled(block)
-    return None if made is None else made.op
+    compiled = _first_compiled(block)
+    return None if compiled is None else compiled.op
 
 
 # -- modules and executors -----------------------------------------------------------------------------
@@ -198,60 +173,60 @@ def _exec_group(module: Module) -> DataParallelExecutorGroup | None:
 
 
 def _exec_bytes(module: Module) -> int:
-    """The bytes of memory for internal values; modules that share it have one number."""
+    """Return the bytes of memory for internal values; modules that share memory have equal numbers."""
     group = module._group
-    return 0 if group is None else sum(arena.nbytes for arena in {each.arena for each in group.execs})
+    return 0 if group is None else sum(arena.nbytes for arena in {executor.arena for executor in group.execs})
 
 
 def _optimized(executor: Executor) -> Symbol:
-    """The symbol that is computed, after what is common to several nodes was merged; outputs are never one array."""
+    """Return the symbol after common subexpression elimination; duplicate outputs are copied."""
     graph = Graph(tuple(executor._entries), {}, executor._shapes, executor._dtypes, True)
     outputs: list[Entry] = []
     for entry in merge_common(graph, executor._options).outputs:
         node = entry.node
-        again = Node(lookup("_copy").create(), f"{node.name}_{entry.index}_copy", (entry,), node.attributes)
-        outputs.append(Entry(again, 0) if entry in outputs and node.op is not None else entry)
+        copy = Node(lookup("_copy").create(), f"{node.name}_{entry.index}_copy", (entry,), node.attributes)
+        outputs.append(Entry(copy, 0) if entry in outputs and node.op is not None else entry)
     return Symbol(outputs)
 
 
 # -- arrays and symbols --------------------------------------------------------------------------------
 
-_seen: WeakKeyDictionary[Leaf, int] = WeakKeyDictionary()
+_stale_versions: WeakKeyDictionary[Leaf, int] = WeakKeyDictionary()
 """The version of a variable's gradient when ``_fresh_grad`` was last set to False."""
-_AS_MARKED = 1
+_INITIAL_VERSION = 1
 
 
 def _fresh_grad(array: NDArray) -> bool:
-    """True where a backward pass has written the gradient since ``_fresh_grad`` was last set to False."""
+    """Return whether a backward pass has written the gradient since ``_fresh_grad`` was last set to False."""
     leaf = views.variable_of(array)
     if leaf is None or leaf.grad is None:
         return False
-    return leaf.grad._storage.version != _seen.get(leaf, _AS_MARKED)
+    return leaf.grad.storage.version != _stale_versions.get(leaf, _INITIAL_VERSION)
 
 
 def _set_fresh_grad(array: NDArray, value: bool) -> None:
     leaf = views.variable_of(array)
     if leaf is not None and leaf.grad is not None:
-        _seen[leaf] = -1 if value else leaf.grad._storage.version
+        _stale_versions[leaf] = -1 if value else leaf.grad.storage.version
 
 
 def _gen_atomic_symbol(symbol: Symbol) -> Symbol:
-    """The symbol's operator alone, on variables in the place of its inputs.
+    """Return the symbol's operator, applied to variables instead of its inputs.
 
     Raises:
-        ValueError: it is a variable.
+        ValueError: the symbol is a variable.
     """
-    node = symbol._entries[0].node
+    node = symbol.entries[0].node
     if node.op is None:
-        raise ValueError(f"_gen_atomic_symbol: {node.name!r} is a variable, and no operator")
+        raise ValueError(f"_gen_atomic_symbol: {node.name!r} is a variable, expected an operator")
     names = (*node.op.inputs(), *node.op.auxiliary)
-    inputs = tuple(Entry(Node(None, f"{node.name}_{each}"), 0) for each in names)
-    alone = Node(node.op, node.name, inputs, node.attributes, node.given, node.origin)
+    inputs = tuple(Entry(Node(None, f"{node.name}_{name}"), 0) for name in names)
+    alone = Node(node.op, node.name, inputs, node.attributes, node.user_parameters, node.origin)
     return Symbol([Entry(alone, index) for index in range(node.visible_outputs())])
 
 
 def _is_contiguous(slc_key: Sequence[Any], shape: Sequence[int]) -> bool:
-    """True where basic indices (ints and slices, one per axis) select a contiguous part of a C-ordered array."""
+    """Return whether basic indices (ints and slices, one per axis) select a contiguous part of a C-ordered array."""
     whole = True
     for index, length in reversed(list(zip(slc_key, shape, strict=False))):
         start, stop, step = index.indices(length) if isinstance(index, slice) else (index, index + 1, 1)
@@ -287,17 +262,18 @@ MEMBERS: dict[type, dict[str, Any]] = {
         "_data": property(_data, _set_data),
         "_grad": property(_grad, _set_grad),
         "_deferred_init": property(lambda param: param._deferred or (), _set_deferred),
-        "_ctx_list": property(_contexts_of, _follow_arrays),
-        "_ctx_map": property(_numbers_of, _follow_arrays),
+        "_ctx_list": property(_contexts_of, _ignore_contexts),
+        "_ctx_map": property(_context_map, _ignore_contexts),
         "_check_and_get": _check_and_get,
     },
     Trainer: {
-        "_kv_initialized": property(_is_initialized, _set_initialized),
-        "_params_to_init": property(_params_to_init, _ignore),
-        "_init_kvstore": _init_kvstore,
-        "_init_params": _init_params,
+        "_param2idx": property(lambda trainer: {param.name: i for i, param in enumerate(trainer._params)}),
+        "_kvstore_params": property(_kvstore_params),
+        "_distributed": property(lambda trainer: is_distributed(trainer._kvstore)),
+        "_contains_sparse_weight": property(lambda trainer: any(p._stype != "default" for p in trainer._params)),
+        "_contains_sparse_grad": property(lambda trainer: any(p._grad_stype != "default" for p in trainer._params)),
     },
-    Block: {"save": saving.save, "load": saving.load},
+    Block: {"save": block_saving.save, "load": block_saving.load},
     HybridBlock: {
         "_in_format": property(_in_format, _ignore),
         "_out_format": property(_out_format, _set_out_format),
@@ -310,11 +286,10 @@ MEMBERS: dict[type, dict[str, Any]] = {
         "_data_shapes": property(lambda module: module.data_shapes if module.binded else None),
         "_label_shapes": property(lambda module: module.label_shapes if module.binded else None),
         "_fixed_param_names": property(lambda module: module._fixed),
-        "_sync_params_from_devices": lambda module: module.get_params() and None,
     },
     BucketingModule: {"_curr_module": property(lambda module: module._current)},
 }
-"""By class, what is added to it."""
+"""The members to add, by class."""
 
 for _owner, _added in MEMBERS.items():
     for _name, _member in _added.items():

@@ -1,4 +1,4 @@
-"""``mxnet.misc``: learning rates by the number of iterations, from before ``mx.lr_scheduler``."""
+"""``mxnet.misc``: learning rate schedulers that precede ``mx.lr_scheduler``."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ __all__ = ["FactorScheduler", "LearningRateScheduler"]
 
 
 class LearningRateScheduler:
-    """Base of what gives the learning rate of an iteration; ``base_lr`` is the first."""
+    """Base class of learning rate schedulers; ``base_lr`` is the initial rate."""
 
     def __init__(self) -> None:
         self.base_lr = 0.01
 
     def __call__(self, iteration: int) -> float:
-        """The learning rate of an iteration; a subclass overrides it."""
+        """Return the learning rate of an iteration; subclasses override it."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__()")
 
 
 class FactorScheduler(LearningRateScheduler):
-    """Multiplies the learning rate with a factor every so many iterations.
+    """Multiplies the learning rate by a factor every ``step`` iterations.
 
     Args:
         step: the number of iterations.
@@ -32,7 +32,7 @@ class FactorScheduler(LearningRateScheduler):
     def __init__(self, step: int, factor: float = 0.1) -> None:
         super().__init__()
         if step < 1 or factor >= 1.0:
-            raise ValueError(f"FactorScheduler: step is {step} and factor {factor}, expected at least 1, and below 1")
+            raise ValueError(f"FactorScheduler: step is {step} and factor {factor}, expected step >= 1 and factor < 1")
         self.step, self.factor = step, factor
         self._last: float | None = None
 

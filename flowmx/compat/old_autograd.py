@@ -1,4 +1,4 @@
-"""``mxnet.contrib.autograd``: the interface that came before ``mx.autograd``."""
+"""``mxnet.contrib.autograd``: the predecessor of ``mx.autograd``."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ mark_variables = autograd.mark_variables
 
 
 def set_is_training(is_train: bool) -> bool:
-    """Record, in training mode, or neither of both; returns how it was."""
+    """Switch recording and training mode on or off; return whether recording was on."""
     autograd.set_training(is_train)
     return autograd.set_recording(is_train)
 
 
 class TrainingStateScope:
-    """A ``with`` block in which operators are recorded, in training mode, or not.
+    """A context manager that switches recording and training mode on or off.
 
     Args:
-        enter_state: True to record in training mode, False for neither.
+        enter_state: True switches both on, False switches both off.
     """
 
     def __init__(self, enter_state: bool) -> None:
@@ -42,12 +42,12 @@ class TrainingStateScope:
 
 
 def train_section() -> TrainingStateScope:
-    """A ``with`` block in which operators are recorded."""
+    """Return a context manager that records operators in training mode."""
     return TrainingStateScope(True)
 
 
 def test_section() -> TrainingStateScope:
-    """A ``with`` block in which they are not."""
+    """Return a context manager that does not record operators."""
     return TrainingStateScope(False)
 
 
@@ -55,7 +55,7 @@ def backward(outputs: Sequence[NDArray], out_grads: Any = None, retain_graph: bo
     """Compute the gradients of outputs with respect to the marked variables.
 
     Raises:
-        AssertionError: the outputs are no list (what MXNet raises).
+        AssertionError: ``outputs`` is not a list (MXNet's exception).
     """
     if not isinstance(outputs, (list, tuple)):
         raise AssertionError(f"backward: outputs is {type(outputs).__name__}, expected a list of arrays")
@@ -68,18 +68,18 @@ def compute_gradient(outputs: Sequence[NDArray]) -> None:
 
 
 def grad_and_loss(func: Callable[..., Any], argnum: int | list[int] | None = None) -> Callable[..., Any]:
-    """A function that gives the gradients of a function's arguments, and what the function gives.
+    """Return a function that computes the gradients of ``func``'s arguments, and its outputs.
 
     Args:
-        func: takes and gives arrays.
-        argnum: the numbers of the arguments (default: all).
+        func: a function of arrays.
+        argnum: indices of the arguments (default: all).
     """
 
     @functools.wraps(func)
     def wrapped(*args: NDArray) -> tuple[list[NDArray], Any]:
         numbers = range(len(args)) if argnum is None else argnum if isinstance(argnum, list) else [argnum]
         variables = [args[i] for i in numbers]
-        grads = [nd.zeros_like(each) for each in variables]
+        grads = [nd.zeros_like(variable) for variable in variables]
         mark_variables(variables, grads)
         with train_section():
             outputs = func(*args)
@@ -90,6 +90,6 @@ def grad_and_loss(func: Callable[..., Any], argnum: int | list[int] | None = Non
 
 
 def grad(func: Callable[..., Any], argnum: int | list[int] | None = None) -> Callable[..., Any]:
-    """A function that gives the gradients of a function's arguments; see :func:`grad_and_loss`."""
-    both = grad_and_loss(func, argnum)
-    return functools.wraps(func)(lambda *args: both(*args)[0])
+    """Return a function that computes the gradients of ``func``'s arguments; see :func:`grad_and_loss`."""
+    compute = grad_and_loss(func, argnum)
+    return functools.wraps(func)(lambda *args: compute(*args)[0])

@@ -1,4 +1,4 @@
-"""The package ``mxnet``, which is flowmx under its other name."""
+"""The package ``mxnet`` as an alias of flowmx."""
 
 from __future__ import annotations
 
@@ -10,21 +10,25 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from flowmx.compat import aliases
+from flowmx.compat.paths import FUNCTIONS, LOADED
+
 __all__ = ["VERSION", "install_as_mxnet"]
 
 VERSION = "1.9.1"
-"""The version of MXNet that flowmx stands in for."""
+"""The version of MXNet that flowmx is compatible with."""
+_SHORT_NAMES = ("AttrScope", "img", "init", "kv", "mod", "mon", "np", "npx", "sym", "viz")
 
 
 def install_as_mxnet() -> None:
-    """Have ``import mxnet`` import flowmx, from here on, in this process.
+    """Make ``mxnet`` an alias of flowmx in this process.
 
-    Every module path of MXNet 1.9.1 leads to flowmx's own module: there is one copy of each module and of each class,
-    so ``mxnet.gluon.Block is flowmx.gluon.Block``. Only the package ``mxnet`` itself is an object of its own, since its
-    ``__version__`` is MXNet's. Calling it again does nothing.
+    Every module path of MXNet 1.9.1 leads to a module of flowmx. There is only one copy of a module or class, so
+    ``mxnet.gluon.Block is flowmx.gluon.Block``. Only the package ``mxnet`` is a separate object, because its
+    ``__version__`` is MXNet's. Further calls do nothing.
 
     Raises:
-        ImportError: the real MXNet has been imported in this process already.
+        ImportError: another ``mxnet`` was already imported in this process.
 
     Example:
         >>> import flowmx
@@ -33,27 +37,48 @@ def install_as_mxnet() -> None:
         >>> mxnet.nd is flowmx.nd
         True
     """
-    known = sys.modules.get("mxnet")
-    if isinstance(known, _Package):
+    loaded = sys.modules.get("mxnet")
+    if isinstance(loaded, _Package):
         return
-    if known is not None and not hasattr(
-        known, "__flowmx__"
-    ):  # which the distribution `mxnet` has while it is imported
+    # flowmx's distribution `mxnet` has the attribute `__flowmx__` while it is imported.
+    if loaded is not None and not hasattr(loaded, "__flowmx__"):
         raise ImportError(
-            f"install_as_mxnet: another mxnet was imported already, from {getattr(known, '__file__', None)}: call "
-            "install_as_mxnet() before whatever imports it"
+            f"install_as_mxnet: another mxnet was already imported, from {getattr(loaded, '__file__', None)}: call "
+            "install_as_mxnet() before it is imported"
         )
-    importlib.import_module("multiprocessing.pool")  # packages use it without importing it, since MXNet does
+    importlib.import_module("multiprocessing.pool")  # packages use it without importing it, because MXNet imports it
     package = _Package("mxnet")
-    if not any(isinstance(each, _Finder) for each in sys.meta_path):
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
     package.__spec__ = ModuleSpec("mxnet", _Loader(), is_package=True)
     package.__path__ = []
     sys.modules["mxnet"] = package
+    _load(package)
+
+
+def _load(package: ModuleType) -> None:
+    """Load the modules that MXNet loads, and fill the namespaces that packages inspect.
+
+    einops looks up ``mxnet.ndarray`` in `sys.modules`, minpy looks up operators in ``vars(mx.nd)``.
+    """
+    for path in LOADED:
+        parent, _, name = f"mxnet.{path}".rpartition(".")
+        names = vars(importlib.import_module(parent))
+        before = names.get(name)
+        importlib.import_module(f"mxnet.{path}")
+        aliases.complete(path)
+        if before is not None:  # a function of this name (`vision.alexnet`), or the module itself (`nd.op`)
+            names[name] = before
+    for path in FUNCTIONS:
+        aliases.fill(path)
+    flowmx = sys.modules["flowmx"]
+    names = {name: getattr(flowmx, name) for name in (*vars(flowmx), *_SHORT_NAMES) if not name.startswith("_")}
+    vars(package).update({name: value for name, value in names.items() if name not in vars(package)})
+    vars(package)["__all__"] = sorted({*vars(flowmx)["__all__"], "error", "executor_manager", "libinfo"})
 
 
 class _Package(ModuleType):
-    """The module ``mxnet``: flowmx's names, and MXNet's version."""
+    """The module ``mxnet``: the names of flowmx and the version of MXNet."""
 
     __version__ = VERSION
 
@@ -67,7 +92,7 @@ class _Package(ModuleType):
 
 
 class _Finder(MetaPathFinder):
-    """Finds ``mxnet`` and what is below it."""
+    """Finds the submodules of ``mxnet``."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -78,28 +103,29 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Gives a module of flowmx under MXNet's name."""
+    """Loads a module of flowmx under MXNet's name."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         name = "flowmx" + spec.name.removeprefix("mxnet")
+        aliases.ensure(name)
         try:
             module = importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name != name:
                 raise
             raise ModuleNotFoundError(
-                f"no module named {spec.name!r}: mxnet is flowmx here, which has no {name!r}", name=spec.name
+                f"no module named {spec.name!r}: mxnet is an alias of flowmx, which has no {name!r}", name=spec.name
             ) from None
         self.spec = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Take back what the import system has written over: the module is, and stays, flowmx's.
+        """Restore the module's spec, which the import system has overwritten.
 
-        The modules below it are given MXNet's names too: the import system would else, at an import of one of them,
-        make it an attribute here, in the place of a function of its name (``vision.alexnet``).
+        Its submodules are registered under MXNet's names too. Otherwise, importing a submodule would set it as an
+        attribute here and hide a function of the same name (``vision.alexnet``).
         """
         module.__spec__ = self.spec
-        for name, below in list(sys.modules.items()):
+        for name, submodule in list(sys.modules.items()):
             if name.startswith(f"{module.__name__}."):
-                sys.modules.setdefault(f"mxnet{name.removeprefix('flowmx')}", below)
+                sys.modules.setdefault(f"mxnet{name.removeprefix('flowmx')}", submodule)

@@ -1,4 +1,4 @@
-"""``mxnet.contrib.tensorboard``: metrics for TensorBoard."""
+"""``mxnet.contrib.tensorboard``: logs metrics for TensorBoard."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["LogMetricsCallback"]
 
 
 class LogMetricsCallback:
-    """A callback of `Module.fit` that writes metrics for TensorBoard; ``mx.contrib.tracking`` has one that does more.
+    """A callback of `Module.fit` that logs metrics for TensorBoard; ``mx.contrib.tracking`` has a richer one.
 
     Args:
         logging_dir: the folder of the event files.
-        prefix: comes before the metrics' names.
+        prefix: prefix of the metrics' names.
     """
 
     def __init__(self, logging_dir: str, prefix: str | None = None) -> None:

@@ -20,5 +20,5 @@ __all__ = [
     "tracking",
 ]  # fmt: skip
 
-_LATER = {each: f"flowmx.contrib.{each}" for each in ("quantization", "svrg_optimization", "text", "torch", "tracking")}
+_LATER = {name: f"flowmx.contrib.{name}" for name in ("quantization", "svrg_optimization", "text", "torch", "tracking")}
 __getattr__, __dir__ = later(__name__, {**_LATER, "quant": "flowmx.contrib.quantization"})

@@ -1,4 +1,4 @@
-"""Ranges of a network's values, measured on data: the insides of :mod:`flowmx.contrib.quantization`."""
+"""Measuring the ranges of a network's values on data, for :mod:`flowmx.contrib.quantization`."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from flowmx.io import DataBatch, DataDesc, DataIter
 from flowmx.ndarray import NDArray
 
 Histogram = tuple[Any, Any, Any, Any, Any]
-"""Counts, edges, the least and the largest value, and the end of the range around 0."""
+"""Counts, edges, the minimum, the maximum, and the end of the range around 0."""
 Ranges = dict[str, tuple[Any, Any]]
 
 
 def combine_histogram(old_hist: Histogram, arr: Any, new_min: Any, new_max: Any, new_th: Any) -> Histogram:
-    """Add the values of an array to a histogram around 0, which grows by whole bins where they are beyond it.
+    """Add the values of an array to a histogram around 0, extending it by whole bins if necessary.
 
     Args:
-        old_hist: counts, edges, the least and the largest value, and the end of the range.
+        old_hist: counts, edges, the minimum, the maximum, and the end of the range.
         arr: the values.
         new_min: their minimum.
         new_max: their maximum.
-        new_th: the larger of the two without sign.
+        new_th: the larger absolute value of the two.
     """
     counts, edges, low, high, end = old_hist
     ends = min(low, new_min), max(high, new_max)
     if new_th <= end:
-        found, _ = np.histogram(arr, bins=len(counts), range=(-end, end))
-        return (counts + found, edges, *ends, end)
+        added, _ = np.histogram(arr, bins=len(counts), range=(-end, end))
+        return (counts + added, edges, *ends, end)
     step = 2 * end / len(counts)
     more = int((new_th - end) // step + 1)
     wide = more * step + end
-    found, edges = np.histogram(arr, bins=2 * more + len(counts), range=(-wide, wide))
-    found[more : len(found) - more] += counts
-    return (found, edges, *ends, wide)
+    total, edges = np.histogram(arr, bins=2 * more + len(counts), range=(-wide, wide))
+    total[more : len(total) - more] += counts
+    return (total, edges, *ends, wide)
 
 
 class _Collector:
-    """Base of what looks at the values of a network as it runs.
+    """Base of the collectors of a network's values.
 
     Args:
-        include_layer: the names of the values to look at (None: all).
-        logger: told of each value.
+        include_layer: the names of the values to collect (None: all).
+        logger: a logger for debug messages.
     """
 
     def __init__(self, include_layer: Iterable[str] | None = None, logger: Any = None) -> None:
@@ -53,7 +53,7 @@ class _Collector:
         self.logger = logger
 
     def collect(self, name: str, arr: NDArray) -> None:
-        """Look at a value."""
+        """Collect a value."""
         if self.include_layer is None or name in self.include_layer:
             self._add(name, arr)
 
@@ -62,12 +62,12 @@ class _Collector:
 
 
 class _LayerHistogramCollector(_Collector):
-    """Collects histograms, in ``hist_dict``, for thresholds by entropy.
+    """A collector of histograms in ``hist_dict``, for thresholds by entropy.
 
     Args:
         num_bins: an odd number of bins.
-        include_layer: the names of the values to look at (None: all).
-        logger: told of each value.
+        include_layer: the names of the values to collect (None: all).
+        logger: a logger for debug messages.
     """
 
     def __init__(self, num_bins: int = 8001, include_layer: Iterable[str] | None = None, logger: Any = None) -> None:
@@ -89,12 +89,12 @@ class _LayerHistogramCollector(_Collector):
 
 
 class _LayerOutputMinMaxCollector(_Collector):
-    """Collects minima and maxima, in ``min_max_dict``.
+    """A collector of minima and maxima in ``min_max_dict``.
 
     Args:
-        quantized_dtype: not looked at.
-        include_layer: the names of the values to look at (None: all).
-        logger: told of each value.
+        quantized_dtype: unused.
+        include_layer: the names of the values to collect (None: all).
+        logger: a logger for debug messages.
     """
 
     def __init__(
@@ -118,10 +118,10 @@ class _LayerOutputMinMaxCollector(_Collector):
 def _collect_layer_statistics(
     mod: Any, data: Any, collector: Any, max_num_examples: int | None = None, logger: Any = None
 ) -> int:
-    """Run a module on data under a collector; returns the number of examples.
+    """Run a module on data with a collector and return the number of examples.
 
     Raises:
-        ValueError: the data is no DataIter.
+        ValueError: the data is not a DataIter.
     """
     if not isinstance(data, DataIter):
         raise ValueError(f"calib_data is {type(data).__name__}, expected a DataIter")
@@ -143,7 +143,7 @@ def _collect_layer_output_min_max(
     mod: Any, data: Any, quantized_dtype: str, include_layer: Iterable[str] | None = None,
     max_num_examples: int | None = None, logger: Any = None,
 ) -> tuple[Ranges, int]:  # fmt: skip
-    """Collect minima and maxima of a module's values; returns them and the number of examples."""
+    """Collect minima and maxima of a module's values. Return them and the number of examples."""
     collector = _LayerOutputMinMaxCollector(quantized_dtype, include_layer, logger)
     examples = _collect_layer_statistics(mod, data, collector, max_num_examples, logger)
     return collector.min_max_dict, examples
@@ -153,32 +153,32 @@ def _collect_layer_histogram(
     mod: Any, data: Any, include_layer: Iterable[str] | None = None, max_num_examples: int | None = None,
     logger: Any = None,
 ) -> tuple[dict[str, Histogram], int]:  # fmt: skip
-    """Collect histograms of a module's values; returns them and the number of examples."""
+    """Collect histograms of a module's values. Return them and the number of examples."""
     collector = _LayerHistogramCollector(include_layer=include_layer, logger=logger)
     examples = _collect_layer_statistics(mod, data, collector, max_num_examples, logger)
     return collector.hist_dict, examples
 
 
 def _smooth_distribution(p: Any, eps: float = 0.0001) -> Any:
-    """The distribution with a little of its weight where it is 0.
+    """Move a little of a distribution's weight to where it is 0.
 
     Raises:
-        ValueError: it is 0 everywhere, or in too many places.
+        ValueError: it is 0 everywhere, or at too many points.
     """
     is_zero = p == 0
     zeros = int(is_zero.sum())
     if zeros == p.size:
-        raise ValueError("_smooth_distribution: the distribution is 0 everywhere, expected some numbers above 0")
-    taken = eps * zeros / (p.size - zeros)
-    if taken >= 1:
+        raise ValueError("_smooth_distribution: the distribution is 0 everywhere, expected some positive numbers")
+    reduction = eps * zeros / (p.size - zeros)
+    if reduction >= 1:
         raise ValueError(f"_smooth_distribution: eps is {eps}, too large where {zeros} of {p.size} numbers are 0")
-    return (p + np.where(is_zero, eps, -taken)).astype(np.float32)
+    return (p + np.where(is_zero, eps, -reduction)).astype(np.float32)
 
 
 def _get_optimal_threshold(
     hist_data: Histogram, quantized_dtype: str, num_quantized_bins: int = 255
 ) -> tuple[Any, Any, Any, Any]:
-    """The least and the largest value of a histogram, the threshold by entropy, and the divergence there.
+    """Return the minimum and maximum of a histogram, the threshold of least divergence, and the divergence.
 
     Raises:
         ValueError: the number of bins is even.
@@ -187,7 +187,7 @@ def _get_optimal_threshold(
     if len(counts) % 2 == 0:
         raise ValueError(f"_get_optimal_threshold: the histogram has {len(counts)} bins, expected an odd number")
     if low >= 0 and quantized_dtype in ("auto", "uint8"):
-        num_quantized_bins = num_quantized_bins * 2 + 1  # the bins below 0 are of no use
+        num_quantized_bins = num_quantized_bins * 2 + 1  # the bins below 0 are empty
     threshold, divergence = nd.contrib.calibrate_entropy(
         nd.array(counts, dtype="float32"), nd.array(edges, dtype="float32"), num_quantized_bins=num_quantized_bins
     )
@@ -197,23 +197,23 @@ def _get_optimal_threshold(
 def _get_optimal_thresholds(
     hist_dict: dict[str, Histogram], quantized_dtype: str, num_quantized_bins: int = 255, logger: Any = None
 ) -> Ranges:
-    """The ranges of values by entropy, from their histograms, which are taken out of the dict."""
+    """Return the ranges of values by entropy. Their histograms are removed from the dict."""
     if logger is not None:
         logger.info(f"Calculating optimal thresholds with num_quantized_bins={num_quantized_bins}")
-    found: Ranges = {}
+    ranges: Ranges = {}
     for name in list(hist_dict):
         low, high, end, divergence = _get_optimal_threshold(hist_dict.pop(name), quantized_dtype, num_quantized_bins)
-        found[name] = (0, end) if low >= 0 and quantized_dtype in ("auto", "uint8") else (-end, end)
+        ranges[name] = (0, end) if low >= 0 and quantized_dtype in ("auto", "uint8") else (-end, end)
         if logger:
             logger.debug(f"layer={name}, min_val={low}, max_val={high}, th={end}, divergence={divergence}")
-    return found
+    return ranges
 
 
 class _DataIterWrapper(DataIter):
-    """A loader's batches as those of a DataIter.
+    """A DataIter over the batches of a loader.
 
     Raises:
-        TypeError: it is nothing to iterate over.
+        TypeError: the loader is not iterable.
         ValueError: it is empty.
     """
 
@@ -229,20 +229,20 @@ class _DataIterWrapper(DataIter):
         names = [f"data{index}" for index in range(len(arrays))]
         if len(arrays) < 3:  # data and label
             names = ["data", *(f"data{index}" for index in range(len(arrays) - 1))]
-        self.provide_data = [DataDesc(name, each.shape) for name, each in zip(names, arrays, strict=True)]
+        self.provide_data = [DataDesc(name, array.shape) for name, array in zip(names, arrays, strict=True)]
         self.provide_label = []
         super().__init__(arrays[0].shape[0])
         self.reset()
 
     def reset(self) -> None:
-        self._left = iter(self._data)
+        self._batches = iter(self._data)
 
     def next(self) -> DataBatch:
-        return DataBatch(data=_as_images(next(self._left))[: len(self.provide_data)])
+        return DataBatch(data=_as_images(next(self._batches))[: len(self.provide_data)])
 
 
 def _as_images(batch: Any) -> list[NDArray]:
-    """The arrays of a batch, the first with its leading axes as one where it is a batch of batches."""
+    """Return the arrays of a batch. If the first is a batch of batches, its leading axes are merged."""
     arrays = list(batch) if isinstance(batch, (list, tuple)) else [batch]
     if arrays[0].ndim > 4:
         arrays[0] = arrays[0].reshape((-1, *arrays[0].shape[2:]))
@@ -250,33 +250,33 @@ def _as_images(batch: Any) -> list[NDArray]:
 
 
 def _as_data_iter(calib_data: Any) -> tuple[DataIter, Any]:
-    """The data as a DataIter, and the descriptions of its arrays."""
-    found = calib_data if isinstance(calib_data, DataIter) else _DataIterWrapper(calib_data)
-    return found, found.provide_data
+    """Return the data as a DataIter, and the descriptions of its arrays."""
+    data = calib_data if isinstance(calib_data, DataIter) else _DataIterWrapper(calib_data)
+    return data, data.provide_data
 
 
-def collector_of(calib_mode: str, quantized_dtype: str, names: Iterable[str], given: Any, logger: Any) -> Any:
-    """The collector of a mode.
+def collector_of(calib_mode: str, quantized_dtype: str, names: Iterable[str], custom: Any, logger: Any) -> Any:
+    """Return the collector of a mode.
 
     Raises:
-        ValueError: there is no such mode, or it needs a collector that was not given.
+        ValueError: the mode is unknown, or requires a custom collector.
     """
     if calib_mode == "entropy":
         return _LayerHistogramCollector(include_layer=names, logger=logger)
     if calib_mode == "naive":
         return _LayerOutputMinMaxCollector(quantized_dtype, names, logger)
-    if calib_mode == "customize" and given is not None:
-        return given
+    if calib_mode == "customize" and custom is not None:
+        return custom
     raise ValueError(
         f"calib_mode is {calib_mode!r}, expected 'none', 'naive', 'entropy', or 'customize' with a LayerOutputCollector"
     )
 
 
 def ranges_of(collector: Any, calib_mode: str, quantized_dtype: str, logger: Any = logging) -> Mapping[str, Any]:
-    """The ranges that a collector found.
+    """Return the ranges that a collector measured.
 
     Raises:
-        ValueError: there is no such mode.
+        ValueError: the mode is unknown.
     """
     if calib_mode == "entropy":
         return _get_optimal_thresholds(collector.hist_dict, quantized_dtype, logger=logger)

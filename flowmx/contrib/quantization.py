@@ -1,8 +1,8 @@
 """Quantization to int8, as ``mxnet.contrib.quantization`` (docs/quantization.md).
 
-A quantized network computes on bytes: weights, and values between layers, are int8 or uint8 that stand for real numbers
-in a range. The ranges of values are measured on data (``calib_mode`` ``naive`` or ``entropy``), or at each call
-(``none``).
+A quantized network computes on bytes: weights, and values between layers, are int8 or uint8 numbers that represent
+floating-point numbers in a range. The ranges of values are measured on data (``calib_mode`` ``naive`` or ``entropy``),
+or at each call (``none``).
 
 Example:
     >>> quantized = mx.contrib.quantization.quantize_net(net, calib_data=loader, calib_mode="naive")
@@ -39,8 +39,8 @@ from flowmx.contrib.calibration import (
 )
 from flowmx.devices import Context, cpu
 from flowmx.gluon import HybridBlock, SymbolBlock
-from flowmx.graph.quantizing.measured_ranges import calibrated
-from flowmx.graph.quantizing.quantize import Quantizing, quantize
+from flowmx.graph.quantizing.measured_ranges import with_ranges
+from flowmx.graph.quantizing.quantize import QuantizeOptions, quantize
 from flowmx.io import DataDesc, DataIter
 from flowmx.module import Module
 from flowmx.ndarray import NDArray
@@ -61,21 +61,21 @@ _CPU = cpu()
 
 
 def _quantize_params(qsym: Symbol, params: Mapping[str, NDArray], th_dict: Mapping[str, Any]) -> Arrays:
-    """The parameters of a quantized symbol, from those of the symbol of real numbers and the measured ranges."""
-    found: Arrays = {}
+    """Return the parameters of a quantized symbol, from the float32 parameters and the measured ranges."""
+    quantized: Arrays = {}
     for name in qsym.list_arguments():
         original = name.removesuffix("_quantize")
         if name.endswith(("weight_quantize", "bias_quantize")) and original in params:
-            given = params[original].astype("float32", copy=False)
-            found[name], found[f"{name}_min"], found[f"{name}_max"] = nd.contrib.quantize(
-                given, nd.min(given), nd.max(given), out_type="int8"
+            values = params[original].astype("float32", copy=False)
+            quantized[name], quantized[f"{name}_min"], quantized[f"{name}_max"] = nd.contrib.quantize(
+                values, nd.min(values), nd.max(values), out_type="int8"
             )
         elif name in params:
-            found[name] = params[name]
+            quantized[name] = params[name]
         elif name.endswith(("_min", "_max")) and name[:-4] in th_dict:
             end = th_dict[name[:-4]][name.endswith("_max")]
-            found[name] = nd.array(np.reshape(np.asarray(end, np.float32), (1,)))
-    return found
+            quantized[name] = nd.array(np.reshape(np.asarray(end, np.float32), (1,)))
+    return quantized
 
 
 def _quantize_symbol(
@@ -83,7 +83,7 @@ def _quantize_symbol(
     excluded_operators: Sequence[str] | None = None, offline_params: Sequence[str] | None = None,
     quantized_dtype: str = "int8", quantize_mode: str = "smart", quantize_granularity: str = "tensor-wise",
 ) -> tuple[Symbol, list[str]]:  # fmt: skip
-    """The quantized symbol, and the names of the values whose ranges it wants to know.
+    """Quantize a symbol. Return it, and the names of the values whose ranges must be measured.
 
     Raises:
         ValueError: an unknown dtype, mode or granularity.
@@ -91,36 +91,36 @@ def _quantize_symbol(
     _check("quantized_dtype", quantized_dtype, ("int8", "uint8", "auto"))
     _check("quantize_mode", quantize_mode, ("full", "smart"))
     _check("quantize_granularity", quantize_granularity, ("tensor-wise", "channel-wise"))
-    for name, given in (("excluded_symbols", excluded_symbols), ("excluded_operators", excluded_operators)):
-        _check_names(name, given)
-    how = Quantizing(
+    for name, names in (("excluded_symbols", excluded_symbols), ("excluded_operators", excluded_operators)):
+        _check_names(name, names)
+    options = QuantizeOptions(
         frozenset(excluded_symbols or ()), frozenset(excluded_operators or ()), frozenset(offline_params or ()),
         quantized_dtype, quantize_mode == "full", quantize_granularity == "channel-wise",
     )  # fmt: skip
-    entries, names = quantize(sym._entries, how)
-    return Symbol(entries), names
+    entries, measured = quantize(sym.entries, options)
+    return Symbol(entries), measured
 
 
 def _calibrate_quantized_sym(qsym: Symbol, th_dict: Mapping[str, Any] | None) -> Symbol:
-    """The quantized symbol with measured ranges."""
+    """Insert measured ranges into a quantized symbol."""
     if not th_dict:
         return qsym
     ranges = {name: (_float(low), _float(high)) for name, (low, high) in th_dict.items()}
-    return Symbol(calibrated(qsym._entries, ranges))
+    return Symbol(with_ranges(qsym.entries, ranges))
 
 
 def _float(value: Any) -> float:
     return float(np.reshape(value.asnumpy() if isinstance(value, NDArray) else value, -1)[0])
 
 
-def _check(name: str, given: Any, allowed: Sequence[str]) -> None:
-    if given not in allowed:
-        raise ValueError(f"{name} is {given!r}, expected {' or '.join(map(repr, allowed))}")
+def _check(name: str, value: Any, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} is {value!r}, expected {' or '.join(map(repr, allowed))}")
 
 
-def _check_names(name: str, given: Any) -> None:
-    if given is not None and not isinstance(given, list):
-        raise ValueError(f"{name} is {given!r}, expected a list of names")
+def _check_names(name: str, value: Any) -> None:
+    if value is not None and not isinstance(value, list):
+        raise ValueError(f"{name} is {value!r}, expected a list of names")
 
 
 def _check_context(ctx: Any) -> None:
@@ -129,10 +129,10 @@ def _check_context(ctx: Any) -> None:
 
 
 def _load_sym(sym: Any, logger: Any = None) -> Symbol:
-    """The symbol, or that of a file.
+    """Return a symbol, or load one from a file.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the argument is neither a symbol nor a path.
     """
     if isinstance(sym, Symbol):
         return sym
@@ -144,22 +144,22 @@ def _load_sym(sym: Any, logger: Any = None) -> Symbol:
 
 
 def _load_params(params: Any, logger: Any = None) -> tuple[Arrays, Arrays]:
-    """Parameters and auxiliary states, as a pair or from a file.
+    """Return parameters and auxiliary states, from a pair or a file.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the argument is neither a pair nor a path.
     """
     if isinstance(params, (str, os.PathLike)):
         if logger:
             logger.info(f"Loading params from file {params}")
-        found: tuple[Arrays, Arrays] = ({}, {})
+        pair: tuple[Arrays, Arrays] = ({}, {})
         loaded = nd.load(os.fspath(params))
         if not isinstance(loaded, dict):
             raise ValueError(f"the file {params} has arrays without names, expected names such as 'arg:fc_weight'")
         for key, value in loaded.items():
             kind, name = key.split(":", 1)
-            found[kind == "aux"][name] = value
-        return found
+            pair[kind == "aux"][name] = value
+        return pair
     if isinstance(params, (tuple, list)) and len(params) == 2:
         return params[0], params[1]
     raise ValueError("params is neither the name of a file nor a pair of dicts of parameters and auxiliary states")
@@ -173,32 +173,33 @@ def quantize_model(
     quantized_dtype: str = "int8", quantize_mode: str = "smart", quantize_granularity: str = "tensor-wise",
     logger: Any = None,
 ) -> Quantized:  # fmt: skip
-    """A quantized symbol with its parameters, operator by operator (see :func:`quantize_model_mkldnn`).
+    """Quantize a symbol and its parameters, operator by operator (see :func:`quantize_model_mkldnn`).
 
     Args:
-        sym: a symbol of float32, or the name of its file.
+        sym: a float32 symbol, or the name of its file.
         arg_params: its parameters.
         aux_params: its auxiliary states.
         data_names: the names of its data.
         label_names: the names of its labels.
         ctx: the device to measure ranges on.
-        excluded_sym_names: names of nodes that stay as they are.
-        excluded_op_names: names of operators whose nodes do.
-        calib_mode: ``none``: ranges are found at each call; ``naive``: minima and maxima on the data; ``entropy``: by
-            the divergence of a value's distribution from the quantized one.
-        calib_data: a DataIter; not for ``none``.
-        num_calib_examples: look at about as many examples (None: all).
-        quantized_dtype: ``int8``, ``uint8``, or ``auto``: uint8 for what is never negative on the data.
-        quantize_mode: ``full``: all that can be; ``smart``: what is not worth it by itself only between what is.
+        excluded_sym_names: names of nodes that are not quantized.
+        excluded_op_names: names of operators that are not quantized.
+        calib_mode: ``none``: measure ranges at each call; ``naive``: minima and maxima on the data; ``entropy``:
+            minimize the divergence of a value's distribution from the quantized one.
+        calib_data: a DataIter; unused for ``none``.
+        num_calib_examples: the approximate number of examples to measure on (None: all).
+        quantized_dtype: ``int8``, ``uint8``, or ``auto``: uint8 for values that are never negative on the data.
+        quantize_mode: ``full``: quantize all supported operators; ``smart``: quantize operators without a speedup only
+            between quantized ones.
         quantize_granularity: ``tensor-wise``, or ``channel-wise``: a scale for each output of a product.
-        logger: told what is done.
+        logger: a logger for progress messages.
 
     Returns:
         the symbol, its parameters and its auxiliary states.
 
     Raises:
-        ValueError: wrong options, or no data where ranges are to be measured.
-        MXNetError: a node can not be quantized; names it.
+        ValueError: invalid options, or no data to measure ranges on.
+        MXNetError: a node cannot be quantized.
     """
     symbol, (arg_params, aux_params) = _load_sym(sym, logger), _load_params((arg_params, aux_params), logger)
     qsym, _, _, collector = quantize_graph(
@@ -228,10 +229,10 @@ def quantize_model_mkldnn(
     quantized_dtype: str = "int8", quantize_mode: str = "smart", quantize_granularity: str = "tensor-wise",
     logger: Any = None,
 ) -> Quantized:  # fmt: skip
-    """A quantized symbol with its parameters, layers put together with what follows them: the one to take.
+    """Quantize a symbol and its parameters, with fused layers. This is the recommended function.
 
-    The arguments and errors are those of :func:`quantize_model`; ``ctx`` must be a CPU. Filters have a scale for each
-    channel, and BatchNorm goes into them.
+    The arguments and errors are those of :func:`quantize_model`; ``ctx`` must be a CPU. Filters have one scale per
+    channel, and BatchNorm is folded into them.
     """
     _check_context(ctx)
     if ctx.device_type != "cpu":
@@ -250,25 +251,25 @@ def quantize_graph(
     calib_mode: str | None = "entropy", quantized_dtype: str = "int8", quantize_mode: str = "full",
     quantize_granularity: str = "tensor-wise", LayerOutputCollector: Any = None, logger: Any = None,
 ) -> tuple[Symbol, Arrays, Any, Any]:  # fmt: skip
-    """A quantized symbol whose ranges are not measured yet, and what will measure them.
+    """Quantize a symbol before its ranges are measured, and return a collector that measures them.
 
-    Run the symbol of float32 under ``executor.set_monitor_callback(collector.collect, monitor_all=True)``, then call
+    Run the float32 symbol with ``executor.set_monitor_callback(collector.collect, monitor_all=True)``, then call
     :func:`calib_graph`.
 
     Args:
-        sym: as for :func:`quantize_model`, and so are the others.
-        arg_params: as there.
-        aux_params: as there.
-        ctx: as there.
-        excluded_sym_names: as there.
-        excluded_op_names: as there.
-        calib_mode: as there, or ``customize``.
-        quantized_dtype: as there.
-        quantize_mode: as there.
-        quantize_granularity: as there.
-        LayerOutputCollector: for ``customize``, an object with ``collect(name, array)`` that keeps ranges by name in
+        sym: as in :func:`quantize_model`.
+        arg_params: as in :func:`quantize_model`.
+        aux_params: as in :func:`quantize_model`.
+        ctx: as in :func:`quantize_model`.
+        excluded_sym_names: as in :func:`quantize_model`.
+        excluded_op_names: as in :func:`quantize_model`.
+        calib_mode: as in :func:`quantize_model`, or ``customize``.
+        quantized_dtype: as in :func:`quantize_model`.
+        quantize_mode: as in :func:`quantize_model`.
+        quantize_granularity: as in :func:`quantize_model`.
+        LayerOutputCollector: for ``customize``, an object with ``collect(name, array)`` that stores ranges by name in
             ``min_max_dict``.
-        logger: as there.
+        logger: as in :func:`quantize_model`.
 
     Returns:
         the symbol, its parameters, its auxiliary states and the collector (None for the mode ``none``).
@@ -290,23 +291,23 @@ def calib_graph(
     qsym: Symbol, arg_params: Mapping[str, NDArray], aux_params: Mapping[str, NDArray], collector: Any,
     calib_mode: str = "entropy", quantized_dtype: str = "int8", logger: Any = logging,
 ) -> tuple[Symbol, Arrays, Any]:  # fmt: skip
-    """A quantized symbol with the ranges that a collector found, and its parameters (see :func:`quantize_graph`).
+    """Insert the ranges of a collector into a quantized symbol, and quantize its parameters.
 
     Args:
-        qsym: the quantized symbol.
-        arg_params: the parameters of the symbol of float32.
+        qsym: the quantized symbol of :func:`quantize_graph`.
+        arg_params: the parameters of the float32 symbol.
         aux_params: its auxiliary states.
-        collector: what measured the ranges.
+        collector: the collector that measured the ranges.
         calib_mode: ``naive``, ``entropy`` or ``customize``.
-        quantized_dtype: as for :func:`quantize_graph`.
-        logger: told what is done.
+        quantized_dtype: as in :func:`quantize_graph`.
+        logger: a logger for progress messages.
 
     Raises:
-        ValueError: another mode.
+        ValueError: an unknown mode.
     """
     ranges = ranges_of(collector, calib_mode, quantized_dtype, logger)
-    made = _calibrate_quantized_sym(qsym, ranges)
-    return made, _quantize_params(made, arg_params, ranges), aux_params
+    symbol = _calibrate_quantized_sym(qsym, ranges)
+    return symbol, _quantize_params(symbol, arg_params, ranges), aux_params
 
 
 def quantize_net_v2(
@@ -316,90 +317,103 @@ def quantize_net_v2(
     data_shapes: Any = None, calib_mode: str | None = "none", num_calib_examples: int | None = None,
     ctx: Context = _CPU, LayerOutputCollector: Any = None, logger: Any = None,
 ) -> SymbolBlock:  # fmt: skip
-    """A quantized block from a block of float32, which is hybridized.
+    """Quantize a float32 block, which is hybridized.
 
     Args:
         network: the block.
-        quantized_dtype: as for :func:`quantize_model`, and so are those not named here.
-        quantize_mode: as there.
-        quantize_granularity: as there.
-        exclude_layers: names of nodes that stay as they are.
-        exclude_layers_match: parts of such names.
-        exclude_operators: names of operators whose nodes do.
+        quantized_dtype: as in :func:`quantize_model`.
+        quantize_mode: as in :func:`quantize_model`.
+        quantize_granularity: as in :func:`quantize_model`.
+        exclude_layers: names of nodes that are not quantized.
+        exclude_layers_match: substrings of such names.
+        exclude_operators: names of operators that are not quantized.
         calib_data: a DataIter or DataLoader.
-        data_shapes: descriptions of the inputs (``mx.io.DataDesc``), where there is no data.
-        calib_mode: as there, or ``customize``.
-        num_calib_examples: as there.
-        ctx: as there.
-        LayerOutputCollector: as for :func:`quantize_graph`.
-        logger: as there.
+        data_shapes: descriptions of the inputs (``mx.io.DataDesc``), if there is no data.
+        calib_mode: as in :func:`quantize_model`, or ``customize``.
+        num_calib_examples: as in :func:`quantize_model`.
+        ctx: as in :func:`quantize_model`.
+        LayerOutputCollector: as in :func:`quantize_graph`.
+        logger: as in :func:`quantize_model`.
 
     Raises:
-        ValueError: wrong options, or neither data nor shapes.
-        TypeError: a description of an input is none.
-        MXNetError: a node can not be quantized; names it.
+        ValueError: invalid options, or neither data nor shapes.
+        TypeError: an invalid description of an input.
+        MXNetError: a node cannot be quantized.
     """
     _check_context(ctx)
     network.hybridize()
-    shapes = [_description(each) for each in data_shapes or ()]
-    if calib_data is not None:
-        calib_data, provided = _as_data_iter(calib_data)
-        shapes = shapes or [_description(each) for each in provided]
-    if not shapes:
-        raise ValueError("data_shapes is missing, expected a DataDesc for each input, or calib_data")
-    names, symbol = _traced(network, shapes, ctx)
-    del shapes[len(names) :]
-    if isinstance(calib_data, _DataIterWrapper):
-        calib_data.provide_data = calib_data.provide_data[: len(names)]
+    names, symbol, shapes, calib_data = _inputs_and_symbol(network, calib_data, data_shapes, ctx)
     params = {name: param._reduce() for name, param in network.collect_params().items()}
-    states = set(symbol.list_auxiliary_states())
     args = {name: params[name] for name in symbol.list_arguments() if name in params}
-    aux = {name: params[name] for name in states if name in params}
-    excluded = list(exclude_layers or ())
-    excluded += [
-        node.name for match in exclude_layers_match or () for node in symbol._nodes() if match in node.name
-    ]  # fmt: skip
+    aux = {name: params[name] for name in set(symbol.list_auxiliary_states()) if name in params}
+    matches = exclude_layers_match or ()
+    matching = [node.name for match in matches for node in symbol.nodes() if match in node.name]
     if ctx.device_type == "cpu":
         symbol = symbol.get_backend_symbol(_BACKEND)
     qsym, qargs, _, collector = quantize_graph(
-        symbol, args, aux, ctx, excluded, exclude_operators, calib_mode, quantized_dtype, quantize_mode,
-        quantize_granularity, LayerOutputCollector, logger,
+        symbol, args, aux, ctx, [*(exclude_layers or ()), *matching], exclude_operators, calib_mode, quantized_dtype,
+        quantize_mode, quantize_granularity, LayerOutputCollector, logger,
     )  # fmt: skip
     if collector is not None:
         if calib_data is None:
             raise ValueError(f"calib_data is missing, expected a DataIter or DataLoader for calib_mode {calib_mode!r}")
-        module = Module(symbol, [each.name for each in shapes], None, context=ctx)
+        module = Module(symbol, [shape.name for shape in shapes], None, context=ctx)
         module.bind(shapes, for_training=False)
         module.set_params(args, aux, allow_missing=False, force_init=True)
         _collect_layer_statistics(module, calib_data, collector, num_calib_examples, logger)
         qsym, qargs, _ = calib_graph(qsym, args, aux, collector, str(calib_mode), quantized_dtype, logger)
     if ctx.device_type == "cpu":
         qsym = qsym.get_backend_symbol(_BACKEND)
-    made = SymbolBlock(qsym, [sym_module.var(name) for name in names])
-    used = made.collect_params()
-    known = {**qargs, **aux}
-    used.load_dict({name: known[name] for name in used}, ctx, cast_dtype=True, dtype_source="saved")
-    return made
+    return _block(qsym, names, {**qargs, **aux}, ctx)
 
 
-def _description(given: Any) -> DataDesc:
-    """The description of an input, which may be given as its name and shape."""
-    if isinstance(given, DataDesc):
-        return given
-    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str):
-        return DataDesc(*given)
-    raise TypeError(f"data_shapes has {given!r}, expected a DataDesc, or the name and the shape of an input")
-
-
-def _traced(network: HybridBlock, shapes: list[DataDesc], ctx: Context) -> tuple[list[str], Symbol]:
-    """Call a block with as many of the described inputs as it takes; returns their names, and the graph.
+def _inputs_and_symbol(
+    network: HybridBlock, calib_data: Any, data_shapes: Any, ctx: Context
+) -> tuple[list[str], Symbol, list[DataDesc], Any]:
+    """Return the names of a block's inputs, its symbol, the descriptions of the inputs, and the data as a DataIter.
 
     Raises:
-        TypeError: it takes none of them.
+        ValueError: there is neither data nor a description.
+    """
+    shapes = [_description(shape) for shape in data_shapes or ()]
+    if calib_data is not None:
+        calib_data, data_descriptions = _as_data_iter(calib_data)
+        shapes = shapes or [_description(description) for description in data_descriptions]
+    if not shapes:
+        raise ValueError("data_shapes is missing, expected a DataDesc for each input, or calib_data")
+    names, symbol = _trace(network, shapes, ctx)
+    del shapes[len(names) :]
+    if isinstance(calib_data, _DataIterWrapper):
+        calib_data.provide_data = calib_data.provide_data[: len(names)]
+    return names, symbol, shapes, calib_data
+
+
+def _block(symbol: Symbol, names: Sequence[str], params: Mapping[str, NDArray], ctx: Context) -> SymbolBlock:
+    """Create the block of a quantized symbol."""
+    block = SymbolBlock(symbol, [sym_module.var(name) for name in names])
+    block_params = block.collect_params()
+    block_params.load_dict({name: params[name] for name in block_params}, ctx, cast_dtype=True, dtype_source="saved")
+    return block
+
+
+def _description(value: Any) -> DataDesc:
+    """Return the description of an input, which may be a pair of name and shape."""
+    if isinstance(value, DataDesc):
+        return value
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
+        return DataDesc(*value)
+    raise TypeError(f"data_shapes has {value!r}, expected a DataDesc, or the name and the shape of an input")
+
+
+def _trace(network: HybridBlock, shapes: list[DataDesc], ctx: Context) -> tuple[list[str], Symbol]:
+    """Call a block with as many of the inputs as it accepts. Return their names and the graph.
+
+    Raises:
+        TypeError: it accepts no inputs.
     """
     while True:
         try:
-            network(*[nd.zeros(tuple(each.shape), ctx=ctx, dtype=each.dtype) for each in shapes])
+            network(*[nd.zeros(tuple(shape.shape), ctx=ctx, dtype=shape.dtype) for shape in shapes])
         except TypeError:
             shapes.pop()
             if not shapes:
@@ -415,8 +429,8 @@ def quantize_net(
     exclude_operators: list[str] | None = None, calib_data: Any = None, data_shapes: Any = None,
     calib_mode: str | None = "none", num_calib_examples: int | None = None, ctx: Context = _CPU, logger: Any = None,
 ) -> SymbolBlock:  # fmt: skip
-    """A quantized block; MXNet's older form of :func:`quantize_net_v2`, whose arguments and errors these are."""
-    warnings.warn("quantize_net: this is MXNet's older form, use quantize_net_v2", DeprecationWarning, stacklevel=2)
+    """Quantize a block (deprecated in MXNet). The arguments and errors are those of :func:`quantize_net_v2`."""
+    warnings.warn("quantize_net is deprecated, use quantize_net_v2", DeprecationWarning, stacklevel=2)
     return quantize_net_v2(
         network, quantized_dtype, quantize_mode, "tensor-wise", exclude_layers, exclude_layers_match,
         exclude_operators, calib_data, data_shapes, calib_mode, num_calib_examples, ctx, None, logger,

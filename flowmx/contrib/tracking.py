@@ -1,6 +1,6 @@
 """Training metrics for TensorBoard, MLflow and Weights & Biases (``mx.contrib.tracking``).
 
-A tracker is given to ``Module.fit`` as three callbacks, or to a Gluon ``Estimator`` as an event handler::
+Pass a tracker to ``Module.fit`` as three callbacks, or to a Gluon ``Estimator`` as an event handler::
 
     with mx.contrib.tracking.TensorBoard("logs") as tracker:
         mod.fit(
@@ -9,8 +9,8 @@ A tracker is given to ``Module.fit`` as three callbacks, or to a Gluon ``Estimat
         )
         estimator.fit(train_data, val_data, epochs=10, event_handlers=[tracker])
 
-Metrics are named ``train/accuracy`` and ``validation/accuracy``. Their step is the number of batches that the tracker
-has seen. TensorBoard's files need no other package; ``pip install 'flowmx[tensorboard]'`` brings what shows them.
+Metrics are named ``train/accuracy`` and ``validation/accuracy``. Their step is the number of batches so far. Writing
+TensorBoard's files needs no other package; ``pip install 'flowmx[tensorboard]'`` installs the viewer.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ __all__ = ["MLflow", "TensorBoard", "Tracker", "WandB"]
 
 
 class Tracker(BatchEnd, EpochEnd):
-    """Base of the trackers: which values are written, and when. A subclass says where to: :meth:`write`.
+    """Base of the trackers. A subclass implements :meth:`write`.
 
     Args:
-        every: write the training metrics after every so many batches; None: at the end of epochs alone.
+        every: the number of batches between writes of the training metrics; None writes only at the ends of epochs.
 
     Attributes:
-        step: how many batches it has seen.
-        blocks: whether :meth:`write` may wait for a disk or a network: coroutines then call it in another thread.
+        step: the number of batches so far.
+        blocks: whether :meth:`write` may wait for a disk or a network; coroutines then call it in another thread.
 
     Raises:
         ValueError: ``every`` is below 1.
@@ -64,7 +64,7 @@ class Tracker(BatchEnd, EpochEnd):
         """Finish writing."""
 
     def log(self, values: dict[str, float]) -> Awaitable[None] | None:
-        """Write values of one's own at the step of now; where an event loop runs, await what this returns."""
+        """Write custom values at the current step. In a coroutine, await the result."""
         if not values:
             return None
         try:
@@ -80,33 +80,37 @@ class Tracker(BatchEnd, EpochEnd):
     # -- callbacks of Module.fit -----------------------------------------------------------------------
 
     def batch(self, param: Any) -> Awaitable[None] | None:
-        """A ``batch_end_callback``."""
+        """Count a batch, and write its metrics if due (a ``batch_end_callback``)."""
         self.step += 1
         self._last = [] if param.eval_metric is None else param.eval_metric.get_global_name_value()
         return self._train() if self._is_due() else None
 
     def epoch(self, epoch: int, *_: Any) -> Awaitable[None] | None:
-        """An ``epoch_end_callback``: the number of epochs done, and the metrics of the last batch."""
+        """Write the number of completed epochs and the metrics of the last batch (an ``epoch_end_callback``)."""
         return self._train(epoch=float(epoch + 1))
 
     def evaluated(self, param: Any) -> Awaitable[None] | None:
-        """An ``eval_end_callback``."""
-        return None if param.eval_metric is None else self.log(_named("validation", param.eval_metric.get_name_value()))
+        """Write the metrics of an evaluation (an ``eval_end_callback``)."""
+        return (
+            None
+            if param.eval_metric is None
+            else self.log(_add_prefix("validation", param.eval_metric.get_name_value()))
+        )
 
     # -- events of an Estimator ------------------------------------------------------------------------
 
     def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
-        """Count the batch; write the training metrics, if it is time."""
+        """Count a batch, and write the training metrics if due."""
         self.step += 1
         self._last = _read(estimator.train_metrics)
         return self._train() if self._is_due() else None
 
     def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
         """Write the metrics of training and evaluation."""
-        found = _named("validation", _read(estimator.val_metrics))
-        return self.log({**_named("train", _read(estimator.train_metrics)), **found})
+        validation = _add_prefix("validation", _read(estimator.val_metrics))
+        return self.log({**_add_prefix("train", _read(estimator.train_metrics)), **validation})
 
-    # -- its end ---------------------------------------------------------------------------------------
+    # -- closing ---------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         return self
@@ -120,21 +124,21 @@ class Tracker(BatchEnd, EpochEnd):
         return self.every is not None and self.step % self.every == 0
 
     def _train(self, **others: float) -> Awaitable[None] | None:
-        return self.log({**_named("train", self._last), **others})
+        return self.log({**_add_prefix("train", self._last), **others})
 
 
 class TensorBoard(Tracker):
-    """Writes an event file, as it goes, which ``tensorboard --logdir FOLDER`` shows.
+    """A tracker that writes an event file for ``tensorboard --logdir FOLDER``.
 
     Args:
-        folder: where to; one for each run, in the folder that TensorBoard is given.
-        every: write the training metrics after every so many batches; None: at the end of epochs alone.
+        folder: the folder of the run, below the folder that TensorBoard displays.
+        every: the number of batches between writes of the training metrics; None writes only at the ends of epochs.
 
     Attributes:
-        path: of the event file.
+        path: the path of the event file.
     """
 
-    blocks = False  # some hundred bytes into the system's cache
+    blocks = False  # it writes some hundred bytes into the system's cache
 
     def __init__(self, folder: str | os.PathLike[str], every: int | None = 1) -> None:
         super().__init__(every)
@@ -152,16 +156,16 @@ class TensorBoard(Tracker):
 
 
 class MLflow(Tracker):
-    """Writes metrics of an MLflow run: of the active one (``mlflow.start_run()``), or of a new one that it begins.
+    """A tracker that writes to the active MLflow run (``mlflow.start_run()``), or starts one.
 
-    Where runs are kept is MLflow's own setting (``mlflow.set_tracking_uri``, ``mlflow.set_experiment``).
+    MLflow's settings determine where runs are stored (``mlflow.set_tracking_uri``, ``mlflow.set_experiment``).
 
     Args:
         run_id: write into this run.
-        every: write the training metrics after every so many batches; None: at the end of epochs alone.
+        every: the number of batches between writes of the training metrics; None writes only at the ends of epochs.
 
     Attributes:
-        run_id: of the run.
+        run_id: the ID of the run.
 
     Raises:
         ImportError: MLflow is not installed.
@@ -169,9 +173,9 @@ class MLflow(Tracker):
 
     def __init__(self, run_id: str | None = None, every: int | None = 50) -> None:
         super().__init__(every)
-        self._mlflow = _imported("mlflow", "mlflow")
+        self._mlflow = _import("mlflow", "mlflow")
         active = self._mlflow.active_run()
-        self._owned = run_id is None and active is None
+        self._owns_run = run_id is None and active is None
         if run_id is None:
             run_id = (active or self._mlflow.start_run()).info.run_id
         self.run_id: str = run_id
@@ -183,50 +187,50 @@ class MLflow(Tracker):
         self._client.log_batch(self.run_id, [metric(name, float(value), now, step) for name, value in values.items()])
 
     def close(self) -> None:
-        """End the run, if it was begun here."""
-        if self._owned:
-            self._owned = False
+        """End the run if this tracker started it."""
+        if self._owns_run:
+            self._owns_run = False
             self._mlflow.end_run()
 
 
 class WandB(Tracker):
-    """Writes metrics of a Weights & Biases run: of the one that runs (``wandb.init()``), or of a new one.
+    """A tracker that writes to the active Weights & Biases run (``wandb.init()``), or starts one.
 
     Args:
-        every: write the training metrics after every so many batches; None: at the end of epochs alone.
-        options: what ``wandb.init`` is given for a new run (``project="digits"``, ``mode="offline"``).
+        every: the number of batches between writes of the training metrics; None writes only at the ends of epochs.
+        options: arguments of ``wandb.init`` for a new run (``project="digits"``, ``mode="offline"``).
 
     Attributes:
         run: the run.
 
     Raises:
         ImportError: the package wandb is not installed.
-        ValueError: options were given, and a run goes on already.
+        ValueError: options were passed, but a run is active.
     """
 
-    blocks = False  # the run has a process of its own
+    blocks = False  # the run has a separate process
 
     def __init__(self, every: int | None = 1, **options: Any) -> None:
         super().__init__(every)
-        wandb = _imported("wandb", "wandb")
+        wandb = _import("wandb", "wandb")
         if wandb.run is not None and options:
-            raise ValueError(f"WandB: a run goes on already, so {sorted(options)} can not be set: wandb.finish() first")
-        self._owned = wandb.run is None
+            raise ValueError(f"WandB: a run is active, so {sorted(options)} cannot be set: call wandb.finish() first")
+        self._owns_run = wandb.run is None
         self.run = wandb.init(**options) if wandb.run is None else wandb.run
-        self._base = self.run.step  # steps of a run only grow
+        self._base = self.run.step  # the steps of a run must increase
 
     def write(self, values: dict[str, float], step: int) -> None:
         """Log the values of a step."""
         self.run.log(values, step=self._base + step)
 
     def close(self) -> None:
-        """Finish the run, if it was begun here."""
-        if self._owned:
-            self._owned = False
+        """Finish the run if this tracker started it."""
+        if self._owns_run:
+            self._owns_run = False
             self.run.finish()
 
 
-def _imported(package: str, extra: str) -> ModuleType:
+def _import(package: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -234,15 +238,15 @@ def _imported(package: str, extra: str) -> ModuleType:
 
 
 def _read(metrics: Iterable[Any]) -> list[tuple[str, float]]:
-    """Names and values of the metrics that have counted something."""
+    """Return names and values of the metrics that have samples."""
     return [pair for metric in metrics if getattr(metric, "num_inst", 1) for pair in metric.get_name_value()]
 
 
-def _named(part: str, values: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """``accuracy``, or an estimator's ``training accuracy``, as ``train/accuracy``."""
+def _add_prefix(part: str, values: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Rename ``accuracy``, or an estimator's ``training accuracy``, to ``train/accuracy``."""
     prefixes = ("training ", "validation ")
-    return {f"{part}/{_without(name, prefixes)}": float(value) for name, value in values}
+    return {f"{part}/{_remove_prefix(name, prefixes)}": float(value) for name, value in values}
 
 
-def _without(name: str, prefixes: tuple[str, ...]) -> str:
+def _remove_prefix(name: str, prefixes: tuple[str, ...]) -> str:
     return next((name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix)), name)

@@ -1,10 +1,13 @@
-"""IDX files, in which MNIST and data sets like it are kept."""
+"""IDX files, the format of MNIST and similar data sets."""
 
 from __future__ import annotations
 
 import gzip
+import io
+import math
 import os
 import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,51 +15,64 @@ import numpy as np
 
 from flowmx.errors import DataError, raised_as_mxnet
 from flowmx.serialization.reading import read_whole
+from flowmx.shape_limits import ShapeError, read_shape
 
 _GZIP = b"\x1f\x8b"
-_BYTES = 8
-"""IDX's number of the element type uint8."""
+_UINT8 = 8
+"""IDX's code for the element type uint8."""
 
 
 @raised_as_mxnet(OSError)
 def read_idx(path: str | os.PathLike[str], axes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The array of bytes in an IDX file, compressed with gzip or not.
+    """Read the uint8 array of an IDX file, compressed with gzip or not.
 
     Args:
-        path: the file; where it is missing and one with ``.gz`` behind its name is there, that.
+        path: the file; if it is missing, ``path`` + ``.gz`` is read.
         axes: the number of axes that the array must have.
 
     Raises:
-        OSError: it can not be read.
-        ValueError: it is in another format, damaged or cut off.
+        OSError: the file cannot be read.
+        ValueError: it has another format, or is damaged or truncated.
     """
-    found = Path(path)
-    compressed = found.with_name(found.name + ".gz")
-    raw = read_whole(compressed if not found.exists() and compressed.exists() else found)
+    file_path = Path(path)
+    compressed = file_path.with_name(file_path.name + ".gz")
+    raw = read_whole(compressed if not file_path.exists() and compressed.exists() else file_path)
+    file = gzip.GzipFile(fileobj=io.BytesIO(raw)) if raw[:2] == _GZIP else io.BytesIO(raw)
     try:
-        if raw[:2] == _GZIP:
-            raw = gzip.decompress(raw)
-        zero, kind, count = struct.unpack_from(">HBB", raw)
-        shape = struct.unpack_from(f">{count}I", raw, 4)
-    except (struct.error, EOFError, gzip.BadGzipFile) as error:
-        raise DataError(f"{str(found)!r} is cut off, or no IDX file: {error}") from error
-    if zero or kind != _BYTES or count != axes:
+        return _read(file, str(file_path), axes)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{str(file_path)!r} is truncated, or not an IDX file: {error}") from error
+
+
+def _read(file: io.BufferedIOBase, name: str, axes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Read one array; data after it in a compressed file is not decompressed."""
+    expected = struct.pack(">HBB", 0, _UINT8, axes)
+    head = file.read(4 + 4 * axes)
+    if len(head) < len(expected):
+        raise DataError(f"{name!r} is truncated, or not an IDX file: it has {len(head)} bytes")
+    if head[:4] != expected:
         raise DataError(
-            f"{str(found)!r} begins with {raw[:4].hex()}, expected 000008{axes:02x}: an IDX file of bytes with {axes} "
-            "axes"
+            f"{name!r} begins with {head[:4].hex()}, expected {expected.hex()}: an IDX file of bytes with {axes} axes"
         )
-    size, start = int(np.prod(shape, dtype=np.int64)), 4 + 4 * count
-    if len(raw) - start < size:
-        raise DataError(f"{str(found)!r} has {len(raw) - start} bytes of content, expected {size} for {shape}: cut off")
-    return np.frombuffer(raw, np.uint8, size, start).reshape(shape)
+    if len(head) < 4 + 4 * axes:
+        raise DataError(f"{name!r} is truncated, or not an IDX file: it has {len(head)} bytes")
+    try:
+        shape = read_shape(struct.unpack_from(f">{axes}I", head, 4))
+    except ShapeError as error:
+        raise DataError(f"the shape in {name!r} {error}") from None
+    size = math.prod(shape)
+    content = file.read(size)
+    if len(content) < size:
+        raise DataError(f"{name!r} has {len(content)} bytes of content, expected {size} for {shape}: it is truncated")
+    return np.frombuffer(content, np.uint8, size).reshape(shape)
 
 
 def read_mnist(images: str | os.PathLike[str], labels: str | os.PathLike[str]) -> tuple[Any, Any]:
-    """The images (number, height, width) and the labels (number,) of MNIST's two files, uint8.
+    """Read the images (number, height, width) and the labels (number,) of MNIST's two files, uint8.
 
     Raises:
-        OSError: one can not be read.
-        ValueError: one is in another format, damaged or cut off, or they differ in number.
+        OSError: a file cannot be read.
+        ValueError: a file has another format, is damaged or truncated, or their lengths differ.
     """
     pixels, classes = read_idx(images, 3), read_idx(labels, 1)
     if len(pixels) != len(classes):

@@ -1,4 +1,4 @@
-"""Lists of images (.lst): in each line the number of an image, its labels, and a path, with tabs between them."""
+"""Lists of images (.lst): a line has the number of an image, its labels, and a path, separated by tabs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str, list[str]]]:
     """Iterate over the lines that are not blank: (line number, text, the parts between tabs).
 
     Raises:
-        OSError: the file can not be read.
+        OSError: the file cannot be read.
     """
     with Path(path).open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
@@ -37,17 +37,17 @@ def labels_and_path(entry: Sequence[Any]) -> tuple[Any, Any]:
     """Split ``[label, ..., path]`` or ``[[label, ...], path]`` into labels, float64 (number,), and the path.
 
     Raises:
-        ValueError: a label is no number.
+        ValueError: a label is not a number.
     """
     *labels, path = entry
     return np.array(labels[0] if len(labels) == 1 else labels, np.float64).reshape(-1), path
 
 
 def read(path: str | os.PathLike[str]) -> Iterator[Item | str]:
-    """Iterate over the items of a list; for a line that is none, the text of an error message.
+    """Iterate over the items of a list; an invalid line yields the text of an error message.
 
     Raises:
-        OSError: the file can not be read.
+        OSError: the file cannot be read.
     """
     for number, text, parts in lines(path):
         try:
@@ -68,22 +68,22 @@ def format_line(item: Item) -> str:
 def read_labels(path: str | os.PathLike[str], width: int) -> dict[int, Any]:
     """Read the labels of a list: float32 arrays of ``width`` numbers, by the number of the image.
 
-    Any white space separates the parts here, as in MXNet's `ImageRecordIter`.
+    Any white space separates the parts, as in MXNet's `ImageRecordIter`.
 
     Raises:
-        OSError: the file can not be read.
-        ValueError: a line with too few numbers.
+        OSError: the file cannot be read.
+        ValueError: a line has too few numbers.
     """
     return dict(_labels(path, width, f"{width} label(s)"))
 
 
 @raised_as_mxnet(OSError)
 def read_all_labels(path: str | os.PathLike[str]) -> dict[int, Any]:
-    """Read the same where each image may have any number of labels: all words between its number and its path.
+    """Read the labels of a list in which an image may have any number of labels, between its number and its path.
 
     Raises:
-        OSError: the file can not be read.
-        ValueError: a line without labels.
+        OSError: the file cannot be read.
+        ValueError: a line has no labels.
     """
     return dict(_labels(path, -1, "labels"))
 

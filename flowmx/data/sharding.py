@@ -1,4 +1,4 @@
-"""Sharding of data over ``num_parts`` workers of a job, of which this one has the number ``part_index``."""
+"""Sharding of data over ``num_parts`` workers of a job; this worker's share has the number ``part_index``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ _RULES: dict[Rule, Callable[[int, int, int], tuple[int, int]]] = {
     "drop rest": lambda n, i, parts: (n // parts * i, n // parts * (i + 1)),
     "equal": lambda n, i, parts: (_equal(n, i, parts), _equal(n, i, parts) - (-n // parts)),
 }
-"""The first index of a share and the one behind its last. The iterators of MXNet cut differently where instances do not
-divide evenly: lengths that differ by at most one (``"even"``, or with the longer ones first), a last share that is
-shorter, a rest that nobody reads, or shares of one length that overlap."""
+"""The first index of a share and the index after its last, by rule.
+
+MXNet's iterators differ if the samples do not divide evenly: lengths that differ by at most one (``"even"``, or the
+longer ones first), a shorter last share, a rest that no worker reads, or overlapping shares of equal length.
+"""
 
 
 def _first_longer(count: int, index: int, parts: int) -> int:
@@ -29,20 +31,20 @@ def _equal(count: int, index: int, parts: int) -> int:
 
 
 def check_part(part_index: int, num_parts: int) -> None:
-    """Check which share of the data is asked for.
+    """Check the number of a share.
 
     Raises:
-        ValueError: there is no such part.
+        ValueError: the part does not exist.
     """
     if not 0 <= part_index < num_parts:
         raise ValueError(f"part_index is {part_index} and num_parts {num_parts}, expected 0 <= part_index < num_parts")
 
 
 def share(count: int, part_index: int, num_parts: int, rule: Rule = "even") -> slice:
-    """Select the instances that one worker reads, as a slice; it may reach beyond the last.
+    """Return the samples that one worker reads, as a slice; it may extend beyond the last sample.
 
     Raises:
-        ValueError: there is no such part.
+        ValueError: the part does not exist.
 
     Example:
         >>> [share(10, index, 3) for index in range(3)]
@@ -53,10 +55,10 @@ def share(count: int, part_index: int, num_parts: int, rule: Rule = "even") -> s
 
 
 def byte_share(size: int, part_index: int, num_parts: int) -> tuple[int, int]:
-    """Select a range of a RecordIO file's bytes, at multiples of 4, as MXNet cuts them.
+    """Return the byte range of a RecordIO file that one worker reads. As in MXNet, its limits are multiples of 4.
 
     Raises:
-        ValueError: there is no such part.
+        ValueError: the part does not exist.
     """
     check_part(part_index, num_parts)
     length = math.ceil(math.ceil(size / num_parts) / 4) * 4

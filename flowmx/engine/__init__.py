@@ -1,4 +1,4 @@
-"""The dependency engine (``mx.engine``): push any work, tagged with what it reads and writes.
+"""The dependency engine (``mx.engine``): push work, tagged with the variables it reads and writes.
 
 Example:
     >>> log = mx.engine.Variable("log")
@@ -6,8 +6,8 @@ Example:
     >>> op.wait()
     hello
 
-A coroutine function runs on the engine's own loop; a plain function on a device's worker thread.
-Both may be given the variables of arrays: ``reads=[array]`` stands for the array's storage.
+A coroutine function runs on the engine's event loop, a plain function on a worker thread of a device.
+Tags may be arrays too: ``reads=[array]`` means the variable of the array's storage.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ __all__ = [
 
 
 class HasVariable(Protocol):
-    """Anything that stands for a variable, such as an array."""
+    """An object that has a variable, such as an array."""
 
     @property
     def variable(self) -> Variable:
-        """The tag of its content."""
+        """The variable of its content."""
 
 
 class Handle(Operation):
-    """A pushed operation: ``await`` it for the function's result, or wait, cancel and look at it.
+    """A pushed operation: ``await`` it for the function's result, wait for it, inspect it or cancel it.
 
-    Cancelling a task that awaits it abandons the wait; :meth:`cancel` ends the operation itself.
+    Cancelling a waiting task abandons only the wait; :meth:`cancel` ends the operation itself.
     """
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -65,7 +65,7 @@ class Handle(Operation):
         return self.result
 
     def wait(self) -> Any:
-        """Block until it is complete; returns the function's result or raises its error."""
+        """Block until the operation is complete; return the function's result or raise its error."""
         if self.failure is None:
             engine.wait(self)
         if self.token is not None:
@@ -75,25 +75,25 @@ class Handle(Operation):
         return self.result
 
     def done(self) -> bool:
-        """True when it is complete, well or not, or cancelled."""
+        """Return whether the operation has completed, failed or was cancelled."""
         return self.state == State.DONE or self.failure is not None
 
     def cancel(self) -> bool:
-        """Cancel it; returns True if that was still possible.
+        """Cancel the operation; return whether that was still possible.
 
-        What it would have written carries :class:`flowmx.errors.OperationCancelled`, from its turn on until
-        it is written again. A coroutine that runs already is cancelled at its next await; a plain
-        function that runs is not stopped (False).
+        Once its dependencies are complete, the variables that it writes carry
+        :class:`flowmx.errors.OperationCancelled` until the next write. A running coroutine is cancelled at its next
+        await; a running plain function is not stopped (False).
         """
         return engine.cancel(self)
 
 
-# How the frontends above tell which actor a device argument means; installed by flowmx.devices.
+# Finds the actor for a device argument; installed by flowmx.devices.
 _actor_of: Callable[[Any], Actor] | None = None
 
 
 def install_devices(actor_of: Callable[[Any], Actor]) -> None:
-    """Say how a ``device=`` argument (None: the current device) becomes an actor."""
+    """Set the function that returns the actor for a ``device=`` argument (None: the current device)."""
     global _actor_of
     _actor_of = actor_of
 
@@ -106,26 +106,26 @@ def push(
     priority: int = 0,
     name: str | None = None,
 ) -> Handle:
-    """Push any work to the engine; returns its handle at once.
+    """Push work to the engine; return its handle immediately.
 
     Args:
-        function: called without arguments when all that it depends on is done. A coroutine function is
-            awaited on the engine's loop.
-        reads: variables (or arrays) whose content it reads.
-        writes: variables (or arrays) whose content it writes or updates.
-        device: the device whose actor runs it (default: the current device; a coroutine: the network).
-        priority: higher runs earlier among what is ready.
-        name: what messages and profiles call it (default: the function's name).
+        function: called without arguments once the dependencies are complete. A coroutine function is awaited on the
+            engine's event loop.
+        reads: the variables or arrays that it reads.
+        writes: the variables or arrays that it writes or updates.
+        device: the device to run it on (default: the current device; for a coroutine, the network).
+        priority: among ready operations, a higher priority runs earlier.
+        name: its name in messages and profiles (default: the function's name).
 
     Raises:
         TypeError: ``function`` is not callable, or a tag is neither a variable nor an array.
         EngineError: a variable has been deleted.
 
-    Inside ``function`` the arrays that it names may be read and written in place, for example by
+    Inside ``function``, the arrays named in ``reads`` and ``writes`` may be accessed in place, for example with
     ``numpy.from_dlpack(array)``.
     """
     if not callable(function):
-        raise TypeError(f"push: function is {function!r}, expected something callable without arguments")
+        raise TypeError(f"push: function is {function!r}, expected a callable that takes no arguments")
     is_coroutine = _is_coroutine_function(function)
     read_tags, write_tags = _tags("reads", reads), _tags("writes", writes)
     if is_coroutine and device is None:
@@ -143,7 +143,9 @@ def push(
 
 
 def _is_coroutine_function(function: Callable[..., Any]) -> bool:
-    if type(function) is types.FunctionType and not function.__dict__:  # there is no mark that makes it one
+    if (
+        type(function) is types.FunctionType and not function.__dict__
+    ):  # a function without attributes, so not marked as a coroutine function
         return bool(function.__code__.co_flags & inspect.CO_COROUTINE)
     while isinstance(function, functools.partial):
         function = function.func
@@ -151,42 +153,46 @@ def _is_coroutine_function(function: Callable[..., Any]) -> bool:
         return False
     return inspect.iscoroutinefunction(function) or (
         not isinstance(function, (types.FunctionType, types.MethodType))
-        and inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004  (the method itself is wanted)
+        and inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004  (the method itself is inspected)
     )
 
 
 def runs_user_code(op: Operation) -> None:
-    """Prepare an operation, before its push, that may do anything: use arrays, push, wait.
+    """Prepare an operation that runs user code for its push: such code may use arrays, push and wait.
 
-    It runs in a copy of the caller's context, in which it is the current operation, and outside of the caller's bulk:
-    what it pushes there might be gathered with what waits for it.
+    The operation is always queued: its cost is unknown, and at its push it would hold the engine's lock. It runs in a
+    copy of the caller's context, in which it is the current operation, and outside the caller's bulk: otherwise,
+    operations that it pushes might be combined with operations that wait for it.
     """
     op.runs_user_code, op.bulkable = True, False
+    op.light = op.short = False
     op.context = context = contextvars.copy_context()
     context.run(current.set, op)
     if _bulking.is_inside():
-        context.run(_bulking.leave)
+        context.run(_bulking.leave_scope)
     op.layers = (*op.layers, _in_context) if op.layers else _IN_CONTEXT
 
 
 def _in_context(op: Operation, proceed: Callable[[], Any]) -> Any:
-    """A layer in which user code finds the context of its push."""
+    """Run user code in the context of its push (a layer)."""
     assert op.context is not None
-    return _await_in(op.context, proceed) if op.is_coroutine else op.context.run(proceed)
+    return _await_in_context(op, op.context, proceed) if op.is_coroutine else op.context.run(proceed)
 
 
 _IN_CONTEXT = (_in_context,)
 
 
-async def _await_in(context: contextvars.Context, function: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    result, ending = await asyncio.get_running_loop().create_task(_ended(function), context=context)
+async def _await_in_context(
+    op: Operation, context: contextvars.Context, function: Callable[[], Coroutine[Any, Any, Any]]
+) -> Any:  # fmt: skip
+    result, ending = await asyncio.get_running_loop().create_task(_outcome(function), name=op.name, context=context)
     if ending is not None:
         raise ending
     return result
 
 
-async def _ended(function: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[Any, BaseException | None]:
-    """Run a coroutine; returns its result, or the exception that would end the loop or its task."""
+async def _outcome(function: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[Any, BaseException | None]:
+    """Run a coroutine; return its result, or an exception that would end the event loop."""
     try:
         return await function(), None
     except (SystemExit, KeyboardInterrupt) as ending:
@@ -206,9 +212,9 @@ def _tags(argument: str, items: Iterable[Variable | HasVariable]) -> tuple[Varia
 
 
 def delete_variable(variable: Variable | HasVariable, on_delete: Callable[[], object] | None = None) -> Handle:
-    """Delete a variable once the work pushed on it so far is done; ``on_delete`` is called then.
+    """Delete a variable once the operations pushed on it so far are complete, and then call ``on_delete``.
 
-    Pushing on it is refused from now on, operators on its array included.
+    Later pushes on it, and operators on its array, raise an error.
     """
     handle = push(on_delete or (lambda: None), writes=[variable], name="delete_variable")
     (variable if isinstance(variable, Variable) else variable.variable).deleted = True
@@ -219,23 +225,23 @@ def delete_variable(variable: Variable | HasVariable, on_delete: Callable[[], ob
 def _refuse_deleted(op: Operation) -> None:
     for variable in (*op.reads, *op.writes):
         if variable.deleted:
-            raise EngineError(f"push: {variable!r}, which {op.name!r} uses, has been deleted: make a new variable")
+            raise EngineError(f"push: {op.name!r} uses {variable!r}, which has been deleted: create a new variable")
 
 
 def bulk(size: int) -> AbstractContextManager[None]:
-    """Inside the ``with`` block, operators are pushed in groups of up to ``size`` as one operation each."""
+    """Push the operators called inside the ``with`` block in groups of up to ``size``, each as one operation."""
     return _bulking.bulk(engine, size)
 
 
 def set_bulk_size(size: int) -> int:
-    """Kept for MXNet's scripts: bulking here is by :func:`bulk` scopes alone. Returns 0, the size so far."""
+    """Do nothing and return 0, for MXNet's scripts: only :func:`bulk` scopes combine operations."""
     if size < 0:
         raise ValueError(f"set_bulk_size: size is {size}, expected at least 0")
     return 0
 
 
 def waitall() -> None:
-    """Block until everything pushed so far is done; raises the first error that nobody has seen yet."""
+    """Block until everything pushed so far is complete; raise the first error that no wait has raised yet."""
     engine.wait_all()
 
 
@@ -248,32 +254,31 @@ class _Awaitable:
 
 
 def waitall_async() -> _Awaitable:
-    """``await mx.engine.waitall_async()``: the awaited form of :func:`waitall`."""
+    """Await everything pushed so far: the async form of :func:`waitall`."""
     return _Awaitable(engine.wait_all_async)
 
 
 def room() -> _Awaitable:
-    """Wait (``await mx.engine.room()``) until the run-ahead is below half its limits."""
+    """Await until the run-ahead is below half its limits."""
     return _Awaitable(engine.room)
 
 
 def stats() -> dict[str, Any]:
-    """Counts: operations pushed, completed, failed, pending, and each actor's queue."""
+    """Return counts of operations pushed, completed, failed and pending, and the queue length of each actor."""
     return engine.stats()
 
 
 @contextlib.contextmanager
 def using(**values: Any) -> Iterator[Engine]:
-    """A ``with`` block in which the engine runs with other settings, for tests and debugging.
+    """Run the engine with other settings inside the ``with`` block, for tests and debugging.
 
     Example:
         >>> with mx.engine.using(engine_type="NaiveEngine"):
         ...     train()
     """
-    before = engine.config
-    with settings.override(**values):
-        engine.configure(settings.get())
-        try:
+    try:
+        with settings.override(**values):
+            engine.configure(settings.get())
             yield engine
-        finally:
-            engine.configure(before)
+    finally:
+        engine.configure(settings.get())

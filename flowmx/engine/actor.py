@@ -1,9 +1,9 @@
-"""The actors that the engine hands ready operations to.
+"""Actors, to which the engine hands ready operations.
 
-An :class:`Actor` is a mailbox and a coroutine that consumes it, one for each device, copy stream and the network. The
-coroutine runs the device: replaced by an empty one, nothing runs. It lives on the engine's event loop, or on one that
-it shares with the other actors of its device. :class:`BatchActor` takes what is ready in batches and begins it there;
-:class:`flowmx.engine.workers.ThreadActor` has worker threads, which its coroutine starts and looks after.
+An :class:`Actor` is a mailbox and a coroutine that consumes it. There is one for each device, for each copy stream and
+for the network. The coroutine drives the device: if an empty one replaces it, nothing runs. It runs on the engine's
+event loop, or on a loop that the actors of a device share. :class:`BatchActor` starts ready operations in batches on
+its loop; :class:`flowmx.engine.workers.ThreadActor` has worker threads, which its coroutine starts and supervises.
 
 Every method whose docstring says *locked* is called with the engine's lock held.
 """
@@ -12,39 +12,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from flowmx.engine.failure import Failure
+from flowmx.engine.loops import Calls, create_hidden_task
 from flowmx.engine.mailbox import Mailbox
-from flowmx.engine.scheduler import RUNNING, Operation
+from flowmx.engine.scheduler import DONE, RUNNING, Operation
+from flowmx.errors import OperationCancelled
 
 if TYPE_CHECKING:
     from flowmx.engine.runtime import Engine
 
 __all__ = ["Actor", "BatchActor", "LoopActor"]
 
-_MOST_AT_ONCE = 32
-"""Operations that an actor begins before the others of its home get their turn."""
+_BATCH_LIMIT = 32
+"""The number of operations that an actor starts before the other actors on its loop get a turn."""
 
 
 class Actor(ABC):
     """One device's mailbox and the coroutine that consumes it.
 
     Attributes:
-        name: as in messages and profiles, for example ``cpu(0)``.
-        home: the event loop that it lives on, by name: actors of one home share a thread.
-        own_loop: an event loop of somebody else's that it lives on instead.
-        may_lend: True when a thread that waits may run this actor's operations itself.
-        launches: True when its operations only launch work, which goes on elsewhere.
-        engine: the engine that it works for, once something was pushed to it.
-        executed: how many operations have ended.
+        name: its name in messages and profiles, for example ``cpu(0)``.
+        home: the name of the event loop that it runs on; actors with the same home share a thread.
+        external_loop: an event loop outside the engine that it runs on instead.
+        accepts_help: whether a waiting thread may run this actor's operations itself.
+        launches: whether its operations only launch work, which continues elsewhere.
+        engine: the engine that it works for, set at the first push.
+        executed: the number of operations that have ended.
     """
 
     home = "engine"
-    own_loop: asyncio.AbstractEventLoop | None = None
-    may_lend = False
+    external_loop: asyncio.AbstractEventLoop | None = None
+    accepts_help = False
     launches = False
 
     def __init__(self, name: str) -> None:
@@ -61,33 +65,39 @@ class Actor(ABC):
         """Consume the mailbox until :meth:`stop`."""
 
     def accept(self, op: Operation) -> None:
-        """Put a ready operation into the mailbox, and wake a thread to run it (locked)."""
+        """Put a ready operation into the mailbox and wake a thread to run it (locked)."""
         self.mailbox.put(op)
         self.wake()
 
     def is_idle(self) -> bool:
-        """True when nothing is queued and nothing runs, so that an operation may run at its push (locked)."""
+        """Return whether nothing is queued or running, so that an operation may run at its push (locked)."""
         return False
 
     def open_slot(self) -> None:
-        """Let one more operation run: one that runs waits for others (locked)."""
+        """Allow one more operation to run, because a running one waits for others (locked)."""
 
     def close_slot(self) -> None:
-        """Undo :meth:`open_slot` (locked); for a moment there may be one runner too many."""
+        """Undo :meth:`open_slot` (locked); the limit may be exceeded by one for a moment."""
+
+    def pause(self) -> None:
+        """Start no further operation that only computes, until :meth:`unpause` (locked)."""
+
+    def unpause(self) -> None:
+        """Undo :meth:`pause` (locked)."""
 
     def cancel_running(self, op: Operation) -> bool:
-        """Try to stop an operation that runs already; True when it will end early (locked)."""
+        """Try to stop a running operation; return whether it will end early (locked)."""
         return False
 
     def prepare(self) -> None:
-        """Start what the coroutine can not start itself while the interpreter exits (locked)."""
+        """Start in advance what the coroutine cannot start while the interpreter exits (locked)."""
 
     # -- the coroutine ---------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Wake the coroutine, which then looks for work (locked)."""
+        """Wake the coroutine, which then checks for work (locked)."""
         if self._loop is not None and self._wake_event is not None and not self._is_waking:
-            with contextlib.suppress(RuntimeError):  # the loop has ended; who starts the actor anew sees what is ready
+            with contextlib.suppress(RuntimeError):  # the loop has ended; a restarted actor checks for ready work
                 self._loop.call_soon_threadsafe(self._wake_event.set)
                 self._is_waking = True
 
@@ -107,27 +117,27 @@ class Actor(ABC):
             self._is_waking = False
 
     def stop(self) -> None:
-        """Let :meth:`run` return soon; what has not started stays undone (locked)."""
+        """Make :meth:`run` return soon; operations that have not started are not run (locked)."""
         self._stopped = True
         self.wake()
 
     def threads(self) -> list[threading.Thread]:
-        """The threads that it has started and that have not ended."""
+        """Return the threads that it has started and that are still alive."""
         return []
 
-    def rest(self) -> None:
-        """Return to the initial state after a stop; the engine hands ready operations over again (locked)."""
+    def clear(self) -> None:
+        """Return to the initial state after a stop; the engine then hands over ready operations again (locked)."""
         self.mailbox = Mailbox()
         self.engine = self._loop = self._wake_event = None
         self._is_waking = self._stopped = False
 
-    def reset(self) -> None:
-        """Forget threads and what runs, in the child of a fork."""
-        self.rest()
+    def reset_after_fork(self) -> None:
+        """Discard threads and running operations, in the child of a fork."""
+        self.clear()
 
 
 class BatchActor(Actor):
-    """An actor whose coroutine takes what is ready in batches and begins it."""
+    """An actor whose coroutine starts ready operations in batches."""
 
     async def run(self) -> None:
         self.attach()
@@ -139,28 +149,28 @@ class BatchActor(Actor):
                 continue
             await self.begin(batch)
             begun += len(batch)
-            if begun >= _MOST_AT_ONCE:
+            if begun >= _BATCH_LIMIT:
                 begun = 0
                 await asyncio.sleep(0)
         await self.end()
 
     def _take(self) -> list[Operation]:
-        """Take the ready operations that go into a batch; each runs from now on."""
+        """Take a batch of ready operations and mark them as running."""
         assert self.engine is not None
         batch: list[Operation] = []
         with self.engine.lock:
-            self.engine.settle()
-            while len(batch) < _MOST_AT_ONCE and (op := self.mailbox.first()) is not None:
+            self.engine.recover()
+            while len(batch) < _BATCH_LIMIT and (op := self.mailbox.first()) is not None:
                 op.state = RUNNING
                 batch.append(op)
         return batch
 
     @abstractmethod
     async def begin(self, batch: Sequence[Operation]) -> None:
-        """Begin operations; each ends when its end is reported to the engine."""
+        """Start operations; each ends when its completion is reported to the engine."""
 
     async def end(self) -> None:
-        """Stop what has begun."""
+        """Stop the operations that have started."""
 
 
 class LoopActor(BatchActor):
@@ -169,13 +179,23 @@ class LoopActor(BatchActor):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._tasks: dict[Operation, asyncio.Task[None]] = {}
+        self._calls: Calls | None = None
+
+    def attach(self) -> None:
+        super().attach()
+        self._calls = Calls(asyncio.get_running_loop())
 
     async def begin(self, batch: Sequence[Operation]) -> None:
         assert self.engine is not None
+        loop = asyncio.get_running_loop()
         for op in batch:
-            task = asyncio.get_running_loop().create_task(self.engine.run_coroutine(op), name=op.name)
-            self._tasks[op] = task
-            task.add_done_callback(lambda _, op=op: self._tasks.pop(op, None))  # type: ignore[misc]
+            self._tasks[op] = task = create_hidden_task(loop, self.engine.run_coroutine(op), op.name)
+            task.add_done_callback(functools.partial(self._end_task, self.engine, op))
+
+    def _end_task(self, engine: Engine, op: Operation, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(op, None)
+        if op.state != DONE:  # the task was cancelled before its first step
+            engine.end(op, Failure(OperationCancelled(f"operation {op.name!r} was cancelled before it ran"), op))
 
     async def end(self) -> None:
         for task in list(self._tasks.values()):
@@ -183,16 +203,21 @@ class LoopActor(BatchActor):
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def tasks(self) -> list[tuple[Operation, asyncio.Task[None]]]:
-        """The operations that run, with their tasks."""
+        """Return the running operations with their tasks."""
         return list(self._tasks.copy().items())
 
     def cancel_running(self, op: Operation) -> bool:
-        task = self._tasks.get(op)
-        if task is None or self._loop is None:
+        if self._calls is None:
             return False
-        self._loop.call_soon_threadsafe(task.cancel)
+        self._calls.add(self._cancel, op)
         return True
 
-    def rest(self) -> None:
-        super().rest()
-        self._tasks = {}
+    def _cancel(self, op: Operation) -> None:
+        """Cancel the task of an operation (on the loop, where the tasks of all taken operations exist by now)."""
+        task = self._tasks.get(op)
+        if task is not None:
+            task.cancel()
+
+    def clear(self) -> None:
+        super().clear()
+        self._tasks, self._calls = {}, None

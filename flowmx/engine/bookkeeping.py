@@ -1,7 +1,7 @@
 """The books of an engine: pending operations, failures, and the waiters to notify when operations end.
 
-Whoever enters them takes :attr:`Books.lock` and calls :meth:`Books.settle`. The lock is re-entrant, since a finaliser
-or a signal handler may come in the middle of anything; every method may be called again where it was broken off.
+Callers hold :attr:`Books.lock` and first call :meth:`Books.recover`. The lock is re-entrant, since a finalizer or a
+signal handler may run at any point; every method may be called again after an interruption.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from flowmx.engine.origin import Origin
 from flowmx.engine.scheduler import DONE, READY, WAITING, Operation, Scheduler
 from flowmx.errors import OperationCancelled
 
-_MOST_FAILURES = 64
+_FAILURE_LIMIT = 64
 
 Ended = tuple[int, str, str, Origin | None, float, float, bool]
-"""An operation that has ended: serial, name, actor, origin, when it began and ended, whether it failed."""
+"""A completed operation: serial, name, actor, origin, start and end times, whether it failed."""
 
 
 class Books:
-    """The engine's knowledge of its operations.
+    """The engine's record of its operations.
 
     Attributes:
-        lock: held by who reads or changes them.
+        lock: guards all other attributes.
         scheduler: resolves operations by their variables.
-        pending: the operations that are not complete, the oldest first.
-        failed: how many operations have failed so far.
-        is_poisoned: whether anything has ever failed, so that variables must be looked at.
-        failures: those that nobody has seen yet, as far as they are kept: the first ones tell most.
-        journal: where to note each queued operation that has ended, for the flight recorder.
-        adopted: operations that run at their push although something was pushed meanwhile, and their threads.
+        pending: the incomplete operations, the oldest first.
+        failed: the number of operations that have failed.
+        is_poisoned: whether any operation has failed, so that variables must be checked.
+        failures: the first 64 unreported failures.
+        journal: the queued operations that have ended, for the flight recorder.
+        adopted: operations that run at their push and became pending when another was pushed, with their threads.
     """
 
     def __init__(self) -> None:
@@ -50,23 +50,23 @@ class Books:
         self._cancelled: list[Operation] = []
         self._room_waiters: dict[object, tuple[Callable[[], bool], Callable[[], None]]] = {}
 
-    def settle(self) -> None:
-        """Finish what has begun and was broken off, or is being done further down on this thread's stack (locked)."""
+    def recover(self) -> None:
+        """Finish steps that were interrupted, or that are in progress further down this thread's stack (locked)."""
         scheduler = self.scheduler
         inside = scheduler.inside
         if inside is not None:
             self.adopted[inside] = threading.get_ident()
-            scheduler.settle()
+            scheduler.recover()
         elif scheduler.step is not None:
-            scheduler.settle()
+            scheduler.recover()
         if self.adopted:
             self._end_orphans()
 
     def _end_orphans(self) -> None:
-        """End adopted operations that nobody runs: an interrupt broke one off, and the next one what was to end it.
+        """End adopted operations that no thread runs: an interrupt ended both the operation and its cleanup.
 
-        The call that pushes one is on its thread's stack for as long as it runs. That need not be this thread: where a
-        signal handler in the middle of such a call waits, other threads have the lock meanwhile.
+        While an adopted operation runs, its ``enqueue`` call is on its thread's stack. This may be another thread: if a
+        signal handler waits in the middle of such a call, other threads can take the lock.
         """
         frames = sys._current_frames()
         running = set()
@@ -86,7 +86,7 @@ class Books:
                 waiter()
 
     def oldest(self) -> Operation | None:
-        """The operation that has been pending for the longest time."""
+        """Return the operation that has been pending longest."""
         for op in self.pending:
             return op
         return None
@@ -94,10 +94,10 @@ class Books:
     # -- pushing ---------------------------------------------------------------------------------------
 
     def push(self, op: Operation, hold: bool = False) -> None:
-        """Add an operation (locked, settled)."""
+        """Add an operation (locked, after :meth:`recover`)."""
         self.scheduler.push(op, hold)
         if op.priority > 0 and op.blockers:
-            self._urge(op.blockers, op.priority)
+            self._raise_priorities(op.blockers, op.priority)
         if self._cancelled:
             waiters: list[Callable[[], None]] = []
             self._end_cancelled(waiters)
@@ -105,47 +105,47 @@ class Books:
                 waiter()
 
     def _hand_over(self, op: Operation) -> None:
-        """Give a ready operation to its actor; one that was cancelled, or that is not taken, ends instead."""
+        """Hand a ready operation to its actor; end it if it was cancelled or the actor raises an error."""
         if op.failure is None:
             try:
                 op.actor.accept(op)
-            except Exception as error:
+            except Exception as error:  # whatever the actor raises fails the operation
                 op.failure = failure_of(error, op)
         if op.failure is not None:
             self._cancelled.append(op)
 
-    def _urge(self, ops: Iterable[Any], priority: int) -> None:
-        """Raise the priority of what an urgent operation waits for to its own."""
-        todo = list(ops)
-        while todo:
-            op = todo.pop()
+    def _raise_priorities(self, ops: Iterable[Any], priority: int) -> None:
+        """Raise the priority of the operations that an urgent operation waits for."""
+        queue = list(ops)
+        while queue:
+            op = queue.pop()
             if not isinstance(op, Operation) or op.priority >= priority:
                 continue
             op.priority = priority
             if op.state == READY:
                 op.actor.accept(op)
             elif op.state == WAITING:
-                todo += op.blockers or ()
+                queue += op.blockers or ()
 
     # -- completing ------------------------------------------------------------------------------------
 
     def finish(self, op: Operation, failure: Failure | None, waiters: list[Callable[[], None]]) -> None:
-        """Complete an operation and hand on what it makes ready (locked, settled).
+        """Complete an operation and hand over the operations that become ready (locked, after :meth:`recover`).
 
         Args:
             op: the operation.
-            failure: how it failed, if it did.
-            waiters: callbacks to call once the lock is released are added here.
+            failure: its failure, or None.
+            waiters: receives the callbacks to call once the lock is released.
         """
         if op.state != DONE:
             if failure is not None:
                 self.poison(op, failure)
-            elif self.is_poisoned and not op.settles:
+            elif self.is_poisoned and not op.handles_failures:
                 for variable in op.writes:
                     variable.failure = None
             op.actor.executed += 1
             if self.journal is not None:
-                # Not the failure itself: it would hold on to what its frames hold.
+                # Not the failure itself: its frames keep values alive.
                 failed = op.failure is not None
                 self.journal.append((op.serial, op.name, op.actor.name, op.origin, op.began, monotonic(), failed))
             self.scheduler.complete(op)
@@ -158,7 +158,7 @@ class Books:
             waiters += [wake for is_due, wake in list(self._room_waiters.values()) if is_due()]
 
     def _end_cancelled(self, waiters: list[Callable[[], None]]) -> None:
-        """Complete operations that were cancelled while they waited: their turn has come."""
+        """Complete cancelled operations whose dependencies are complete."""
         while self._cancelled:
             op = self._cancelled[-1]
             if op.state != DONE:
@@ -169,13 +169,13 @@ class Books:
             if op.waiters is not None:
                 waiters += op.waiters.values()
                 op.waiters = None
-            if op in self._cancelled:  # else somebody came in between
+            if op in self._cancelled:  # else other code ran in between
                 self._cancelled.remove(op)
 
     # -- failures --------------------------------------------------------------------------------------
 
     def poison(self, op: Operation, failure: Failure) -> None:
-        """Law 3: what a failed operation writes carries its error (locked)."""
+        """Law 3: the variables that a failed operation writes carry its error (locked)."""
         if op.failure is not failure or op.state != DONE:
             self.is_poisoned = True
             op.failure = failure
@@ -185,62 +185,62 @@ class Books:
             variable.failure = failure
 
     def report(self, failure: Failure) -> None:
-        """Have the next ``waitall`` raise a failure that no wait has raised by then (locked)."""
-        if failure.seen or failure.listed:
+        """Record a failure, so that the next ``waitall`` raises it unless another wait did (locked)."""
+        if failure.raised or failure.listed:
             return
-        if len(self.failures) >= _MOST_FAILURES:
-            self.failures = [each for each in self.failures if not each.seen]
-        if len(self.failures) >= _MOST_FAILURES:
-            # Several workers end operations in any order: those pushed first are kept.
-            last = max(self.failures, key=lambda each: each.serial)
+        if len(self.failures) >= _FAILURE_LIMIT:
+            self.failures = [item for item in self.failures if not item.raised]
+        if len(self.failures) >= _FAILURE_LIMIT:
+            # Several workers end operations in any order: keep those pushed first.
+            last = max(self.failures, key=lambda item: item.serial)
             if last.serial > failure.serial:
                 self.failures.remove(last)
                 last.listed = False
-        if len(self.failures) < _MOST_FAILURES:
+        if len(self.failures) < _FAILURE_LIMIT:
             failure.listed = True
             self.failures.append(failure)
         if len(self.failures) > 1:
-            failure.forget_values()
+            failure.clear_locals()
 
-    def take_unseen(self) -> Failure | None:
-        """The first failure, in the order pushed, that no wait has raised; all count as raised now (locked)."""
-        unseen = [failure for failure in self.failures if not failure.seen]
+    def take_unraised(self) -> Failure | None:
+        """Return the first failure, in push order, that no wait has raised; mark all as raised (locked)."""
+        unraised = [failure for failure in self.failures if not failure.raised]
         self.failures.clear()
-        for failure in unseen:
-            failure.seen = True
-        return min(unseen, key=lambda failure: failure.serial, default=None)
+        for failure in unraised:
+            failure.raised = True
+        return min(unraised, key=lambda failure: failure.serial, default=None)
 
     # -- waiting ---------------------------------------------------------------------------------------
 
-    def wait_for_room(self, key: object, is_due: Callable[[], bool], wake: Callable[[], None]) -> None:
-        """Call a function once less is pending (locked)."""
+    def add_room_waiter(self, key: object, is_due: Callable[[], bool], wake: Callable[[], None]) -> None:
+        """Call ``wake`` when ``is_due()`` becomes true as operations complete (locked)."""
         self._room_waiters[key] = (is_due, wake)
 
-    def wait_no_more(self, key: object) -> None:
-        """Undo :meth:`wait_for_room` (locked)."""
+    def cancel_room_wait(self, key: object) -> None:
+        """Undo :meth:`add_room_waiter` (locked)."""
         self._room_waiters.pop(key, None)
 
-    def behind(self, ops: Iterable[Operation], waits: Iterable[tuple[Operation, Operation]]) -> set[Operation]:
-        """Operations and all that can not end before one of them does (locked).
+    def dependents_of(self, ops: Iterable[Operation], waits: Iterable[tuple[Operation, Operation]]) -> set[Operation]:
+        """Return operations and all that can only end after one of them (locked).
 
         Args:
             ops: the operations.
-            waits: which running operations wait, inside, for which others.
+            waits: pairs of a running operation and one that it waits for inside.
         """
         waits = list(waits)
-        found = set(ops)
-        todo = list(found)
-        while todo:
-            op = todo.pop()
-            later = {*(op.dependents or ()), *(outer for outer, inner in waits if inner is op)} - found
-            found |= later
-            todo += later
-        return found
+        result = set(ops)
+        queue = list(result)
+        while queue:
+            op = queue.pop()
+            later = {*(op.dependents or ()), *(outer for outer, inner in waits if inner is op)} - result
+            result |= later
+            queue += later
+        return result
 
 
-def carried(op: Operation) -> Failure | None:
-    """The failure that an operation inherits from what it reads, if any."""
-    if op.settles:
+def inherited_failure(op: Operation) -> Failure | None:
+    """Return the failure that an operation inherits from the variables it reads, or None."""
+    if op.handles_failures:
         return None
     for variable in op.reads:
         if variable.failure is not None:
@@ -249,11 +249,11 @@ def carried(op: Operation) -> Failure | None:
 
 
 def release(op: Operation) -> None:
-    """Drop all references of an ended operation but its outcome (not locked: a finaliser may do anything)."""
+    """Drop the references of a completed operation, except its outcome (not locked: finalizers may run any code)."""
     op.function = _nothing
     op.arguments = op.reads = op.writes = ()
     op.layers, op.context = (), None
 
 
 def _nothing(*_: Any) -> None:
-    """The function of an operation that has ended."""
+    """The function of a completed operation."""

@@ -1,8 +1,8 @@
-"""Bulking: several small operations pushed as one, as ``mxnet.engine.bulk`` does.
+"""Bulking: push several small operations as one, as ``mxnet.engine.bulk`` does.
 
-Inside ``with bulk(size):`` the operations of one actor are gathered into one open operation, which takes
-on their reads and writes as they come and is pushed when it is full, when the scope ends, or when anybody
-waits for something. An operation that would make the open one wait for something pushed after it starts a new bulk
+Inside ``with bulk(size):`` the operations of one actor are gathered into one open operation, which adopts their reads
+and writes. It is pushed when it is full, when the scope ends, or when any code waits for an operation. An operation
+starts a new bulk if it would make the open one wait for something that was pushed after it
 (:meth:`flowmx.engine.scheduler.Scheduler.extend`).
 """
 
@@ -14,16 +14,17 @@ from contextvars import ContextVar
 
 from flowmx.engine.runtime import Engine
 from flowmx.engine.scheduler import DONE, Operation
+from flowmx.scopes import Value, assign, enter, leave
 
-_scope: ContextVar[_Scope | None] = ContextVar("flowmx_bulk", default=None)
+_scope: ContextVar[Value[_Scope | None]] = ContextVar("flowmx_bulk", default=Value(None))  # noqa: B039
 
 
 class _Scope:
     """The operations that one ``with bulk`` block has gathered so far.
 
     Attributes:
-        open: the operation that takes on others, and what it has gathered. There may be another one for a moment, where
-            a finaliser or a signal handler came while one was begun.
+        open: the open operation and the operations it has gathered. There may briefly be a second one if a finalizer or
+        a signal handler ran while one was being created.
     """
 
     def __init__(self, engine: Engine, size: int) -> None:
@@ -33,10 +34,10 @@ class _Scope:
         self.closed = False
 
     def add(self, part: Operation) -> None:
-        """Gather an operation; it is pushed together with the others."""
+        """Gather an operation, to be pushed together with the others."""
         engine = self.engine
         with engine.lock:
-            engine.settle()
+            engine.recover()
             op = next(iter(list(self.open)), None)
             while op is None or op.actor is not part.actor or not self._extend(op, part):
                 self.flush()
@@ -45,14 +46,14 @@ class _Scope:
                 self.flush()
 
     def _extend(self, op: Operation, part: Operation) -> bool:
-        """Add a part to the operation, if it can take it on."""
+        """Add a part to an open operation; return False if that is impossible."""
         return op.state != DONE and self.engine.scheduler.extend(op, part, self.open.get(op, []))
 
     def _begin(self, part: Operation) -> Operation:
-        """A new bulk."""
+        """Start a new bulk."""
         parts: list[Operation] = []
         op = Operation(_run_parts, (self.engine, parts), (), (), part.actor, "bulk", part.origin)
-        op.settles = True
+        op.handles_failures = True
         self.open[op] = parts
         self.engine.open_bulks[self] = None
         self.engine.books.push(op, hold=True)
@@ -61,11 +62,11 @@ class _Scope:
     def flush(self) -> None:
         """Push the open bulk."""
         with self.engine.lock:
-            self.engine.settle()
+            self.engine.recover()
             for op in list(self.open):
                 if self.engine.scheduler.is_held(op):
                     self.engine.scheduler.unhold(op)
-                if op.serial:  # else it is just being pushed, further down on this thread's stack
+                if op.serial:  # else it is being pushed further down this thread's stack
                     self.open.pop(op, None)
             if not self.open:
                 self.engine.open_bulks.pop(self, None)
@@ -79,7 +80,7 @@ def _run_parts(engine: Engine, parts: list[Operation]) -> None:
 
 @contextlib.contextmanager
 def bulk(engine: Engine, size: int) -> Iterator[None]:
-    """Gather the operators called inside into operations of up to ``size`` of them each.
+    """Gather the operators called inside into operations of up to ``size`` operators.
 
     Raises:
         ValueError: ``size`` is below 1.
@@ -87,22 +88,22 @@ def bulk(engine: Engine, size: int) -> Iterator[None]:
     if size < 1:
         raise ValueError(f"bulk: size is {size}, expected at least 1")
     scope = _Scope(engine, size)
-    token = _scope.set(scope)
+    frame = enter(_scope, Value(scope))
     try:
         engine.use_bulks(_scope, scope)
         yield
     finally:
-        scope.closed = True  # first: tasks and operations begun inside may still see it, and an interrupt may come
-        _scope.reset(token)
+        scope.closed = True  # first: tasks and operations started inside may still see it, and an interrupt may come
+        leave(_scope, frame)
         scope.flush()
         engine.leave_bulks()
 
 
 def is_inside() -> bool:
-    """True where pushes of this context may be gathered by a scope."""
-    return _scope.get() is not None
+    """Return whether a scope may gather the pushes of this context."""
+    return _scope.get().value is not None
 
 
-def leave() -> None:
-    """Push each operation by itself from here on in this context, whatever scope it was copied in."""
-    _scope.set(None)
+def leave_scope() -> None:
+    """Push each operation separately from here on in this context, even if it was copied inside a scope."""
+    assign(_scope, Value(None))

@@ -13,40 +13,39 @@ from flowmx.engine.origin import describe
 from flowmx.engine.scheduler import Operation
 from flowmx.errors import EngineError
 
-_MOST_NOTES = 16
-"""An exception object that many operations raise gets no more than about this many notes."""
+_NOTE_LIMIT = 16
+"""The approximate limit of notes on an exception object that many operations raise."""
 _MAY_BE_SUSPENDED = (
     inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 )
 _ENDS_COROUTINES = (asyncio.CancelledError, GeneratorExit, StopAsyncIteration, StopIteration)
-"""Exceptions that end a coroutine in which they are raised, as a cancelled one or as one that has come to its end."""
+"""Exceptions that end the coroutine they are raised in, as cancelled or as finished."""
 
 
 class Failure:
     """The original exception of a failed operation, with notes that say where it came from.
 
-    The variables that the operation writes hold the one Failure, and so do those of every operation that
-    was skipped because it read them. The exception may be of any class, however it behaves: no method of its own is
-    called.
+    All variables that the operation writes share one Failure, and so do those of every operation that was skipped
+    because it read them. The exception may be of any class: none of its methods is called.
 
     Attributes:
         exception: the original exception object.
-        seen: True once a wait has raised it.
-        serial: the number of the operation that failed first, in the order pushed.
+        raised: whether a wait has raised it.
+        serial: the serial number, in push order, of the operation that failed first.
         operation: the name of that operation.
-        actor: the name of what ran it.
+        actor: the name of the actor that ran it.
         origin: where it was enqueued.
-        listed: True once it stands among those that ``waitall`` raises from.
-        traceback: that of the exception, from the operation's own function on.
+        listed: whether it is in the list that ``waitall`` raises from.
+        traceback: the exception's traceback, from the operation's function on.
     """
 
-    __slots__ = ("actor", "exception", "listed", "operation", "origin", "seen", "serial", "traceback")
+    __slots__ = ("actor", "exception", "listed", "operation", "origin", "raised", "serial", "traceback")
 
     def __init__(self, exception: BaseException, op: Operation) -> None:
         self.serial, self.operation, self.origin = op.serial, op.name, op.origin
         self.actor = str(getattr(op.actor, "name", op.actor))
-        self.seen = self.listed = False
-        # The engine's own frame on top says nothing to the reader.
+        self.raised = self.listed = False
+        # Skip the engine's frame on top, which tells the reader nothing.
         top = _traceback_of(exception)
         self.traceback: TracebackType | None = top.tb_next if top is not None and top.tb_next is not None else top
         self.exception = exception
@@ -54,38 +53,38 @@ class Failure:
 
     def throw(self) -> NoReturn:
         """Raise the original exception, with the traceback of the operation itself."""
-        self.seen = True
+        self.raised = True
         raise BaseException.with_traceback(self.exception, self.traceback)
 
     def throw_awaited(self) -> NoReturn:
-        """As :meth:`throw`, in a coroutine that has awaited the operation.
+        """Raise the exception in a coroutine that awaited the operation, as :meth:`throw` does.
 
         Raises:
-            EngineError: in the place of an exception by which Python would end the coroutine, or its task.
+            EngineError: instead of an exception that would end the coroutine or its task.
         """
         if isinstance(self.exception, _ENDS_COROUTINES):
-            self.seen = True
+            self.raised = True
             error = self.exception
             raise EngineError(f"an operation raised {type(error).__name__}: {error}") from error
         self.throw()
 
-    def forget_values(self) -> None:
-        """Clear the local variables of its traceback's functions; the lines stay.
+    def clear_locals(self) -> None:
+        """Clear the local variables in its traceback's frames, keeping the lines.
 
-        A coroutine that caught the exception and waits now stays as it is. Before Python 3.13 clearing its frame would
-        close it, so those of coroutines are left there.
+        A coroutine that caught the exception and is now waiting keeps its variables. Before Python 3.13 clearing its
+        frame would close it, so frames of coroutines are skipped there.
         """
         entry = self.traceback
         while entry is not None:
             frame = entry.tb_frame
             if sys.version_info >= (3, 13) or not frame.f_code.co_flags & _MAY_BE_SUSPENDED:
-                with contextlib.suppress(RuntimeError):  # it runs still, or is suspended
+                with contextlib.suppress(RuntimeError):  # the frame is running or suspended
                     frame.clear()
             entry = entry.tb_next
 
 
 class Inherited(Exception):
-    """Raised inside an operation to say that it carries a failure on which is known already."""
+    """Raised inside an operation to pass on an earlier failure."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__()
@@ -93,12 +92,12 @@ class Inherited(Exception):
 
 
 def failure_of(error: BaseException, op: Operation) -> Failure:
-    """The :class:`Failure` for an exception that an operation raised; an inherited one keeps its first failure."""
+    """Return the :class:`Failure` for an exception of an operation; an inherited one keeps its first failure."""
     return error.failure if isinstance(error, Inherited) else Failure(error, op)
 
 
 def notes_for(op: Operation) -> list[str]:
-    """Compose the notes that are added to an exception: its operation, layer, and the line that enqueued it."""
+    """Return the notes for an exception: its operation, its layer, and the line that enqueued it."""
     origin = op.origin
     notes = [f"flowmx: raised by operation {op.name!r} (#{op.serial}) on {getattr(op.actor, 'name', op.actor)}"]
     if origin is not None:
@@ -109,18 +108,18 @@ def notes_for(op: Operation) -> list[str]:
 
 
 def _traceback_of(exception: BaseException) -> TracebackType | None:
-    found: TracebackType | None = BaseException.__getattribute__(exception, "__traceback__")
-    return found
+    traceback: TracebackType | None = BaseException.__getattribute__(exception, "__traceback__")
+    return traceback
 
 
 def _add_notes(exception: BaseException, op: Operation) -> None:
-    """Add notes past whatever the exception's class does with attributes: it may be frozen, or refuse notes."""
+    """Add notes, bypassing the exception's class, which may be frozen or reject notes."""
     try:
-        known = BaseException.__getattribute__(exception, "__notes__")
-    except Exception:
-        known = None
-    if not isinstance(known, list):
-        known = []
-    if len(known) < _MOST_NOTES:
+        notes = BaseException.__getattribute__(exception, "__notes__")
+    except Exception:  # there are no notes, or the exception's class raises anything
+        notes = None
+    if not isinstance(notes, list):
+        notes = []
+    if len(notes) < _NOTE_LIMIT:
         with contextlib.suppress(Exception):
-            BaseException.__setattr__(exception, "__notes__", [*known, *notes_for(op)])
+            BaseException.__setattr__(exception, "__notes__", [*notes, *notes_for(op)])

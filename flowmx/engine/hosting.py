@@ -1,4 +1,4 @@
-"""The homes of actors: their event loops, each in a thread of its own, and what happens when one of them dies."""
+"""Event loops and threads of actors: start, supervision, shutdown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowmx.engine.actor import Actor, LoopActor
 from flowmx.engine.bookkeeping import Books
-from flowmx.engine.loops import LoopThread
+from flowmx.engine.loops import LoopThread, create_hidden_task
 from flowmx.engine.running import Runner
 from flowmx.engine.scheduler import READY
 from flowmx.errors import EngineError
@@ -25,18 +25,18 @@ _log = logging.getLogger("flowmx.engine")
 
 
 class NoThread(EngineError):
-    """No thread can be started: there are too many, or the interpreter exits (from Python 3.12 on)."""
+    """No thread can be started: there are too many, or the interpreter is exiting (Python 3.12 and later)."""
 
 
 class Hosting:
     """Starts the coroutines of actors at their first operation, and stops them.
 
     Attributes:
-        actors: those at work, by name.
+        actors: the started actors, by name.
         network: awaits coroutine operations.
-        loops: the event loops, by the name of the home.
-        openers: called when the engine's own loop starts, with the lock held: at first use, and anew after a fork.
-        is_closed: nothing can be pushed any more.
+        loops: the event loops, by home name.
+        openers: called with the lock held when the engine's loop starts: at first use, and again after a fork.
+        is_closed: whether no thread is started any more; the main thread then runs the operations that it pushes.
     """
 
     def __init__(self, books: Books, runner: Runner, engine: Engine) -> None:
@@ -49,7 +49,7 @@ class Hosting:
         self.openers: list[Callable[[], None]] = []
         self.is_closed = False
         self._tasks: dict[Actor, asyncio.Task[None]] = {}
-        self._left_behind: list[Any] = []
+        self._leaked: list[Any] = []
         self._switch_interval_set = False
         self._config = Settings()
 
@@ -59,31 +59,33 @@ class Hosting:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The engine's own event loop, if it runs."""
+        """The engine's event loop, if it runs."""
         home = self.loops.get(Actor.home)
         return None if home is None else home.loop
 
     @property
     def loop_thread(self) -> threading.Thread | None:
-        """The thread of the engine's own event loop, if it runs."""
+        """The thread of the engine's event loop, if it runs."""
         home = self.loops.get(Actor.home)
         return None if home is None else home.thread
 
-    def is_home(self) -> bool:
-        """Tell whether the calling thread is one in which actors live."""
+    def is_actor_thread(self) -> bool:
+        """Return whether the calling thread runs actors' coroutines."""
         thread = threading.current_thread()
         return any(home.thread is thread for home in self.loops.values())
 
     def adopt(self, actor: Actor) -> None:
         """Start an actor's coroutine, at its first use."""
         if self.is_closed:
-            raise EngineError("the engine has been shut down: nothing can be pushed any more")
+            # Other programs' exit functions run on the main thread; a daemon thread is about to be killed.
+            kind = NoThread if threading.current_thread() is threading.main_thread() else EngineError
+            raise kind("the engine has been shut down: nothing can be pushed any more")
         with self.books.lock:
             if actor.engine is not None:
                 return
             self._set_switch_interval()
             self.actors[actor.name] = actor
-            loop = actor.own_loop or self._home(actor.home).loop
+            loop = actor.external_loop or self._home(actor.home).loop
             actor.prepare()
             loop.call_soon_threadsafe(self._supervise, actor)
             actor.engine = self.engine
@@ -91,12 +93,12 @@ class Hosting:
     def _set_switch_interval(self) -> None:
         if not self._switch_interval_set:
             self._switch_interval_set = True
-            wanted = self._config.switch_interval
-            if wanted and sys.getswitchinterval() > wanted:
-                sys.setswitchinterval(wanted)
+            interval = self._config.switch_interval
+            if interval and sys.getswitchinterval() > interval:
+                sys.setswitchinterval(interval)
 
     def _home(self, name: str) -> LoopThread:
-        """The event loop of that name, started at first use (locked)."""
+        """Return the event loop of that name, started at first use (locked)."""
         home = self.loops.get(name)
         if home is None:
             home = LoopThread(f"flowmx-{name}", self._config.uvloop)
@@ -104,31 +106,31 @@ class Hosting:
                 home.start()
             except RuntimeError as error:
                 home.loop.close()
-                raise NoThread(f"the engine can not start the thread of {name!r}: {error}") from error
+                raise NoThread(f"the engine cannot start the thread of {name!r}: {error}") from error
             self.loops[name] = home
             if name == Actor.home:
-                for opened in self.openers:
-                    opened()
+                for on_open in self.openers:
+                    on_open()
         return home
 
     def _supervise(self, actor: Actor) -> None:
         """Start an actor's coroutine (on its loop)."""
         loop = asyncio.get_running_loop()
         with self.books.lock:
-            if actor.engine is None:  # an interrupt broke its adoption off
+            if actor.engine is None:  # an interrupt struck during its adoption
                 return
             task = self._tasks.get(actor)
             if task is None or task.get_loop() is not loop:
-                self._tasks[actor] = loop.create_task(self._run(actor), name=f"actor {actor.name}")
+                self._tasks[actor] = create_hidden_task(loop, self._run(actor), f"actor {actor.name}")
 
     async def _run(self, actor: Actor) -> None:
-        """Run an actor's coroutine; where that ends by an error, its work fails loudly."""
+        """Run an actor's coroutine; if it raises, fail the actor's operations."""
         try:
             await actor.run()
-        except GeneratorExit:  # it is collected as garbage, by a thread that may hold any lock
+        except GeneratorExit:  # garbage collection by a thread that may hold any lock
             raise
         except asyncio.CancelledError:
-            self._ended(actor)
+            self._clean_up(actor)
             raise
         except BaseException as error:
             _log.error("actor %s died", actor.name, exc_info=error)
@@ -136,24 +138,24 @@ class Hosting:
             self.runner.abandon(
                 [op for op in self.books.pending if op.actor is actor], f"actor {actor.name} died: {error!r}"
             )
-            self._ended(actor)
+            self._clean_up(actor)
         else:
-            self._ended(actor)
+            self._clean_up(actor)
 
-    def _ended(self, actor: Actor) -> None:
+    def _clean_up(self, actor: Actor) -> None:
         """Clean up after an actor's coroutine (on its loop)."""
         if self._tasks.get(actor) is asyncio.current_task():
             del self._tasks[actor]
         with self.books.lock:
             is_retired = self.actors.get(actor.name) is not actor
             if is_retired:
-                actor.rest()
+                actor.clear()
         self._close(actor.home)
         if is_retired and not self.is_closed:
-            self.start_again()
+            self.restart()
 
     def retire(self, actor: Actor) -> None:
-        """Stop and forget an actor that gets no more operations."""
+        """Stop and remove an actor that gets no more operations."""
         with self.books.lock:
             if self.actors.get(actor.name) is actor:
                 del self.actors[actor.name]
@@ -162,14 +164,14 @@ class Hosting:
     def _close(self, home: str) -> None:
         """Stop the loop of a device whose last actor was retired."""
         with self.books.lock:
-            if home != Actor.home and home in self.loops and all(each.home != home for each in self.actors.values()):
+            if home != Actor.home and home in self.loops and all(actor.home != home for actor in self.actors.values()):
                 self.loops.pop(home).stop()
 
     # -- endings ---------------------------------------------------------------------------------------
 
     def stop(self, join: float) -> None:
         """Stop the actors and their loops, and join their threads for at most ``join`` seconds in all."""
-        until = time.monotonic() + join
+        deadline = time.monotonic() + join
         with self.books.lock:
             threads = [thread for actor in self.actors.values() for thread in actor.threads()]
             for actor in self.actors.values():
@@ -177,31 +179,31 @@ class Hosting:
             loops, self.loops = self.loops, {}
         for thread in threads:
             if thread is not threading.current_thread():
-                thread.join(max(0.0, until - time.monotonic()))
+                thread.join(max(0.0, deadline - time.monotonic()))
         for home in loops.values():
             home.stop()
         for home in loops.values():
-            home.thread.join(max(0.1, until - time.monotonic()))
+            home.thread.join(max(0.1, deadline - time.monotonic()))
         with self.books.lock:
             for actor in self.actors.values():
-                actor.rest()
+                actor.clear()
 
-    def start_again(self) -> None:
+    def restart(self) -> None:
         """Start the actors of operations that were pushed while actors were being stopped."""
         with self.books.lock:
-            self.books.settle()
+            self.books.recover()
             for op in list(self.books.pending):
                 if op.state == READY:
                     if op.actor.engine is None:
                         self.adopt(op.actor)
                     op.actor.accept(op)
 
-    def forget(self) -> None:
-        """Forget all threads, in the child of a fork."""
-        # Never to be closed or collected here, which would disturb the parent's.
-        self._left_behind.append(self._tasks)
+    def reset_after_fork(self) -> None:
+        """Drop all threads, in the child of a fork."""
+        # Keep them referenced: closing or collecting them here would disturb the parent's.
+        self._leaked.append(self._tasks)
         for home in self.loops.values():
-            self._left_behind.append((home.loop, asyncio.all_tasks(home.loop)))
+            self._leaked.append((home.loop, asyncio.all_tasks(home.loop)))
         for actor in self.actors.values():
-            actor.reset()
+            actor.reset_after_fork()
         self.loops, self._tasks = {}, {}

@@ -1,4 +1,4 @@
-"""Event loops: the engine's own, and the one that :func:`run` runs a coroutine on."""
+"""Event loops: the engine's, and those that :func:`run` starts for a coroutine."""
 
 from __future__ import annotations
 
@@ -6,38 +6,36 @@ import asyncio
 import contextlib
 import contextvars
 import functools
-import gc
 import inspect
 import sys
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future, wait
 from pathlib import Path
 from threading import get_ident
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar, overload
-from weakref import WeakKeyDictionary
 
-from flowmx import settings
+from flowmx import event_loops, process_hooks, settings
 from flowmx.errors import EngineError
+from flowmx.process_changes import collector_paused
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-LOOK_UP = 1.0
-"""Seconds after which a thread that waits looks for signals.
+SIGNAL_CHECK_INTERVAL = 1.0
+"""Seconds after which a waiting thread checks for signals.
 
-One that came a moment before the thread fell asleep, or that another thread received, wakes nobody: without this,
-Ctrl-C would be lost.
+A signal that arrives just before the thread sleeps, or on another thread, does not wake it: without this check, Ctrl-C
+would be lost.
 """
-
-running: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
-"""Event loops on which operations were awaited, and the identity of the thread of each."""
 
 
 def new_event_loop(use_uvloop: bool = True) -> asyncio.AbstractEventLoop:
-    """A new event loop: uvloop's where it is installed and wanted, asyncio's elsewhere."""
+    """Create an event loop: uvloop's if it is installed and ``use_uvloop`` is set, else asyncio's."""
     if use_uvloop:
         try:
             import uvloop
@@ -45,46 +43,46 @@ def new_event_loop(use_uvloop: bool = True) -> asyncio.AbstractEventLoop:
             pass
         else:
             loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-            return _lenient(loop)
+            return _accept_eager_factories(loop)
     return asyncio.new_event_loop()
 
 
-def _lenient(loop: Any) -> asyncio.AbstractEventLoop:
-    """A loop of uvloop's on which ``asyncio.eager_task_factory`` works in Python 3.13.0 to 3.13.2.
+def _accept_eager_factories(loop: Any) -> asyncio.AbstractEventLoop:
+    """Make ``asyncio.eager_task_factory`` work on uvloop's loops in Python 3.13.0 to 3.13.2.
 
-    uvloop passes ``eager_start`` to task factories, which asyncio's own take from 3.13.3 on.
+    uvloop passes ``eager_start`` to task factories, which asyncio's accept from 3.13.3 on.
     """
     if (3, 13) <= sys.version_info < (3, 13, 3):
         set_factory = loop.set_task_factory
         loop.set_task_factory = lambda factory: set_factory(factory and without_eager_start(factory))
-    made: asyncio.AbstractEventLoop = loop
-    return made
+    result: asyncio.AbstractEventLoop = loop
+    return result
 
 
 def without_eager_start(factory: Callable[..., Any]) -> Callable[..., Any]:
-    """A task factory that takes ``eager_start`` and leaves it out of what it passes on."""
+    """Return a task factory that accepts ``eager_start`` and drops it."""
 
     @functools.wraps(factory)
-    def made(*args: Any, eager_start: bool | None = None, **given: Any) -> Any:
-        return factory(*args, **given)
+    def call(*args: Any, eager_start: bool | None = None, **kwargs: Any) -> Any:
+        return factory(*args, **kwargs)
 
-    return made
+    return call
 
 
 # -- plain code --------------------------------------------------------------------------------------------
 
 _HOSTS = frozenset({"IPython", "ipykernel", "marimo"})
 _PROMPT = str(Path(asyncio.__file__).with_name("__main__.py"))
-"""Packages, and the file of ``python -m asyncio``, that run on a loop of theirs what a person types."""
+"""Packages, and the file of ``python -m asyncio``, that run interactive code on an event loop."""
 
 _COROUTINE = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 
 
 def in_plain_code() -> bool:
-    """Tell whether what calls this is plain code, which may block: no coroutine, and no callback of an event loop.
+    """Return whether the caller is plain code, which may block: not a coroutine or a callback of an event loop.
 
-    What is typed into a notebook's cell or at a prompt is plain code although a loop runs below it, statement by
-    statement; with an ``await`` of its own, Python makes a coroutine of the statement.
+    Code typed into a notebook cell or at a prompt is plain code although a loop runs below it. Statements that use
+    ``await`` are not, since Python turns them into coroutines.
     """
     if asyncio._get_running_loop() is None:
         return True
@@ -100,61 +98,84 @@ def in_plain_code() -> bool:
 
 
 def run(coroutine: Any) -> Any:
-    """Run a coroutine from plain code to its end, on uvloop where it is there; returns its result.
+    """Run a coroutine from plain code until it ends, on uvloop if it is installed; return its result.
 
-    What is no coroutine is returned: plain code that calls a function decorated with :func:`runs_in_plain_code` has its
-    result already.
+    Return any other argument unchanged: it is the result of a function decorated with :func:`runs_in_plain_code`.
 
     Raises:
-        EngineError: it is called in a coroutine, which awaits others.
+        EngineError: the caller is a coroutine, which should await instead.
     """
     if not asyncio.iscoroutine(coroutine):
         return coroutine
     if asyncio._get_running_loop() is None:
         return _run_here(coroutine)
     if in_plain_code():
-        return _run_beside(coroutine)
+        return _run_in_thread(coroutine)
     coroutine.close()
     name = getattr(coroutine, "__name__", "coroutine")
-    raise EngineError(f"run: an event loop runs here already: write `await {name}(...)` instead of `run({name}(...))`")
+    raise EngineError(f"run: an event loop already runs here: write `await {name}(...)` instead of `run({name}(...))`")
 
 
 def _run_here(coroutine: Coroutine[Any, Any, T]) -> T:
+    error = event_loops.refuse(f"{getattr(coroutine, '__name__', 'a coroutine')}() runs to completion")
+    if error is not None:
+        coroutine.close()
+        raise error
+    process_hooks.ensure_installed()
     config = settings.get()
     with asyncio.Runner(loop_factory=lambda: new_event_loop(config.uvloop)) as runner:
-        running[runner.get_loop()] = get_ident()
+        event_loops.running[runner.get_loop()] = get_ident()
         return runner.run(coroutine)
 
 
-def _run_beside(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in another thread, since a loop runs in this one; what interrupts the wait here cancels it."""
-    from concurrent.futures import ThreadPoolExecutor
-
+def _run_in_thread(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in another thread, since this thread runs a loop; an interrupt here cancels it."""
     started: Future[asyncio.Task[T]] = Future()
+    result: Future[T] = Future()
+    is_interrupted = False
 
-    async def begun() -> T:
+    async def announce() -> T:
         task: Any = asyncio.current_task()
         started.set_result(task)
+        if is_interrupted:
+            task.cancel()
         return await coroutine
+
+    def run() -> None:
+        try:
+            result.set_result(_run_here(announce()))
+        except BaseException as error:  # the waiting thread raises it
+            result.set_exception(error)
 
     def cancel(started: Future[asyncio.Task[T]]) -> None:
         task = started.result()
-        with contextlib.suppress(RuntimeError):  # its loop has closed meanwhile
+        with contextlib.suppress(RuntimeError):  # the loop was closed in the meantime
             task.get_loop().call_soon_threadsafe(task.cancel)
 
-    with ThreadPoolExecutor(1, "flowmx-run") as thread:
-        ended = thread.submit(contextvars.copy_context().run, _run_here, begun())
-        try:
-            return result_of(ended)
-        except BaseException:
-            if not ended.done():
-                started.add_done_callback(cancel)
-            raise
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name="flowmx-run")
+    try:
+        thread.start()  # an interrupt may come before it returns, with the thread running
+        value = result_of(result)
+    except BaseException:
+        is_interrupted = True
+        if not result.done():
+            started.add_done_callback(cancel)
+        if thread.ident is not None or wait([started], _THREAD_START).done:
+            wait([result])
+        else:
+            coroutine.close()  # the thread has not started
+        raise
+    thread.join()
+    return value
+
+
+_THREAD_START = 1.0
+"""Maximum seconds until a new thread runs its first lines."""
 
 
 def result_of(future: Future[T]) -> T:
-    """Block until a future of another thread is done; an interrupt is never missed."""
-    while wait([future], LOOK_UP).not_done:
+    """Block until a future of another thread is done, without missing interrupts."""
+    while wait([future], SIGNAL_CHECK_INTERVAL).not_done:
         pass
     return future.result()
 
@@ -168,14 +189,14 @@ def runs_in_plain_code(function: Callable[P, Coroutine[Any, Any, T]]) -> Callabl
 
 
 def runs_in_plain_code(function: Callable[P, Coroutine[Any, Any, Any]]) -> Callable[P, Any]:
-    """Let a coroutine function be called by plain code too: it runs to its end then, and returns its result.
+    """Make a coroutine function callable from plain code, which then blocks until the result is available.
 
-    So scripts and cells of notebooks call ``mod.fit(...)``, and coroutines ``await mod.fit(...)``. What has no result
-    may also be awaited, or given to ``asyncio.run``, which finds it done.
+    Scripts and notebook cells call ``mod.fit(...)``; coroutines ``await mod.fit(...)``. If there is no result,
+    plain code may also await the call or pass it to ``asyncio.run``, both of which then return immediately.
     """
 
     @functools.wraps(function)
-    def called(*args: P.args, **kwargs: P.kwargs) -> Any:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> Any:
         coroutine = function(*args, **kwargs)
         if not in_plain_code():
             return coroutine
@@ -184,7 +205,7 @@ def runs_in_plain_code(function: Callable[P, Coroutine[Any, Any, Any]]) -> Calla
             result = Done()
         return result
 
-    return called
+    return wrapper
 
 
 class Done(Coroutine[Any, Any, None]):
@@ -213,32 +234,91 @@ class Done(Coroutine[Any, Any, None]):
 def start_locked(thread: threading.Thread) -> None:
     """Start a thread while the engine's lock is held.
 
-    ``start`` waits for the new thread's first steps. Were garbage collected in these, a finalizer that takes the
-    engine's lock would wait for the caller for ever: so nothing is collected meanwhile.
+    ``start`` waits until the new thread runs. Garbage collection is paused meanwhile, since a finalizer that takes the
+    engine's lock would deadlock with the caller.
     """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
+    with collector_paused():
         thread.start()
-    finally:
-        if collects:
-            gc.enable()
+
+
+_hidden: dict[asyncio.Task[Any], None] = {}
+
+
+def create_hidden_task(
+    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], name: str | None = None
+) -> asyncio.Task[T]:
+    """Start a task of the engine that ``asyncio.all_tasks()`` does not list.
+
+    Coroutines that users push run on the same loop, and may cancel every task that they see.
+    """
+    task = loop.create_task(coroutine, name=name)
+    asyncio._unregister_task(task)
+    _hidden[task] = None
+    task.add_done_callback(_hidden.pop)
+    return task
+
+
+_CALL_LIMIT = 64
+"""Maximum number of calls from other threads that a loop runs before it polls its timers and sockets."""
+
+
+class Calls:
+    """A queue of calls from other threads to a loop, with one wake-up for all and a limited number at a time.
+
+    Otherwise, thousands of operations that end together would wake the loop thousands of times, then block it.
+
+    Args:
+        loop: the loop that runs the calls.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)
+        self._waiting: deque[tuple[Callable[[Any], object], Any]] = deque()
+        self._is_due = False
+
+    def add(self, function: Callable[[T], object], argument: T) -> None:
+        """Call ``function(argument)`` on the loop soon, from any thread; do nothing if the loop is closed."""
+        self._waiting.append((function, argument))
+        loop = self._loop()
+        if self._is_due or loop is None:
+            return
+        self._is_due = True
+        try:
+            loop.call_soon_threadsafe(self._run)
+        except RuntimeError:  # the loop is closed
+            self._waiting.clear()
+            self._is_due = False
+
+    def _run(self) -> None:
+        self._is_due = False  # first: calls added from here on wake the loop again
+        for _ in range(min(len(self._waiting), _CALL_LIMIT)):
+            function, argument = self._waiting.popleft()
+            function(argument)
+        loop = self._loop()
+        if self._waiting and not self._is_due and loop is not None:
+            self._is_due = True
+            loop.call_soon(self._run)
 
 
 class LoopThread:
-    """An event loop that runs in a thread of its own.
+    """An event loop in a separate thread, which runs until :meth:`stop` even if callbacks raise errors.
 
     Args:
-        name: the thread's.
-        use_uvloop: run on uvloop where it is installed.
+        name: the name of the thread.
+        use_uvloop: whether to use uvloop if it is installed.
+
+    Raises:
+        EngineError: gevent has replaced threads with greenlets.
 
     Attributes:
-        loop, thread: what it is made of.
+        loop, thread: the loop and its thread.
     """
 
     def __init__(self, name: str, use_uvloop: bool) -> None:
+        event_loops.require_threads()
         self.loop = new_event_loop(use_uvloop)
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._is_stopped = False
 
     def start(self) -> None:
         """Start the thread and its loop; the engine's lock may be held."""
@@ -248,8 +328,12 @@ class LoopThread:
         loop = self.loop
         asyncio.set_event_loop(loop)
         try:
-            loop.run_forever()
-            tasks = asyncio.all_tasks(loop)
+            while not self._is_stopped:
+                try:
+                    loop.run_forever()
+                except BaseException as error:  # SystemExit or KeyboardInterrupt of a task that user code started
+                    loop.call_exception_handler({"message": "a task or callback raised", "exception": error})
+            tasks = asyncio.all_tasks(loop) | {task for task in list(_hidden) if task.get_loop() is loop}
             for task in tasks:
                 task.cancel()
             if tasks:
@@ -258,5 +342,6 @@ class LoopThread:
             loop.close()
 
     def stop(self) -> None:
-        """Cancel the remaining tasks, and let the thread end."""
+        """Cancel the remaining tasks, and end the thread."""
+        self._is_stopped = True
         self.loop.call_soon_threadsafe(self.loop.stop)

@@ -1,7 +1,7 @@
-"""The operations of an actor that are ready: higher priority first, and in the order pushed among equals.
+"""The ready operations of an actor: higher priority first, and in push order among equals.
 
-An operation may lie here twice, and one that runs already or was cancelled may lie here still: what counts is its
-state, and what is not ready is left out. So putting one in again does no harm, and taking one is a single store.
+The mailbox may hold an operation twice, or one that already runs or was cancelled: only operations in state READY are
+returned. So adding one again does no harm, and taking one is a single store.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class Mailbox:
     """An actor's queue of ready operations.
 
     Attributes:
-        plain: those of priority 0, the usual one: putting one in costs an append.
-        ranked: a heap of all others, and of those whose priority was raised.
+        plain: operations of priority 0, the default: adding one costs an append.
+        ranked: a heap of all others, and of operations whose priority was raised.
     """
 
     __slots__ = ("plain", "ranked")
@@ -35,7 +35,7 @@ class Mailbox:
             heapq.heappush(self.ranked, (-op.priority, op.serial, op))
 
     def first(self) -> Operation | None:
-        """The next operation, which stays in the mailbox; None where there is none."""
+        """Return the next operation, which stays in the mailbox, or None."""
         plain, ranked = self.plain, self.ranked
         while ranked and ranked[0][2].state != READY:
             heapq.heappop(ranked)
@@ -49,5 +49,5 @@ class Mailbox:
         return sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[Operation]:
-        found = dict.fromkeys([*list(self.plain), *(op for _, _, op in list(self.ranked))])
-        yield from (op for op in found if op.state == READY)
+        operations = dict.fromkeys([*list(self.plain), *(op for _, _, op in list(self.ranked))])
+        yield from (op for op in operations if op.state == READY)

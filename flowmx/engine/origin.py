@@ -1,7 +1,7 @@
 """The origin of an operation: the user's file and line, and the layer.
 
-Captured at every push, so it must cost little: what is kept is the code object and the position in it
-(0.3 µs); the line and its text are looked up only when an error is reported.
+It is captured at every push, so it must be cheap: only the code object and the position in it are stored (0.3 µs). The
+line and its text are looked up when an error is reported.
 """
 
 from __future__ import annotations
@@ -15,25 +15,27 @@ from contextvars import ContextVar
 from pathlib import Path
 from types import CodeType, FrameType
 
+from flowmx.scopes import Value, enter, leave
+
 _ROOTS = tuple(
     str(Path(__file__).resolve().parents[2] / folder) + "/" for folder in ("flowmx", "devices", "ops", "comm")
 )
-# Standard-library wrappers through which flowmx itself is called; never the user's line.
+# Standard-library wrappers through which flowmx calls itself; never the user's line.
 _THROUGH = ("contextlib.py", "functools.py")
 
 _internal: dict[str, bool] = {}
-_layer: ContextVar[str | None] = ContextVar("flowmx_layer", default=None)
+_layer: ContextVar[Value[str | None]] = ContextVar("flowmx_layer", default=Value(None))  # noqa: B039
 _layers_in_use = False
 names_layers = 0
-"""Number of users (profiler, plan, ...) that currently need blocks to name the layers of pushed operations."""
+"""The number of users (profiler, plan, ...) that need blocks to name the layers of pushed operations."""
 
 
 Origin = tuple[CodeType | None, int, str | None]
-"""A code object, the position in it, and the layer: what is captured at a push."""
+"""A code object, the position in it, and the layer, as captured at a push."""
 
 
 def lookup(origin: Origin) -> tuple[str, int, str] | None:
-    """File, line and function name of a place, or None where it is not known."""
+    """Return the file, line and function name of an origin, or None if it is unknown."""
     code, position, _ = origin
     if code is None:
         return None
@@ -46,7 +48,7 @@ def lookup(origin: Origin) -> tuple[str, int, str] | None:
 
 
 def describe(origin: Origin | None) -> str:
-    """For a message: ``file:line in function: text of the line``."""
+    """Return ``file:line in function: text of the line``, for messages."""
     place = lookup(origin) if origin is not None else None
     if place is None:
         return "an unknown place"
@@ -56,76 +58,76 @@ def describe(origin: Origin | None) -> str:
 
 
 def is_internal(filename: str) -> bool:
-    """Tell whether a file belongs to flowmx, so that it is never reported as the user's line."""
-    known = _internal[filename] = filename.startswith(_ROOTS) or filename.endswith(_THROUGH)
-    return known
+    """Return whether a file belongs to flowmx and so is never reported as the user's line."""
+    is_flowmx = _internal[filename] = filename.startswith(_ROOTS) or filename.endswith(_THROUGH)
+    return is_flowmx
 
 
 def user_frame(depth: int = 1) -> FrameType | None:
-    """The innermost frame of the caller's stack that is not flowmx's own."""
+    """Return the innermost frame of the caller's stack that is outside flowmx."""
     frame: FrameType | None = sys._getframe(depth)
     internal = _internal
     while frame is not None:
         filename = frame.f_code.co_filename
-        known = internal.get(filename)
-        if known is None:
-            known = is_internal(filename)
-        if not known:
+        is_flowmx = internal.get(filename)
+        if is_flowmx is None:
+            is_flowmx = is_internal(filename)
+        if not is_flowmx:
             return frame
         frame = frame.f_back
     return None
 
 
 def is_called_by_user(depth: int = 2) -> bool:
-    """Tell whether the frame ``depth`` levels above is the user's code (2: the caller of the caller)."""
+    """Return whether the frame ``depth`` levels above is user code (2: the caller of the caller)."""
     filename = sys._getframe(depth).f_code.co_filename
-    known = _internal.get(filename)
-    return not (is_internal(filename) if known is None else known)
+    is_flowmx = _internal.get(filename)
+    return not (is_internal(filename) if is_flowmx is None else is_flowmx)
 
 
-def warn_user(message: str, once: set[tuple[str, int]], category: type[Warning] = UserWarning) -> None:
+def warn_user(message: str, warned: set[tuple[str, int]], category: type[Warning] = UserWarning) -> None:
     """Warn at the user's line, once for each line.
 
     Args:
-        message: what is wrong, and what to do.
-        once: the lines that were warned of before; this one is added.
+        message: the problem, and what to do.
+        warned: lines with an earlier warning; this line is added.
         category: the warning's class.
     """
     frame = user_frame(2)
     place = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("?", 0)
-    if place not in once:
-        once.add(place)
+    if place not in warned:
+        warned.add(place)
         warnings.warn_explicit(message, category, *place)
 
 
 def capture(depth: int = 2) -> Origin:
-    """The user's place and layer, seen from ``depth`` frames up (2: the caller of the caller)."""
+    """Return the user's place and layer, seen from ``depth`` frames up (2: the caller of the caller)."""
     frame: FrameType | None = sys._getframe(depth)
     internal = _internal
     while frame is not None:
         code = frame.f_code
-        known = internal.get(code.co_filename)
-        if known is None:
-            known = is_internal(code.co_filename)
-        if not known:
-            return (code, frame.f_lasti, _layer.get() if _layers_in_use else None)
+        is_flowmx = internal.get(code.co_filename)
+        if is_flowmx is None:
+            is_flowmx = is_internal(code.co_filename)
+        if not is_flowmx:
+            return (code, frame.f_lasti, _layer.get().value if _layers_in_use else None)
         frame = frame.f_back
     return (None, 0, None)
 
 
 @contextlib.contextmanager
 def layer_scope(name: str, fresh: bool = False) -> Iterator[None]:
-    """Operations pushed inside belong to the layer ``name``; scopes nest as ``outer/inner``, unless it is ``fresh``."""
+    """Put operations pushed inside into the layer ``name``; scopes nest as ``outer/inner``, unless ``fresh`` is set."""
     global _layers_in_use
     _layers_in_use = True
-    outer = None if fresh else _layer.get()
-    token = _layer.set(f"{outer}/{name}" if outer else name)
+    outer = None if fresh else _layer.get().value
+    frame = enter(_layer, Value(f"{outer}/{name}" if outer else name))
     try:
         yield
     finally:
-        _layer.reset(token)
+        leave(_layer, frame)
 
 
 def current_layer() -> str | None:
-    """The layer that operations pushed here would belong to."""
-    return _layer.get()
+    """Return the layer that operations pushed here belong to."""
+    return _layer.get().value

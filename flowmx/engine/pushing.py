@@ -1,6 +1,6 @@
-"""Pushing and cancelling of operations.
+"""Pushing and cancelling operations.
 
-Pushing happens on the caller's thread under one lock and never waits for work (Law 2).
+A push happens on the caller's thread, under one lock, and never waits for operations (Law 2).
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from asyncio import _get_running_loop as _running_loop  # bound: it is asked at each such push
+from asyncio import _get_running_loop as _running_loop  # bound here: called at each push of a short operation
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
 from flowmx.engine.actor import Actor
 from flowmx.engine.bookkeeping import Books, release
-from flowmx.engine.checking import checked
+from flowmx.engine.checking_mode import check_reads
 from flowmx.engine.failure import Failure
 from flowmx.engine.hosting import Hosting, NoThread
-from flowmx.engine.running import Runner, again
+from flowmx.engine.running import Runner, retry
 from flowmx.engine.scheduler import DONE, READY, RUNNING, Operation, Variable
 from flowmx.engine.waiting import Waiting
 from flowmx.engine.workers import InlineActor, ThreadActor
@@ -26,19 +26,19 @@ from flowmx.errors import OperationCancelled
 from flowmx.settings import Settings
 
 _log = logging.getLogger("flowmx.engine")
-_NOT_LOOKING = frozenset({"deleted", "lines", "tokens"})
-"""Watches that look at no more of an operation than its variables."""
+_PASSIVE = frozenset({"deleted", "lines", "tokens"})
+"""The purposes of watches that read only the variables of an operation."""
 
 
 class Pushing:
-    """Takes operations and assigns them to actors.
+    """Pushes operations and assigns them to actors.
 
     Attributes:
         kind: the engine's kind.
-        watches: who is shown each operation before it is pushed, by what for.
-        bulk_scope: the variable that holds the open bulk of a context; None while nobody uses any.
-        open_bulks: the bulk scopes that hold an operation back; any wait lets them all go.
-        read_settings: puts the settings of the environment in force.
+        watches: functions that see each operation before it is pushed, by purpose.
+        bulk_scope: the context variable that holds the open bulk; None while no bulk scope is in use.
+        open_bulks: bulk scopes with an operation that is not pushed yet; any wait flushes them all.
+        read_settings: applies the settings of the environment.
     """
 
     def __init__(self, books: Books, runner: Runner, waiting: Waiting, hosting: Hosting) -> None:
@@ -51,22 +51,22 @@ class Pushing:
         self._bulks: dict[int, weakref.ref[Any]] = {}
         self.open_bulks: dict[Any, None] = {}
         self.watches: dict[str, Callable[[Operation], None]] = {}
-        self._each_watch: tuple[Callable[[Operation], None], ...] = ()
+        self._watch_functions: tuple[Callable[[Operation], None], ...] = ()
         self._inline = InlineActor("naive")
         self._pool = ThreadActor("pool")
         self._route: Actor | None = None
-        self._checking = self._is_at_work = False
-        # Whether there is more to a push than to hand it over. The environment is read at the first push, not at the
-        # import, which a bad setting must not break.
+        self._checking = self._is_running_directly = False
+        # _is_special: whether pushes need more than the scheduler. The environment is read at the first push, not at
+        # import, so that a bad setting cannot break the import.
         self._is_special = self._is_configured = False
         self.read_settings: Callable[[], None] = _nothing
         self.configure(Settings())
         self._is_configured, self._is_special = False, True
         waiting.flush = self.flush_bulks
-        runner.after = self._go_on_naively
+        runner.after = self._run_inline
 
     def configure(self, config: Settings) -> None:
-        """Use other settings from here on; waits for what is pending where the engine's kind changes."""
+        """Apply new settings; wait for pending operations if the engine's kind changes."""
         kind = {"ThreadedEnginePooled": "ThreadedEngine"}.get(config.engine_type, config.engine_type)
         if self.kind not in ("", kind):
             self.waiting.wait_all(throw=False)
@@ -75,9 +75,9 @@ class Pushing:
         self._pool.slots = max(2, config.cpu_worker_nthreads)
         self._route = {"NaiveEngine": self._inline, "ThreadedEngine": self._pool}.get(kind)
         self._is_configured = True
-        self._find_out()
+        self._update_special()
 
-    def _find_out(self) -> None:
+    def _update_special(self) -> None:
         self._is_special = (
             not self._is_configured or self._route is not None or self._checking or self.bulk_scope is not None
         )
@@ -85,22 +85,31 @@ class Pushing:
     # -- pushing ---------------------------------------------------------------------------------------
 
     def enqueue(self, op: Operation) -> None:
-        """Push an operation: it runs when its dependencies are met. Returns at once."""
-        for watch in self._each_watch:
+        """Push an operation, which runs once its dependencies are complete; return immediately.
+
+        It uses the cheapest way that applies:
+
+        1. A light operation without pending dependencies runs here, under the lock.
+        2. Other engine kinds, the checking mode and bulks replace the steps below (:meth:`_enqueue_specially`).
+        3. The first use of an actor starts the actor; without threads, the operation runs here.
+        4. A short operation may run on this thread, without the lock.
+        5. Otherwise the scheduler records it, and its actor runs it.
+        """
+        for watch in self._watch_functions:
             watch(op)
         books = self.books
-        if op.light and not self._is_special and op.actor.engine is not None and not self._is_at_work:
+        if op.light and not self._is_special and op.actor.engine is not None and not self._is_running_directly:
             try:
                 with books.lock:
                     if op.actor.is_idle() and books.scheduler.enter(op):
                         self.runner.run_at_push(op)
                         return
             except BaseException:
-                again(self.runner.break_off, op)
+                retry(self.runner.finish_interrupted, op)
                 raise
         waiting = self.waiting
-        if len(books.pending) >= waiting.most_ops or books.scheduler.pending_bytes + op.nbytes > waiting.most_bytes:
-            waiting.make_room(op.nbytes)
+        if len(books.pending) >= waiting.ops_limit or books.scheduler.pending_bytes + op.nbytes > waiting.bytes_limit:
+            waiting.make_room(op.nbytes, op.runs_user_code)
         try:
             if self._is_special and self._enqueue_specially(op):
                 return
@@ -113,26 +122,28 @@ class Pushing:
                 self._push_and_run(op)
                 return
             with books.lock:
-                books.settle()
+                books.recover()
                 books.push(op)
         except BaseException:
-            again(self.runner.break_off, op)
+            retry(self.runner.finish_interrupted, op)
             raise
 
-    def at_once(self, actor: Actor, reads: tuple[Variable, ...], function: Callable[..., Any], *arguments: Any) -> bool:
-        """Run light work that reads variables and makes what nobody else has seen yet: no operation stands for it.
+    def run_light(
+        self, actor: Actor, reads: tuple[Variable, ...], function: Callable[..., Any], *arguments: Any
+    ) -> bool:
+        """Call a light function that computes new outputs, without creating an operation for it.
 
-        Where anything is to be waited for or to be told, where it fails, or where something was pushed in between, this
-        returns False: the same work is then to be pushed as an operation, and what it has made does not count.
+        Return False if a dependency is pending or has failed, if the engine or a watch needs an operation, or if the
+        call fails or pushes another operation. The caller then discards the outputs and pushes an operation instead.
 
         Args:
-            actor: where it belongs.
-            reads: what it reads.
-            function: what does it; it may be called again.
-            *arguments: of the function.
+            actor: the actor of the device.
+            reads: the variables that the function reads.
+            function: the function, which may be called a second time.
+            *arguments: its arguments.
         """
         books = self.books
-        if self._is_special or self._each_watch or actor.engine is None:
+        if self._is_special or self._watch_functions or actor.engine is None:
             return False
         scheduler = books.scheduler
         with books.lock:
@@ -143,15 +154,15 @@ class Pushing:
                 writer = variable.writer
                 if variable.failure is not None or (writer is not None and writer.state != DONE):
                     return False
-            if self._is_at_work:
+            if self._is_running_directly:
                 return False
-            self._is_at_work = True
+            self._is_running_directly = True
             try:
                 self.runner.inline(function, *arguments)
-            except Exception:
+            except Exception:  # the operation that is pushed instead raises it again
                 return False
             finally:
-                self._is_at_work = False
+                self._is_running_directly = False
             if scheduler.serial != serial:
                 return False
             scheduler.serial = serial + 1
@@ -159,172 +170,175 @@ class Pushing:
             return True
 
     def _may_work_for(self, actor: Actor) -> bool:
-        """Tell whether this thread may run short operations of an actor itself.
+        """Return whether this thread may run short operations of an actor.
 
-        Not one that runs an event loop, or an operation; nor for an actor that several threads work for.
+        It may not if it runs an event loop or an operation, or if the actor has several threads.
         """
         return (
             isinstance(actor, ThreadActor)
             and actor.slots == 1
             and self.runner.local.turn is None
-            and not self._is_at_work
+            and not self._is_running_directly
             and self.books.scheduler.inside is None
             and _running_loop() is None
         )
 
     def _push_and_run(self, op: Operation) -> None:
-        """Push a short operation, and run it on this thread if its actor has nothing else to do.
+        """Push a short operation, and run it on this thread if its actor is idle.
 
-        A worker would have to be woken for it, and would take the interpreter from this thread, which has little to do
+        Waking a worker would make two threads alternate for the interpreter, although this thread has little to do
         before it waits.
         """
         books, actor = self.books, op.actor
         try:
             with books.lock:
-                books.settle()
-                actor.kept = op if actor.is_idle() else None
+                books.recover()
+                actor.reserved = op if actor.is_idle() else None
                 books.push(op)
-                is_kept, actor.kept = actor.kept is op and op.state == READY, None
-            if is_kept:
-                self.runner.lend(actor, op)
+                is_reserved, actor.reserved = actor.reserved is op and op.state == READY, None
+            if is_reserved:
+                self.runner.help(actor, op)
                 if op.state == READY:
-                    self._call_for(actor)
+                    self._wake_worker(actor)
         except BaseException:
-            again(self._call_for, actor)
+            retry(self._wake_worker, actor)
             raise
 
-    def _call_for(self, actor: ThreadActor) -> None:
+    def _wake_worker(self, actor: ThreadActor) -> None:
         with self.books.lock:
-            self.books.settle()
-            actor.kept = None
-            actor.tend()
+            self.books.recover()
+            actor.reserved = None
+            actor.wake_worker()
 
     def _enqueue_specially(self, op: Operation) -> bool:
-        """Do what other engine kinds, the checking mode and bulks change; True when that was all of the push."""
+        """Apply other engine kinds, the checking mode and bulks; return whether the push is then complete."""
         if not self._is_configured:
             self.read_settings()
-        if self._route is not None and op.actor.may_lend:
+        if self._route is not None and op.actor.accepts_help:
             op.actor = self._route
         if self._checking:
-            op.wrap(checked)
+            op.wrap(check_reads)
         if op.actor.engine is None:
             self._adopt(op)
         if self._route is self._inline:
             self._push_inline(op)
             return True
-        bulks = self.bulk_scope  # another thread may leave the last one meanwhile
-        scope = bulks.get() if bulks is not None and op.bulkable else None
+        bulks = self.bulk_scope  # read once: another thread may close the last scope
+        scope = bulks.get().value if bulks is not None and op.bulkable else None
         if scope is not None and not scope.closed:
             scope.add(op)
             return True
-        # The end of a scope may have been broken off by an interrupt, at any line of it.
+        # An interrupt may have come while a scope was being closed.
         if bulks is not None:
             self.leave_bulks()
         else:
-            self._find_out()
+            self._update_special()
         return False
 
     def _adopt(self, op: Operation) -> None:
-        """Start an operation's actor at its first use; where no thread can be started, the one that pushes works."""
+        """Start an operation's actor at its first use; if threads cannot start, run operations at their push."""
         try:
             self.hosting.adopt(op.actor)
         except NoThread as error:
-            if not op.actor.may_lend:
+            if not op.actor.accepts_help:
                 raise
             if threading.main_thread().is_alive():
-                _log.warning("%s: operations run on the threads that push them from now on", error)
+                _log.warning("%s: from now on, operations run on the threads that push them", error)
             op.actor = self._route = self._inline
             self._inline.engine = self.hosting.engine
-            self._find_out()
+            self._update_special()
 
     # -- watching --------------------------------------------------------------------------------------
 
     def use_watch(self, watch: Callable[[Operation], None] | None, purpose: str = "values") -> None:
-        """Set the function that is shown each operation before it is pushed (None: none).
+        """Set the function that sees each operation before it is pushed.
 
         Args:
-            watch: the function, or None. It may wrap the operation, or refuse it by raising.
-            purpose: what it is for; there is one function for each.
+            watch: the function, which may wrap the operation, or reject it by raising; None removes it.
+            purpose: identifies the watch; each purpose has one function.
         """
         if watch is None:
             self.watches.pop(purpose, None)
         else:
             self.watches[purpose] = watch
-        self._each_watch = tuple(self.watches.values())
+        self._watch_functions = tuple(self.watches.values())
 
     @property
     def is_watched(self) -> bool:
-        """True while a watch looks at each operation, so that none may stand for several."""
-        return bool(self.watches.keys() - _NOT_LOOKING)
+        """Whether a watch inspects each operation, so that operations must not be combined."""
+        return bool(self.watches.keys() - _PASSIVE)
 
     # -- bulks -----------------------------------------------------------------------------------------
 
     def use_bulks(self, variable: ContextVar[Any], scope: Any) -> None:
-        """Look for an open bulk at each push, until this scope and all others are closed."""
+        """Check for an open bulk at each push, until this scope and all others are closed."""
         with self.books.lock:
             self._bulks[id(scope)] = weakref.ref(scope)
             self.bulk_scope = variable
-            self._find_out()
+            self._update_special()
 
     def leave_bulks(self) -> None:
-        """Look for open bulks no longer if all scopes are closed: pushes are as quick as before."""
+        """Stop checking for open bulks if all scopes are closed, so that pushes are fast again."""
         with self.books.lock:
-            scopes = [reference() for reference in list(self._bulks.values())]  # in one step: more may come meanwhile
+            scopes = [reference() for reference in list(self._bulks.values())]  # list(): scopes may be added meanwhile
             if all(scope is None or scope.closed for scope in scopes):
                 self._bulks.clear()
                 self.bulk_scope = None
-                self._find_out()
+                self._update_special()
 
     def flush_bulks(self) -> None:
-        """Push every open bulk: a waiter may depend on one that another task or thread holds open."""
+        """Push every open bulk: a waiter may depend on a bulk of another task or thread."""
         for scope in list(self.open_bulks):
             scope.flush()
 
     # -- the naive engine ------------------------------------------------------------------------------
 
     def _push_inline(self, op: Operation) -> None:
-        """Push an operation, run what is ready here and now, then see it complete."""
+        """Push an operation, run ready operations on this thread, then wait until it is complete."""
         with self.books.lock:
-            self.books.settle()
+            self.books.recover()
             self.books.push(op)
-        self.runner.lend(self._inline)
-        on_the_loop = threading.current_thread() is self.hosting.loop_thread
-        if op.state != DONE and self.runner.local.turn is None and not on_the_loop:
+        self.runner.help(self._inline)
+        is_loop_thread = threading.current_thread() is self.hosting.loop_thread
+        if op.state != DONE and self.runner.local.turn is None and not is_loop_thread:
             self.waiting._block(op)
 
-    def _go_on_naively(self) -> None:
-        """Run what is ready by now; not on the engine's loop, where nothing may wait."""
+    def _run_inline(self) -> None:
+        """Run ready operations, but not on the engine's loop, which must not block."""
         if self._route is not self._inline:
             return
         with self.books.lock:
             if self._inline.mailbox.first() is None:
                 return
         if threading.current_thread() is self.hosting.loop_thread:
-            threading.Thread(target=self.runner.lend, args=(self._inline,), name="flowmx-naive", daemon=True).start()
+            threading.Thread(target=self.runner.help, args=(self._inline,), name="flowmx-naive", daemon=True).start()
         else:
-            self.runner.lend(self._inline)
+            self.runner.help(self._inline)
 
     # -- cancelling ------------------------------------------------------------------------------------
 
     def cancel(self, op: Operation) -> bool:
-        """Cancel an operation that has not started (or a coroutine that runs); True when it will not end well.
+        """Cancel an operation that has not started, or a running coroutine; return whether it will not succeed.
 
-        One that waits keeps its place: it ends, and poisons what it writes, when its turn comes.
+        A cancelled operation stays in the queue until its dependencies are complete, then poisons the variables that it
+        writes.
         """
         with self.books.lock:
-            self.books.settle()
+            self.books.recover()
             if op.state == RUNNING:
                 return bool(op.actor.cancel_running(op))
             if op.state == DONE or op.failure is not None:
                 return False
             failure = Failure(OperationCancelled(f"operation {op.name!r} was cancelled before it ran"), op)
-        return again(self._cancel, op, failure)
+        return retry(self._cancel, op, failure)
 
     def _cancel(self, op: Operation, failure: Failure) -> bool:
         waiters: list[Callable[[], None]] = []
         with self.books.lock:
-            self.books.settle()
-            if op.state == RUNNING or (op.state == DONE and op.failure is not failure):
+            self.books.recover()
+            if op.state == RUNNING:  # it started in the meantime
+                return bool(op.actor.cancel_running(op))
+            if op.state == DONE and op.failure is not failure:
                 return False
             if op.blockers:
                 op.failure = failure
@@ -341,4 +355,4 @@ class Pushing:
 
 
 def _nothing(*_: Any) -> None:
-    """The function of an operation that was cancelled, and what is not set yet."""
+    """The function of a cancelled operation, and the default of hooks."""

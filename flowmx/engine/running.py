@@ -1,8 +1,8 @@
-"""Running operations: on the threads of their actors and on those that lend themselves, at their push, as coroutines.
+"""Running operations: on actors' threads, on waiting threads, at the push, and as coroutines.
 
-An interrupt may strike between any two bytecodes of the main thread, and other threads can be made to raise too. What
-a thread holds is written down in its turn before anything is called, and the end of an operation may be done over, so
-that whatever was broken off is finished where it was, and nothing is lost (:func:`again`).
+An interrupt may come between any two bytecodes of the main thread, and other threads can be interrupted too. A thread
+records the operation in its turn before it calls anything, and completing an operation is repeatable. So interrupted
+steps are finished by :func:`retry`, and no operation is lost.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
-from flowmx.engine.bookkeeping import Books, carried, release
+from flowmx.engine.bookkeeping import Books, inherited_failure, release
 from flowmx.engine.failure import Failure, failure_of
 from flowmx.engine.scheduler import DONE, READY, RUNNING, Layer, Operation, Variable
 from flowmx.engine.workers import Turn
@@ -25,8 +25,8 @@ from flowmx.errors import EngineError, OperationCancelled
 T = TypeVar("T")
 
 _NO_GUARD: AbstractContextManager[Any] = contextlib.nullcontext()
-_MOST_ATTEMPTS = 1000
-"""The number of attempts at a step that interrupts break off: a fault of its own would break it off for ever."""
+_ATTEMPT_LIMIT = 1000
+"""Maximum number of attempts at an interrupted step; after that, the error counts as a bug in the step."""
 
 
 class ThreadState(threading.local):
@@ -39,9 +39,9 @@ class Runner:
     """Runs operations and completes them.
 
     Attributes:
-        here: the calling thread's turn.
-        guard: a context for a thread in which operations run; user code runs in that of its push instead.
-        prepare: called whenever a thread begins to run some.
+        local: the calling thread's turn.
+        guard: returns a context for threads that run operations; user code runs in the context of its push.
+        prepare: called whenever a thread starts to run operations.
         inline: calls the function of a light operation at its push, as ``inline(function, *arguments)``.
         after: called when an operation has ended on the event loop.
     """
@@ -58,14 +58,14 @@ class Runner:
 
     def work(self, turn: Turn, op: Operation | None, until: Operation | None = None, light: bool = False,
              deadline: float = float("inf")) -> None:  # fmt: skip
-        """Run the operation of a turn, and the next ones of its actor.
+        """Run the operation of a turn, then the next operations of the actor.
 
         Args:
-            turn: this thread's, which has taken the operation.
+            turn: this thread's turn, which records the operation.
             op: the operation.
-            until: stop when this one is done.
-            light: stop before one that is not light.
-            deadline: take nothing more after this moment, in seconds of :func:`time.monotonic`.
+            until: stop once this operation is done.
+            light: stop before an operation that is not light.
+            deadline: take no operation after this time, in seconds of :func:`time.monotonic`.
         """
         books = self.books
         while op is not None:
@@ -74,91 +74,93 @@ class Runner:
             op.began = now = monotonic()
             try:
                 if books.is_poisoned:
-                    failure = carried(op)
+                    failure = inherited_failure(op)
                 if failure is None:
                     if not op.layers:
                         op.result = op.function(*op.arguments)
                     elif op.arguments or len(op.layers) > 1:
-                        op.result = layered(op)
-                    else:  # user code: one call less
+                        op.result = call_layered(op)
+                    else:  # user code: avoid one call
                         op.result = op.layers[0](op, op.function)
-            except BaseException as error:
+            except BaseException as error:  # whatever user code raises fails the operation
                 if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-                    interrupt, failure = error, Failure(interrupted(op), op)
+                    interrupt, failure = error, Failure(interrupt_error(op), op)
                 else:
                     failure = failure_of(error, op)
             op = self._end(turn, op, failure, until, light, interrupt is None and now < deadline)
             if interrupt is not None:
                 raise interrupt
 
-    def lend(self, actor: Any, until: Operation | None = None, light: bool = False,
+    def help(self, actor: Any, until: Operation | None = None, light: bool = False,
              deadline: float = float("inf")) -> None:  # fmt: skip
-        """Run ready operations of an actor on this thread, which waits; arguments as of :meth:`work`."""
-        if not actor.may_lend:
+        """Run ready operations of an actor on this waiting thread; for the arguments see :meth:`work`."""
+        if not actor.accepts_help:
             return
         turn = Turn(actor)
         outer = self.local.turn
         try:
             self.local.turn = turn
             with self.books.lock:
-                self.books.settle()
+                self.books.recover()
                 op = None if until is not None and until.state == DONE else actor.next(turn, light)
             if op is not None:
                 self.prepare()
-                # Where it runs this one alone, the guard would be of no use.
+                # A single operation of user code needs no guard.
                 with _NO_GUARD if op.runs_user_code and op is until else self.guard():
                     self.work(turn, op, until, light, deadline)
         except BaseException:
             try:
-                again(self.drop, turn)
-            except BaseException:  # the next interrupt came before that had begun
-                again(self.drop, turn)
+                retry(self.drop, turn)
+            except BaseException:  # a second interrupt came before the call started
+                retry(self.drop, turn)
             raise
         finally:
             self.local.turn = outer
 
     def drop(self, turn: Turn) -> None:
-        """Put back an operation that an ending thread has taken and not begun."""
+        """Put back the operation of a dying thread if it has not started, else fail it."""
         op = turn.op
         if op is not None and op.began:
-            self._end(turn, op, Failure(interrupted(op), op), None, False, False)
+            self._end(turn, op, Failure(interrupt_error(op), op), None, False, False)
             self.after()
             return
         with self.books.lock:
-            self.books.settle()
-            turn.actor.give_back(turn)
+            self.books.recover()
+            turn.actor.put_back(turn)
 
     def _end(
-        self, turn: Turn, op: Operation, failure: Failure | None, until: Operation | None, light: bool, goes_on: bool
+        self, turn: Turn, op: Operation, failure: Failure | None, until: Operation | None, light: bool, continues: bool
     ) -> Operation | None:
-        """Complete an operation, and return the next one of the turn, if there is one to go on with."""
+        """Complete an operation; return the next operation of the turn, or None if ``continues`` is False."""
         waiters: list[Callable[[], None]] = []
         books, actor = self.books, turn.actor
         try:
             with books.lock:
-                books.settle()
+                books.recover()
                 books.finish(op, failure, waiters)
-                actor.over(turn, op)  # after that: what is ready now is for this thread, and no other need be called
-                following = actor.next(turn, light) if goes_on and (until is None or until.state != DONE) else None
-                if following is None:
-                    actor.tend()  # there may be work that is not for this thread
-            # Before waiters are notified, who may read the memory; outside the lock, since a finaliser may do anything.
+                # Release the slot last, so that this thread picks up newly ready work without waking another.
+                actor.release_slot(turn, op)
+                next_op = actor.next(turn, light) if continues and (until is None or until.state != DONE) else None
+                if next_op is None:
+                    actor.wake_worker()  # for work that this thread may not take
+            # Before waking the waiters, which may read the memory; outside the lock, since finalizers may run any
+            # code.
             release(op)
             for waiter in waiters:
                 waiter()
         except BaseException:
-            again(self._end_again, turn, op, failure, waiters)
+            retry(self._end_again, turn, op, failure, waiters)
             raise
-        return following
+        return next_op
 
     def _end_again(self, turn: Turn, op: Operation, failure: Failure | None, waiters: list[Callable[[], None]]) -> None:
-        if turn.op is not None and turn.op is not op:  # the next one, which it will not run
+        if turn.op is not None and turn.op is not op:  # the next operation, which this thread will not run
             self.drop(turn)
         with self.books.lock:
-            self.books.settle()
+            self.books.recover()
             self.books.finish(op, failure, waiters)
-            turn.actor.over(turn, op)
-            turn.actor.tend()
+            turn.actor.release_slot(turn, op)
+            turn.actor.wake_worker()
         release(op)
         for waiter in waiters:
             waiter()
@@ -166,20 +168,20 @@ class Runner:
     # -- at the push -----------------------------------------------------------------------------------
 
     def run_at_push(self, op: Operation) -> None:
-        """Run an operation that the scheduler has let in (locked).
+        """Run an operation that the scheduler has admitted (locked).
 
-        Queuing it, waking a worker and completing it would cost several times what it takes, and under one
-        interpreter lock a worker could only take turns with this thread.
+        Queuing it, waking a worker and completing it would cost several times as much as running it. Under one
+        interpreter lock, a worker could only alternate with this thread.
         """
         books = self.books
-        failure = carried(op) if books.is_poisoned else None
+        failure = inherited_failure(op) if books.is_poisoned else None
         if failure is None:
             try:
                 if op.layers:
-                    self.inline(layered, op)
+                    self.inline(call_layered, op)
                 else:
                     self.inline(op.function, *op.arguments)
-            except Exception as error:
+            except Exception as error:  # whatever the operation raises fails it
                 failure = failure_of(error, op)
         if failure is None and not books.is_poisoned and books.scheduler.leave(op):
             op.actor.executed += 1
@@ -188,7 +190,7 @@ class Runner:
 
     def _end_at_push(self, op: Operation, failure: Failure | None) -> None:
         books = self.books
-        if failure is None and not op.settles:
+        if failure is None and not op.handles_failures:
             for variable in op.writes:
                 variable.failure = None
         if failure is not None:
@@ -197,28 +199,28 @@ class Runner:
             op.actor.executed += 1
             return
         waiters: list[Callable[[], None]] = []
-        books.settle()
+        books.recover()
         books.finish(op, failure, waiters)
         books.adopted.pop(op, None)
         for waiter in waiters:
             waiter()
 
-    def break_off(self, op: Operation) -> None:
-        """End what an interrupt broke off at a push: one that ran fails, one that was being pushed is pushed."""
+    def finish_interrupted(self, op: Operation) -> None:
+        """Finish an interrupted push: fail the operation if it was running, else complete the push."""
         with self.books.lock:
             if self.books.scheduler.inside is op or op in self.books.adopted:
-                self._end_at_push(op, Failure(interrupted(op), op))
-            self.books.settle()
+                self._end_at_push(op, Failure(interrupt_error(op), op))
+            self.books.recover()
 
     # -- elsewhere -------------------------------------------------------------------------------------
 
     async def run_coroutine(self, op: Operation) -> None:
-        """Run a coroutine operation to its end, as a task."""
+        """Run a coroutine operation as a task until it ends."""
         op.began = monotonic()
-        failure = carried(op) if self.books.is_poisoned else None
+        failure = inherited_failure(op) if self.books.is_poisoned else None
         if failure is None:
             try:
-                op.result = await (op.function(*op.arguments) if not op.layers else layered(op))
+                op.result = await (op.function(*op.arguments) if not op.layers else call_layered(op))
             except asyncio.CancelledError:
                 failure = Failure(OperationCancelled(f"operation {op.name!r} was cancelled while it ran"), op)
             except BaseException as error:
@@ -226,10 +228,10 @@ class Runner:
         self.end(op, failure)
 
     def end(self, op: Operation, failure: Failure | None) -> None:
-        """Complete an operation that its actor began, and that ended elsewhere (on any thread)."""
+        """Complete an operation that ended outside of its actor's threads. Any thread may call this."""
         waiters: list[Callable[[], None]] = []
         with self.books.lock:
-            self.books.settle()
+            self.books.recover()
             self.books.finish(op, failure, waiters)
         release(op)
         for waiter in waiters:
@@ -237,10 +239,10 @@ class Runner:
         self.after()
 
     def end_all(self, endings: Sequence[tuple[Operation, Failure | None]]) -> None:
-        """The same for several, in one step."""
+        """Complete several operations as :meth:`end` does, in one step."""
         waiters: list[Callable[[], None]] = []
         with self.books.lock:
-            self.books.settle()
+            self.books.recover()
             for op, failure in endings:
                 self.books.finish(op, failure, waiters)
         for op, _ in endings:
@@ -249,15 +251,15 @@ class Runner:
             waiter()
         self.after()
 
-    def abandon(self, ops: Iterable[Operation], why: str) -> None:
-        """Fail operations that will never be run, each in its turn."""
+    def abandon(self, ops: Iterable[Operation], reason: str) -> None:
+        """Fail operations that will never run, in dependency order."""
         waiters: list[Callable[[], None]] = []
         with self.books.lock:
-            self.books.settle()
+            self.books.recover()
             ops = list(ops)
             for op in ops:
                 if op.failure is None:
-                    op.failure = Failure(EngineError(f"operation {op.name!r} was given up: {why}"), op)
+                    op.failure = Failure(EngineError(f"operation {op.name!r} was abandoned: {reason}"), op)
             for op in ops:
                 if op.state in (READY, RUNNING):
                     self.books.finish(op, op.failure, waiters)
@@ -267,12 +269,12 @@ class Runner:
     # -- parts -----------------------------------------------------------------------------------------
 
     def run_part(self, part: Operation) -> None:
-        """Run one part of an operation that settles its failures: its own error poisons its own variables, at once."""
-        failure = carried(part) if self.books.is_poisoned else None
+        """Run a part of an operation that handles failures itself; an error poisons the part's variables."""
+        failure = inherited_failure(part) if self.books.is_poisoned else None
         if failure is None:
             try:
-                part.result = part.function(*part.arguments) if not part.layers else layered(part)
-            except Exception as error:
+                part.result = part.function(*part.arguments) if not part.layers else call_layered(part)
+            except Exception as error:  # operations may raise anything
                 failure = failure_of(error, part)
         if failure is not None:
             self.fail_part(failure, part.writes, part)
@@ -281,28 +283,28 @@ class Runner:
                 variable.failure = None
 
     def fail_part(self, failure: Failure, variables: tuple[Variable, ...], op: Operation) -> None:
-        """Law 3 for a part of an operation that settles its failures by itself: these carry its error."""
+        """Apply Law 3 to a part of an operation that handles failures itself: its variables carry the error."""
         part = Operation(_nothing, (), (), variables, op.actor, op.name, op.origin)
         with self.books.lock:
             self.books.poison(part, failure)
 
 
-def layered(op: Operation) -> Any:
-    """Call the function of an operation with all that is done around it."""
-    return call_in(op.layers, op, op.function, op.arguments)
+def call_layered(op: Operation) -> Any:
+    """Call the function of an operation inside its layers."""
+    return call_in_layers(op.layers, op, op.function, op.arguments)
 
 
-def call_in(layers: Iterable[Layer], op: Operation, function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
-    """Call a function with layers of an operation around it, the innermost first."""
+def call_in_layers(layers: Iterable[Layer], op: Operation, function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+    """Call a function inside layers of an operation, the first innermost."""
     proceed = partial(function, *arguments)
     for layer in layers:
         proceed = partial(layer, op, proceed)
     return proceed()
 
 
-def again(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function that may be called again where an interrupt broke it off, until it has run through."""
-    for _ in range(_MOST_ATTEMPTS):
+def retry(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a repeatable function until it completes without an interrupt."""
+    for _ in range(_ATTEMPT_LIMIT):
         try:
             return function(*arguments)
         except BaseException as error:
@@ -310,8 +312,8 @@ def again(function: Callable[..., T], *arguments: Any) -> T:
     raise last
 
 
-def interrupted(op: Operation) -> BaseException:
-    """The failure of an operation that an interrupt broke off."""
+def interrupt_error(op: Operation) -> BaseException:
+    """Return the error of an interrupted operation."""
     return OperationCancelled(f"operation {op.name!r} was interrupted by KeyboardInterrupt")
 
 
@@ -320,4 +322,4 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _nothing() -> None:
-    """The function of an operation that only stands for others."""
+    """The default of hooks, and the function of operations that do no work."""

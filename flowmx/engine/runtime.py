@@ -1,28 +1,26 @@
-"""The engine: pushes, runs and waits for operations, by the variables that they read and write.
+"""The engine pushes, runs and waits for operations, by the variables that they read and write.
 
-It is made of parts that can be read alone, each of which knows only those above it in this table:
+Its parts can be read one by one; each knows only those above it in this table:
 
 =============  =======================================================================================
-``books``      what is pending, what failed, whom to tell; the scheduler
+``books``      pending operations, failures, waiters; the scheduler
 ``running``    runs operations, on threads and as coroutines, and completes them
 ``waiting``    blocks and awaits
-``hosting``    where actors live: their event loops and threads
-``pushing``    takes operations, and cancels them
+``hosting``    the event loops and threads of actors
+``pushing``    accepts operations, and cancels them
 ``ending``     exit and fork
 =============  =======================================================================================
 
-One :class:`Engine` serves the process. Actors are coroutines on the engine's own loop, or on one of their device, each
-in a thread of its own; the CPU's have worker threads.
+One :class:`Engine` serves the process. Actors are coroutines on the engine's event loop, or on a loop of their device.
+Each loop has a thread; the CPU's actor also has worker threads.
 """
 
 from __future__ import annotations
 
-import atexit
-import os
 from collections.abc import Callable
 from typing import Any
 
-from flowmx import program, settings
+from flowmx import process_hooks, program, settings
 from flowmx.engine.bookkeeping import Books
 from flowmx.engine.ending import Ending
 from flowmx.engine.failure import Failure
@@ -38,8 +36,8 @@ class Engine:
     """Schedules operations by the variables they read and write, and runs them on actors.
 
     Attributes:
-        config: the settings in force.
-        followers: called with the settings whenever these are put in force.
+        config: the current settings.
+        followers: called with the settings whenever they change.
     """
 
     def __init__(self) -> None:
@@ -51,13 +49,13 @@ class Engine:
         self.ending = ending = Ending(books, runner, hosting, pushing)
         self.config = settings.Settings()
         self.followers: list[Callable[[settings.Settings], None]] = []
-        waiting.loop_thread, waiting.is_home = lambda: hosting.loop_thread, hosting.is_home
+        waiting.loop_thread, waiting.is_actor_thread = lambda: hosting.loop_thread, hosting.is_actor_thread
         pushing.read_settings = lambda: self.configure(settings.get())
-        # What others call, so that nothing stands between.
+        # Bound here, so that callers need no extra call.
         self.lock = books.lock
         self.scheduler = books.scheduler
         self.pending = books.pending
-        self.settle = books.settle
+        self.recover = books.recover
         self.poison = runner.fail_part
         self.report = books.report
         self.local = runner.local
@@ -74,7 +72,7 @@ class Engine:
         self.wait_variable = waiting.wait_variable
         self.wait_variable_async = waiting.wait_variable_async
         self.wait_for_device = waiting.wait_for_device
-        self.standing_aside = waiting.standing_aside
+        self.slot_released = waiting.slot_released
         self.must_yield = waiting.must_yield
         self.holds = waiting.holds
         self.room = waiting.room
@@ -85,7 +83,7 @@ class Engine:
         self.openers = hosting.openers
         self.retire = hosting.retire
         self.enqueue = pushing.enqueue
-        self.at_once = pushing.at_once
+        self.run_light = pushing.run_light
         self.cancel = pushing.cancel
         self.use_watch = pushing.use_watch
         self.watches = pushing.watches
@@ -96,7 +94,7 @@ class Engine:
         self.shutdown = ending.shutdown
 
     def guard(self) -> Any:
-        """A context for a thread that begins to run operations."""
+        """Return the context for a thread that starts to run operations."""
         self.runner.prepare()
         return self.runner.guard()
 
@@ -107,25 +105,29 @@ class Engine:
 
     @property
     def is_watched(self) -> bool:
-        """True while a watch looks at each operation, so that none may stand for several.
+        """Whether a watch inspects each operation, so that none may stand for several.
 
-        What orders operations of the host behind asynchronous devices, counts arrays by the lines that made them, or
-        refuses deleted variables looks at no more than their variables.
+        Watches that read only the variables do not count: they order host operations behind asynchronous devices, count
+        arrays by user line, or reject deleted variables.
         """
         return self.pushing.is_watched
 
     @property
     def failures(self) -> list[Failure]:
-        """Failures that no wait has raised yet, as far as they are kept."""
+        """The recorded failures that no wait has raised yet."""
         return self.books.failures
 
     @property
     def poisoned(self) -> bool:
-        """True once any operation has failed, so that variables must be checked for failures."""
+        """Whether an operation has failed, so that variables must be checked for failures."""
         return self.books.is_poisoned
 
     def configure(self, config: settings.Settings) -> None:
-        """Use other settings from here on; waits for what is pending where the engine's kind changes."""
+        """Use other settings from here on; wait for pending operations if the engine's kind changes.
+
+        The first operation calls this, so the hooks of the process are installed here.
+        """
+        process_hooks.ensure_installed()
         self.config = config
         for part in (self.waiting, self.hosting, self.pushing, self.ending):
             part.configure(config)
@@ -133,7 +135,7 @@ class Engine:
             follow(config)
 
     def stats(self) -> dict[str, Any]:
-        """Counts of what the engine has done and holds now."""
+        """Return counts of operations, and the state of each actor."""
         books = self.books
         with books.lock:
             return {
@@ -153,11 +155,10 @@ class Engine:
 engine = Engine()
 """The engine of this process."""
 
-atexit.register(program.end_as_failed)  # runs last
-atexit.register(engine.shutdown)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=engine.ending.before_fork,
-        after_in_parent=engine.ending.after_fork_in_parent,
-        after_in_child=engine.ending.after_fork_in_child,
-    )
+process_hooks.at_exit(program.end_as_failed)  # runs last
+process_hooks.at_exit(engine.shutdown)
+process_hooks.at_fork(
+    before=engine.ending.before_fork,
+    after_in_parent=engine.ending.after_fork_in_parent,
+    after_in_child=engine.ending.after_fork_in_child,
+)

@@ -1,77 +1,77 @@
 """The dependency scheduler: a pure state machine.
 
-Events go in (:meth:`Scheduler.push`, :meth:`Scheduler.complete`), operations that may start now are handed over.
-There is no asyncio, no thread, no clock and no I/O in this module, so that a test can drive millions of
-interleavings without a loop; whoever calls it from several threads brings a lock.
+It receives events (:meth:`Scheduler.push`, :meth:`Scheduler.complete`) and hands over the operations that may start.
+This module has no asyncio, threads, clock or I/O, so tests can run millions of interleavings without a loop. Callers
+on several threads must use a lock.
 
 Dependencies
 ------------
 A variable remembers its last pending *writer* and the pending *readers* pushed since. A pushed operation waits for
 
 * the pending writer of each variable that it reads,
-* the pending readers of each variable that it writes, or where there are none, its pending writer
+* the pending readers of each variable that it writes, or the pending writer if there are no readers
 
-(the readers wait for the writer themselves, so naming them is enough). ``Operation.blockers`` are those it still
-waits for, ``Operation.dependents`` those that wait for it. That is Law 1: each variable sees its reads and writes in
-the order pushed, and reads between two writes may run together. Only operations pushed earlier are ever waited for,
-so there can be no cycle.
+(readers wait for the writer themselves). ``Operation.blockers`` are the operations that it still waits
+for, ``Operation.dependents`` those that wait for it. This is Law 1: each variable sees its reads and writes in the
+order pushed, and reads between two writes may run concurrently. Operations wait only for earlier ones, so
+there can be no cycle.
 
 Steps
 -----
-A push and a completion are *steps*: they change several things, and the interpreter may let other code in between
-two of them, on the same thread. A garbage collection runs finalisers and a signal runs its handler, which may push
-and wait themselves, and either may raise. So every step can be done over: each change is made only where it has not
-been made, by statements between which nothing is called. Whoever comes upon a step that has begun finishes it first
-(:meth:`Scheduler.settle`), and where the one that began it goes on later, it finds nothing left to do.
-(CPython lets other code in after a call, at the beginning of a function and of each turn of a loop, and until 3.11
-also where an object is made that the garbage collector tracks.)
+A push and a completion are *steps*: they change several things, and the interpreter may run other code between two of
+the changes, on the same thread. A garbage collection runs finalizers and a signal runs its handler. Both may push and
+wait, and both may raise. So every step is repeatable: it skips finished changes, and calls nothing between
+the statements of one change. Code that enters while a step is in progress finishes it first
+(:meth:`Scheduler.recover`); when the interrupted code continues, nothing is left to do. (CPython runs other code after
+a call, at the start of a function and of each loop iteration, and up to 3.11 also when it creates an object that the
+garbage collector tracks.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import Context
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from flowmx.engine.attributes import KnownAttributes
+from flowmx.engine.concurrent_attributes import KnownAttributes
 
 if TYPE_CHECKING:
     from flowmx.engine.failure import Failure
 
 
 class Marks(Protocol):
-    """State that asynchronous devices keep on a variable; there, an operation is complete once it was launched."""
+    """The state of a variable on asynchronous devices, whose operations count as complete once launched."""
 
     def finish(self) -> Failure | None:
-        """Block until the device has made the last write; returns its failure, if any."""
+        """Block until the device has completed the last write; return its failure, if any."""
 
     def finish_reads(self) -> None:
-        """Block until its reads are done too."""
+        """Block until the reads are complete too."""
 
     def done(self) -> bool:
-        """True once the device has finished the last write."""
+        """Return whether the device has completed the last write."""
 
-    # For the devices alone.
+    # Used only by the devices.
     write: Any
     reads: Any
     note: Any
 
-    def before(self, writing: bool) -> list[Any]:
-        """The tokens that a read, or a write, must come after."""
+    def dependencies(self, writing: bool) -> list[Any]:
+        """Return the tokens that must come before a read or a write."""
 
 
 class Token(Protocol):
-    """Completion of one operation that was launched on a device, as a stream's event."""
+    """The completion of an operation that was launched on a device, such as a stream's event."""
 
     def done(self) -> bool:
-        """True once the operation has finished."""
+        """Return whether the operation has finished."""
 
     def finish(self) -> Failure | None:
-        """Block until it has finished; returns its failure, if any."""
+        """Block until it has finished; return its failure, if any."""
 
     def wait(self) -> None:
-        """Block until it has finished; raises its failure, if any."""
+        """Block until it has finished; raise its failure, if any."""
 
 
 class State(IntEnum):
@@ -83,28 +83,28 @@ class State(IntEnum):
     DONE = 3
 
 
-# Plain ints: an enum member costs a dictionary look-up each time it is used.
+# Plain ints: enum members cost a dictionary lookup at each use.
 WAITING, READY, RUNNING, DONE = (int(state) for state in State)
 
 
 class Variable(KnownAttributes):
-    """A tag for anything that can be read or written: an array's storage, a generator's state, a file.
+    """A tag for content that operations read and write: an array's storage, a generator's state, a file.
 
     Args:
-        name: what error messages and ``repr`` call it.
-        fingerprint: for the checking mode, a function that returns a value which changes when the
-            variable's content changes (a checksum, a version).
+        name: its name in error messages and ``repr``.
+        fingerprint: for the checking mode, a function that returns a checksum or version of the
+            variable's content.
 
     Attributes:
-        version: how many writes have been pushed so far.
-        writer, readers: the scheduler's.
-        failure: what poisoned it, or None.
+        version: the number of writes pushed so far.
+        writer, readers: used by the scheduler.
+        failure: the failure that poisoned it, or None.
         marks: the tokens of asynchronous devices that use it (:class:`flowmx.devices.streams.Marks`), or None.
-        recorded: the number of its last writer in the profiler's records; 0: none.
-        deleted: True after :func:`flowmx.engine.delete_variable`; pushing on it is then refused.
+        recorded: the number of its last writer in the profiler's records, or 0.
+        deleted: whether :func:`flowmx.engine.delete_variable` was called; later pushes raise an error.
     """
 
-    # Defaults on the class: what most variables never change costs nothing when one is made.
+    # Defaults on the class: most variables never change these attributes, which then cost nothing.
     name = ""
     version = 0
     writer: Operation | None = None
@@ -120,11 +120,11 @@ class Variable(KnownAttributes):
         self._fingerprint = fingerprint
 
     def fingerprint(self) -> object:
-        """A value that changes with the content (None where nothing is known of it)."""
+        """Return a value that changes with the content, or None if the variable has no fingerprint."""
         return self._fingerprint() if self._fingerprint is not None else None
 
     def pending(self) -> Iterator[Operation]:
-        """The pushed operations on this variable that have not completed and that a writer would wait for."""
+        """Iterate over the incomplete operations on this variable that a writer would wait for."""
         if self.writer is not None and self.writer.state != DONE:
             yield self.writer
         yield from (reader for reader in list(self.readers or ()) if reader.state != DONE)
@@ -134,41 +134,43 @@ class Variable(KnownAttributes):
 
 
 Layer = Callable[["Operation", Callable[[], Any]], Any]
-"""A function around an operation's own, as ``layer(op, proceed)``: it calls ``proceed()`` and returns what that
-returns. For an operation that is a coroutine both return an awaitable."""
+"""A wrapper of an operation's function: ``layer(op, proceed)`` calls ``proceed()`` and returns the result.
+For a coroutine operation both return an awaitable."""
 
 
 class Operation(KnownAttributes):
     """A piece of work with the variables it reads and writes, the actor that runs it, and its origin.
 
-    ``function(*arguments)`` is called when every dependency is met; where it is a coroutine function, it
-    is awaited on the engine's loop. The object is also the handle of the pushed work: ``await`` it, or
-    call its methods, in the form that :func:`flowmx.engine.push` returns (:class:`flowmx.engine.Handle`).
+    ``function(*arguments)`` is called when every dependency is complete; a coroutine function is awaited on the
+    engine's event loop. The object is also the handle of the pushed work: await it, or call its methods, in the form
+    that :func:`flowmx.engine.push` returns (:class:`flowmx.engine.Handle`).
 
     Attributes:
-        priority: higher runs earlier among what is ready.
+        priority: among ready operations, a higher priority runs earlier.
         nbytes: memory that it will allocate, for the run-ahead limit.
-        light: True when running it takes microseconds, so that an ``await`` may do it in place.
-        short: True when to hand it to another thread would gain less than it costs.
-        is_coroutine: the function is a coroutine function.
-        bulkable: it may be gathered with others into one operation.
-        runs_user_code: the function may do anything: use arrays, push, wait.
-        settles: the function settles the failures of its variables itself, part by part.
-        layers: what is done around the function, the innermost first.
+        light: whether running it takes microseconds, so that an ``await`` may run it in place.
+        short: whether handing it to another thread would cost more than it saves.
+        is_coroutine: whether the function is a coroutine function.
+        bulkable: whether it may be gathered with others into one operation.
+        runs_user_code: whether the function may use arrays, push and wait; then the operation is not light or short.
+        handles_failures: whether the function handles the failures of its variables itself, part by part.
+        layers: wrappers of the function, the innermost first.
         context: the context variables that user code runs with.
-        state, blockers, dependents, serial: the scheduler's.
-        waits_inside: how many waits its function is in, on any thread; its slot is given up meanwhile.
-        waiters: called when it is complete, by whom they belong to.
-        failure, result: how it ended.
-        token: where an asynchronous device was launched, what completes when the work is done there.
-        began: when it began to run, in seconds of :func:`time.monotonic`; 0 where it was run at its push.
+        state, blockers, dependents, serial: used by the scheduler.
+        waits_inside: the number of waits in progress in its function, on any thread; they release its slot.
+        waiters: completion callbacks, keyed by owner.
+        failure, result: its outcome.
+        token: for a launch on an asynchronous device, completes when the work is done there.
+        after_wait: on a simulated device, the clock of the thread that pushed it.
+        began: the time when it started, in seconds of :func:`time.monotonic`; 0 if it ran at its push.
     """
 
     priority = 0
+    after_wait: Mapping[Any, int] | None = None
     is_coroutine = False
     bulkable = True
     runs_user_code = False
-    settles = False
+    handles_failures = False
     short = False
     layers: tuple[Layer, ...] = ()
     context: Context | None = None
@@ -206,15 +208,15 @@ class Operation(KnownAttributes):
         self.light = light
 
     def wrap(self, layer: Layer) -> None:
-        """Add an outermost layer around the function; only before the push."""
+        """Add an outermost wrapper around the function, before the push."""
         self.layers = (*self.layers, layer)
 
-    def tell(self, key: object, wake: Callable[[], None]) -> None:
-        """Add a callback for its completion, which may be called twice (locked, or before the push)."""
+    def add_waiter(self, key: object, wake: Callable[[], None]) -> None:
+        """Add a completion callback, which may be called twice. Call this with the lock, or before the push."""
         if self.waiters is None:
             self.waiters = {}
         self.waiters[key] = wake
-        if self.state == DONE:  # a signal handler that waited here may have let another thread complete it
+        if self.state == DONE:  # another thread may complete it while a signal handler waits here
             wake()
 
     def __repr__(self) -> str:
@@ -222,35 +224,34 @@ class Operation(KnownAttributes):
 
 
 _HOLD = object()
-"""A blocker of an operation that is held back, in addition to other operations."""
+"""The blocker of an operation that waits for :meth:`Scheduler.unhold`."""
 
 
 _Step = tuple[Callable[[Any], None], Operation, tuple[Variable, ...], tuple[Variable, ...]]
-"""A change that has begun: what carries it out, however much of it has been done, the operation that it is about, and
-those of its variables that are read and written."""
+"""A step in progress: its method, its operation, and the variables that the operation reads and writes."""
 
 
 def _is_used_later(op: Operation, variables: tuple[Variable, ...], writing: bool) -> bool:
-    """Tell whether reading, or writing, variables would make an operation wait for one that was pushed later."""
+    """Return whether an operation that reads or writes variables would wait for one that was pushed later."""
     for variable in variables:
-        earlier = (variable.writer, *(variable.readers or ())) if writing else (variable.writer,)
-        if any(each is not None and each.state != DONE and each.serial > op.serial for each in earlier):
+        users = (variable.writer, *(variable.readers or ())) if writing else (variable.writer,)
+        if any(user is not None and user.state != DONE and user.serial > op.serial for user in users):
             return True
     return False
 
 
 class Scheduler:
-    """Resolves operations by the variables that they read and write. Not locked: the caller's business.
+    """Orders operations by the variables that they read and write. Callers must hold a lock.
 
     Args:
-        hand_over: is called with each operation that may start; perhaps twice, where a step was done over.
+        hand_over: called with each operation that may start, possibly twice if a step was repeated.
 
     Attributes:
-        pending: every operation pushed and not complete, the oldest first.
-        pending_bytes: what they will allocate.
-        serial: how many operations were pushed.
-        step: the step that has begun and not ended.
-        inside: the operation that is run at its push just now.
+        pending: the incomplete operations, the oldest first.
+        pending_bytes: the memory that they will allocate.
+        serial: the number of operations pushed.
+        step: the step in progress.
+        inside: the operation that runs during its push.
     """
 
     __slots__ = ("hand_over", "inside", "pending", "pending_bytes", "serial", "step")
@@ -265,22 +266,22 @@ class Scheduler:
 
     @property
     def completed(self) -> int:
-        """Number of operations that have completed."""
+        """The number of operations that have completed."""
         return self.serial - len(self.pending)
 
     # -- pushing ---------------------------------------------------------------------------------------
 
     def push(self, op: Operation, hold: bool = False) -> None:
-        """Add an operation, which is handed over when it may start.
+        """Add an operation, and hand it over when it may start.
 
         Args:
             op: the operation, in state WAITING.
-            hold: let it wait for :meth:`unhold` too.
+            hold: make it wait for :meth:`unhold` too.
         """
         blockers: dict[Any, None] = {_HOLD: None} if hold else {}
         dependents: dict[Operation, None] = {}
         step = (self._tag, op, op.reads, op.writes)
-        # From here on nothing is called.
+        # From here on nothing is called, so that no other code can run in between.
         op.blockers, op.dependents = blockers, dependents
         self.serial = op.serial = self.serial + 1
         self.pending[op] = None
@@ -289,13 +290,13 @@ class Scheduler:
         self._tag(step)
 
     def is_held(self, op: Operation) -> bool:
-        """Tell whether an operation waits for :meth:`unhold`."""
+        """Return whether an operation waits for :meth:`unhold`."""
         return op.blockers is not None and _HOLD in op.blockers
 
     def extend(self, op: Operation, part: Operation, parts: list[Operation]) -> bool:
-        """Let an operation that is held back read and write what another one does too, which is added to its parts.
+        """Make a held operation also read and write the variables of another one, which is added to its parts.
 
-        False where it can not: it is not held back, or it would wait for what was pushed later and may wait for it.
+        Return False if the operation is not held, or would wait for a later one, which may wait for it.
         """
         reads, writes = part.reads, part.writes
         step = (self._tag, op, reads, writes)
@@ -322,16 +323,20 @@ class Scheduler:
         self._release(step)
 
     def _tag(self, step: _Step) -> None:
-        """Make an operation the newest reader and writer of variables, waiting for the ones before it."""
+        """Make an operation the newest reader and writer of its variables, waiting for the earlier ones.
+
+        For each variable, it first makes all calls (``list``, a new dictionary), then checks that the step is still in
+        progress, then makes the changes without a call. Code that ran in between has finished the step.
+        """
         _, op, reads, writes = step
         blockers = op.blockers
-        if blockers is None:  # somebody came in between, and by now it has even run
+        if blockers is None:  # other code ran in between, and completed the operation
             return
         for variable in reads:
             readers = variable.readers
             if readers is None:
                 readers = {}
-            if self.step is not step:  # somebody came in between, and has finished it
+            if self.step is not step:  # other code ran in between, and finished the step
                 return
             # From here on nothing is called.
             writer = variable.writer
@@ -349,7 +354,7 @@ class Scheduler:
             if self.step is not step:
                 return
             variable.writer = op
-            variable.version += 1  # for each write, also where one operation stands for several
+            variable.version += 1  # also for each write of an operation that combines several
             variable.readers = None
         self._end_push(step)
 
@@ -373,10 +378,10 @@ class Scheduler:
     # -- running at the push ---------------------------------------------------------------------------
 
     def enter(self, op: Operation) -> bool:
-        """Begin an operation at its push, where it has nothing to wait for; False: it is to be pushed.
+        """Start an operation at its push if it has no dependencies; return False if it must be pushed.
 
-        It counts as complete. Nothing else is pushed until :meth:`leave`, but by what comes in between, which finds
-        it pending.
+        The operation counts as complete. Until :meth:`leave`, only code that runs in between can push; then
+        :meth:`recover` makes this operation pending.
         """
         serial = self.serial
         for variable in op.reads:
@@ -397,7 +402,7 @@ class Scheduler:
         return True
 
     def leave(self, op: Operation) -> bool:
-        """End an operation that was begun at its push; False: it has become pending, and is to be completed."""
+        """End an operation that was started at its push; return False if it became pending and must be completed."""
         if self.inside is not op:
             return False
         self.inside = None
@@ -410,9 +415,9 @@ class Scheduler:
         op.state = RUNNING
 
     def complete(self, op: Operation) -> None:
-        """Say that an operation has ended, well or not; those that may start now are handed over, in push order.
+        """Mark an operation as ended, successfully or not; hand over the operations that may start now, in push order.
 
-        One that still waits can not end: what was pushed after it relies on what was pushed before it.
+        A waiting operation cannot end, since later operations rely on the ones before it.
         """
         step = (self._complete, op, op.reads, op.writes)
         self.step = step
@@ -446,12 +451,12 @@ class Scheduler:
         op.dependents = op.blockers = None
         self.step = None
 
-    # -- what comes in between -------------------------------------------------------------------------
+    # -- interruptions ---------------------------------------------------------------------------------
 
-    def settle(self) -> None:
-        """Finish what has begun and was broken off, or is being done further down on this thread's stack.
+    def recover(self) -> None:
+        """Finish a step that was interrupted, or that is in progress further down this thread's stack.
 
-        Whoever enters the books calls this first.
+        Every caller that enters the scheduler calls this first.
         """
         inside = self.inside
         if inside is not None:
@@ -463,7 +468,7 @@ class Scheduler:
             step[0](step)
 
     def _adopt(self, step: _Step) -> None:
-        """Let an operation that is run at its push be one that runs, so that what is pushed now comes after it."""
+        """Turn an operation that runs at its push into a pending one, so that operations pushed now come after it."""
         _, op, reads, writes = step
         blockers: dict[Any, None] = {}
         dependents: dict[Operation, None] = {}
@@ -490,10 +495,10 @@ class Scheduler:
         if self.step is step:
             self.step = None
 
-    # -- looking ---------------------------------------------------------------------------------------
+    # -- checking --------------------------------------------------------------------------------------
 
     def check_invariants(self) -> None:
-        """Raise AssertionError where the state contradicts itself (for tests; walks everything pending)."""
+        """Raise AssertionError if the state contradicts itself (for tests; visits every pending operation)."""
         assert self.step is None, f"{self.step} has not ended"
         blockers: dict[Operation, set[Operation]] = {op: set() for op in self.pending}
         serials = [op.serial for op in self.pending]
@@ -506,17 +511,17 @@ class Scheduler:
                 assert dependent.serial > op.serial, f"{dependent} waits for the later {op}"
                 assert dependent in blockers, f"{dependent} waits for {op} but is not pending"
                 blockers[dependent].add(op)
-        for op, found in blockers.items():
-            named = set(op.blockers or ())
-            assert named - {_HOLD} == found, f"{op} names {len(named)} blockers, {len(found)} name it"
-            assert (op.state == WAITING) == bool(named), f"{op} has {len(named)} blockers"
+        for op, expected in blockers.items():
+            actual = set(op.blockers or ())
+            assert actual - {_HOLD} == expected, f"{op} names {len(actual)} blockers, {len(expected)} name it"
+            assert (op.state == WAITING) == bool(actual), f"{op} has {len(actual)} blockers"
         running = [op for op in self.pending if op.state in (READY, RUNNING)]
-        held = any(_HOLD in (op.blockers or ()) for op in self.pending)
-        assert running or held or not self.pending, "operations are pending and none may run"
+        is_held = any(_HOLD in (op.blockers or ()) for op in self.pending)
+        assert running or is_held or not self.pending, "operations are pending and none may run"
         written: set[Variable] = set()
-        touched: set[Variable] = set()
+        used: set[Variable] = set()
         for op in running:
             writes, reads = set(op.writes), set(op.reads) - set(op.writes)
-            assert not (writes & touched) and not (reads & written), f"{op} runs with one that it conflicts with"
+            assert not (writes & used) and not (reads & written), f"{op} runs with one that it conflicts with"
             written |= writes
-            touched |= writes | reads
+            used |= writes | reads

@@ -1,11 +1,11 @@
-"""Waiting: blocking reads for plain threads, awaits for coroutines, and waits that are refused.
+"""Waiting: blocking reads in plain threads, awaits in coroutines, and waits that raise an error.
 
-A thread that waits lends itself: where the operation it waits for has not started and its actor has a free slot, the
-thread runs the actor's ready operations instead of sleeping, which is what makes push-and-wait cost microseconds and
-not a thread hop. An event loop lends itself to light operations alone, and not for long.
+A waiting thread helps: if the operation has not started and its actor has a free slot, the thread runs the actor's
+ready operations instead of sleeping. So push-and-wait costs microseconds and no thread switch. An event loop helps only
+with light operations, and only briefly.
 
-Who waits *inside* an operation, on whatever thread or event loop, gives the operation's slot up meanwhile. What can
-not end before that operation does is not waited for: that is an error.
+A wait *inside* an operation, on any thread or event loop, releases the operation's slot. Waiting there for an
+operation that can only end later than the waiting one is an error.
 """
 
 from __future__ import annotations
@@ -15,45 +15,43 @@ import contextlib
 import sys
 import threading
 import warnings
-from asyncio import _get_running_loop as _running_loop  # bound: it is asked at each await
+from asyncio import _get_running_loop as _running_loop  # bound here: called at each await
 from collections.abc import Callable, Generator, Iterator
 from contextvars import ContextVar
 from time import monotonic
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from flowmx.engine.bookkeeping import Books
-from flowmx.engine.loops import LOOK_UP, in_plain_code, running
+from flowmx.engine.loops import SIGNAL_CHECK_INTERVAL, Calls, in_plain_code
 from flowmx.engine.origin import user_frame
-from flowmx.engine.running import Runner, again
+from flowmx.engine.running import Runner, retry
 from flowmx.engine.scheduler import DONE, RUNNING, Marks, Operation, Token, Variable
 from flowmx.errors import EngineError
+from flowmx.event_loops import library, refuse, running_loop
 from flowmx.settings import Settings
 
 current: ContextVar[Operation | None] = ContextVar("flowmx_operation", default=None)
 """The pushed operation that this code runs in."""
 
-# Every so many awaits that needed no wait, yield to the loop all the same, so that a task which awaits
-# tiny operations in a loop does not starve its neighbours (64 of them take about half a millisecond).
+# Every 64th await yields to the loop even if it need not wait. Otherwise a task that awaits tiny operations in a loop
+# would starve other tasks (64 such operations take about half a millisecond).
 _YIELD_EVERY = 64
 _PRIVATE_FRAMES_HIDDEN = 2
-_NO_LOOP = (
-    "something is awaited where no asyncio event loop runs, and flowmx is awaited on asyncio alone; under trio, wait "
-    "in a thread instead: `await trio.to_thread.run_sync(array.wait_to_read)`"
-)
 _AWAIT_IT = "write `await array` first (or `await mx.nd.waitall_async()`), then read it"
-_LENDING_ON_A_LOOP = 0.001
-"""Seconds after which an event loop that lends itself goes back to its own work."""
-_ROOM_ON_A_LOOP = 0.005
-"""Seconds that a push on an event loop waits for room."""
-_STANDSTILL = 1.0
-"""Seconds without any end, while nothing but user code runs, after which a push waits for room no longer."""
+_LOOP_HELPING_TIME = 0.001
+"""Seconds for which a waiting event loop runs an actor's operations."""
+_LOOP_ROOM_TIMEOUT = 0.005
+"""Seconds that a push on an event loop waits for room in the run-ahead."""
+_STALL_TIMEOUT = 1.0
+"""Seconds without a completed operation, while only user code runs, after which a push stops waiting for room."""
 
 
 class BlockingInCoroutineWarning(UserWarning):
-    """A blocking read was used inside a coroutine, where an awaited one belongs."""
+    """A blocking read was used inside a coroutine, which should await instead."""
 
 
-class _Circle(EngineError):
+class _DeadlockError(EngineError):
     """An operation would wait for one that waits for it."""
 
 
@@ -64,7 +62,7 @@ class Wait(NamedTuple):
         op: the operation.
         since: seconds of :func:`time.monotonic`.
         thread: the waiting thread's identity.
-        task: the waiting task, where it is one.
+        task: the waiting task; None for a thread.
     """
 
     op: Operation
@@ -74,17 +72,16 @@ class Wait(NamedTuple):
 
 
 class Waiting:
-    """Waits for operations, for the content of variables, and for room.
+    """Implements waits for operations, for the content of variables, and for room.
 
     Attributes:
-        waits: who waits for what at the moment.
-        inside: which running operations wait, inside, for which others.
-        flush: pushes the operations that bulks hold back, which a waiter may depend on.
-        synchronizers: block until an asynchronous device has done what was launched there; called by whoever waits
-            for all.
-        loop_thread: the thread of the engine's own loop, if there is one.
-        is_home: whether the calling thread is one in which actors live.
-        most_ops, most_bytes: the run-ahead limit: where as much is pending, a push waits for room.
+        waits: the current waits, by future or lock.
+        inside: waits inside operations, as pairs of the waiting operation and its dependency.
+        flush: pushes the operations of open bulks, since a waiter may depend on them.
+        synchronizers: called by waits for everything; each blocks until an asynchronous device has finished its work.
+        loop_thread: returns the thread of the engine's event loop, or None.
+        is_actor_thread: returns whether the calling thread runs actors' coroutines.
+        ops_limit, bytes_limit: the run-ahead limits: beyond them, a push waits for room.
     """
 
     def __init__(self, books: Books, runner: Runner) -> None:
@@ -95,16 +92,17 @@ class Waiting:
         self.flush: Callable[[], None] = _nothing
         self.synchronizers: list[Callable[[], None]] = []
         self.loop_thread: Callable[[], threading.Thread | None] = _nothing
-        self.is_home: Callable[[], bool] = bool
+        self.is_actor_thread: Callable[[], bool] = bool
         self._awaits = 0
+        self._calls: WeakKeyDictionary[asyncio.AbstractEventLoop, Calls] = WeakKeyDictionary()
         self._warned: set[tuple[str, int]] = set()
         self.configure(Settings())
 
     def configure(self, config: Settings) -> None:
         """Use other settings."""
         self._blocking_in_loop = config.blocking_in_loop
-        self._max_ops = self.most_ops = config.engine_max_ops
-        self.most_bytes = config.engine_max_bytes
+        self._max_ops = self.ops_limit = config.engine_max_ops
+        self.bytes_limit = config.engine_max_bytes
 
     # -- for an operation ------------------------------------------------------------------------------
 
@@ -113,7 +111,9 @@ class Waiting:
         if op.state == DONE:
             return
         if asyncio._get_running_loop() is not None:
-            self._blocking_in_coroutine(op)
+            self._check_blocking(op)
+        elif library() is not None:
+            self._refuse_foreign(repr(op.name))
         self._wait(op)
 
     def _wait(self, op: Operation) -> None:
@@ -123,7 +123,7 @@ class Waiting:
             with self._waiting_inside(holder, op):
                 self._block(op)
             return
-        self.runner.lend(op.actor, op)
+        self.runner.help(op.actor, op)
         if op.state != DONE:
             self._block(op)
 
@@ -132,40 +132,40 @@ class Waiting:
         gate.acquire()
         try:
             with self.books.lock:
-                self.books.settle()
+                self.books.recover()
                 if op.state == DONE:
                     return
-                op.tell(gate, lambda: _open(gate))
+                op.add_waiter(gate, lambda: _open(gate))
                 self.waits[gate] = Wait(op, monotonic(), threading.get_ident())
             self._sleep(gate)
         finally:
             self.waits.pop(gate, None)
-            self._tell_no_more(op, gate)
+            self._remove_waiter(op, gate)
 
-    def _tell_no_more(self, op: Operation, key: object) -> None:
+    def _remove_waiter(self, op: Operation, key: object) -> None:
         if op.waiters is not None:
             with self.books.lock:
                 if op.waiters is not None:
                     op.waiters.pop(key, None)
 
     def _sleep(self, gate: threading.Lock, timeout: float | None = None) -> None:
-        """Block until a lock is released. A handler or finaliser may hold the engine's lock, further down."""
+        """Block until a lock is released; meanwhile, release the engine's lock, which a finalizer may hold."""
         lock: Any = self.books.lock
-        held = lock._release_save() if lock._is_owned() else None
+        lock_state = lock._release_save() if lock._is_owned() else None
         try:
             if timeout is not None:
                 gate.acquire(timeout=timeout)
             else:
-                while not gate.acquire(timeout=LOOK_UP):
+                while not gate.acquire(timeout=SIGNAL_CHECK_INTERVAL):
                     pass
         finally:
-            if held is not None:
-                lock._acquire_restore(held)
+            if lock_state is not None:
+                lock._acquire_restore(lock_state)
 
     def must_yield(self) -> bool:
-        """True at every 64th await that needs no wait: it yields to the loop all the same."""
+        """Return whether an await that need not wait yields to the loop: every 64th does."""
         if _running_loop() is None:
-            raise EngineError(_NO_LOOP)
+            running_loop()  # raises
         self._awaits += 1
         return self._awaits % _YIELD_EVERY == 0
 
@@ -178,7 +178,7 @@ class Waiting:
         self.flush()
         holder = self._holder()
         if op.light and holder is None:
-            self.runner.lend(op.actor, op, True, monotonic() + _LENDING_ON_A_LOOP)
+            self.runner.help(op.actor, op, True, monotonic() + _LOOP_HELPING_TIME)
             if op.state == DONE:
                 return
         if holder is None:
@@ -188,33 +188,29 @@ class Waiting:
                 yield from self._wait_in_loop(op)
 
     def _wait_in_loop(self, op: Operation) -> Generator[Any, None, None]:
-        loop = asyncio.get_running_loop()
-        if loop not in running:
-            running[loop] = threading.get_ident()
+        loop = running_loop()
+        calls = self._calls.get(loop) or self._calls.setdefault(loop, Calls(loop))
         future: asyncio.Future[None] = loop.create_future()
 
         def wake() -> None:
-            try:
-                loop.call_soon_threadsafe(_resolve, future)
-            except RuntimeError:  # the waiter's loop is closed: nobody waits any more
-                pass
+            calls.add(_resolve, future)
 
         try:
             with self.books.lock:
-                self.books.settle()
+                self.books.recover()
                 if op.state == DONE:
                     return
-                op.tell(future, wake)
+                op.add_waiter(future, wake)
                 self.waits[future] = Wait(op, monotonic(), threading.get_ident(), asyncio.current_task(loop))
             yield from future
         finally:
             self.waits.pop(future, None)
-            self._tell_no_more(op, future)
+            self._remove_waiter(op, future)
 
     # -- for the content of a variable -----------------------------------------------------------------
 
     def wait_variable(self, variable: Variable) -> None:
-        """Block until the writes pushed on a variable so far are done; raises what poisoned it."""
+        """Block until the writes pushed on a variable so far are complete; raise the error that poisoned it."""
         writer = variable.writer
         if writer is not None and writer.state != DONE:
             if self.holds(variable):
@@ -226,7 +222,7 @@ class Waiting:
             variable.failure.throw()
 
     def wait_variable_async(self, variable: Variable) -> Generator[Any, None, None]:
-        """The awaited form of :meth:`wait_variable`."""
+        """Await the variable: the async form of :meth:`wait_variable`."""
         writer = variable.writer
         if writer is not None:
             if writer.state != DONE and self.holds(variable):
@@ -240,113 +236,120 @@ class Waiting:
             variable.failure.throw_awaited()
 
     def _wait_for_device(self, marks: Marks) -> None:
-        """Block until launched work is done; raises the device's error, if any."""
-        if not marks.done() and asyncio._get_running_loop() is not None:
-            self._warn_of_blocking("a blocking read", "a device")
+        """Block until launched work is complete; raise the device's error, if any."""
+        if not marks.done():
+            if asyncio._get_running_loop() is not None:
+                self._warn_of_blocking("a blocking read", "a device")
+            else:
+                self._refuse_foreign("a device")
         failure = marks.finish()
         if failure is not None:
             failure.throw()
 
-    def wait_for_device(self, waited: Marks | Token) -> Generator[Any, None, None]:
-        """The awaited form: a helper thread waits."""
-        if not waited.done():
-            yield from asyncio.get_running_loop().run_in_executor(None, waited.finish)
-        failure = waited.finish()
+    def wait_for_device(self, token: Marks | Token) -> Generator[Any, None, None]:
+        """Wait for launched work in a helper thread; raise the device's error, if any."""
+        if not token.done():
+            yield from asyncio.get_running_loop().run_in_executor(None, token.finish)
+        failure = token.finish()
         if failure is not None:
             failure.throw_awaited()
 
     def holds(self, variable: Variable) -> bool:
-        """True inside an operation that reads or writes the variable: it is there, and later writers wait."""
+        """Return whether this code runs in an operation that uses the variable: it is ready, and later writers wait."""
         op = current.get()
         return op is not None and (variable in op.reads or variable in op.writes)
 
     # -- for all ---------------------------------------------------------------------------------------
 
     def wait_all(self, throw: bool = True) -> None:
-        """Block until everything pushed so far is complete; raises the first error nobody has seen."""
+        """Block until everything pushed so far is complete; raise the first error that no wait has raised yet."""
         with self.books.lock:
-            waiting = list(self.books.pending)
+            ops = list(self.books.pending)
         in_loop = asyncio._get_running_loop() is not None
-        # The last first: when it is done, most are. None is kept, since a failure may keep this frame.
-        while waiting:
-            op = waiting.pop()
-            if op.state != DONE and op not in self._behind_this():
+        # The last operation first: most others finish before it. No references: a failure may keep this frame alive.
+        while ops:
+            op = ops.pop()
+            if op.state != DONE and op not in self._unwaitable():
                 if in_loop:
-                    self._blocking_in_coroutine(op)
-                with contextlib.suppress(_Circle):
+                    self._check_blocking(op)
+                else:
+                    self._refuse_foreign(repr(op.name))
+                with contextlib.suppress(_DeadlockError):
                     self._wait(op)
         for synchronize in list(self.synchronizers):
             synchronize()
         if throw:
-            self._throw_unseen()
+            self._throw_unraised()
 
     def wait_all_async(self) -> Generator[Any, None, None]:
-        """The awaited form of :meth:`wait_all`."""
+        """Await everything pushed so far: the async form of :meth:`wait_all`."""
         with self.books.lock:
-            waiting = list(self.books.pending)
-        while waiting:
-            op = waiting.pop()
+            ops = list(self.books.pending)
+        while ops:
+            op = ops.pop()
             if op.state != DONE:
-                with contextlib.suppress(_Circle):
+                with contextlib.suppress(_DeadlockError):
                     yield from self.wait_async(op)
         for synchronize in list(self.synchronizers):
             yield from asyncio.get_running_loop().run_in_executor(None, synchronize)
-        self._throw_unseen()
+        self._throw_unraised()
 
-    def _throw_unseen(self) -> None:
+    def _throw_unraised(self) -> None:
         with self.books.lock:
-            failure = self.books.take_unseen()
+            failure = self.books.take_unraised()
         if failure is not None:
             failure.throw()
 
     # -- for room --------------------------------------------------------------------------------------
 
-    def make_room(self, nbytes: int) -> None:
-        """Law 4: at the run-ahead limit the pushing thread waits until half of it has drained.
+    def make_room(self, nbytes: int, is_user_code: bool = False) -> None:
+        """Law 4: at the run-ahead limit, make the pushing thread wait until half of the pending operations are done.
 
-        Inside an operation there is no waiting, since it might be for itself. Threads that an operation has started do
-        not show as such: where nothing but user code runs and nothing ends any more, the push goes on. An event loop,
-        which pending work may need, waits for some milliseconds alone.
+        A push inside an operation does not wait, since it might wait for that operation. Threads that operations start
+        cannot be recognized, so a push continues if only user code runs and no operation completes. Pending operations
+        may need the event loop, so a push there waits only a few milliseconds. A push of user code, which allocates no
+        array, does not wait there.
         """
-        if self._holder() is not None or self.is_home() or self._is_below_limit(nbytes):
+        if self._holder() is not None or self.is_actor_thread() or self._is_below_limit(nbytes):
             return
         self.flush()
-        on_a_loop = asyncio._get_running_loop() is not None
-        if on_a_loop and self._only_user_code_runs():  # which may need this loop
-            self.most_ops = len(self.books.pending) + self._max_ops // 2
+        is_other_library = library() is not None
+        in_loop = is_other_library or asyncio._get_running_loop() is not None
+        if in_loop and (is_user_code or self._only_user_code_runs()):  # user code may need this loop
+            self.ops_limit = len(self.books.pending) + self._max_ops // 2
             return
-        if on_a_loop:
+        if in_loop and not is_other_library:
             self._warn_of_blocking("a push", "room for more operations", "`await mx.engine.room()` now and then")
-        has_room = self._is_below_limit if on_a_loop else self.has_room
-        patience = _ROOM_ON_A_LOOP if on_a_loop else _STANDSTILL
+        has_room = self._is_below_limit if in_loop else self.has_room
+        timeout = _LOOP_ROOM_TIMEOUT if in_loop else _STALL_TIMEOUT
         completed = self.books.scheduler.completed
-        while not self._sleep_for_room(nbytes, has_room, patience):
+        while not self._sleep_for_room(nbytes, has_room, timeout):
             before, completed = completed, self.books.scheduler.completed
             if before == completed and self._only_user_code_runs():
-                self.most_ops = len(self.books.pending) + self._max_ops // 2
+                self.ops_limit = len(self.books.pending) + self._max_ops // 2
                 return
-            if on_a_loop:
+            if in_loop:
                 return
 
     def _sleep_for_room(self, nbytes: int, has_room: Callable[[int], bool], timeout: float) -> bool:
-        """Block until there is room, at most for so many seconds; True where there is."""
+        """Block until there is room, for at most ``timeout`` seconds; return whether there is room."""
         gate = threading.Lock()
         gate.acquire()
         try:
             with self.books.lock:
-                self.books.settle()
+                self.books.recover()
                 if not has_room(nbytes):
-                    self.books.wait_for_room(gate, lambda: has_room(nbytes), lambda: _open(gate))
+                    self.books.add_room_waiter(gate, lambda: has_room(nbytes), lambda: _open(gate))
                     self._sleep(gate, timeout)
                 return has_room(nbytes)
         finally:
             with self.books.lock:
-                self.books.wait_no_more(gate)
+                self.books.cancel_room_wait(gate)
 
     def _is_below_limit(self, nbytes: int) -> bool:
         books = self.books
         return not books.pending or (
-            len(books.pending) < self.most_ops and books.scheduler.pending_bytes + nbytes <= self.most_bytes
+            len(books.pending) < self.ops_limit and books.scheduler.pending_bytes + nbytes <= self.bytes_limit
         )
 
     def _only_user_code_runs(self) -> bool:
@@ -355,18 +358,18 @@ class Waiting:
         return bool(running) and all(op.runs_user_code for op in running)
 
     def has_room(self, nbytes: int = 0) -> bool:
-        """Tell whether the run-ahead is below half its limits."""
+        """Return whether the run-ahead is below half its limits."""
         pending = self.books.pending
         if pending and (
             len(pending) > self._max_ops // 2
-            or self.books.scheduler.pending_bytes + nbytes > max(self.most_bytes // 2, nbytes)
+            or self.books.scheduler.pending_bytes + nbytes > max(self.bytes_limit // 2, nbytes)
         ):  # fmt: skip
             return False
-        self.most_ops = self._max_ops
+        self.ops_limit = self._max_ops
         return True
 
     def room(self) -> Generator[Any, None, None]:
-        """Await until the run-ahead is below half its limits (what a loop that pushes in a coroutine awaits)."""
+        """Await until the run-ahead is below half its limits, for a loop that pushes in a coroutine."""
         while not self.has_room():
             oldest = self.books.oldest()
             if oldest is not None:
@@ -375,7 +378,7 @@ class Waiting:
     # -- inside an operation ---------------------------------------------------------------------------
 
     def _holder(self) -> Operation | None:
-        """The operation that this code runs in: by its context, or because it stands on this thread's stack."""
+        """Return the operation that this code runs in, by its context or by this thread's stack, or None."""
         op = current.get()
         if op is not None and op.state != DONE:
             return op
@@ -387,29 +390,29 @@ class Waiting:
             return next((op for op, thread in self.books.adopted.items() if thread == ident), None)
         return None
 
-    def _behind_this(self) -> set[Operation]:
-        """The operation that this code runs in and all that wait for it (usually: none)."""
+    def _unwaitable(self) -> set[Operation]:
+        """Return the operation that this code runs in and its dependents (usually an empty set)."""
         holder = self._holder()
         if holder is None:
             return set()
         with self.books.lock:
-            return self.books.behind([holder], self.inside.values())
+            return self.books.dependents_of([holder], self.inside.values())
 
     @contextlib.contextmanager
     def _waiting_inside(self, holder: Operation, op: Operation) -> Iterator[None]:
-        """Say that an operation waits, inside, for another one, and let others have its slot.
+        """Record that an operation waits inside for another, and release its slot meanwhile.
 
         Raises:
-            EngineError: that one can not end before this one does.
+            EngineError: the other operation can only end after this one.
         """
         key = object()
         try:
             with self.books.lock:
-                self.books.settle()
-                if op in self.books.behind([holder], self.inside.values()):
-                    raise _Circle(
-                        f"an operation waits inside itself for {op.name!r}, which can not end before it does: wait "
-                        "outside, or push what is to come later without waiting"
+                self.books.recover()
+                if op in self.books.dependents_of([holder], self.inside.values()):
+                    raise _DeadlockError(
+                        f"an operation waits inside itself for {op.name!r}, which cannot end before it does: wait "
+                        "outside, or push the later work without waiting"
                     )
                 self.inside[key] = holder, op
                 holder.waits_inside += 1
@@ -417,11 +420,11 @@ class Waiting:
                     holder.actor.open_slot()
             yield
         finally:
-            again(self._no_longer_inside, key, holder)
+            retry(self._end_wait_inside, key, holder)
 
-    def _no_longer_inside(self, key: object, holder: Operation) -> None:
+    def _end_wait_inside(self, key: object, holder: Operation) -> None:
         with self.books.lock:
-            self.books.settle()
+            self.books.recover()
             if key in self.inside:
                 del self.inside[key]
                 holder.waits_inside -= 1
@@ -429,8 +432,8 @@ class Waiting:
                     holder.actor.close_slot()
 
     @contextlib.contextmanager
-    def standing_aside(self) -> Iterator[None]:
-        """While this thread waits for a device, let another worker take its place, where it is one."""
+    def slot_released(self) -> Iterator[None]:
+        """Release this worker's slot to another while this thread waits for a device."""
         turn = self.runner.local.turn
         if turn is None:
             yield
@@ -445,33 +448,41 @@ class Waiting:
 
     # -- on an event loop ------------------------------------------------------------------------------
 
-    def _blocking_in_coroutine(self, op: Operation) -> None:
-        """Law 2: a blocking read inside a coroutine warns once per place, or is an error."""
+    def _check_blocking(self, op: Operation) -> None:
+        """Law 2: a blocking read inside a coroutine warns once per place, or raises an error."""
         if threading.current_thread() is self.loop_thread():
             with self.books.lock:
-                # What does not lend its work runs on this loop, or is code that may wait for it.
-                needing = [
-                    each
-                    for each in self.books.pending
-                    if not (each.actor.may_lend or (each.actor.launches and not each.runs_user_code))
-                    and each is not current.get()
+                # Actors whose work cannot be helped with run on this loop, or run code that may wait for it.
+                loop_ops = [
+                    other
+                    for other in self.books.pending
+                    if not (other.actor.accepts_help or (other.actor.launches and not other.runs_user_code))
+                    and other is not current.get()
                 ]
-                if op in self.books.behind(needing, self.inside.values()):
+                if op in self.books.dependents_of(loop_ops, self.inside.values()):
                     raise EngineError(
-                        f"a coroutine operation would block the engine's own loop until {op.name!r} is complete, "
+                        f"a coroutine operation would block the engine's event loop until {op.name!r} is complete, "
                         "which needs that loop: await it instead"
                     )
             return
         self._warn_of_blocking("a blocking read", repr(op.name))
 
+    def _refuse_foreign(self, what: str) -> None:
+        """Raise EngineError if a blocking read would block the event loop of a library other than asyncio."""
+        if self._blocking_in_loop == "allow":
+            return
+        error = refuse(f"a blocking read waits for {what}")
+        if error is not None:
+            raise error
+
     def _warn_of_blocking(self, kind: str, what: str, instead: str = _AWAIT_IT) -> None:
-        """Something blocks inside a coroutine: warn once per place, or raise."""
+        """Warn once per place that a call blocks inside a coroutine, or raise."""
         mode = self._blocking_in_loop
         if mode == "allow" or _in_notebook() or in_plain_code():
             return
         frame = user_frame(_PRIVATE_FRAMES_HIDDEN)
         place = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("?", 0)
-        message = f"{kind} inside a coroutine waits for {what} and holds up the event loop: {instead}"
+        message = f"{kind} inside a coroutine waits for {what} and blocks the event loop: {instead}"
         if mode == "error":
             raise EngineError(f"{place[0]}:{place[1]}: {message}")
         if place in self._warned:
@@ -486,7 +497,7 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 def _open(gate: threading.Lock) -> None:
-    """Release a lock at which a thread sleeps, unless that was done."""
+    """Release the lock of a sleeping thread if it is still locked."""
     try:
         gate.release()
     except RuntimeError:
@@ -494,7 +505,7 @@ def _open(gate: threading.Lock) -> None:
 
 
 def _in_notebook() -> bool:
-    """True inside an IPython kernel or shell, where a loop always runs and blocking reads are normal."""
+    """Return whether this is an IPython kernel or shell, where a loop always runs and blocking reads are normal."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and ipython.get_ipython() is not None
 

@@ -1,9 +1,9 @@
-"""Actors whose operations run on threads: workers of their own, and threads that wait and lend themselves meanwhile.
+"""Actors whose operations run on threads: worker threads, and waiting threads that help.
 
-A thread takes its *turn* at an actor: one operation at a time, of at most ``slots`` that run together. A worker with
-ready work goes on without asking anybody; without any it goes to sleep until a push calls it. The actor's coroutine
-starts the workers: when work is ready and none is asleep, and when one has died, whose operation then fails. It also
-sees that user code which holds all slots for long does not hold up the rest, for which it may wait itself.
+A thread takes *turns* at an actor: it runs one operation at a time, and at most ``slots`` threads run operations
+concurrently. A worker takes the next ready operation, or sleeps until a push wakes it. The actor's coroutine starts
+workers when work is ready and no worker sleeps, and replaces dead workers, whose operations fail. It also adds slots if
+user code occupies all of them for long, since that code may wait for the other work.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ if TYPE_CHECKING:
 __all__ = ["InlineActor", "ThreadActor", "Turn", "Worker"]
 
 _log = logging.getLogger("flowmx.engine")
-_PATIENCE = 0.25
-"""Seconds for which user code that holds a slot keeps others from it."""
+_USER_CODE_TIME = 0.25
+"""Seconds after which another operation may use the slot of user code."""
+_PAUSE = 1 << 40
+"""The number of slots that a pause subtracts: more than any actor has."""
 
 
 class Turn:
-    """A thread's hold on an actor.
+    """A thread's use of an actor.
 
     Attributes:
         actor: the actor.
-        op: the operation that the thread has taken and that has not ended.
+        op: the operation that the thread is running, or None.
     """
 
     __slots__ = ("actor", "op")
@@ -43,8 +45,8 @@ class Turn:
         self.actor = actor
         self.op: Operation | None = None
 
-    def is_over(self) -> None:
-        """Called when the mailbox has no operation for this thread (locked)."""
+    def turn_ended(self) -> None:
+        """Handle a mailbox without an operation for this thread (locked)."""
 
 
 class Worker(Turn):
@@ -52,8 +54,8 @@ class Worker(Turn):
 
     Attributes:
         wake_lock: acquired by the worker to sleep, released to wake it.
-        is_called: True from its wake-up until it has looked into the mailbox.
-        is_dismissed: True when its thread is to end.
+        is_called: whether it was woken and has not read the mailbox yet.
+        is_dismissed: whether its thread must end.
         thread: the thread.
     """
 
@@ -68,18 +70,18 @@ class Worker(Turn):
         self.thread = threading.Thread(target=self.run, name=name, daemon=True)
 
     def dismiss(self) -> None:
-        """Let its thread end when it has no operation any more (locked)."""
+        """Make its thread end once it has no operation (locked)."""
         self.is_dismissed = True
         self.actor.idle.pop(self, None)
         if self.wake_lock.locked():
             self.wake_lock.release()
 
-    def is_over(self) -> None:
+    def turn_ended(self) -> None:
         if not self.is_dismissed:
             self.actor.idle[self] = None
 
     def run(self) -> None:
-        """Sleep, run what is ready, and sleep again, until dismissed: the thread's whole life."""
+        """Sleep, run ready operations, and sleep again, until dismissed (the thread's main function)."""
         self.wake_lock.acquire()
         if self.is_dismissed:
             return
@@ -90,13 +92,13 @@ class Worker(Turn):
             with engine.runner.guard():
                 while not self.is_dismissed:
                     with engine.lock:
-                        engine.settle()
+                        engine.recover()
                         op = self.actor.begin(self)
                     if op is not None:
-                        engine.runner.prepare()  # anew each time: settings may have changed while it slept
+                        engine.runner.prepare()  # settings may have changed during the sleep
                         engine.work(self, op)
                     self.wake_lock.acquire()
-        except BaseException as error:  # not an operation's: those are caught where it is run
+        except BaseException as error:  # errors of operations are caught elsewhere
             self.actor.report_death(self, engine)
             _log.error("a worker of %s died", self.actor.name, exc_info=error)
 
@@ -104,19 +106,19 @@ class Worker(Turn):
 class ThreadActor(Actor):
     """An actor whose operations run on threads, at most ``slots`` at a time.
 
-    Operations of a priority above 0 may also use ``urgent_slots`` further threads, so that a long queue of ordinary
-    work does not hold them up.
+    Operations with a priority above 0 may use ``urgent_slots`` more threads, so that a long queue of other operations
+    does not delay them.
 
     Attributes:
-        running: how many operations run.
-        users: those of them that are user code, and whether others have got their slot.
-        idle: the workers that sleep.
-        workers: all of them.
-        kept: an operation for which nobody is called, since the thread that pushes it will run it.
+        running: the number of running operations.
+        users: the running operations of user code; True if another operation may use the slot.
+        idle: the sleeping workers.
+        workers: all workers.
+        reserved: an operation that the pushing thread will run, so that no worker is woken.
     """
 
-    may_lend = True
-    kept: Operation | None = None
+    accepts_help = True
+    reserved: Operation | None = None
 
     def __init__(self, name: str, slots: int = 1, urgent_slots: int = 0) -> None:
         super().__init__(name)
@@ -126,53 +128,53 @@ class ThreadActor(Actor):
         self.users: dict[Operation, bool] = {}
         self.workers: dict[Worker, None] = {}
         self.idle: dict[Worker, None] = {}
-        self._called = 0
-        self._spare: Worker | None = None
-        self._lost: list[Worker] = []
-        self._is_looking = False
+        self._woken_count = 0
+        self._spare_worker: Worker | None = None
+        self._dead_workers: list[Worker] = []
+        self._is_check_scheduled = False
 
     # -- handing over ----------------------------------------------------------------------------------
 
     def accept(self, op: Operation) -> None:
         self.mailbox.put(op)
-        if op is self.kept:
+        if op is self.reserved:
             return
-        if self.running + self._called < self.slots + (self.urgent_slots if op.priority > 0 else 0):
+        if self.running + self._woken_count < self.slots + (self.urgent_slots if op.priority > 0 else 0):
             self._call()
-        elif self.users and not self._is_looking:
+        elif self.users and not self._is_check_scheduled:
             self.wake()
 
     def is_idle(self) -> bool:
         return not self.running and not self.mailbox.plain and not self.mailbox.ranked
 
     def _call(self) -> None:
-        """Wake an idle worker, or have the coroutine start one (locked)."""
+        """Wake an idle worker, or make the coroutine start one (locked)."""
         for worker in self.idle:
             # From here on nothing is called until the worker is woken.
             worker.is_called = True
-            self._called += 1
+            self._woken_count += 1
             del self.idle[worker]
             worker.wake_lock.release()
             return
         self.wake()
 
     def begin(self, worker: Worker) -> Operation | None:
-        """The first operation for a worker that was called; without one it sleeps on (locked)."""
+        """Return the next operation for a woken worker, or None if it must sleep again (locked)."""
         if worker.is_dismissed:
             return None
         if worker.is_called:
             worker.is_called = False
-            self._called -= 1
+            self._woken_count -= 1
         if worker in self.idle:
             del self.idle[worker]
         return self.next(worker)
 
     def next(self, turn: Turn, light: bool = False) -> Operation | None:
-        """Let a thread take the next operation, which runs from now on; None where there is none for it (locked).
+        """Take the next operation for a thread and mark it as running; or return None (locked).
 
         Args:
-            turn: the thread's.
-            light: take only one that is light.
+            turn: the thread's turn.
+            light: take only a light operation.
         """
         while True:
             op = self.mailbox.first()
@@ -181,9 +183,9 @@ class ThreadActor(Actor):
                 or (light and not op.light)
                 or ((self._stopped or self.running >= self.slots) and not self._has_slot(turn, op))
             ):
-                turn.is_over()
+                turn.turn_ended()
                 return None
-            if op.state == READY:  # else somebody came in between, and it has been taken
+            if op.state == READY:  # else other code ran in between, and took it
                 break
         plain = self.mailbox.plain
         # From here on nothing is called.
@@ -194,56 +196,65 @@ class ThreadActor(Actor):
             self.users[op] = False
         if plain and plain[0] is op:
             del plain[0]
-        if op.runs_user_code and not self._is_looking and self.mailbox.first() is not None:
+        if op.runs_user_code and not self._is_check_scheduled and self.mailbox.first() is not None:
             self.wake()
         return op
 
     def _has_slot(self, turn: Turn, op: Operation) -> bool:
-        if self._stopped:
+        if self._stopped or self.slots < 0:
             return False
         if self.running < self.slots + (self.urgent_slots if op.priority > 0 else 0):
             return True
-        # Who waits may be what the user code that runs waits for.
+        # The running user code may wait for the operation that the waiting thread would run.
         return self.running == len(self.users) and type(turn) is Turn
 
-    def over(self, turn: Turn, op: Operation) -> None:
+    def release_slot(self, turn: Turn, op: Operation) -> None:
         """Release the slot of a turn whose operation has ended (locked)."""
         if turn.op is op:
             turn.op = None
-            if self.running:  # in the child of a fork they were forgotten
+            if self.running:  # reset to 0 in the child of a fork
                 self.running -= 1
             if op in self.users:
                 if self.users[op]:
                     self.slots -= 1
                 del self.users[op]
 
-    def give_back(self, turn: Turn) -> None:
-        """Put back an operation that was taken and has not begun (locked)."""
+    def put_back(self, turn: Turn) -> None:
+        """Put back an operation that has not started (locked)."""
         op = turn.op
         if op is not None:
             op.state = READY
-            self.mailbox.put(op)  # first: an interrupt may come in between, and putting it in again does no harm
-            self.over(turn, op)
-        self.tend()
+            self.mailbox.put(op)  # first: an interrupt may come in between, and adding it twice does no harm
+            self.release_slot(turn, op)
+        self.wake_worker()
 
-    def tend(self) -> None:
+    def wake_worker(self) -> None:
         """Wake a worker if there are ready operations and free slots (locked)."""
-        if self.running + self._called < self.slots and self.mailbox.first() is not None:
+        if self.running + self._woken_count < self.slots and self.mailbox.first() is not None:
             self._call()
 
     def open_slot(self) -> None:
         self.slots += 1
-        self.tend()
+        self.wake_worker()
 
     def close_slot(self) -> None:
         self.slots -= 1
 
+    def pause(self) -> None:
+        if self.slots >= 0:
+            self.slots -= _PAUSE
+
+    def unpause(self) -> None:
+        if self.slots < 0:
+            self.slots += _PAUSE
+            self.wake_worker()
+
     # -- the coroutine ---------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        if self._spare is None:
-            worker = self._spare = Worker(self)
-            with contextlib.suppress(RuntimeError):  # the coroutine will try again, and tell
+        if self._spare_worker is None:
+            worker = self._spare_worker = Worker(self)
+            with contextlib.suppress(RuntimeError):  # the coroutine will try again, and report the error
                 start_locked(worker.thread)
 
     async def run(self) -> None:
@@ -252,27 +263,27 @@ class ThreadActor(Actor):
         assert engine is not None
         while not self._stopped:
             with engine.lock:
-                lost, self._lost = self._lost, []
-                count = self._wanted()
-            for worker in lost:
+                dead_workers, self._dead_workers = self._dead_workers, []
+                count = self._missing_workers()
+            for worker in dead_workers:
                 self._clean_up(worker, engine)
             for _ in range(count):
                 self._start_worker(engine)
             if self.users:
-                self._look_again(engine)
+                self._check_later(engine)
             await self.wait_for_wake()
 
-    def _wanted(self) -> int:
-        """The number of workers to be started for what is ready (locked)."""
-        free = self.slots - self.running - self._called - len(self.idle)
+    def _missing_workers(self) -> int:
+        """Return the number of workers to start for the ready operations (locked)."""
+        free = self.slots - self.running - self._woken_count - len(self.idle)
         if self.mailbox.ranked and self.mailbox.ranked[0][0] < 0:
             free += self.urgent_slots
         return min(free, len(self.mailbox)) if free > 0 else 0
 
     def _start_worker(self, engine: Engine) -> None:
-        """Start a worker thread, which takes from the mailbox at once."""
+        """Start a worker thread, which begins with the mailbox."""
         with engine.lock:
-            worker, self._spare = self._spare, None
+            worker, self._spare_worker = self._spare_worker, None
         if worker is None or not worker.thread.is_alive():
             worker = Worker(self)
             try:
@@ -280,65 +291,65 @@ class ThreadActor(Actor):
             except RuntimeError:
                 if not self.workers:
                     raise
-                return  # those that there are will do it
+                return  # the existing workers suffice
         with engine.lock:
             if self._stopped:
                 worker.dismiss()
                 return
             self.workers[worker] = None
             worker.is_called = True
-            self._called += 1
+            self._woken_count += 1
             worker.wake_lock.release()
 
     def report_death(self, worker: Worker, engine: Engine) -> None:
-        """Report that a worker's thread ends without having been dismissed (called on that thread)."""
+        """Report that a worker's thread ends without dismissal (called on that thread)."""
         with engine.lock:
             if self.engine is engine and worker in self.workers:
-                self._lost.append(worker)
+                self._dead_workers.append(worker)
                 self.wake()
 
     def _clean_up(self, worker: Worker, engine: Engine) -> None:
-        """Release what a dead worker held; its operation fails."""
+        """Release the slot of a dead worker, and fail its operation."""
         with engine.lock:
             self.workers.pop(worker, None)
             self.idle.pop(worker, None)
             if worker.is_called:
                 worker.is_called = False
-                self._called -= 1
+                self._woken_count -= 1
             op = worker.op
             if op is not None:
-                self.over(worker, op)
+                self.release_slot(worker, op)
         if op is not None:
             engine.abandon([op], f"the worker of {self.name} that ran it has died")
         with engine.lock:
-            self.tend()
+            self.wake_worker()
 
     # -- user code that holds all slots ----------------------------------------------------------------
 
-    def _look_again(self, engine: Engine) -> None:
-        """Check in a while whether user code keeps ready work from running; no wake-up is needed for that."""
-        if not self._is_looking:
-            self._is_looking = True
-            asyncio.get_running_loop().call_later(_PATIENCE, self._relieve, engine)
+    def _check_later(self, engine: Engine) -> None:
+        """Schedule a check whether user code keeps ready operations from running."""
+        if not self._is_check_scheduled:
+            self._is_check_scheduled = True
+            asyncio.get_running_loop().call_later(_USER_CODE_TIME, self._relieve, engine)
 
     def _relieve(self, engine: Engine) -> None:
-        """Let ready work run in parallel to long-running user code, which may wait for it on any thread."""
-        self._is_looking = False
+        """Run ready operations concurrently with long-running user code, which may wait for them on any thread."""
+        self._is_check_scheduled = False
         with engine.lock:
-            engine.settle()
-            since = monotonic() - _PATIENCE
-            if self._is_held():
+            engine.recover()
+            threshold = monotonic() - _USER_CODE_TIME
+            if self._is_blocked_by_users():
                 for op in self.users:
-                    if op.began < since and not self.users[op]:
+                    if op.began < threshold and not self.users[op]:
                         self.users[op] = True
                         self.slots += 1
-                self.tend()
+                self.wake_worker()
             is_needed = self.users and self.mailbox.first() is not None
         if is_needed:
-            self._look_again(engine)
+            self._check_later(engine)
 
-    def _is_held(self) -> bool:
-        """Tell whether user code alone keeps ready work from running (locked)."""
+    def _is_blocked_by_users(self) -> bool:
+        """Return whether only user code keeps ready operations from running (locked)."""
         return (
             not self._stopped
             and self.running >= self.slots
@@ -350,24 +361,26 @@ class ThreadActor(Actor):
 
     def stop(self) -> None:
         super().stop()
-        for worker in self._all():
+        for worker in self._all_workers():
             worker.dismiss()
 
     def threads(self) -> list[threading.Thread]:
-        return [worker.thread for worker in self._all() if worker.thread.is_alive()]
+        return [worker.thread for worker in self._all_workers() if worker.thread.is_alive()]
 
-    def _all(self) -> list[Worker]:
-        return [*self.workers, *([] if self._spare is None else [self._spare])]
+    def _all_workers(self) -> list[Worker]:
+        return [*self.workers, *([] if self._spare_worker is None else [self._spare_worker])]
 
-    def rest(self) -> None:
-        super().rest()
-        self.workers, self.idle, self._lost, self._spare = {}, {}, [], None
-        self._called = 0
-        self._is_looking = False
+    def clear(self) -> None:
+        super().clear()
+        self.workers, self.idle, self._dead_workers, self._spare_worker = {}, {}, [], None
+        self._woken_count = 0
+        self._is_check_scheduled = False
 
-    def reset(self) -> None:
-        super().reset()
+    def reset_after_fork(self) -> None:
+        super().reset_after_fork()
         self.slots -= sum(self.users.values())
+        if self.slots < 0:
+            self.slots += _PAUSE
         self.running, self.users = 0, {}
 
 
@@ -380,7 +393,7 @@ class InlineActor(ThreadActor):
     def accept(self, op: Operation) -> None:
         self.mailbox.put(op)
 
-    def tend(self) -> None:
+    def wake_worker(self) -> None:
         return None
 
     def prepare(self) -> None:

@@ -1,19 +1,20 @@
-"""Binding: from the arguments of ``bind`` and ``simple_bind`` to an :class:`Executor`."""
+"""Binding: ``bind`` and ``simple_bind`` create an :class:`Executor` from their arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flowmx import devices, settings
 from flowmx.devices import Context, Device
 from flowmx.errors import ShapeError
-from flowmx.executor.dynamic import DynamicExecutor, is_dynamic
+from flowmx.executor.dynamic_shapes import DynamicExecutor, is_dynamic
 from flowmx.executor.executor import Executor
 from flowmx.executor.sparse import SparseExecutor, is_sparse
 from flowmx.graph import collector, infer, storage_types
 from flowmx.graph.node import Entry, Node
-from flowmx.ndarray.array import NDArray, check_request, fill_with_zeros, unfilled, zeros_of
+from flowmx.ndarray.array import NDArray, check_request
+from flowmx.ndarray.creation import fill_with_zeros, unfilled, zeros_of
 from flowmx.ops.registry.dtypes import DType, as_dtype
 from flowmx.ops.registry.operators import Shape
 from flowmx.suggestions import did_you_mean
@@ -21,58 +22,58 @@ from flowmx.symbol.symbol import Symbol
 
 
 def _where(ctx: Any, group2ctx: Mapping[str, Any] | None, symbol: Symbol) -> tuple[Device, dict[str, Context]]:
-    """The default device, and the contexts of those groups that the symbol has."""
+    """Return the default device, and the contexts of the symbol's groups."""
     context = Context(ctx) if ctx is not None else devices.current_context()
     return devices.get(context), used_groups(context, group2ctx, symbol)
 
 
 def used_groups(context: Context, group2ctx: Mapping[str, Any] | None, symbol: Symbol) -> dict[str, Context]:
-    """The contexts of those groups that a symbol has, where they are not the default one."""
-    placed = {node.attributes.get(_GROUP) for node in symbol._nodes()}
+    """Return the contexts of a symbol's groups, except groups on the default device."""
+    used_names = {node.attributes.get(_GROUP) for node in symbol.nodes()}
     groups: dict[str, Context] = {}
     for group, other in (group2ctx or {}).items():
         if isinstance(other, (list, tuple)):
             if len(other) != 1:
                 raise ValueError(f"group2ctx: {group!r} is on {len(other)} devices, and the executor on one: {context}")
             other = other[0]
-        if group in placed and Context(other) is not context:
+        if group in used_names and Context(other) is not context:
             groups[group] = Context(other)
-    _check_groups(placed - {None}, group2ctx or {})
+    _check_groups(used_names - {None}, group2ctx or {})
     return groups
 
 
-def _check_groups(placed: set[Any], given: Mapping[str, Any]) -> None:
-    """Raise where a device is given for a group that is not there, while one that is there has none: a slip."""
-    unknown, missing = sorted(given.keys() - placed), sorted(placed - given.keys())
+def _check_groups(used_names: set[Any], devices: Mapping[str, Any]) -> None:
+    """Raise ValueError if ``group2ctx`` has an unknown group and lacks a group of the symbol: a misspelling."""
+    unknown, missing = sorted(devices.keys() - used_names), sorted(used_names - devices.keys())
     if unknown and missing:
         raise ValueError(
             f"group2ctx: there is no ctx_group {unknown[0]!r} in the symbol, and its group {missing[0]!r} has no "
-            f"device: its groups are {', '.join(map(repr, sorted(placed)))}"
+            f"device: its groups are {', '.join(map(repr, sorted(used_names)))}"
         )
 
 
-def _settled(
+def _assign_groups(
     symbol: Symbol, default: Context, groups: dict[str, Context], arrays: Mapping[str, NDArray] | None = None
 ) -> Symbol:
-    """The symbol with a ``ctx_group`` for every node without one, as MXNet places them.
+    """Add a ``ctx_group`` to every node without one, placing nodes as MXNet does.
 
-    A variable is where its array is, or with the first that reads it; an operator is with its first input.
+    A variable is placed with its array, or with the first operator that reads it; an operator with its first input.
 
     Args:
-        symbol: what is bound.
+        symbol: the symbol to bind.
         default: the executor's device.
-        groups: the devices of groups; those that are made here are added.
-        arrays: what is bound to the variables, if that is decided.
+        groups: the devices of groups; new groups are added.
+        arrays: the arrays of the variables, if they exist.
     """
     if not groups:
         return symbol
-    nodes = symbol._nodes()
+    nodes = symbol.nodes()
     readers: dict[Node, Node] = {}
     for node in reversed(nodes):
         readers.update((entry.node, node) for entry in node.inputs if _GROUP in node.attributes)
-    made: dict[Node, Node] = {}
+    copies: dict[Node, Node] = {}
     for node in nodes:
-        inputs = tuple([Entry(made[entry.node], entry.index) for entry in node.inputs])
+        inputs = tuple([Entry(copies[entry.node], entry.index) for entry in node.inputs])
         group = node.attributes.get(_GROUP)
         if group is None and node.is_variable:
             where = arrays[node.name].context if arrays is not None else _context(readers.get(node), default, groups)
@@ -83,8 +84,8 @@ def _settled(
         elif group is None and inputs:
             group = inputs[0].node.attributes.get(_GROUP)
         attributes = {**node.attributes, **({} if group is None else {_GROUP: group})}
-        made[node] = Node(node.op, node.name, inputs, attributes, node.given, node.origin, node.versions)
-    return Symbol([Entry(made[entry.node], entry.index) for entry in symbol._entries])
+        copies[node] = Node(node.op, node.name, inputs, attributes, node.user_parameters, node.origin, node.versions)
+    return Symbol([Entry(copies[entry.node], entry.index) for entry in symbol.entries])
 
 
 _GROUP = "__ctx_group__"
@@ -94,25 +95,25 @@ def _context(node: Node | None, default: Context, groups: Mapping[str, Context])
     return default if node is None else groups.get(node.attributes.get(_GROUP, ""), default)
 
 
-def _by_name(what: str, names: Sequence[str], given: Any, complete: bool) -> dict[str, NDArray]:
-    """Arrays by name, from a list in order or a dict."""
-    if given is None:
-        given = {}
-    if not isinstance(given, Mapping):
-        if len(given) != len(names):
-            raise ValueError(f"bind: {len(given)} {what} were given, expected {len(names)}: {', '.join(names)}")
-        given = {name: value for name, value in zip(names, given, strict=True) if value is not None}
-    missing = [name for name in names if name not in given]
+def _by_name(kind: str, names: Sequence[str], values: Any, complete: bool) -> dict[str, NDArray]:
+    """Return arrays by name, from a list in order or a dict."""
+    if values is None:
+        values = {}
+    if not isinstance(values, Mapping):
+        if len(values) != len(names):
+            raise ValueError(f"bind: {len(values)} {kind} were given, expected {len(names)}: {', '.join(names)}")
+        values = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+    missing = [name for name in names if name not in values]
     if complete and missing:
-        raise ValueError(f"bind: {what} are missing for {', '.join(missing)}")
+        raise ValueError(f"bind: {kind} are missing for {', '.join(missing)}")
     for name in names:
-        if name in given and not isinstance(given[name], NDArray):
-            raise TypeError(f"bind: {name} is {type(given[name]).__name__}, expected an NDArray")
-    return {name: given[name] for name in names if name in given}
+        if name in values and not isinstance(values[name], NDArray):
+            raise TypeError(f"bind: {name} is {type(values[name]).__name__}, expected an NDArray")
+    return {name: values[name] for name in names if name in values}
 
 
 def requests_of(names: Sequence[str], grad_req: Any) -> dict[str, str]:
-    """The gradient request of each argument, ``write``, ``add`` or ``null``, by name."""
+    """Return the gradient request of each argument by name: ``write``, ``add`` or ``null``."""
     if isinstance(grad_req, str):
         table = dict.fromkeys(names, grad_req)
     elif isinstance(grad_req, Mapping):
@@ -135,26 +136,26 @@ def bind(
     grads = _by_name("gradients", names, args_grad, False)
     aux = _by_name("auxiliary states", aux_names, aux_states, True)
     arena = shared_exec.arena if shared_exec is not None else None
-    symbol = _settled(symbol, device.context, groups, {**bound, **aux})
+    symbol = _assign_groups(symbol, device.context, groups, {**bound, **aux})
     kind: type[Executor] = DynamicExecutor if is_dynamic(symbol) else Executor
     if is_sparse(symbol, {**bound, **aux}, grads):
         kind = SparseExecutor
-    symbol = _partitioned(symbol, bound, aux)
+    symbol = _partition(symbol, bound, aux)
     return kind(symbol, device, bound, grads, requests_of(names, grad_req), aux, groups, arena)
 
 
-def _partitioned(symbol: Symbol, args: Mapping[str, NDArray], aux: Mapping[str, NDArray]) -> Symbol:
-    """The symbol as the backend of the settings has it."""
+def _partition(symbol: Symbol, args: Mapping[str, NDArray], aux: Mapping[str, NDArray]) -> Symbol:
+    """Return the symbol, partitioned by the backend of the settings, if any."""
     backend = settings.get().subgraph_backend
     return symbol.optimize_for(backend, args, aux) if backend else symbol
 
 
-def _mistaken(given: Iterable[str], *variables: Sequence[Node]) -> str:
-    """The end of a message that a shape is missing: which names were given that are no variable's."""
-    names = [node.name for nodes in variables for node in nodes]
+def _unknown_names(names: Iterable[str], *variables: Sequence[Node]) -> str:
+    """Return the end of a message about a missing shape: the names that are not variables."""
+    known_names = [node.name for nodes in variables for node in nodes]
     return "".join(
-        f"; {each!r} was given, and is no variable of the symbol{did_you_mean(each, names)}"
-        for each in given if each not in names
+        f"; {name!r} was given, but is not a variable of the symbol{did_you_mean(name, known_names)}"
+        for name in names if name not in known_names
     )  # fmt: skip
 
 
@@ -166,76 +167,118 @@ def simple_bind(
 ) -> Executor:  # fmt: skip
     """See :meth:`flowmx.sym.Symbol.simple_bind`."""
     device, groups = _where(ctx, group2ctx, symbol)
-    symbol = _settled(symbol, device.context, groups)
+    symbol = _assign_groups(symbol, device.context, groups)
     arguments, auxiliary = symbol._variables()
     arg_shapes, _, aux_shapes = symbol._infer_shape((), shapes)
-    given = {name: as_dtype(value) for name, value in (type_dict or {}).items()}
-    dtypes = infer.infer_types(symbol._nodes(), {node: given.get(node.name) for node in (*arguments, *auxiliary)})
-    names = [node.name for node in arguments]
-    requests = requests_of(names, grad_req)
-
+    declared = {name: as_dtype(value) for name, value in (type_dict or {}).items()}
+    dtypes = infer.infer_types(symbol.nodes(), {node: declared.get(node.name) for node in (*arguments, *auxiliary)})
+    requests = requests_of([node.name for node in arguments], grad_req)
     stypes = _storage_types(symbol, arguments, auxiliary, arg_shapes, aux_shapes, dtypes, requests)
-    new: list[NDArray] = []
-
-    def zeros(stype: str, shape: Shape, context: Context, dtype: DType) -> NDArray:
-        if stype != "default":
-            return zeros_of(stype, shape, context, dtype)
-        new.append(unfilled(shape, context, dtype))
-        return new[-1]
-
-    def make(node: Node, shape: Any) -> NDArray:
+    allocator = _Allocator(
+        lambda node: _context(node, device.context, groups),
+        dtypes,
+        stypes,
+        shared_arg_names,
+        shared_exec,
+        shared_buffer,
+    )
+    args = {}
+    for node, shape in zip(arguments, arg_shapes, strict=True):
         try:
-            wanted = infer.known_shape(shape, f"{node.name!r}")
+            arg_shape = infer.known_shape(shape, f"{node.name!r}")
         except ShapeError as error:
-            raise ShapeError(f"{error}{_mistaken(shapes, arguments, auxiliary)}") from None
-        dtype, stype = dtypes[Entry(node, 0)], stypes.arrays.get(node.name, "default")
-        context = _context(node, device.context, groups)
-        shared = shared_arg_names is None or node.name in shared_arg_names
-        for pool in (shared_exec.arg_dict if shared_exec else {}, shared_buffer or {}):
-            old = pool.get(node.name)
-            if shared and old is not None and _is_such(old, wanted, dtype, context, stype):
-                return old
-        if shared_buffer is None:
-            return zeros(stype, wanted, context, dtype)
-        made = shared_buffer[node.name] = zeros_of(stype, wanted, context, dtype)
-        return made
-
-    args = {node.name: make(node, shape) for node, shape in zip(arguments, arg_shapes, strict=True)}
-
-    def gradient(name: str, bound: NDArray) -> NDArray:
-        if shared_exec is not None and name in (shared_arg_names or ()) and shared_exec.arg_dict.get(name) is bound:
-            old = shared_exec.grad_dict[name]
-            if old is not None:  # so that what is added up is so over all buckets
-                return old
-        return zeros(stypes.gradients.get(name, "default"), bound.shape, bound.context, bound._dtype)
-
-    grads = {name: gradient(name, bound) for name, bound in args.items() if requests[name] != "null"}
-    old_aux = shared_exec.aux_dict if shared_exec else {}
-    aux: dict[str, NDArray] = {}
-    for node, shape in zip(auxiliary, aux_shapes, strict=True):
-        wanted = infer.known_shape(shape, f"{node.name!r}")
-        old = old_aux.get(node.name)
-        context = _context(node, device.context, groups)
-        reuse = old is not None and old.shape == wanted and old.context is context
-        aux[node.name] = old if reuse and old is not None else zeros("default", wanted, context, dtypes[Entry(node, 0)])
-    fill_with_zeros(new)
+            raise ShapeError(f"{error}{_unknown_names(shapes, arguments, auxiliary)}") from None
+        args[node.name] = allocator.argument(node, arg_shape)
+    grads = {name: allocator.gradient(name, bound) for name, bound in args.items() if requests[name] != "null"}
+    aux = {
+        node.name: allocator.state(node, infer.known_shape(shape, f"{node.name!r}"))
+        for node, shape in zip(auxiliary, aux_shapes, strict=True)
+    }
+    fill_with_zeros(allocator.unfilled)
     arena = shared_exec.arena if shared_exec is not None else None
     kind = SparseExecutor if stypes.sparse else Executor
-    symbol = _partitioned(symbol, args, aux)
+    symbol = _partition(symbol, args, aux)
     return kind(symbol, device, args, grads, requests, aux, groups, arena)
 
 
-def _is_such(array: NDArray, shape: Any, dtype: Any, context: Context, stype: str) -> bool:
-    return array.shape == shape and array._dtype == dtype and array.context is context and array.stype == stype
+class _Allocator:
+    """Creates the arrays of ``simple_bind``, or reuses those of another executor or a buffer.
+
+    Args:
+        context_of: returns the device of a variable.
+        dtypes: the dtypes of all entries.
+        stypes: the storage types.
+        shared_arg_names: the arguments that may be shared (None: all).
+        shared_exec: an executor whose arrays are shared.
+        shared_buffer: arrays to share by name; new ones are added.
+
+    Attributes:
+        unfilled: the new dense arrays that must be filled with zeros.
+    """
+
+    def __init__(
+        self, context_of: Callable[[Node], Context], dtypes: Mapping[Entry, DType], stypes: _StorageTypes,
+        shared_arg_names: Sequence[str] | None, shared_exec: Executor | None,
+        shared_buffer: dict[str, NDArray] | None,
+    ) -> None:  # fmt: skip
+        self._context_of = context_of
+        self._dtypes = dtypes
+        self._stypes = stypes
+        self._shared_names = shared_arg_names
+        self._shared_exec = shared_exec
+        self._shared_buffer = shared_buffer
+        self.unfilled: list[NDArray] = []
+
+    def argument(self, node: Node, shape: Shape) -> NDArray:
+        """Return the array of an argument."""
+        name, context = node.name, self._context_of(node)
+        dtype, stype = self._dtypes[Entry(node, 0)], self._stypes.arrays.get(name, "default")
+        may_share = self._shared_names is None or name in self._shared_names
+        for pool in (self._shared_exec.arg_dict if self._shared_exec else {}, self._shared_buffer or {}):
+            old = pool.get(name)
+            if may_share and old is not None and _matches(old, shape, dtype, context, stype):
+                return old
+        if self._shared_buffer is None:
+            return self._zeros(stype, shape, context, dtype)
+        array = self._shared_buffer[name] = zeros_of(stype, shape, context, dtype)
+        return array
+
+    def gradient(self, name: str, bound: NDArray) -> NDArray:
+        """Return the array of the gradient of an argument."""
+        other = self._shared_exec
+        if other is not None and name in (self._shared_names or ()) and other.arg_dict.get(name) is bound:
+            old = other.grad_dict[name]
+            if old is not None:  # gradients accumulate over all buckets
+                return old
+        stype = self._stypes.gradients.get(name, "default")
+        return self._zeros(stype, bound.shape, bound.context, bound.element_type)
+
+    def state(self, node: Node, shape: Shape) -> NDArray:
+        """Return the array of an auxiliary state."""
+        context = self._context_of(node)
+        old = self._shared_exec.aux_dict.get(node.name) if self._shared_exec else None
+        if old is not None and old.shape == shape and old.context is context:
+            return old
+        return self._zeros("default", shape, context, self._dtypes[Entry(node, 0)])
+
+    def _zeros(self, stype: str, shape: Shape, context: Context, dtype: DType) -> NDArray:
+        if stype != "default":
+            return zeros_of(stype, shape, context, dtype)
+        self.unfilled.append(unfilled(shape, context, dtype))
+        return self.unfilled[-1]
+
+
+def _matches(array: NDArray, shape: Any, dtype: Any, context: Context, stype: str) -> bool:
+    return array.shape == shape and array.element_type == dtype and array.context is context and array.stype == stype
 
 
 class _StorageTypes(NamedTuple):
-    """The storage types of what ``simple_bind`` makes.
+    """The storage types of the arrays of ``simple_bind``.
 
     Attributes:
-        arrays: of variables by name, where they are sparse.
-        gradients: of their gradients by name, likewise.
-        sparse: whether anything in the graph is.
+        arrays: the storage types of sparse variables, by name.
+        gradients: the storage types of their gradients, by name.
+        sparse: whether any value of the graph is sparse.
     """
 
     arrays: dict[str, str]
@@ -247,20 +290,20 @@ def _storage_types(
     symbol: Symbol, arguments: Sequence[Node], auxiliary: Sequence[Node], arg_shapes: Sequence[Any],
     aux_shapes: Sequence[Any], dtypes: Mapping[Entry, Any], requests: Mapping[str, str],
 ) -> _StorageTypes:  # fmt: skip
-    known = {node: storage_types.declared(node) for node in arguments}
-    nodes = symbol._nodes()
-    if not storage_types.may_be_sparse(nodes, known):
+    declared = {node: storage_types.declared_stype(node) for node in arguments}
+    nodes = symbol.nodes()
+    if not storage_types.may_be_sparse(nodes, declared):
         return _StorageTypes({}, {}, False)
     shapes = dict(zip((*arguments, *auxiliary), (*arg_shapes, *aux_shapes), strict=True))
     all_shapes = infer.known_shapes(nodes, shapes)
-    stypes = storage_types.infer_storage_types(nodes, known, all_shapes)
-    wanted = [node for node in arguments if requests[node.name] != "null"]
-    found = dict(known)  # the gradient of a variable that nothing depends on is like it
-    if wanted:
-        found |= storage_types.gradient_storage_types(symbol._entries, wanted, stypes, all_shapes, dtypes)
-    every = [*stypes.values(), *found.values()]
+    stypes = storage_types.infer_storage_types(nodes, declared, all_shapes)
+    grad_nodes = [node for node in arguments if requests[node.name] != "null"]
+    gradients = dict(declared)  # default: the variable's storage type
+    if grad_nodes:
+        gradients |= storage_types.gradient_storage_types(symbol.entries, grad_nodes, stypes, all_shapes, dtypes)
+    all_stypes = [*stypes.values(), *gradients.values()]
     return _StorageTypes(
-        {node.name: stype for node, stype in known.items()},
-        {node.name: stype for node, stype in found.items()},
-        any(each != "default" for each in every),
+        {node.name: stype for node, stype in declared.items()},
+        {node.name: stype for node, stype in gradients.items()},
+        any(stype != "default" for stype in all_stypes),
     )

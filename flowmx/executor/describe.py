@@ -12,7 +12,7 @@ from flowmx.graph.node import Entry, topological
 
 
 def describe_graph(entries: Sequence[Entry]) -> str:
-    """Every node with its inputs and, where declared shapes allow, its memory."""
+    """Return every node with its inputs and, if declared shapes determine it, its memory."""
     nodes = topological(entries)
     lines = ["Symbol Outputs:"]
     lines += [f"\toutput[{i}]={e.node.name}({e.index})" for i, e in enumerate(entries)]
@@ -28,8 +28,8 @@ def describe_graph(entries: Sequence[Entry]) -> str:
             assert node.op is not None
             lines += ["--------------------", f"Op:{node.op.name}, Name={node.name}", "Inputs:"]
             lines += [f"\targ[{i}]={e.node.name}({e.index})" for i, e in enumerate(node.inputs)]
-            if node.given:
-                lines += ["Attrs:", *(f"\t{key}={value}" for key, value in node.given.items())]
+            if node.user_parameters:
+                lines += ["Attrs:", *(f"\t{key}={value}" for key, value in node.user_parameters.items())]
         for index in range(node.visible_outputs()):
             shape = shapes.get(Entry(node, index))
             if shape is not None and -1 not in shape:

@@ -1,4 +1,4 @@
-"""Estimate of the memory that ``simple_bind`` would allocate; for :meth:`flowmx.sym.Symbol.memory_estimate`."""
+"""Estimate the memory that ``simple_bind`` would allocate; for :meth:`flowmx.sym.Symbol.memory_estimate`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from flowmx.devices import Context
 from flowmx.errors import DeviceError
 from flowmx.executor.binding import requests_of, used_groups
 from flowmx.graph import collector, infer
-from flowmx.graph.compiler import compile_graph, graph_of, in_room, options_of
+from flowmx.graph.compiler import compile_graph, graph_of, options_of, with_memory_limit
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.reports.estimate import MemoryEstimate, estimate
-from flowmx.graph.running.memory import expected
+from flowmx.graph.running.arenas import expected
 from flowmx.ops.registry.dtypes import DType, as_dtype
 from flowmx.ops.registry.operators import Shape
 from flowmx.symbol.symbol import Symbol
 
 StateBytes = Callable[[int, Shape, DType], int]
-"""The bytes for a parameter, by its position, shape and dtype."""
+"""Returns the bytes of a parameter's optimizer state, from its position, shape and dtype."""
 
 
 @collector.paused()
@@ -30,32 +30,32 @@ def memory_estimate(
     symbol: Symbol, ctx: Any, grad_req: Any, type_dict: Mapping[str, Any] | None, group2ctx: Any,
     budget: int | None, shapes: Mapping[str, Sequence[int]], state: StateBytes,
 ) -> MemoryEstimate:  # fmt: skip
-    """See :meth:`flowmx.sym.Symbol.memory_estimate`; ``state`` says what an optimizer keeps for a parameter."""
+    """See :meth:`flowmx.sym.Symbol.memory_estimate`; ``state`` returns the bytes of an optimizer's state."""
     context = Context(ctx) if ctx is not None else devices.current_context()
     arguments, auxiliary = symbol._variables()
-    found = symbol._infer_shape((), shapes)
-    variables = zip((*arguments, *auxiliary), (*found[0], *found[2]), strict=True)
-    known = {node: infer.known_shape(shape, f"{node.name!r}") for node, shape in variables}
-    all_shapes = infer.known_shapes(symbol._nodes(), known)
-    given = {name: as_dtype(value) for name, value in (type_dict or {}).items()}
-    all_dtypes = infer.infer_types(symbol._nodes(), {node: given.get(node.name) for node in known})
+    inferred = symbol._infer_shape((), shapes)
+    variables = zip((*arguments, *auxiliary), (*inferred[0], *inferred[2]), strict=True)
+    variable_shapes = {node: infer.known_shape(shape, f"{node.name!r}") for node, shape in variables}
+    all_shapes = infer.known_shapes(symbol.nodes(), variable_shapes)
+    declared = {name: as_dtype(value) for name, value in (type_dict or {}).items()}
+    all_dtypes = infer.infer_types(symbol.nodes(), {node: declared.get(node.name) for node in variable_shapes})
     requests = requests_of([node.name for node in arguments], grad_req)
-    wanted = [node for node in arguments if requests[node.name] != "null"]
+    grad_nodes = [node for node in arguments if requests[node.name] != "null"]
     groups = used_groups(context, group2ctx, symbol)
-    graph = graph_of(symbol._entries, wanted, all_shapes, all_dtypes, bool(wanted), context, groups)
-    straight = [node for node in wanted if requests[node.name] == "write"]
+    graph = graph_of(symbol.entries, grad_nodes, all_shapes, all_dtypes, bool(grad_nodes), context, groups)
+    direct = [node for node in grad_nodes if requests[node.name] == "write"]
     options = replace(options_of(context.kernels), budget=budget, joint=True)
-    if not (wanted or groups):
+    if not (grad_nodes or groups):
         bound = {*graph.outputs, *[Entry(node, 0) for node in (*arguments, *auxiliary)]}
         coming = sum(math.prod(all_shapes[entry]) * all_dtypes[entry].itemsize for entry in bound)
-        with contextlib.suppress(DeviceError):  # it need not be there to be planned for
+        with contextlib.suppress(DeviceError):  # the device need not exist to plan for it
             device = devices.get(context)
-            options = in_room(options, device, coming + expected(device))
-    plan = compile_graph(graph, straight, options=options)
+            options = with_memory_limit(options, device, coming + expected(device))
+    plan = compile_graph(graph, direct, options=options)
     position = {node: index for index, node in enumerate(arguments)}
 
     def state_of(node: Node) -> int:
         return state(position[node], all_shapes[Entry(node, 0)], all_dtypes[Entry(node, 0)])
 
     inputs = {node.name for node in arguments if node.name in shapes or node.name.endswith("label")}
-    return estimate(graph, plan, arguments, auxiliary, inputs, wanted, state_of)
+    return estimate(graph, plan, arguments, auxiliary, inputs, grad_nodes, state_of)

@@ -1,8 +1,8 @@
 """Executors: a symbol bound to arrays, run through the engine.
 
-Binding infers every shape and dtype, differentiates the graph, and makes a plan. ``forward``, ``backward``
-and ``forward_backward`` each push one operation that runs the plan's steps, tagged with the bound arrays:
-an update of a parameter pushed between two of them needs no wait.
+Binding infers every shape and dtype, differentiates the graph, and makes a plan. ``forward``, ``backward`` and
+``forward_backward`` each push one operation that runs the plan's steps and is tagged with the bound arrays. So no wait
+is needed before or after a parameter update between two of them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ from flowmx.executor.describe import describe_graph
 from flowmx.executor.mode import Mode
 from flowmx.executor.monitored import Monitor, Monitored
 from flowmx.graph import collector, infer
-from flowmx.graph.casts import inferred
-from flowmx.graph.compiler import compile_graph, graph_of, in_room, options_of
+from flowmx.graph.casts import infer_outputs
+from flowmx.graph.compiler import compile_graph, graph_of, options_of, with_memory_limit
+from flowmx.graph.graph import fixed_variables
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
 from flowmx.graph.plan_cache import plan_of
-from flowmx.graph.reports.unfolded import sliced
-from flowmx.graph.running.memory import Arena, expected
+from flowmx.graph.reports.unfolded import sliced_steps
+from flowmx.graph.running.arenas import Arena, expected
 from flowmx.ndarray import core
-from flowmx.ndarray.array import NDArray, full, zeros_of
+from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.core import allocate
+from flowmx.ndarray.creation import full, zeros_of
+from flowmx.ndarray.fixing import set_to_ones
 from flowmx.ndarray.views import is_contiguous, reshaped
 from flowmx.ops.registry.dtypes import DType, name_of
 from flowmx.ops.registry.operators import Shape
@@ -37,12 +40,12 @@ from flowmx.symbol.symbol import Symbol
 
 
 class Executor:
-    """A bound symbol. Made by :meth:`flowmx.sym.Symbol.bind` and ``simple_bind``.
+    """A bound symbol, created by :meth:`flowmx.sym.Symbol.bind` and ``simple_bind``.
 
     Attributes:
         arg_dict, grad_dict, aux_dict: the bound arrays by name.
-        arg_arrays, grad_arrays, aux_arrays: the same in the symbol's order (None: no gradient).
-        outputs: the output arrays; each ``forward`` writes them anew.
+        arg_arrays, grad_arrays, aux_arrays: the same arrays in the symbol's order (None: no gradient).
+        outputs: the output arrays, overwritten by each ``forward``.
         arena: the memory for internal values, which executors may share.
     """
 
@@ -70,18 +73,20 @@ class Executor:
         arguments, auxiliary = symbol._variables()
         self._arrays = {node: args[node.name] for node in arguments}
         self._arrays |= {node: aux[node.name] for node in auxiliary}
-        self._wanted = [node for node in arguments if self._differentiates(node)]
+        ones = fixed_variables(symbol.nodes())
+        self._fixed = [bound for node, bound in self._arrays.items() if node in ones]
+        self._grad_nodes = [node for node in arguments if self._differentiates(node)]
         self._monitor: Monitor | None = None
         self._monitored: Monitored | None = None
         self._last_train: bool | None = None
         self._prepare(outputs)
 
     def _prepare(self, outputs: Sequence[NDArray]) -> None:
-        """Infer shapes and types, and compile; outputs of another executor may be written to where they fit."""
+        """Infer shapes and types, and compile; reuse an executor's output arrays where they are large enough."""
         self._options = options_of(self._device.context.kernels)
         shapes = {node: bound.shape for node, bound in self._arrays.items()}
-        dtypes = {node: bound._dtype for node, bound in self._arrays.items()}
-        self._entries, self._shapes, self._dtypes = inferred(self._symbol._entries, shapes, dtypes, core.casting)
+        dtypes = {node: bound.element_type for node, bound in self._arrays.items()}
+        self._entries, self._shapes, self._dtypes = infer_outputs(self._symbol.entries, shapes, dtypes, core.casting)
         for node, bound in self._arrays.items():
             check_bound(node, bound, self._shapes[Entry(node, 0)], self._dtypes[Entry(node, 0)], self._on(node))
         self.outputs = [
@@ -90,39 +95,39 @@ class Executor:
             for entry, old in itertools.zip_longest(self._entries, outputs)
         ]  # fmt: skip
         self._heads: list[NDArray | None] = [None] * len(self.outputs)
-        self._heads_given = False
+        self._has_heads = False
         self._modes: dict[bool, Mode] = {}
         self._joint: Mode | None = None
-        self._went_joint = False
-        self._went_monitored = False
+        self._is_joint = False
+        self._was_monitored = False
         self._differentiates_prediction = False
-        if self._wanted and self._options.budget is not None:
+        if self._grad_nodes and self._options.budget is not None:
             self._joint = self._compile(True, joint=True)
-            if not sliced(self._joint.plan):
+            if not sliced_steps(self._joint.plan):
                 self._modes[True] = self._joint
         else:
-            self._mode(bool(self._wanted))
+            self._mode(bool(self._grad_nodes))
         self._used_up = False
 
     def _differentiates(self, node: Node) -> bool:
         return self.grad_dict.get(node.name) is not None and self._requests.get(node.name, "null") != "null"
 
     def _on(self, node: Node) -> Device:
-        """The device of a node."""
+        """Return the device of a node."""
         context = self._groups.get(node.attributes.get("__ctx_group__", ""))
         return self._device if context is None else devices.get(context)
 
     # -- compiling -------------------------------------------------------------------------------------
 
     def _mode(self, train: bool) -> Mode:
-        """The compiled graph for training or for prediction, compiled at first use."""
-        known = self._modes.get(train)
-        if known is None:
-            known = self._modes[train] = self._compile(train)
-        return known
+        """Return the graph for training or prediction, compiled at first use."""
+        mode = self._modes.get(train)
+        if mode is None:
+            mode = self._modes[train] = self._compile(train)
+        return mode
 
     def _mode_to_differentiate(self, train: bool) -> Mode:
-        """The compiled graph with a backward pass; for prediction it is compiled on demand."""
+        """Return the compiled graph with a backward pass, which is compiled on demand for prediction."""
         if not train and not self._differentiates_prediction:
             self._differentiates_prediction = True
             self._modes.pop(False, None)
@@ -131,51 +136,51 @@ class Executor:
     @collector.paused()
     def _compile(self, train: bool, joint: bool = False) -> Mode:
         entries, context = self._entries, self._device.context
-        wanted = self._wanted if train or self._differentiates_prediction else []
-        gradients = {node: self._gradient(node) for node in wanted}
+        grad_nodes = self._grad_nodes if train or self._differentiates_prediction else []
+        gradients = {node: self._gradient(node) for node in grad_nodes}
         options = replace(self._options, joint=joint)
-        if self._wanted:  # the arena of training is there anyway
+        if self._grad_nodes:  # training has an arena anyway
             options = replace(options, slice=max(0, options.slice))
         elif not self._groups:
-            options = in_room(options, self._device, self._coming(), self.arena.held(self._device))
-        straight = [
-            node for node in wanted
-            if self._requests[node.name] == "write" and gradients[node]._dtype == self._dtypes[Entry(node, 0)]
+            options = with_memory_limit(options, self._device, self._coming(), self.arena.held(self._device))
+        direct_grads = [
+            node for node in grad_nodes
+            if self._requests[node.name] == "write" and gradients[node].element_type == self._dtypes[Entry(node, 0)]
         ]  # fmt: skip
         strided = [node for node, bound in self._arrays.items() if not is_contiguous(bound)]
         shapes, dtypes = self._shapes, self._dtypes
         if self._groups:
-            graph = graph_of(entries, wanted, shapes, dtypes, train, context, self._groups)
-            plan = compile_graph(graph, straight, strided, options)
+            graph = graph_of(entries, grad_nodes, shapes, dtypes, train, context, self._groups)
+            plan = compile_graph(graph, direct_grads, strided, options)
         else:
-            plan = plan_of(entries, wanted, shapes, dtypes, train, context, options, straight, strided)
+            plan = plan_of(entries, grad_nodes, shapes, dtypes, train, context, options, direct_grads, strided)
             graph = plan.graph
         for where, nbytes in plan.arenas.items():
             self.arena.expect(self._device if where is None else devices.get(where), nbytes)
         arrays = dict(self._arrays)
-        read = {e.node for node in (*plan.forward, *plan.backward) for e in node.inputs}
-        read |= {e.node for e in plan.gradients.values()}
+        read_nodes = {e.node for node in (*plan.forward, *plan.backward) for e in node.inputs}
+        read_nodes |= {e.node for e in plan.gradients.values()}
         for position, head in enumerate(graph.heads):
-            if head in read:
+            if head in read_nodes:
                 arrays[head] = self._head(position, graph.shapes[Entry(head, 0)], graph.dtypes[Entry(head, 0)])
-        used: dict[Context | None, Device] = {each: devices.get(each) for each in self._groups.values()}
-        requests = {node: self._requests[node.name] for node in wanted}
+        group_devices: dict[Context | None, Device] = {group: devices.get(group) for group in self._groups.values()}
+        requests = {node: self._requests[node.name] for node in grad_nodes}
         return Mode(
-            plan, train, {**used, context: self._device}, self.arena, arrays, self.outputs, gradients, requests
+            plan, train, {**group_devices, context: self._device}, self.arena, arrays, self.outputs, gradients, requests
         )  # fmt: skip
 
     def _coming(self) -> int:
-        """The bytes that bound arrays will take which have no memory yet, and other executors when they first run."""
-        storages = {array._storage for array in (*self._arrays.values(), *self.outputs)}
+        """Return the bytes of unallocated bound arrays, and of other executors' arenas before their first run."""
+        storages = {array.storage for array in (*self._arrays.values(), *self.outputs)}
         arrays = sum(
-            math.prod(each.shape) * each.dtype.itemsize
-            for each in storages
-            if each.array is None and each.device is self._device
+            math.prod(storage.shape) * storage.dtype.itemsize
+            for storage in storages
+            if storage.array is None and storage.device is self._device
         )
         return arrays + expected(self._device, self.arena)
 
     def _head(self, position: int, shape: Shape, dtype: DType) -> NDArray:
-        """The gradient of an output, which all modes read."""
+        """Return the array for an output's gradient, which all modes share."""
         head = self._heads[position]
         if head is None:
             context = self._on(self._entries[position].node).context
@@ -183,72 +188,72 @@ class Executor:
         return head
 
     def _gradient(self, node: Node) -> NDArray:
-        found = self.grad_dict[node.name]
-        assert found is not None
-        return found
+        array = self.grad_dict[node.name]
+        assert array is not None
+        return array
 
     @property
     def plan(self) -> Plan:
-        """The plan of a training step, or of prediction where no gradients are bound."""
-        return (self._joint or self._modes[bool(self._wanted)]).plan
+        """The plan of a training step, or of prediction if no gradients are bound."""
+        return (self._joint or self._modes[bool(self._grad_nodes)]).plan
 
     def internal_bytes(self) -> int:
-        """Bytes of internal values by the plan."""
+        """Return the planned bytes of internal values."""
         return self.plan.internal_bytes()
 
     # -- running ---------------------------------------------------------------------------------------
 
     def forward(self, is_train: bool = False, **kwargs: Any) -> list[NDArray]:
-        """Enqueue the forward pass; returns the output arrays at once.
+        """Enqueue the forward pass; return the output arrays immediately.
 
         Args:
-            is_train: training mode.
+            is_train: whether to run in training mode.
             **kwargs: arrays to copy into arguments first, by name.
 
         Raises:
-            ValueError: a name that is no argument.
-            ShapeError: an array has another shape than the argument.
+            ValueError: a name is not an argument.
+            ShapeError: the shape of an array differs from that of its argument.
         """
         self._feed(kwargs)
         self._push("forward", is_train, True, False)
         return self.outputs
 
     def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
-        """Enqueue the backward pass of the last forward pass, into the gradient arrays; nothing where none are bound.
+        """Enqueue the backward pass of the last forward pass, into the gradient arrays (if any).
 
-        A backward pass uses up what the forward pass left. For another one the forward pass is run again, with the
-        random numbers that it drew; moving statistics are then updated again, too.
+        A backward pass uses up the values of the forward pass. A second one first runs the forward pass again with the
+        same random numbers, which also updates moving statistics again.
 
         Args:
-            out_grads: gradients of the outputs, one or a list (default: ones; losses ignore them, and superfluous ones
-                are ignored).
-            is_train: training mode, where there was no forward pass; else that of the forward pass counts.
+            out_grads: gradients of the outputs, one or a list (default: ones). Losses ignore them, and extra ones are
+                ignored.
+            is_train: whether to run in training mode; after a forward pass, its mode is used instead.
 
         Raises:
-            ValueError: gradients of some outputs were given, and one that is needed was not.
-            ShapeError: a gradient has another shape than its output.
-            NotImplementedError: a second backward pass through random numbers that a GPU drew.
+            ValueError: a needed gradient is missing from ``out_grads``.
+            ShapeError: the shape of a gradient differs from that of its output.
+            NotImplementedError: a second backward pass depends on random numbers that a GPU drew.
         """
-        if not self._wanted:
+        if not self._grad_nodes:
             return
         train = is_train if self._last_train is None else self._last_train
-        joint = self._joint if self._went_joint else None
+        joint = self._joint if self._is_joint else None
         mode = joint or self._mode_to_differentiate(train)
-        used_up = not self._went_monitored and (joint is not None or self._used_up or self.arena.holder is not mode)
+        used_up = not self._was_monitored and (joint is not None or self._used_up or self.arena.holder is not mode)
         if used_up:
             mode.check_repeatable()
         self._feed_heads(out_grads)
         self._push("backward", train, used_up, True)
 
     def forward_backward(self, out_grads: Any = None, **kwargs: Any) -> list[NDArray]:
-        """Enqueue both passes as one operation, in training mode; returns the output arrays."""
+        """Enqueue both passes as one operation, in training mode; return the output arrays."""
         self._feed(kwargs)
         self._feed_heads(out_grads)
-        self._push("forward_backward", True, True, bool(self._wanted))
+        self._push("forward_backward", True, True, bool(self._grad_nodes))
         return self.outputs
 
-    def _feed(self, given: Mapping[str, Any]) -> None:
-        for name, value in given.items():
+    def _feed(self, arrays: Mapping[str, Any]) -> None:
+        for name, value in arrays.items():
             target = self.arg_dict.get(name)
             if target is None:
                 raise ArgumentKindError(
@@ -260,36 +265,38 @@ class Executor:
             target[:] = value
 
     def _feed_heads(self, out_grads: Any) -> None:
-        given = [out_grads] if isinstance(out_grads, NDArray) else list(out_grads or [])
+        gradients = [out_grads] if isinstance(out_grads, NDArray) else list(out_grads or [])
         for position, (head, output) in enumerate(zip(self._heads, self.outputs, strict=True)):
             if head is None:
-                continue  # nothing reads it
-            if given and position >= len(given):
+                continue  # the backward pass does not read it
+            if gradients and position >= len(gradients):
                 raise ValueError(
-                    f"backward: {len(given)} out_grads were given, the symbol has {len(self.outputs)} outputs"
+                    f"backward: {len(gradients)} out_grads were given, the symbol has {len(self.outputs)} outputs"
                 )
-            value = given[position] if given else None
+            value = gradients[position] if gradients else None
             if value is not None and value.shape != output.shape:
                 raise ShapeError(f"backward: out_grad {position} has shape {value.shape}, expected {output.shape}")
-            if value is not None or self._heads_given:
+            if value is not None or self._has_heads:
                 head[:] = 1 if value is None else value
-        self._heads_given = bool(given)
+        self._has_heads = bool(gradients)
 
     def _push(self, name: str, train: bool, forward: bool, backward: bool) -> None:
         if self._is_monitored(forward):
-            self._went_joint = False
+            self._is_joint = False
             self._push_monitored(train, forward, backward)
             return
-        again = forward and name == "backward"
+        is_repeated = forward and name == "backward"
+        if forward and self._fixed and (train or self._grad_nodes):
+            set_to_ones(self._fixed)
         if forward:
-            self._went_joint = backward and self._joint is not None and (self._went_joint or not again)
-        mode = self._joint if self._went_joint and self._joint is not None else self._mode(train)
+            self._is_joint = backward and self._joint is not None and (self._is_joint or not is_repeated)
+        mode = self._joint if self._is_joint and self._joint is not None else self._mode(train)
         if forward:
             self._used_up, self._last_train = False, train
         if backward:
             self._used_up = not mode.plan.keeps_values
         self.arena.holder = mode
-        mode.push(f"{self._symbol.name or 'graph'}.{name}", forward, backward, again)
+        mode.push(f"{self._symbol.name or 'graph'}.{name}", forward, backward, is_repeated)
 
     # -- monitoring ------------------------------------------------------------------------------------
 
@@ -297,55 +304,56 @@ class Executor:
         self, callback: Callable[[str, NDArray], Any] | None, monitor_all: bool = False,
         is_active: Callable[[], bool] | None = None,
     ) -> None:  # fmt: skip
-        """Have a function called with the name and the array of every value that is computed.
+        """Call a function with the name and the array of every computed value.
 
-        Each operator is then an operation of its own, with nothing fused; the arrays are enqueued when it is called.
+        Each operator then runs as a separate operation, without fusion. The function is called when the arrays are
+        enqueued.
 
         Args:
-            callback: the function (None: no longer).
-            monitor_all: call it with the inputs of operators too.
-            is_active: says at each pass whether to; where not, it runs as ever.
+            callback: the function (None: remove it).
+            monitor_all: also call it with the inputs of operators.
+            is_active: called before each pass, which runs as usual if the result is False.
         """
         self._monitor = None if callback is None else Monitor(callback, monitor_all, is_active or (lambda: True))
 
     def _is_monitored(self, forward: bool) -> bool:
-        """Tell whether to show a pass to the monitor; a backward pass is shown if its forward pass was."""
+        """Return whether the monitor sees a pass; it sees a backward pass if it saw the forward pass."""
         if forward:
-            self._went_monitored = self._monitor is not None and self._monitor.is_active()
-        return self._went_monitored and self._monitor is not None
+            self._was_monitored = self._monitor is not None and self._monitor.is_active()
+        return self._was_monitored and self._monitor is not None
 
     def _push_monitored(self, train: bool, forward: bool, backward: bool) -> None:
         assert self._monitor is not None
         if forward:
             self._last_train, self._used_up = train, False
-            for made, output in zip(self._one_by_one().forward(train, self._monitor), self.outputs, strict=True):
-                made.copyto(output)
+            for value, output in zip(self._operator_runner().forward(train, self._monitor), self.outputs, strict=True):
+                value.copyto(output)
         if backward:
-            heads = self._heads if self._heads_given else [None] * len(self.outputs)
-            self._take_gradients(self._one_by_one().backward(heads, train, self._monitor))
+            heads = self._heads if self._has_heads else [None] * len(self.outputs)
+            self._take_gradients(self._operator_runner().backward(heads, train, self._monitor))
 
-    def _one_by_one(self) -> Monitored:
-        """The graph, to be computed operator by operator."""
+    def _operator_runner(self) -> Monitored:
+        """Return the graph for execution operator by operator."""
         if self._monitored is None:
             self._monitored = Monitored(
-                self._entries, self._arrays, self._wanted, lambda node: self._on(node).context, self._shapes
+                self._entries, self._arrays, self._grad_nodes, lambda node: self._on(node).context, self._shapes
             )
         return self._monitored
 
-    def _take_gradients(self, found: Mapping[Node, NDArray]) -> None:
-        for node in self._wanted:
-            self._take_gradient(node, found.get(node))
+    def _take_gradients(self, gradients: Mapping[Node, NDArray]) -> None:
+        for node in self._grad_nodes:
+            self._take_gradient(node, gradients.get(node))
 
-    def _take_gradient(self, node: Node, found: NDArray | None) -> None:
+    def _take_gradient(self, node: Node, gradient: NDArray | None) -> None:
         """Write or add a gradient (None: the outputs do not depend on the variable) to the user's array."""
         target = self._gradient(node)
         if self._requests[node.name] == "add":
-            if found is not None:
-                target += found
-        elif found is None:
+            if gradient is not None:
+                target += gradient
+        elif gradient is None:
             target[:] = 0
         else:
-            target[:] = found
+            target[:] = gradient
 
     # -- arrays ----------------------------------------------------------------------------------------
 
@@ -376,13 +384,13 @@ class Executor:
         """Copy arrays into arguments and auxiliary states, by name.
 
         Raises:
-            ValueError: a name that is not bound, unless extra ones are allowed.
+            ValueError: a name is not bound, and ``allow_extra_params`` is False.
         """
-        for kind, table, given in (
+        for kind, table, params in (
             ("argument", self.arg_dict, arg_params),
             ("auxiliary state", self.aux_dict, aux_params),
         ):
-            for name, value in (given or {}).items():
+            for name, value in (params or {}).items():
                 if name in table:
                     table[name][:] = value
                 elif not allow_extra_params:
@@ -391,18 +399,18 @@ class Executor:
     def reshape(
         self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Sequence[int]
     ) -> Executor:
-        """An executor for other input shapes, which shares the memory of this one's arrays.
+        """Return an executor for other input shapes, which shares the memory of this one's arrays.
 
-        An array whose shape changes begins where it began, and so with the same elements; outputs, too. One that grows
-        is new, and filled with zeros. Use one of the two executors at a time.
+        Arrays and outputs of a new shape share the start of the memory, and so the first elements. An array that grows
+        is replaced by a new array of zeros. Use only one of the two executors at a time.
 
         Args:
-            partial_shaping: let shapes change that were not named.
-            allow_up_sizing: let arrays grow.
+            partial_shaping: also allow changes of shapes that are not in ``kwargs``.
+            allow_up_sizing: allow arrays to grow.
             **kwargs: new shapes by name.
 
         Raises:
-            ShapeError: a shape would change that may not.
+            ShapeError: a shape would change or grow without permission.
 
         Example:
             >>> executor = (mx.sym.Variable("x") * 2).simple_bind(mx.cpu(), x=(4, 2))
@@ -415,25 +423,25 @@ class Executor:
         shapes = {name: tuple(shape) for name, shape in kwargs.items()}
         arguments, _, auxiliary = self._symbol._infer_shape((), shapes)
         # A backend may have changed the order of variables.
-        found = dict(zip(self._symbol.list_arguments(), arguments, strict=True))
-        found |= zip(self._symbol.list_auxiliary_states(), auxiliary, strict=True)
+        infer_outputs = dict(zip(self._symbol.list_arguments(), arguments, strict=True))
+        infer_outputs |= zip(self._symbol.list_auxiliary_states(), auxiliary, strict=True)
 
-        def fitted(name: str, old: NDArray) -> NDArray:
-            wanted = infer.known_shape(found[name], name)
-            if wanted != old.shape and name not in kwargs and not partial_shaping:
+        def resize(name: str, old: NDArray) -> NDArray:
+            shape = infer.known_shape(infer_outputs[name], name)
+            if shape != old.shape and name not in kwargs and not partial_shaping:
                 raise ShapeError(
-                    f"reshape: {name} would change from {old.shape} to {wanted}; name its shape, or pass "
+                    f"reshape: {name} would change from {old.shape} to {shape}; name its shape, or pass "
                     "partial_shaping=True"
                 )
-            if math.prod(wanted) > math.prod(old.shape) and not allow_up_sizing:
-                raise ShapeError(f"reshape: {name} would grow from {old.shape} to {wanted}; pass allow_up_sizing=True")
-            return _resized(old, wanted)
+            if math.prod(shape) > math.prod(old.shape) and not allow_up_sizing:
+                raise ShapeError(f"reshape: {name} would grow from {old.shape} to {shape}; pass allow_up_sizing=True")
+            return _resized(old, shape)
 
-        made = {name: fitted(name, old) for name, old in self.arg_dict.items()}
-        aux = {name: fitted(name, old) for name, old in self.aux_dict.items()}
-        grads = {name: _resized(old, made[name].shape) for name, old in self.grad_dict.items() if old is not None}
+        args = {name: resize(name, old) for name, old in self.arg_dict.items()}
+        aux = {name: resize(name, old) for name, old in self.aux_dict.items()}
+        grads = {name: _resized(old, args[name].shape) for name, old in self.grad_dict.items() if old is not None}
         other = type(self)(
-            self._symbol, self._device, made, grads, self._requests, aux, self._groups, self.arena, self.outputs
+            self._symbol, self._device, args, grads, self._requests, aux, self._groups, self.arena, self.outputs
         )
         other._monitor = self._monitor
         return other
@@ -444,9 +452,9 @@ class Executor:
         return self._device.context
 
     def debug_str(self) -> str:
-        """The steps in order, and the memory that the plan needs."""
-        plan = self.plan.unfolded()
-        lines = [describe_graph(self._symbol._entries), "", "Steps:"]
+        """Return the steps in order, and the memory that the plan needs."""
+        plan = self.plan.unfold()
+        lines = [describe_graph(self._symbol.entries), "", "Steps:"]
         for phase, nodes in (("forward", plan.forward), ("backward", plan.backward)):
             for node in nodes:
                 entry = Entry(node, 0)
@@ -455,8 +463,8 @@ class Executor:
                     f"{plan.nbytes(entry)} bytes"
                 )
         mib = 1 << 20
-        bound = sum(a.size * a._dtype.itemsize for a in self._arrays.values())
-        grads = sum(g.size * g._dtype.itemsize for g in self.grad_dict.values() if g is not None)
+        bound = sum(a.size * a.element_type.itemsize for a in self._arrays.values())
+        grads = sum(g.size * g.element_type.itemsize for g in self.grad_dict.values() if g is not None)
         lines += [
             "",
             f"Arguments and auxiliary states: {bound / mib:.2f} MiB; gradients: {grads / mib:.2f} MiB",
@@ -470,24 +478,26 @@ class Executor:
 
 
 def _resized(array: NDArray, shape: Shape) -> NDArray:
-    """An array of another shape with the first elements of a given one, in its memory; or a new one, where it grows."""
+    """Return an array of another shape that shares the first elements, or a new array if it would grow."""
     if shape == array.shape:
         return array
     if array.stype != "default":
-        return zeros_of(array.stype, shape, array.context, array._dtype)
+        return zeros_of(array.stype, shape, array.context, array.element_type)
     size = math.prod(shape)
     if size > array.size:
-        return full(shape, 0, array.context, array._dtype)
+        return full(shape, 0, array.context, array.element_type)
     with autograd.pause():
         flat = cast("NDArray", reshaped(array, (array.size,)))
         return cast("NDArray", reshaped(flat[:size], shape))
 
 
 def check_bound(node: Node, bound: NDArray, shape: Shape, dtype: DType, device: Device) -> None:
-    """Raise where an array does not fit its variable."""
+    """Raise an error if an array does not match its variable."""
     if bound.shape != shape:
         raise ShapeError(f"bind: {node.name} has shape {bound.shape}, expected {shape}")
-    if bound._dtype != dtype:
-        raise TypeInferenceError(f"bind: {node.name} has dtype {name_of(bound._dtype)}, expected {name_of(dtype)}")
-    if bound._storage.device is not device:
+    if bound.element_type != dtype:
+        raise TypeInferenceError(
+            f"bind: {node.name} has dtype {name_of(bound.element_type)}, expected {name_of(dtype)}"
+        )
+    if bound.storage.device is not device:
         raise DeviceError(f"bind: {node.name} is on {bound.context}, the executor on {device}")

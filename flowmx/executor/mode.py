@@ -1,22 +1,23 @@
-"""A graph compiled for one mode, training or prediction: a plan bound to arrays, cut into operations of the engine.
+"""A graph compiled for one mode, training or prediction: a plan bound to arrays, cut into engine operations.
 
-Steps in a row on one device are one :class:`Segment`, which is one operation; a graph on one device has one segment
+Consecutive steps on one device form a :class:`Segment`, which is one operation. A graph on one device has one segment
 for its forward pass and one for its backward pass.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 
+from flowmx import forks
 from flowmx.devices import Context, Device
+from flowmx.devices.launch_traits import LaunchTraits, set_launch_traits
 from flowmx.engine.scheduler import Variable
 from flowmx.executor.segment import Cut, Segment
-from flowmx.graph.graph import written
+from flowmx.graph.graph import written_variables
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
-from flowmx.graph.planning import handover
-from flowmx.graph.running.memory import Arena
+from flowmx.graph.planning import pass_pieces
+from flowmx.graph.running.arenas import Arena
 from flowmx.graph.running.results import Results
 from flowmx.graph.running.runner import Runner
 from flowmx.graph.running.steps import Step
@@ -28,14 +29,14 @@ class Mode:
     """A plan with the arrays that an executor has bound.
 
     Args:
-        plan: what to run.
+        plan: the plan.
         train: whether in training mode.
-        devices: where, by context, and the default one under None.
+        devices: the devices by context, and the default one under None.
         arena: the memory for internal values.
-        arrays: what is bound to the variables.
-        outputs: where the outputs go.
-        gradients: where gradients go, by variable.
-        requests: ``write`` or ``add`` for each of these.
+        arrays: the arrays of the variables.
+        outputs: the arrays of the outputs.
+        gradients: the arrays of the gradients, by variable.
+        requests: ``write`` or ``add`` for each gradient.
     """
 
     def __init__(
@@ -46,73 +47,73 @@ class Mode:
         self.plan = plan
         self.runner = Runner(Results(plan, requests), devices, train, "a bound graph")
         self._arena = arena
-        self._used = list(dict.fromkeys(devices.values()))
+        self._devices = list(dict.fromkeys(devices.values()))
         ops = [node.op for node in (*plan.once, *plan.forward, *plan.backward) if node.op is not None]
         self.random = any(op.traits.uses_random for op in ops)
         self.detached = any(op.traits.detached for op in ops)
         results = self.runner.results
         self._bound = {Entry(node, 0): array for node, array in arrays.items()}
-        """The user's arrays by the entries that they are put under."""
+        """The user's arrays by the entries that they are bound to."""
         self._bound |= zip(results.outputs, outputs, strict=True)
         self._bound |= {entry: gradients[node] for node, entry in results.gradients.items()}
-        self._trained = list(gradients)
-        self._crossing = {entry: Variable(entry.node.output_name(entry.index)) for entry in plan.kept}
+        self._grad_nodes = list(gradients)
+        self._separate = {entry: Variable(entry.node.output_name(entry.index)) for entry in plan.separate}
         self._segments: dict[tuple[bool, bool], list[Segment]] = {}
-        self._lock = threading.RLock()
-        self._went_apart = True
-        """True while the last forward pass was pushed without a backward pass."""
+        self._lock = forks.lock()
+        self._was_separate = True
+        """Whether the last forward pass was pushed without a backward pass."""
         read_once = {entry.node for node in plan.once for entry in node.inputs if entry.node.is_variable}
-        self._read_once = [arrays[node]._storage for node in read_once]
+        self._read_once = [arrays[node].storage for node in read_once]
 
     # -- enqueueing ------------------------------------------------------------------------------------
 
-    def push(self, name: str, forward: bool, backward: bool, again: bool = False) -> None:
+    def push(self, name: str, forward: bool, backward: bool, replay: bool = False) -> None:
         """Enqueue a forward pass, a backward pass, or both.
 
         Args:
-            name: what messages call it.
-            forward: whether to run that.
-            backward: likewise.
-            again: whether the forward pass draws the random numbers that it drew the last time.
+            name: the name in messages.
+            forward: whether to run the forward pass.
+            backward: whether to run the backward pass.
+            replay: whether the forward pass repeats its last random draws.
         """
-        if again and self._went_apart:
+        if replay and self._was_separate:
             self._push(name, True, False, True)
             forward = False
         elif forward:
-            self._went_apart = not backward
-        self._push(name, forward, backward, again and forward)
+            self._was_separate = not backward
+        self._push(name, forward, backward, replay and forward)
 
-    def _push(self, name: str, forward: bool, backward: bool, again: bool) -> None:
+    def _push(self, name: str, forward: bool, backward: bool, replay: bool) -> None:
         segments = self._segments.get((forward, backward))
         if segments is None:
             segments = self._segments[forward, backward] = self._cut(forward, backward)
         versions = tuple([storage.version for storage in self._read_once])
         for segment in segments:
             core.push_on(
-                segment.device, self._run, (segment, versions, again), *segment.declared(), name,
+                segment.device, self._run, (segment, versions, replay), *segment.declared(), name,
                 False, 0, 4, self.detached, segment.actor,
             )  # fmt: skip
 
     def check_repeatable(self) -> None:
-        """Check that a second run of the forward pass gives the same values.
+        """Check that a second run of the forward pass would compute the same values.
 
         Raises:
-            NotImplementedError: it draws random numbers on a device whose generator can not go back.
+            NotImplementedError: it draws random numbers on a device whose generator cannot be reset.
         """
-        if self.random and not all(device.generator.goes_back for device in self._used):
+        if self.random and not all(device.generator.goes_back for device in self._devices):
             raise NotImplementedError(
-                "backward: the pass before this one used up what the forward pass left, and its random numbers can "
-                "not be drawn again on this device: call forward(is_train=True) again, or bind with "
-                "FLOWMX_EXEC_ENABLE_INPLACE=0 and FLOWMX_EXEC_MATCH_RANGE=0, which keep it"
+                "backward: the previous backward pass used up the values of the forward pass, and its random numbers "
+                "cannot be drawn again on this device: call forward(is_train=True) again, or bind with "
+                "FLOWMX_EXEC_ENABLE_INPLACE=0 and FLOWMX_EXEC_MATCH_RANGE=0, which keep the values"
             )
 
     def _cut(self, forward: bool, backward: bool) -> list[Segment]:
-        """The segments of a pass, with the variables that they read and write."""
+        """Return the segments of a pass, with the variables that they read and write."""
         runner = self.runner
-        cut = Cut(runner, self._arena, goes_on=not forward)
+        cut = Cut(runner, self._arena, continues=not forward)
         has_branches = any(len(stage) > 1 for stages in self.plan.stages for stage in stages)
         if has_branches:
-            cut.meet(self._used)
+            cut.join(self._devices)
         if forward:
             for step in runner.once:
                 segment = cut.at(runner.device(step.node))
@@ -122,7 +123,7 @@ class Mode:
         if backward:
             self._cut_pass(cut, runner.backward, is_backward=True)
         if has_branches:
-            cut.meet(self._used)
+            cut.join(self._devices)
         return cut.segments
 
     def _cut_pass(self, cut: Cut, steps: Sequence[Step], is_backward: bool) -> None:
@@ -140,20 +141,20 @@ class Mode:
             segment.declare_write(ending.target, self._bound[ending.target], ending.adds)
 
     def _cut_row(self, cut: Cut, steps: Sequence[Step], is_backward: bool) -> None:
-        """Cut steps in a row where they have made many gradients, or are the first to read many parameters."""
+        """Cut consecutive steps after many gradients are complete, or before the first reads of many parameters."""
         nodes, results = [step.node for step in steps], self.runner.results
-        found = results.handed_over(nodes) if is_backward else handover.first_read(nodes, self._trained)
-        for piece in handover.pieces(steps, handover.cuts([results.nbytes(variables) for variables in found])):
+        variables = results.direct_gradients(nodes) if is_backward else pass_pieces.first_read(nodes, self._grad_nodes)
+        for piece in pass_pieces.pieces(steps, pass_pieces.cuts([results.nbytes(row) for row in variables])):
             self._cut_stage(cut, [piece])
-            cut.here()
+            cut.start_new()
 
     def _cut_stage(self, cut: Cut, stage: Sequence[Sequence[Step]]) -> None:
         for chain in stage:
             segment: Segment | None = None
             for step in chain:
                 device = self.runner.device(step.node)
-                if step.node in self.plan.travelling:
-                    segment = cut.travel(device, self.runner.device(step.node.inputs[0].node))
+                if step.node in self.plan.transfers:
+                    segment = cut.copy(device, self.runner.device(step.node.inputs[0].node))
                 elif len(stage) == 1:
                     segment = cut.at(device)
                 elif segment is None or segment.device is not device:
@@ -171,11 +172,11 @@ class Mode:
             entry = Entry(node, index)
             if entry in self._bound:
                 segment.declare_write(entry, self._bound[entry])
-            elif entry in self._crossing:
-                segment.writes[self._crossing[entry]] = None
-                segment.kept.append(entry)
-                segment.kept_bytes += self.plan.nbytes(entry)
-        for variable in written([node], self.plan.graph.train):
+            elif entry in self._separate:
+                segment.writes[self._separate[entry]] = None
+                segment.separate.append(entry)
+                segment.separate_bytes += self.plan.nbytes(entry)
+        for variable in written_variables([node], self.plan.graph.train):
             entry = Entry(variable, 0)
             if entry in self._bound:
                 segment.declare_write(entry, self._bound[entry])
@@ -187,16 +188,16 @@ class Mode:
         root = self.plan.root.get(entry, entry)
         if root in self._bound:
             segment.declare_read(root, self._bound[root])
-        elif root in self._crossing:
-            segment.reads[self._crossing[root]] = None
+        elif root in self._separate:
+            segment.reads[self._separate[root]] = None
 
     # -- running ---------------------------------------------------------------------------------------
 
-    def _run(self, segment: Segment, versions: tuple[int, ...], again: bool) -> None:
-        """The operation: run the steps of a segment (on its device's actor)."""
+    def _run(self, segment: Segment, versions: tuple[int, ...], replay: bool) -> None:
+        """Run the steps of a segment (the operation, on its device's actor)."""
         generator, now = segment.device.generator, None
         if segment.draws and generator.goes_back:
-            if again and segment.drawn_from is not None:
+            if replay and segment.drawn_from is not None:
                 now, generator.state = generator.state, segment.drawn_from
             else:
                 segment.drawn_from = generator.state
@@ -204,27 +205,32 @@ class Mode:
             if not segment.is_tied:
                 self._tie(segment)
             if segment.actor is None:
-                self._arena.settle(self.runner, segment.device)
-            segment.part.compute(versions, again=segment.actor is None)
+                self._arena.attach(self.runner, segment.device)
+            segment.part.compute(versions, capture=segment.actor is None)
         finally:
             if now is not None:
                 generator.state = now
 
-    _run.captured_by = lambda segment, versions, again: (segment, None, segment.launches)  # type: ignore[attr-defined]
-    _run.moves = lambda segment, versions, again: segment.moves()  # type: ignore[attr-defined]
+    set_launch_traits(
+        _run,
+        LaunchTraits(
+            captured_by=lambda segment, versions, replay: (segment, None, segment.launches),
+            moves=lambda segment, versions, replay: segment.moves(),
+        ),
+    )
 
     def _tie(self, segment: Segment) -> None:
         """Bind the steps of a segment to the user's arrays, at its first run, when these are allocated."""
         with self._lock:
-            self.runner.allocate_kept(segment.kept)
-        # What is written goes first: it may be read here, too.
-        self.runner.bind(segment.written, [array._written() for array in segment.written.values()])
-        self.runner.bind(segment.read, [array._read() for array in segment.read.values()])
+            self.runner.allocate_separate(segment.separate)
+        # Written arrays first: they may be read here, too.
+        self.runner.bind(segment.written, [array.raw_for_writing() for array in segment.written.values()])
+        self.runner.bind(segment.read, [array.raw() for array in segment.read.values()])
         segment.is_tied = True
 
 
 def _stages(steps: Sequence[Step], stages: Sequence[Sequence[Sequence[Node]]]) -> list[list[list[Step]]]:
-    """Steps in the stages of their nodes; all in one row where there are none."""
+    """Group steps into the stages of their nodes; without stages, into one row."""
     if not stages:
         return [[list(steps)]]
     by_node = {step.node: step for step in steps}

@@ -1,8 +1,8 @@
-"""Execution of a bound graph operator by operator, with every value shown to a monitor.
+"""Execution of a bound graph operator by operator, which shows every value to a monitor.
 
-Passes leave values out, and a plan overwrites them. Under a monitor neither is so: each operator is an operation of its
-own on arrays of its own, which go to a callback as soon as they are enqueued. Nothing here waits, but for what decides
-the shapes of dynamic operators.
+Passes remove values, and a plan overwrites them. Under a monitor, each operator is a separate operation on separate
+arrays, which are passed to a callback once they are enqueued. Nothing here waits, except for values that determine the
+shapes of dynamic operators.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from flowmx.ops.registry.operators import Operator, Shape
 
 
 class Monitor(NamedTuple):
-    """Interface of monitors.
+    """A monitor of the values of a graph.
 
     Attributes:
         callback: called with the name and the array of each value.
-        monitor_all: whether inputs of operators go to it too.
-        is_active: whether to, at the moment.
+        monitor_all: whether inputs of operators are shown too.
+        is_active: called to check whether the monitor is enabled.
     """
 
     callback: Callable[[str, NDArray], Any]
@@ -44,12 +44,12 @@ class Monitor(NamedTuple):
                 self.callback(f"{node.name}_{name}", array)
 
     def at_outputs(self, node: Node, outputs: Sequence[NDArray]) -> None:
-        """Show its outputs."""
+        """Show the outputs of an operator."""
         for index, array in enumerate(outputs):
             self.callback(node.output_name(index), array)
 
     def at_gradients(self, node: Node, gradients: Sequence[NDArray | None]) -> None:
-        """Show the gradients of its inputs."""
+        """Show the gradients of an operator's inputs."""
         for index, array in enumerate(gradients):
             if array is not None:
                 number = index if len(gradients) > 1 else ""
@@ -57,15 +57,15 @@ class Monitor(NamedTuple):
 
 
 def _computed(op: Operator, inputs: Sequence[NDArray], device: Device) -> list[NDArray]:
-    """All outputs of an operator, also those that nobody sees."""
-    spec = op.spec(tuple([each.shape for each in inputs]), tuple([each._dtype for each in inputs]))
-    outputs = [cast("NDArray", allocate(device, *each)) for each in zip(spec.shapes, spec.dtypes, strict=True)]
+    """Enqueue an operator; return all outputs, including hidden ones."""
+    spec = op.spec(tuple([array.shape for array in inputs]), tuple([array.element_type for array in inputs]))
+    outputs = [cast("NDArray", allocate(device, *result)) for result in zip(spec.shapes, spec.dtypes, strict=True)]
     invoke(op, inputs, outputs, device)
     return outputs
 
 
 def _sized(op: Operator, shape: Shape | None) -> Operator:
-    """The operator that makes an array of nothing, in the shape that was inferred where its own leaves lengths open."""
+    """Return a creation operator with the inferred shape, if its shape parameter leaves lengths open."""
     if shape is None or "shape" not in op.parameters or shape == op.shape:  # type: ignore[attr-defined]
         return op
     return type(op).create(**{name: getattr(op, name) for name in op.attributes()} | {"shape": shape})
@@ -77,13 +77,13 @@ class Monitored:
     Args:
         entries: the outputs.
         arrays: by variable.
-        wanted: the variables to differentiate by.
-        context_of: the device of a node.
+        grad_nodes: the differentiated variables.
+        context_of: returns the device of a node.
         shapes: of every entry.
     """
 
     def __init__(
-        self, entries: Sequence[Entry], arrays: Mapping[Node, NDArray], wanted: Sequence[Node],
+        self, entries: Sequence[Entry], arrays: Mapping[Node, NDArray], grad_nodes: Sequence[Node],
         context_of: Callable[[Node], Context], shapes: Mapping[Entry, Shape],
     ) -> None:  # fmt: skip
         self._shapes = shapes
@@ -92,7 +92,7 @@ class Monitored:
         self._arrays = arrays
         self._context_of = context_of
         self._values: dict[Entry, NDArray] = {}
-        self._needed: set[Node] = set(wanted)
+        self._needed: set[Node] = set(grad_nodes)
         for node in self._nodes:
             if (
                 node.op is not None
@@ -102,7 +102,7 @@ class Monitored:
                 self._needed.add(node)
 
     def forward(self, train: bool, monitor: Monitor) -> list[NDArray]:
-        """Enqueue the forward pass; returns the outputs."""
+        """Enqueue the forward pass; return the outputs."""
         self._values = {Entry(node, 0): array for node, array in self._arrays.items()}
         with autograd.pause(train_mode=train):
             for node in self._nodes:
@@ -120,20 +120,20 @@ class Monitored:
             for at, entry in enumerate(node.inputs)
         ]
         monitor.at_inputs(node, inputs)
-        outputs = [op.at_once(nd, inputs)] if op.traits.dynamic else _computed(op, inputs, devices.get(context))
+        outputs = [op.compute_eagerly(nd, inputs)] if op.traits.dynamic else _computed(op, inputs, devices.get(context))
         self._values.update({Entry(node, index): array for index, array in enumerate(outputs)})
         monitor.at_outputs(node, outputs)
 
     def backward(self, heads: Sequence[NDArray | None], train: bool, monitor: Monitor) -> dict[Node, NDArray]:
-        """Enqueue the backward pass; returns the gradients of the wanted variables that the outputs depend on.
+        """Enqueue the backward pass; return the gradients of the differentiated variables that the outputs depend on.
 
         Args:
             heads: the gradients of the outputs (None: ones).
             train: whether in training mode.
-            monitor: who looks.
+            monitor: receives the gradients.
 
         Raises:
-            AutogradError: an operator on the way has no gradient.
+            AutogradError: an operator on the path has no gradient.
         """
         sums: dict[Entry, NDArray] = {}
 
@@ -142,13 +142,13 @@ class Monitored:
             sums[entry] = sums[entry] + gradient if entry in sums else gradient
 
         with autograd.pause(train_mode=train):
-            for entry, given in zip(self._entries, heads, strict=True):
-                add(entry, F.op("ones_like", self._values[entry]) if given is None else given)
+            for entry, head_gradient in zip(self._entries, heads, strict=True):
+                add(entry, F.op("ones_like", self._values[entry]) if head_gradient is None else head_gradient)
             for node in reversed(self._nodes):
-                found = [sums.pop(Entry(node, at), None) for at in range(node.visible_outputs())] if node.op else []
-                if node not in self._needed or all(each is None for each in found):
+                partial = [sums.pop(Entry(node, at), None) for at in range(node.visible_outputs())] if node.op else []
+                if node not in self._needed or all(gradient is None for gradient in partial):
                     continue
-                for entry, gradient in zip(node.inputs, self._differentiate(node, found, monitor), strict=False):
+                for entry, gradient in zip(node.inputs, self._differentiate(node, partial, monitor), strict=False):
                     if gradient is not None and entry.node in self._needed:
                         add(entry, gradient)
         return {entry.node: total for entry, total in sums.items() if entry.node.is_variable}
@@ -159,11 +159,11 @@ class Monitored:
         assert node.op is not None
         context = self._context_of(node)
         outputs = [self._values[Entry(node, index)] for index in range(node.outputs())]
-        given = [F.op("zeros_like", outputs[at]) if each is None else each for at, each in enumerate(heads)]
+        head_gradients = [F.op("zeros_like", outputs[at]) if head is None else head for at, head in enumerate(heads)]
         inputs = [self._values[entry].as_in_context(context) for entry in node.inputs]
         try:
-            found = node.op.gradient(F, inputs, outputs, given)
+            gradients = node.op.gradient(F, inputs, outputs, head_gradients)
         except NotImplementedError:
             raise AutogradError(f"node {node.name!r}: operator {node.op.name} has no gradient") from None
-        monitor.at_gradients(node, found)
-        return found
+        monitor.at_gradients(node, gradients)
+        return gradients

@@ -1,10 +1,10 @@
-"""Segments: the steps of a pass cut into operations of the engine, with what each reads and writes.
+"""Segments: the steps of a pass cut into engine operations, with the variables that they read and write.
 
-Steps in a row on one device are one segment, and those of a device run one after the other, since each *writes* the
-variable of the arena. Where a stage has several branches, each of them is a segment that only *reads* that variable:
-they may run at the same time, after what was before the stage, and what comes after waits for all of them. A copy to or
-from a device with memory of its own is a segment on the actor of such copies: its result lies outside the arena, so it
-waits for its value alone.
+Consecutive steps on one device form a segment. The segments of a device run in order, since each *writes* the variable
+of the arena. In a stage with several branches, each branch is a segment that only *reads* that variable: they may run
+concurrently, after everything before the stage, and later segments wait for all of them. A copy to or from a device
+with separate memory is a segment on the actor for such copies: its result is outside the arena, so it waits only for
+its value.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from flowmx.devices import Device
 from flowmx.engine import Actor
 from flowmx.engine.scheduler import Variable
 from flowmx.graph.node import Entry
-from flowmx.graph.running.memory import Arena
+from flowmx.graph.running.arenas import Arena
 from flowmx.graph.running.runner import Runner
 from flowmx.graph.running.steps import Part, launches
 from flowmx.ndarray.array import NDArray
 
 
 class Segment:
-    """Steps in a row on one device.
+    """Consecutive steps on one device.
 
     Attributes:
-        device: where they run.
+        device: the device.
         part: the steps.
-        is_branch: True where others may run at the same time.
-        actor: who runs it, if not the device's own.
+        is_branch: whether others may run concurrently.
+        actor: the actor that runs it, if not the device's compute actor.
         reads, writes: the variables to declare.
-        read, written: the user's arrays among what it touches, by entry.
-        kept, kept_bytes: what it writes that has memory of its own.
-        is_tied: True once its steps have these arrays.
-        draws: True where a step draws random numbers.
-        drawn_from: the state of the generator from which it drew the last time.
+        read, written: the user's arrays that it reads and writes, by entry.
+        separate, separate_bytes: the entries with separate memory that it writes.
+        is_tied: whether its steps are bound to these arrays.
+        draws: whether a step draws random numbers.
+        drawn_from: the generator state before its last draws.
     """
 
     def __init__(self, device: Device, part: Part, is_branch: bool, actor: Actor | None = None) -> None:
@@ -48,80 +48,80 @@ class Segment:
         self.writes: dict[Variable, None] = {}
         self.read: dict[Entry, NDArray] = {}
         self.written: dict[Entry, NDArray] = {}
-        self.kept: list[Entry] = []
-        self.kept_bytes = 0
+        self.separate: list[Entry] = []
+        self.separate_bytes = 0
         self.is_tied = False
         self.draws = False
         self.drawn_from: Any = None
         self._declared: tuple[tuple[Variable, ...], tuple[Variable, ...]] | None = None
 
     def declared(self) -> tuple[tuple[Variable, ...], tuple[Variable, ...]]:
-        """The variables that the segment reads and those that it writes, as tags for a push."""
+        """Return the variables that the segment reads and those that it writes, for a push."""
         if self._declared is None:
             self._declared = tuple(self.reads), tuple(self.writes)
         return self._declared
 
     def moves(self) -> list[tuple[str, int]] | None:
-        """The transfer that a copy costs on a simulated device: ("there", bytes); None for other segments."""
-        return None if self.actor is None else [("there", self.kept_bytes)]
+        """Return the transfer that a copy costs on a simulated device: ("there", bytes); None for other segments."""
+        return None if self.actor is None else [("there", self.separate_bytes)]
 
     @cached_property
     def launches(self) -> int:
-        """The number of launches of a device that launches steps in a row as one."""
+        """The number of launches on a device that launches consecutive steps as one."""
         return launches(step.node for step in self.part.steps)
 
     def declare_read(self, entry: Entry, array: NDArray) -> None:
         """Declare a read of a user's array."""
-        self.reads[array._storage] = None
+        self.reads[array.storage] = None
         self.read[entry] = array
 
     def declare_write(self, entry: Entry, array: NDArray, reads: bool = False) -> None:
         """Declare a write of a user's array, and optionally a read of its content."""
-        self.writes[array._storage] = None
+        self.writes[array.storage] = None
         self.written[entry] = array
-        if reads or array._view is not None:
-            self.reads[array._storage] = None
+        if reads or array.strided_view is not None:
+            self.reads[array.storage] = None
 
 
 class Cut:
-    """Makes the segments of a pass, one after the other.
+    """Creates the segments of a pass, in order.
 
     Args:
-        runner: whose steps they are.
+        runner: the runner of the steps.
         arena: the memory that they use.
-        goes_on: True where they begin with what another pass has left.
+        continues: whether the pass starts with the values of another pass.
     """
 
-    def __init__(self, runner: Runner, arena: Arena, goes_on: bool) -> None:
+    def __init__(self, runner: Runner, arena: Arena, continues: bool) -> None:
         self.segments: list[Segment] = []
         self._runner = runner
         self._arena = arena
-        self._goes_on = goes_on
-        self._begun: set[Device] = set()
-        self._anew = False
+        self._continues = continues
+        self._started: set[Device] = set()
+        self._starts_new = False
         self._branches: list[Variable] = []
         """Variables that the preceding parallel branches write, one for each branch."""
         self._open: list[Variable] = []
 
     def at(self, device: Device) -> Segment:
-        """The segment for the next step on a device, after all that was before."""
+        """Return the segment for the next step on a device, after all steps before."""
         last = self.segments[-1] if self.segments else None
-        if last is None or self._anew or last.device is not device or last.is_branch:
-            self._anew = False
+        if last is None or self._starts_new or last.device is not device or last.is_branch:
+            self._starts_new = False
             segment = self._add(device, is_branch=False)
             workspace = self._arena.variable(device)
             segment.writes[workspace] = None
-            if self._goes_on or device in self._begun:
-                segment.reads[workspace] = None  # so that what went wrong before it goes on
-            self._begun.add(device)
+            if self._continues or device in self._started:
+                segment.reads[workspace] = None  # so that earlier failures propagate
+            self._started.add(device)
         return self.segments[-1]
 
-    def here(self) -> None:
-        """Begin another segment with the next step."""
-        self._anew = True
+    def start_new(self) -> None:
+        """Start another segment with the next step."""
+        self._starts_new = True
 
     def branch(self, device: Device) -> Segment:
-        """A new segment that may run at the same time as others of its stage."""
+        """Create a segment that may run concurrently with others of its stage."""
         segment = self._add(device, is_branch=True)
         segment.reads[self._arena.variable(device)] = None
         mark = Variable("branch")
@@ -129,22 +129,22 @@ class Cut:
         self._open.append(mark)
         return segment
 
-    def travel(self, device: Device, source: Device) -> Segment:
-        """A new segment for a copy to a device, concurrent with what it computes."""
+    def copy(self, device: Device, source: Device) -> Segment:
+        """Create a segment for a copy to a device, concurrent with its computation."""
         return self._add(device, is_branch=True, actor=device.copy_actor(source))
 
     def _add(self, device: Device, is_branch: bool, actor: Actor | None = None) -> Segment:
-        made = Segment(device, self._runner.part(device), is_branch, actor)
-        made.reads.update(dict.fromkeys(self._branches))
-        self.segments.append(made)
-        return made
+        segment = Segment(device, self._runner.part(device), is_branch, actor)
+        segment.reads.update(dict.fromkeys(self._branches))
+        self.segments.append(segment)
+        return segment
 
     def end_stage(self) -> None:
-        """Close the stage: segments made from now on wait for all branches so far."""
+        """End the stage: later segments wait for all branches so far."""
         if self._open:
             self._branches, self._open = self._open, []
 
-    def meet(self, devices: Iterable[Device]) -> None:
-        """Let each device wait, in a segment without steps: branches must not meet those of another pass."""
+    def join(self, devices: Iterable[Device]) -> None:
+        """Add a segment without steps on each device: branches of different passes must not overlap."""
         for device in devices:
             self.at(device)

@@ -1,7 +1,7 @@
 """Executors of symbols with sparse values.
 
-A plan has dense arrays alone. Where a value or a gradient is sparse, each operator is a call on arrays, as elsewhere,
-which finds its way by storage types, and the gradients are those of a tape.
+A plan has only dense arrays. If a value or a gradient is sparse, each operator is a call on arrays, which selects its
+implementation by storage types, and the gradients come from a tape.
 """
 
 from __future__ import annotations
@@ -14,34 +14,35 @@ from flowmx.executor.executor import check_bound
 from flowmx.executor.monitored import Monitor
 from flowmx.executor.unplanned import UnplannedExecutor
 from flowmx.graph import storage_types
-from flowmx.graph.casts import inferred
+from flowmx.graph.casts import infer_outputs
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.ndarray import core
-from flowmx.ndarray.array import NDArray, empty
+from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.backward import Walk, leaves_of
 from flowmx.ndarray.core import invoke
+from flowmx.ndarray.creation import empty
 from flowmx.ndarray.recording import Leaf, Scope, TapeNode
 
 
 class SparseExecutor(UnplannedExecutor):
-    """An executor without a plan, of which arguments, values, outputs and gradients may be sparse."""
+    """An executor without a plan, whose arguments, values, outputs and gradients may be sparse."""
 
     reason = "values of the symbol are sparse"
 
     def _prepare(self, outputs: Sequence[NDArray]) -> None:
         shapes = {node: bound.shape for node, bound in self._arrays.items()}
-        dtypes = {node: bound._dtype for node, bound in self._arrays.items()}
-        self._entries, self._shapes, self._dtypes = inferred(self._symbol._entries, shapes, dtypes, core.casting)
+        dtypes = {node: bound.element_type for node, bound in self._arrays.items()}
+        self._entries, self._shapes, self._dtypes = infer_outputs(self._symbol.entries, shapes, dtypes, core.casting)
         for node, bound in self._arrays.items():
             check_bound(node, bound, self._shapes[Entry(node, 0)], self._dtypes[Entry(node, 0)], self._on(node))
         self._nodes = topological(self._entries)
-        known = {node: bound.stype for node, bound in self._arrays.items()}
-        stypes = storage_types.infer_storage_types(self._nodes, known, self._shapes)
+        variable_stypes = {node: bound.stype for node, bound in self._arrays.items()}
+        stypes = storage_types.infer_storage_types(self._nodes, variable_stypes, self._shapes)
         self.outputs = [
             empty(self._shapes[entry], self._on(entry.node).context, self._dtypes[entry], stypes[entry])
             for entry in self._entries
         ]
-        self._made: list[NDArray] = []
+        self._recorded: list[NDArray] = []
         """The outputs of the last forward pass, if it was recorded: in training."""
 
     # -- running ---------------------------------------------------------------------------------------
@@ -49,21 +50,21 @@ class SparseExecutor(UnplannedExecutor):
     def forward(self, is_train: bool = False, **kwargs: Any) -> list[NDArray]:
         self._feed(kwargs)
         self._last_train = is_train
-        self._compute(is_train, bool(self._wanted) and is_train)
+        self._compute(is_train, bool(self._grad_nodes) and is_train)
         return self.outputs
 
     def _compute(self, train: bool, records: bool) -> None:
         """Enqueue the forward pass into the outputs."""
         monitor = self._monitor if self._monitor is not None and self._monitor.is_active() else None
         with Scope(records, train):
-            found = self._run(monitor)
+            results = self._run(monitor)
         with Scope(False, train):
-            for made, output in zip(found, self.outputs, strict=True):
-                made.copyto(output)
-        self._made = found if records else []
+            for result, output in zip(results, self.outputs, strict=True):
+                result.copyto(output)
+        self._recorded = results if records else []
 
     def _run(self, monitor: Monitor | None) -> list[NDArray]:
-        """Enqueue the operators; returns the outputs."""
+        """Enqueue the operators; return the outputs."""
         values: dict[Entry, NDArray] = {}
         for node in self._nodes:
             if node.op is None:
@@ -77,10 +78,12 @@ class SparseExecutor(UnplannedExecutor):
             ]
             if monitor is not None:
                 monitor.at_inputs(node, inputs)
-            found = (
-                node.op.at_once(nd, inputs) if node.op.traits.dynamic else invoke(node.op, inputs, None, self._on(node))
+            result = (
+                node.op.compute_eagerly(nd, inputs)
+                if node.op.traits.dynamic
+                else invoke(node.op, inputs, None, self._on(node))
             )
-            outputs = [found] if isinstance(found, NDArray) else list(found)
+            outputs = [result] if isinstance(result, NDArray) else list(result)
             values.update({Entry(node, index): array for index, array in enumerate(outputs)})
             if monitor is not None:
                 monitor.at_outputs(node, outputs)
@@ -88,59 +91,59 @@ class SparseExecutor(UnplannedExecutor):
         return [values[entry] for entry in self._entries]
 
     def _variable(self, node: Node) -> NDArray:
-        """A handle of its own on the array of a variable, with the user's buffer as the place of its gradient."""
-        made = cast("NDArray", self._arrays[node]._plain())
-        if node in self._wanted:
-            made._past = Leaf(self._gradient(node), self._requests[node.name])
-        return made
+        """Return a separate handle on the array of a variable, whose gradient goes to the user's buffer."""
+        handle = cast("NDArray", self._arrays[node].without_history())
+        if node in self._grad_nodes:
+            handle.history = Leaf(self._gradient(node), self._requests[node.name])
+        return handle
 
     def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
-        if not self._wanted:
+        if not self._grad_nodes:
             return
         if self._last_train is None:
             self._last_train = is_train
-        if not self._made:
+        if not self._recorded:
             self._compute(self._last_train, True)
-        heads = self._given(out_grads)
-        recorded = [at for at, made in enumerate(self._made) if made._entry is not None]
+        heads = self._head_gradients(out_grads)
+        positions = [at for at, output in enumerate(self._recorded) if output.tape_entry is not None]
         reached: set[Any] = set()
-        if recorded:
-            tops = [self._made[at] for at in recorded]
+        if positions:
+            tops = [self._recorded[at] for at in positions]
             reached = {id(leaf.grad) for leaf in leaves_of(tops)}
             walk = Walk(True, False, self._last_train, stores=True)
-            if not walk.go(tops, [heads[at] for at in recorded]):
+            if not walk.go(tops, [heads[at] for at in positions]):
                 walk.store()
-        for node in self._wanted:
+        for node in self._grad_nodes:
             target = self._gradient(node)
             if id(target) not in reached and self._requests[node.name] == "write":
                 target[:] = 0
 
 
 def _watch_gradient(monitor: Monitor, node: Node, outputs: Sequence[NDArray]) -> None:
-    """Have the gradients of a recorded operator's inputs shown."""
-    entry = outputs[0]._entry if outputs else None
+    """Show the gradients of a recorded operator's inputs."""
+    entry = outputs[0].tape_entry if outputs else None
     if entry is None or not isinstance(entry.node, TapeNode):
         return
     inner = entry.node.gradient
 
-    def gradient(F: Any, inputs: Any, made: Any, heads: Any) -> Sequence[NDArray | None]:
-        found = cast("Sequence[NDArray | None]", inner(F, inputs, made, heads))
-        monitor.at_gradients(node, found)
-        return found
+    def gradient(F: Any, inputs: Any, outputs: Any, heads: Any) -> Sequence[NDArray | None]:
+        gradients = cast("Sequence[NDArray | None]", inner(F, inputs, outputs, heads))
+        monitor.at_gradients(node, gradients)
+        return gradients
 
     entry.node.gradient = gradient
     entry.node.rules = None
 
 
 def is_sparse(symbol: Any, arrays: Mapping[str, NDArray], gradients: Mapping[str, NDArray]) -> bool:
-    """Tell whether a value of a symbol is sparse with these arrays, or a gradient is to be."""
+    """Return whether a value of a symbol or a gradient is sparse with these arrays."""
     bound = [*arrays.values(), *gradients.values()]
-    if any(each.stype != "default" for each in bound):
+    if any(array.stype != "default" for array in bound):
         return True
-    nodes = symbol._nodes()
+    nodes = symbol.nodes()
     if not storage_types.may_be_sparse(nodes, {}):
         return False
     shapes = {node: arrays[node.name].shape for node in nodes if node.op is None}
-    dtypes = {node: arrays[node.name]._dtype for node in nodes if node.op is None}
-    _, all_shapes, _ = inferred(symbol._entries, shapes, dtypes, None)
-    return any(each != "default" for each in storage_types.infer_storage_types(nodes, {}, all_shapes).values())
+    dtypes = {node: arrays[node.name].element_type for node in nodes if node.op is None}
+    _, all_shapes, _ = infer_outputs(symbol.entries, shapes, dtypes, None)
+    return any(stype != "default" for stype in storage_types.infer_storage_types(nodes, {}, all_shapes).values())

@@ -1,4 +1,4 @@
-"""The base of executors that run a symbol operator by operator, for which there is no plan."""
+"""The base class of executors that run a symbol operator by operator, without a plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flowmx.ndarray.array import NDArray
 
 
 class UnplannedExecutor(Executor):
-    """An executor of which each operator is an operation of its own.
+    """An executor in which each operator is a separate operation.
 
     Attributes:
         reason: the property of the symbol that rules out a plan, for messages.
@@ -20,22 +20,22 @@ class UnplannedExecutor(Executor):
     reason: ClassVar[str]
 
     def forward_backward(self, out_grads: Any = None, **kwargs: Any) -> list[NDArray]:
-        made = self.forward(True, **kwargs)
+        outputs = self.forward(True, **kwargs)
         self.backward(out_grads)
-        return made
+        return outputs
 
-    def _given(self, out_grads: Any) -> list[NDArray | None]:
-        """The gradients of the outputs; None where there is none.
+    def _head_gradients(self, out_grads: Any) -> list[NDArray | None]:
+        """Return the gradients of the outputs, None if absent.
 
         Raises:
-            ShapeError: one has another shape than its output.
+            ShapeError: the shape of a gradient differs from that of its output.
         """
-        given: list[NDArray | None] = [out_grads] if isinstance(out_grads, NDArray) else list(out_grads or [])
-        given = [*given, *[None] * len(self.outputs)][: len(self.outputs)]
-        for position, (head, output) in enumerate(zip(given, self.outputs, strict=True)):
+        heads: list[NDArray | None] = [out_grads] if isinstance(out_grads, NDArray) else list(out_grads or [])
+        heads = [*heads, *[None] * len(self.outputs)][: len(self.outputs)]
+        for position, (head, output) in enumerate(zip(heads, self.outputs, strict=True)):
             if head is not None and head.shape != output.shape:
                 raise ShapeError(f"backward: out_grad {position} has shape {head.shape}, expected {output.shape}")
-        return given
+        return heads
 
     def internal_bytes(self) -> int:
         return 0  # nothing is planned

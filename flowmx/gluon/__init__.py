@@ -29,4 +29,6 @@ __all__ = [
     "Trainer", "block", "contrib", "data", "loss", "model_zoo", "nn", "parameter", "rnn", "trainer", "utils",
 ]  # fmt: skip
 
-__getattr__, __dir__ = later(__name__, {each: f"flowmx.gluon.{each}" for each in ("contrib", "data", "model_zoo")})
+__getattr__, __dir__ = later(
+    __name__, {module: f"flowmx.gluon.{module}" for module in ("contrib", "data", "model_zoo")}
+)

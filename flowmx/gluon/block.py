@@ -1,6 +1,6 @@
-"""The blocks, under MXNet's name of their module."""
+"""Block classes under MXNet's module name."""
 
-from flowmx.gluon.base import Block
+from flowmx.gluon.base_block import Block
 from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.symbol_block import SymbolBlock
 

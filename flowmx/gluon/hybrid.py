@@ -1,23 +1,24 @@
-"""Blocks that compute with arrays or compose symbols by the same code; hybridized, they compute a compiled graph.
+"""Blocks whose code runs on arrays and on symbols alike; hybridized blocks run a compiled graph.
 
-A hybridized block calls its ``hybrid_forward`` once with symbols for each structure of its inputs, and gives the graph
-to a :class:`~flowmx.cached_op.CachedOp`. Its inputs are the block's inputs and the parameters' arrays on their device.
+A hybridized block calls its ``hybrid_forward`` once with symbols for each structure of its inputs, and passes the graph
+to a :class:`~flowmx.cached_op.CachedOp`. The graph's inputs are the block's inputs and the parameters' arrays.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from flowmx import forks
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
 from flowmx.cached_op import CachedOp
-from flowmx.cached_op.observed import OpHook, observed
+from flowmx.cached_op.operator_hooks import OpHook, observed
 from flowmx.devices import Context, current_context
 from flowmx.errors import ArgumentKindError
-from flowmx.gluon.base import A, Block
+from flowmx.gluon.base_block import A, Block
 from flowmx.gluon.parameter import DeferredInitializationError, Parameter, _is_known
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.graph import collector
@@ -25,19 +26,24 @@ from flowmx.graph.nesting import Format, flatten, regroup
 from flowmx.ndarray import NDArray
 from flowmx.ops import kernels
 from flowmx.ops.sparse.shapes import SparseShape
+from flowmx.overrides import is_replaced
 from flowmx.symbol import Symbol
 
 __all__ = ["HybridBlock"]
+
+
+_composition_lock = forks.lock()
+"""Held while a graph is composed of parameters' variables: a call in another thread may set their shapes."""
 
 
 class Traced(NamedTuple):
     """The symbol that a block was traced into.
 
     Attributes:
-        inputs: names of the variables for its inputs.
-        symbol: all its outputs.
-        form: the nesting of its outputs.
-        classic: the positions of outputs that are arrays of ``mx.nd``, though inputs are of ``mx.np``.
+        inputs: the names of the variables of its inputs.
+        symbol: all outputs.
+        form: the nesting of the outputs.
+        classic: the positions of outputs that are arrays of ``mx.nd`` although the inputs are of ``mx.np``.
     """
 
     inputs: list[str]
@@ -47,11 +53,11 @@ class Traced(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """A traced block, ready to be called.
+    """A traced block with its compiled graph.
 
     Attributes:
         traced: the traced symbol.
-        op: computes it.
+        op: computes the symbol.
         sources: for each input of ``op``, a position among the block's inputs or a parameter.
     """
 
@@ -96,15 +102,15 @@ class HybridBlock(Block):
             self._clear_cached_op()
 
     def register_child(self, block: Block, name: str | None = None) -> None:
-        """Make a block a child.
+        """Register a block as a child.
 
         Raises:
-            TypeError: it is no HybridBlock.
+            TypeError: the block is not a HybridBlock.
         """
         if not isinstance(block, HybridBlock):
             raise ArgumentKindError(
                 f"{type(self).__name__} {self.name!r}: children of a HybridBlock must be HybridBlocks, and "
-                f"{type(block).__name__} is none: derive it from HybridBlock, or use nn.Sequential in the place of "
+                f"{type(block).__name__} is not one: derive it from HybridBlock, or use nn.Sequential instead of "
                 "nn.HybridSequential"
             )
         super().register_child(block, name)
@@ -115,16 +121,16 @@ class HybridBlock(Block):
 
     @property
     def _cached_graph(self) -> tuple[list[str], Symbol] | tuple[()]:
-        """The names of the inputs and the graph of the first call, as MXNet's scripts look for them; or nothing."""
+        """The names of the inputs and the graph of the first call, for MXNet's scripts; empty before the first call."""
         for compiled in self._compiled.values():
             return compiled.traced.inputs, compiled.traced.symbol
         return ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_compiled": {}}  # a copy compiles for itself
+        return {**self.__dict__, "_compiled": {}}  # a copy compiles its graphs again
 
     def cast(self, dtype: Any) -> None:
-        """Change the element type of its parameters and those of its children."""
+        """Change the element type of the parameters of this block and its children."""
         self._clear_cached_op()
         super().cast(dtype)
 
@@ -133,29 +139,28 @@ class HybridBlock(Block):
         static_shape: bool = False, inline_limit: int = 2, forward_bulk_size: int | None = None,
         backward_bulk_size: int | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
-        """Have the block, and its children, compute compiled graphs (or no longer).
+        """Switch this block and its children to compiled graphs, or back.
 
         Args:
-            active: compile it.
-            backend: the partitioner that changes the graph first (``mx.sym.register_partitioner``); an unknown one is
-                warned of when the graph is compiled.
-            clear: compile anew at the next call.
-            static_alloc: keep the memory for inner values between calls.
-            static_shape: plan for shapes that do not change; they may, which is slower. Needs ``static_alloc``.
-            inline_limit: kept for MXNet's scripts.
-            forward_bulk_size: kept for MXNet's scripts.
-            backward_bulk_size: kept for MXNet's scripts.
-            **kwargs: options for the partitioner.
+            active: whether to compile graphs.
+            backend: the partitioner that changes the graph first (``mx.sym.register_partitioner``); an unknown one
+                causes a warning when the graph is compiled.
+            clear: compile again at the next call.
+            static_alloc: keep the memory of intermediate values between calls.
+            static_shape: plan for constant shapes; other shapes work, but slowly. Needs ``static_alloc``.
+            inline_limit: ignored; accepted for MXNet's scripts.
+            forward_bulk_size: ignored; accepted for MXNet's scripts.
+            backward_bulk_size: ignored; accepted for MXNet's scripts.
+            **kwargs: options of the partitioner.
 
         Raises:
-            ValueError: ``static_shape`` without ``static_alloc``.
+            ValueError: ``static_shape`` is set without ``static_alloc``.
         """
         if static_shape and not static_alloc:
             raise ValueError("hybridize: static_shape=True needs static_alloc=True")
         if active and (self._forward_hooks or self._forward_pre_hooks):
             warnings.warn(
-                f"hybridize: block {self.name!r} has hooks, which are not called where it is a child of a block that "
-                "is hybridized too",
+                f"hybridize: block {self.name!r} has hooks, which are not called if its parent is hybridized too",
                 stacklevel=2,
             )
         if active:
@@ -171,88 +176,85 @@ class HybridBlock(Block):
         self, x: NDArray, *args: Any, backend: str | None = None, clear: bool = False,
         partition_if_dynamic: bool = True, **kwargs: Any,
     ) -> None:  # fmt: skip
-        """Hybridize, and compile the graph for inputs such as these now, without computing anything.
+        """Hybridize, and compile the graph for inputs like these now, without computing anything.
 
         Args:
             x: an input.
-            *args: the others.
+            *args: the other inputs.
             backend: as for :meth:`hybridize`.
-            clear: compile anew what is compiled.
-            partition_if_dynamic: kept for MXNet's scripts.
+            clear: compile existing graphs again.
+            partition_if_dynamic: ignored; accepted for MXNet's scripts.
             **kwargs: as for :meth:`hybridize`.
 
         Raises:
-            ValueError: ``backend`` is missing, as in MXNet.
+            ValueError: ``backend`` is missing (as in MXNet).
         """
         if not backend:
-            raise ValueError("optimize_for: backend is missing: give that of a partitioner, or call hybridize()")
+            raise ValueError("optimize_for: backend is missing: pass a partitioner's name, or call hybridize()")
         self.hybridize(True, backend, clear, **kwargs)
-        given, form = flatten(
-            (x, *args), NDArray, f"hybridized {type(self).__name__} {self.name!r}: inputs", optional=True
-        )
-        if _key(given, form) not in self._compiled:
-            self._compile(given, form, (x, *args))
+        if _key(*self._flat_inputs((x, *args))) not in self._compiled:
+            self._build_cache(x, *args)
 
     # -- calling ---------------------------------------------------------------------------------------
 
     def forward(self, x: Any, *args: Any) -> Any:
-        """Compute with arrays, or compose symbols, by :meth:`hybrid_forward`.
+        """Compute with arrays, or compose symbols, with :meth:`hybrid_forward`.
 
         Raises:
             ValueError: the inputs hold arrays and symbols, or neither, or arrays of several devices (hybridized).
         """
         if isinstance(x, NDArray) and not args:
             return self._compute(x.context, (x,))
-        contexts, symbols = _kinds((x, *args))
-        if symbols == bool(contexts):
+        contexts, has_symbols = _kinds((x, *args))
+        if has_symbols == bool(contexts):
             raise ValueError(
-                f"{type(self).__name__} {self.name!r}: the inputs hold {'both' if symbols else 'neither'} arrays "
-                f"{'and' if symbols else 'nor'} symbols, expected one of them"
+                f"{type(self).__name__} {self.name!r}: the inputs hold {'both' if has_symbols else 'neither'} arrays "
+                f"{'and' if has_symbols else 'nor'} symbols, expected one of them"
             )
-        if symbols:
+        if has_symbols:
             return self._compose((x, *args))
         if self._active and len(contexts) > 1:
             raise ValueError(
                 f"{type(self).__name__} {self.name!r}: the inputs are on {', '.join(map(str, contexts))}; hybridized, "
-                "a block takes inputs of one device: bring them together with as_in_context"
+                "a block takes inputs of one device: move them with as_in_context"
             )
         return self._compute(next(iter(contexts)), (x, *args))
 
     def hybrid_forward(self, F: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compute the outputs; a subclass overrides it.
+        """Compute the outputs; implemented by subclasses.
 
         Args:
             F: ``mx.nd`` or ``mx.sym``.
             *args: the inputs, arrays or symbols.
-            **kwargs: its own parameters, under the names of their attributes.
+            **kwargs: the block's parameters, by the names of their attributes.
         """
         raise NotImplementedError(f"{type(self).__name__} must define hybrid_forward()")
 
     def _compute(self, context: Context, args: tuple[Any, ...]) -> Any:
         if self._active:
-            return self._call_cached_op(context, args)
+            return self._call_cached_op(*args)
         if context is not current_context():
             with context:
                 return self._compute(context, args)
         try:
             params = {key: param.data(context) for key, param in self._reg_params.items()}
         except DeferredInitializationError:
-            self._finish(self._params.values(), None, args)
+            self._finish_params(self._params.values(), None, args)
             params = {key: param.data(context) for key, param in self._reg_params.items()}
         return self.hybrid_forward(nd, *args, **params)
 
     def _compose(self, args: Sequence[Any]) -> Any:
-        is_np = any(each.__class__ is not Symbol for each in _leaves(args) if each is not None)
-        if is_np and all(map(_is_own, _blocks(self))):  # which are written in the operators of mx.sym
-            made = self._compose(_symbols(args, lambda each: each.as_nd_ndarray()))
-            return _symbols(made, lambda each: each.as_np_ndarray())
+        is_np = any(leaf.__class__ is not Symbol for leaf in _leaves(args) if leaf is not None)
+        if is_np and all(map(_is_builtin, _blocks(self))):  # built-in blocks use the operators of mx.sym
+            outputs = self._compose(_map_symbols(args, lambda symbol: symbol.as_nd_ndarray()))
+            return _map_symbols(outputs, lambda symbol: symbol.as_np_ndarray())
         params = {key: param.var() for key, param in self._reg_params.items()}
         if is_np:
-            params = {key: each.as_np_ndarray() for key, each in params.items()}
+            params = {key: variable.as_np_ndarray() for key, variable in params.items()}
         try:
             with self.name_scope():
                 return self.hybrid_forward(sym, *args, **params)
-        except Exception as error:
+        except Exception as error:  # the user's hybrid_forward may raise anything
             if not any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
                 error.add_note(
                     f"{_NOTE} {type(self).__name__} {self.name!r}: hybrid_forward was called with symbols, which have "
@@ -261,127 +263,171 @@ class HybridBlock(Block):
                 )
             raise
 
-    # -- compiled --------------------------------------------------------------------------------------
+    # -- compiled graphs -------------------------------------------------------------------------------
+    # Subclasses and other packages override methods of these names, which are called as in MXNet.
 
-    def _call_cached_op(self, context: Context, args: tuple[Any, ...]) -> Any:
-        given, form = flatten(args, NDArray, f"hybridized {type(self).__name__} {self.name!r}: inputs", optional=True)
-        compiled = self._compiled.get(_key(given, form))
+    def _call_cached_op(self, *args: Any) -> Any:
+        """Compute the outputs with the compiled graph."""
+        arrays, form = self._flat_inputs(args)
+        context: Context = (arrays[0] if arrays[0] is not None else next(array for array in arrays if array)).context
+        compiled = self._compiled.get(_key(arrays, form))
         if compiled is None:
             kernels.expect_graph(context.kernels)
             with collector.paused():
-                compiled = self._compile(given, form, args)
-        inputs = [given[each] if isinstance(each, int) else each.data(context) for each in compiled.sources]
+                self._build_cache(*args)
+                compiled = self._compiled.get(_key(arrays, form)) or self._compile(arrays, form, args)
+        inputs = [arrays[source] if isinstance(source, int) else source.data(context) for source in compiled.sources]
         hooks = [hook for hook in self._op_hooks if hook.is_active()] if self._op_hooks else None
-        found = self._observe(compiled, inputs, hooks) if hooks else compiled.op(*inputs)
+        outputs = self._observe(compiled, inputs, hooks) if hooks else compiled.op(*inputs)
         form, classic = compiled.traced.form, compiled.traced.classic
         if classic:
-            listed = [found] if isinstance(found, NDArray) else found
+            results = [outputs] if isinstance(outputs, NDArray) else outputs
             for index in classic:
-                listed[index].__class__ = NDArray  # new, and nobody else's
+                results[index].__class__ = NDArray  # a new array without other references
         if form == 0:
-            return found
-        return regroup([found] if isinstance(found, NDArray) else found, form)
+            return outputs
+        return regroup([outputs] if isinstance(outputs, NDArray) else outputs, form)
 
     def _observe(self, compiled: Compiled, inputs: Sequence[NDArray], hooks: Sequence[OpHook]) -> Any:
-        """Compute operator by operator, so that hooks and monitors see every output."""
+        """Run the graph operator by operator, so that hooks and monitors receive every output."""
         symbol = compiled.traced.symbol
-        found = observed(symbol, dict(zip(symbol.list_inputs(), inputs, strict=True)), hooks)
-        return found[0] if len(found) == 1 else found
+        outputs = observed(symbol, dict(zip(symbol.list_inputs(), inputs, strict=True)), hooks)
+        return outputs[0] if len(outputs) == 1 else outputs
 
     def _add_op_hook(self, callback: Callable[..., Any], monitor_all: bool, is_active: Callable[[], bool]) -> None:
         self._op_hooks.append(OpHook(callback, monitor_all, is_active))
         super()._add_op_hook(callback, monitor_all, is_active)
 
-    def _compile(self, given: Sequence[NDArray], form: Format, args: tuple[Any, ...]) -> Compiled:
+    def _build_cache(self, *args: Any) -> None:
+        """Compile the graph for inputs like these."""
+        self._compile(*self._flat_inputs(args), args)
+
+    def _get_graph(self, *args: Any) -> tuple[list[Symbol], Symbol]:
+        """Return the graph for inputs like these: the variables of the inputs, and all outputs."""
         traced = self._trace(args)
-        params = self._params_of(traced)
+        self.__dict__["_last_traced"] = traced
+        return [sym.var(name) for name in traced.inputs], traced.symbol
+
+    def _graph(self, args: tuple[Any, ...]) -> Traced:
+        """Trace the block; a subclass may override `_get_graph`."""
+        if not is_replaced(self, "_get_graph", _BUILTIN_METHODS["_get_graph"]):
+            return self._trace(args)
+        self.__dict__.pop("_last_traced", None)
+        inputs, symbol = self._get_graph(*args)
+        traced: Traced | None = self.__dict__.pop("_last_traced", None)
+        if traced is None:  # the nesting of the outputs is unknown
+            traced = Traced([], symbol, 0 if len(symbol) == 1 else [0] * len(symbol))
+        return traced._replace(inputs=[str(variable.name) for variable in inputs], symbol=symbol)
+
+    def _flat_inputs(self, args: tuple[Any, ...]) -> tuple[list[Any], Format]:
+        return flatten(args, NDArray, f"hybridized {type(self).__name__} {self.name!r}: inputs", optional=True)
+
+    def _compile(self, arrays: Sequence[NDArray], form: Format, args: tuple[Any, ...]) -> Compiled:
+        traced = self._graph(args)
+        all_params = self.collect_params()  # walks through all blocks
+        params = self._graph_params(traced, all_params)
         names = traced.symbol.list_inputs()
-        self._warn_of_unused(names, traced.inputs)
-        self._finish(params.values(), traced, args)
-        traced = self._partitioned(traced, params)
+        self._warn_of_unused({*names}, traced.inputs, all_params)
+        self._finish_params(params.values(), traced, args)
+        traced = self._partition(traced, params)
         names = traced.symbol.list_inputs()
         position = {name: index for index, name in enumerate(traced.inputs)}
         sources = [position[name] if name in position else params[name] for name in names]
-        op = CachedOp(traced.symbol, **self._flags, data_names=traced.inputs)
-        self._compiled[_key(given, form)] = made = Compiled(traced, op, sources)
-        return made
+        op = CachedOp(traced.symbol, **self._flags, data_names=traced.inputs, owner=self.name)
+        # Another thread may have compiled the graph in the meantime.
+        return self._compiled.setdefault(_key(arrays, form), Compiled(traced, op, sources))
 
-    def _partitioned(self, traced: Traced, params: Mapping[str, Parameter]) -> Traced:
-        """The graph with the regions that the backend chooses as single nodes."""
+    def _partition(self, traced: Traced, params: Mapping[str, Parameter]) -> Traced:
+        """Replace the regions that the backend chooses by single nodes."""
         if self._backend is None:
             return traced
         backend, options = self._backend
         auxiliary = set(traced.symbol.list_auxiliary_states())
         arrays = {name: param._reduce() for name, param in params.items()}
         aux = {name: arrays.pop(name) for name in auxiliary if name in arrays}
-        made = traced.symbol.optimize_for(backend, arrays, aux, **options)
-        added = [name for name in made.list_inputs() if name not in params and name not in traced.inputs]
-        if added:
+        symbol = traced.symbol.optimize_for(backend, arrays, aux, **options)
+        extra = [name for name in symbol.list_inputs() if name not in params and name not in traced.inputs]
+        if extra:
             raise ValueError(
-                f"{type(self).__name__} {self.name!r}: the backend {backend!r} adds the variables {', '.join(added)}, "
-                "and may use a block's parameters alone: change its symbol instead, and make a SymbolBlock of that"
+                f"{type(self).__name__} {self.name!r}: the backend {backend!r} adds the variables {', '.join(extra)}, "
+                "but may only use the block's parameters: change its symbol instead, and create a SymbolBlock from it"
             )
-        return traced._replace(symbol=made)
+        return traced._replace(symbol=symbol)
 
     def _trace(self, args: tuple[Any, ...]) -> Traced:
-        """Compose the graph for inputs that nest as these do."""
-        given, form = flatten(args, NDArray, f"{type(self).__name__} {self.name!r}: inputs", optional=True)
-        names = ["data"] if len(given) == 1 else [f"data{index}" for index in range(len(given))]
+        """Compose the graph for inputs with this nesting."""
+        arrays, form = flatten(args, NDArray, f"{type(self).__name__} {self.name!r}: inputs", optional=True)
+        names = ["data"] if len(arrays) == 1 else [f"data{index}" for index in range(len(arrays))]
         variables = [sym.var(name) for name in names]
-        if _is_np(given):
-            variables = [each.as_np_ndarray() for each in variables]
-        result = self._compose(regroup(variables, form))
+        if _is_np(arrays):
+            variables = [variable.as_np_ndarray() for variable in variables]
+        with _composition_lock:
+            result = self._compose(regroup(variables, form))
         outputs, out_form = flatten(
             result, Symbol, f"{type(self).__name__} {self.name!r}: outputs of hybrid_forward", optional=True
         )
-        classic = tuple(at for at, each in enumerate(outputs) if each.__class__ is Symbol) if _is_np(given) else ()
+        classic = tuple(i for i, output in enumerate(outputs) if output.__class__ is Symbol) if _is_np(arrays) else ()
         return Traced(names, sym.Group(outputs), out_form, classic)
 
-    def _params_of(self, traced: Traced) -> dict[str, Parameter]:
-        """The parameters of a graph, by name.
+    def _graph_params(self, traced: Traced, all_params: ParameterDict | None = None) -> dict[str, Parameter]:
+        """Return the parameters of a graph, by name; ``all_params`` are the block's.
 
         Raises:
-            ValueError: a variable of it is neither an input nor a parameter.
+            ValueError: a variable is neither an input nor a parameter.
         """
-        known = self.collect_params()
+        all_params = self.collect_params() if all_params is None else all_params
         names = [name for name in traced.symbol.list_inputs() if name not in traced.inputs]
-        unknown = [name for name in names if name not in known]
+        unknown = [name for name in names if name not in all_params]
         if unknown:
             raise ValueError(
                 f"{type(self).__name__} {self.name!r}: hybrid_forward uses the variable {unknown[0]!r}, which is "
-                "neither an input nor a parameter of the block or its children: register the block that it belongs to"
+                "neither an input nor a parameter of the block or its children: register its block"
             )
-        return {name: known[name] for name in names}
+        return {name: all_params[name] for name in names}
 
-    def _warn_of_unused(self, used: Sequence[str], inputs: Sequence[str]) -> None:
+    def _warn_of_unused(self, used: Collection[str], inputs: Sequence[str], params: Iterable[str]) -> None:
         label = f"{type(self).__name__} {self.name!r}"
         for name in inputs:
             if name not in used:
                 warnings.warn(f"{label}: its input {name!r} is not used: is that intended?", stacklevel=7)
-        unused = [name for name in self.collect_params() if name not in used]
+        unused = [name for name in params if name not in used]
         if unused:
             warnings.warn(f"{label}: the parameters {', '.join(unused)} are not used: is that intended?", stacklevel=7)
 
     # -- inference -------------------------------------------------------------------------------------
 
     def infer_shape(self, *args: Any) -> None:
-        """Set what is unknown of the parameters' shapes from those of inputs.
+        """Infer the unknown lengths of the parameters' shapes from the shapes of the inputs.
 
         Raises:
-            ShapeError: the inputs do not fit.
+            ShapeError: the inputs' shapes contradict the graph.
         """
-        self._infer_shape(self._trace(args), args)
+        self._infer_attrs("infer_shape", "shape", *args)
 
     def infer_type(self, *args: Any) -> None:
-        """Set the parameters' dtypes from those of inputs.
+        """Infer the parameters' dtypes from the dtypes of the inputs.
 
         Raises:
             TypeInferenceError: the inputs contradict each other.
         """
-        traced = self._trace(args)
-        # Variables that have not declared the dtypes that the parameters have now.
-        free = traced.symbol(**{name: sym.var(name) for name in traced.symbol.list_arguments()})
-        arguments, _, auxiliary = free.infer_type_partial(**_attribute("dtype", traced, args))
+        self._infer_attrs("infer_type", "dtype", *args)
+
+    def _deferred_infer_shape(self, *args: Any) -> None:
+        """Infer the shapes of parameters with deferred initialization."""
+        self.infer_shape(*args)
+
+    def _infer_attrs(self, infer_fn: str, attr: str, *args: Any) -> None:
+        """Infer ``"shape"`` or ``"dtype"`` of the parameters from the inputs."""
+        traced = self._graph(args)
+        if attr == "shape":
+            self._infer_shape(traced, args)
+        else:
+            self._infer_type(traced, args)
+
+    def _infer_type(self, traced: Traced, args: Any) -> None:
+        # New variables, because the parameters' current dtypes would constrain the inference.
+        untyped = traced.symbol(**{name: sym.var(name) for name in traced.symbol.list_arguments()})
+        arguments, _, auxiliary = untyped.infer_type_partial(**_attribute("dtype", traced, args))
         self._set("dtype", traced, arguments, auxiliary)
 
     def _infer_shape(self, traced: Traced, args: Any) -> None:
@@ -389,31 +435,32 @@ class HybridBlock(Block):
         self._set("shape", traced, arguments, auxiliary)
 
     def _set(self, attribute: str, traced: Traced, arguments: Any, auxiliary: Any) -> None:
-        params = self._params_of(traced)
+        params = self._graph_params(traced)
         names = [*traced.symbol.list_arguments(), *traced.symbol.list_auxiliary_states()]
-        for name, value in zip(names, [*arguments, *auxiliary], strict=True):
-            if name in params and value is not None and value != ():
-                setattr(params[name], attribute, value)
+        with _composition_lock:
+            for name, value in zip(names, [*arguments, *auxiliary], strict=True):
+                if name in params and value is not None and value != ():
+                    setattr(params[name], attribute, value)
 
-    def _finish(self, params: Any, traced: Traced | None, args: tuple[Any, ...]) -> None:
-        """Make the parameters whose initialization waits for their shapes, which a block of the user's may set itself.
+    def _finish_params(self, params: Any, traced: Traced | None, args: tuple[Any, ...]) -> None:
+        """Finish deferred initialization; a user's block may override how shapes are inferred.
 
         Raises:
-            ValueError: the shapes do not follow from those of the inputs.
+            ValueError: the shapes cannot be inferred from the inputs.
         """
-        waiting = [param for param in params if param._deferred is not None]
-        if not waiting:
+        deferred = [param for param in params if param._deferred is not None]
+        if not deferred:
             return
-        if traced is None or type(self).infer_shape is not HybridBlock.infer_shape:
-            self.infer_shape(*args)
+        if traced is None or any(is_replaced(self, name, _BUILTIN_METHODS[name]) for name in _INFERENCE_METHODS):
+            self._deferred_infer_shape(*args)
         else:
             self._infer_shape(traced, args)
-        for param in waiting:
+        for param in deferred:
             if not _is_known(param.shape):
                 raise ValueError(
-                    f"{type(self).__name__} {self.name!r}: the shape of parameter {param.name!r} does not follow from "
-                    f"those of the inputs (known of it: {param.shape}): give the layer in_units, in_channels or the "
-                    "like"
+                    f"{type(self).__name__} {self.name!r}: the shape of parameter {param.name!r} cannot be inferred "
+                    f"from those of the inputs (known: {param.shape}): pass in_units, in_channels or the "
+                    "like to the layer"
                 )
             param._finish_deferred_init()
 
@@ -422,18 +469,18 @@ class HybridBlock(Block):
     def export(self, path: str | os.PathLike[str], epoch: int = 0, remove_amp_cast: bool = True) -> tuple[str, str]:
         """Save the graph and the parameters as a checkpoint; blocks until they are on disk.
 
-        ``SymbolBlock.imports``, ``mx.mod.Module.load`` and MXNet read it. The graph is that of the first call.
+        ``SymbolBlock.imports``, ``mx.mod.Module.load`` and MXNet can load it. The first call determines the graph.
 
         Args:
-            path: the start of the files' names, ``<path>-symbol.json`` and ``<path>-<epoch, four digits>.params``.
-            epoch: the number in the second.
-            remove_amp_cast: leave casts of mixed precision out.
+            path: the prefix of the files' names, ``<path>-symbol.json`` and ``<path>-<epoch, four digits>.params``.
+            epoch: the number in the second name.
+            remove_amp_cast: remove casts of mixed precision.
 
         Returns:
-            the names of the two files.
+            The names of the two files.
 
         Raises:
-            RuntimeError: the block was not hybridized and called.
+            RuntimeError: the block has not been hybridized and called.
         """
         if not self._compiled:
             raise RuntimeError(
@@ -443,63 +490,65 @@ class HybridBlock(Block):
         files = f"{os.fspath(path)}-symbol.json", f"{os.fspath(path)}-{epoch:04d}.params"
         traced.symbol.save(files[0], remove_amp_cast=remove_amp_cast)
         auxiliary = set(traced.symbol.list_auxiliary_states())
-        params = self._params_of(traced)
+        params = self._graph_params(traced)
         nd.save(files[1], {f"{'aux' if n in auxiliary else 'arg'}:{n}": p._reduce() for n, p in params.items()})
         return files
 
 
+_INFERENCE_METHODS = ("_deferred_infer_shape", "infer_shape", "_infer_attrs")
+_BUILTIN_METHODS = {name: getattr(HybridBlock, name) for name in (*_INFERENCE_METHODS, "_get_graph")}
 _NOTE = "while composing"
 
 
 def _leaves(args: Sequence[Any]) -> Iterator[Any]:
-    for each in args:
-        if isinstance(each, (list, tuple)):
-            yield from _leaves(each)
+    for arg in args:
+        if isinstance(arg, (list, tuple)):
+            yield from _leaves(arg)
         else:
-            yield each
+            yield arg
 
 
-def _is_np(given: Sequence[Any]) -> bool:
-    """Tell whether there are arrays of ``mx.np`` among inputs."""
+def _is_np(arrays: Sequence[Any]) -> bool:
+    """Return whether inputs include arrays of ``mx.np``."""
     return any(
-        each is not None and each.__class__ is not NDArray and not isinstance(each._shape, SparseShape)
-        for each in given
+        array is not None and array.__class__ is not NDArray and not isinstance(array.dims, SparseShape)
+        for array in arrays
     )
 
 
-def _key(given: Sequence[Any], form: Format) -> str:
-    """The key of a graph: how inputs nest, as JSON, after a space where code of the block gets arrays of ``mx.np``."""
-    return f" {form}" if _is_np(given) else str(form)
+def _key(arrays: Sequence[Any], form: Format) -> str:
+    """Return the key of a graph: the nesting of inputs as JSON; a space before it marks arrays of ``mx.np``."""
+    return f" {form}" if _is_np(arrays) else str(form)
 
 
-def _symbols(nested: Any, change: Callable[[Symbol], Symbol]) -> Any:
-    """Nested symbols, each changed."""
+def _map_symbols(nested: Any, change: Callable[[Symbol], Symbol]) -> Any:
+    """Apply a function to nested symbols."""
     if isinstance(nested, (list, tuple)):
-        return type(nested)([_symbols(each, change) for each in nested])
+        return type(nested)([_map_symbols(part, change) for part in nested])
     return change(nested) if isinstance(nested, Symbol) else nested
 
 
 def _kinds(args: Sequence[Any]) -> tuple[dict[Context, None], bool]:
-    """The devices of the arrays among nested inputs, and whether there are symbols."""
+    """Return the devices of the arrays among nested inputs, and whether there are symbols."""
     contexts: dict[Context, None] = {}
-    symbols = False
-    for each in _leaves(args):
-        if isinstance(each, NDArray):
-            contexts[each.context] = None
-        elif isinstance(each, Symbol):
-            symbols = True
-    return contexts, symbols
+    has_symbols = False
+    for leaf in _leaves(args):
+        if isinstance(leaf, NDArray):
+            contexts[leaf.context] = None
+        elif isinstance(leaf, Symbol):
+            has_symbols = True
+    return contexts, has_symbols
 
 
 def _attribute(attribute: str, traced: Traced, args: Sequence[Any]) -> Mapping[str, Any]:
-    """The shapes or dtypes of inputs, by the names of the variables in their places."""
-    arrays = [each for each in _leaves(args) if each is not None]
+    """Return the shapes or dtypes of inputs, by the names of their variables."""
+    arrays = [leaf for leaf in _leaves(args) if leaf is not None]
     used = set(traced.symbol.list_inputs())
-    return {name: getattr(each, attribute) for name, each in zip(traced.inputs, arrays, strict=True) if name in used}
+    return {name: getattr(array, attribute) for name, array in zip(traced.inputs, arrays, strict=True) if name in used}
 
 
 class Layer(HybridBlock):
-    """A hybrid block that makes one array of an array, and a symbol of a symbol, as type checkers are to know."""
+    """A hybrid block with one input and one output of the same type, for type checkers."""
 
     if TYPE_CHECKING:
 
@@ -507,15 +556,15 @@ class Layer(HybridBlock):
 
 
 def _blocks(block: Any) -> Iterator[Any]:
-    """A block, and all that are in it."""
+    """Iterate over a block and all blocks in it."""
     yield block
     for child in block._children.values():
         yield from _blocks(child)
 
 
-def _is_own(block: Any) -> bool:
-    """Tell whether a block computes by flowmx's own code alone."""
+def _is_builtin(block: Any) -> bool:
+    """Return whether a block runs only flowmx's code."""
     cls = type(block)
     methods = (getattr(cls, "hybrid_forward", None), getattr(cls, "forward", None))
-    own = all(each is None or each.__module__.startswith("flowmx.") for each in methods)
-    return own and not callable(getattr(block, "_function", None))  # HybridLambda's
+    is_builtin = all(method is None or method.__module__.startswith("flowmx.") for method in methods)
+    return is_builtin and not callable(getattr(block, "_function", None))  # a HybridLambda has a user's function

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from flowmx import markup
 
 if TYPE_CHECKING:
-    from flowmx.gluon.base import Block
+    from flowmx.gluon.base_block import Block
     from flowmx.gluon.parameter import Parameter
 
 __all__ = ["html"]
@@ -18,16 +18,15 @@ _ROWS = 60
 
 
 def html(block: Block) -> str:
-    """A block."""
-    found = list(block.collect_params().values())
-    sizes = [_size(each) for each in found]
-    known = sum(size for size in sizes if size is not None)
+    """Return the HTML of a block."""
+    sizes = [_size(param) for param in block.collect_params().values()]
+    total = sum(size for size in sizes if size is not None)
     unknown = sizes.count(None)
     more = f" and those of {unknown} arrays whose shapes are not known yet" if unknown else ""
     compiled = ", hybridized" if getattr(block, "_active", False) else ""
-    about = f"{type(block).__name__} {block.name}: {known:,} parameters{more}{compiled}"
+    about = f"{type(block).__name__} {block.name}: {total:,} parameters{more}{compiled}"
     rows = [_row("", block, 0), *_rows(block, 1)]
-    return markup.table(["layer", "type", "shapes", "parameters"], markup.shortened(rows, _ROWS), about)
+    return markup.table(["layer", "type", "shapes", "parameters"], markup.shorten(rows, _ROWS), about)
 
 
 def _rows(block: Block, depth: int) -> Iterator[list[str]]:
@@ -37,10 +36,10 @@ def _rows(block: Block, depth: int) -> Iterator[list[str]]:
 
 
 def _row(name: str, block: Block, depth: int) -> list[str]:
-    own = list(block._reg_params.items())
-    shapes = ", ".join(f"{key} {_lengths(each)}" for key, each in own)
-    sizes = [_size(each) for _, each in own]
-    count = "" if not own else "?" if None in sizes else f"{sum(size or 0 for size in sizes):,}"
+    params = list(block._reg_params.items())
+    shapes = ", ".join(f"{key} {_lengths(param)}" for key, param in params)
+    sizes = [_size(param) for _, param in params]
+    count = "" if not params else "?" if None in sizes else f"{sum(size or 0 for size in sizes):,}"
     return ["  " * depth + (name or block.name), type(block).__name__, shapes, count]
 
 
@@ -49,6 +48,6 @@ def _lengths(parameter: Parameter) -> str:
 
 
 def _size(parameter: Parameter) -> int | None:
-    """The number of elements; None where the shape is not known yet."""
+    """Return the number of elements; None if the shape is not known yet."""
     shape = parameter.shape
     return None if shape is None or any(length <= 0 for length in shape) else math.prod(shape)

@@ -1,4 +1,4 @@
-"""A dictionary of parameters by name, shared between blocks where the user asks for it."""
+"""A dictionary of parameters by name, which blocks may share."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from flowmx import ndarray as nd
 from flowmx.devices import Context
 from flowmx.errors import ArgumentError
 from flowmx.gluon.parameter import Constant, Contexts, Parameter, _fits
-from flowmx.gluon.utils import brief_list, indented
+from flowmx.gluon.utils import brief_list, indent
 from flowmx.ndarray import NDArray
-from flowmx.ndarray.creation import load_named
+from flowmx.ndarray.files import load_named
 from flowmx.ops.registry.dtypes import as_dtype
 
 __all__ = ["ParameterDict"]
@@ -25,8 +25,8 @@ class ParameterDict:
     """Parameters by their full names.
 
     Args:
-        prefix: comes before the names of parameters that :meth:`get` makes.
-        shared: a dictionary where :meth:`get` looks first, for parameters shared with another block.
+        prefix: the prefix of the names of parameters that :meth:`get` creates.
+        shared: a dictionary of another block; :meth:`get` returns its parameters instead of new ones.
     """
 
     def __init__(self, prefix: str = "", shared: ParameterDict | None = None) -> None:
@@ -35,7 +35,7 @@ class ParameterDict:
         self._shared = shared
 
     def __repr__(self) -> str:
-        lines = "\n".join(indented(f"  {each!r}", 2) for each in self.values())
+        lines = "\n".join(indent(f"  {param!r}", 2) for param in self.values())
         return f"{self._prefix + ' ' if self._prefix else ''}(\n{lines}\n)"
 
     def __getitem__(self, key: str) -> Parameter:
@@ -64,82 +64,83 @@ class ParameterDict:
 
     @property
     def prefix(self) -> str:
-        """The prefix of the names of parameters that :meth:`get` makes."""
+        """The prefix of the names of parameters that :meth:`get` creates."""
         return self._prefix
 
-    # -- making and finding ----------------------------------------------------------------------------
+    # -- lookup and creation ---------------------------------------------------------------------------
 
     def get(self, name: str, **kwargs: Any) -> Parameter:
-        """The parameter ``prefix + name``: from here, from the shared dictionary, or a new one.
+        """Return the parameter ``prefix + name``: from this dictionary, from the shared one, or a new one.
 
         Args:
-            name: its name without the prefix.
-            **kwargs: arguments of :class:`Parameter`; those of one that exists must agree, and add what is unknown.
+            name: the name without the prefix.
+            **kwargs: arguments of :class:`Parameter`. If the parameter exists, they must agree with its
+                attributes, and set the unknown ones.
 
         Raises:
-            ValueError: they do not agree.
+            ValueError: they do not agree with an existing parameter.
         """
         name = self._prefix + name
-        found = self._find(name)
-        if found is None:
-            found = self._params[name] = Parameter(name, **kwargs)
+        param = self._get_impl(name)
+        if param is None:
+            param = self._params[name] = Parameter(name, **kwargs)
         else:
             for key, value in kwargs.items():
-                _agree(found, key, value)
-        return found
+                _check_or_set(param, key, value)
+        return param
 
     def get_constant(self, name: str, value: Any = None) -> Constant:
-        """The constant ``prefix + name``: from here, from the shared dictionary, or a new one.
+        """Return the constant ``prefix + name``: from this dictionary, from the shared one, or a new one.
 
-        Comparing the value with that of one that exists waits for both.
+        If the constant exists, this blocks until both values are computed, to compare them.
 
         Raises:
-            KeyError: there is none, and no value for one.
-            TypeError: it is a parameter that is no constant.
-            ValueError: it has another value.
+            KeyError: the constant does not exist, and ``value`` is None.
+            TypeError: the parameter is not a constant.
+            ValueError: the constant has another value.
         """
         name = self._prefix + name
-        found = self._find(name)
-        if found is None:
+        constant = self._get_impl(name)
+        if constant is None:
             if value is None:
-                raise KeyError(f"there is no constant {name!r}: give a value to make it")
-            found = self._params[name] = Constant(name, value)
-        if not isinstance(found, Constant):
-            raise TypeError(f"parameter {name!r} exists already, and is no constant")
-        if value is not None and value is not found.value and not _same(value, found.value):
-            raise ValueError(f"constant {name!r} exists already, with another value")
-        return found
+                raise KeyError(f"there is no constant {name!r}: pass a value to create it")
+            constant = self._params[name] = Constant(name, value)
+        if not isinstance(constant, Constant):
+            raise TypeError(f"parameter {name!r} already exists, and is not a constant")
+        if value is not None and value is not constant.value and not _is_equal(value, constant.value):
+            raise ValueError(f"constant {name!r} already exists, with another value")
+        return constant
 
-    def _find(self, name: str) -> Parameter | None:
+    def _get_impl(self, name: str) -> Parameter | None:
         if name not in self._params and self._shared is not None and name in self._shared:
             self._params[name] = self._shared[name]
         return self._params.get(name)
 
     def update(self, other: ParameterDict | Mapping[str, Parameter]) -> None:
-        """Take over all parameters of another dictionary.
+        """Add all parameters of another dictionary.
 
         Raises:
-            ValueError: it has another parameter under a name that exists here.
+            ValueError: the dictionaries have different parameters with the same name.
         """
         for name, param in other.items():
             if self._params.get(name, param) is not param:
                 raise ValueError(
-                    f"update: there are two different parameters called {name!r}; give the blocks prefixes of their own"
+                    f"update: there are two different parameters called {name!r}; give the blocks different prefixes"
                 )
         self._params.update(other.items())
 
-    # -- all of them -----------------------------------------------------------------------------------
+    # -- all parameters --------------------------------------------------------------------------------
 
     def initialize(
         self, init: Any = None, ctx: Contexts = None, verbose: bool = False, force_reinit: bool = False
     ) -> None:
-        """Initialize all of them.
+        """Initialize all parameters.
 
         Args:
-            init: the initializer of those that have none of their own (default: ``Uniform()``).
+            init: the initializer of parameters without one (default: ``Uniform()``).
             ctx: the device or devices (default: the current one).
-            verbose: log what is initialized how; this waits for the arrays.
-            force_reinit: initialize anew those that are initialized already.
+            verbose: log each initialization; blocks until the arrays are computed.
+            force_reinit: initialize again parameters that are already initialized.
         """
         init = initializer.Uniform() if init is None else initializer.create(init) if isinstance(init, str) else init
         if verbose and isinstance(init, initializer.Initializer):
@@ -153,21 +154,21 @@ class ParameterDict:
             param.zero_grad()
 
     def reset_ctx(self, ctx: Contexts) -> None:
-        """Move all of them to other devices."""
+        """Move all parameters to other devices."""
         for param in self.values():
             param.reset_ctx(ctx)
 
     def list_ctx(self) -> list[Context]:
-        """The devices that they are on."""
+        """Return the devices of all parameters."""
         return list(dict.fromkeys(ctx for param in self.values() for ctx in param.list_ctx()))
 
     def setattr(self, name: str, value: Any) -> None:
-        """Set an attribute of each, such as ``grad_req`` or ``lr_mult``."""
+        """Set an attribute of all parameters, such as ``grad_req`` or ``lr_mult``."""
         for param in self.values():
             setattr(param, name, value)
 
     async def ready(self) -> None:
-        """Await the values of all that are made, so that saving them does not block."""
+        """Await the values of all initialized parameters, so that saving them does not block."""
         for param in self.values():
             for array in (param._arrays or {}).values():
                 await array
@@ -175,20 +176,20 @@ class ParameterDict:
     # -- files -----------------------------------------------------------------------------------------
 
     def save(self, filename: str | os.PathLike[str], strip_prefix: str = "") -> None:
-        """Save them by name, in MXNet's format; blocks until they are on disk.
+        """Save the parameters by name, in MXNet's format; blocks until they are on disk.
 
         Args:
             filename: the file.
             strip_prefix: the prefix to remove from each name.
 
         Raises:
-            ValueError: a name does not start so.
+            ValueError: a name does not have this prefix.
         """
         for name in self.keys():
             if not name.startswith(strip_prefix):
                 raise ValueError(
-                    f"save: the prefix {strip_prefix!r} is to be stripped, but {name!r} does not start with it: the "
-                    "block shares parameters, or its children were not made inside name_scope()"
+                    f"save: strip_prefix is {strip_prefix!r}, but {name!r} does not start with it: the block shares "
+                    "parameters, or its children were not created inside name_scope()"
                 )
         nd.save(filename, {name[len(strip_prefix) :]: param._reduce() for name, param in self.items()})
 
@@ -196,27 +197,27 @@ class ParameterDict:
         self, filename: str | os.PathLike[str], ctx: Contexts = None, allow_missing: bool = False,
         ignore_extra: bool = False, restore_prefix: str = "", cast_dtype: bool = False, dtype_source: str = "current",
     ) -> None:  # fmt: skip
-        """Load their values from a file.
+        """Load the parameters' values from a file.
 
         Args:
-            filename: the file; prefixes ``arg:`` and ``aux:`` of names in it are dropped.
-            ctx: where to put those that are not initialized (default: the CPU).
-            allow_missing: leave those as they are that are not in the file.
-            ignore_extra: leave out what is in the file alone.
-            restore_prefix: comes before the names in the file.
-            cast_dtype: cast where the dtypes differ.
-            dtype_source: whose dtype stays then: ``"current"`` or ``"saved"``.
+            filename: the file; prefixes ``arg:`` and ``aux:`` of its names are removed.
+            ctx: the devices of parameters that are not initialized (default: the CPU).
+            allow_missing: keep parameters that are not in the file.
+            ignore_extra: ignore arrays that belong to no parameter.
+            restore_prefix: the prefix to add to the names in the file.
+            cast_dtype: cast if the dtypes differ.
+            dtype_source: the dtype to keep when casting: ``"current"`` or ``"saved"``.
 
         Raises:
-            ValueError: a parameter is missing or one too many, or shapes or dtypes differ.
-            OSError: the file can not be read.
+            ValueError: a parameter is missing or superfluous, or shapes or dtypes differ.
+            OSError: the file cannot be read.
         """
         for name in self.keys():
             if not name.startswith(restore_prefix):
                 raise ValueError(f"load: restore_prefix is {restore_prefix!r}, but {name!r} does not start with it")
-        loaded = load_named(filename)
+        arrays = load_named(filename)
         self.load_dict(
-            loaded, ctx, allow_missing, ignore_extra, restore_prefix, str(filename), cast_dtype, dtype_source
+            arrays, ctx, allow_missing, ignore_extra, restore_prefix, str(filename), cast_dtype, dtype_source
         )
 
     def load_dict(
@@ -224,47 +225,47 @@ class ParameterDict:
         ignore_extra: bool = False, restore_prefix: str = "", filename: str | None = None, cast_dtype: bool = False,
         dtype_source: str = "current",
     ) -> None:  # fmt: skip
-        """Take their values from a dictionary of arrays; the arguments are those of :meth:`load`."""
-        given = {restore_prefix + name.removeprefix("arg:").removeprefix("aux:"): a for name, a in param_dict.items()}
-        source = filename or "the dictionary given"
+        """Load the parameters' values from a dictionary of arrays; the arguments are those of :meth:`load`."""
+        arrays = {restore_prefix + name.removeprefix("arg:").removeprefix("aux:"): a for name, a in param_dict.items()}
+        source = filename or "the dictionary"
         for name in self.keys():
-            if name not in given and not allow_missing:
+            if name not in arrays and not allow_missing:
                 raise ArgumentError(
-                    f"load: parameter {name!r} is missing in {source}, which holds {brief_list(given)}: pass "
-                    "allow_missing=True to leave it as it is, or give both networks the same prefix"
+                    f"load: parameter {name!r} is missing in {source}, which holds {brief_list(arrays)}: pass "
+                    "allow_missing=True to keep its value, or give both networks the same prefix"
                 )
-        for name, array in given.items():
+        for name, array in arrays.items():
             if name in self._params:
-                self._params[name]._load_init(array, ctx, cast_dtype, dtype_source)
+                self[name]._load_init(array, ctx, cast_dtype, dtype_source)
             elif not ignore_extra:
                 raise ValueError(
-                    f"load: {source} holds {name!r}, which is none of the parameters {brief_list(self._params)}: pass "
-                    "ignore_extra=True to leave it out, or give both networks the same prefix"
+                    f"load: {source} holds {name!r}, which is not among the parameters {brief_list(self._params)}: "
+                    "pass ignore_extra=True to ignore it, or give both networks the same prefix"
                 )
 
 
-def _agree(param: Parameter, key: str, value: Any) -> None:
-    """Compare an argument with that of a parameter that exists, and fill in what is unknown."""
+def _check_or_set(param: Parameter, key: str, value: Any) -> None:
+    """Check an argument against an existing parameter's attribute, or set the attribute if it is unknown."""
     old = getattr(param, key, None)
     if old is None:
         setattr(param, key, value)
     elif key == "shape" and value is not None:
-        given = (value,) if isinstance(value, int) else tuple(value)
-        if not _fits(old, given):
-            _refuse(param, key, given, old)
-        param.shape = tuple(a if a > 0 else b for a, b in zip(given, old, strict=True))
+        shape = (value,) if isinstance(value, int) else tuple(value)
+        if not _fits(old, shape):
+            _raise_conflict(param, key, shape, old)
+        param.shape = tuple(a if a > 0 else b for a, b in zip(shape, old, strict=True))
     elif key == "dtype":
         if as_dtype(value) != as_dtype(old):
-            _refuse(param, key, value, old)
+            _raise_conflict(param, key, value, old)
     elif value is not None and value != old:
-        _refuse(param, key, value, old)
+        _raise_conflict(param, key, value, old)
 
 
-def _refuse(param: Parameter, key: str, value: Any, old: Any) -> None:
-    raise ArgumentError(f"parameter {param.name!r} exists already with {key} {old!r}, and {value!r} was asked for")
+def _raise_conflict(param: Parameter, key: str, value: Any, old: Any) -> None:
+    raise ArgumentError(f"parameter {param.name!r} already exists with {key} {old!r}, but {value!r} was requested")
 
 
-def _same(value: Any, other: NDArray) -> bool:
-    """Compare values in the element type of the second, in which the first would be kept."""
+def _is_equal(value: Any, other: NDArray) -> bool:
+    """Return whether two values are equal, in the element type of the second."""
     value = np.asarray(value.asnumpy() if isinstance(value, NDArray) else value, other.dtype)
     return value.shape == other.shape and bool((value == other.asnumpy()).all())

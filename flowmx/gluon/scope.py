@@ -1,4 +1,4 @@
-"""Names of blocks: a block made inside another's ``name_scope()`` has that one's prefix before its own."""
+"""Names of blocks: the name of a block created in another block's ``name_scope()`` begins with that block's prefix."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from contextvars import ContextVar
 
 from flowmx import name
 from flowmx.gluon.parameter_dict import ParameterDict
+from flowmx.scopes import Value, frame_scope
 
 
 class Scope:
     """The naming scope of one block's children.
 
     Args:
-        prefix: the block's.
-        params: the block's.
-        nameless: True for a block with an empty prefix, whose children are named as if it were not there.
+        prefix: the block's prefix.
+        params: the block's parameters.
+        nameless: whether the block has an empty prefix, so that its children are named as if it did not exist.
     """
 
     def __init__(self, prefix: str, params: ParameterDict, nameless: bool) -> None:
@@ -26,43 +27,39 @@ class Scope:
         self._counts: dict[str, int] = {}
 
     def child(self, prefix: str | None, params: ParameterDict | None, hint: str) -> tuple[str, ParameterDict]:
-        """The prefix and the parameters of a block made in here."""
+        """Return the prefix and the parameters of a block created in this scope."""
         if prefix is None:
             number = self._counts.get(hint, 0)
             self._counts[hint] = number + 1
             prefix = f"{hint}{number}_"
         if params is None:
-            own = ParameterDict(self._params.prefix + prefix, self._params._shared)
+            child_params = ParameterDict(self._params.prefix + prefix, self._params._shared)
         else:
-            own = ParameterDict(params.prefix, params)
-        return self._prefix + prefix, own
+            child_params = ParameterDict(params.prefix, params)
+        return self._prefix + prefix, child_params
 
     @contextmanager
     def entered(self) -> Iterator[Scope]:
-        """Make it the task's current scope; operators composed inside get the prefix too."""
+        """Make this the task's current scope; operators composed inside get the prefix too."""
         if self._nameless:
             yield self
             return
-        token = _current.set(self)
-        try:
-            with name.Prefix(self._prefix):
-                yield self
-        finally:
-            _current.reset(token)
+        with frame_scope(_current, Value(self)), name.Prefix(self._prefix):
+            yield self
 
 
-_current: ContextVar[Scope | None] = ContextVar("flowmx_block_scope", default=None)
+_current: ContextVar[Value[Scope | None]] = ContextVar("flowmx_block_scope", default=Value(None))  # noqa: B039
 
 
-def named(prefix: str | None, params: ParameterDict | None, hint: str) -> tuple[str, ParameterDict]:
-    """The prefix and the parameters of a new block, in the scope that is entered here.
+def name_block(prefix: str | None, params: ParameterDict | None, hint: str) -> tuple[str, ParameterDict]:
+    """Return the prefix and the parameters of a new block, in the current scope.
 
     Args:
-        prefix: its own, or None for ``hint`` with the next number.
-        params: those to share, or None.
-        hint: the stem of names of its kind of blocks.
+        prefix: the block's prefix, or None for ``hint`` with the next number.
+        params: parameters to share, or None.
+        hint: the stem of the names of this kind of block.
     """
-    scope = _current.get()
+    scope = _current.get().value
     if scope is not None:
         return scope.child(prefix, params, hint)
     if prefix is None:

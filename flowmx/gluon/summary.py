@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flowmx.errors import StateError
-from flowmx.gluon.base import Block
-from flowmx.gluon.hybrid import HybridBlock, _kinds
 from flowmx.gluon.parameter import Parameter
 from flowmx.ndarray import NDArray
+from flowmx.symbol import Symbol
+
+if TYPE_CHECKING:
+    from flowmx.gluon.base_block import Block
 
 __all__ = ["summary"]
 
@@ -25,10 +27,10 @@ class _Row(NamedTuple):
 
 
 def summary(block: Block, *inputs: Any) -> None:
-    """Print the layers of a block, as a call with these inputs goes through them.
+    """Print the layers of a block, in the order in which a call with these inputs runs them.
 
     Args:
-        block: an initialized block; none in it may be hybridized, since compiled layers are not called one by one.
+        block: an initialized block, without hybridized blocks: a compiled block does not call its layers.
         *inputs: arrays.
 
     Raises:
@@ -36,17 +38,17 @@ def summary(block: Block, *inputs: Any) -> None:
     """
     rows = [_Row("Input", _shapes(inputs), 0, 0, 0)]
     handles = []
-    seen: set[Parameter] = set()
+    counted: set[Parameter] = set()
 
-    def note(each: Block, _: Any, out: Any) -> None:
-        if not _kinds((out,))[1]:  # symbols: a call that only finds out the shapes of parameters
-            rows.append(_row(each, out, len(rows), seen))
+    def add_row(layer: Block, _: Any, out: Any) -> None:
+        if not _has_symbols(out):  # otherwise the call only infers the shapes of parameters
+            rows.append(_row(layer, out, len(rows), counted))
 
-    def watch(each: Block) -> None:
-        if isinstance(each, HybridBlock) and each._active:
-            raise StateError(f"summary: block {each.name!r} is hybridized: call hybridize(False) first")
-        if not hasattr(each, "add"):  # a container is its layers
-            handles.append(each.register_forward_hook(note))
+    def watch(layer: Block) -> None:
+        if layer._active:
+            raise StateError(f"summary: block {layer.name!r} is hybridized: call hybridize(False) first")
+        if not hasattr(layer, "add"):  # a container's layers are listed instead
+            handles.append(layer.register_forward_hook(add_row))
 
     try:
         block.apply(watch)
@@ -57,20 +59,27 @@ def summary(block: Block, *inputs: Any) -> None:
     sys.stdout.write("\n".join(_lines(rows)) + "\n")
 
 
-def _row(block: Block, outputs: Any, number: int, seen: set[Parameter]) -> _Row:
+def _row(block: Block, outputs: Any, number: int, counted: set[Parameter]) -> _Row:
     sizes = {param: param.data(param.list_ctx()[0]).size for param in block.params.values()}
     trainable = sum(size for param, size in sizes.items() if param.grad_req != "null")
-    shared = sum(size for param, size in sizes.items() if param in seen)
-    seen.update(sizes)
+    shared = sum(size for param, size in sizes.items() if param in counted)
+    counted.update(sizes)
     return _Row(f"{type(block).__name__}-{number}", _shapes(outputs), sum(sizes.values()), trainable, shared)
 
 
-def _shapes(nested: Any) -> str:
-    def of(each: Any) -> Any:
-        return each.shape if isinstance(each, NDArray) else [of(part) for part in each or ()]
+def _has_symbols(nested: Any) -> bool:
+    """Return whether there are symbols among nested outputs."""
+    if isinstance(nested, (list, tuple)):
+        return any(_has_symbols(part) for part in nested)
+    return isinstance(nested, Symbol)
 
-    found = of(nested)
-    return ", ".join(map(str, found)) if isinstance(found, list) else str(found)
+
+def _shapes(nested: Any) -> str:
+    def describe_shapes(value: Any) -> Any:
+        return value.shape if isinstance(value, NDArray) else [describe_shapes(part) for part in value or ()]
+
+    shapes = describe_shapes(nested)
+    return ", ".join(map(str, shapes)) if isinstance(shapes, list) else str(shapes)
 
 
 def _lines(rows: list[_Row]) -> list[str]:

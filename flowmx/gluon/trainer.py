@@ -6,21 +6,24 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from flowmx import autograd
+from flowmx import autograd, forks
 from flowmx import ndarray as nd
 from flowmx import optimizer as opt
+from flowmx.checkpoint.content import Blob
 from flowmx.devices import Context
 from flowmx.errors import ArgumentKindError, StateError
 from flowmx.gluon.parameter import Parameter
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.kvstore import KVStoreBase, compression
-from flowmx.kvstore.choice import check_updates, chosen, is_elsewhere, updates
+from flowmx.kvstore.choice import check_updates, is_distributed, is_updated_by_store, select_store
 from flowmx.ndarray import NDArray, core
 from flowmx.observability.safety import next_step
+from flowmx.overrides import is_replaced
 from flowmx.serialization.atomic import replace_file
+from flowmx.serialization.reading import read_whole
+from flowmx.serialization.suffixes import check_states_suffix
 
 __all__ = ["Trainer"]
 
@@ -28,24 +31,24 @@ __all__ = ["Trainer"]
 class Trainer:
     """Updates parameters by their gradients.
 
+    Devices without a backward pass since the last step, because the batch was too small, are excluded from the sums;
+    they get the updated parameters too.
+
     Args:
-        params: the parameters, as ``block.collect_params()`` returns them, or a list.
-        optimizer: the name of an optimizer, or one.
-        optimizer_params: its arguments, where it is given by name.
-        kvstore: ``"device"``, ``"local"``, another name that ``mx.kv.create`` takes, or a store: it sums gradients over
-            devices and, as ``"dist_sync"``, over machines. One device of one process needs none.
+        params: the parameters, a list or the result of ``block.collect_params()``.
+        optimizer: an optimizer, or the name of one.
+        optimizer_params: the optimizer's arguments, if ``optimizer`` is a name.
+        kvstore: ``"device"``, ``"local"``, another name that ``mx.kv.create`` takes, or a store. It sums gradients over
+            devices and, with ``"dist_sync"``, over machines. A single device in a single process needs no store.
         compression_params: the argument of the store's ``set_gradient_compression``.
-        update_on_kvstore: update each weight once, in the store, or on every device by itself. By default the store
+        update_on_kvstore: update each weight once, in the store, or on every device. By default the store
             updates if it can, unless :meth:`allreduce_grads` or :meth:`update` is called before :meth:`step`.
 
-    A device that no backward pass has reached since the last step, since the batch was too small for it, is left out of
-    the sums; it gets the updated parameters all the same.
-
     Raises:
-        TypeError: something that is no parameter, no optimizer or no store.
-        ValueError: the parameters are on different devices; arguments are given along with an optimizer; the store can
-            not update weights, and is to; or a name is unknown.
-        NotImplementedError: a kvstore that is not here.
+        TypeError: a parameter, the optimizer or the store has the wrong type.
+        ValueError: the parameters are on different devices; there are arguments for an optimizer instance; the store
+            cannot update weights but should; or a name is unknown.
+        NotImplementedError: the kvstore is not implemented.
 
     Example:
         >>> trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
@@ -56,10 +59,13 @@ class Trainer:
     """
 
     _amp_guard: Any = None
-    """Says which steps are left out, in mixed precision (:func:`flowmx.amp.init_trainer`)."""
+    """Decides which steps are skipped, in mixed precision (:func:`flowmx.amp.init_trainer`)."""
     _amp_loss_scaler: Any = None
     _amp_original_scale: float = 1.0
     _is_warned = False
+    _kv_initialized = False
+    _is_installed = False
+    """True if the store has the updater."""
 
     def __init__(
         self, params: ParameterDict | Mapping[str, Parameter] | Sequence[Parameter], optimizer: str | opt.Optimizer,
@@ -67,25 +73,29 @@ class Trainer:
         update_on_kvstore: bool | None = None,
     ) -> None:  # fmt: skip
         if compression_params:
-            compression.create(compression_params)  # says what is wrong
-        self._params = _listed(params)
-        self._contexts = self._check_contexts()
-        self._optimizer = self._made(optimizer, dict(optimizer_params or {}))
-        self._scale = self._optimizer.rescale_grad
-        self._updaters = [opt.get_updater(self._optimizer) for _ in self._contexts]
-        self._kvstore = chosen(kvstore, len(self._contexts))
-        self._wanted = kvstore
-        self._update_on_kvstore = self._checked(update_on_kvstore)
-        self._reached = self._contexts
+            compression.create(compression_params)  # raises if they are invalid
+        self._params = _as_list(params)
         for param in self._params:
-            if param._stype != "default":
-                param._set_trainer(self)
-        self._taken: list[tuple[int, Parameter]] | None = None
-        """The parameters of the step at hand, with their positions."""
-        self._started: dict[int, NDArray] = {}
-        """The first of a parameter's arrays when the store was initialized with it."""
-        if self._kvstore is not None and compression_params:
-            self._kvstore.set_gradient_compression(compression_params)  # type: ignore[attr-defined]
+            param._set_trainer(self)
+        self._contexts = self._check_contexts()
+        self._init_optimizer(optimizer, dict(optimizer_params or {}))
+        self._scale = self._optimizer.rescale_grad
+        self._kvstore_argument, self._compression_params = kvstore, compression_params
+        self._kvstore = self._create_store()
+        self._update_on_kvstore = self._check_update_on_kvstore(update_on_kvstore)
+        self._active_contexts = self._contexts
+        self._step_lock = forks.lock()
+        self._step_params: list[tuple[int, Parameter]] | None = None
+        """The parameters of the current step, with their positions."""
+        self._initial_arrays: dict[int, NDArray] = {}
+        """By position, the first array of a parameter when the store was initialized with it."""
+        self._reset_kvstore()
+
+    def _create_store(self) -> KVStoreBase | None:
+        store = select_store(self._kvstore_argument, len(self._contexts), [param.name for param in self._params])
+        if store is not None and self._compression_params:
+            store.set_gradient_compression(self._compression_params)
+        return store
 
     def _check_contexts(self) -> list[Context]:
         contexts: list[Context] = self._params[0].list_ctx() if self._params else []
@@ -97,23 +107,43 @@ class Trainer:
                 )
         return contexts
 
-    def _checked(self, update_on_kvstore: bool | None) -> bool | None:
-        """Validate ``update_on_kvstore`` against the store; None where it is decided at the first step."""
+    def attach_loss_scaler(self, loss_scaler: Any, guard: Any) -> None:
+        """Train with scaled losses; the workers update the weights. For :func:`mx.amp.init_trainer`.
+
+        Args:
+            loss_scaler: holds the current scale.
+            guard: decides which steps are skipped; it replaces an earlier one.
+        """
+        if self._amp_guard is not None:
+            self._amp_guard.disarm()
+        if self._update_on_kvstore is None:
+            self._update_on_kvstore = False
+        self._amp_loss_scaler, self._amp_original_scale, self._amp_guard = loss_scaler, self._scale, guard
+
+    def divide_gradients_by(self, loss_scale: float) -> None:
+        """Divide gradients by a loss scale in later steps."""
+        self._scale = self._amp_original_scale / loss_scale
+
+    def _check_update_on_kvstore(self, update_on_kvstore: bool | None) -> bool | None:
+        """Check ``update_on_kvstore`` against the store; if it is None, the first step decides."""
         store = self._kvstore
         if store is None:
             return None
         check_updates("Trainer", store, update_on_kvstore)
         return update_on_kvstore
 
-    def _made(self, optimizer: str | opt.Optimizer, arguments: dict[str, Any]) -> opt.Optimizer:
+    def _init_optimizer(self, optimizer: str | opt.Optimizer, optimizer_params: dict[str, Any]) -> None:
+        """Create the optimizer, and an updater for each device."""
         if isinstance(optimizer, opt.Optimizer):
-            if arguments:
-                raise ValueError(f"Trainer: the optimizer is complete, but optimizer_params came with it: {arguments}")
-            made = optimizer
+            if optimizer_params:
+                raise ValueError(
+                    f"Trainer: optimizer_params are not allowed with an optimizer instance: {optimizer_params}"
+                )
+            self._optimizer = optimizer
         else:
-            made = opt.create(optimizer, **arguments)
-        made.param_dict = dict(enumerate(self._params))
-        return made
+            self._optimizer = opt.create(optimizer, **optimizer_params)
+        self._optimizer.param_dict = dict(enumerate(self._params))
+        self._updaters = [opt.get_updater(self._optimizer) for _ in self._contexts]
 
     @property
     def optimizer(self) -> opt.Optimizer:
@@ -129,68 +159,74 @@ class Trainer:
         """Set the learning rate.
 
         Raises:
-            UserWarning: a schedule decides it (what MXNet raises).
+            UserWarning: the optimizer has a schedule (as in MXNet).
         """
         self._optimizer.set_learning_rate(lr)
 
     # -- one step --------------------------------------------------------------------------------------
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """Enqueue the update of all parameters, by their gradients summed over the devices.
+        """Enqueue the update of all parameters by their gradients, summed over the devices.
+
+        In mixed precision, wait for the gradients and skip the step if they overflow; in a coroutine, await
+        :meth:`step_async`.
 
         Args:
             batch_size: gradients are divided by it.
-            ignore_stale_grad: leave parameters as they are that no backward pass has reached since the last update.
+            ignore_stale_grad: skip parameters that no backward pass has reached since the last update.
 
         Raises:
-            UserWarning: there is such a parameter (what MXNet raises).
-
-        In mixed precision it waits for the gradients, to leave the step out where they overflow; in a coroutine, await
-        :meth:`step_async`.
+            UserWarning: no backward pass has reached a parameter, and ``ignore_stale_grad`` is False (as in MXNet).
         """
-        with self._taking(ignore_stale_grad):
+        with self._hold_params(ignore_stale_grad):
             self._begin_step(batch_size)
-            self._finish_step(ignore_stale_grad, batch_size, self._amp_guard is not None and self._amp_guard.skips())
+            is_skipped = self._amp_guard is not None and self._amp_guard.must_skip()
+            self._finish_step(ignore_stale_grad, batch_size, is_skipped)
 
     async def step_async(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """As :meth:`step`, awaiting the gradients where mixed precision checks them."""
-        with self._taking(ignore_stale_grad):
+        """Run :meth:`step`, awaiting the gradients if mixed precision checks them."""
+        with self._hold_params(ignore_stale_grad) as params:
             self._begin_step(batch_size)
-            is_skipped = self._amp_guard is not None and await self._amp_guard.skips_async()
+        is_skipped = self._amp_guard is not None and await self._amp_guard.must_skip_async()
+        with self._hold_params(ignore_stale_grad, params):
             self._finish_step(ignore_stale_grad, batch_size, is_skipped)
 
     @contextmanager
-    def _taking(self, ignore_stale_grad: bool) -> Iterator[None]:
-        """Take the parameters of a step, until it has ended, failed or been cancelled."""
-        self._taken = self._fresh(ignore_stale_grad)
-        try:
-            yield
-        finally:
-            self._taken = None
+    def _hold_params(
+        self, ignore_stale_grad: bool, params: list[tuple[int, Parameter]] | None = None
+    ) -> Iterator[list[tuple[int, Parameter]]]:  # fmt: skip
+        """Hold the parameters of a step until it has ended, failed or been cancelled; other threads' steps wait."""
+        with self._step_lock:
+            self._step_params = params = self._params_to_update(ignore_stale_grad) if params is None else params
+            try:
+                yield params
+            finally:
+                self._step_params = None
 
     def _begin_step(self, batch_size: int) -> None:
-        self._optimizer.rescale_grad = self._scale / batch_size
+        self._check_and_rescale_grad(self._scale / batch_size)
+        self._prepare()
         self._allreduce_grads()
         if self._amp_guard is None:
             self._warn_unscaled()
 
     def _finish_step(self, ignore_stale_grad: bool, batch_size: int, is_skipped: bool) -> None:
         if is_skipped:
-            for _, param in self._taken or ():
+            for _, param in self._step_params or ():
                 for ctx in self._contexts:
                     param._mark_used(ctx)
         else:
             self._update(ignore_stale_grad)
-        # step(1) is what follows on a mean loss: it does not say how many samples there were.
+        # step(1) follows a mean loss: the number of samples is unknown.
         next_step(self, batch_size if batch_size > 1 else 0)
 
     def _warn_unscaled(self) -> None:
-        """Warn where operators compute in float16 and the loss is not scaled."""
+        """Warn if operators compute in float16 and the loss is not scaled."""
         if core.casting is not None and core.casting.needs_scaling and not self._is_warned:
             self._is_warned = True
             warnings.warn(
-                "Trainer.step: operators compute in float16 (amp.init()), but the loss is not scaled, so that small "
-                "gradients vanish: call backward() on what `with amp.scale_loss(loss, trainer) as scaled_loss` gives",
+                "Trainer.step: operators compute in float16 (amp.init()), but the loss is not scaled, so small "
+                "gradients vanish: call backward() on the loss of `with amp.scale_loss(loss, trainer) as scaled_loss`",
                 stacklevel=4,
             )
 
@@ -198,230 +234,296 @@ class Trainer:
         """Enqueue the sums of the gradients over the devices, to change them before :meth:`update`.
 
         Raises:
-            RuntimeError: the store updates the weights, so that sums can not be had alone.
+            RuntimeError: the store updates the weights, so there are no separate sums.
         """
         self._refuse_on_kvstore("allreduce_grads")
+        self._prepare()
         self._allreduce_grads()
 
-    # Subclasses of MXNet's Trainer, which sum in ways of their own, replace these two, of these names.
+    # Subclasses of MXNet's Trainer override these methods, which are called as in MXNet.
+
+    def _reset_kvstore(self) -> None:
+        """Make the next step initialize the store again, with all parameters.
+
+        Raises:
+            StateError: servers store the parameters.
+        """
+        if self._kv_initialized and is_distributed(self._kvstore):
+            raise StateError("Trainer: the kvstore of a distributed job cannot be reset: make another Trainer")
+        if self._kv_initialized and not isinstance(self._kvstore_argument, KVStoreBase):
+            self._kvstore = self._create_store()
+        self._kv_initialized = self._is_installed = False
+        self._initial_arrays = {}
+        self._params_to_init: list[Parameter] = list(self._params)
+
+    def _init_kvstore(self) -> None:
+        """Decide whether the store updates the weights."""
+        self._on_kvstore(default=None)
+        self._kv_initialized = True
+
+    def _init_params(self) -> None:
+        """Initialize the store with the parameters in ``_params_to_init`` that have values; the others stay there."""
+        store, deferred = self._kvstore, [param for param in self._params_to_init if param._deferred is not None]
+        if store is not None:
+            with_gradient = {id(param) for param in self._params_to_init if param._grads is not None}
+            params = [(index, param) for index, param in enumerate(self._params) if id(param) in with_gradient]
+            if self._on_kvstore(default=None):
+                self._share(params)
+            else:
+                self._broadcast(params)
+        self._params_to_init = deferred if store is not None else []
+
+    def _check_and_rescale_grad(self, scale: float) -> None:
+        """Set the factor of gradients in the optimizer."""
+        self._optimizer.rescale_grad = scale
+
+    def _prepare(self) -> None:
+        """Initialize the store, and the parameters in it, if this has not been done."""
+        if not self._kv_initialized:
+            self._init_kvstore()
+        if self._params_to_init:
+            self._init_params()
 
     def _allreduce_grads(self) -> None:
-        """Enqueue the sums of the gradients of a step, or its updates where the store does them."""
-        params = self._fresh(ignore_stale_grad=True) if self._taken is None else self._taken
-        if self._on_kvstore(otherwise=None):
+        """Enqueue the sums of a step's gradients, or its updates if the store does them."""
+        params = self._params_to_update(ignore_stale_grad=True) if self._step_params is None else self._step_params
+        if self._on_kvstore(default=None):
             self._update_in_store(params)
         else:
             self._sum(params)
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
-        """Enqueue the updates of a step, but where the store does them."""
-        if self._on_kvstore(otherwise=None):
+        """Enqueue the updates of a step, unless the store does them."""
+        if self._on_kvstore(default=None):
             return
-        params = self._fresh(ignore_stale_grad) if self._taken is None else self._taken
+        params = self._params_to_update(ignore_stale_grad) if self._step_params is None else self._step_params
         indices = [index for index, _ in params]
-        for ctx, updater in zip(self._contexts, self._updaters, strict=True):
-            updater(
-                indices,
-                [param._array_on(param._grads, ctx) for _, param in params],
-                [param._array_on(param._arrays, ctx) for _, param in params],
-            )
+        is_builtin = _have_builtin_lists(params)
+        for position, (ctx, updater) in enumerate(zip(self._contexts, self._updaters, strict=True)):
+            if is_builtin:
+                grads = [param._array_on(param._grads, ctx) for _, param in params]
+                weights = [param._array_on(param._arrays, ctx) for _, param in params]
+            else:
+                grads = [param.list_grad()[position] for _, param in params]
+                weights = [param.list_data()[position] for _, param in params]
+            updater(indices, grads, weights)
             for _, param in params:
                 param._mark_used(ctx)
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """Enqueue the update of all parameters by their gradients as they are; as :meth:`step`, without the sums.
+        """Enqueue the update of all parameters by their gradients, without summing them; see :meth:`step`.
 
         Raises:
             RuntimeError: the store updates the weights.
         """
         self._refuse_on_kvstore("update")
-        self._optimizer.rescale_grad = self._scale / batch_size
-        with self._taking(ignore_stale_grad):
-            self._finish_step(ignore_stale_grad, batch_size, self._amp_guard is not None and self._amp_guard.skips())
+        self._prepare()
+        self._check_and_rescale_grad(self._scale / batch_size)
+        with self._hold_params(ignore_stale_grad):
+            is_skipped = self._amp_guard is not None and self._amp_guard.must_skip()
+            self._finish_step(ignore_stale_grad, batch_size, is_skipped)
 
-    def _on_kvstore(self, otherwise: bool | None) -> bool:
-        """True where the store updates weights; decided at the first call: as given, or as the store is able to."""
+    def _on_kvstore(self, default: bool | None) -> bool:
+        """Return whether the store updates weights. The first call decides: ``default``, or the store's preference."""
         if self._kvstore is None:
             return False
         if self._update_on_kvstore is None:
-            if otherwise is None:
-                otherwise = self._prefers_store(self._kvstore)
-            self._update_on_kvstore = otherwise
+            if default is None:
+                default = self._prefers_store(self._kvstore)
+            self._update_on_kvstore = default
         if not self._update_on_kvstore:
             self._check_rows(self._kvstore)
-        if self._update_on_kvstore and not self._started:
+        if self._update_on_kvstore and not self._is_installed:
             assert self._kvstore is not None
             self._kvstore._install(self._updaters[0])
+            self._is_installed = True
         return self._update_on_kvstore
 
     def _prefers_store(self, store: KVStoreBase) -> bool:
-        """Tell whether the store updates weights where the user does not say."""
+        """Return whether the store updates weights by default."""
         if any(param._stype != "default" for param in self._params):
             return True
-        if any(param._grad_stype != "default" for param in self._params) and not is_elsewhere(store):
-            return False  # sums of rows are brought to dense weights, and not whole weights
-        return updates(store, self._wanted, [param.shape or () for param in self._params])
+        if any(param._grad_stype != "default" for param in self._params) and not is_distributed(store):
+            return False  # summed rows are cheaper to copy than whole weights
+        return is_updated_by_store(store, self._kvstore_argument, [param.shape or () for param in self._params])
 
     def _check_rows(self, store: KVStoreBase) -> None:
-        """Check that the store may leave updates by rows to the devices.
+        """Check that devices may update all parameters.
 
         Raises:
-            ValueError: it may not.
+            ValueError: only the store can update a sparse parameter.
         """
         for param in self._params:
-            if param._stype != "default" or (param._grad_stype != "default" and is_elsewhere(store)):
+            if param._stype != "default" or (param._grad_stype != "default" and is_distributed(store)):
                 raise ValueError(
                     f"Trainer: update_on_kvstore is False, but parameter {param.name!r} is {param._stype} with a "
-                    f"{param._grad_stype} gradient, which the kvstore {store.type!r} is to update: leave it out"
+                    f"{param._grad_stype} gradient, which the kvstore {store.type!r} must update: drop the argument"
                 )
 
     def _refuse_on_kvstore(self, call: str) -> None:
-        if self._on_kvstore(otherwise=False):
+        if self._on_kvstore(default=False):
             raise StateError(
                 f"{call}: the kvstore updates the parameters as part of step(): make the Trainer with "
-                "update_on_kvstore=False to sum and update by yourself"
+                "update_on_kvstore=False to sum and update separately"
             )
 
-    def _fresh(self, ignore_stale_grad: bool) -> list[tuple[int, Parameter]]:
-        """The parameters to update, with their positions."""
-        trained = [(index, param) for index, param in enumerate(self._params) if param.grad_req != "null"]
-        for _, param in trained:
+    def _params_to_update(self, ignore_stale_grad: bool) -> list[tuple[int, Parameter]]:
+        """Return the parameters to update, with their positions."""
+        with_gradient = [(index, param) for index, param in enumerate(self._params) if param.grad_req != "null"]
+        for _, param in with_gradient:
             if param._grads is None:
-                param.list_grad()  # says what is wrong
-        self._reached = self._taking_part([param for _, param in trained])
-        found = []
-        for index, param in trained:
-            for ctx in self._reached:
+                param.list_grad()  # raises the parameter's own error
+        self._active_contexts = self._contexts_with_gradients([param for _, param in with_gradient])
+        params = []
+        for index, param in with_gradient:
+            for ctx in self._active_contexts:
                 if not param._is_fresh(ctx):
                     break
             else:
-                found.append((index, param))
+                params.append((index, param))
                 continue
             if not ignore_stale_grad:
                 raise UserWarning(
                     f"step: no backward pass has reached parameter {param.name!r} on {ctx} since the last update: "
-                    "perhaps the model does not use it; if that is intended, pass ignore_stale_grad=True to leave "
-                    "such parameters as they are"
+                    "perhaps the model does not use it; if that is intended, pass ignore_stale_grad=True to skip "
+                    "such parameters"
                 )
-        return found
+        return params
 
-    def _taking_part(self, trained: list[Parameter]) -> list[Context]:
-        """The devices that had a part of the batch; all of them if none had."""
+    def _contexts_with_gradients(self, params: list[Parameter]) -> list[Context]:
+        """Return the devices that computed a part of the batch; all of them if none did."""
         if len(self._contexts) == 1:
             return self._contexts
-        reached = [ctx for ctx in self._contexts if any(param._is_fresh(ctx) for param in trained)]
-        return reached or self._contexts
+        contexts = [ctx for ctx in self._contexts if any(param._is_fresh(ctx) for param in params)]
+        return contexts or self._contexts
 
     def _sum(self, params: list[tuple[int, Parameter]]) -> None:
         store = self._kvstore
         if store is None:
             return
+        self._broadcast(params)
+        with autograd.pause():
+            grads = [[param.grad(ctx) for ctx in self._active_contexts] for _, param in params]
+            store._exchange([index for index, _ in params], grads, [param.list_grad() for _, param in params])
+
+    def _broadcast(self, params: list[tuple[int, Parameter]]) -> None:
+        """Copy the same initial values to all devices and workers."""
         with autograd.pause():
             for index, param in params:
-                if index not in self._started:
-                    self._started[index] = param._copies()[0]
-                    store.broadcast(index, param._copies()[0], out=param._copies())
-            grads = [[param.grad(ctx) for ctx in self._reached] for _, param in params]
-            store._exchange([index for index, _ in params], grads, [param.list_grad() for _, param in params])
+                if index not in self._initial_arrays:
+                    self._initial_arrays[index] = param._copies()[0]
+                    self._store().broadcast(index, param._copies()[0], out=param._copies())
 
     def _update_in_store(self, params: list[tuple[int, Parameter]]) -> None:
         store = self._kvstore
         assert store is not None
         store._refresh()
         self._share(params)
-        whole = []
+        local_params = []
         for index, param in params:
-            if self._is_kept_elsewhere(param):
-                grads = [param.grad(ctx) for ctx in self._reached]
-                store.push(index, grads, priority=-index)  # type: ignore[attr-defined]
+            if self._is_stored_remotely(param):
+                grads = [param.grad(ctx) for ctx in self._active_contexts]
+                store.push(index, grads, priority=-index)
             else:
-                whole.append((index, param))
-        sums = [[param.grad(ctx) for ctx in self._reached] for _, param in whole]
-        store._exchange([index for index, _ in whole], sums, [param._copies() for _, param in whole])
+                local_params.append((index, param))
+        sums = [[param.grad(ctx) for ctx in self._active_contexts] for _, param in local_params]
+        store._exchange([index for index, _ in local_params], sums, [param._copies() for _, param in local_params])
         for _, param in params:
             for ctx in self._contexts:
                 param._mark_used(ctx)
 
     def _share(self, params: list[tuple[int, Parameter]]) -> None:
-        """Let the store know of parameters that it does not have, or that have new arrays."""
+        """Share with the store the parameters that it lacks, and those with new arrays."""
         for index, param in params:
             arrays = param._copies()
-            before = self._started.get(index)
-            if before is arrays[0]:
+            previous = self._initial_arrays.get(index)
+            if previous is arrays[0]:
                 continue
-            self._started[index] = arrays[0]
-            if not self._is_kept_elsewhere(param):
+            self._initial_arrays[index] = arrays[0]
+            if not self._is_stored_remotely(param):
                 self._store()._share(index, arrays)
-            elif before is None:
-                self._store().init(index, arrays[0])  # type: ignore[attr-defined]
+            elif previous is None:
+                self._store().init(index, arrays[0])
 
-    def _is_kept_elsewhere(self, param: Parameter) -> bool:
-        """Tell whether a parameter is row_sparse and servers keep it: its own arrays do not count then."""
+    def _is_stored_remotely(self, param: Parameter) -> bool:
+        """Return whether a parameter is row_sparse and stored on servers, so that its local arrays are unused."""
         store = self._kvstore
         return param._stype != "default" and store is not None and store._is_remote
 
-    def _has_given(self, param: Parameter) -> bool:
-        """Tell whether servers keep a row_sparse parameter by now."""
-        given = any(self._params[index] is param for index in self._started)
-        return given and self._is_kept_elsewhere(param)
+    def _is_on_servers(self, param: Parameter) -> bool:
+        """Return whether servers already store a row_sparse parameter."""
+        if not self._is_stored_remotely(param):
+            return False
+        return any(self._params[index] is param for index in self._initial_arrays)
 
-    def _rows_of(self, param: Parameter, row_id: NDArray) -> NDArray | None:
-        """Rows of a parameter that servers keep, which are pulled; None where its own arrays are what counts."""
-        if not self._is_kept_elsewhere(param) or not self._on_kvstore(otherwise=None):
+    def _pull_rows(self, param: Parameter, row_id: NDArray) -> NDArray | None:
+        """Pull rows of a parameter that is stored on servers; None if its local arrays are valid."""
+        is_builtin = not is_replaced(self, "_row_sparse_pull", _row_sparse_pull)
+        if is_builtin and not (self._is_stored_remotely(param) and self._on_kvstore(default=None)):
             return None
-        index = next(index for index, each in enumerate(self._params) if each is param)
-        self._share([(index, param)])
-        made: NDArray = nd.sparse.zeros("row_sparse", param.shape, row_id.context, param.dtype)
-        self._store().row_sparse_pull(index, out=made, row_ids=row_id)  # type: ignore[attr-defined]
-        return made
+        rows: NDArray = nd.sparse.zeros("row_sparse", param.shape, row_id.context, param.dtype)
+        self._row_sparse_pull(param, rows, row_id)
+        return rows
+
+    def _row_sparse_pull(self, parameter: Parameter, out: NDArray, row_id: NDArray, full_idx: bool = False) -> None:
+        """Copy rows of a row_sparse parameter into an array; all rows if ``full_idx`` is True."""
+        self._prepare()
+        if self._is_stored_remotely(parameter) and self._on_kvstore(default=None):
+            index = next(index for index, param in enumerate(self._params) if param is parameter)
+            self._share([(index, parameter)])
+            self._store().row_sparse_pull(index, out=out, row_ids=row_id)
+            return
+        array = parameter._array_on(parameter._arrays, out.context)
+        rows = array if full_idx else nd.sparse.distinct_rows(array, row_id)
+        rows.copyto(out)
 
     def _store(self) -> KVStoreBase:
         assert self._kvstore is not None
         return self._kvstore
 
     def _arrays_by_role(self) -> dict[str, list[NDArray]]:
-        """The arrays that training keeps, as ``weights``, ``gradients`` and ``optimizer`` (its states)."""
-        made = [param for param in self._params if param._arrays is not None]
-        trained = [param for param in made if param._grads is not None]
+        """Return the arrays of training by role: ``weights``, ``gradients``, ``optimizer`` (states), ``kvstore``."""
+        params = [param for param in self._params if param._arrays is not None]
+        with_gradient = [param for param in params if param._grads is not None]
         store = self._kvstore
         return {
-            "weights": [array for param in made for array in param._copies()],
-            "gradients": [array for param in trained for array in param.list_grad()],
-            "optimizer": [array for each in self._updaters for array in each.arrays()],
+            "weights": [array for param in params for array in param._copies()],
+            "gradients": [array for param in with_gradient for array in param.list_grad()],
+            "optimizer": [array for updater in self._updaters for array in updater.arrays()],
             "kvstore": [] if store is None else store._arrays(),
         }
 
     def _arrays_by_name(self) -> dict[str, list[NDArray]]:
-        """The weights by the names of parameters."""
+        """Return the weights by the names of parameters."""
         return {param.name: param._copies() for param in self._params if param._arrays is not None}
 
     def _planned_bytes(self) -> int:
-        """The bytes of activations that plans reserve; 0 here, since hybridized blocks keep plans of their own."""
+        """Return 0, the bytes of planned activations: hybridized blocks plan their memory themselves."""
         return 0
 
-    # -- several machines ------------------------------------------------------------------------------
+    # -- distributed -----------------------------------------------------------------------------------
 
     async def barrier(self) -> None:
-        """Await that every worker of the job has come here, such as to the end of an epoch.
+        """Wait until every worker of the job has called this, for example at the end of an epoch.
 
-        A worker that waits here does not delay those that have batches left; afterwards all have the same parameters.
-        Without a store of several machines it returns at once.
+        A waiting worker does not delay workers with remaining batches; afterwards all have the same parameters.
+        Without a distributed store, return immediately.
         """
         store = self._kvstore
         if store is None or not store._is_remote:
             return
-        await store.barrier()  # type: ignore[attr-defined]
+        await store.barrier()
         if self._update_on_kvstore:
-            for index in self._started:
+            for index in self._initial_arrays:
                 param = self._params[index]
-                if not self._is_kept_elsewhere(param):
-                    store.pull(index, out=param._copies(), priority=-index)  # type: ignore[attr-defined]
+                if not self._is_stored_remotely(param):
+                    store.pull(index, out=param._copies(), priority=-index)
 
     # -- states ----------------------------------------------------------------------------------------
 
     def _is_updated_elsewhere(self) -> bool:
-        """True where other processes keep the optimizer states."""
-        return is_elsewhere(self._kvstore) and self._on_kvstore(otherwise=None)
+        """Return whether other processes hold the optimizer states."""
+        return is_distributed(self._kvstore) and self._on_kvstore(default=None)
 
     async def ready(self) -> None:
         """Await the optimizer's states, so that saving them does not block."""
@@ -433,40 +535,60 @@ class Trainer:
 
         Args:
             fname: the file.
+
+        Raises:
+            ValueError: the file's name has the suffix of another format.
         """
+        check_states_suffix(fname)
+        self._prepare()
         if self._is_updated_elsewhere():
             self._store().save_optimizer_states(fname, dump_optimizer=True)
         else:
             replace_file(fname, [self._updaters[0].get_states(dump_optimizer=True)])
 
-    async def _saved_states(self) -> bytes | None:
-        """The optimizer's states, for a checkpoint; None where another worker saves them."""
+    async def _saved_states(self) -> Blob | None:
+        """Return the optimizer's states, for a checkpoint; None if another worker saves them."""
         if self._is_updated_elsewhere():
             return await self._store()._saved_states() if self._store()._leads else None
         await self.ready()
-        return self._updaters[0].get_states()
+        return self._updaters[0].states_in_pieces()
 
-    async def _resume_states(self, states: bytes | None) -> None:
-        """Go on with the states of a checkpoint; servers that have come further keep their own."""
+    def _share_trained(self) -> None:
+        """Share initialized parameters with servers that update them; a late worker gets the servers' values."""
         if self._is_updated_elsewhere():
-            self._share([each for each in enumerate(self._params) if each[1].grad_req != "null"])
+            numbered = [item for item in enumerate(self._params) if item[1]._deferred is None]
+            self._share([item for item in numbered if item[1].grad_req != "null" and item[1]._arrays is not None])
+
+    def _pull_trained(self) -> None:
+        """Enqueue pulls of the parameters that other workers have updated."""
+        if self._is_updated_elsewhere():
+            for index, param in enumerate(self._params):
+                if index in self._initial_arrays and not self._is_stored_remotely(param):
+                    self._store().pull(index, out=param._copies(), priority=-index)
+
+    async def _resume_states(self, states: bytes | memoryview | None) -> None:
+        """Restore the states of a checkpoint; servers with newer states keep theirs."""
+        self._prepare()
+        if self._is_updated_elsewhere():
+            self._share([item for item in enumerate(self._params) if item[1].grad_req != "null"])
             await self._store()._resume_states(states)
         elif states is not None:
             for updater in self._updaters:
                 updater.set_states(states)
 
     def load_states(self, fname: str | os.PathLike[str]) -> None:
-        """Go on from what :meth:`save_states` saved.
+        """Restore the states that :meth:`save_states` saved.
 
         Raises:
-            StatesFormatError: the file is something else, or damaged.
-            OSError: it can not be read.
+            StatesFormatError: the file has another format, or is damaged.
+            OSError: the file cannot be read.
         """
+        self._prepare()
         if self._is_updated_elsewhere():
-            self._share([each for each in enumerate(self._params) if each[1].grad_req != "null"])
+            self._share([item for item in enumerate(self._params) if item[1].grad_req != "null"])
             self._store().load_optimizer_states(fname)
             return
-        states = Path(fname).read_bytes()
+        states = read_whole(fname)
         for updater in self._updaters:
             updater.set_states(states)
             self._optimizer = updater.optimizer
@@ -475,12 +597,29 @@ class Trainer:
         self._optimizer.param_dict = dict(enumerate(self._params))
 
 
-def _listed(params: Any) -> list[Parameter]:
+_row_sparse_pull = Trainer._row_sparse_pull
+_list_data, _list_grad = Parameter.list_data, Parameter.list_grad
+
+
+def _have_builtin_lists(numbered: Sequence[tuple[int, Parameter]]) -> bool:
+    """Return whether the methods by which MXNet's trainer reads dense parameters are not overridden."""
+    is_plain = Parameter.list_data is _list_data and Parameter.list_grad is _list_grad
+    for _, param in numbered:
+        attributes, kind = param.__dict__, type(param)
+        if "list_data" in attributes or "list_grad" in attributes or not (is_plain and kind is Parameter):
+            is_class = kind.list_data is _list_data and kind.list_grad is _list_grad
+            is_instance = "list_data" not in attributes and "list_grad" not in attributes
+            if not (is_class and is_instance) and param._stype == "default":
+                return False
+    return True
+
+
+def _as_list(params: Any) -> list[Parameter]:
     if isinstance(params, (ParameterDict, Mapping)):
         params = [params[key] for key in sorted(params.keys())]
     if not isinstance(params, (list, tuple)):
         raise ArgumentKindError(f"Trainer: params is {type(params).__name__}, expected a dict or list of Parameters")
-    for each in params:
-        if not isinstance(each, Parameter):
-            raise TypeError(f"Trainer: params holds {each!r}, expected Parameters")
+    for param in params:
+        if not isinstance(param, Parameter):
+            raise TypeError(f"Trainer: params holds {param!r}, expected Parameters")
     return list(params)

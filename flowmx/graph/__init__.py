@@ -1,1 +1,1 @@
-"""Passes over the graph of a symbol."""
+"""Graphs: nodes, inference, differentiation, passes, and plans."""

@@ -1,7 +1,7 @@
-"""Casts for mixed precision, inserted where operators want another floating type than their inputs have.
+"""Insert casts for mixed precision where operators need another floating-point type than their inputs have.
 
-:class:`flowmx.ndarray.core.Casting` says which; :func:`insert_casts` is pure. A value is cast to a type once, however
-many operators want it so, and its cast is called ``<value>_amp_cast_<type>``, as MXNet's.
+:class:`flowmx.ndarray.core.Casting` chooses the types; :func:`insert_casts` is pure. A value is cast to a type once,
+however many operators read it, and its cast is called ``<value>_amp_cast_<type>``, as in MXNet.
 """
 
 from __future__ import annotations
@@ -13,76 +13,75 @@ from flowmx.graph import infer
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.ndarray.core import Casting
 from flowmx.ops.control.control_flow import Flow
-from flowmx.ops.optimizers.mixed_precision import AmpCast, AmpMulticast
+from flowmx.ops.math.amp_cast import AmpCast, AmpMulticast
 from flowmx.ops.registry.dtypes import FLOAT32, DType, name_of
 from flowmx.ops.registry.operators import Operator, Shape, ShapeOrNone
 
 
-def insert_casts(entries: Sequence[Entry], known: Mapping[Node, DType | None], casting: Casting) -> list[Entry]:
-    """The outputs of the graph with casts.
+def insert_casts(entries: Sequence[Entry], dtypes: Mapping[Node, DType | None], casting: Casting) -> list[Entry]:
+    """Return the outputs of the graph with casts.
 
     Args:
         entries: the outputs of the graph.
-        known: the dtypes of variables; what nothing says is float32.
-        casting: says what is to be cast.
+        dtypes: the dtypes of variables (default: float32).
+        casting: chooses the casts.
     """
-    return Inserting(known, casting).graph(entries)
+    return Inserting(dtypes, casting).graph(entries)
 
 
-def inferred(
+def infer_outputs(
     entries: Sequence[Entry], shapes: Mapping[Node, ShapeOrNone], dtypes: Mapping[Node, DType], casting: Casting | None
 ) -> tuple[tuple[Entry, ...], dict[Entry, Shape], dict[Entry, DType]]:
-    """The outputs of the graph, with casts where there is mixed precision, and the shape and dtype of every entry.
+    """Return the outputs of the graph, with casts for mixed precision, and the shape and dtype of every entry.
 
     Args:
         entries: the outputs of the graph.
-        shapes: of variables.
-        dtypes: likewise.
-        casting: says what is to be cast (None: nothing).
+        shapes: the shapes of variables.
+        dtypes: the dtypes of variables.
+        casting: chooses the casts (None: no casts).
 
     Raises:
         ShapeError, TypeInferenceError: they contradict each other, or a shape is unknown.
     """
     entries = tuple(entries if casting is None else insert_casts(entries, dtypes, casting))
     nodes = topological(entries)
-    found = infer.from_variables(nodes, shapes, dtypes)
-    if found is not None:
-        return entries, *found
+    complete = infer.from_variables(nodes, shapes, dtypes)
+    if complete is not None:
+        return entries, *complete
     all_shapes = infer.known_shapes(nodes, shapes)
     return entries, all_shapes, infer.infer_types(nodes, dtypes, all_shapes)
 
 
 class Inserting:
-    """A graph on its way to one with casts.
+    """Copies a graph and inserts casts.
 
     Args:
-        known: as for :func:`insert_casts`.
-        casting: as there.
-        free: variables that take the type of the other inputs where they are read by an operator for which nothing is
-            to be cast, in place of their own.
+        dtypes: as for :func:`insert_casts`.
+        casting: as for :func:`insert_casts`.
+        free: variables that take the dtype of the other inputs, if an operator that needs no cast reads them.
 
     Attributes:
-        dtypes: of the new graph's entries.
-        nodes: what stands for each old operator.
+        dtypes: the dtypes of the new graph's entries.
+        nodes: the new node of each old operator.
     """
 
     def __init__(
-        self, known: Mapping[Node, DType | None], casting: Casting, free: Collection[Node] = frozenset()
+        self, dtypes: Mapping[Node, DType | None], casting: Casting, free: Collection[Node] = frozenset()
     ) -> None:
         self._free = set(free)
         self.dtypes: dict[Entry, DType] = {}
         self.nodes: dict[Node, Node] = {}
-        self._known = known
+        self._variable_dtypes = dtypes
         self._casting = casting
         self._casts: dict[tuple[Entry, DType], Entry] = {}
 
     def graph(self, entries: Sequence[Entry]) -> list[Entry]:
-        """The outputs of the new graph."""
+        """Return the outputs of the new graph."""
         nodes = topological(entries)
-        found = infer.partial_types([node for node in nodes if node.is_variable], self._known)
+        dtypes = infer.partial_types([node for node in nodes if node.is_variable], self._variable_dtypes)
         for node in nodes:
             if node.op is None:
-                self.dtypes[Entry(node, 0)] = found[Entry(node, 0)] or FLOAT32
+                self.dtypes[Entry(node, 0)] = dtypes[Entry(node, 0)] or FLOAT32
             else:
                 self._add(node, node.op)
         return [self._new(entry) for entry in entries]
@@ -92,65 +91,65 @@ class Inserting:
 
     def _add(self, node: Node, op: Operator) -> None:
         inputs = [self._new(entry) for entry in node.inputs]
-        self._settle(op, node.name, inputs)
-        given = tuple([self.dtypes[entry] for entry in inputs])
-        targets = self._casting.targets(op, given, node.name) or given
+        self._resolve_free(op, node.name, inputs)
+        current = tuple([self.dtypes[entry] for entry in inputs])
+        targets = self._casting.targets(op, current, node.name) or current
         if isinstance(op, Flow):
             op = self._inside(op, targets)
         cast = tuple([self.cast(entry, dtype) for entry, dtype in zip(inputs, targets, strict=True)])
-        made = node
+        new = node
         if cast != node.inputs or op is not node.op:
-            made = Node(op, node.name, cast, node.attributes, node.given, node.origin, node.versions)
-        self.nodes[node] = made
+            new = Node(op, node.name, cast, node.attributes, node.user_parameters, node.origin, node.versions)
+        self.nodes[node] = new
         for index, dtype in enumerate(op.infer_type(list(targets))[1]):
-            self.dtypes[Entry(made, index)] = dtype or FLOAT32
+            self.dtypes[Entry(new, index)] = dtype or FLOAT32
 
-    def _inside(self, op: Flow, given: Sequence[DType]) -> Flow:
-        """A loop, branch or region with casts in its bodies."""
+    def _inside(self, op: Flow, inputs: Sequence[DType]) -> Flow:
+        """Return a loop, branch or region with casts in its bodies."""
         bodies: list[Any] = []
         dtypes: list[list[DType]] = []
         for number, (body, locations) in enumerate(zip(op.subgraphs, op.locations(), strict=True)):
-            known = {node: given[at] for node, at in zip(body.variables, locations, strict=True)}
-            inside = Inserting(known, self._casting)
+            variables = {node: inputs[index] for node, index in zip(body.variables, locations, strict=True)}
+            inside = Inserting(variables, self._casting)
             entries = inside.graph(body.entries)
-            for position, dtype in op.settled(number, given, dtypes).items():
+            for position, dtype in op.required_dtypes(number, inputs, dtypes).items():
                 entries[position] = inside.cast(entries[position], dtype)
             bodies.append(body if tuple(entries) == body.entries else type(body)(entries))
             dtypes.append([inside.dtypes[entry] for entry in entries])
-        return op if bodies == list(op.subgraphs) else op.over(bodies)
+        return op if bodies == list(op.subgraphs) else op.with_bodies(bodies)
 
-    def _settle(self, op: Operator, name: str, inputs: Sequence[Entry]) -> None:
-        """Find the types of variables that are free until their first reader."""
+    def _resolve_free(self, op: Operator, name: str, inputs: Sequence[Entry]) -> None:
+        """Choose the dtypes of free variables at their first reader."""
         free = {entry for entry in inputs if entry.node in self._free}
         if not free:
             return
         self._free -= {entry.node for entry in free}
         if self._casting.leaves(op, name):
-            found = op.infer_type([None if entry in free else self.dtypes[entry] for entry in inputs])[0]
-            self.dtypes.update((entry, found[at] or FLOAT32) for at, entry in enumerate(inputs) if entry in free)
+            dtypes = op.infer_type([None if entry in free else self.dtypes[entry] for entry in inputs])[0]
+            self.dtypes.update((entry, dtypes[index] or FLOAT32) for index, entry in enumerate(inputs) if entry in free)
 
     def cast(self, entry: Entry, dtype: DType) -> Entry:
-        """An entry of the new graph as this dtype."""
+        """Return an entry of the new graph as this dtype."""
         if self.dtypes[entry] == dtype:
             return entry
-        known = self._casts.get((entry, dtype))
-        if known is None:
+        result = self._casts.get((entry, dtype))
+        if result is None:
             node, word = entry.node, name_of(dtype)
             op = AmpCast.create(dtype=word)
             label = f"{node.output_name(entry.index)}_amp_cast_{word}"
-            known = Entry(Node(op, label, (entry,), _group(node), {"dtype": word}, node.origin), 0)
-            self._casts[entry, dtype], self.dtypes[known] = known, dtype
-        return known
+            result = Entry(Node(op, label, (entry,), _group(node), {"dtype": word}, node.origin), 0)
+            self._casts[entry, dtype], self.dtypes[result] = result, dtype
+        return result
 
 
 def _group(node: Node) -> dict[str, str]:
-    """The device group of a node, which its cast belongs to."""
+    """Return the device group of a node, for its cast."""
     return {key: value for key, value in node.attributes.items() if key == "__ctx_group__"}
 
 
 def remove_casts(entries: Sequence[Entry]) -> list[Entry]:
-    """The outputs of the graph without the casts of mixed precision, but for casts that are outputs themselves."""
-    made: dict[Node, Node] = {}
+    """Return the outputs of the graph without mixed-precision casts, except casts that are outputs themselves."""
+    copies: dict[Node, Node] = {}
 
     def read(entry: Entry) -> Entry:
         while isinstance(entry.node.op, AmpCast | AmpMulticast):
@@ -158,10 +157,12 @@ def remove_casts(entries: Sequence[Entry]) -> list[Entry]:
         return new(entry)
 
     def new(entry: Entry) -> Entry:
-        return Entry(made.get(entry.node, entry.node), entry.index)
+        return Entry(copies.get(entry.node, entry.node), entry.index)
 
     for node in topological(entries):
         inputs = tuple([read(entry) for entry in node.inputs])
         if inputs != node.inputs:
-            made[node] = Node(node.op, node.name, inputs, node.attributes, node.given, node.origin, node.versions)
+            copies[node] = Node(
+                node.op, node.name, inputs, node.attributes, node.user_parameters, node.origin, node.versions
+            )
     return [new(entry) for entry in entries]

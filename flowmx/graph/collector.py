@@ -1,7 +1,7 @@
-"""Python's garbage collector, paused while a graph is compiled.
+"""Pause Python's garbage collector while a graph is compiled.
 
-A compiler makes very many objects that stay. The collector looks through all of them again and again and finds
-nothing, which takes as long as the compiling itself.
+A compiler creates very many objects that stay alive. The collector would scan all of them again and again without
+freeing any, which takes as long as compiling.
 """
 
 from __future__ import annotations
@@ -10,31 +10,32 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from flowmx.process_changes import collector_paused, temporary_change
+
 _MANY = 10_000
-"""New objects from which on a collection is worth avoiding."""
+"""The number of new objects that makes a collection worth avoiding."""
 
 _users: list[int] = []
-"""The number of objects that the user had frozen when that was first seen.
+"""The number of objects that the user had frozen when the first were detected.
 
-To count them takes long where they are many, so that nobody asks again: what is frozen is most often frozen for good.
+Counting is slow when there are many, and frozen objects usually stay frozen, so they are counted once.
 """
 
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Pause it for the time of a block or, as a decorator, of a function; nothing where it is off already."""
+    """Pause the collector during a block or, as a decorator, a function. Do nothing if it is already disabled."""
     if not gc.isenabled():
         yield
         return
-    gc.disable()
-    try:
-        yield
-    finally:
-        if gc.get_count()[0] > _MANY and not _users and not _user_has_frozen():
-            # Everything is old now, as after a collection: without one, and so without looking through all of it.
-            gc.freeze()
-            gc.unfreeze()
-        gc.enable()
+    with collector_paused():
+        try:
+            yield
+        finally:
+            if gc.get_count()[0] > _MANY and not _users and not _user_has_frozen():
+                # Make every object old, as a collection would, without the scan.
+                with temporary_change(gc.freeze, gc.unfreeze):
+                    pass
 
 
 def _user_has_frozen() -> bool:

@@ -1,6 +1,6 @@
-"""The compiler: from a symbol with known shapes to a plan, through all the passes.
+"""The compiler: all passes, from a symbol with known shapes to a plan.
 
-Pure, as the passes are: no device is touched and nothing allocated, so a plan also tells what a network would need.
+Like the passes, it is pure: it touches no device and allocates nothing, so a plan also shows the needs of a network.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ from dataclasses import replace
 from flowmx import settings
 from flowmx.devices import Context, Device
 from flowmx.graph.gradient import gradient
-from flowmx.graph.graph import Graph, Options, ranked
+from flowmx.graph.graph import Graph, Options, rank_effects
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes.attention import fuse_attention
 from flowmx.graph.passes.chains import fuse_chains
-from flowmx.graph.passes.fold import fold_normalization
-from flowmx.graph.passes.fold_int8 import settle
+from flowmx.graph.passes.fold_batch_norm import fold_normalization
+from flowmx.graph.passes.fold_int8 import fold_int8
 from flowmx.graph.passes.fuse import fuse
 from flowmx.graph.passes.identities import drop_identities
 from flowmx.graph.passes.join_int8 import join_bytes
-from flowmx.graph.passes.pack import pack_filters
+from flowmx.graph.passes.pack_weights import pack_filters
 from flowmx.graph.passes.placement import place
-from flowmx.graph.passes.pooling_indices import note_maxima
+from flowmx.graph.passes.pooling_indices import record_pooling_indices
+from flowmx.graph.passes.positions import move_strides, pool_first
 from flowmx.graph.passes.recompute import recompute
 from flowmx.graph.passes.simplify import fold_constants, merge_common
 from flowmx.graph.passes.widen import widen
 from flowmx.graph.plan import Plan, make_plan
-from flowmx.graph.planning import micro, room, slices
-from flowmx.graph.planning.order import ordered
+from flowmx.graph.planning import device_memory, micro_batches, slices
+from flowmx.graph.planning.order import make_schedule
 from flowmx.ops import kernels
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Shape
@@ -38,7 +39,7 @@ Pass = Callable[[Graph, Options], Graph]
 
 PASSES: list[Pass] = [
     place,
-    settle,
+    fold_int8,
     join_bytes,
     widen,
     fold_constants,
@@ -46,44 +47,46 @@ PASSES: list[Pass] = [
     merge_common,
     fold_normalization,
     fuse,
+    move_strides,
+    pool_first,
     fuse_chains,
-    note_maxima,
+    record_pooling_indices,
     recompute,
     pack_filters,
 ]
-"""The passes over every graph, in the order in which they run."""
+"""The passes that run over every graph, in order."""
 
 
 def graph_of(
     entries: Sequence[Entry],
-    wanted: Collection[Node],
+    variables: Collection[Node],
     shapes: Mapping[Entry, Shape],
     dtypes: Mapping[Entry, DType],
     train: bool,
     default: Context | None = None,
     groups: Mapping[str, Context] | None = None,
 ) -> Graph:
-    """The graph of outputs and of the gradients for some variables, before any pass but the one for attention.
+    """Return the graph of outputs and of gradients for some variables, before any pass except the fusion of attention.
 
     Args:
         entries: the outputs.
-        wanted: the variables to differentiate by.
-        shapes: of every entry that the outputs need.
-        dtypes: likewise.
+        variables: the differentiated variables.
+        shapes: the shape of every entry that the outputs need.
+        dtypes: the dtype of every entry that the outputs need.
         train: whether it will run in training mode.
         default: the device.
         groups: the devices of the ``ctx_group``s.
 
     Raises:
-        AutogradError: an operator on the way has no gradient.
+        AutogradError: an operator on the path has no gradient.
     """
     plain = Graph(tuple(entries), {}, shapes, dtypes, train, groups=dict(groups or {}), default=default)
-    graph = fuse_attention(ranked(plain), wanted)
+    graph = fuse_attention(rank_effects(plain), variables)
     entries, all_shapes, all_dtypes = graph.outputs, dict(graph.shapes), dict(graph.dtypes)
     heads: list[Node] = []
     gradients: dict[Node, Entry] = {}
-    if wanted:
-        # The gradient of each output is a variable of its own: ones, unless the user gives others.
+    if variables:
+        # The gradient of each output is a variable: ones, unless the user passes others.
         for entry in entries:
             head = Node(
                 None, f"{entry.node.output_name(entry.index)}_grad", attributes=entry.node.attributes,
@@ -91,62 +94,62 @@ def graph_of(
             )  # fmt: skip
             heads.append(head)
             all_shapes[Entry(head, 0)], all_dtypes[Entry(head, 0)] = all_shapes[entry], all_dtypes[entry]
-        gradients = gradient(entries, [Entry(head, 0) for head in heads], wanted, all_shapes, all_dtypes)
+        gradients = gradient(entries, [Entry(head, 0) for head in heads], variables, all_shapes, all_dtypes)
     return replace(graph, gradients=gradients, shapes=all_shapes, dtypes=all_dtypes, heads=tuple(heads))
 
 
 def compile_graph(
     graph: Graph,
-    straight: Collection[Node] = (),
+    direct: Collection[Node] = (),
     strided: Collection[Node] = (),
     options: Options | None = None,
     external: Collection[Entry] | None = None,
     begin: Callable[[Graph, Options], None] | None = None,
 ) -> Plan:
-    """Run the passes, and plan what they make.
+    """Run the passes and plan their result.
 
     Args:
-        graph: as :func:`graph_of` makes it.
-        straight: the variables whose gradient may be written straight to the user's array.
-        strided: the variables whose arrays do not lie densely in C order.
-        options: how; by default as the settings say, for the CPU.
-        external: the entries to get memory from outside, if not all outputs.
-        begin: called with what the passes make, before it is planned.
+        graph: the result of :func:`graph_of`.
+        direct: the variables whose gradient may be written directly to the user's array.
+        strided: the variables whose arrays are not dense in C order.
+        options: the options (default: from the settings, for the CPU).
+        external: the entries with external memory (default: all outputs).
+        begin: called with the result of the passes, before planning.
     """
     options = options or options_of("cpu")
-    graph = replace(graph, straight=frozenset(straight))
+    graph = replace(graph, direct=frozenset(direct))
     trains = options.budget is not None and bool(graph.gradients) and not graph.groups
     cuts = not graph.groups and slices.may_be_cut(graph, options)
-    for each in PASSES:
-        graph = each(graph, replace(options, budget=None) if trains or cuts else options)
+    for graph_pass in PASSES:
+        graph = graph_pass(graph, replace(options, budget=None) if trains or cuts else options)
     if begin is not None:
         begin(graph, options)
     if external is None:
         external = {entry for entry in graph.outputs if _is_computed(entry)}
-        external |= _written_straight(graph, straight)
+        external |= _direct_gradients(graph, direct)
     if trains:
-        return micro.fit(graph, external, strided, options)
-    schedule = ordered(graph)
+        return micro_batches.fit(graph, external, strided, options)
+    schedule = make_schedule(graph)
     sliced = slices.cut(graph, schedule, external, strided, options)
-    made = None
+    plan = None
     if sliced is not None:
-        made = make_plan(sliced.graph, sliced.external, strided, options, (sliced.order, []))
-        if options.slice < 0 and made.internal_bytes() + slices.LEAST > sliced.whole:
-            made = None
-    made = made or make_plan(graph, external, strided, options, schedule[:2])
-    return room.fit(graph, schedule, external, strided, options, made) if cuts else made
+        plan = make_plan(sliced.graph, sliced.external, strided, options, (sliced.order, []))
+        if options.slice < 0 and plan.internal_bytes() + slices.MIN_SAVED > sliced.whole:
+            plan = None
+    plan = plan or make_plan(graph, external, strided, options, schedule[:2])
+    return device_memory.fit(graph, schedule, external, strided, options, plan) if cuts else plan
 
 
 def options_of(device_type: str) -> Options:
-    """Compile options from the settings, for a type of device."""
+    """Return compiler options from the settings, for a device type."""
     config = settings.get()
     return Options(
         device_type=device_type,
         in_place=config.exec_enable_inplace,
         share=config.exec_match_range > 0,
         workspaces=config.exec_num_temp,
-        channels_last=kernels.like_channels_last(device_type),
-        multiplied=kernels.multiplied(device_type),
+        channels_last=kernels.channels_last_dtypes(device_type),
+        product_dtypes=kernels.product_dtypes(device_type),
         workers=config.cpu_worker_nthreads if device_type == "cpu" else config.gpu_worker_nthreads,
         merge=settings.fresh("eliminate_common_expr"),
         mirror=config.backward_do_mirror,
@@ -155,32 +158,32 @@ def options_of(device_type: str) -> Options:
     )
 
 
-def in_room(options: Options, device: Device, coming: int = 0, held: int = 0) -> Options:
-    """Options for a prediction, with what there is room for on the device now.
+def with_memory_limit(options: Options, device: Device, coming: int = 0, held: int = 0) -> Options:
+    """Return options for a prediction, limited by the free memory of the device.
 
     Args:
-        options: those of its kernels.
-        device: where it will run.
-        coming: bytes of arrays that will take memory there before it does.
-        held: bytes there that it may work in, or that are given back before it takes others.
+        options: the compiler options.
+        device: the device that it will run on.
+        coming: bytes of arrays that will be allocated there first.
+        held: bytes there that it may reuse, or that are released before it allocates more.
     """
     if not device.is_asynchronous:
         return options
     free, total = device.memory_info()
     if free < total // 2:
-        gc.collect()  # as where memory is asked for that is not there: an executor that is gone may still hold some
+        gc.collect()  # unreachable executors may still hold memory
         free, _ = device.memory_info()
     free = max(0, free + held - coming)
-    return replace(options, room=max(held, int((1 - room.SPARE) * free)), staged=device.replays)
+    return replace(options, room=max(held, int((1 - device_memory.SPARE) * free)), staged=device.replays)
 
 
 def _is_computed(entry: Entry) -> bool:
-    """Tell whether each run computes an entry: it is neither a variable nor kept from run to run."""
+    """Return whether each run computes an entry: it is neither a variable nor kept between runs."""
     return entry.node.op is not None and not entry.node.op.traits.once
 
 
-def _written_straight(graph: Graph, straight: Collection[Node]) -> set[Entry]:
-    """Gradients that their operator can write into the user's array."""
+def _direct_gradients(graph: Graph, direct: Collection[Node]) -> set[Entry]:
+    """Return the gradients that their operator can write directly to the user's array."""
     forward = set(graph.forward())
     counts: dict[Entry, int] = {}
     for entry in graph.gradients.values():
@@ -188,7 +191,7 @@ def _written_straight(graph: Graph, straight: Collection[Node]) -> set[Entry]:
     return {
         entry
         for node, entry in graph.gradients.items()
-        if node in straight
+        if node in direct
         and counts[entry] == 1
         and entry.node not in forward
         and _is_computed(entry)

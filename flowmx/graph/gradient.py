@@ -1,10 +1,10 @@
-"""The gradient of a graph, as more graph: reverse-mode differentiation over nodes.
+"""Gradient graphs: reverse-mode differentiation over nodes.
 
-Operators write their gradients in terms of registered operators; here those calls make nodes. Every shape
-is known when a gradient graph is made, so a new node's shapes and dtypes are inferred as it is made.
+Operators express their gradients as calls of registered operators; here those calls create nodes. The shapes and dtypes
+of a new node are inferred when it is created.
 
-A graph often has the same operator on the same shapes again and again: an unrolled network at each step. What its
-gradient calls is noted the first time (:class:`_Form`), and done again without asking.
+A graph often repeats an operator on the same shapes, for example in each step of an unrolled network. The first time,
+the calls of the gradient are recorded (:class:`_Form`); they are then replayed without running the gradient function.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from flowmx.errors import AutogradError
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.ops.registry import calling
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Operator, Shape, Spec, lookup
+from flowmx.ops.registry.operators import Operator, Shape, lookup
+from flowmx.ops.registry.spec import Spec
 
 
 class _Call(NamedTuple):
-    """One operator that a gradient applies, by the numbers of the values that it reads."""
+    """An operator call of a gradient, with the numbers of the values that it reads."""
 
     op: Operator
     reads: tuple[int, ...]
@@ -30,127 +31,127 @@ class _Call(NamedTuple):
 
 
 class _Form(NamedTuple):
-    """The calls of an operator's gradient, for inputs of some shapes and dtypes.
+    """The calls of an operator's gradient, for inputs of certain shapes and dtypes.
 
-    Values are numbered: the operator's inputs, outputs, their gradients, then all that the calls make.
+    Values are numbered: the operator's inputs, its outputs, their gradients, then the outputs of each call.
     """
 
     calls: list[_Call]
     results: list[int | None]
 
 
-class _Noted:
-    """The calls of a gradient while it runs for the first time."""
+class _Recording:
+    """Records the calls of a gradient while it runs for the first time."""
 
-    def __init__(self, given: Sequence[Value]) -> None:
+    def __init__(self, values: Sequence[Value]) -> None:
         self.calls: list[_Call] = []
-        self.is_whole = True
-        self._values = list(given)  # kept: their identities are the keys
-        self._numbers = {id(value): number for number, value in enumerate(given)}
+        self.is_complete = True
+        self._values = list(values)  # keeps them alive: their identities are keys
+        self._numbers = {id(value): number for number, value in enumerate(values)}
 
-    def add(self, op: Operator, inputs: Sequence[Value], spec: Spec, made: Sequence[Value]) -> None:
-        """Note a call; ``made`` are all its outputs."""
+    def add(self, op: Operator, inputs: Sequence[Value], spec: Spec, outputs: Sequence[Value]) -> None:
+        """Record a call with all its outputs."""
         reads = [self._numbers.get(id(value)) for value in inputs]
-        self.is_whole &= None not in reads
-        if self.is_whole:
+        self.is_complete &= None not in reads
+        if self.is_complete:
             self.calls.append(_Call(op, tuple([number for number in reads if number is not None]), spec))
-            for value in made:
+            for value in outputs:
                 self._numbers[id(value)] = len(self._values)
                 self._values.append(value)
 
     def form(self, results: Sequence[Value | None]) -> _Form | None:
-        """The calls that were noted; None where something was done that no call shows."""
-        found = [None if value is None else self._numbers.get(id(value), -1) for value in results]
-        return _Form(self.calls, found) if self.is_whole and -1 not in found else None
+        """Return the recorded calls, or None if the gradient used values from elsewhere."""
+        numbers = [None if value is None else self._numbers.get(id(value), -1) for value in results]
+        return _Form(self.calls, numbers) if self.is_complete and -1 not in numbers else None
 
 
 class Builder:
-    """Makes nodes for a gradient graph; what gradients get as ``F``."""
+    """Creates the nodes of a gradient graph; gradient functions receive it as ``F``."""
 
     repeats: ClassVar[bool] = True
-    """True where an equal operator's gradient is not asked again."""
+    """Whether the gradient of an equal operator may be replayed."""
 
     def __init__(self, shapes: dict[Entry, Shape], dtypes: dict[Entry, DType]) -> None:
         self.shapes = shapes
         self.dtypes = dtypes
         self.source: Node | None = None
         self.needed: set[Node] = set()
-        """The nodes through which the wanted gradients flow."""
+        """The nodes on a path to a differentiated variable."""
         self._count = 0
         self._forms: dict[Any, _Form | None] = {}
-        self._noted: _Noted | None = None
+        self._recording: _Recording | None = None
 
     def op(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Apply the operator of that name to values; returns a value, or a list of the visible outputs."""
+        """Apply an operator to values; return a value, or a list of the visible outputs."""
         cls = lookup(name)
         inputs, parameters = calling.split(cls, args, kwargs, _is_value)
         op = cls.create(**parameters)
         return self.apply(op, calling.in_order(op, inputs))
 
     def apply(self, op: Operator, inputs: Sequence[Value]) -> Any:
-        """Make a node."""
+        """Create a node; return its visible outputs."""
         entries = tuple([value.entry for value in inputs])
         spec = op.spec(tuple([self.shapes[e] for e in entries]), tuple([self.dtypes[e] for e in entries]))
-        made = [Value(entry, self) for entry in self._node(op, entries, spec)]
-        if self._noted is not None:
-            self._noted.add(op, inputs, spec, made)
-        values = made[: op.visible_outputs()]
+        outputs = [Value(entry, self) for entry in self._node(op, entries, spec)]
+        if self._recording is not None:
+            self._recording.add(op, inputs, spec, outputs)
+        values = outputs[: op.visible_outputs()]
         return values[0] if len(values) == 1 else values
 
     def _node(self, op: Operator, entries: tuple[Entry, ...], spec: Spec) -> list[Entry]:
-        """The outputs of a new node."""
+        """Create a node and return its outputs."""
         source, shapes, dtypes = self.source, self.shapes, self.dtypes
         self._count += 1
         if source is None:
             node = Node(op, f"gradient{self._count}", entries)
         else:
-            node = Node.beside(source, op, f"{source.name}_backward{self._count}", entries)
-        made = []
+            node = Node.derive(source, op, f"{source.name}_backward{self._count}", entries)
+        outputs = []
         for index, shape in enumerate(spec.shapes):
             entry = Entry(node, index)
             shapes[entry], dtypes[entry] = shape, spec.dtypes[index]
-            made.append(entry)
-        return made
+            outputs.append(entry)
+        return outputs
 
     def ones(self, head: Value) -> Value:
-        """The gradient of an output, where none is given."""
-        made: Value = self.op("ones_like", head)
-        return made
+        """Return the default gradient of an output."""
+        value: Value = self.op("ones_like", head)
+        return value
 
     def differentiate(
         self, op: Operator, inputs: Sequence[Value], outputs: Sequence[Value], heads: Sequence[Value]
     ) -> Sequence[Value | None]:
-        """The gradients of an operator's inputs."""
-        given = [*inputs, *outputs, *heads]
-        if self._noted is not None or not self.repeats or op.subgraphs or op.traits.detached:
-            self._noted = None  # a gradient within a gradient: its values are others
+        """Return the gradients of an operator's inputs."""
+        values = [*inputs, *outputs, *heads]
+        if self._recording is not None or not self.repeats or op.subgraphs or op.traits.detached:
+            self._recording = None  # nested gradients have other values
             return op.gradient(self, inputs, outputs, heads)
         key = (
             op,
-            tuple([(self.shapes[value.entry], self.dtypes[value.entry]) for value in given]),
+            tuple([(self.shapes[value.entry], self.dtypes[value.entry]) for value in values]),
             tuple([value.entry.node in self.needed for value in inputs]),
         )
-        known = self._forms.get(key)
-        if known is not None:
-            return self._again(known, [value.entry for value in given])
+        form = self._forms.get(key)
+        if form is not None:
+            return self._replay(form, [value.entry for value in values])
         if key in self._forms:
             return op.gradient(self, inputs, outputs, heads)
-        noted = self._noted = _Noted(given)
+        recording = self._recording = _Recording(values)
         try:
             results = op.gradient(self, inputs, outputs, heads)
-            self._forms[key] = noted.form(results) if self._noted is noted else None
+            self._forms[key] = recording.form(results) if self._recording is recording else None
         finally:
-            self._noted = None
+            self._recording = None
         return results
 
-    def _again(self, form: _Form, values: list[Entry]) -> list[Value | None]:
-        """Do again what was noted, with these values."""
+    def _replay(self, form: _Form, values: list[Entry]) -> list[Value | None]:
+        """Create the nodes of recorded calls for these values."""
         for op, reads, spec in form.calls:
             values += self._node(op, tuple([values[number] for number in reads]), spec)
         return [None if number is None else Value(values[number], self) for number in form.results]
 
     def stype_of(self, entry: Entry) -> str:
-        """The storage type of an entry."""
+        """Return the storage type of an entry."""
         return "default"
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -165,7 +166,7 @@ class Builder:
 
 
 class Value:
-    """An entry under construction, with arithmetic that broadcasts, as arrays have."""
+    """An entry under construction, with the broadcasting arithmetic of arrays."""
 
     __slots__ = ("builder", "entry")
 
@@ -192,7 +193,7 @@ class Value:
         return self.builder.op("negative", self)
 
     def reshape(self, shape: Shape) -> Any:
-        """The value with another shape."""
+        """Return the value with another shape."""
         return self.builder.op("Reshape", self, shape=shape)
 
     __hash__ = object.__hash__
@@ -211,7 +212,7 @@ _ARITHMETIC = [
 def _method(array_op: str, scalar_op: str, swapped: bool) -> Callable[[Value, Any], Any]:
     def method(self: Value, other: Any) -> Any:
         if isinstance(other, Value):
-            # The elementwise form where shapes agree: it may work in place, and is what gets fused.
+            # For equal shapes use the elementwise form, which may work in place and can be fused.
             name = array_op if self.shape != other.shape else _ELEMENTWISE.get(array_op, array_op)
             return self.builder.op(name, *((other, self) if swapped else (self, other)))
         if isinstance(other, (int, float, np.generic)):
@@ -236,53 +237,51 @@ def _is_value(value: Any) -> bool:
 def gradient(
     heads: Sequence[Entry],
     head_gradients: Sequence[Entry | None],
-    wanted: Iterable[Node],
+    variables: Iterable[Node],
     shapes: dict[Entry, Shape],
     dtypes: dict[Entry, DType],
     build: Builder | None = None,
 ) -> dict[Node, Entry]:
-    """The gradient of the heads with respect to variables.
+    """Return the gradients of the heads with respect to variables.
 
     Args:
         heads: the outputs to differentiate.
-        head_gradients: the gradient of each (None: ones, which losses ignore).
-        wanted: variables.
-        shapes: of every entry of the graph; new entries are added.
-        dtypes: likewise.
-        build: what makes the nodes, if not a plain builder.
+        head_gradients: the gradient of each head (None: ones, which losses ignore).
+        variables: the variables.
+        shapes: the shapes of all entries of the graph; those of new entries are added.
+        dtypes: their dtypes, likewise.
+        build: creates the nodes (default: a new builder).
 
     Returns:
         an entry for each variable that the heads depend on through differentiable operators.
 
     Raises:
-        AutogradError: an operator on the way has no gradient.
+        AutogradError: an operator between a variable and a head has no gradient.
     """
     build = build or Builder(shapes, dtypes)
     nodes = _deepest_first(heads)
-    needed: set[Node] = set(wanted)
-    for node in nodes:
-        if node.op is not None and not node.op.traits.no_gradient and any(e.node in needed for e in node.inputs):
-            needed.add(node)
-    build.needed = needed
+    needed = build.needed = _on_gradient_paths(nodes, variables)
     sums: dict[Entry, Value] = {}
 
     def add(entry: Entry, value: Value) -> None:
-        before = sums.get(entry)
-        sums[entry] = value if before is None else build.op("elemwise_add", before, value)
+        total = sums.get(entry)
+        sums[entry] = value if total is None else build.op("elemwise_add", total, value)
 
-    for head, given in zip(heads, head_gradients, strict=True):
+    for head, head_gradient in zip(heads, head_gradients, strict=True):
         if head.node in needed:
             build.source = head.node
-            add(head, build.ones(Value(head, build)) if given is None else Value(given, build))
+            add(head, build.ones(Value(head, build)) if head_gradient is None else Value(head_gradient, build))
     for node in reversed(nodes):
         if node.op is None or node not in needed:
             continue
         build.source = node
         outputs = [Value(Entry(node, index), build) for index in range(node.outputs())]
-        found = [sums.pop(Entry(node, index), None) for index in range(node.visible_outputs())]
-        if all(each is None for each in found):
+        head_terms = [sums.pop(Entry(node, index), None) for index in range(node.visible_outputs())]
+        if all(term is None for term in head_terms):
             continue
-        grads = [build.op("zeros_like", outputs[index]) if each is None else each for index, each in enumerate(found)]
+        grads = [
+            build.op("zeros_like", outputs[index]) if term is None else term for index, term in enumerate(head_terms)
+        ]
         inputs = [Value(entry, build) for entry in node.inputs]
         try:
             results = build.differentiate(node.op, inputs, outputs, grads)
@@ -296,11 +295,21 @@ def gradient(
     return {entry.node: value.entry for entry, value in sums.items() if entry.node.is_variable}
 
 
-def _deepest_first(heads: Sequence[Entry]) -> list[Node]:
-    """Every node that the heads depend on, inputs before users, what needs the most steps before it first.
+def _on_gradient_paths(nodes: Sequence[Node], variables: Iterable[Node]) -> set[Node]:
+    """Return the variables, and the operators through which gradients flow to them."""
+    needed = set(variables)
+    for node in nodes:
+        if node.op is not None and not node.op.traits.no_gradient and any(e.node in needed for e in node.inputs):
+            needed.add(node)
+    return needed
 
-    So each node comes just before its first user, and in the reverse order each part of a gradient is added when it is
-    there. Where weights are shared by the steps of an unrolled network, parts would else wait for the very last one.
+
+def _deepest_first(heads: Sequence[Entry]) -> list[Node]:
+    """Return every node that the heads depend on, inputs before users, deepest inputs first.
+
+    A node then comes just before its first user. So in reverse order, terms of a gradient are added as soon as they are
+    available. Otherwise, the terms of a weight that the steps of an unrolled network share would all wait for the last
+    step.
     """
     nodes = topological(heads)
     depth: dict[Node, int] = {}
@@ -310,7 +319,7 @@ def _deepest_first(heads: Sequence[Entry]) -> list[Node]:
     for entry in heads:
         stack = [entry.node]
         while stack:
-            missing = [each.node for each in reversed(stack[-1].inputs) if each.node not in order]
+            missing = [entry.node for entry in reversed(stack[-1].inputs) if entry.node not in order]
             if missing and stack[-1] not in order:
                 stack += sorted(missing, key=depth.__getitem__)
             else:

@@ -1,7 +1,7 @@
-"""The graph that passes take and return, and the tool to rewrite it.
+"""The graph that passes receive and return, and its rewriter.
 
-A pass is a pure function from :class:`Graph` to :class:`Graph`: nodes never change, so it makes new ones in the
-place of those that it replaces. :class:`Rewriter` walks the old graph in order and remembers what stands for what.
+A pass is a pure function from :class:`Graph` to :class:`Graph`. Nodes are immutable, so a pass creates new ones.
+:class:`Rewriter` visits the old graph in order and records the replacement of each entry.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 from flowmx.devices import Context
 from flowmx.graph.node import Entry, Node, topological, walk
-from flowmx.ops.recurrent.operator import RNN
+from flowmx.ops.recurrent.rnn import RNN
 from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import Operator, Shape
 
 RANK = "__rank__"
-"""The attribute of a step with an effect that says after how many others it comes (see :func:`ranked`)."""
+"""Attribute of a node with ordered effects: the number of such nodes before it (see :func:`rank_effects`)."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,15 @@ class Graph:
     """A symbol that is being compiled.
 
     Attributes:
-        outputs: what the user asked for.
+        outputs: the outputs that the user requested.
         gradients: for each differentiated variable, the entry of its gradient.
-        shapes, dtypes: of every entry.
-        train: True where it is compiled for training mode.
-        heads: the variables that stand for the gradients of the outputs; empty where nothing is differentiated.
-        groups: the device of each ``ctx_group``; what is in no group is on the default device.
-        default: the default device; None where the graph does not say.
-        notes: what the passes did, and what they could not do, in words.
-        straight: the variables whose gradient may be written straight to the user's array.
+        shapes, dtypes: the shape and dtype of every entry.
+        train: whether it is compiled for training mode.
+        heads: the variables for the gradients of the outputs; empty without differentiation.
+        groups: the device of each ``ctx_group``; nodes without a group are on the default device.
+        default: the default device, or None if unspecified.
+        notes: what the passes did and could not do, for :meth:`Plan.explain`.
+        direct: the variables whose gradient may be written directly to the user's array.
     """
 
     outputs: tuple[Entry, ...]
@@ -48,64 +48,64 @@ class Graph:
     groups: Mapping[str, Context] = field(default_factory=dict)
     default: Context | None = None
     notes: tuple[str, ...] = ()
-    straight: frozenset[Node] = frozenset()
+    direct: frozenset[Node] = frozenset()
 
-    def wanted(self) -> list[Entry]:
-        """Every entry that must be computed: outputs and gradients."""
+    def results(self) -> list[Entry]:
+        """Return every entry that must be computed: outputs and gradients."""
         return [*self.outputs, *self.gradients.values()]
 
     def nodes(self) -> list[Node]:
-        """Every node, inputs before users: those of the forward pass first."""
+        """Return every node, inputs before users, the forward pass first."""
         return list(self._order)
 
     @cached_property
-    def _walked(self) -> tuple[list[Node], int, bool]:
-        """The nodes, how many of them come before those that only gradients need, and whether ranks change that."""
+    def _nodes_and_count(self) -> tuple[list[Node], int, bool]:
+        """The nodes, the number of them in the forward pass, and whether ranks change their order."""
         walked: dict[Node, None] = {}
         walk(self.outputs, walked)
         count = len(walked)
         walk(self.gradients.values(), walked)
-        found = list(walked)
-        order = _by_rank(found)
+        nodes = list(walked)
+        order = _by_rank(nodes)
         if order is None:
-            return found, count, False
-        return topological([*[Entry(node, 0) for node in order], *self.wanted()]), 0, True
+            return nodes, count, False
+        return topological([*[Entry(node, 0) for node in order], *self.results()]), 0, True
 
     @cached_property
     def _order(self) -> list[Node]:
-        """The nodes: every pass asks for them, and they never change."""
-        return self._walked[0]
+        """The nodes, cached because every pass reads them."""
+        return self._nodes_and_count[0]
 
     def forward(self) -> list[Node]:
-        """The operators that the outputs need, in order."""
+        """Return the operators that the outputs need, in order."""
         return list(self._forward)
 
     def backward(self) -> list[Node]:
-        """The operators that only the gradients need, in order."""
+        """Return the operators that only the gradients need, in order."""
         return list(self._backward)
 
     @cached_property
     def _forward(self) -> list[Node]:
-        found, count, is_ranked = self._walked
-        return [node for node in (_in_order(self.outputs) if is_ranked else found[:count]) if node.op is not None]
+        nodes, count, is_ranked = self._nodes_and_count
+        return [node for node in (_in_order(self.outputs) if is_ranked else nodes[:count]) if node.op is not None]
 
     @cached_property
     def _backward(self) -> list[Node]:
-        found, count, is_ranked = self._walked
+        nodes, count, is_ranked = self._nodes_and_count
         before = set(self._forward) if is_ranked else ()
-        rest = topological(self.gradients.values()) if is_ranked else found[count:]
+        rest = topological(self.gradients.values()) if is_ranked else nodes[count:]
         return [node for node in rest if node.op is not None and node not in before]
 
     def uses(self) -> Counter[Entry]:
-        """Number of reads of each entry; an output or a gradient counts as one more."""
-        return Counter(chain(self.wanted(), *[node.inputs for node in self._order]))
+        """Return the number of reads of each entry; an output or a gradient adds one."""
+        return Counter(chain(self.results(), *[node.inputs for node in self._order]))
 
     def context(self, node: Node) -> Context | None:
-        """The device that a node is on."""
+        """Return the device of a node."""
         return self.groups.get(node.attributes.get("__ctx_group__", ""), self.default)
 
     def with_notes(self, *notes: str) -> Graph:
-        """The same graph with more notes for :meth:`Plan.explain`."""
+        """Return the same graph with more notes for :meth:`Plan.explain`."""
         return replace(self, notes=(*self.notes, *notes))
 
 
@@ -114,24 +114,23 @@ class Options:
     """Options of the graph compiler.
 
     Attributes:
-        device_type: what it will run on; a pass makes only what has kernels there.
-        in_place: let an operator write over an input that is done with.
-        share: let values that never live at the same time share memory.
-        workspaces: where nothing shares memory, how many places steps of a device work in, by turns.
-        channels_last: the element types of values that may lie channels-last, where kernels are faster then.
-        multiplied: the element types for which there are kernels of layers and of what is fused into them.
-        varying: the names of variables that are others in each run: nothing that follows from them is kept.
-        workers: how many operations a device runs at a time: branches may then run at the same time.
-        pack: keep copies of filters in the order that kernels want, which takes memory and saves time.
-        merge: compute once what several nodes would.
-        mirror: compute cheap values again for the backward pass, rather than keep them.
-        budget: the most bytes that internal values may take: as much as needed is computed again (None: any).
-        joint: both passes run as one operation, so that nothing need be left for a backward pass of its own.
-        slice: how many examples of a batch are a slice, where regions of a prediction run in slices: as many as is
-            worth it (-1), or none at all (0).
-        room: the bytes that the internal values of a prediction may take on a device with memory of its own (None: the
-            processor's memory, of which no more is taken than is worth it).
-        staged: slices are copied to and from where they always lie, so that the device can capture what is between.
+        device_type: the target device; passes use only operators with kernels there.
+        in_place: let an operator overwrite an input that has no later reader.
+        share: let values with disjoint lifetimes share memory.
+        workspaces: the number of workspaces that a device's steps use in rotation if values do not share memory.
+        channels_last: the dtypes with faster kernels for channels-last layout.
+        product_dtypes: the dtypes with kernels for layers and for operators fused into them.
+        varying: the names of variables that change in each run; values computed from them are not cached.
+        workers: the number of operations that a device runs at a time; with several, branches may run concurrently.
+        pack: cache filters in the kernels' layout, which takes memory and saves time.
+        merge: compute common subexpressions once.
+        mirror: recompute cheap values for the backward pass instead of keeping them.
+        budget: the maximum bytes of internal values; values are recomputed until they fit (None: no limit).
+        joint: both passes run as one operation, so no values are kept for a separate backward pass.
+        slice: the number of samples in a slice of a prediction; -1: chosen by cost; 0: no slices.
+        room: the bytes for internal values of a prediction on a device with separate memory (None: processor memory,
+            where cost sets the limit).
+        staged: copy slices to and from fixed buffers, so that the device can capture the steps in between.
     """
 
     device_type: str = "cpu"
@@ -139,7 +138,7 @@ class Options:
     share: bool = True
     workspaces: int = 1
     channels_last: frozenset[DType] = frozenset()
-    multiplied: frozenset[DType] = frozenset([FLOAT32])
+    product_dtypes: frozenset[DType] = frozenset([FLOAT32])
     varying: tuple[str, ...] = ()
     workers: int = 1
     pack: bool = False
@@ -153,15 +152,15 @@ class Options:
 
 
 class Rewriter:
-    """Makes a graph from another one, node by node in order.
+    """Creates a graph from another one, node by node in order.
 
-    For each node of ``nodes`` a pass calls :meth:`keep`, or :meth:`make` and :meth:`replace`, or nothing where the
-    node goes away. ``keep`` gives the very same node where nothing before it has changed.
+    For each node, a pass calls :meth:`keep`, or :meth:`make` and :meth:`replace`, or nothing to remove the node.
+    ``keep`` returns the node itself if its inputs have not changed.
 
     Attributes:
         graph: the old graph.
         nodes: its nodes in order.
-        shapes, dtypes: of old and new entries.
+        shapes, dtypes: the shapes and dtypes of old and new entries.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -180,26 +179,26 @@ class Rewriter:
         return self.graph.uses()
 
     def new(self, entry: Entry) -> Entry:
-        """The entry that replaces an old one (itself, if nothing does)."""
+        """Return the replacement of an old entry, or the entry itself."""
         return self._replaced.get(entry, entry)
 
     def is_replaced(self, entry: Entry) -> bool:
-        """Tell whether something else has replaced an old entry."""
+        """Return whether an old entry has a replacement."""
         return entry in self._replaced
 
     def keep(self, node: Node) -> Node:
-        """Copy a node with replaced inputs (the node itself, if none is)."""
-        given, replacing = node.inputs, self._replaced.get
-        inputs = tuple(map(replacing, given, given))
-        return node if inputs == given else self._copy(node, inputs)
+        """Copy a node with replaced inputs; return the node itself if no input is replaced."""
+        old, replacing = node.inputs, self._replaced.get
+        inputs = tuple(map(replacing, old, old))
+        return node if inputs == old else self._copy(node, inputs)
 
     def mark(self, node: Node, attributes: Mapping[str, str]) -> Node:
-        """Copy a node with replaced inputs and more attributes."""
+        """Copy a node with replaced inputs and additional attributes."""
         inputs = tuple([self.new(entry) for entry in node.inputs])
         return self._copy(node, inputs, {**node.attributes, **attributes})
 
     def _copy(self, node: Node, inputs: tuple[Entry, ...], attributes: Mapping[str, str] | None = None) -> Node:
-        made = node.over(inputs, attributes)
+        copy = node.with_inputs(inputs, attributes)
         replaced: Any = self._replaced
         shapes: Any = self.shapes
         dtypes: Any = self.dtypes
@@ -207,30 +206,30 @@ class Rewriter:
         if count is None:
             count = self._counts[node.op] = node.outputs()
         for index in range(count):
-            old, new = (node, index), tuple.__new__(Entry, (made, index))  # the fastest way to make one
+            old, new = (node, index), tuple.__new__(Entry, (copy, index))  # the fastest constructor
             replaced[old], shapes[new], dtypes[new] = new, shapes[old], dtypes[old]
-        return made
+        return copy
 
     def make(self, op: Operator, inputs: Sequence[Entry], like: Node, name: str = "") -> Node:
-        """A new node of new entries, with the attributes and the origin of an old one."""
+        """Create a node with inputs of the new graph, and the attributes and origin of an old node."""
         spec = op.spec(tuple([self.shapes[e] for e in inputs]), tuple([self.dtypes[e] for e in inputs]))
-        made = Node.beside(like, op, name or like.name, tuple(inputs))
+        node = Node.derive(like, op, name or like.name, tuple(inputs))
         for index, shape in enumerate(spec.shapes):
-            entry = Entry(made, index)
+            entry = Entry(node, index)
             self.shapes[entry], self.dtypes[entry] = shape, spec.dtypes[index]
-        return made
+        return node
 
     def replace(self, old: Entry, new: Entry) -> None:
-        """Replace an old entry by a new one."""
+        """Replace an old entry with a new one."""
         self._replaced[old] = new
         self.shapes[new], self.dtypes[new] = self.shapes[old], self.dtypes[old]
 
     def note(self, text: str) -> None:
-        """Add a note on this pass."""
+        """Add a note about this pass."""
         self._notes.append(text)
 
     def result(self) -> Graph:
-        """The new graph; the old one where nothing has changed."""
+        """Return the new graph, or the old one if nothing changed."""
         if not self._replaced:
             return self.graph.with_notes(*self._notes) if self._notes else self.graph
         return replace(
@@ -243,10 +242,10 @@ class Rewriter:
         )
 
 
-def ranked(graph: Graph) -> Graph:
-    """Number the steps that draw random numbers or run user code, so that passes keep their order.
+def rank_effects(graph: Graph) -> Graph:
+    """Number the nodes that draw random numbers or run user code, so that passes keep their order.
 
-    What is drawn depends on that order, and must not depend on the passes, which join steps where a dtype allows it.
+    Random draws depend on that order, which must not depend on passes: some passes join nodes only for some dtypes.
     """
     ordered = [node for node in graph.nodes() if _has_order(node)]
     if len(ordered) < 2:
@@ -262,89 +261,100 @@ def ranked(graph: Graph) -> Graph:
 
 
 def _in_order(entries: Sequence[Entry]) -> list[Node]:
-    """Every node that entries depend on, inputs before users, those with a rank in the order of their ranks."""
-    found = topological(entries)
-    order = _by_rank(found)
-    return found if order is None else topological([*[Entry(node, 0) for node in order], *entries])
+    """Return every node that the entries depend on, inputs before users, ranked nodes in rank order."""
+    nodes = topological(entries)
+    order = _by_rank(nodes)
+    return nodes if order is None else topological([*[Entry(node, 0) for node in order], *entries])
 
 
 def _by_rank(nodes: Sequence[Node]) -> list[Node] | None:
-    """Those of some nodes that have a rank, in the order of their ranks; None where they are in it already."""
+    """Return the ranked nodes in rank order, or None if they already are in that order."""
     ranks = {node: int(node.attributes[RANK]) for node in nodes if RANK in node.attributes}
     order = sorted(ranks, key=ranks.__getitem__)
     return None if order == list(ranks) else order
 
 
 def _has_order(node: Node) -> bool:
-    """Tell whether a step must come in the order of the program."""
+    """Return whether a node must run in program order."""
     return node.op is not None and (node.op.traits.uses_random or node.op.traits.detached)
 
 
 def _orders(node: Node) -> tuple[str, ...]:
-    """The kinds of effects of a step that must come in the order of the program."""
+    """Return the kinds of a node's effects that must happen in program order."""
     if node.op is None or not _has_order(node):
         return ()
     kinds = {"random": node.op.traits.uses_random, "user code": node.op.traits.detached}
-    return tuple([kind for kind, is_one in kinds.items() if is_one])
+    return tuple([kind for kind, applies in kinds.items() if applies])
 
 
 def is_pure(op: Operator, train: bool = True) -> bool:
-    """Tell whether an operator has no effect but its outputs, so that it may be run twice, elsewhere or not at all.
+    """Return whether an operator has no side effects, so that it may run twice, elsewhere or not at all.
 
     Args:
         op: the operator.
-        train: in training mode, in which auxiliary states are written and Dropout draws.
+        train: whether in training mode, in which auxiliary states are written and Dropout draws.
     """
     if op.draws(train) or op.updates or op.traits.detached or op.subgraphs:
         return False
-    return not (train and op.writes_more())
+    return not (train and op.writes_inputs())
+
+
+def is_run_invariant(node: Node) -> bool:
+    """Return whether a node's value is reused from run to run: a variable, or computed once."""
+    return node.op is None or node.op.traits.once
 
 
 def multiplies(op: Operator) -> bool:
-    """Tell whether products of matrices are the most of an operator's work: a layer's, or a recurrent layer's."""
+    """Return whether matrix products dominate an operator's work, as in dense, convolution and recurrent layers."""
     return op.traits.multiplies or isinstance(op, RNN)
 
 
-def written(nodes: Iterable[Node], train: bool = True) -> set[Node]:
-    """The variables that nodes write: what reads one of them gives something else before and after."""
-    found: set[Node] = set()
-    moved: dict[Operator, tuple[int, ...]] = {}
+def written_variables(nodes: Iterable[Node], train: bool = True) -> set[Node]:
+    """Return the variables that nodes write; readers see different values before and after."""
+    variables: set[Node] = set()
+    positions: dict[Operator, tuple[int, ...]] = {}
     for node in nodes:
         op = node.op
         if op is None:
             continue
-        if op not in moved:
-            # A loop's updates are states, too.
-            moved[op] = op.moved_inputs(train) if train or not op.subgraphs else ()
-        if moved[op]:
-            found.update(node.inputs[position].node for position in moved[op])
-    return found
+        if op not in positions:
+            # The states of a loop are updates, too.
+            positions[op] = op.updated_inputs(train) if train or not op.subgraphs else ()
+        if positions[op]:
+            variables.update(node.inputs[position].node for position in positions[op])
+    return variables
+
+
+def fixed_variables(nodes: Iterable[Node]) -> set[Node]:
+    """Return the variables that nodes treat as 1 and set to 1 in training."""
+    sources = {node.inputs[index].node for node in nodes if node.op is not None for index in node.op.fixed_inputs()}
+    return {node for node in sources if node.is_variable}
 
 
 def predecessors(nodes: Sequence[Node]) -> list[list[int]]:
-    """For each step the positions of the steps that must run before it, however they are ordered.
+    """Return for each node the positions of the nodes that must run before it, in any order.
 
-    These are the steps that compute its inputs; and, of steps that draw random numbers, run user code or write a
-    variable, the one before: what they do shows in what comes after.
+    These are the nodes that compute its inputs. A node that draws random numbers, runs user code or writes a variable
+    also follows the previous one of that kind, because the effects are observable.
 
     Args:
-        nodes: operators in one legal order.
+        nodes: operators in one valid order.
     """
-    at = {node: position for position, node in enumerate(nodes)}
+    positions = {node: position for position, node in enumerate(nodes)}
     before: list[list[int]] = []
     last: dict[object, int] = {}
     readers: dict[Node, list[int]] = {}
-    states = {node for node in written(nodes) if node.is_variable}
+    states = {node for node in written_variables(nodes) if node.is_variable}
     for position, node in enumerate(nodes):
         assert node.op is not None
-        needs = {at[source] for source, _ in node.inputs if source in at}
+        needs = {positions[source] for source, _ in node.inputs if source in positions}
         if states:
             for source, _ in node.inputs:
                 if source in states:
                     if source in last:
                         needs.add(last[source])
                     readers.setdefault(source, []).append(position)
-            for variable in {node.inputs[i].node for i in node.op.moved_inputs(train=True)}:
+            for variable in {node.inputs[i].node for i in node.op.updated_inputs(train=True)}:
                 needs.update(readers.pop(variable, []))
                 last[variable] = position
         for kind in _orders(node):

@@ -1,4 +1,4 @@
-"""Names of the inputs of operators for those who look at values: monitors, and hooks of blocks."""
+"""Input names of operators, as monitors and block hooks show them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ __all__ = ["input_labels"]
 
 
 def input_labels(op: Operator) -> tuple[str, ...]:
-    """Names of the inputs of an operator, as monitors and hooks of MXNet see them."""
-    has_data_alone = op.arguments == ("data",) and not op.auxiliary and not op.variadic
-    if has_data_alone and not op.traits.input_named:
+    """Return the names of an operator's inputs, as MXNet's monitors and hooks show them."""
+    has_only_data = op.arguments == ("data",) and not op.auxiliary and not op.variadic
+    if has_only_data and not op.traits.input_named:
         return ("input0",)
     return (*op.inputs(), *op.auxiliary)

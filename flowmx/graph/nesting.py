@@ -1,4 +1,4 @@
-"""Nested lists of arrays or symbols, as the functions that users give to loops and branches take and return them."""
+"""Nested lists of arrays or symbols, which the functions passed to loops and branches take and return."""
 
 from __future__ import annotations
 
@@ -12,33 +12,34 @@ Format: TypeAlias = "int | list[Format]"
 
 
 def flatten(nested: Any, leaf: type, what: str, optional: bool = False) -> tuple[list[Any], Format]:
-    """The items of a nested list in order, and how they nest.
+    """Return the items of a nested list in order, and the nesting.
 
-    A symbol with several outputs counts as so many items in a row. Where they are ``optional``, a None may stand
-    in the place of an item, and is none.
+    A symbol with several outputs counts as that many consecutive items. With ``optional``, a None may replace an item
+    and adds no item.
 
     Raises:
-        TypeError: something is neither a list nor a ``leaf``; the message begins with ``what``.
+        TypeError: a value is neither a list nor a ``leaf``; the message begins with ``what``.
     """
     if isinstance(nested, leaf):
         outputs = getattr(nested, "num_outputs", 1)
-        return ([nested], 0) if outputs == 1 else (list(nested), outputs)  # type: ignore[call-overload]
+        items: Any = nested
+        return ([items], 0) if outputs == 1 else (list(items), outputs)
     if nested is None and optional:
         return [], -1
     if not isinstance(nested, (list, tuple)):
-        raise ArgumentKindError(f"{what}: expected {leaf.__name__}s in (nested) lists, found {type(nested).__name__}")
-    parts = [flatten(each, leaf, what, optional) for each in nested]
+        raise ArgumentKindError(f"{what}: expected {leaf.__name__}s in (nested) lists, got {type(nested).__name__}")
+    parts = [flatten(part, leaf, what, optional) for part in nested]
     return [item for items, _ in parts for item in items], [form for _, form in parts]
 
 
 def regroup(items: Sequence[Any], form: Format) -> Any:
-    """Flat items nested anew."""
+    """Nest flat items as ``form`` says."""
     return _take(iter(items), form)
 
 
 def _take(items: Iterator[Any], form: Format) -> Any:
     if isinstance(form, list):
-        return [_take(items, each) for each in form]
+        return [_take(items, part) for part in form]
     if form == -1:
         return None
     return next(items) if form == 0 else [next(items) for _ in range(form)]

@@ -1,4 +1,4 @@
-"""The nodes of a computation graph. A node never changes once it is made; passes make new ones."""
+"""Nodes of a computation graph. Nodes are immutable; passes create new ones."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class Node:
 
     Attributes:
         op: the operator with its parameters, or None for a variable.
-        name: unique among what the user sees, as MXNet's.
+        name: unique among the nodes that the user sees, as in MXNet.
         inputs: the entries it reads, auxiliary states last.
-        attributes: texts of the user (``__lr_mult__``, ``ctx_group``, ...).
-        given: an operator's parameters as the user wrote them, for the JSON.
-        origin: the line that made it.
+        attributes: string attributes set by the user (``__lr_mult__``, ``ctx_group``, ...).
+        user_parameters: the operator's parameters as the user wrote them, for the JSON.
+        origin: the user's line that created the node.
         versions: for a node from a file, how often each input had been written in place (see
             :func:`input_versions`).
     """
 
-    __slots__ = ("attributes", "given", "inputs", "name", "op", "origin", "versions")
+    __slots__ = ("attributes", "inputs", "name", "op", "origin", "user_parameters", "versions")
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Node:
         name: str,
         inputs: tuple[Entry, ...] = (),
         attributes: Mapping[str, str] | None = None,
-        given: Mapping[str, str] | None = None,
+        user_parameters: Mapping[str, str] | None = None,
         origin: Origin | None = None,
         versions: tuple[int, ...] | None = None,
     ) -> None:
@@ -40,59 +40,61 @@ class Node:
         self.name = name
         self.inputs = inputs
         self.attributes = dict(attributes) if attributes else {}
-        self.given = dict(given) if given else {}
+        self.user_parameters = dict(user_parameters) if user_parameters else {}
         self.origin = origin
 
-    def over(self, inputs: tuple[Entry, ...], attributes: Mapping[str, str] | None = None) -> Node:
-        """The same operator over other inputs, for a pass that rewrites a graph.
+    def with_inputs(self, inputs: tuple[Entry, ...], attributes: Mapping[str, str] | None = None) -> Node:
+        """Return a node with the same operator and other inputs, for passes that rewrite a graph.
 
         Args:
-            inputs: as many as it has.
-            attributes: in place of its own, which the new node shares.
+            inputs: as many as before.
+            attributes: replacements; without them the new node shares this node's attributes.
         """
-        made = Node.__new__(Node)
-        made.op, made.name, made.inputs = self.op, self.name, inputs
-        made.attributes = self.attributes if attributes is None else dict(attributes)
-        made.given, made.origin, made.versions = self.given, self.origin, None
-        return made
+        node = Node.__new__(Node)
+        node.op, node.name, node.inputs = self.op, self.name, inputs
+        node.attributes = self.attributes if attributes is None else dict(attributes)
+        node.user_parameters, node.origin, node.versions = self.user_parameters, self.origin, None
+        return node
 
     @classmethod
-    def beside(cls, source: Node, op: Operator, name: str, inputs: tuple[Entry, ...]) -> Node:
-        """A node that was made for the sake of another one: of its line, with its attributes."""
-        made = cls.__new__(cls)
-        made.op, made.name, made.inputs = op, name, inputs
-        made.attributes, made.given, made.versions = source.attributes.copy(), {}, None
-        made.origin = source.origin
-        return made
+    def derive(cls, source: Node, op: Operator, name: str, inputs: tuple[Entry, ...]) -> Node:
+        """Return a new node with the origin and the attributes of ``source``, such as a part of its gradient."""
+        node = cls.__new__(cls)
+        node.op, node.name, node.inputs = op, name, inputs
+        node.attributes, node.user_parameters, node.versions = source.attributes.copy(), {}, None
+        node.origin = source.origin
+        return node
 
     @property
     def is_variable(self) -> bool:
-        """True for an input of the graph."""
+        """Whether the node is an input of the graph."""
         return self.op is None
 
     def outputs(self) -> int:
-        """Number of outputs, hidden ones included."""
+        """Return the number of outputs, hidden ones included."""
         return 1 if self.op is None else len(self.op.outputs())
 
     def contents(self) -> tuple[Entry, ...]:
-        """The inputs whose content it reads; of the others it looks at shape and dtype alone."""
-        alone = () if self.op is None else self.op.only_shapes()
-        return tuple([entry for at, entry in enumerate(self.inputs) if at not in alone]) if alone else self.inputs
+        """Return the inputs whose contents the operator reads; it uses only shape and dtype of the others."""
+        unread = () if self.op is None else self.op.shape_only_inputs()
+        return (
+            tuple([entry for index, entry in enumerate(self.inputs) if index not in unread]) if unread else self.inputs
+        )
 
     def visible_outputs(self) -> int:
-        """Number of outputs that the user sees."""
+        """Return the number of outputs that the user sees."""
         return 1 if self.op is None else self.op.visible_outputs()
 
     def output_name(self, index: int) -> str:
-        """The name of one output, as ``list_outputs`` gives it."""
+        """Return the name of an output, as ``list_outputs`` shows it."""
         return self.name if self.op is None else f"{self.name}_{self.op.outputs()[index]}"
 
     def auxiliary_from(self) -> int:
-        """The position of the first auxiliary state among the inputs."""
+        """Return the position of the first auxiliary state among the inputs."""
         return len(self.inputs) - (len(self.op.auxiliary) if self.op is not None else 0)
 
     def place(self) -> str:
-        """The user's line that made the node, for messages."""
+        """Return the user's line that created the node, for messages."""
         return describe(self.origin)
 
     def __repr__(self) -> str:
@@ -102,18 +104,17 @@ class Node:
 class Entry(NamedTuple):
     """One output of a node.
 
-    A plain pair ``(node, index)`` finds the same in a dict and is made in a fifth of the time, of which passes over big
-    graphs make use.
+    A plain pair ``(node, index)`` is an equal dict key and five times cheaper to create; passes over big graphs use it.
     """
 
     node: Node
-    index: int  # type: ignore[assignment]  # the field's usual name; nobody looks for tuple.index on it
+    index: int  # type: ignore[assignment]  # the usual name; tuple.index is not used
 
 
 def topological(entries: Iterable[Entry]) -> list[Node]:
-    """Every node that the entries depend on, inputs before users, in the order of a depth-first walk.
+    """Return every node that the entries depend on, inputs before users, in depth-first order.
 
-    The order is that of MXNet, on which the order of ``list_arguments`` rests.
+    The order matches MXNet's, which determines the order of ``list_arguments``.
     """
     order: dict[Node, None] = {}
     walk(entries, order)
@@ -121,12 +122,12 @@ def topological(entries: Iterable[Entry]) -> list[Node]:
 
 
 def walk(entries: Iterable[Entry], order: dict[Node, None]) -> None:
-    """Add the nodes that entries depend on to those that are in order already, as :func:`topological` does."""
+    """Append the nodes that the entries depend on to ``order``, in the order of :func:`topological`."""
     for root, _ in entries:
         stack = [(root, iter(root.inputs))] if root not in order else []
         while stack:
-            node, left = stack[-1]
-            for source, _ in left:
+            node, sources = stack[-1]
+            for source, _ in sources:
                 if source in order:
                     continue
                 if source.inputs:
@@ -139,8 +140,8 @@ def walk(entries: Iterable[Entry], order: dict[Node, None]) -> None:
 
 
 def auxiliary_nodes(nodes: Iterable[Node]) -> dict[Node, None]:
-    """The variables that an operator uses as auxiliary states, in order."""
-    found: dict[Node, None] = {}
+    """Return the variables that operators use as auxiliary states, in order."""
+    states: dict[Node, None] = {}
     positions: dict[Operator, tuple[int, ...]] = {}
     for node in nodes:
         op = node.op
@@ -149,14 +150,14 @@ def auxiliary_nodes(nodes: Iterable[Node]) -> dict[Node, None]:
         if op not in positions:
             positions[op] = op.auxiliary_positions()
         if positions[op]:
-            found.update((node.inputs[position].node, None) for position in positions[op])
-    return found
+            states.update((node.inputs[position].node, None) for position in positions[op])
+    return states
 
 
 def input_versions(nodes: Iterable[Node]) -> tuple[dict[Node, tuple[int, ...]], dict[Node, int]]:
-    """Count in-place writes before each node: for each of its inputs, and in all for each variable, as in MXNet's JSON.
+    """Count in-place writes before each node, per input, and in total per variable, as in MXNet's JSON.
 
-    An operator that updates an input (an auxiliary state) makes a new version of the variable and reads that.
+    An operator that updates an input (an auxiliary state) creates a new version of the variable and reads that version.
     """
     current: dict[Node, int] = {}
     table: dict[Node, tuple[int, ...]] = {}
@@ -164,8 +165,8 @@ def input_versions(nodes: Iterable[Node]) -> tuple[dict[Node, tuple[int, ...]], 
         if node.op is None:
             continue
         if node.versions is None:
-            written = {*node.op.updates, *node.op.auxiliary_positions()}
-            for position in written:
+            positions = {*node.op.updates, *node.op.auxiliary_positions()}
+            for position in positions:
                 source = node.inputs[position].node
                 current[source] = current.get(source, 0) + 1
             table[node] = tuple(current.get(entry.node, 0) for entry in node.inputs)

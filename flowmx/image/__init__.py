@@ -1,8 +1,8 @@
-"""Images (``mx.image``): read, changed, and in batches.
+"""Images (``mx.image``): reading, augmentation, and iterators over batches.
 
-`functions` work on one image, `augmenters` are such changes as objects, `iterator` makes batches of files through them,
-`detection` does both for images with boxes. What is random draws from the generator in `flowmx.data.rng`,
-which `mx.random.seed` seeds.
+`functions` transform one image, `augmenters` are such transforms as objects, `iterator` applies them to batches of
+files, `detection` does both for images with boxes. Random transforms draw from Python's and NumPy's generators, as in
+MXNet: see `flowmx.data.rng`.
 """
 
 from flowmx.image import detection

@@ -1,9 +1,9 @@
-"""Augmenters: changes of an image, fixed or random, as objects that tell what they do."""
+"""Augmenters: fixed or random transforms of an image, as objects that can be dumped as JSON."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,23 +17,23 @@ from flowmx.ops.vision import color
 _MEAN, _STD = (123.68, 116.28, 103.53), (58.395, 57.12, 57.375)
 
 
-class Described:
-    """Base of augmenters: keeps the constructor's arguments for ``dumps``.
+class AugmenterBase:
+    """Base class of augmenters of images, with or without boxes: keeps the constructor's arguments for ``dumps``.
 
     Args:
-        **kwargs: these arguments.
+        **kwargs: the arguments.
     """
 
     def __init__(self, **kwargs: Any) -> None:
         self._kwargs = {name: _plain(value) for name, value in kwargs.items()}
 
     def dumps(self) -> Any:
-        """Its name and arguments as JSON."""
+        """Return the augmenter's name and arguments as JSON."""
         return json.dumps([type(self).__name__.lower(), self._kwargs])
 
 
-class Augmenter(Described):
-    """Base of the augmenters: called with an image, it returns another."""
+class Augmenter(AugmenterBase):
+    """Base class of augmenters: called with an image, it returns the transformed image."""
 
     def __call__(self, src: NDArray) -> NDArray:
         raise NotImplementedError(f"{type(self).__name__} must implement __call__(src)")
@@ -46,27 +46,63 @@ def _plain(value: Any) -> Any:
 
 
 class SequentialAug(Augmenter):
-    """Several augmenters, one after the other."""
+    """Apply several augmenters in turn."""
 
     def __init__(self, ts: Sequence[Augmenter]) -> None:
         super().__init__()
         self.ts = list(ts)
 
     def dumps(self) -> Any:
-        return [type(self).__name__.lower(), [each.dumps() for each in self.ts]]
+        return [type(self).__name__.lower(), [augmenter.dumps() for augmenter in self.ts]]
 
     def __call__(self, src: NDArray) -> NDArray:
-        for each in self.ts:
-            src = each(src)
+        for augmenter in self.ts:
+            src = augmenter(src)
         return src
 
 
+class ShuffledList(list[Any]):
+    """A list of augmenters; each shuffle starts from the previous order, as in MXNet."""
+
+    def __init__(self, augmenters: Iterable[Any]) -> None:
+        super().__init__(augmenters)
+        self._items = [*self]
+
+    def order(self) -> list[int]:
+        """Return the initial positions of the augmenters, in the current order."""
+        positions = {id(item): position for position, item in enumerate(self._items)}
+        return [positions[id(augmenter)] for augmenter in self]
+
+    def set_order(self, order: Sequence[int]) -> None:
+        """Restore an order."""
+        self[:] = [self._items[position] for position in order]
+
+
+def shuffled_lists(augmenters: Iterable[Any]) -> Iterator[ShuffledList]:
+    """Iterate over all lists that augmenters shuffle, from the outside in."""
+    for augmenter in augmenters:
+        for value in vars(augmenter).values():
+            if isinstance(value, ShuffledList):
+                yield value
+            if isinstance(value, (list, AugmenterBase)):
+                # The items in their initial order, so that the lists of a state match those of another iterator.
+                inner = (
+                    value._items if isinstance(value, ShuffledList) else value if isinstance(value, list) else [value]
+                )
+                yield from shuffled_lists([item for item in inner if isinstance(item, AugmenterBase)])
+
+
 class RandomOrderAug(SequentialAug):
-    """Several augmenters, in a random order."""
+    """Apply several augmenters in a random order."""
+
+    def __init__(self, ts: Sequence[Augmenter]) -> None:
+        super().__init__(ts)
+        self.ts = ShuffledList(ts)
 
     def __call__(self, src: NDArray) -> NDArray:
-        for each in rng.current().sample(self.ts, len(self.ts)):
-            src = each(src)
+        rng.python().shuffle(self.ts)
+        for augmenter in self.ts:
+            src = augmenter(src)
         return src
 
 
@@ -74,7 +110,7 @@ class RandomOrderAug(SequentialAug):
 
 
 class ResizeAug(Augmenter):
-    """The shorter side gets this length (see :func:`~flowmx.image.resize_short`)."""
+    """Resize the shorter side to a length (see :func:`~flowmx.image.resize_short`)."""
 
     def __init__(self, size: int, interp: int = 2) -> None:
         super().__init__(size=size, interp=interp)
@@ -86,7 +122,7 @@ class ResizeAug(Augmenter):
 
 
 class ForceResizeAug(Augmenter):
-    """The image gets this size (width, height), whatever its proportions were."""
+    """Resize to (width, height), ignoring the proportions."""
 
     def __init__(self, size: Sequence[int], interp: int = 2) -> None:
         super().__init__(size=size, interp=interp)
@@ -98,21 +134,21 @@ class ForceResizeAug(Augmenter):
 
 
 class RandomCropAug(ForceResizeAug):
-    """A part of this size from anywhere (see :func:`~flowmx.image.random_crop`)."""
+    """Crop at a random position (see :func:`~flowmx.image.random_crop`)."""
 
     def __call__(self, src: NDArray) -> NDArray:
         return functions.random_crop(src, self.size, self.interp)[0]
 
 
 class CenterCropAug(ForceResizeAug):
-    """The middle of the image (see :func:`~flowmx.image.center_crop`)."""
+    """Crop the centre (see :func:`~flowmx.image.center_crop`)."""
 
     def __call__(self, src: NDArray) -> NDArray:
         return functions.center_crop(src, self.size, self.interp)[0]
 
 
 class RandomSizedCropAug(Augmenter):
-    """A random part, brought to one size (see :func:`~flowmx.image.random_size_crop`)."""
+    """Crop a random area, and resize it (see :func:`~flowmx.image.random_size_crop`)."""
 
     def __init__(
         self,
@@ -122,7 +158,7 @@ class RandomSizedCropAug(Augmenter):
         interp: int = 2,
         **kwargs: Any,
     ) -> None:
-        self.area = functions.older_area(area, kwargs, "RandomSizedCropAug")
+        self.area = functions.area_argument(area, kwargs, "RandomSizedCropAug")
         super().__init__(size=size, area=self.area, ratio=ratio, interp=interp)
         self.size = size
         self.ratio = ratio
@@ -133,21 +169,21 @@ class RandomSizedCropAug(Augmenter):
 
 
 class HorizontalFlipAug(Augmenter):
-    """Mirrored with this probability."""
+    """Mirror left and right with probability ``p``."""
 
     def __init__(self, p: float) -> None:
         super().__init__(p=p)
         self.p = p
 
     def __call__(self, src: NDArray) -> NDArray:
-        return nd.flip(src, axis=1) if rng.current().random() < self.p else src
+        return nd.flip(src, axis=1) if rng.python().random() < self.p else src
 
 
 # -- colours -----------------------------------------------------------------------------------------------
 
 
 class CastAug(Augmenter):
-    """Another dtype."""
+    """Convert to another dtype."""
 
     def __init__(self, typ: str = "float32") -> None:
         super().__init__(type=typ)
@@ -158,19 +194,19 @@ class CastAug(Augmenter):
 
 
 class BrightnessJitterAug(Augmenter):
-    """Brighter or darker by a random share, at most this one."""
+    """Multiply by a random factor; ``brightness`` is its largest difference from 1."""
 
     def __init__(self, brightness: float) -> None:
         super().__init__(brightness=brightness)
         self.brightness = brightness
 
     def __call__(self, src: NDArray) -> NDArray:
-        src *= 1.0 + rng.current().uniform(-self.brightness, self.brightness)
+        src *= 1.0 + rng.python().uniform(-self.brightness, self.brightness)
         return src
 
 
 class ContrastJitterAug(Augmenter):
-    """Nearer to its mean brightness or farther from it, by a random share, at most this one."""
+    """Change the contrast by a random factor; ``contrast`` is its largest difference from 1."""
 
     def __init__(self, contrast: float) -> None:
         super().__init__(contrast=contrast)
@@ -178,7 +214,7 @@ class ContrastJitterAug(Augmenter):
         self.coef = nd.array([[color.LUMINANCE]])
 
     def __call__(self, src: NDArray) -> NDArray:
-        alpha = 1.0 + rng.current().uniform(-self.contrast, self.contrast)
+        alpha = 1.0 + rng.python().uniform(-self.contrast, self.contrast)
         gray = src * self.coef
         mean = nd.sum(gray) * (3.0 * (1.0 - alpha) / gray.size)
         src *= alpha
@@ -187,7 +223,7 @@ class ContrastJitterAug(Augmenter):
 
 
 class SaturationJitterAug(Augmenter):
-    """Less or more colourful by a random share, at most this one."""
+    """Change the saturation by a random factor; ``saturation`` is its largest difference from 1."""
 
     def __init__(self, saturation: float) -> None:
         super().__init__(saturation=saturation)
@@ -195,7 +231,7 @@ class SaturationJitterAug(Augmenter):
         self.coef = nd.array([[color.LUMINANCE]])
 
     def __call__(self, src: NDArray) -> NDArray:
-        alpha = 1.0 + rng.current().uniform(-self.saturation, self.saturation)
+        alpha = 1.0 + rng.python().uniform(-self.saturation, self.saturation)
         gray = nd.sum(src * self.coef, axis=2, keepdims=True) * (1.0 - alpha)
         src *= alpha
         src += gray
@@ -203,7 +239,7 @@ class SaturationJitterAug(Augmenter):
 
 
 class HueJitterAug(Augmenter):
-    """Colours turned by a random share of half a circle, at most this one (in the YIQ space)."""
+    """Rotate the hue by at most a fraction ``hue`` of half a circle (in the YIQ space)."""
 
     def __init__(self, hue: float) -> None:
         super().__init__(hue=hue)
@@ -211,28 +247,28 @@ class HueJitterAug(Augmenter):
         self.tyiq, self.ityiq = color.RGB_TO_YIQ, color.YIQ_TO_RGB
 
     def __call__(self, src: NDArray) -> NDArray:
-        turn = color.yiq_rotation(rng.current().uniform(-self.hue, self.hue))
-        return nd.dot(src, nd.array(turn.T))
+        rotation = color.yiq_rotation(rng.python().uniform(-self.hue, self.hue))
+        return nd.dot(src, nd.array(rotation.T))
 
 
 class ColorJitterAug(RandomOrderAug):
-    """Brightness, contrast and saturation, in a random order."""
+    """Change brightness, contrast and saturation, in a random order."""
 
     def __init__(self, brightness: float, contrast: float, saturation: float) -> None:
-        made = [
+        jitters = [
             (BrightnessJitterAug, brightness),
             (ContrastJitterAug, contrast),
             (SaturationJitterAug, saturation),
         ]
-        super().__init__([kind(share) for kind, share in made if share > 0])
+        super().__init__([kind(limit) for kind, limit in jitters if limit > 0])
 
 
 class LightingAug(Augmenter):
-    """Noise along the principal components of the colours.
+    """Add noise along the principal components of the colours.
 
     Args:
-        alphastd: the noise's standard deviation.
-        eigval: the components' spread, (3,).
+        alphastd: the standard deviation of the noise.
+        eigval: the eigenvalues of the components, (3,).
         eigvec: the components, (3, 3).
     """
 
@@ -243,13 +279,13 @@ class LightingAug(Augmenter):
         self.eigvec = np.asarray(eigvec)
 
     def __call__(self, src: NDArray) -> NDArray:
-        alpha = np.array([rng.current().gauss(0, self.alphastd) for _ in range(3)])
+        alpha = rng.numpy().normal(0, self.alphastd, size=(3,))
         src += nd.array(np.dot(self.eigvec * alpha, self.eigval))
         return src
 
 
 class ColorNormalizeAug(Augmenter):
-    """Less a mean, divided by a standard deviation, by channel."""
+    """Subtract a mean and divide by a standard deviation, per channel."""
 
     def __init__(self, mean: Any, std: Any) -> None:
         super().__init__(mean=mean, std=std)
@@ -261,7 +297,7 @@ class ColorNormalizeAug(Augmenter):
 
 
 class RandomGrayAug(Augmenter):
-    """Gray with this probability; it keeps its three channels."""
+    """Convert to gray with probability ``p``, keeping the three channels."""
 
     def __init__(self, p: float) -> None:
         super().__init__(p=p)
@@ -269,36 +305,36 @@ class RandomGrayAug(Augmenter):
         self.mat = nd.array([[0.21] * 3, [0.72] * 3, [0.07] * 3])
 
     def __call__(self, src: NDArray) -> NDArray:
-        return nd.dot(src, self.mat) if rng.current().random() < self.p else src
+        return nd.dot(src, self.mat) if rng.python().random() < self.p else src
 
 
 def colour_augmenters(
     brightness: float, contrast: float, saturation: float, hue: float, pca_noise: float, rand_gray: float
 ) -> list[Augmenter]:
-    """The random changes of colour whose share is above 0, in MXNet's order."""
-    found: list[Augmenter] = []
+    """Return the random colour augmenters whose parameter is above 0, in MXNet's order."""
+    augmenters: list[Augmenter] = []
     if brightness or contrast or saturation:
-        found.append(ColorJitterAug(brightness, contrast, saturation))
+        augmenters.append(ColorJitterAug(brightness, contrast, saturation))
     if hue:
-        found.append(HueJitterAug(hue))
+        augmenters.append(HueJitterAug(hue))
     if pca_noise > 0:
-        found.append(LightingAug(pca_noise, np.array(color.PCA_VALUES), np.array(color.PCA_VECTORS)))
+        augmenters.append(LightingAug(pca_noise, np.array(color.PCA_VALUES), np.array(color.PCA_VECTORS)))
     if rand_gray > 0:
-        found.append(RandomGrayAug(rand_gray))
-    return found
+        augmenters.append(RandomGrayAug(rand_gray))
+    return augmenters
 
 
 def normalizing_augmenters(mean: Any, std: Any, array: Callable[[Any], Any] = nd.array) -> list[Augmenter]:
-    """The normalization that a mean and a standard deviation ask for; True stands for ImageNet's, in such an array.
+    """Return the augmenter that normalizes by a mean and a standard deviation, if any; True stands for ImageNet's.
 
     Raises:
-        ValueError: one has neither 1 nor 3 numbers.
+        ValueError: a value has neither 1 nor 3 numbers.
     """
-    given = {"mean": (mean, _MEAN), "std": (std, _STD)}
-    for name, (value, _) in given.items():
+    arguments = {"mean": (mean, _MEAN), "std": (std, _STD)}
+    for name, (value, _) in arguments.items():
         if value is not None and value is not True and np.shape(value) not in ((1,), (3,)):
             raise ValueError(f"{name} has shape {np.shape(value)}, expected 1 or 3 numbers, or True")
-    arrays = [array(usual) if value is True else value for value, usual in given.values()]
+    arrays = [array(imagenet) if value is True else value for value, imagenet in arguments.values()]
     return [] if mean is None and std is None else [ColorNormalizeAug(*arrays)]
 
 
@@ -318,20 +354,20 @@ def CreateAugmenter(  # noqa: N802 - MXNet's name
     rand_gray: float = 0,
     inter_method: int = 2,
 ) -> list[Augmenter]:
-    """The augmenters that are usual for classification.
+    """Return the usual augmenters for classification.
 
     Args:
-        data_shape: the shape that images get, (channels, height, width).
-        resize: the length of the shorter side, before all else; 0 leaves it.
-        rand_crop: cut anywhere; else the middle.
-        rand_resize: cut parts of random size and proportions (needs ``rand_crop``).
-        rand_mirror: mirror every second image, at random.
-        mean: the mean of each channel, which is subtracted; True for ImageNet's.
-        std: the standard deviation of each channel, a divisor; True for ImageNet's.
-        brightness: at most this share brighter or darker.
-        contrast: likewise.
-        saturation: likewise.
-        hue: likewise, of half a circle.
+        data_shape: the shape of the results, (channels, height, width).
+        resize: the length of the shorter side, before all other transforms; 0 does not resize.
+        rand_crop: crop at a random position instead of the centre.
+        rand_resize: crop random areas with random proportions (needs ``rand_crop``).
+        rand_mirror: mirror left and right with probability 0.5.
+        mean: the mean of each channel, to subtract; True for ImageNet's.
+        std: the standard deviation of each channel, to divide by; True for ImageNet's.
+        brightness: the largest difference of the brightness factor from 1.
+        contrast: the largest difference of the contrast factor from 1.
+        saturation: the largest difference of the saturation factor from 1.
+        hue: the largest rotation, as a fraction of half a circle.
         pca_noise: the standard deviation of the noise along the principal components of the colours.
         rand_gray: the probability of gray.
         inter_method: the interpolation; see :func:`~flowmx.image.imresize`.
@@ -341,14 +377,14 @@ def CreateAugmenter(  # noqa: N802 - MXNet's name
     """
     size = (data_shape[2], data_shape[1])
     if rand_resize and not rand_crop:
-        raise ValueError("CreateAugmenter: rand_resize cuts parts of random size, and needs rand_crop=True")
-    found: list[Augmenter] = [ResizeAug(resize, inter_method)] if resize > 0 else []
+        raise ValueError("CreateAugmenter: rand_resize needs rand_crop=True")
+    augmenters: list[Augmenter] = [ResizeAug(resize, inter_method)] if resize > 0 else []
     if rand_resize:
-        found.append(RandomSizedCropAug(size, 0.08, (3.0 / 4.0, 4.0 / 3.0), inter_method))
+        augmenters.append(RandomSizedCropAug(size, 0.08, (3.0 / 4.0, 4.0 / 3.0), inter_method))
     else:
-        found.append((RandomCropAug if rand_crop else CenterCropAug)(size, inter_method))
+        augmenters.append((RandomCropAug if rand_crop else CenterCropAug)(size, inter_method))
     if rand_mirror:
-        found.append(HorizontalFlipAug(0.5))
-    found.append(CastAug())
-    found += colour_augmenters(brightness, contrast, saturation, hue, pca_noise, rand_gray)
-    return found + normalizing_augmenters(mean, std)
+        augmenters.append(HorizontalFlipAug(0.5))
+    augmenters.append(CastAug())
+    augmenters += colour_augmenters(brightness, contrast, saturation, hue, pca_noise, rand_gray)
+    return augmenters + normalizing_augmenters(mean, std)

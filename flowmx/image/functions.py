@@ -1,4 +1,4 @@
-"""Images as arrays: read, resized, cut, turned.
+"""Functions that read, resize, crop and rotate images, which are arrays.
 
 An image has the shape (height, width, channels), red first. Sizes are (width, height).
 """
@@ -17,34 +17,37 @@ import numpy as np
 
 from flowmx import ndarray as nd
 from flowmx.data import codecs, rng
+from flowmx.data.augmentation import geometry
 from flowmx.errors import DataError, ParameterError, ShapeError, raised_as_mxnet
 from flowmx.ndarray import NDArray
-from flowmx.ops.vision import resize
+from flowmx.ops.vision import opencv_resize
+from flowmx.settings import DamagedImages
 
 Size = Sequence[int]
 Box = tuple[int, int, int, int]
 """A rectangle in an image: left, top, width, height, in pixels."""
 
-_BORDERS = {0: "constant", 1: "edge", 2: "symmetric", 3: "wrap", 4: "reflect"}
-"""OpenCV's numbers. (MXNet's documentation has others, but hands the number on.)"""
+_BORDERS: dict[int, Any] = {0: "constant", 1: "edge", 2: "symmetric", 3: "wrap", 4: "reflect"}
+"""OpenCV's border types. (MXNet's documentation lists other numbers, but passes them to OpenCV.)"""
 _ISOLATED = 16
-"""A bit of OpenCV's numbers that says nothing about whole images."""
+"""A bit of OpenCV's border types that has no effect on whole images."""
 
 
 def imdecode(buf: Any, flag: int = 1, to_rgb: bool = True, out: NDArray | None = None) -> NDArray:
-    """The image in a file's bytes.
+    """Decode an image from a file's bytes.
 
     Args:
         buf: the bytes, or an array of them.
         flag: 1 for three channels, 0 for one, -1 for as many as the file has.
-        to_rgb: red first; else blue first, as in OpenCV.
+        to_rgb: return the red channel first, instead of OpenCV's blue first.
         out: an array to write into.
 
     Returns:
-        an array of bytes, of shape (height, width, channels).
+        A uint8 array of shape (height, width, channels).
 
     Raises:
-        ValueError: it is no image, damaged or empty; or ``buf`` is nothing that holds bytes.
+        ValueError: the file is not an image, is empty, or is too damaged (``FLOWMX_DAMAGED_IMAGES``); or ``buf`` is not
+            bytes.
     """
     if isinstance(buf, NDArray):
         buf = buf.asnumpy()
@@ -52,78 +55,86 @@ def imdecode(buf: Any, flag: int = 1, to_rgb: bool = True, out: NDArray | None =
         buf = np.ascontiguousarray(buf, np.uint8)
     elif not isinstance(buf, bytes | bytearray | memoryview):
         raise ValueError(f"imdecode: buf is {type(buf).__name__}, expected bytes, or an array of them")
-    return _decoded(buf, flag, to_rgb, out)
+    return decode_buffer(buf, flag, to_rgb, out)
 
 
 @raised_as_mxnet(OSError)
 def imread(filename: str | os.PathLike[str], flag: int = 1, to_rgb: bool = True, out: NDArray | None = None) -> NDArray:
-    """The image in a file; the arguments are those of :func:`imdecode`.
+    """Decode the image in a file; the arguments are those of :func:`imdecode`.
 
     Raises:
-        OSError: the file can not be read.
-        ValueError: it is no image; the message names it.
+        OSError: the file cannot be read.
+        ValueError: the file is not an image; the message has its name.
     """
     raw = Path(filename).read_bytes()
     try:
-        return _decoded(raw, flag, to_rgb, out)
+        return decode_buffer(raw, flag, to_rgb, out)
+    except codecs.DamagedImageError as error:
+        raise codecs.DamagedImageError(f"imread: {os.fspath(filename)!r}: {error}") from error
     except ValueError as error:
         raise DataError(f"imread: {os.fspath(filename)!r}: {error}") from error
 
 
-def _decoded(raw: Any, flag: int, to_rgb: bool, out: NDArray | None) -> NDArray:
-    image = codecs.decode(raw, flag)
-    made = nd.array(image if to_rgb else codecs.swapped(image), dtype=np.uint8)
+def decode_buffer(
+    raw: Any,
+    flag: int = 1,
+    to_rgb: bool = True,
+    out: NDArray | None = None,
+    damaged: DamagedImages | None = None,
+) -> NDArray:
+    """Decode the image in a buffer; the arguments are those of :func:`imdecode` and of :func:`codecs.decode`."""
+    image = codecs.decode(raw, flag, damaged=damaged)
+    array = nd.array(image if to_rgb else codecs.swap_channels(image), dtype=np.uint8)
     if out is None:
-        return made
-    made.copyto(out)
+        return array
+    array.copyto(out)
     return out
 
 
 def imresize(src: NDArray, w: int, h: int, interp: int = 1, out: NDArray | None = None) -> NDArray:
-    """The image with another size, computed as OpenCV does.
+    """Resize an image as OpenCV does.
 
     Args:
         src: the image.
         w: the new width.
         h: the new height.
-        interp: 0 nearest, 1 linear, 2 cubic, 3 area, 4 Lanczos; 9 area to shrink, cubic to enlarge, linear where one
-            side grows and the other does not; 10 any of the first five, at random.
+        interp: 0 nearest, 1 linear, 2 cubic, 3 area, 4 Lanczos; 9 area to shrink, cubic to enlarge, linear if only
+            one side grows; 10 any of the first five, at random.
         out: an array to write into.
 
     Raises:
-        ValueError: an unknown method.
-        ShapeError: ``src`` is no image.
+        ValueError: the method is unknown.
+        ShapeError: ``src`` is not an image.
     """
     sizes = (*_shape(src)[:2], h, w)
     options = {} if out is None else {"out": out}
-    made: NDArray = nd.image.resize(src, size=(int(w), int(h)), interp=interpolation(interp, sizes), **options)
-    return made
+    result: NDArray = nd.image.resize(src, size=(int(w), int(h)), interp=interpolation(interp, sizes), **options)
+    return result
 
 
 def interpolation(interp: int, sizes: Size = ()) -> int:
-    """OpenCV's number of a method (see :func:`imresize`), for (old height, old width, new height, new width).
+    """Return OpenCV's code for a method (see :func:`imresize`) and (old height, old width, new height, new width).
 
     Raises:
-        ValueError: an unknown method.
+        ValueError: the method is unknown.
     """
-    if interp == 9:
-        if not sizes:
-            return 2
-        return resize.by_size(sizes[:2], sizes[2:])
-    if interp == 10:
-        return rng.current().randint(0, 4)
-    if interp not in range(5):
+    if interp not in (*range(5), 9, 10):
         raise ParameterError(f"the interpolation is {interp}, expected 0 to 4, 9 (by size) or 10 (random)")
-    return interp
+    if interp == 9 and not sizes:
+        return opencv_resize.CUBIC
+    return geometry.interpolation(interp, sizes[:2], sizes[2:], lambda: int(rng.python().randint(0, 4)))
 
 
 def scale_down(src_size: Size, size: Size) -> tuple[int, int]:
-    """The size, made smaller (its proportions kept) where it does not fit into an image of the first size."""
-    (width, height), (w, h) = src_size, size
+    """Shrink a size, keeping its proportions, until it fits into an image of size ``src_size``."""
+    width, height = src_size
+    w: float
+    h: float
+    w, h = size
     if height < h:
-        w, h = w * height / h, height  # type: ignore[assignment]
+        w, h = w * height / h, height
     if width < w:
-        w, h = width, h * width / w  # type: ignore[assignment]
+        w, h = width, h * width / w
     return int(w), int(h)
 
 
@@ -138,35 +149,35 @@ def copyMakeBorder(  # noqa: N802 - OpenCV's name
     values: Sequence[float] = (),
     out: NDArray | None = None,
 ) -> NDArray:
-    """The image with a border.
+    """Add a border to an image.
 
     Args:
         src: the image.
-        top: rows above.
-        bot: rows below.
-        left: columns to the left.
-        right: columns to the right.
-        type: filled with a colour (0), with the last pixels repeated (1), with the image's other side (3), or with the
-            image mirrored, its last pixels twice (2) or not (4).
+        top: the number of rows above.
+        bot: the number of rows below.
+        left: the number of columns to the left.
+        right: the number of columns to the right.
+        type: fill with a colour (0), repeat the edge pixels (1), wrap around (3), or reflect, with (2) or without
+            (4) the edge pixels.
         value: the colour, in all channels.
         values: the colour, by channel.
         out: an array to write into.
 
     Raises:
-        ValueError: an unknown type.
+        ValueError: the type is unknown.
     """
     kind = _BORDERS.get(type & ~_ISOLATED)
     if kind is None:
         raise ParameterError(f"copyMakeBorder: type is {type}, expected one of {sorted(_BORDERS)}")
     image = src.asnumpy()
-    around = ((top, bot), (left, right), (0, 0))
+    border = ((top, bot), (left, right), (0, 0))
     if kind != "constant":
-        made = np.pad(image, around, kind)  # type: ignore[call-overload]
+        pixels = np.pad(image, border, kind)
     else:
-        made = np.empty((image.shape[0] + top + bot, image.shape[1] + left + right, image.shape[2]), image.dtype)
-        made[:] = list(values)[: image.shape[2]] if values else value
-        made[top : top + image.shape[0], left : left + image.shape[1]] = image
-    result = nd.array(made, dtype=made.dtype)
+        pixels = np.empty((image.shape[0] + top + bot, image.shape[1] + left + right, image.shape[2]), image.dtype)
+        pixels[:] = list(values)[: image.shape[2]] if values else value
+        pixels[top : top + image.shape[0], left : left + image.shape[1]] = image
+    result = nd.array(pixels, dtype=pixels.dtype)
     if out is None:
         return result
     result.copyto(out)
@@ -174,29 +185,29 @@ def copyMakeBorder(  # noqa: N802 - OpenCV's name
 
 
 def resize_short(src: NDArray, size: int, interp: int = 2) -> NDArray:
-    """The image with its shorter side of this length, its proportions kept."""
-    new_h, new_w = resize.with_shorter_side(_shape(src)[:2], size)
+    """Resize an image so that its shorter side has this length, keeping its proportions."""
+    new_h, new_w = opencv_resize.with_shorter_side(_shape(src)[:2], size)
     return imresize(src, new_w, new_h, interp)
 
 
 def fixed_crop(src: NDArray, x0: int, y0: int, w: int, h: int, size: Size | None = None, interp: int = 2) -> NDArray:
-    """A part of the image, given another size where one is given."""
-    part = src[y0 : y0 + h, x0 : x0 + w]
+    """Crop an image, and resize the crop if ``size`` is set."""
+    crop = src[y0 : y0 + h, x0 : x0 + w]
     if size is not None and (w, h) != tuple(size):
-        return imresize(part, size[0], size[1], interp)
-    return part
+        return imresize(crop, size[0], size[1], interp)
+    return crop
 
 
 def random_crop(src: NDArray, size: Size, interp: int = 2) -> tuple[NDArray, Box]:
-    """A part of this size from anywhere (smaller and enlarged, where the image is too small), and where it was."""
+    """Crop at a random position; return the crop and its box. Enlarge the crop of a small image."""
     h, w, _ = _shape(src)
     new_w, new_h = scale_down((w, h), size)
-    box = rng.current().randint(0, w - new_w), rng.current().randint(0, h - new_h), new_w, new_h
+    box = rng.python().randint(0, w - new_w), rng.python().randint(0, h - new_h), new_w, new_h
     return fixed_crop(src, *box, size, interp), box
 
 
 def center_crop(src: NDArray, size: Size, interp: int = 2) -> tuple[NDArray, Box]:
-    """The middle of the image in this size (smaller and enlarged, where the image is too small), and where it was."""
+    """Crop the centre; return the crop and its box. Enlarge the crop of a small image."""
     h, w, _ = _shape(src)
     new_w, new_h = scale_down((w, h), size)
     box = (w - new_w) // 2, (h - new_h) // 2, new_w, new_h
@@ -211,40 +222,40 @@ def random_size_crop(
     interp: int = 2,
     **kwargs: Any,
 ) -> tuple[NDArray, Box]:
-    """A random part of the image, brought to one size.
+    """Crop a random area with random proportions, and resize it.
 
     Args:
         src: the image.
-        size: the size that it gets.
-        area: the least and the most of the image's area that it takes; a number is the least.
-        ratio: the least and the most of its width divided by its height.
+        size: the size of the result.
+        area: the smallest and the largest fraction of the image's area; a single number is the smallest.
+        ratio: the smallest and the largest width divided by height.
         interp: the interpolation; see :func:`imresize`.
-        **kwargs: ``min_area``, the older name of ``area``.
+        **kwargs: ``min_area``, the old name of ``area``.
 
     Returns:
-        the part, and where it was. Where ten tries find none that fits, it is the middle.
+        The crop and its box; the centre if ten attempts do not fit.
 
     Raises:
-        TypeError: another argument.
+        TypeError: an argument is unknown.
     """
-    area = older_area(area, kwargs, "random_size_crop")
+    area = area_argument(area, kwargs, "random_size_crop")
     h, w, _ = _shape(src)
     low, high = (area, 1.0) if isinstance(area, (int, float)) else area
     for _ in range(10):
-        target = rng.current().uniform(low, high) * h * w
-        proportion = math.exp(rng.current().uniform(math.log(ratio[0]), math.log(ratio[1])))
+        target = rng.python().uniform(low, high) * h * w
+        proportion = math.exp(rng.python().uniform(math.log(ratio[0]), math.log(ratio[1])))
         new_w, new_h = round(math.sqrt(target * proportion)), round(math.sqrt(target / proportion))
         if new_w <= w and new_h <= h:
-            box = rng.current().randint(0, w - new_w), rng.current().randint(0, h - new_h), new_w, new_h
+            box = rng.python().randint(0, w - new_w), rng.python().randint(0, h - new_h), new_w, new_h
             return fixed_crop(src, *box, size, interp), box
     return center_crop(src, size, interp)
 
 
-def older_area(area: Any, kwargs: dict[str, Any], name: str) -> Any:
-    """The area, under its older name too.
+def area_argument(area: Any, kwargs: dict[str, Any], name: str) -> Any:
+    """Return the area; accept its old name ``min_area``.
 
     Raises:
-        TypeError: another argument.
+        TypeError: an argument is unknown.
     """
     if "min_area" in kwargs:
         warnings.warn("`min_area` is deprecated: use `area`", DeprecationWarning, stacklevel=3)
@@ -255,7 +266,7 @@ def older_area(area: Any, kwargs: dict[str, Any], name: str) -> Any:
 
 
 def color_normalize(src: NDArray, mean: NDArray | None, std: NDArray | None = None) -> NDArray:
-    """The image less a mean, divided by a standard deviation, in place."""
+    """Subtract a mean and divide by a standard deviation, in place."""
     if mean is not None:
         src -= mean
     if std is not None:
@@ -263,22 +274,22 @@ def color_normalize(src: NDArray, mean: NDArray | None, std: NDArray | None = No
     return src
 
 
-# -- turning -----------------------------------------------------------------------------------------------
+# -- rotation ----------------------------------------------------------------------------------------------
 
 
 def imrotate(src: NDArray, rotation_degrees: Any, zoom_in: bool = False, zoom_out: bool = False) -> NDArray:
-    """The image, or a batch of them, turned about its middle; what was outside is 0.
+    """Rotate an image, or a batch of images, about the centre; pixels from outside the image are 0.
 
     Args:
         src: float32, of shape (channels, height, width), or (images, channels, height, width).
-        rotation_degrees: the angle; for a batch also an array of them.
-        zoom_in: enlarge it so that nothing from outside shows.
-        zoom_out: make it smaller, so that all of it shows.
+        rotation_degrees: the angle; for a batch also an array of angles.
+        zoom_in: enlarge the image so that no pixels from outside it are visible.
+        zoom_out: shrink the image so that all of it is visible.
 
     Raises:
-        ValueError: both zooms, or as many angles as there are not images.
-        TypeError: it is not float32, or several angles for one image.
-        ShapeError: another number of axes.
+        ValueError: both zooms are set, or the number of angles differs from the number of images.
+        TypeError: ``src`` is not float32, or there are several angles for one image.
+        ShapeError: ``src`` has another number of axes.
     """
     if zoom_in and zoom_out:
         raise ValueError("imrotate: zoom_in and zoom_out are both True, expected at most one")
@@ -288,47 +299,47 @@ def imrotate(src: NDArray, rotation_degrees: Any, zoom_in: bool = False, zoom_ou
         raise ShapeError(f"imrotate: src has shape {src.shape}, expected 3 axes, or 4 for a batch")
     if src.ndim == 3:
         if not isinstance(rotation_degrees, Real):
-            raise TypeError("imrotate: one image is turned by one angle, and several were given")
+            raise TypeError("imrotate: there are several angles for one image")
         return imrotate(src.expand_dims(0), rotation_degrees, zoom_in, zoom_out)[0]
     if isinstance(rotation_degrees, Real):
         rotation_degrees = np.full(len(src), rotation_degrees, np.float32)
     elif isinstance(rotation_degrees, NDArray):
         rotation_degrees = rotation_degrees.asnumpy()
     if len(rotation_degrees) != len(src):
-        raise ValueError(f"imrotate: {len(rotation_degrees)} angles for {len(src)} images, expected as many")
-    grid = _turned_grid(
+        raise ValueError(f"imrotate: {len(rotation_degrees)} angles for {len(src)} images, expected equal numbers")
+    grid = _rotation_grid(
         src.shape[2], src.shape[3], np.radians(np.asarray(rotation_degrees, np.float64)), zoom_in, zoom_out
     )
-    turned: NDArray = nd.BilinearSampler(src, nd.array(grid, ctx=src.context))
-    return turned
+    result: NDArray = nd.BilinearSampler(src, nd.array(grid, ctx=src.context))
+    return result
 
 
-def _turned_grid(h: int, w: int, angles: Any, zoom_in: bool, zoom_out: bool) -> Any:
-    """The sampling grid of rotated images, with coordinates from -1 to 1: (images, 2, h, w)."""
+def _rotation_grid(h: int, w: int, angles: Any, zoom_in: bool, zoom_out: bool) -> Any:
+    """Return the sampling grid of rotated images, with coordinates from -1 to 1: (images, 2, h, w)."""
     angles = angles[:, None, None]
     y, x = np.arange(h)[:, None] - (h - 1) / 2, np.arange(w)[None, :] - (w - 1) / 2
-    across = (x * np.cos(angles) - y * np.sin(angles)) / ((w - 1) / 2)
-    down = (x * np.sin(angles) + y * np.cos(angles)) / ((h - 1) / 2)
-    grid = np.stack([across, down], 1)
+    grid_x = (x * np.cos(angles) - y * np.sin(angles)) / ((w - 1) / 2)
+    grid_y = (x * np.sin(angles) + y * np.cos(angles)) / ((h - 1) / 2)
+    grid = np.stack([grid_x, grid_y], 1)
     if zoom_in or zoom_out:
         grid *= _zoom(h, w, np.abs(angles), zoom_in)[:, None]
     return grid.astype(np.float32)
 
 
 def _zoom(h: int, w: int, angles: Any, zoom_in: bool) -> Any:
-    """The factor by which the grid of each rotated image is scaled, to fill the image or to show all of it."""
+    """Return the factor of each rotated image's grid, to fill the image or to show all of it."""
     diagonal, corner = math.hypot(h, w), math.atan2(h, w)
-    both = np.stack([corner + angles, corner - angles])
-    reach_x, reach_y = (np.abs(diagonal * f(both)).max(0) for f in (np.cos, np.sin))
+    diagonals = np.stack([corner + angles, corner - angles])
+    reach_x, reach_y = (np.abs(diagonal * f(diagonals)).max(0) for f in (np.cos, np.sin))
     return np.minimum(w / reach_x, h / reach_y) if zoom_in else np.maximum(reach_x / w, reach_y / h)
 
 
 def random_rotate(
     src: NDArray, angle_limits: tuple[float, float], zoom_in: bool = False, zoom_out: bool = False
 ) -> NDArray:
-    """As :func:`imrotate`, by random angles between the two limits, each image of a batch by its own."""
+    """Rotate by a random angle between two limits, a different one for each image of a batch; see :func:`imrotate`."""
     count = None if src.ndim == 3 else len(src)
-    angles: Any = [rng.current().uniform(*angle_limits) for _ in range(count or 1)]
+    angles: Any = [rng.numpy().uniform(*angle_limits) for _ in range(count or 1)]
     return imrotate(src, angles[0] if count is None else np.array(angles), zoom_in, zoom_out)
 
 

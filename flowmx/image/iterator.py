@@ -1,61 +1,65 @@
-"""`ImageIter`: batches of images from a RecordIO file, or from image files, through any augmenters."""
+"""`ImageIter`: batches of images from a RecordIO file or from image files, with custom augmenters."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from flowmx import ndarray as nd
-from flowmx.data import image_lists, rng
+from flowmx.data import codecs, image_lists, rng
 from flowmx.data.batch_order import check_last_batch, check_state
 from flowmx.data.records import header as records
+from flowmx.data.records.framing import RecordFormatError
 from flowmx.data.records.index import read_index
 from flowmx.data.records.reader import CHUNK, Source
 from flowmx.data.sharding import share
 from flowmx.errors import raised_as_mxnet
-from flowmx.image.augmenters import CreateAugmenter
-from flowmx.image.functions import imdecode
-from flowmx.io.base import BatchIter, DataBatch, DataDesc
+from flowmx.image.augmenters import CreateAugmenter, shuffled_lists
+from flowmx.image.functions import decode_buffer
+from flowmx.io.data_iter import BatchIter, DataBatch, DataDesc
 from flowmx.ndarray import NDArray
 
-_LABELS = ("int32", "float32", "int64", "float64")
+_LABEL_DTYPES = ("int32", "float32", "int64", "float64")
 _log = logging.getLogger("flowmx.image")
 
 
 class ImageIter(BatchIter):
-    """Batches of images, each decoded and augmented in Python; :class:`flowmx.io.ImageRecordIter` is faster.
+    """Batches of images, decoded and augmented in Python; :class:`flowmx.io.ImageRecordIter` is faster.
 
-    A subclass may change a step: :meth:`next_sample`, :meth:`read_image`, :meth:`imdecode`,
+    A subclass may override a step: :meth:`next_sample`, :meth:`read_image`, :meth:`imdecode`,
     :meth:`augmentation_transform`, :meth:`postprocess_data`.
 
     Args:
-        batch_size: images in a batch.
+        batch_size: the number of images in a batch.
         data_shape: (3, height, width).
-        label_width: labels an image.
+        label_width: the number of labels per image.
         path_imgrec: a RecordIO file of images.
         path_imglist: a list of image files (.lst), or of other labels for the images of ``path_imgrec``.
-        path_root: the folder that files are named from.
-        path_imgidx: the index of ``path_imgrec``; without one, the records' heads are read first.
-        shuffle: in a new random order each epoch (from the generator that ``mx.random.seed`` seeds).
+        path_root: the folder that file names are relative to.
+        path_imgidx: the index of ``path_imgrec``; without it, the headers of all records are read first.
+        shuffle: whether to draw a new random order for each epoch (from Python's generator, as in MXNet).
         part_index: the index of this worker's share, from 0.
-        num_parts: the number of workers that share them.
-        aug_list: the augmenters; by default those that :func:`CreateAugmenter` makes of ``kwargs``.
+        num_parts: the number of workers that share the images.
+        aug_list: the augmenters; by default :func:`CreateAugmenter` creates them from ``kwargs``.
         imglist: a list of labels and files, such as ``[[0, "a.jpg"], [[1, 2], "b.jpg"]]``.
         data_name: the name of the input.
         label_name: the name of the label.
         dtype: the labels' element type.
-        last_batch_handle: the treatment of images that fill no batch: ``"pad"`` fills it with the first ones,
-            ``"discard"`` drops them, ``"roll_over"`` puts them before the next epoch's first.
+        last_batch_handle: the treatment of an incomplete last batch: ``"pad"`` fills it with the first images,
+            ``"discard"`` drops it, ``"roll_over"`` puts its images at the beginning of the next epoch.
+        damaged_images: ``"decode"`` the readable part of a damaged JPEG file, ``"raise"`` an error, or ``"skip"`` it,
+            like files that are not images (default: the setting ``damaged_images``).
         **kwargs: arguments of :func:`CreateAugmenter`.
 
     Raises:
-        ValueError: there are no images, or an argument has a value that it does not take.
-        OSError: a file can not be read.
+        ValueError: there are no images, or an argument is invalid.
+        OSError: a file cannot be read.
     """
 
     is_single = True
@@ -78,9 +82,11 @@ class ImageIter(BatchIter):
         label_name: str = "softmax_label",
         dtype: str = "float32",
         last_batch_handle: str = "pad",
+        damaged_images: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(batch_size)
+        self._damaged = codecs.damaged_policy(damaged_images, type(self).__name__)
         self._check(dtype, last_batch_handle, path_imgrec or path_imglist or imglist)
         self.check_data_shape(data_shape)
         self.data_shape = tuple(data_shape)
@@ -100,42 +106,42 @@ class ImageIter(BatchIter):
         labels = (batch_size, label_width) if label_width > 1 else (batch_size,)
         self.provide_label = [DataDesc(label_name, labels, np.dtype(dtype).type)]
         self.cur = 0
-        self._rest: list[Any] = []  # what rolls over into the next epoch
+        self._rest: list[Any] = []  # keys that roll over into the next epoch
         self._ended = False
         self.hard_reset()
 
     @staticmethod
     def _check(dtype: str, last_batch_handle: str, images: Any) -> None:
-        if dtype not in _LABELS:
-            raise ValueError(f"ImageIter: dtype is {dtype!r}, expected one of {_LABELS}")
+        if dtype not in _LABEL_DTYPES:
+            raise ValueError(f"ImageIter: dtype is {dtype!r}, expected one of {_LABEL_DTYPES}")
         check_last_batch("ImageIter", last_batch_handle)
         if not images:
-            raise ValueError("ImageIter: expected path_imgrec, path_imglist or imglist, and none was given")
+            raise ValueError("ImageIter: path_imgrec, path_imglist and imglist are all missing, expected one")
 
     def check_data_shape(self, data_shape: Sequence[int]) -> None:
-        """Check the shape that images get.
+        """Check the shape of images.
 
         Raises:
-            ValueError: it is none that this iterator makes.
+            ValueError: the iterator does not support it.
         """
         if len(data_shape) != 3 or data_shape[0] != 3:
             raise ValueError(f"{type(self).__name__}: data_shape is {tuple(data_shape)}, expected (3, height, width)")
 
-    # -- what there is ---------------------------------------------------------------------------------------
+    # -- source ----------------------------------------------------------------------------------------------
 
-    def _read_list(self, path: Any, given: Any) -> dict[Any, tuple[Any, str]] | None:
-        """Labels and file names by key, from a file or a list."""
+    def _read_list(self, path: Any, imglist: Any) -> dict[Any, tuple[Any, str]] | None:
+        """Return labels and file names by key, from a file or a list."""
         if path:
             entries: dict[Any, Any] = {int(parts[0]): parts[1:] for _, _, parts in image_lists.lines(path)}
-        elif given is None:
+        elif imglist is None:
             return None
         else:
-            entries = {str(number): entry for number, entry in enumerate(given, 1)}
-        split = {key: image_lists.labels_and_path(entry) for key, entry in entries.items()}
-        return {key: (labels.astype(self._label_dtype), name) for key, (labels, name) in split.items()}
+            entries = {str(number): entry for number, entry in enumerate(imglist, 1)}
+        pairs = {key: image_lists.labels_and_path(entry) for key, entry in entries.items()}
+        return {key: (labels.astype(self._label_dtype), name) for key, (labels, name) in pairs.items()}
 
     def _keys(self, index: Any) -> list[Any]:
-        """The images' keys, in order; of a RecordIO file, numbers of the index, else offsets."""
+        """Return the images' keys, in order: for a RecordIO file, the keys of its index, or offsets without one."""
         if self._source is None:
             assert self.imglist is not None, "checked by _check"
             return list(self.imglist)
@@ -143,7 +149,7 @@ class ImageIter(BatchIter):
         return list(self._offsets) or list(self._source.offsets())
 
     def _read(self, key: Any) -> tuple[Any, bytes]:
-        """An image's label, and its file's bytes."""
+        """Return an image's label, and its file's bytes."""
         if self._source is None:
             assert self.imglist is not None
             label, name = self.imglist[key]
@@ -156,25 +162,25 @@ class ImageIter(BatchIter):
     # -- batches ---------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Begin the next epoch, in a new order where images are shuffled; with what rolled over first."""
-        self._order()
+        """Begin the next epoch, in a new order if shuffled; images that rolled over come first."""
+        self._shuffle_images()
         self.cur = 0
         self._ended = False
 
     def hard_reset(self) -> None:
-        """As :meth:`reset`, and forget what rolled over."""
+        """Begin the next epoch, dropping images that rolled over."""
         self._rest = []
         self.reset()
 
-    def _order(self) -> None:
+    def _shuffle_images(self) -> None:
         if self.shuffle:
-            self.seq = rng.current().sample(self.seq, len(self.seq))
+            rng.python().shuffle(self.seq)
 
     def next_sample(self) -> tuple[Any, bytes]:
-        """The next image's label, and its file's bytes.
+        """Return the next image's label, and its file's bytes.
 
         Raises:
-            StopIteration: there is none.
+            StopIteration: there are no more images.
         """
         if self.cur >= len(self.seq):
             raise StopIteration
@@ -185,64 +191,75 @@ class ImageIter(BatchIter):
         if self._ended:
             raise StopIteration
         start = self.cur
-        rest, self._rest = self._rest, []
-        made = [instance for key in rest if (instance := self._make_instance(*self._read(key))) is not None]
-        self._fill(made)
-        pad = self.batch_size - (len(rest) if rest else len(made))
-        if len(made) < self.batch_size:
+        keys, self._rest = self._rest, []
+        samples = [sample for key in keys if (sample := self._next_sample(partial(self._read, key))) is not None]
+        self._fill(samples)
+        pad = self.batch_size - (len(keys) if keys else len(samples))
+        if len(samples) < self.batch_size:
             self._ended = True
-            if not made or self.last_batch_handle == "discard":
+            if not samples or self.last_batch_handle == "discard":
                 raise StopIteration
-            if self.last_batch_handle == "roll_over" and not rest:
+            if self.last_batch_handle == "roll_over" and not keys:
                 self._rest = self.seq[start:]
                 raise StopIteration
-            while len(made) < self.batch_size:
+            while len(samples) < self.batch_size:
                 self.cur = 0
-                self._fill(made)
-        self.current_batch = self._batch(made, pad)
+                self._fill(samples)
+        self.current_batch = self._batch(samples, pad)
         return self.current_batch
 
-    def _fill(self, made: list[Any]) -> None:
-        """Make instances until the batch is full, or there are no more images."""
+    def _fill(self, samples: list[Any]) -> None:
+        """Add samples until the batch is full, or there are no more images."""
         try:
-            while len(made) < self.batch_size:
-                instance = self._make_instance(*self.next_sample())
-                if instance is not None:
-                    made.append(instance)
+            while len(samples) < self.batch_size:
+                sample = self._next_sample(self.next_sample)
+                if sample is not None:
+                    samples.append(sample)
         except StopIteration:
             pass
 
-    def _make_instance(self, label: Any, raw: bytes) -> tuple[NDArray, Any] | None:
-        """An instance; None for an image that is left out."""
+    def _next_sample(self, read: Callable[[], tuple[Any, bytes]]) -> Any:
+        """Read an image and make a sample; return None if the image is skipped."""
+        try:
+            return self._make_sample(*read())
+        except (codecs.DamagedImageError, RecordFormatError) as error:
+            if self._damaged != "skip":
+                raise
+            _log.warning("skipped an image: %s", error)
+            return None
+
+    def _make_sample(self, label: Any, raw: bytes) -> tuple[NDArray, Any] | None:
+        """Make a sample; return None if the image is skipped."""
         data = self.imdecode(raw)
         try:
             self.check_valid_image([data])
         except RuntimeError as error:
-            _log.debug("an image is left out: %s", error)
+            _log.debug("skipped an image: %s", error)
             return None
         return self.postprocess_data(self.augmentation_transform(data)), label
 
-    def _batch(self, made: list[tuple[NDArray, Any]], pad: int) -> DataBatch:
+    def _batch(self, samples: list[tuple[NDArray, Any]], pad: int) -> DataBatch:
         data = nd.zeros(self.provide_data[0].shape)
         label = np.zeros(self.provide_label[0].shape, self._label_dtype)
-        for place, (image, own) in enumerate(made):
-            data[place] = image
-            label[place] = self._reshape_label(own, label[place].shape)
+        for position, (image, image_label) in enumerate(samples):
+            data[position] = image
+            label[position] = self._reshape_label(image_label, label[position].shape)
         return DataBatch([data], [nd.array(label, dtype=label.dtype)], pad)
 
     def _reshape_label(self, label: Any, shape: tuple[int, ...]) -> Any:
-        found = np.asarray(label)
-        if found.size != int(np.prod(shape)):
+        values = np.asarray(label)
+        if values.size != int(np.prod(shape)):
             raise ValueError(
-                f"{type(self).__name__}: an image has {found.size} label(s), but label_width is {self.label_width}"
+                f"{type(self).__name__}: an image has {values.size} label(s), but label_width is {self.label_width}"
             )
-        return found.reshape(shape)
+        return values.reshape(shape)
 
     def state(self) -> dict[str, Any]:
-        """The position in the epoch, with the state of the augmentations' random generator."""
+        """Return the position in the epoch, with the states of all random generators (also Python's and NumPy's)."""
         return {
             "count": len(self.seq), "batch_size": self.batch_size, "cur": self.cur, "ended": self._ended,
-            "rest": list(self._rest), "order": self.seq if self.shuffle else None, "random": rng.state(),
+            "rest": list(self._rest), "order": self.seq if self.shuffle else None, "random": rng.all_states(),
+            "augmenters": [augmenters.order() for augmenters in shuffled_lists(self.auglist)],
         }  # fmt: skip
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -250,23 +267,27 @@ class ImageIter(BatchIter):
         self.cur, self._ended, self._rest = int(state["cur"]), bool(state["ended"]), list(state["rest"])
         if state["order"] is not None:
             self.seq = list(state["order"])
-        rng.set_state(state["random"])
+        rng.set_all_states(state["random"])
+        for augmenters, order in zip(shuffled_lists(self.auglist), state.get("augmenters", ()), strict=False):
+            augmenters.set_order(order)
 
-    # -- the steps of an image -------------------------------------------------------------------------------
+    # -- steps for one image ---------------------------------------------------------------------------------
 
     def check_valid_image(self, data: Sequence[NDArray]) -> None:
-        """Check a decoded image; a RuntimeError leaves it out."""
+        """Check a decoded image; an image is skipped if this raises RuntimeError."""
         if not data[0].shape:
             raise RuntimeError("the image has no shape")
 
     def imdecode(self, s: bytes) -> NDArray:
-        """The image in a file's bytes.
+        """Decode an image from a file's bytes.
 
         Raises:
-            ValueError: it is damaged; the message says which image it was.
+            ValueError: the image is damaged; the message has its name or offset.
         """
         try:
-            return imdecode(s)
+            return decode_buffer(s, damaged=self._damaged)
+        except codecs.DamagedImageError as error:
+            raise codecs.DamagedImageError(f"{type(self).__name__}: {self._locate()}: {error}") from error
         except ValueError as error:
             raise ValueError(f"{type(self).__name__}: {self._locate()}: {error}") from error
 
@@ -279,15 +300,15 @@ class ImageIter(BatchIter):
 
     @raised_as_mxnet(OSError)
     def read_image(self, fname: str) -> bytes:
-        """The bytes of an image file."""
+        """Return the bytes of an image file."""
         return Path(self.path_root or "", fname).read_bytes()
 
     def augmentation_transform(self, data: NDArray) -> NDArray:
-        """The image after all augmenters."""
+        """Apply all augmenters to an image."""
         for augmenter in self.auglist:
             data = augmenter(data)
         return data
 
     def postprocess_data(self, datum: NDArray) -> NDArray:
-        """The image with its channels in front."""
+        """Move an image's channels to the first axis."""
         return datum.transpose((2, 0, 1))

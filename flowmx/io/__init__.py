@@ -1,11 +1,11 @@
-"""Data iterators (``mx.io``): batches, one after the other.
+"""Data iterators (``mx.io``): batches, one after another.
 
-Every iterator works in a ``for`` loop and in an ``async for`` loop, and says where it stands (``state()``), so that an
-epoch goes on in its middle (``set_state``). Those that read files share them among workers (``num_parts``,
-``part_index``).
+Every iterator works in a ``for`` loop and in an ``async for`` loop, and returns its position (``state()``), so that
+training can resume in the middle of an epoch (``set_state``). Iterators over files split them among workers
+(``num_parts``, ``part_index``).
 """
 
-from flowmx.io.base import DataBatch, DataDesc, DataIter
+from flowmx.io.data_iter import DataBatch, DataDesc, DataIter
 from flowmx.io.image_det_record import ImageDetRecordIter
 from flowmx.io.image_record import (
     ImageRecordInt8Iter,

@@ -15,37 +15,39 @@ from flowmx.data.batch_order import Batch
 from flowmx.data.image_lists import read_labels
 from flowmx.data.records.header import unpack
 from flowmx.data.records.reader import Records
-from flowmx.io.record_iter import RecordIter
+from flowmx.io.record_iter import DAMAGED, RecordIter
 
 
 class ImageRecordIter(RecordIter):
-    """Batches of images from a RecordIO file, decoded and augmented by threads, some batches ahead.
+    """Batches of images from a RecordIO file, decoded and augmented in advance by threads.
 
-    With the same seed the batches are the same, whatever the number of threads; :meth:`state` is where it stands. The
+    With the same seed the batches are the same for any number of threads; :meth:`state` returns the position. The
     arguments are MXNet's, by name::
 
-        path_imgrec, path_imgidx            the file, and its index (without one, the records' heads are read first)
-        path_imglist, label_width           labels from a list (.lst) instead; labels an image
-        data_shape, batch_size, dtype   (channels, height, width); images a batch; float32, uint8, int8, ...
-        shuffle, seed, seed_aug         a new random order each epoch; what it and the augmentation follow from
-        num_parts, part_index               how many workers share the images, and which share this one reads
-        round_batch                             fill the last batch from the next epoch, which begins after that
-        preprocess_threads, prefetch_buffer  threads that decode; batches made ahead
-        resize, inter_method, pad       the length of the shorter side; OpenCV's number of the interpolation
-        rand_crop, max_crop_size, ...       cut anywhere (else the middle); squares of random size
-        random_resized_crop, max_random_area, max_aspect_ratio, ...   parts of random area and proportions
+        path_imgrec, path_imgidx            the file, and its index (without it, all records' headers are read first)
+        path_imglist, label_width           labels from a list (.lst) instead; number of labels per image
+        data_shape, batch_size, dtype       (channels, height, width); images in a batch; float32, uint8, int8, ...
+        shuffle, seed, seed_aug             a new random order each epoch; the seeds of the order and the augmentation
+        num_parts, part_index               number of workers that share the images; this worker's share
+        round_batch                         fill the last batch from the next epoch, which begins after that
+        preprocess_threads, prefetch_buffer number of decoding threads; number of prefetched batches
+        resize, inter_method, pad           length of the shorter side; OpenCV's interpolation; width of a border
+        rand_crop, max_crop_size, ...       crop at a random position instead of the centre; squares of random size
+        random_resized_crop, max_random_area, max_aspect_ratio, ...   crops of random area and proportions
         max_rotate_angle, max_shear_ratio, max_random_scale, rotate, fill_value   affine maps
         brightness, contrast, saturation, pca_noise, random_h, ...   random changes of colour
-        mirror, rand_mirror                 left and right exchanged, always or by chance
-        mean_r, std_r, scale, mean_img, ...   normalization
+        mirror, rand_mirror                 mirror left and right, always or with probability 0.5
+        damaged_images                      "decode" the readable part of a damaged JPEG, "raise" an error, or "skip"
+                                            to the next record
+        mean_r, std_r, scale, mean_img, ... normalization
 
-    Affine maps with an interpolation other than 0 are linear.
+    Affine maps use linear interpolation for all interpolation methods except 0.
 
     Raises:
-        ValueError: an argument is missing or has a value that it does not take; the file is empty.
+        ValueError: an argument is missing or invalid; the file is empty.
         RecordFormatError: the file is damaged.
-        OSError: a file can not be read.
-        ImageRecordError: (from :meth:`next`) a record is no image, is too small, or has other labels.
+        OSError: a file cannot be read.
+        ImageRecordError: (from :meth:`next`) a record is not an image, is too small, or has other labels.
 
     Example:
         >>> batches = mx.io.ImageRecordIter(
@@ -63,43 +65,43 @@ class ImageRecordIter(RecordIter):
         )
         self._mean = self._channel_values("mean")
         if self._normalizing.mean_img:
-            self._mean = self._mean_image(self._normalizing.mean_img, self._plain_images())
+            self._mean = self._mean_image(self._normalizing.mean_img, self._unnormalized_images())
         self._fetch()
 
     # -- one image ---------------------------------------------------------------------------------------------
 
     def _random(self, batch: Batch) -> Any:
         seed = self._reading.seed if self._reading.seed_aug is None else self._reading.seed_aug
-        return rng.seeded(seed, 1, batch.number).random((len(batch.rows), RANDOM + 3))
+        return rng.make_generator(seed, 1, batch.number).random((len(batch.rows), RANDOM + 3))
 
-    def _instance(self, row: int, u: Any, data: Any, label: Any) -> int:
+    def _make_sample(self, row: int, numbers: Any, data: Any, label: Any) -> int:
         header, raw = unpack(self._records.read(row))
         if header.flag or self._labels is not None or len(label) > 1:
-            label[:] = self._label_of(header)
+            label[:] = self._read_label(header)
         else:
             label[0] = header.label
-        image = self._augmented(raw, u)
-        given = self._normalizing
-        mirrored = given.mirror or (given.rand_mirror and u[RANDOM] < 0.5)
-        normalize.into(data, image, mirrored, self._scaling(u[RANDOM + 1 :]))
+        image = self._decode_and_augment(raw, numbers)
+        normalizing = self._normalizing
+        is_mirrored = normalizing.mirror or (normalizing.rand_mirror and numbers[RANDOM] < 0.5)
+        normalize.write_image(data, image, is_mirrored, self._scaling(numbers[RANDOM + 1 :]))
         return header.id
 
-    def _augmented(self, raw: bytes, u: Any) -> codecs.Image:
+    def _decode_and_augment(self, raw: bytes, numbers: Any) -> codecs.Image:
         """Decode an image, and augment it."""
-        return augment(self._decoded(raw), self._augmenting, self._reading.size, u)
+        return augment(self._decode(raw), self._augmenting, self._reading.size, numbers)
 
-    def _label_of(self, header: Any) -> Any:
+    def _read_label(self, header: Any) -> Any:
         width = self._reading.label_width
         if self._labels is not None:
             try:
                 return self._labels[header.id]
             except KeyError:
                 raise ValueError(
-                    f"its image has the number {header.id}, which {self._reading.path_imglist!r} has no labels for"
+                    f"its image has the number {header.id}, and {self._reading.path_imglist!r} has no labels for it"
                 ) from None
-        found = max(1, header.flag)
-        if found != width:
-            raise ValueError(f"it has {found} label(s), but label_width is {width}")
+        count = max(1, header.flag)
+        if count != width:
+            raise ValueError(f"it has {count} label(s), but label_width is {width}")
         return header.label
 
     # -- normalization -----------------------------------------------------------------------------------------
@@ -109,42 +111,49 @@ class ImageRecordIter(RecordIter):
         values = [getattr(self._normalizing, f"{name}_{channel}") for channel in "rgba"]
         return np.array(values[:channels], np.float32)
 
-    def _scaling(self, u: Any) -> normalize.Scaling | None:
-        given = self._normalizing
-        if not given.max_random_contrast and not given.max_random_illumination:
-            return self._usual_scaling
-        return self._scaling_by((2 * u[0] - 1) * given.max_random_contrast, (2 * u[1] - 1))
+    def _scaling(self, numbers: Any) -> normalize.Scaling | None:
+        normalizing = self._normalizing
+        if not normalizing.max_random_contrast and not normalizing.max_random_illumination:
+            return self._constant_scaling
+        return self._scaling_by((2 * numbers[0] - 1) * normalizing.max_random_contrast, (2 * numbers[1] - 1))
 
     @cached_property
-    def _usual_scaling(self) -> normalize.Scaling | None:
-        """The scaling of images where nothing of it is random."""
+    def _constant_scaling(self) -> normalize.Scaling | None:
+        """The scaling of images without random contrast and illumination."""
         return self._scaling_by(0.0, 0.0)
 
     def _scaling_by(self, contrast: float, illumination: float) -> normalize.Scaling | None:
         if self._dtype == np.uint8:
             return None
-        given = self._normalizing
-        factor = np.float32((contrast + 1) * given.scale)
-        shift = np.float32(illumination * given.max_random_illumination * given.scale)
+        normalizing = self._normalizing
+        factor = np.float32((contrast + 1) * normalizing.scale)
+        shift = np.float32(illumination * normalizing.max_random_illumination * normalizing.scale)
         std = self._channel_values("std")
         return normalize.Scaling(self._mean, factor / std, shift / std)
 
-    def _plain_images(self) -> Iterator[Any]:
-        """All images, augmented and not normalized."""
-        random = rng.seeded(self._reading.seed, 2)
+    def _unnormalized_images(self) -> Iterator[Any]:
+        """Iterate over all images, augmented but not normalized."""
+        random = rng.make_generator(self._reading.seed, 2)
         for row in range(len(self._records)):
-            yield self._augmented(unpack(self._records.read(row))[1], random.random(RANDOM))
+            numbers = random.random(RANDOM)
+            try:
+                image = self._decode_and_augment(unpack(self._records.read(row))[1], numbers)
+            except DAMAGED:
+                if self._damaged != "skip":
+                    raise
+            else:
+                yield image
 
 
 class ImageRecordUInt8Iter(ImageRecordIter):
-    """As :class:`ImageRecordIter` with bytes: nothing is normalized."""
+    """Batches of images from a RecordIO file as uint8, without normalization; see :class:`ImageRecordIter`."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{**kwargs, "dtype": "uint8"})
 
 
 class ImageRecordInt8Iter(ImageRecordIter):
-    """As :class:`ImageRecordIter` with bytes from -128 to 127: the mean is taken off, and that is all."""
+    """Batches of images from a RecordIO file as int8; only the mean is subtracted. See :class:`ImageRecordIter`."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{**kwargs, "dtype": "int8"})

@@ -1,4 +1,4 @@
-"""Batches of MNIST's digits."""
+"""`MNISTIter`: batches of the MNIST digits."""
 
 from __future__ import annotations
 
@@ -10,34 +10,32 @@ import numpy as np
 from flowmx.data import rng
 from flowmx.data.idx import read_mnist
 from flowmx.data.sharding import share
-from flowmx.io.rows import RowsIter, dtype_of, ignore_rest
+from flowmx.io.memory_iter import MemoryIter, element_type, ignore_rest
 
 
-class MNISTIter(RowsIter):
-    """Batches of MNIST's digits, as numbers from 0 to 1.
-
-    Instances that fill no batch are left out.
+class MNISTIter(MemoryIter):
+    """Batches of the MNIST digits, with pixels from 0 to 1. An incomplete last batch is dropped.
 
     Args:
-        image: the images' file (IDX; compressed with gzip too).
+        image: the images' file (IDX; may be compressed with gzip).
         label: the labels' file.
-        batch_size: instances in a batch.
-        shuffle: in a random order, drawn once, as MXNet does.
-        flat: images as rows of numbers, (batch, 784), instead of (batch, 1, 28, 28).
+        batch_size: the number of samples in a batch.
+        shuffle: whether to use a random order, drawn once, as MXNet does.
+        flat: return images of shape (batch, 784) instead of (batch, 1, 28, 28).
         seed: the seed of the order.
-        silent: kept for MXNet's scripts.
-        num_parts: the number of workers that share the instances.
+        silent: ignored; accepted for MXNet's scripts.
+        num_parts: the number of workers that share the samples.
         part_index: the index of this worker's share, from 0.
-        prefetch_buffer: kept for MXNet's scripts: all is in memory.
-        ctx: kept for MXNet's scripts.
+        prefetch_buffer: ignored; accepted for MXNet's scripts: all data is in memory.
+        ctx: ignored; accepted for MXNet's scripts.
         dtype: the element type, float32 by default.
         data_name: the name of the input.
         label_name: the name of the label.
-        **kwargs: ignored with a warning (MXNet's scripts give ``input_shape``, which follows from the files).
+        **kwargs: ignored with a warning (MXNet's scripts pass ``input_shape``, which the files determine).
 
     Raises:
-        OSError: a file can not be read.
-        ValueError: a file in another format, or fewer instances than a batch.
+        OSError: a file cannot be read.
+        ValueError: a file has another format, or there are fewer samples than a batch.
     """
 
     def __init__(
@@ -59,12 +57,12 @@ class MNISTIter(RowsIter):
         **kwargs: Any,
     ) -> None:
         ignore_rest("MNISTIter", kwargs)
-        kind = dtype_of("MNISTIter", dtype)
+        kind = element_type("MNISTIter", dtype)
         images, labels = read_mnist(image, label)
         part = share(len(images), part_index, num_parts)
         images, labels = images[part], labels[part]
         if shuffle:
-            order = rng.seeded(seed).permutation(len(images))
+            order = rng.make_generator(seed).permutation(len(images))
             images, labels = images[order], labels[order]
         images = images.reshape(len(images), -1) if flat else images[:, None]
         self._scale = np.float32(1 / 256)
@@ -74,7 +72,7 @@ class MNISTIter(RowsIter):
         )  # fmt: skip
         self.provide_data[0].dtype = kind.type
 
-    def _taken(self, source: np.ndarray[Any, Any], rows: Any) -> Any:
+    def _select(self, source: np.ndarray[Any, Any], rows: Any) -> Any:
         if source is self._data:
             source, rows = (source[rows] * self._scale).astype(self._kind), slice(None)
-        return super()._taken(source, rows)
+        return super()._select(source, rows)

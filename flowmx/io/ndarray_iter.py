@@ -8,34 +8,33 @@ from typing import Any
 import numpy as np
 
 from flowmx import ndarray as nd
-from flowmx import random
-from flowmx.data import tables
+from flowmx.data import rng, tables
 from flowmx.data.batch_order import check_last_batch, check_state
-from flowmx.io.base import DataBatch, DataDesc, DataIter
+from flowmx.io.data_iter import DataBatch, DataDesc, DataIter
 from flowmx.ndarray import NDArray
 
 
 class NDArrayIter(DataIter):
-    """Batches of arrays in memory, in order or shuffled anew at each :meth:`reset`.
+    """Batches of arrays in memory, in order or shuffled again at each :meth:`reset`.
 
     Args:
-        data: the inputs: an array (NumPy's, or ours), a list of arrays, or a dict by name. NumPy arrays become
-            float32, as everywhere in MXNet. Inputs come in the order of their names. A table of pandas, polars, Arrow
-            or ``datasets`` is one array, (n, columns), and a column of theirs one of (n,); ``{name: table[name], ...}``
-            makes each column an input of that name. A csr matrix, also SciPy's, gives csr batches.
-        label: the labels, likewise.
-        batch_size: instances in a batch.
-        shuffle: draw the order of the instances from the generator that ``mx.random.seed`` seeds.
-        last_batch_handle: the treatment of instances that fill no batch: ``"pad"`` fills it with the first
-            ones, ``"discard"`` drops them, ``"roll_over"`` puts them before the next epoch's first.
+        data: the inputs: an array (NumPy or NDArray), a list of arrays, or a dict by name. NumPy arrays become
+            float32, as in MXNet. Inputs are ordered by name. A table of pandas, polars, Arrow or ``datasets``
+            is an array of shape (n, columns), and a column an array of shape (n,);
+            ``{name: table[name], ...}`` makes each column an input. A csr matrix (also SciPy's) gives csr batches.
+        label: the labels, in the same forms.
+        batch_size: the number of samples in a batch.
+        shuffle: whether to draw the order of the samples from NumPy's generator, as MXNet does.
+        last_batch_handle: the treatment of an incomplete last batch: ``"pad"`` fills it with the first
+            samples, ``"discard"`` drops it, ``"roll_over"`` puts its samples at the beginning of the next epoch.
         data_name: the name of a single input.
         label_name: the name of a single label.
-        layout: says which axis the instances are on: that of the N.
+        layout: a letter for each axis; N is the batch axis.
 
     Raises:
-        ValueError: no data, an unknown ``last_batch_handle``, an array with fewer instances than the first, missing
-            values in a table, or fewer instances than a batch where the rest is discarded.
-        TypeError: ``data`` or ``label`` is something else, or a table's column holds no numbers.
+        ValueError: there is no data, ``last_batch_handle`` is unknown, an array has fewer samples than the first, a
+            table has missing values, or there are fewer samples than a batch and an incomplete batch is dropped.
+        TypeError: ``data`` or ``label`` has the wrong type, or a table's column is not numeric.
 
     Example:
         >>> batches = mx.io.NDArrayIter(numpy.zeros((10, 4)), numpy.zeros(10), batch_size=3)
@@ -65,71 +64,74 @@ class NDArrayIter(DataIter):
         self.data = named_arrays("data", data, data_name)
         self.label = named_arrays("label", label, label_name)
         if not self.data:
-            raise ValueError("NDArrayIter: data holds no array")
+            raise ValueError("NDArrayIter: data has no arrays")
         self.num_data = self.data[0][1].shape[self.axis]
         for name, array in (*self.data, *self.label):
             if array.ndim <= self.axis or array.shape[self.axis] < self.num_data:
                 raise ValueError(
-                    f"NDArrayIter: {name!r} has shape {array.shape}, expected {self.num_data} instances on axis "
+                    f"NDArrayIter: {name!r} has shape {array.shape}, expected {self.num_data} samples on axis "
                     f"{self.axis} as {self.data[0][0]!r} has"
                 )
         if last_batch_handle == "discard" and self.num_data < batch_size:
             raise ValueError(
-                f"NDArrayIter: batch_size is {batch_size}, but there are only {self.num_data} instances, and those "
-                "that fill no batch are discarded"
+                f"NDArrayIter: batch_size is {batch_size}, but there are only {self.num_data} samples, and an "
+                "incomplete batch is discarded"
             )
         self.shuffle = shuffle
         self.last_batch_handle = last_batch_handle
         self.idx: Any = np.arange(self.num_data)
-        """The order of the instances; an array of ours where it is shuffled."""
-        self._order: list[int] | None = None
-        """The same as a list, once :meth:`state` was asked for it."""
+        """The next shuffle shuffles this permutation, then applies it to the current order, as in MXNet."""
+        self._rows: Any = np.arange(self.num_data)
+        """The samples in the current order."""
+        self._order_lists: dict[str, list[int]] | None = None
+        """Order and permutation as lists, cached by :meth:`state`."""
         self.cursor = -batch_size
         self._rest: tuple[list[NDArray], list[NDArray]] | None = None
-        """The instances that roll over into the next epoch."""
+        """The samples that roll over into the next epoch."""
         self.reset()
 
     @property
     def provide_data(self) -> list[DataDesc]:
-        """Describes the inputs of a batch."""
-        return self._described(self.data)
+        """Names, shapes and dtypes of the inputs of a batch."""
+        return self._describe(self.data)
 
     @property
     def provide_label(self) -> list[DataDesc]:
-        """Describes the labels of a batch."""
-        return self._described(self.label)
+        """Names, shapes and dtypes of the labels of a batch."""
+        return self._describe(self.label)
 
-    def _described(self, source: list[tuple[str, NDArray]]) -> list[DataDesc]:
-        described = []
+    def _describe(self, source: list[tuple[str, NDArray]]) -> list[DataDesc]:
+        descs = []
         for name, array in source:
             shape = (*array.shape[: self.axis], self.batch_size, *array.shape[self.axis + 1 :])
-            described.append(DataDesc(name, shape, array.dtype, self.layout))
-        return described
+            descs.append(DataDesc(name, shape, array.dtype, self.layout))
+        return descs
 
     def hard_reset(self) -> None:
-        """Go back to the first batch, and forget what would roll over."""
-        self._shuffle()
+        """Go back to the first batch, and drop the samples to roll over."""
+        self._shuffle_data()
         self._rest = None
         self.cursor = -self.batch_size
 
     def reset(self) -> None:
-        """Go back to the first batch, in a new order where they are shuffled.
+        """Go back to the first batch, in a new order if shuffled.
 
-        With ``"roll_over"`` the instances that filled no batch come first.
+        With ``"roll_over"`` the samples of the incomplete batch come first.
         """
-        self._shuffle()
-        is_rest = self.num_data - self.batch_size < self.cursor < self.num_data
-        if self.last_batch_handle == "roll_over" and is_rest:
+        self._shuffle_data()
+        has_rest = self.num_data - self.batch_size < self.cursor < self.num_data
+        if self.last_batch_handle == "roll_over" and has_rest:
             self.cursor -= self.num_data + self.batch_size
         else:
             self.cursor = -self.batch_size
             self._rest = None
 
-    def _shuffle(self) -> None:
-        """Draw a new order: on the engine, since the generator may be busy, and nothing here may wait for it."""
+    def _shuffle_data(self) -> None:
+        """Draw a new order from NumPy's generator."""
         if self.shuffle:
-            self.idx = random.shuffle(nd.array(np.arange(self.num_data), dtype=np.int64))
-            self._order = None
+            rng.numpy().shuffle(self.idx)
+            self._rows = self._rows[self.idx]
+            self._order_lists = None
 
     def iter_next(self) -> bool:
         self.cursor += self.batch_size
@@ -141,10 +143,10 @@ class NDArrayIter(DataIter):
         if not self.iter_next():
             raise StopIteration
         if self.last_batch_handle == "roll_over" and self.cursor + self.batch_size > self.num_data:
-            kept = self._rest if self.cursor < 0 else None
+            rest = self._rest if self.cursor < 0 else None
             start = max(0, self.cursor)
-            data, label = self._taken(self.data, start), self._taken(self.label, start)
-            self._rest = (self._joined(kept[0], data), self._joined(kept[1], label)) if kept else (data, label)
+            data, label = self._getdata(self.data, start), self._getdata(self.label, start)
+            self._rest = (self._concat(rest[0], data), self._concat(rest[1], label)) if rest else (data, label)
             raise StopIteration
         data, label, pad = self.getdata(), self.getlabel(), self.getpad()
         if self.cursor >= 0:
@@ -152,100 +154,102 @@ class NDArrayIter(DataIter):
         return DataBatch(data, label, pad)
 
     def getdata(self) -> list[NDArray]:
-        return self._batch(self.data, 0)
+        return self._batchify(self.data)
 
     def getlabel(self) -> list[NDArray]:
-        return self._batch(self.label, 1)
+        return self._batchify(self.label)
 
     def getpad(self) -> int:
         missing = self.cursor + self.batch_size - self.num_data
         if self.last_batch_handle == "pad" and missing > 0:
             return missing
-        # As MXNet has it: what rolled over is called padding too.
+        # As in MXNet: samples that rolled over count as padding too.
         return -self.cursor if self.last_batch_handle == "roll_over" and self.cursor < 0 else 0
 
     def state(self) -> dict[str, Any]:
-        """The position in the epoch; waits for the shuffled order, and for instances that roll over.
+        """Return the position in the epoch; waits for samples that roll over.
 
-        The order of later epochs comes from the generator that ``mx.random.seed`` seeds, which is not in the state.
+        The orders of later epochs come from NumPy's generator, whose state is not included.
         """
         rest = None if self._rest is None else [[array.asnumpy().tolist() for array in part] for part in self._rest]
-        if self.shuffle and self._order is None:  # once an epoch: it is long
-            self._order = self.idx.asnumpy().tolist()
+        if self.shuffle and self._order_lists is None:  # once per epoch, because they are long
+            self._order_lists = {"order": self._rows.tolist(), "permutation": self.idx.tolist()}
         return {
             "num_data": self.num_data, "batch_size": self.batch_size, "last_batch_handle": self.last_batch_handle,
-            "cursor": self.cursor, "order": self._order, "rest": rest,
+            "cursor": self.cursor, **(self._order_lists or {"order": None}), "rest": rest,
         }  # fmt: skip
 
     def set_state(self, state: dict[str, Any]) -> None:
         names = ("num_data", "batch_size", "last_batch_handle")
         check_state(state, {name: getattr(self, name) for name in names})
         if (state["order"] is not None) != self.shuffle:
-            raise ValueError("NDArrayIter: of the state's iterator and this one only one is shuffled")
+            raise ValueError("NDArrayIter: the state's iterator is shuffled and this one is not, or the reverse")
         self.cursor = int(state["cursor"])
         if self.shuffle:
-            self._order = list(state["order"])
-            self.idx = nd.array(np.asarray(self._order), dtype=np.int64)
-        self._rest = None if state["rest"] is None else self._rest_of(state["rest"])
+            self._rows = np.array(state["order"])
+            self.idx = np.array(state.get("permutation") or state["order"])
+            self._order_lists = None
+        self._rest = None if state["rest"] is None else self._rest_rows(state["rest"])
 
-    def _rest_of(self, values: list[list[Any]]) -> tuple[list[NDArray], list[NDArray]]:
+    def _rest_rows(self, values: list[list[Any]]) -> tuple[list[NDArray], list[NDArray]]:
         data, label = (
             [nd.array(value, dtype=array.dtype) for value, (_, array) in zip(part, source, strict=True)]
             for part, source in zip(values, (self.data, self.label), strict=True)
         )
         return data, label
 
-    def _batch(self, source: list[tuple[str, NDArray]], part: int) -> list[NDArray]:
+    def _batchify(self, source: list[tuple[str, NDArray]]) -> list[NDArray]:
+        """Return the arrays of the current batch."""
         end = self.cursor + self.batch_size
         if self.cursor < 0:
-            assert self._rest is not None, "a cursor before the first instance means that some rolled over"
-            return self._joined(self._rest[part], self._taken(source, 0, end))
-        taken = self._taken(source, self.cursor, min(end, self.num_data))
+            assert self._rest is not None, "a negative cursor means that samples rolled over"
+            return self._concat(self._rest[0 if source is self.data else 1], self._getdata(source, 0, end))
+        arrays = self._getdata(source, self.cursor, min(end, self.num_data))
         missing = end - self.num_data
-        while missing > 0:  # more than once where a batch is longer than all the data
-            more = min(missing, self.num_data)
-            taken = self._joined(taken, self._taken(source, 0, more))
-            missing -= more
-        return taken
+        while missing > 0:  # repeated if a batch is longer than all data
+            count = min(missing, self.num_data)
+            arrays = self._concat(arrays, self._getdata(source, 0, count))
+            missing -= count
+        return arrays
 
-    def _taken(self, source: list[tuple[str, NDArray]], start: int, stop: int | None = None) -> list[NDArray]:
-        """Copies of a range of instances, in the current order."""
+    def _getdata(self, source: list[tuple[str, NDArray]], start: int, stop: int | None = None) -> list[NDArray]:
+        """Copy a range of samples, in the current order."""
         stop = self.num_data if stop is None else stop
         if not self.shuffle:
             if any(array.stype == "csr" for _, array in source):
                 return [array[start:stop].copy() for _, array in source]
-            where = (slice(None),) * self.axis + (slice(start, stop),)
-            return [array[where].copy() for _, array in source]
-        chosen = self.idx[start:stop]
-        return [nd.op.take(array, chosen.as_in_context(array.context), axis=self.axis) for _, array in source]
+            index = (slice(None),) * self.axis + (slice(start, stop),)
+            return [array[index].copy() for _, array in source]
+        rows = nd.array(self._rows[start:stop], dtype=np.int64)
+        return [nd.op.take(array, rows.as_in_context(array.context), axis=self.axis) for _, array in source]
 
-    def _joined(self, first: list[NDArray], second: list[NDArray]) -> list[NDArray]:
+    def _concat(self, first: list[NDArray], second: list[NDArray]) -> list[NDArray]:
         return [nd.op.concat(a, b, dim=self.axis) for a, b in zip(first, second, strict=True)]
 
 
-def named_arrays(argument: str, given: Any, default_name: str) -> list[tuple[str, NDArray]]:
-    """Make pairs of name and array, in the order of the names, of an array, a list of arrays, or a dict.
+def named_arrays(argument: str, source: Any, default_name: str) -> list[tuple[str, NDArray]]:
+    """Make pairs of name and array, ordered by name, from an array, a list of arrays, or a dict.
 
     Raises:
-        TypeError: ``given`` is something else, or holds something that is no array.
+        TypeError: the source has another type, or an element is not an array.
     """
-    if given is None:
+    if source is None:
         return []
-    if isinstance(given, (np.ndarray, NDArray)) or tables.is_table(given):
-        given = [given]
-    if isinstance(given, (list, tuple)):
-        names = [default_name] if len(given) == 1 else [f"_{i}_{default_name}" for i in range(len(given))]
-        given = dict(zip(names, given, strict=True))
-    if not isinstance(given, Mapping):
+    if isinstance(source, (np.ndarray, NDArray)) or tables.is_table(source):
+        source = [source]
+    if isinstance(source, (list, tuple)):
+        names = [default_name] if len(source) == 1 else [f"_{i}_{default_name}" for i in range(len(source))]
+        source = dict(zip(names, source, strict=True))
+    if not isinstance(source, Mapping):
         raise TypeError(
-            f"NDArrayIter: {argument} is {type(given).__name__}, expected an array, a list of arrays, or a dict of them"
+            f"NDArrayIter: {argument} is {type(source).__name__}, expected an array, a list of arrays, or a dict"
         )
-    named = []
-    for name, value in sorted(given.items()):
+    pairs = []
+    for name, value in sorted(source.items()):
         if tables.is_table(value):
             value = tables.as_array(f"NDArrayIter: {name!r}", value)
         try:
-            named.append((name, value if isinstance(value, NDArray) else nd.array(value)))
+            pairs.append((name, value if isinstance(value, NDArray) else nd.array(value)))
         except (TypeError, ValueError) as error:
             raise TypeError(f"NDArrayIter: {name!r} is {type(value).__name__}, expected an array ({error})") from error
-    return named
+    return pairs

@@ -1,29 +1,32 @@
-"""Iterators over other iterators."""
+"""Iterators that wrap other iterators."""
 
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from flowmx import engine
+from flowmx import engine, process_hooks
 from flowmx.data.batch_order import check_state
-from flowmx.io.base import BatchIter, DataBatch, DataDesc, DataIter, _next_or_none
+from flowmx.data.pending_batches import Failure, PendingIterator
+from flowmx.io.data_iter import BatchIter, DataBatch, DataDesc, DataIter, _next_or_none
+from flowmx.overrides import is_replaced
+
+_GETTERS = {name: getattr(BatchIter, name) for name in ("getdata", "getlabel", "getpad", "getindex")}
 
 
 class ResizeIter(BatchIter):
-    """Another iterator with a set number of batches in an epoch; it starts over as often as needed.
+    """Wraps an iterator so that epochs have a fixed number of batches; it is reset as often as necessary.
 
     Args:
-        data_iter: the other iterator.
-        size: batches in an epoch.
-        reset_internal: reset the other iterator with this one.
+        data_iter: the iterator.
+        size: the number of batches in an epoch.
+        reset_internal: whether :meth:`reset` resets ``data_iter`` too.
     """
 
     def __init__(self, data_iter: DataIter, size: int, reset_internal: bool = True) -> None:
@@ -44,17 +47,25 @@ class ResizeIter(BatchIter):
             self.data_iter.reset()
 
     def next(self) -> DataBatch:
-        if self.cur == self.size:
+        if not self.iter_next():
             raise StopIteration
+        if any(is_replaced(self, name, method) for name, method in _GETTERS.items()):
+            return DataBatch(self.getdata(), self.getlabel(), self.getpad(), self.getindex())
+        assert self.current_batch is not None
+        return self.current_batch
+
+    def iter_next(self) -> bool:
+        if self.cur == self.size:
+            return False
         batch = _next_or_none(self.data_iter)
         if batch is None:
             self.data_iter.reset()
             batch = _next_or_none(self.data_iter)
             if batch is None:
-                raise ValueError("ResizeIter: the other iterator is empty, even after a reset")
+                raise ValueError("ResizeIter: data_iter is empty, even after a reset")
         self.current_batch = batch
         self.cur += 1
-        return batch
+        return True
 
     def state(self) -> dict[str, Any]:
         return {"cur": self.cur, "size": self.size, "data_iter": self.data_iter.state()}
@@ -65,19 +76,19 @@ class ResizeIter(BatchIter):
         self.cur = int(state["cur"])
 
 
-class PrefetchingIter(BatchIter):
-    """Other iterators, whose next batch is always fetched in the background; their batches are put together.
+class PrefetchingIter(PendingIterator[DataBatch], BatchIter):
+    """Fetches the next batch of other iterators in the background, and concatenates their lists of arrays.
 
-    A fetch that fails does so where its batch is asked for. The end of the program waits for no batch that nobody
-    has asked for.
+    A fetch's error is raised when its batch is requested. The program does not wait at its exit for batches that were
+    not requested.
 
     Args:
         iters: an iterator, or several with equal numbers of batches.
-        rename_data: for each iterator, from names of its inputs to new names.
-        rename_label: likewise for the labels.
+        rename_data: for each iterator, a dict from names of its inputs to new names.
+        rename_label: the same, for the labels.
 
     Raises:
-        ValueError: no iterator; later, iterators of different lengths.
+        ValueError: there are no iterators; or, in :meth:`next`, they differ in length.
     """
 
     def __init__(
@@ -88,151 +99,171 @@ class PrefetchingIter(BatchIter):
     ) -> None:
         self.iters: list[DataIter] = [iters] if isinstance(iters, DataIter) else list(iters)
         if not self.iters:
-            raise ValueError("PrefetchingIter: there is no iterator")
-        super().__init__(self.iters[0].batch_size)
+            raise ValueError("PrefetchingIter: there are no iterators")
+        PendingIterator.__init__(self)
+        BatchIter.__init__(self, self.iters[0].batch_size)
         self.rename_data = rename_data
         self.rename_label = rename_label
-        # A variable for each iterator: its fetches and resets happen one after the other, in order.
+        # One variable per iterator orders its fetches and resets.
         self._variables = [engine.Variable(f"prefetch {index}") for index in range(len(self.iters))]
         self._ahead = self._fetch()
 
-    def _push(self, name: str, calls: Sequence[Sequence[Any]]) -> list[engine.Handle]:
+    def _push(self, name: str, calls: Sequence[Sequence[Any]]) -> _HandleGroup:
         """Enqueue a call, as (function, *arguments), for each iterator."""
-        return [
-            engine.push(_aside(*call), writes=[variable], name=name)
+        return _HandleGroup(
+            engine.push(_in_thread(*call), writes=[variable], name=name)
             for call, variable in zip(calls, self._variables, strict=True)
-        ]
+        )
 
-    def _fetch(self) -> list[engine.Handle]:
-        return self._push("prefetch", [(_next_and_state, each) for each in self.iters])
+    def _fetch(self) -> _HandleGroup:
+        return self._push("prefetch", [(_next_and_state, iterator) for iterator in self.iters])
 
     @property
     def provide_data(self) -> list[DataDesc]:
-        """Describes the inputs of a batch."""
-        return _renamed([each.provide_data for each in self.iters], self.rename_data)
+        """Names, shapes and dtypes of the inputs of a batch."""
+        return _rename([iterator.provide_data for iterator in self.iters], self.rename_data)
 
     @property
     def provide_label(self) -> list[DataDesc]:
-        """Describes the labels of a batch."""
-        return _renamed([each.provide_label for each in self.iters], self.rename_label)
+        """Names, shapes and dtypes of the labels of a batch."""
+        return _rename([iterator.provide_label for iterator in self.iters], self.rename_label)
 
     def reset(self) -> None:
-        self._push("reset", [(each.reset,) for each in self.iters])
+        self._push("reset", [(iterator.reset,) for iterator in self.iters])
         self._ahead = self._fetch()
 
     def next(self) -> DataBatch:
-        return self._put_together([handle.wait()[0] for handle in self._ahead], StopIteration)
+        return self._take()
 
     async def __anext__(self) -> DataBatch:
-        return self._put_together([(await handle)[0] for handle in self._ahead], StopAsyncIteration)
+        return await self._take_async()
+
+    def _head(self) -> _HandleGroup:
+        return self._ahead
 
     def state(self) -> list[Any]:
-        """The state of the iterators before the next batch; waits for that batch.
+        """Return the state of the iterators before the next batch; waits for that batch.
 
         Raises:
-            NotImplementedError: one of them does not say where it stands.
+            NotImplementedError: an iterator cannot save its position.
         """
-        found = [handle.wait()[1] for handle in self._ahead]
-        for state in found:
+        states = [state for _, state in self._ahead.wait()]
+        for state in states:
             if isinstance(state, NotImplementedError):
                 raise state
-        return found
+        return states
 
     def set_state(self, state: list[Any]) -> None:
         if len(state) != len(self.iters):
-            raise ValueError(f"PrefetchingIter: the state is of {len(state)} iterators, expected {len(self.iters)}")
-        calls = [(each.set_state, own) for each, own in zip(self.iters, state, strict=True)]
-        for handle in self._push("set_state", calls):
-            handle.wait()
+            raise ValueError(f"PrefetchingIter: the state has {len(state)} iterators, expected {len(self.iters)}")
+        calls = [(iterator.set_state, inner) for iterator, inner in zip(self.iters, state, strict=True)]
+        self._push("set_state", calls).wait()
         self._ahead = self._fetch()
 
-    def _put_together(self, batches: list[DataBatch | Exception | None], stop: type[Exception]) -> DataBatch:
-        for batch in batches:
+    def _pop(self, result: Any) -> DataBatch:
+        if isinstance(result, Failure):
+            raise result.error
+        results: list[DataBatch | Exception | None] = [batch for batch, _ in result]
+        for batch in results:
             if isinstance(batch, Exception):
                 raise batch
-        found = [batch for batch in batches if isinstance(batch, DataBatch)]
-        if not found:
-            raise stop
-        if len(found) < len(batches) or len({batch.pad for batch in found}) > 1:
-            raise ValueError("PrefetchingIter: the iterators differ in their number of instances")
+        batches = [batch for batch in results if isinstance(batch, DataBatch)]
+        if not batches:
+            raise StopIteration
+        if len(batches) < len(results) or len({batch.pad for batch in batches}) > 1:
+            raise ValueError("PrefetchingIter: the iterators differ in their number of samples")
         self._ahead = self._fetch()
         self.current_batch = DataBatch(
-            [array for batch in found for array in batch.data or ()],
-            [array for batch in found for array in batch.label or ()],
-            found[0].pad, found[0].index, provide_data=self.provide_data, provide_label=self.provide_label,
+            [array for batch in batches for array in batch.data or ()],
+            [array for batch in batches for array in batch.label or ()],
+            batches[0].pad, batches[0].index, provide_data=self.provide_data, provide_label=self.provide_label,
         )  # fmt: skip
         return self.current_batch
 
 
+class _HandleGroup(tuple[engine.Handle, ...]):
+    """The handles of several operations, awaited together."""
+
+    def __await__(self) -> Generator[Any, None, list[Any]]:
+        results = []
+        for handle in self:
+            results.append((yield from handle.__await__()))
+        return results
+
+    def wait(self) -> list[Any]:
+        """Block until all operations are complete; return their results."""
+        return [handle.wait() for handle in self]
+
+
 def _next_and_state(iterator: DataIter) -> tuple[DataBatch | Exception | None, Any]:
-    """The next batch, or why there is none, and where the iterator stood before."""
+    """Return the iterator's next batch (or error, or None), and its state before that batch."""
     try:
         state = iterator.state()
     except NotImplementedError as error:
         state = error
     try:
         return _next_or_none(iterator), state
-    except Exception as error:  # for whoever asks for the batch: it may be nobody
+    except Exception as error:  # raised when the batch is requested, if ever
         return error, state
 
 
 # -- threads -----------------------------------------------------------------------------------------------
 
-_LAST_CALLS = 1.0
-"""Seconds that the program's end waits for calls that run."""
+_EXIT_TIMEOUT = 1.0
+"""Time limit in seconds for running calls at the program's exit."""
 
 
-class _Calls:
-    """The calls that run in threads of their own.
+class _DaemonCalls:
+    """Calls that run in daemon threads.
 
-    Python waits at its exit for the threads of pools, but not for these: a source of data may never answer.
+    Python waits at its exit for pools' threads, but not for daemon threads. A data source may never answer.
     """
 
     def __init__(self) -> None:
         self._answers: weakref.WeakSet[asyncio.Future[Any]] = weakref.WeakSet()
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-        self._ended = False
+        self._is_closed = False
 
-    async def make(self, function: Callable[..., Any], *args: Any) -> Any:
-        """The result or the error of the function; nothing, once the program ends."""
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Return the result of a function, or raise its error; return `_NOTHING` once the program exits."""
         answer = asyncio.get_running_loop().create_future()
         self._answers.add(answer)
-        if self._ended:  # looked at once end() can see the answer
+        if self._is_closed:  # checked after end() can see the answer
             return _NOTHING
-        thread = threading.Thread(target=_answer, args=(answer, function, args), name="flowmx-prefetch", daemon=True)
+        thread = threading.Thread(target=_call_into, args=(answer, function, args), name="flowmx-prefetch", daemon=True)
         thread.start()
         self._threads.add(thread)
         return await answer
 
     def end(self) -> None:
-        """Let nobody wait for the calls, and those that run come to their end, where that takes but a moment."""
-        self._ended = True
+        """Cancel all waits for calls, and wait briefly for running calls."""
+        self._is_closed = True
         for answer in list(self._answers):
-            _tell(answer, _NOTHING, None)
-        end = time.monotonic() + _LAST_CALLS
+            _set_answer(answer, _NOTHING, None)
+        end = time.monotonic() + _EXIT_TIMEOUT
         for thread in list(self._threads):
             thread.join(max(0.0, end - time.monotonic()))
 
 
 _NOTHING = (None, None)
 """No batch and no state."""
-_calls = _Calls()
-atexit.register(_calls.end)  # before the engine's end, which would wait for these operations
+_calls = _DaemonCalls()
+process_hooks.at_exit(_calls.end)  # before the engine's exit handler, which would wait for these operations
 
 
-def _answer(answer: asyncio.Future[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _call_into(answer: asyncio.Future[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     try:
         result = function(*args)
     except BaseException as error:
-        _tell(answer, None, error)
+        _set_answer(answer, None, error)
     else:
-        _tell(answer, result, None)
+        _set_answer(answer, result, None)
 
 
-def _tell(answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    """Answer from another thread, unless it is answered or cancelled or its loop has ended."""
+def _set_answer(answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    """Complete a future from another thread, unless it is done or its loop is closed."""
 
-    def tell() -> None:
+    def complete() -> None:
         if answer.done():
             return
         if error is None:
@@ -241,19 +272,19 @@ def _tell(answer: asyncio.Future[Any], result: Any, error: BaseException | None)
             answer.set_exception(error)
 
     with contextlib.suppress(RuntimeError):
-        answer.get_loop().call_soon_threadsafe(tell)
+        answer.get_loop().call_soon_threadsafe(complete)
 
 
-def _aside(function: Callable[..., Any], *args: Any) -> Any:
-    """A coroutine function that calls it in a thread of its own: neither the engine nor a loop waits for it."""
-    return partial(_calls.make, function, *args)
+def _in_thread(function: Callable[..., Any], *args: Any) -> Any:
+    """Make a coroutine function that calls a function in a daemon thread."""
+    return partial(_calls.call, function, *args)
 
 
-def _renamed(described: list[list[Any]], names: Sequence[Mapping[str, str]] | None) -> list[DataDesc]:
-    found = []
-    for index, part in enumerate(described):
-        for each in part:
-            one = each if isinstance(each, DataDesc) else DataDesc(*each)
-            name = names[index][one.name] if names is not None else one.name
-            found.append(DataDesc(name, one.shape, one.dtype, one.layout))
-    return found
+def _rename(descs: list[list[Any]], names: Sequence[Mapping[str, str]] | None) -> list[DataDesc]:
+    results = []
+    for index, part in enumerate(descs):
+        for item in part:
+            desc = item if isinstance(item, DataDesc) else DataDesc(*item)
+            name = names[index][desc.name] if names is not None else desc.name
+            results.append(DataDesc(name, desc.shape, desc.dtype, desc.layout))
+    return results

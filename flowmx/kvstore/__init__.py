@@ -1,4 +1,4 @@
-"""Key-value stores (``mx.kv``): values that devices push to and pull from, summed and updated on the way.
+"""Key-value stores (``mx.kv``): values that devices push to and pull from, with sums and updates.
 
 Example:
     >>> kv = mx.kv.create("device")

@@ -1,24 +1,24 @@
-"""The interface of key-value stores, the registry of their kinds, and ``create``."""
+"""The base class of key-value stores, the registry of store classes, and ``create``."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
+from flowmx import event_loops
 from flowmx.ndarray import NDArray
 from flowmx.registry import Registry
 
 __all__ = ["KVStoreBase", "TestStore", "create", "create_async", "register"]
 
-_ELSEWHERE = ("horovod", "byteps", "p3")
+_UNSUPPORTED = ("horovod", "byteps", "p3")
 
 C = TypeVar("C", bound=type)
 
 
 class KVStoreBase:
-    """Base class of key-value stores, through which devices and machines train together; derive your own from it.
+    """Base class of key-value stores, through which devices and machines train together; derive custom stores from it.
 
     Example:
         >>> @mx.kvstore.KVStoreBase.register
@@ -34,13 +34,21 @@ class KVStoreBase:
     kv_registry: ClassVar[dict[str, Any]] = {}
     """The classes of stores, by name."""
 
+    # Methods that Trainer and Module call for some parameters; a custom store may lack them.
+    barrier: Callable[..., Any]
+    init: Callable[..., Any]
+    pull: Callable[..., Any]
+    push: Callable[..., Any]
+    row_sparse_pull: Callable[..., Any]
+    set_gradient_compression: Callable[..., Any]
+
     @classmethod
     def open(cls, name: str, **options: Any) -> Any:
-        """Make the store that :func:`create` was asked for, under one of the names of this class."""
+        """Make the store for :func:`create`, under one of the names of this class."""
         return cls(**options)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """Give the value of the worker of rank 0 to all workers, in ``out``."""
+        """Copy the value of the worker with rank 0 into ``out`` on all workers."""
         raise NotImplementedError(f"{type(self).__name__} has no broadcast()")
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
@@ -48,12 +56,12 @@ class KVStoreBase:
         raise NotImplementedError(f"{type(self).__name__} has no pushpull()")
 
     def set_optimizer(self, optimizer: Any) -> None:
-        """Let the store update its values by an optimizer."""
+        """Set the optimizer with which the store updates its values."""
         raise NotImplementedError(f"{type(self).__name__} has no set_optimizer()")
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Tell whether the store can do more than sum: ``"optimizer"`` means that it can update weights itself."""
+        """Return whether the store has a capability: ``"optimizer"`` means that it can update weights itself."""
         raise NotImplementedError("is_capable() is not implemented by this store")
 
     def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
@@ -66,7 +74,7 @@ class KVStoreBase:
 
     @property
     def type(self) -> str:
-        """The name that it was created by."""
+        """The name that the store was created with."""
         raise NotImplementedError(f"{type(self).__name__} has no type")
 
     @property
@@ -81,13 +89,13 @@ class KVStoreBase:
 
     @staticmethod
     def register(klass: C) -> C:
-        """Make a class of stores known by its name in lower case; usable as a decorator."""
+        """Register a store class under its name in lower case; usable as a decorator."""
         return registry.register(klass)
 
-    # What Module and Trainer call.
+    # Called by Module and Trainer.
 
     _is_remote: ClassVar[bool] = False
-    """True if other processes keep the values and the optimizer's states."""
+    """True if other processes store the values and the optimizer's states."""
 
     @property
     def _is_synchronous(self) -> bool:
@@ -95,58 +103,67 @@ class KVStoreBase:
         return True
 
     def _share(self, key: Any, arrays: list[NDArray]) -> None:
-        """Start a key whose value lives on several devices, and is updated by the store; or go on with other arrays."""
+        """Initialize a key with copies on several devices, which the store updates; or replace its arrays."""
         self.broadcast(key, arrays[0], out=arrays)
 
     def _install(self, updater: Any) -> None:
-        """Set the updater of the weights (None: the store's own)."""
+        """Set the updater of the weights (None: the store's default)."""
         self.set_optimizer(updater.optimizer)
 
+    def _claim(self, names: Sequence[str], by_name: bool) -> KVStoreBase:
+        """Return the store for one more Trainer or Module, with separate keys.
+
+        Args:
+            names: the names of its parameters.
+            by_name: whether the user gave the name of a store, not a store.
+        """
+        return self
+
     def _watch(self) -> None:
-        """Arrange for signals to the main thread, where the store was made on another one."""
+        """Deliver signals to the main thread, for a store that was made on another thread."""
 
     def _exchange(self, keys: Sequence[Any], values: Sequence[Any], outs: Sequence[Any]) -> None:
-        """:meth:`pushpull` of many keys, in the order in which a forward pass uses them: the first is most urgent."""
-        for place, (key, value, out) in enumerate(zip(keys, values, outs, strict=True)):
-            self.pushpull(key, value, out=out, priority=-place)
+        """Call :meth:`pushpull` for many keys, in the order of the forward pass: the first is most urgent."""
+        for position, (key, value, out) in enumerate(zip(keys, values, outs, strict=True)):
+            self.pushpull(key, value, out=out, priority=-position)
 
     def _arrays(self) -> list[Any]:
-        """The arrays that it keeps in this process."""
+        """Return the arrays that the store holds in this process."""
         return []
 
     def _refresh(self) -> None:
         """Pass changes of the optimizer (learning rate, gradient scale) to the store."""
 
     async def _begin_fit(self, epoch: int, batch: int = 0) -> tuple[int, int]:
-        """The epoch and the batch to begin with: the given ones, or those that other workers have come to."""
+        """Return the epoch and batch to begin with: the arguments, or the position of the other workers."""
         return epoch, batch
 
     async def _end_epoch(self, epoch: int) -> int:
-        """Await that every worker has come to the end of an epoch; return the next, by default `epoch`."""
+        """Wait until every worker has finished an epoch; return the next epoch, by default `epoch`."""
         return epoch
 
-    # What checkpoints need of a store.
+    # Called by checkpoints.
 
     @property
     def _leads(self) -> bool:
-        """True on the worker that saves the state that all workers share."""
+        """True on the worker that saves the common state of all workers."""
         return True
 
     async def _agree(self, places: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
-        """The newest of places (epoch, batch) that all workers have; in a job that runs already, this one's newest.
+        """Return the newest position (epoch, batch) that all workers have; in a running job, this worker's newest.
 
         Args:
-            places: those that this worker has, the newest first.
+            places: the positions that this worker has, the newest first.
         """
         return places[0] if places else None
 
     async def _saved_states(self) -> bytes | None:
-        """The states of an optimizer that other processes keep."""
-        raise NotImplementedError(f"{type(self).__name__} keeps no states of an optimizer elsewhere")
+        """Return the states of an optimizer that runs in other processes."""
+        raise NotImplementedError(f"{type(self).__name__} keeps no optimizer states in other processes")
 
-    async def _resume_states(self, states: bytes | None) -> None:
+    async def _resume_states(self, states: bytes | memoryview | None) -> None:
         """Continue from the leading worker's :meth:`_saved_states`, unless the job is already past that point."""
-        raise NotImplementedError(f"{type(self).__name__} keeps no states of an optimizer elsewhere")
+        raise NotImplementedError(f"{type(self).__name__} keeps no optimizer states in other processes")
 
 
 registry: Registry[KVStoreBase] = Registry(KVStoreBase, "kvstore")
@@ -154,7 +171,7 @@ KVStoreBase.kv_registry = registry.classes
 
 SYNC = ("dist", "dist_sync", "dist_device_sync", "dist_sync_device")
 ASYNC = ("dist_async", "dist_device_async", "dist_async_device")
-registry.later("flowmx.kvstore.worker.store", *SYNC, *ASYNC)  # with all that talks to other machines
+registry.later("flowmx.kvstore.worker.store", *SYNC, *ASYNC)  # imported lazily: it loads the networking code
 
 register = KVStoreBase.register
 
@@ -166,17 +183,17 @@ class TestStore(KVStoreBase):
     __test__ = False
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        for each in out if isinstance(out, list) else [out]:
-            each[:] = value
+        for target in out if isinstance(out, list) else [out]:
+            target[:] = value
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         values = value if isinstance(value, list) else [value]
         total = values[0].copy()
-        for each in values[1:]:
-            total += each.as_in_context(total.context)
+        for array in values[1:]:
+            total += array.as_in_context(total.context)
         targets = values if out is None else out
-        for each in targets if isinstance(targets, list) else [targets]:
-            each[:] = total
+        for array in targets if isinstance(targets, list) else [targets]:
+            array[:] = total
 
     @staticmethod
     def is_capable(capability: str) -> bool:
@@ -196,10 +213,10 @@ class TestStore(KVStoreBase):
 
 
 def capable(capability: str, optimizer: bool) -> bool:
-    """Answer ``is_capable`` for a store that can (or can not) run an optimizer.
+    """Return the result of ``is_capable`` for a store that can (or cannot) run an optimizer.
 
     Raises:
-        ValueError: nothing is known of such a capability.
+        ValueError: the capability is unknown.
     """
     if capability.lower() != KVStoreBase.OPTIMIZER:
         raise ValueError(f"is_capable: the capability is {capability!r}, expected {KVStoreBase.OPTIMIZER!r}")
@@ -212,18 +229,18 @@ def create(name: str = "local", **options: Any) -> Any:
     Args:
         name: in any case: ``"local"`` (also ``"local_update_cpu"``, ``"local_allreduce_cpu"``) sums on the CPU,
             ``"device"`` (also ``"local_allreduce_device"``) on the devices themselves, in their order, so
-            that results repeat bit for bit; ``"nccl"`` as ``"device"``, by NCCL where it is installed, in an order of
-            NCCL's; or the name of a class registered by :meth:`KVStoreBase.register`.
-        **options: what the class takes besides.
+            that results repeat bit for bit; ``"nccl"`` as ``"device"``, with NCCL where it is installed (NCCL chooses
+            the order); or the name of a class registered by :meth:`KVStoreBase.register`.
+        **options: further arguments of the class.
 
     Returns:
         a :class:`KVStore`, or an instance of the registered class.
 
     Raises:
-        TypeError: the name is no string.
-        NotImplementedError: a store of a library that is not used here.
-        SettingError: a store of several machines outside a job (``python -m flowmx launch`` starts one).
-        ValueError: there is none of this name.
+        TypeError: the name is not a string.
+        NotImplementedError: the store needs a library that flowmx does not use.
+        SettingError: a distributed store was requested outside a job (``python -m flowmx launch`` starts one).
+        ValueError: no store has this name.
 
     Example:
         >>> kv = mx.kv.create("device")
@@ -243,17 +260,17 @@ def create(name: str = "local", **options: Any) -> Any:
 
 
 async def create_async(name: str = "local", **options: Any) -> Any:
-    """As :func:`create`, awaited: a store of several machines is there when all of its job's nodes are.
+    """Make a store as :func:`create` does, without blocking: a distributed store waits for all nodes of its job.
 
     Example:
         >>> kv = await mx.kv.create_async("dist_sync")
     """
-    store = await asyncio.to_thread(create, name, **options)
+    store = await event_loops.to_thread(create, name, **options)
     store._watch()
     return store
 
 
 def _refuse(name: str) -> None:
-    """Raise the reason why a kvstore of MXNet's is not supported."""
-    if name in _ELSEWHERE:
-        raise NotImplementedError(f"the kvstore {name!r} needs a library that is not used here: use 'device'")
+    """Raise NotImplementedError for a kvstore of MXNet that is not supported."""
+    if name in _UNSUPPORTED:
+        raise NotImplementedError(f"the kvstore {name!r} needs a library that flowmx does not use: use 'device'")

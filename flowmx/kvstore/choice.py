@@ -3,71 +3,74 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeGuard
 
 from flowmx import settings
 from flowmx.kvstore.base import KVStoreBase, create
 
-_BIG = 1 << 24
-"""Elements of a parameter from which a ``local`` store only sums: its updates would keep the CPU busy."""
+_MAX_UPDATED = 1 << 24
+"""If a parameter has more elements, a ``local`` store only sums gradients: its updates would keep the CPU busy."""
 
 
-def chosen(given: Any, devices: int) -> KVStoreBase | None:
-    """The store for training on so many devices of this process; None where one device needs none.
+def select_store(kvstore: Any, devices: int, names: Sequence[str]) -> KVStoreBase | None:
+    """Return the store for training on some devices of this process; None if one device needs no store.
+
+    Its keys are separate from those of any other Trainer or Module.
 
     Args:
-        given: a name, a store, or None, with which several devices are summed as by ``"local"``.
-        devices: how many there are.
+        kvstore: a name, a store, or None, which sums several devices as ``"local"`` does.
+        devices: the number of devices.
+        names: the names of the parameters.
 
     Raises:
-        TypeError: it is something else.
-        NotImplementedError, ValueError: there is no store of this name.
+        TypeError: `kvstore` is something else.
+        NotImplementedError, ValueError: no store has this name.
     """
-    if isinstance(given, KVStoreBase):
-        return given
-    if given is not None and not isinstance(given, str):
-        raise TypeError(f"kvstore is {given!r}, expected a name such as 'device', a KVStore or None")
-    store: KVStoreBase = create(given or "local")
-    if devices > 1 or is_elsewhere(store):
-        return store
+    if isinstance(kvstore, KVStoreBase):
+        return kvstore._claim(names, by_name=False)
+    if kvstore is not None and not isinstance(kvstore, str):
+        raise TypeError(f"kvstore is {kvstore!r}, expected a name such as 'device', a KVStore or None")
+    store: KVStoreBase = create(kvstore or "local")
+    if devices > 1 or is_distributed(store):
+        return store._claim(names, by_name=True)
     return None
 
 
-def is_elsewhere(store: KVStoreBase | None) -> TypeGuard[KVStoreBase]:
-    """Tell whether a store sums gradients of other processes, or keeps its values in them."""
+def is_distributed(store: KVStoreBase | None) -> TypeGuard[KVStoreBase]:
+    """Return whether a store sums the gradients of several processes, or stores its values in other processes."""
     return store is not None and (store._is_remote or store.num_workers > 1)
 
 
 def check_updates(call: str, store: KVStoreBase, on_kvstore: bool | None) -> None:
-    """Check that the weights can be updated in the place that the user names.
+    """Check that the store can update the weights if the user wants that, and the workers otherwise.
 
     Raises:
-        ValueError: the store can not do it, or nobody else can.
+        ValueError: the store cannot update weights, or only the store can.
     """
     if on_kvstore and not store.is_capable(KVStoreBase.OPTIMIZER):
         raise ValueError(
-            f"{call}: update_on_kvstore is True, but the kvstore {store.type!r} can not update weights: pass False"
+            f"{call}: update_on_kvstore is True, but the kvstore {store.type!r} cannot update weights: pass False"
         )
     if on_kvstore is False and not store._is_synchronous:
         raise ValueError(
-            f"{call}: update_on_kvstore is False, but the workers of a kvstore {store.type!r} see no sums to update "
-            "weights by: leave it out, or use 'dist_sync'"
+            f"{call}: update_on_kvstore is False, but the workers of a kvstore {store.type!r} get no sums for "
+            "updating weights: omit it, or use 'dist_sync'"
         )
 
 
-def updates(store: KVStoreBase | None, given: Any, shapes: Iterable[tuple[int, ...]]) -> bool:
-    """Decide whether the store updates the weights, where the user does not say.
+def is_updated_by_store(store: KVStoreBase | None, kvstore: Any, shapes: Iterable[tuple[int, ...]]) -> bool:
+    """Return whether the store updates the weights by default.
 
     Args:
         store: the store.
-        given: the argument that it was chosen by.
-        shapes: those of the weights.
+        kvstore: the argument that selected it.
+        shapes: the shapes of the weights.
     """
-    if store is None or given is None or not store.is_capable(KVStoreBase.OPTIMIZER):
+    if store is None or kvstore is None or not store.is_capable(KVStoreBase.OPTIMIZER):
         return False
     if not store._is_synchronous:
         return True
-    if given == "local" and max(map(math.prod, shapes), default=0) > _BIG:
+    if kvstore == "local" and max(map(math.prod, shapes), default=0) > _MAX_UPDATED:
         return False
     return settings.get().update_on_kvstore

@@ -1,7 +1,7 @@
 """Role of a process in its job, from the environment: ``FLOWMX_ROLE``, or MXNet's ``DMLC_ROLE``.
 
-As with MXNet, every role may run the same program: where the environment makes it a server or the scheduler, creating a
-distributed store makes the process that, and its program goes no further.
+As with MXNet, every role may run the same program: where the environment makes the process a server or the scheduler,
+creating a distributed store turns the process into that node, and the program never continues.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ __all__ = ["run_if_server"]
 
 
 def run_if_server() -> None:
-    """Become a server or the scheduler, if that is this process's role; a worker's program goes on.
+    """Become a server or the scheduler, if that is this process's role; return in a worker.
 
-    The process is replaced by ``python -m flowmx server`` (or ``scheduler``): what the program has loaded is freed, it
-    has signals and an event loop of its own, and its exit status is the node's. The program's exit handlers do not run.
+    ``python -m flowmx server`` (or ``scheduler``) replaces the process: the memory of the program is freed, the node
+    has its signal handlers and event loop, and its exit status becomes the process's. Exit handlers of the program do
+    not run.
     """
     role = settings.get().role
     if role == "worker":

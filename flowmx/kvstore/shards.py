@@ -1,8 +1,8 @@
-"""Placement of keys: the servers that keep their parts.
+"""Placement of keys: the servers that store their shards.
 
-A big array is split evenly over all servers, so that its traffic and its updates are too; a small one lives whole on
-one server, the least loaded so far. The layout depends on nothing but the keys, their shapes, their order and the
-number of servers, so every worker works it out by itself and no server is asked.
+A big array is split evenly over all servers, which distributes its traffic and its updates; a small one is stored whole
+on the least loaded server. The layout depends only on the keys, their shapes, their order and the number of servers, so
+every worker computes it without asking a server.
 """
 
 from __future__ import annotations
@@ -14,25 +14,54 @@ from typing import NamedTuple, TypeAlias
 
 from flowmx import settings
 
-__all__ = ["Key", "Layout", "Shard", "bundles"]
+__all__ = ["Key", "Layout", "Range", "Shard", "bundles", "stable_hash"]
 
 Key: TypeAlias = int | str
 Shape: TypeAlias = tuple[int, ...]
 
 _ROWS_EACH = 8
-"""An array is split between rows where each server gets at least so many, so that none has much more than another."""
+"""An array is split between rows where each server gets at least this many, so that the shares are nearly equal."""
+
+
+class Range(NamedTuple):
+    """A range of a key's elements, in C order.
+
+    Attributes:
+        start: the first element.
+        stop: the element after the last one.
+        shape: the shape of the whole key.
+    """
+
+    start: int
+    stop: int
+    shape: Shape
+
+    @property
+    def total(self) -> int:
+        """The number of elements of the whole key."""
+        return math.prod(self.shape)
+
+    @property
+    def part_shape(self) -> Shape:
+        """The shape in which a server stores the range: whole rows where possible, so that workers can pull rows."""
+        if self.stop - self.start == self.total:
+            return self.shape
+        row = math.prod(self.shape[1:])
+        if len(self.shape) > 1 and self.start % row == 0 == self.stop % row:
+            return ((self.stop - self.start) // row, *self.shape[1:])
+        return (self.stop - self.start,)
 
 
 class Shard(NamedTuple):
-    """A range of a key's elements, in C order, that one server keeps.
+    """A range of a key's elements, in C order, that one server stores.
 
     Attributes:
         key: the key.
-        part: the number of the range among the key's own.
-        home: the rank of the server that keeps it while that server is alive.
-        start: its first element.
-        stop: the element after its last.
-        nbytes: its size.
+        part: the index of the range within the key.
+        home: the rank of the server that stores it while that server is alive.
+        start: the first element.
+        stop: the element after the last one.
+        nbytes: the size in bytes.
     """
 
     key: Key
@@ -46,15 +75,14 @@ class Shard(NamedTuple):
 class Layout:
     """The shards of all keys, added in batches.
 
-    Every worker must add the same keys in the same batches and order, as ``kv.init`` is called; a key stays where it
-    was put.
+    Every worker must add the same keys in the same batches and order, as ``kv.init`` is called; a key is never moved.
 
     Args:
-        servers: how many servers there are.
-        bound: elements from which an array is split; by default ``FLOWMX_KVSTORE_BIGARRAY_BOUND``.
+        servers: the number of servers.
+        bound: arrays with at least this many elements are split; by default ``FLOWMX_KVSTORE_BIGARRAY_BOUND``.
 
     Raises:
-        ValueError: there is no server, or the bound is not positive.
+        ValueError: the number of servers or the bound is not positive.
     """
 
     def __init__(self, servers: int, bound: int | None = None) -> None:
@@ -67,7 +95,7 @@ class Layout:
         self._shards: dict[Key, tuple[Shard, ...]] = {}
 
     def __getitem__(self, key: Key) -> tuple[Shard, ...]:
-        """The shards of a key, by their order in the array.
+        """Return the shards of a key, in the order of their elements.
 
         Raises:
             KeyError: the key was never added.
@@ -75,7 +103,7 @@ class Layout:
         try:
             return self._shards[key]
         except KeyError:
-            raise KeyError(f"key {key!r} is on no server: call init with it first") from None
+            raise KeyError(f"key {key!r} is not initialized: call init with it first") from None
 
     def __contains__(self, key: object) -> bool:
         return key in self._shards
@@ -84,19 +112,19 @@ class Layout:
         return iter(self._shards)
 
     def add(self, shapes: Mapping[Key, Shape], itemsize: int = 4, whole: bool = False) -> None:
-        """Place a batch of keys, the biggest first whatever the order within the batch.
+        """Place a batch of keys, the biggest first, independent of the order within the batch.
 
         Args:
-            shapes: from key to shape.
+            shapes: the shape of each key.
             itemsize: bytes of an element.
-            whole: split none of them, however big.
+            whole: do not split any key, however big.
 
         Raises:
-            ValueError: a key is there already.
+            ValueError: a key was added before.
         """
-        known = [key for key in shapes if key in self._shards]
-        if known:
-            raise ValueError(f"duplicate init of the keys {known}")
+        duplicates = [key for key in shapes if key in self._shards]
+        if duplicates:
+            raise ValueError(f"duplicate init of the keys {duplicates}")
         for key in sorted(shapes, key=lambda key: (-math.prod(shapes[key]), stable_hash(key))):
             self._shards[key] = tuple(self._place(key, shapes[key], itemsize, whole))
 
@@ -112,38 +140,38 @@ class Layout:
             yield Shard(key, part, home, start, stop, nbytes)
 
     def _least_loaded(self, key: Key) -> int:
-        first = stable_hash(key) % self.servers  # where there is a tie, keys should not all go to server 0
+        first = stable_hash(key) % self.servers  # with equal loads, keys must not all go to server 0
         return min(range(self.servers), key=lambda rank: (self.loads[rank], (rank - first) % self.servers))
 
 
 def bundles(shards: Iterable[Shard], limit: int | None = None) -> list[list[Shard]]:
-    """Gather small shards of one server, so that a request carries many.
+    """Bundle small shards of the same server, so that one request carries many.
 
     Args:
-        shards: in the order in which they are wanted, which the bundles keep.
-        limit: bytes of a request's small shards; by default ``FLOWMX_KVSTORE_REDUCE_BUCKET_SIZE``. What is not
-            smaller travels by itself.
+        shards: in the order in which they are needed; the bundles keep this order.
+        limit: maximum size of a bundle in bytes (default: ``FLOWMX_KVSTORE_REDUCE_BUCKET_SIZE``). A shard of this size
+            or more is sent alone.
 
     Returns:
-        For each request its shards, all of one server; in the order of their first shards.
+        The shards of each request, all of one server; in the order of their first shards.
     """
     limit = settings.get().kvstore_reduce_bucket_size * 1024 if limit is None else limit
-    found: list[list[Shard]] = []
-    filling: dict[int, tuple[list[Shard], int]] = {}  # server -> the bundle that still has room, and its bytes
+    groups: list[list[Shard]] = []
+    open_bundles: dict[int, tuple[list[Shard], int]] = {}  # server -> the bundle that still has room, and its bytes
     for shard in shards:
-        bundle, nbytes = filling.get(shard.home, ([], 0))
+        bundle, nbytes = open_bundles.get(shard.home, ([], 0))
         if bundle and nbytes + shard.nbytes <= limit:
             bundle.append(shard)
-            filling[shard.home] = (bundle, nbytes + shard.nbytes)
+            open_bundles[shard.home] = (bundle, nbytes + shard.nbytes)
             continue
-        found.append([shard])
+        groups.append([shard])
         if shard.nbytes < limit:
-            filling[shard.home] = (found[-1], shard.nbytes)
-    return found
+            open_bundles[shard.home] = (groups[-1], shard.nbytes)
+    return groups
 
 
 def stable_hash(key: Key) -> int:
-    """A hash that is the same in every process and language: SHA-256 of ``"i3"`` or ``"sname"``, its first 8 bytes."""
+    """Return a hash equal in every process and language: the first 8 bytes of SHA-256 of ``"i3"`` or ``"sname"``."""
     text = f"i{key}" if isinstance(key, int) else f"s{key}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 

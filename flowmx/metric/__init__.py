@@ -1,7 +1,6 @@
 """Evaluation metrics (``mx.metric``): running sums over batches of labels and predictions.
 
-``update`` waits for the arrays. Inside a coroutine use ``await metric.update_async(labels, preds)``, which
-awaits them first.
+``update`` blocks until the arrays are computed. Inside a coroutine use ``await metric.update_async(labels, preds)``.
 
 Example:
     >>> metric = mx.metric.create(["acc", "ce"])
@@ -10,7 +9,8 @@ Example:
     (['accuracy', 'cross-entropy'], [0.5, 0.71])
 """
 
-from flowmx.metric.base import (
+from flowmx.metric.classification import F1, MCC, PCC, Accuracy, TopKAccuracy
+from flowmx.metric.eval_metric import (
     CompositeEvalMetric,
     CustomMetric,
     EvalMetric,
@@ -20,7 +20,6 @@ from flowmx.metric.base import (
     np,
     register,
 )
-from flowmx.metric.classification import F1, MCC, PCC, Accuracy, TopKAccuracy
 from flowmx.metric.likelihood import CrossEntropy, NegativeLogLikelihood, Perplexity
 from flowmx.metric.regression import MAE, MSE, RMSE, Caffe, Loss, PearsonCorrelation, Torch
 

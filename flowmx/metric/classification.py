@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.metric.base import (
+from flowmx.metric.eval_metric import (
     Arrays,
     AveragedMetric,
     EvalMetric,
@@ -24,14 +24,14 @@ from flowmx.metric.base import (
 @register
 @alias("acc")
 class Accuracy(EvalMetric):
-    """The part of the instances whose predicted class is the label.
+    """The fraction of samples whose predicted class is the label.
 
     Args:
-        axis: the axis of the predictions that holds the classes. Predictions of the labels' shape are taken
-            as classes already.
-        name: its name.
-        output_names: the names of the predictions that it reads (default: all).
-        label_names: the names of the labels that it reads.
+        axis: the axis of the classes in the predictions. Predictions of the labels' shape are taken
+            as classes.
+        name: the metric's name.
+        output_names: the names of the predictions to read (default: all).
+        label_names: the names of the labels to read (default: all).
     """
 
     def __init__(
@@ -47,24 +47,24 @@ class Accuracy(EvalMetric):
     def measure(self, label: Host, pred: Host) -> tuple[float, float]:
         if pred.shape != label.shape:
             pred = pred.argmax(axis=self.axis)
-        right, given = label.astype(np.int32).ravel(), pred.astype(np.int32).ravel()
-        check_label_shapes(right, given)
-        return int(np.count_nonzero(right == given)), right.size
+        labels, predicted = label.astype(np.int32).ravel(), pred.astype(np.int32).ravel()
+        check_label_shapes(labels, predicted)
+        return int(np.count_nonzero(labels == predicted)), labels.size
 
 
 @register
 @alias("top_k_accuracy", "top_k_acc")
 class TopKAccuracy(EvalMetric):
-    """The part of the instances whose label is among the ``top_k`` likeliest classes.
+    """The fraction of samples whose label is among the ``top_k`` most probable classes.
 
     Args:
-        top_k: from 2 (with 1 it is :class:`Accuracy`).
-        name: its name; ``_<top_k>`` is added.
-        output_names: the names of the predictions that it reads (default: all).
-        label_names: the names of the labels that it reads.
+        top_k: at least 2 (for 1 use :class:`Accuracy`).
+        name: the metric's name; ``_<top_k>`` is appended.
+        output_names: the names of the predictions to read (default: all).
+        label_names: the names of the labels to read (default: all).
 
     Raises:
-        ValueError: ``top_k`` is below 2; later, predictions that are not (instances, classes).
+        ValueError: ``top_k`` is below 2; or, in an update, predictions are not (samples, classes).
     """
 
     def __init__(
@@ -81,12 +81,12 @@ class TopKAccuracy(EvalMetric):
 
     def measure(self, label: Host, pred: Host) -> tuple[float, float]:
         if pred.ndim != 2:
-            raise ValueError(f"TopKAccuracy: the predictions have shape {pred.shape}, expected (instances, classes)")
-        right = label.astype(np.int32).ravel()
-        check_label_shapes(right, pred)
+            raise ValueError(f"TopKAccuracy: the predictions have shape {pred.shape}, expected (samples, classes)")
+        labels = label.astype(np.int32).ravel()
+        check_label_shapes(labels, pred)
         k = min(self.top_k, pred.shape[1])
-        likeliest = np.argpartition(pred.astype(np.float32), -k, axis=1)[:, -k:]
-        return int(np.count_nonzero(likeliest == right[:, None])), right.size
+        top = np.argpartition(pred.astype(np.float32), -k, axis=1)[:, -k:]
+        return int(np.count_nonzero(top == labels[:, None])), labels.size
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
@@ -94,10 +94,10 @@ class TopKAccuracy(EvalMetric):
 
 
 class _Binary(AveragedMetric):
-    """A score of the counts of true and false positives and negatives, of each batch or of all batches."""
+    """A score from the numbers of true and false positives and negatives, per batch or over all batches."""
 
     def score(self, true_pos: int, false_pos: int, false_neg: int, true_neg: int) -> float:
-        """The score of some counts."""
+        """Return the score for these numbers."""
         raise NotImplementedError
 
     def update(self, labels: Arrays, preds: Arrays) -> None:
@@ -111,23 +111,26 @@ class _Binary(AveragedMetric):
             return
         self._counts += counts
         self._global_counts += counts
-        self.num_inst, self.sum_metric = self._weighed(self._counts)
-        self.global_num_inst, self.global_sum_metric = self._weighed(self._global_counts)
+        self.num_inst, self.sum_metric = self._weighted_score(self._counts)
+        self.global_num_inst, self.global_sum_metric = self._weighted_score(self._global_counts)
 
     def _count(self, label: Host, pred: Host) -> Host:
         check_label_shapes(label, pred)
         label = label.astype(np.int32).ravel()
         if len(np.unique(label)) > 2:
             raise ValueError(
-                f"{type(self).__name__}: the labels hold {np.unique(label).tolist()}, expected 0 and 1 alone (PCC is "
-                "for more classes)"
+                f"{type(self).__name__}: the labels hold {np.unique(label).tolist()}, expected only 0 and 1 (PCC "
+                "supports more classes)"
             )
-        given, right = pred.argmax(axis=1) == 1, label == 1
+        predicted, true = pred.argmax(axis=1) == 1, label == 1
         return np.array(
-            [(given & right).sum(), (given & ~right).sum(), (~given & right).sum(), (~given & ~right).sum()]
-        )
+            [
+                (predicted & true).sum(), (predicted & ~true).sum(), (~predicted & true).sum(),
+                (~predicted & ~true).sum(),
+            ]
+        )  # fmt: skip
 
-    def _weighed(self, counts: Host) -> tuple[float, float]:
+    def _weighted_score(self, counts: Host) -> tuple[float, float]:
         total = int(counts.sum())
         return total, self.score(*counts.tolist()) * total
 
@@ -145,10 +148,10 @@ class F1(_Binary):
     """The harmonic mean of precision and recall, for two classes.
 
     Args:
-        name: its name.
-        output_names: the names of the predictions that it reads (default: all).
-        label_names: the names of the labels that it reads.
-        average: ``"macro"``, the mean of the batches' scores, or ``"micro"``, one score of all batches.
+        name: the metric's name.
+        output_names: the names of the predictions to read (default: all).
+        label_names: the names of the labels to read (default: all).
+        average: ``"macro"``, the mean of the batches' scores, or ``"micro"``, one score over all batches.
     """
 
     default_name = "f1"
@@ -159,15 +162,15 @@ class F1(_Binary):
 
 @register
 class MCC(_Binary):
-    """Matthews' correlation coefficient, for two classes: 1 is right, 0 is chance, -1 is wrong.
+    """Matthews' correlation coefficient, for two classes: 1 is perfect, 0 is chance, -1 is inverse.
 
     Matthews, Comparison of the predicted and observed secondary structure of T4 phage lysozyme, 1975.
 
     Args:
-        name: its name.
-        output_names: the names of the predictions that it reads (default: all).
-        label_names: the names of the labels that it reads.
-        average: ``"macro"``, the mean of the batches' scores, or ``"micro"``, one score of all batches.
+        name: the metric's name.
+        output_names: the names of the predictions to read (default: all).
+        label_names: the names of the labels to read (default: all).
+        average: ``"macro"``, the mean of the batches' scores, or ``"micro"``, one score over all batches.
     """
 
     default_name = "mcc"
@@ -185,9 +188,9 @@ class PCC(NamedMetric):
     Gorodkin, Comparing two K-category assignments by a K-category correlation coefficient, 2004.
 
     Args:
-        name: its name.
-        output_names: the names of the predictions that it reads (default: all).
-        label_names: the names of the labels that it reads.
+        name: the metric's name.
+        output_names: the names of the predictions to read (default: all).
+        label_names: the names of the labels to read (default: all).
     """
 
     _matrix: Host
@@ -198,27 +201,30 @@ class PCC(NamedMetric):
     def update(self, labels: Arrays, preds: Arrays) -> None:
         labels, preds = check_label_shapes(labels, preds, wrap=True)
         for label, pred in zip(labels, preds, strict=True):
-            right, given = host(label), host(pred)
-            if given.shape != right.shape:
-                given = given.argmax(axis=1)
-            self._count(right.astype(np.int64).ravel(), given.astype(np.int64).ravel())
+            actual, predicted = host(label), host(pred)
+            if predicted.shape != actual.shape:
+                predicted = predicted.argmax(axis=1)
+            self._count(actual.astype(np.int64).ravel(), predicted.astype(np.int64).ravel())
         self.num_inst += 1
         self.global_num_inst += 1
 
-    def _count(self, right: Host, given: Host) -> None:
-        check_label_shapes(right, given)
-        classes = max(len(self._matrix), int(right.max(initial=-1)) + 1, int(given.max(initial=-1)) + 1)
-        grown = ((0, classes - len(self._matrix)),) * 2
-        self._matrix = np.pad(self._matrix, grown)
-        self._global_matrix = np.pad(self._global_matrix, grown)
-        np.add.at(self._matrix, (given, right), 1)
-        np.add.at(self._global_matrix, (given, right), 1)
+    def _count(self, actual: Host, predicted: Host) -> None:
+        check_label_shapes(actual, predicted)
+        classes = max(len(self._matrix), int(actual.max(initial=-1)) + 1, int(predicted.max(initial=-1)) + 1)
+        padding = ((0, classes - len(self._matrix)),) * 2
+        self._matrix = np.pad(self._matrix, padding)
+        self._global_matrix = np.pad(self._global_matrix, padding)
+        np.add.at(self._matrix, (predicted, actual), 1)
+        np.add.at(self._global_matrix, (predicted, actual), 1)
+
+    def _calc_mcc(self, cmat: Host) -> float:
+        return _correlation(cmat)
 
     def get(self) -> tuple[str, float]:
-        return self.name, _correlation(self._matrix)
+        return self.name, self._calc_mcc(self._matrix)
 
     def get_global(self) -> tuple[str, float]:
-        return self.name, _correlation(self._global_matrix)
+        return self.name, self._calc_mcc(self._global_matrix)
 
     def reset(self) -> None:
         self._global_matrix = np.zeros((2, 2))
@@ -230,10 +236,10 @@ class PCC(NamedMetric):
 
 
 def _correlation(matrix: Host) -> float:
-    """Matthews' correlation of a confusion matrix; NaN where all predictions, or all labels, are one class."""
+    """Return Matthews' correlation of a confusion matrix; NaN if all predictions or all labels are one class."""
     total = matrix.sum()
-    given, right = matrix.sum(axis=1), matrix.sum(axis=0)
-    spread = np.sum(given * (total - given)) * np.sum(right * (total - right))
-    if not spread:
+    predicted, actual = matrix.sum(axis=1), matrix.sum(axis=0)
+    variances = np.sum(predicted * (total - predicted)) * np.sum(actual * (total - actual))
+    if not variances:
         return float("nan")
-    return float(np.sum(matrix.diagonal() * total - given * right) / math.sqrt(spread))
+    return float(np.sum(matrix.diagonal() * total - predicted * actual) / math.sqrt(variances))

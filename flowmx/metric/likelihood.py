@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from flowmx.metric.base import EvalMetric, Host, alias, register
+from flowmx.metric.eval_metric import EvalMetric, Host, alias, register
 
 
 class _LogLikelihood(EvalMetric):
-    """The mean of ``-log(p + eps)``, p being the probability that was given to the label."""
+    """The mean of ``-log(p + eps)``, where p is the predicted probability of the label."""
 
     default_name: ClassVar[str]
 
@@ -27,24 +27,24 @@ class _LogLikelihood(EvalMetric):
         self.eps = eps
 
     def measure(self, label: Host, pred: Host) -> tuple[float, float]:
-        right = label.ravel().astype(np.int64)
-        if pred.ndim != 2 or len(right) != len(pred):
+        labels = label.ravel().astype(np.int64)
+        if pred.ndim != 2 or len(labels) != len(pred):
             raise ValueError(
-                f"{type(self).__name__}: the predictions have shape {pred.shape}, expected ({len(right)}, classes) for "
-                f"labels of shape {label.shape}"
+                f"{type(self).__name__}: the predictions have shape {pred.shape}, expected ({len(labels)}, classes) "
+                f"for labels of shape {label.shape}"
             )
-        given = pred[np.arange(len(right)), right]
-        return float(-np.log(given + self.eps).sum()), len(right)
+        probabilities = pred[np.arange(len(labels)), labels]
+        return float(-np.log(probabilities + self.eps).sum()), len(labels)
 
 
 @register
 @alias("ce")
 class CrossEntropy(_LogLikelihood):
-    """The cross entropy of predicted probabilities, per instance.
+    """The cross entropy of predicted probabilities, per sample.
 
     Args:
         eps: avoids the logarithm of 0.
-        name: its name.
+        name: the metric's name.
         output_names: the names of the predictions that it reads (default: all).
         label_names: the names of the labels that it reads.
     """
@@ -55,11 +55,11 @@ class CrossEntropy(_LogLikelihood):
 @register
 @alias("nll_loss")
 class NegativeLogLikelihood(_LogLikelihood):
-    """The negative log-likelihood of the labels, per instance.
+    """The negative log-likelihood of the labels, per sample.
 
     Args:
         eps: avoids the logarithm of 0.
-        name: its name.
+        name: the metric's name.
         output_names: the names of the predictions that it reads (default: all).
         label_names: the names of the labels that it reads.
     """
@@ -72,9 +72,9 @@ class Perplexity(EvalMetric):
     """The perplexity of a language model: e to the mean negative log-likelihood.
 
     Args:
-        ignore_label: instances with this label do not count; None counts all.
-        axis: the axis of the predictions that holds the classes.
-        name: its name.
+        ignore_label: samples with this label are ignored; None counts all.
+        axis: the axis of the classes in the predictions.
+        name: the metric's name.
         output_names: the names of the predictions that it reads (default: all).
         label_names: the names of the labels that it reads.
     """
@@ -92,17 +92,17 @@ class Perplexity(EvalMetric):
         self.axis = axis
 
     def measure(self, label: Host, pred: Host) -> tuple[float, float]:
-        given = np.moveaxis(pred, self.axis, -1).reshape(-1, pred.shape[self.axis])
-        right = label.ravel().astype(np.int64)
-        if len(right) != len(given):
+        rows = np.moveaxis(pred, self.axis, -1).reshape(-1, pred.shape[self.axis])
+        labels = label.ravel().astype(np.int64)
+        if len(labels) != len(rows):
             raise ValueError(
-                f"Perplexity: labels of shape {label.shape} do not fit predictions of shape {pred.shape} with the "
+                f"Perplexity: labels of shape {label.shape} do not match predictions of shape {pred.shape} with the "
                 f"classes on axis {self.axis}"
             )
-        counted = np.ones(len(right), bool) if self.ignore_label is None else right != self.ignore_label
-        last = given.shape[1] - 1
-        chosen = given[np.arange(len(right)), np.clip(right, 0, last)][counted]
-        return float(-np.log(np.maximum(1e-10, chosen)).sum()), int(counted.sum())
+        counted = np.ones(len(labels), bool) if self.ignore_label is None else labels != self.ignore_label
+        last = rows.shape[1] - 1
+        probabilities = rows[np.arange(len(labels)), np.clip(labels, 0, last)][counted]
+        return float(-np.log(np.maximum(1e-10, probabilities)).sum()), int(counted.sum())
 
     def value(self, total: float, count: float) -> float:
         return math.exp(total / count) if count else float("nan")

@@ -6,15 +6,15 @@ import math
 
 import numpy as np
 
-from flowmx.metric.base import (
+from flowmx.metric.eval_metric import (
     Arrays,
     AveragedMetric,
     Host,
     NamedMetric,
     alias,
+    as_list,
     check_label_shapes,
     host,
-    listed,
     register,
 )
 
@@ -24,10 +24,10 @@ class _Difference(NamedMetric):
 
     def measure(self, label: Host, pred: Host) -> tuple[float, float]:
         columns = [array.reshape(-1, 1) if array.ndim == 1 else array for array in (label, pred)]
-        return float(self.of_difference(columns[0] - columns[1])), 1
+        return float(self.batch_value(columns[0] - columns[1])), 1
 
-    def of_difference(self, difference: Host) -> float:
-        """The value of one batch."""
+    def batch_value(self, difference: Host) -> float:
+        """Return the value of one batch."""
         raise NotImplementedError
 
 
@@ -36,14 +36,14 @@ class MAE(_Difference):
     """The mean absolute error; the mean of the batches' means.
 
     Args:
-        name: its name.
+        name: the metric's name.
         output_names: the names of the predictions that it reads (default: all).
         label_names: the names of the labels that it reads.
     """
 
     default_name = "mae"
 
-    def of_difference(self, difference: Host) -> float:
+    def batch_value(self, difference: Host) -> float:
         return float(np.abs(difference).mean())
 
 
@@ -52,14 +52,14 @@ class MSE(_Difference):
     """The mean squared error; the mean of the batches' means.
 
     Args:
-        name: its name.
+        name: the metric's name.
         output_names: the names of the predictions that it reads (default: all).
         label_names: the names of the labels that it reads.
     """
 
     default_name = "mse"
 
-    def of_difference(self, difference: Host) -> float:
+    def batch_value(self, difference: Host) -> float:
         return float(np.square(difference).mean())
 
 
@@ -68,14 +68,14 @@ class RMSE(_Difference):
     """The root of the mean squared error; the mean of the batches' values.
 
     Args:
-        name: its name.
+        name: the metric's name.
         output_names: the names of the predictions that it reads (default: all).
         label_names: the names of the labels that it reads.
     """
 
     default_name = "rmse"
 
-    def of_difference(self, difference: Host) -> float:
+    def batch_value(self, difference: Host) -> float:
         return math.sqrt(np.square(difference).mean())
 
 
@@ -85,7 +85,7 @@ class PearsonCorrelation(AveragedMetric):
     """Pearson's correlation of predictions and labels.
 
     Args:
-        name: its name.
+        name: the metric's name.
         output_names: the names of the predictions that it reads (default: all).
         label_names: the names of the labels that it reads.
         average: ``"macro"``, the mean of the batches' correlations, or ``"micro"``, the correlation over all
@@ -120,7 +120,7 @@ class PearsonCorrelation(AveragedMetric):
 
 
 class _Moments:
-    """Means and sums of products of two variables, over all that was included."""
+    """Means and sums of products of two variables, over all included pairs."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -131,23 +131,23 @@ class _Moments:
         count = pair.shape[1]
         mean = pair.mean(axis=1)
         centred = pair - mean[:, None]
-        apart = mean - self.mean
+        shift = mean - self.mean
         total = self.count + count
-        self.products += centred @ centred.T + np.outer(apart, apart) * (self.count * count / total)
-        self.mean += apart * (count / total)
+        self.products += centred @ centred.T + np.outer(shift, shift) * (self.count * count / total)
+        self.mean += shift * (count / total)
         self.count = total
 
     def correlation(self) -> float:
-        spread = self.products[0, 0] * self.products[1, 1]
-        return float(self.products[0, 1] / math.sqrt(spread)) if spread else float("nan")
+        variances = self.products[0, 0] * self.products[1, 1]
+        return float(self.products[0, 1] / math.sqrt(variances)) if variances else float("nan")
 
 
 @register
 class Loss(NamedMetric):
-    """The mean of the predictions, which are losses; labels do not matter.
+    """The mean of the predictions, which are losses; labels are ignored.
 
     Args:
-        name: its name.
+        name: the metric's name.
         output_names: the names of the predictions that it reads (default: all).
         label_names: the names of the labels that it reads.
     """
@@ -156,7 +156,7 @@ class Loss(NamedMetric):
     _has_global_stats = True
 
     def update(self, labels: Arrays, preds: Arrays) -> None:
-        for pred in listed(preds):
+        for pred in as_list(preds):
             self.accumulate(float(host(pred).sum(dtype=np.float64)), pred.size)
 
 
@@ -165,7 +165,7 @@ class Torch(Loss):
     """:class:`Loss` under the name that MXNet's plugin for Torch gave it.
 
     Args:
-        name: its name.
+        name: the metric's name.
         output_names: the names of the predictions that it reads (default: all).
         label_names: the names of the labels that it reads.
     """
@@ -178,7 +178,7 @@ class Caffe(Loss):
     """:class:`Loss` under the name that MXNet's plugin for Caffe gave it.
 
     Args:
-        name: its name.
+        name: the metric's name.
         output_names: the names of the predictions that it reads (default: all).
         label_names: the names of the labels that it reads.
     """

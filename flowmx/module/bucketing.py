@@ -8,36 +8,37 @@ from typing import Any
 
 from flowmx.devices import Context
 from flowmx.errors import StateError
-from flowmx.module.base import BaseModule, Binding, GivenParams, OptimizerParams
+from flowmx.module.base_module import BaseModule, Binding, InitialParams, OptimizerParams
 from flowmx.module.module import Module
 from flowmx.name import NameManager
 from flowmx.ndarray import NDArray
+from flowmx.overrides import is_replaced
 
 
-def _current(name: str, doc: str) -> Any:
-    """A property that is the one of the current bucket's module."""
+def _property_of_current(name: str, doc: str) -> Any:
+    """Return a property that reads an attribute of the current bucket's module."""
     return property(lambda self: getattr(self._current, name), doc=doc)
 
 
 class BucketingModule(BaseModule):
-    """Modules that share their parameters, one for each *bucket*: for sequences of several lengths.
+    """Modules with shared parameters, one for each *bucket*, for sequences of several lengths.
 
-    Each batch says by its ``bucket_key`` which it belongs to. Graphs are made when their bucket comes first.
+    The ``bucket_key`` of a batch selects its bucket. A graph is bound at the first use of its bucket.
 
     Args:
-        sym_gen: called with a key, returns a symbol, the names of its inputs and those of its labels.
-        default_bucket_key: the key of the graph that is bound first, which needs all parameters, and should be the
+        sym_gen: a function that takes a key and returns a symbol, the names of its inputs and those of its labels.
+        default_bucket_key: the key of the graph that is bound first. It must have all parameters, and should be the
             largest.
-        logger: where training is logged to.
-        context: as for :class:`Module`, as are those that follow.
-        work_load_list: see there.
-        fixed_param_names: see there.
-        state_names: see there.
-        group2ctxs: see there.
-        compression_params: see there.
+        logger: the logger of training.
+        context: as for :class:`Module`.
+        work_load_list: as for :class:`Module`.
+        fixed_param_names: as for :class:`Module`.
+        state_names: as for :class:`Module`.
+        group2ctxs: as for :class:`Module`.
+        compression_params: as for :class:`Module`.
 
     Raises:
-        ValueError: there is no default key.
+        ValueError: ``default_bucket_key`` is missing.
 
     Example:
         >>> def sym_gen(length):
@@ -71,73 +72,76 @@ class BucketingModule(BaseModule):
         self._buckets: dict[Any, Module] = {}
         self._grad_req: Any = "write"
         self._monitor: Any = None
-        self._default = self._made(default_bucket_key)  # says what is wrong
+        self._default = self._create_module(default_bucket_key)  # raises if the arguments are invalid
         self._current = self._default
         self._curr_bucket_key = default_bucket_key
 
-    def _made(self, key: Any) -> Module:
-        with NameManager():  # each graph names its layers as the others do
-            symbol, data_names, label_names = self._sym_gen(key)
+    def _call_sym_gen(self, *args: Any, **kwargs: Any) -> Any:
+        with NameManager():  # layers get the same names in each graph
+            return self._sym_gen(*args, **kwargs)
+
+    def _create_module(self, key: Any) -> Module:
+        symbol, data_names, label_names = self._call_sym_gen(key)
         return Module(symbol, data_names, label_names, logger=self.logger, **self._arguments)
 
-    # -- what it is ------------------------------------------------------------------------------------
+    # -- names and shapes ------------------------------------------------------------------------------
 
-    symbol = _current("symbol", "The symbol of the bucket that is current.")
-    data_names = _current("data_names", "Names of the inputs.")
-    label_names = _current("label_names", "Names of the labels.")
-    output_names = _current("output_names", "Names of the outputs.")
-    data_shapes = _current("data_shapes", "Describes the inputs it is bound with.")
-    label_shapes = _current("label_shapes", "Describes the labels it is bound with, if any.")
-    output_shapes = _current("output_shapes", "Names and shapes of the outputs.")
+    symbol = _property_of_current("symbol", "The symbol of the current bucket.")
+    data_names = _property_of_current("data_names", "Names of the inputs.")
+    label_names = _property_of_current("label_names", "Names of the labels.")
+    output_names = _property_of_current("output_names", "Names of the outputs.")
+    data_shapes = _property_of_current("data_shapes", "Names, shapes and dtypes of the bound inputs.")
+    label_shapes = _property_of_current("label_shapes", "Names, shapes and dtypes of the bound labels, if any.")
+    output_shapes = _property_of_current("output_shapes", "Names and shapes of the outputs.")
 
     # -- binding ---------------------------------------------------------------------------------------
 
-    def _bind(self, given: Binding) -> None:
-        given.check_unshared(self)
-        self._default.bind(*given._replace(force_rebind=True))
-        # The graphs of other buckets are made as their batches come.
+    def _bind(self, binding: Binding) -> None:
+        binding.check_unshared(self)
+        self._default.bind(*binding._replace(force_rebind=True))
+        # Other buckets get their graphs at their first batches.
         self._buckets = {self._default_bucket_key: self._default}
         self._current, self._curr_bucket_key = self._default, self._default_bucket_key
-        self._grad_req = given.grad_req
+        self._grad_req = binding.grad_req
 
     def switch_bucket(self, bucket_key: Any, data_shapes: Any, label_shapes: Any = None) -> None:
-        """Go over to a bucket, whose graph is made where there is none yet.
+        """Switch to a bucket; its graph is bound at the first use.
 
         Args:
-            bucket_key: its key.
-            data_shapes: as for :meth:`bind`, of its batches.
-            label_shapes: likewise.
+            bucket_key: the bucket's key.
+            data_shapes: the shapes of its batches, as for :meth:`bind`.
+            label_shapes: the shapes of its labels, as for :meth:`bind`.
 
         Raises:
-            RuntimeError: it is not bound.
-            ValueError: its graph has parameters that the default one has not.
+            RuntimeError: the module is not bound.
+            ValueError: the bucket's graph has parameters that the default graph lacks.
         """
         if not self.binded:
             raise StateError("switch_bucket: the module is not bound: call bind() first")
         if bucket_key not in self._buckets:
-            made = self._made(bucket_key)
-            self._check_params(bucket_key, made)
-            made.bind(
+            module = self._create_module(bucket_key)
+            self._check_params(bucket_key, module)
+            module.bind(
                 data_shapes, label_shapes, self.for_training, self.inputs_need_grad, shared_module=self._default,
                 grad_req=self._grad_req,
             )  # fmt: skip
             if self._monitor is not None:
-                made.install_monitor(self._monitor)
-            self._buckets[bucket_key] = made
+                module.install_monitor(self._monitor)
+            self._buckets[bucket_key] = module
         self._current, self._curr_bucket_key = self._buckets[bucket_key], bucket_key
 
-    def _check_params(self, key: Any, made: Module) -> None:
-        known = {*self._default._param_names, *self._default._aux_names}
-        extra = [name for name in (*made._param_names, *made._aux_names) if name not in known]
+    def _check_params(self, key: Any, module: Module) -> None:
+        names = {*self._default._param_names, *self._default._aux_names}
+        extra = [name for name in (*module._param_names, *module._aux_names) if name not in names]
         if extra:
             raise ValueError(
-                f"switch_bucket: the graph of bucket {key!r} has a parameter {extra[0]!r}, which that of the default "
-                f"bucket {self._default_bucket_key!r} has not: give layers and begin states names of their own, "
-                "and let the default bucket have all parameters"
+                f"switch_bucket: the graph of bucket {key!r} has a parameter {extra[0]!r}, which the default "
+                f"bucket {self._default_bucket_key!r} lacks: name layers and begin states explicitly, "
+                "and give the default bucket all parameters"
             )
 
     def prepare(self, data_batch: Any, sparse_row_id_fn: Any = None) -> None:
-        """Make the graph of a batch's bucket, with the rows that it needs, and stay with the current one.
+        """Bind the graph of a batch's bucket and pull the rows that the batch needs, without switching the bucket.
 
         Args:
             data_batch: the batch.
@@ -152,21 +156,21 @@ class BucketingModule(BaseModule):
         key = getattr(batch, "bucket_key", None)
         if key is None:
             raise ValueError(
-                "BucketingModule: the batch has no bucket_key: use an iterator that gives one, such as "
+                "BucketingModule: the batch has no bucket_key: use an iterator that sets it, such as "
                 "mx.rnn.BucketSentenceIter"
             )
         self.switch_bucket(key, batch.provide_data, batch.provide_label)
 
     # -- parameters ------------------------------------------------------------------------------------
 
-    def _init_params(self, initializer: Callable[..., Any] | None, given: GivenParams) -> None:
-        if self.params_initialized and not given.force_init:
+    def _init_params(self, initializer: Callable[..., Any] | None, params: InitialParams) -> None:
+        if self.params_initialized and not params.force_init:
             return
-        self._default.init_params(initializer, *given)
+        self._default.init_params(initializer, *params)
         self.params_initialized = True
 
-    def _set_params(self, given: GivenParams) -> None:
-        self._default.set_params(*given)
+    def _set_params(self, params: InitialParams) -> None:
+        self._default.set_params(*params)
         self.params_initialized = True
 
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
@@ -174,7 +178,7 @@ class BucketingModule(BaseModule):
         return self._default.get_params()
 
     def get_states(self, merge_multi_context: bool = True) -> Any:
-        """The arrays of ``state_names``; see :meth:`Module.get_states`."""
+        """Return the arrays of ``state_names``; see :meth:`Module.get_states`."""
         return self._current.get_states(merge_multi_context)
 
     def set_states(self, states: Any = None, value: float | None = None) -> None:
@@ -184,38 +188,38 @@ class BucketingModule(BaseModule):
     def save_checkpoint(
         self, prefix: str, epoch: int, save_optimizer_states: bool = False, remove_amp_cast: bool = True
     ) -> None:
-        """As :meth:`Module.save_checkpoint`, with the symbol of the default bucket."""
+        """Save a checkpoint with the symbol of the default bucket; see :meth:`Module.save_checkpoint`."""
         self._default.save_checkpoint(prefix, epoch, save_optimizer_states, remove_amp_cast)
 
     @staticmethod
     def load(
         prefix: str, epoch: int, sym_gen: Any = None, default_bucket_key: Any = None, **kwargs: Any
     ) -> BucketingModule:
-        """A module with the parameters of a checkpoint.
+        """Return a module with the parameters of a checkpoint.
 
         Args:
-            prefix: of the files' names.
-            epoch: the number of epochs done.
-            sym_gen: as for the class; the checkpoint has but one symbol.
+            prefix: the prefix of the files' names.
+            epoch: the number of completed epochs.
+            sym_gen: as for the class; the checkpoint has only one symbol.
             default_bucket_key: as for the class.
-            **kwargs: likewise.
+            **kwargs: as for the class.
         """
-        made = BucketingModule(sym_gen, default_bucket_key, **kwargs)
-        loaded = Module.load(prefix, epoch, data_names=made.data_names, label_names=made.label_names)
-        made._begin_with(loaded._arg_params, loaded._aux_params)
-        return made
+        module = BucketingModule(sym_gen, default_bucket_key, **kwargs)
+        checkpoint = Module.load(prefix, epoch, data_names=module.data_names, label_names=module.label_names)
+        module._set_initial_params(checkpoint._arg_params, checkpoint._aux_params)
+        return module
 
     @staticmethod
     def load_dict(
         sym_dict: Mapping[Any, Any], sym_gen: Any, default_bucket_key: Any, arg_params: dict[str, NDArray],
         aux_params: dict[str, NDArray], **kwargs: Any,
     ) -> BucketingModule:  # fmt: skip
-        """A module with given symbols and parameters.
+        """Return a module with these symbols and parameters.
 
         Args:
-            sym_dict: from key to symbol, for some of the buckets.
+            sym_dict: symbols by key, for some of the buckets.
             sym_gen: as for the class.
-            default_bucket_key: likewise.
+            default_bucket_key: as for the class.
             arg_params: parameters by name.
             aux_params: auxiliary states by name.
             **kwargs: as for the class.
@@ -225,12 +229,12 @@ class BucketingModule(BaseModule):
             symbol, data_names, label_names = sym_gen(key)
             return sym_dict.get(key, symbol), data_names, label_names
 
-        made = BucketingModule(generate, default_bucket_key, **kwargs)
-        made._begin_with(arg_params, aux_params)
-        return made
+        module = BucketingModule(generate, default_bucket_key, **kwargs)
+        module._set_initial_params(arg_params, aux_params)
+        return module
 
-    def _begin_with(self, arg_params: dict[str, NDArray], aux_params: dict[str, NDArray]) -> None:
-        """Take parameters over, before anything is bound."""
+    def _set_initial_params(self, arg_params: dict[str, NDArray], aux_params: dict[str, NDArray]) -> None:
+        """Set the parameters before the module is bound."""
         self._default._arg_params, self._default._aux_params = arg_params, aux_params
         self._default.params_initialized = self.params_initialized = True
 
@@ -240,19 +244,19 @@ class BucketingModule(BaseModule):
         self, kvstore: Any, optimizer: Any, optimizer_params: OptimizerParams, force_init: bool
     ) -> None:
         self._default.init_optimizer(kvstore, optimizer, optimizer_params, force_init)
-        for each in self._buckets.values():
-            if each is not self._default:
-                each.borrow_optimizer(self._default)
+        for bucket in self._buckets.values():
+            if bucket is not self._default:
+                bucket.borrow_optimizer(self._default)
 
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
-        """Enqueue the forward pass of a batch, by the graph of its bucket."""
+        """Enqueue the forward pass of a batch, with the graph of its bucket."""
         self._check_ready("forward")
         self._switch_for(data_batch)
         self._current.forward(data_batch, is_train)
 
     def forward_backward(self, data_batch: Any) -> None:
-        if type(self).forward is not BucketingModule.forward or type(self).backward is not BucketingModule.backward:
-            super().forward_backward(data_batch)  # somebody's own
+        if any(is_replaced(self, name, _PASSES[name]) for name in _PASSES):
+            super().forward_backward(data_batch)  # a user's forward or backward
             return
         self._check_ready("forward_backward")
         self._switch_for(data_batch)
@@ -275,15 +279,18 @@ class BucketingModule(BaseModule):
 
     def install_monitor(self, mon: Any) -> None:
         self._monitor = mon
-        for each in self._buckets.values():
-            each.install_monitor(mon)
+        for bucket in self._buckets.values():
+            bucket.install_monitor(mon)
 
-    def _measured(self, labels: Sequence[NDArray]) -> list[tuple[dict[str, NDArray], dict[str, NDArray]]]:
-        return self._current._measured(labels)
+    def _named_outputs(self, labels: Sequence[NDArray]) -> list[tuple[dict[str, NDArray], dict[str, NDArray]]]:
+        return []
 
-    # -- what fit asks ---------------------------------------------------------------------------------
+    def _metric_modules(self) -> Sequence[BaseModule]:
+        return (self._current,)
 
-    def _trained(self) -> list[Module]:
+    # -- hooks of fit ----------------------------------------------------------------------------------
+
+    def _trained_modules(self) -> list[Module]:
         return [self._default]
 
     async def _begin_fit(self, epoch: int, batch: int = 0) -> tuple[int, int]:
@@ -292,5 +299,8 @@ class BucketingModule(BaseModule):
     async def _end_epoch(self, epoch: int) -> int:
         return await self._default._end_epoch(epoch)
 
-    async def _synchronized(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
-        return await self._default._synchronized()
+    async def _synchronize_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
+        return await self._default._synchronize_params()
+
+
+_PASSES = {name: getattr(BucketingModule, name) for name in ("forward", "backward")}

@@ -9,21 +9,21 @@ from typing import Any
 from flowmx import ndarray as nd
 from flowmx.errors import StateError
 from flowmx.io import DataDesc
-from flowmx.module.base import BaseModule, Binding, GivenParams, OptimizerParams
+from flowmx.module.base_module import BaseModule, Binding, InitialParams, OptimizerParams
 from flowmx.ndarray import NDArray
 
 
 class PythonModule(BaseModule):
-    """A module without parameters, whose passes a subclass writes: a link of a :class:`SequentialModule`.
+    """A module without parameters, often a part of a :class:`SequentialModule`.
 
     A subclass implements ``_compute_output_shapes()``, which returns pairs of name and shape, ``forward``,
     ``get_outputs``, and ``backward`` with ``get_input_grads``.
 
     Args:
-        data_names: of the inputs.
-        label_names: of the labels; None where it takes none.
-        output_names: of the outputs.
-        logger: where training is logged to.
+        data_names: names of the inputs.
+        label_names: names of the labels; None if the module has no labels.
+        output_names: names of the outputs.
+        logger: the logger of training.
     """
 
     def __init__(
@@ -51,23 +51,25 @@ class PythonModule(BaseModule):
 
     @property
     def data_shapes(self) -> list[DataDesc]:
-        found: list[DataDesc] = self._data_shapes
-        return found
+        descs: list[DataDesc] = self._data_shapes
+        return descs
 
     @property
     def label_shapes(self) -> list[DataDesc] | None:
-        found: list[DataDesc] | None = self._label_shapes
-        return found
+        descs: list[DataDesc] | None = self._label_shapes
+        return descs
 
     @property
     def output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        found: list[tuple[str, tuple[int, ...]]] = self._output_shapes
-        return found
+        shapes: list[tuple[str, tuple[int, ...]]] = self._output_shapes
+        return shapes
 
-    def _bind(self, given: Binding) -> None:
-        data_shapes, label_shapes = given.data_shapes, given.label_shapes
-        if given.grad_req != "write":
-            raise ValueError(f"bind: grad_req is {given.grad_req!r}, expected 'write', which is all that it can")
+    def _bind(self, binding: Binding) -> None:
+        data_shapes, label_shapes = binding.data_shapes, binding.label_shapes
+        if binding.grad_req != "write":
+            raise ValueError(
+                f"bind: grad_req is {binding.grad_req!r}, expected 'write', the only one that a PythonModule supports"
+            )
         _check_shapes("data_shapes", data_shapes, self._data_names)
         if label_shapes is not None:
             _check_shapes("label_shapes", label_shapes, self._label_names or [])
@@ -80,8 +82,8 @@ class PythonModule(BaseModule):
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         return {}, {}
 
-    def _init_params(self, initializer: Any, given: GivenParams) -> None:
-        """There is nothing to initialize."""
+    def _init_params(self, initializer: Any, params: InitialParams) -> None:
+        """Mark the parameters as initialized, although the module has no parameters."""
         self.params_initialized = True
 
     def init_optimizer(
@@ -91,36 +93,37 @@ class PythonModule(BaseModule):
         optimizer_params: OptimizerParams = (),
         force_init: bool = False,
     ) -> None:
-        """There is nothing to optimize."""
+        """Mark the optimizer as initialized; there is nothing to optimize."""
         self.optimizer_initialized = True
 
     def update(self) -> None:
-        """There is nothing to update."""
+        """Do nothing: there are no parameters."""
 
-    def _measured(self, labels: Sequence[NDArray]) -> list[tuple[dict[str, NDArray], dict[str, NDArray]]]:
+    def _named_outputs(self, labels: Sequence[NDArray]) -> list[tuple[dict[str, NDArray], dict[str, NDArray]]]:
         if self._label_shapes is None:
             return []  # no loss, so nothing to measure
-        found = dict(zip(self._label_names or (), labels, strict=False))
-        return [(found, dict(zip(self._output_names, self.get_outputs(), strict=False)))]
+        named_labels = dict(zip(self._label_names or (), labels, strict=False))
+        return [(named_labels, dict(zip(self._output_names, self.get_outputs(), strict=False)))]
 
     def install_monitor(self, mon: Any) -> None:
-        """There is no graph to watch."""
+        """Do nothing: there is no graph to monitor."""
 
 
 class PythonLossModule(PythonModule):
     """A loss: its output is its input, and its gradient comes from a function.
 
     Args:
-        name: of the module; its output is named ``<name>_output``.
+        name: the module's name; its output is named ``<name>_output``.
         data_names: the name of its only input.
         label_names: the name of its only label.
-        logger: where training is logged to.
-        grad_func: called with scores and labels, returns the gradient of the loss by the scores. A subclass may
-            implement ``_backward_impl`` instead, which sets ``_scores_grad`` from ``_scores`` and ``_labels``.
+        logger: the logger of training.
+        grad_func: a function that takes scores and labels, and returns the gradient of the loss with respect to the
+            scores. A subclass may implement ``_backward_impl`` instead, which sets ``_scores_grad`` from ``_scores``
+            and ``_labels``.
 
     Raises:
-        ValueError: several inputs or labels.
-        TypeError: ``grad_func`` is no function.
+        ValueError: there is not exactly one input and one label.
+        TypeError: ``grad_func`` is not callable.
 
     Example:
         >>> hinge = mx.mod.PythonLossModule(grad_func=lambda scores, labels: (scores - labels) / len(labels))
@@ -163,26 +166,26 @@ class PythonLossModule(PythonModule):
         """Compute the gradient of the scores.
 
         Raises:
-            ValueError: gradients of the output, which a loss has not.
-            RuntimeError: it is bound for predictions.
+            ValueError: ``out_grads`` is set; the output of a loss has no gradient.
+            RuntimeError: the module is bound for predictions.
         """
         if out_grads is not None:
-            raise ValueError("backward: out_grads came for a loss, whose output has no gradient: leave it out")
+            raise ValueError("backward: the output of a loss has no gradient: omit out_grads")
         if not self.for_training:
             raise StateError("backward: the module is bound for predictions: bind it with for_training=True")
         self._backward_impl()
 
     def _backward_impl(self) -> None:
         if self._grad_func is None:
-            raise NotImplementedError(f"{type(self).__name__} needs grad_func, or a _backward_impl() of its own")
-        found = self._grad_func(self._scores, self._labels)
-        self._scores_grad = found if isinstance(found, NDArray) else nd.array(found)
+            raise NotImplementedError(f"{type(self).__name__} needs grad_func, or a subclass with _backward_impl()")
+        grad = self._grad_func(self._scores, self._labels)
+        self._scores_grad = grad if isinstance(grad, NDArray) else nd.array(grad)
 
     def get_input_grads(self, merge_multi_context: bool = True) -> Any:
         return [self._scores_grad] if merge_multi_context else [[self._scores_grad]]
 
 
 def _check_shapes(argument: str, shapes: Sequence[Any], names: Sequence[str]) -> None:
-    found = [each[0] for each in shapes]
-    if found != list(names):
-        raise ValueError(f"bind: {argument} names {found}, expected {list(names)}")
+    actual = [desc[0] for desc in shapes]
+    if actual != list(names):
+        raise ValueError(f"bind: {argument} names {actual}, expected {list(names)}")

@@ -9,16 +9,16 @@ from typing import Any
 
 from flowmx.errors import StateError
 from flowmx.io import DataDesc
-from flowmx.module.base import BaseModule, Binding, GivenParams, OptimizerParams
+from flowmx.module.base_module import BaseModule, Binding, InitialParams, OptimizerParams
 from flowmx.module.module import Module
 from flowmx.ndarray import NDArray
 
 
 class SequentialModule(BaseModule):
-    """Modules of which each takes the outputs of the one before as its inputs.
+    """A chain of modules: the outputs of one are the inputs of the next.
 
     Args:
-        logger: where training is logged to.
+        logger: the logger of training.
 
     Example:
         >>> mod = mx.mod.SequentialModule()
@@ -37,20 +37,20 @@ class SequentialModule(BaseModule):
         self._label_shapes: Any = None
 
     def add(self, module: BaseModule, **kwargs: Any) -> SequentialModule:
-        """Add a module to the end; it must be bound anew then. Returns this one, for chaining.
+        """Append a module, and return this module for chaining; bind it again afterwards.
 
         Args:
             module: the module.
-            **kwargs: ``take_labels=True`` gives it the labels, and lets metrics see its outputs; ``auto_wiring=True``
-                calls the outputs of the one before by the names of its inputs, in order.
+            **kwargs: ``take_labels=True`` passes the labels to the module, and metrics count its outputs;
+                ``auto_wiring=True`` renames the outputs of the previous module to the module's inputs, in order.
 
         Raises:
-            TypeError: another keyword.
+            TypeError: the keyword is unknown.
         """
         unknown = set(kwargs) - {self.META_TAKE_LABELS, self.META_AUTO_WIRING}
         if unknown:
             raise TypeError(
-                f"add: {sorted(unknown)[0]!r} is no keyword, expected {self.META_TAKE_LABELS!r} or "
+                f"add: {sorted(unknown)[0]!r} is not a keyword, expected {self.META_TAKE_LABELS!r} or "
                 f"{self.META_AUTO_WIRING!r}"
             )
         self._modules.append(module)
@@ -60,14 +60,14 @@ class SequentialModule(BaseModule):
 
     def _first(self) -> BaseModule:
         if not self._modules:
-            raise StateError("SequentialModule: there is no module in it: add() some first")
+            raise StateError("SequentialModule: there are no modules: add() some first")
         return self._modules[0]
 
-    def _taking_labels(self) -> list[BaseModule]:
+    def _label_modules(self) -> list[BaseModule]:
         pairs = zip(self._modules, self._metas, strict=True)
         return [module for module, meta in pairs if meta.get(self.META_TAKE_LABELS)]
 
-    # -- what it is ------------------------------------------------------------------------------------
+    # -- names and shapes ------------------------------------------------------------------------------
 
     @property
     def data_names(self) -> list[str]:
@@ -84,8 +84,8 @@ class SequentialModule(BaseModule):
     @property
     def label_shapes(self) -> list[DataDesc] | None:
         self._first()
-        found: list[DataDesc] | None = self._label_shapes
-        return found
+        descs: list[DataDesc] | None = self._label_shapes
+        return descs
 
     @property
     def output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
@@ -94,29 +94,29 @@ class SequentialModule(BaseModule):
 
     # -- binding ---------------------------------------------------------------------------------------
 
-    def _bind(self, given: Binding) -> None:
-        given.check_training()
-        given.check_unshared(self)
+    def _bind(self, binding: Binding) -> None:
+        binding.check_training()
+        binding.check_unshared(self)
         self._first()
-        self._label_shapes = given.label_shapes if self._taking_labels() else None
-        shapes = given.data_shapes
+        self._label_shapes = binding.label_shapes if self._label_modules() else None
+        shapes = binding.data_shapes
         for position, (module, meta) in enumerate(zip(self._modules, self._metas, strict=True)):
             if meta.get(self.META_AUTO_WIRING):
-                shapes = _wired(module.data_names, shapes)
-            inner = given._replace(
-                data_shapes=shapes, label_shapes=given.label_shapes if meta.get(self.META_TAKE_LABELS) else None,
-                inputs_need_grad=given.inputs_need_grad or (given.for_training and position > 0),
+                shapes = _name_shapes(module.data_names, shapes)
+            inner = binding._replace(
+                data_shapes=shapes, label_shapes=binding.label_shapes if meta.get(self.META_TAKE_LABELS) else None,
+                inputs_need_grad=binding.inputs_need_grad or (binding.for_training and position > 0),
             )  # fmt: skip
             module.bind(*inner)
             shapes = module.output_shapes
 
     # -- parameters ------------------------------------------------------------------------------------
 
-    def _init_params(self, initializer: Callable[..., Any] | None, given: GivenParams) -> None:
-        if self.params_initialized and not given.force_init:
+    def _init_params(self, initializer: Callable[..., Any] | None, params: InitialParams) -> None:
+        if self.params_initialized and not params.force_init:
             return
         for module in self._modules:
-            module.init_params(initializer, *given)
+            module.init_params(initializer, *params)
         self._check_names()
         self.params_initialized = True
 
@@ -131,9 +131,9 @@ class SequentialModule(BaseModule):
                     )
                 owner[name] = position
 
-    def _set_params(self, given: GivenParams) -> None:
-        for module in self._modules:  # each has some of the names
-            module.set_params(*given._replace(allow_extra=True))
+    def _set_params(self, params: InitialParams) -> None:
+        for module in self._modules:  # a module has only some of the names
+            module.set_params(*params._replace(allow_extra=True))
         self.params_initialized = True
 
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
@@ -159,9 +159,9 @@ class SequentialModule(BaseModule):
         batch = copy.copy(data_batch)
         for position, module in enumerate(self._modules):
             if position:
-                before = self._modules[position - 1]
-                batch.data = before.get_outputs()
-                names = module.data_names if self._metas[position].get(self.META_AUTO_WIRING) else before.output_names
+                previous = self._modules[position - 1]
+                batch.data = previous.get_outputs()
+                names = module.data_names if self._metas[position].get(self.META_AUTO_WIRING) else previous.output_names
                 batch.provide_data = [
                     DataDesc(name, array.shape) for name, array in zip(names, batch.data, strict=True)
                 ]
@@ -191,35 +191,38 @@ class SequentialModule(BaseModule):
         for module in self._modules:
             module.install_monitor(mon)
 
-    def _measured(self, labels: Sequence[NDArray]) -> list[tuple[dict[str, NDArray], dict[str, NDArray]]]:
-        return [pair for module in self._taking_labels() for pair in module._measured(labels)]
+    def _named_outputs(self, labels: Sequence[NDArray]) -> list[tuple[dict[str, NDArray], dict[str, NDArray]]]:
+        return []
 
-    # -- what fit asks ---------------------------------------------------------------------------------
+    def _metric_modules(self) -> Sequence[BaseModule]:
+        return self._label_modules()
 
-    def _trained(self) -> list[Module]:
-        return [each for module in self._modules for each in module._trained()]
+    # -- hooks of fit ----------------------------------------------------------------------------------
+
+    def _trained_modules(self) -> list[Module]:
+        return [inner for module in self._modules for inner in module._trained_modules()]
 
     async def _begin_fit(self, epoch: int, batch: int = 0) -> tuple[int, int]:
-        trained = self._trained()  # they share a store
-        return await trained[0]._begin_fit(epoch, batch) if trained else (epoch, batch)
+        modules = self._trained_modules()  # they share a store
+        return await modules[0]._begin_fit(epoch, batch) if modules else (epoch, batch)
 
     async def _end_epoch(self, epoch: int) -> int:
-        trained = self._trained()
-        if trained:
-            epoch = await trained[0]._end_epoch(epoch)
-        for each in trained[1:]:
-            each._pull()
+        modules = self._trained_modules()
+        if modules:
+            epoch = await modules[0]._end_epoch(epoch)
+        for module in modules[1:]:
+            module._pull()
         return epoch
 
-    async def _synchronized(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
+    async def _synchronize_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         for module in self._modules:
-            await module._synchronized()
+            await module._synchronize_params()
         return self.get_params()
 
 
-def _wired(names: Sequence[str], shapes: Sequence[Any]) -> list[DataDesc]:
-    """The shapes under the names of the inputs that take them."""
+def _name_shapes(names: Sequence[str], shapes: Sequence[Any]) -> list[DataDesc]:
+    """Rename shapes to the inputs that take them, in order."""
     if len(names) != len(shapes):
-        raise ValueError(f"bind: the module has the inputs {list(names)}, and gets {len(shapes)} arrays")
-    described = (each if isinstance(each, DataDesc) else DataDesc(*each) for each in shapes)
-    return [DataDesc(name, each.shape, each.dtype, each.layout) for name, each in zip(names, described, strict=True)]
+        raise ValueError(f"bind: the module has the inputs {list(names)}, but gets {len(shapes)} arrays")
+    descs = (shape if isinstance(shape, DataDesc) else DataDesc(*shape) for shape in shapes)
+    return [DataDesc(name, desc.shape, desc.dtype, desc.layout) for name, desc in zip(names, descs, strict=True)]

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.ndarray.arithmetic import Numbers
 from flowmx.ndarray.array import NDArray
-from flowmx.ndarray.core import Elementwise
-from flowmx.ndarray.operators import Numbers
+from flowmx.ndarray.fast_calls import FastCall
 from flowmx.ops.registry.operators import lookup
 
 Operand = NDArray | float
@@ -21,7 +21,7 @@ _NUMBERS: Any = (int, float, bool, np.generic)
 def _two(
     name: str, arrays: str, scalar: str, swapped: str, numbers: Callable[[Any, Any], Any]
 ) -> Callable[[Operand, Operand], Any]:
-    """A function of two operands.
+    """Define a function of two operands.
 
     Args:
         name: its name.
@@ -30,7 +30,7 @@ def _two(
         swapped: the operator with a number on the left, without ``_scalar``.
         numbers: the function of two numbers.
     """
-    both = Elementwise(lookup(f"broadcast_{arrays}").create())
+    both = FastCall(lookup(f"broadcast_{arrays}").create())
     right, left = (Numbers(f"{each}_scalar") for each in (scalar, swapped))
 
     def function(lhs: Operand, rhs: Operand) -> Any:
@@ -38,10 +38,10 @@ def _two(
             if isinstance(rhs, NDArray):
                 return both(lhs, rhs)
             if isinstance(rhs, _NUMBERS):
-                return (right.known.get(rhs) or right.make(rhs))(lhs)
+                return (right.bound.get(rhs) or right.bind(rhs))(lhs)
         elif isinstance(lhs, _NUMBERS):
             if isinstance(rhs, NDArray):
-                return (left.known.get(lhs) or left.make(lhs))(rhs)
+                return (left.bound.get(lhs) or left.bind(lhs))(rhs)
             if isinstance(rhs, _NUMBERS):
                 return numbers(lhs, rhs)
         side, value = ("rhs", rhs) if isinstance(lhs, (NDArray, *_NUMBERS)) else ("lhs", lhs)
@@ -53,7 +53,7 @@ def _two(
 
 
 def _number(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], float]:
-    """A comparison of numbers that gives 1.0 or 0.0."""
+    """Return a comparison of numbers that returns 1.0 or 0.0."""
     return lambda lhs, rhs: float(compute(lhs, rhs))
 
 

@@ -8,59 +8,60 @@ import numpy as np
 
 from flowmx.devices import Context
 from flowmx.errors import ShapeError
-from flowmx.ndarray import functions, updates
-from flowmx.ndarray.array import NDArray, array
+from flowmx.ndarray import functions, optimizer_updates
+from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.control_flow import cond, foreach, while_loop
-from flowmx.ndarray.updates import *  # noqa: F403
+from flowmx.ndarray.creation import array
+from flowmx.ndarray.optimizer_updates import *  # noqa: F403
 from flowmx.ops.random.zipfian import candidates
-from flowmx.ops.registry.namespaces import prefixed
+from flowmx.ops.registry.namespaces import prefixed_attributes
 
 __all__ = ["boolean_mask", "cond", "foreach", "isfinite", "isinf", "isnan", "rand_zipfian", "while_loop"]
-__all__ += updates.__all__
+__all__ += optimizer_updates.__all__
 
 
 def boolean_mask(data: NDArray, index: NDArray, axis: int = 0, out: NDArray | None = None) -> NDArray:
-    """The slices of ``data`` along an axis where ``index`` (one axis) is not 0.
+    """Select the slices of ``data`` along an axis where ``index`` (one axis) is not 0.
 
-    The shape depends on the content of ``index``, so this blocks until that is there. The result is written into
-    ``out`` where that is given.
+    The shape depends on the content of ``index``, so this blocks until that is computed. The result is written into
+    ``out`` if that is set.
 
     Raises:
-        ShapeError: the index is not as long as the axis.
+        ShapeError: the lengths of the index and the axis differ.
     """
     if index.shape != data.shape[axis : axis + 1 or None]:
         raise ShapeError(f"boolean_mask: index has shape {index.shape}, expected ({data.shape[axis]},)")
-    kept = array(np.flatnonzero(index.asnumpy()), data.context, np.int64)
-    return cast("NDArray", functions.op("take", data, kept, axis=axis, out=out))
+    positions = array(np.flatnonzero(index.asnumpy()), data.context, np.int64)
+    return cast("NDArray", functions.op("take", data, positions, axis=axis, out=out))
 
 
 def isnan(data: NDArray) -> NDArray:
-    """1 where an element is NaN, else 0, in the array's dtype."""
+    """Return 1 where an element is NaN, else 0, in the array's dtype."""
     return cast("NDArray", functions.op("_not_equal", data, data))
 
 
 def isinf(data: NDArray) -> NDArray:
-    """1 where an element is infinite, else 0, in the array's dtype."""
+    """Return 1 where an element is infinite, else 0, in the array's dtype."""
     return cast("NDArray", functions.op("_equal_scalar", functions.op("abs", data), scalar=np.inf))
 
 
 def isfinite(data: NDArray) -> NDArray:
-    """1 where an element is neither NaN nor infinite, else 0, in the array's dtype."""
+    """Return 1 where an element is neither NaN nor infinite, else 0, in the array's dtype."""
     return cast("NDArray", functions.op("_lesser_scalar", functions.op("abs", data), scalar=np.inf))
 
 
 def rand_zipfian(
     true_classes: NDArray, num_sampled: int, range_max: int, ctx: Context | None = None
 ) -> tuple[NDArray, NDArray, NDArray]:
-    """Draw ``num_sampled`` classes below ``range_max``, nearly by Zipf's law: class c by log((c + 2)/(c + 1)).
+    """Draw ``num_sampled`` classes below ``range_max`` from a log-uniform distribution: P(c) ~ log((c + 2)/(c + 1)).
 
     Returns:
-        the classes (int64), how often each of ``true_classes`` is expected among them, and each drawn one (float64).
+        the classes (int64), and the expected counts (float64) of ``true_classes`` and of the drawn classes.
     """
     if ctx is not None:
         true_classes = true_classes.as_in_context(ctx)
     return candidates(functions, true_classes, num_sampled, range_max, ctx=true_classes.context)
 
 
-__getattr__, __dir__ = prefixed(functions, "_contrib_", __all__)
+__getattr__, __dir__ = prefixed_attributes(functions, "_contrib_", __all__)
 __all__ += sorted({*__dir__()} - {*__all__})

@@ -1,6 +1,6 @@
-"""Loops and branches of arrays: the user's functions are called again and again, and recorded like any code.
+"""Loops and branches on arrays. The user's functions are called in each iteration, and recorded like any code.
 
-Whether a loop goes on, or which branch is taken, is read from an array: that blocks until it is computed.
+Loop conditions and predicates are read from arrays, which blocks until they are computed.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ def foreach(body: Callable[..., Any], data: Any, init_states: Any) -> tuple[Any,
     """Loop over the slices of the data along the first axis.
 
     Args:
-        body: called as ``body(slice, states)``; returns the outputs of one iteration and the new states.
+        body: called as ``body(slice, states)``; returns the outputs of the iteration and the new states.
         data: an array, or a (nested) list of them.
-        init_states: the first states, likewise.
+        init_states: the first states, an array or a (nested) list of them.
 
     Returns:
         the outputs of all iterations, stacked, and the last states.
 
     Raises:
-        TypeError: something is no array.
-        ValueError: there is nothing to loop over.
+        TypeError: ``data``, a state or an output contains something that is not an array.
+        ValueError: ``data`` is empty.
     """
     arrays, form = flatten(data, NDArray, "foreach: data")
     flatten(init_states, NDArray, "foreach: init_states")
@@ -48,17 +48,17 @@ def while_loop(
 
     Args:
         cond: called as ``cond(*loop_vars)``; returns an array of one element (or a number).
-        func: called as ``func(*loop_vars)``; returns the outputs of one iteration and the new loop variables.
+        func: called as ``func(*loop_vars)``; returns the outputs of the iteration and the new loop variables.
         loop_vars: the first loop variables, an array or a (nested) list of them.
-        max_iterations: the most iterations.
+        max_iterations: the maximum number of iterations.
 
     Returns:
-        the outputs, stacked along a first axis of length ``max_iterations`` (0 where nothing was computed; an
-        empty list where there was no iteration at all), and the last loop variables.
+        the outputs, stacked along a first axis of length ``max_iterations`` and padded with zeros (an empty list if
+        there was no iteration), and the last loop variables.
 
     Raises:
-        ValueError: ``max_iterations`` is missing, there are no loop variables, or the function returns another
-            number of them, or of outputs.
+        ValueError: ``max_iterations`` is missing, there are no loop variables, or the number of loop variables or
+            outputs that the function returns changes.
     """
     if max_iterations is None:
         raise ValueError("while_loop: max_iterations must be given")
@@ -103,29 +103,31 @@ class _Stacked:
 
     @property
     def count(self) -> int:
-        """Number of iterations that were run."""
+        """The number of iterations so far."""
         return len(self._rows)
 
     def add(self, outputs: Any) -> None:
-        """Take the outputs of one iteration."""
+        """Append the outputs of one iteration."""
         row, self._form = flatten(outputs, NDArray, self._what)
         if self._rows and len(row) != len(self._rows[0]):
-            raise ValueError(f"{self._what} are {len(row)} arrays, {len(self._rows[0])} in the iterations before")
+            raise ValueError(
+                f"{self._what} are {len(row)} arrays, expected {len(self._rows[0])} as in earlier iterations"
+            )
         for position, (first, now) in enumerate(zip(self._rows[0] if self._rows else (), row, strict=False)):
             if first.shape != now.shape:
                 raise ShapeError(
                     f"{self._what}: array {position} has shape {now.shape} in iteration {self.count}, expected "
-                    f"{first.shape} as before"
+                    f"{first.shape} as in earlier iterations"
                 )
         self._rows.append(row)
 
     def result(self, length: int | None = None) -> Any:
-        """The arrays stacked, filled up with zeros to a length."""
+        """Return the stacked arrays, padded with zeros to a length."""
         stacked = []
         for column in zip(*self._rows, strict=True):
-            made = F.op("stack", *column, axis=0)
+            array = F.op("stack", *column, axis=0)
             if length is not None and length > self.count:
                 rest = zeros((length - self.count, *column[0].shape), column[0].context, column[0].dtype)
-                made = F.op("Concat", made, rest, dim=0)
-            stacked.append(made)
+                array = F.op("Concat", array, rest, dim=0)
+            stacked.append(array)
         return regroup(stacked, self._form)

@@ -1,10 +1,10 @@
-"""Arrays as the engine sees them, and the one place where operators are called on them.
+"""Storages, array handles, and the dispatch of operators on arrays.
 
-A :class:`Storage` is an engine variable with memory; it is allocated when the first operation that writes
-it runs. A :class:`BaseArray` is a handle: a storage, or a strided view into one, with shape and dtype. The
-public :class:`flowmx.ndarray.NDArray` adds the methods.
+A :class:`Storage` is an engine variable with memory, allocated when the first operation that writes it runs.
+A :class:`BaseArray` is a handle: a storage, or a strided view into one, with shape and dtype. The public
+:class:`flowmx.ndarray.NDArray` adds the methods.
 
-:func:`invoke` is the hot path of imperative code; every statement in it is paid for by each ``a + b``.
+:func:`invoke` is the hot path of imperative code: each ``a + b`` pays for every statement in it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from __future__ import annotations
 import math
 import sys
 import zlib
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from types import FunctionType
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from weakref import WeakSet
 
@@ -21,17 +20,21 @@ import numpy as np
 
 from flowmx import devices
 from flowmx.devices import Context, Device
+from flowmx.devices.launch_traits import LaunchTraits, set_launch_traits
 from flowmx.engine import Actor, Origin, capture
-from flowmx.engine.attributes import KnownAttributes
+from flowmx.engine.concurrent_attributes import KnownAttributes
 from flowmx.engine.origin import is_called_by_user, warn_user
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import DONE, Operation, Variable
 from flowmx.errors import AutogradError, CrossDeviceWarning, DeviceError, ShapeError, TypeInferenceError
+from flowmx.late_binding import late
+from flowmx.ndarray.computations import BoundCall, bind_once, compute, compute_into_copy, run_on
 from flowmx.ndarray.recording import ENTRIES, Further, Leaf, State, TapeEntry, TapeNode, state
-from flowmx.ndarray.references import HELD
+from flowmx.ndarray.reference_counts import HELD
 from flowmx.ops.control import custom
 from flowmx.ops.registry.dtypes import DType, name_of
-from flowmx.ops.registry.operators import LIGHT_BYTES, Form, Operator, Run, Shape, Spec, compiling, kernel_for, lookup
+from flowmx.ops.registry.operators import LIGHT_BYTES, Operator, Shape, lookup
+from flowmx.ops.registry.spec import Spec
 from flowmx.ops.sparse.shapes import SparseShape
 
 if TYPE_CHECKING:
@@ -45,17 +48,19 @@ class Storage(Variable):
     """The memory of an array, as a variable of the engine."""
 
     array: Any = None
+    ones_at = ones_from = -1
+    """The version at which all elements were set to 1, and the version before (``fixing.py``)."""
     shared = False
-    """True where another array than the one that an operator returned may use it too."""
+    """True if handles other than the operator's result may use the memory."""
     histories: WeakSet[History] | None = None
-    """The tape's knowledge of it, where that is not the same for all handles (``views.py``)."""
+    """The tape's histories of the memory, if its handles have different ones (``views.py``)."""
     copied_from: Any = None
-    """The storages of which NumPy would have a view in place of this copy (``flowmx/numpy/parts.py``)."""
+    """The storages that this one copies where NumPy would return a view (``flowmx/numpy/view_semantics.py``)."""
     variables: WeakSet[Any] | None = None
-    """The variables of autograd that it is the memory of."""
+    """The autograd variables that use this memory."""
 
     def __init__(self, device: Device, shape: Shape, dtype: DType, array: Any = None) -> None:
-        # Not Variable's own: a storage is made for every result, and has nothing to tell it.
+        # No super().__init__(): a storage is created for every result, and Variable's defaults are enough.
         self.device = device
         self.shape = shape
         self.dtype = dtype
@@ -63,16 +68,16 @@ class Storage(Variable):
             self.array = array
 
     def ensure(self) -> Any:
-        """The memory, allocated now where it was not (called by the operation that writes it)."""
+        """Return the memory, allocating it first if necessary (called by the operation that writes it)."""
         if self.array is None:
             self.array = self.device.allocate(self.shape, self.dtype)
         return self.array
 
     def whole(self) -> BaseArray:
-        """A handle on all of it, without history."""
-        made = _new(BaseArray.public)
-        made._storage, made._shape, made._dtype = self, self.shape, self.dtype
-        return made
+        """Return a handle on the whole memory, without history."""
+        handle = new_handle(BaseArray.public)
+        handle.storage, handle.dims, handle.element_type = self, self.shape, self.dtype
+        return handle
 
     def fingerprint(self) -> object:
         array = self.array
@@ -82,70 +87,82 @@ class Storage(Variable):
 class BaseArray(KnownAttributes):
     """A handle on a storage; see :class:`flowmx.ndarray.NDArray`."""
 
-    _storage: Storage
-    _shape: Shape
-    _dtype: DType
-    _view: View | None = None
-    _past: TapeEntry | History | None = None
-    """The content's origin on the tape; a history where other handles share the memory (``views.py``)."""
+    storage: Storage
+    dims: Shape
+    element_type: DType
+    strided_view: View | None = None
+    history: TapeEntry | History | None = None
+    """The tape entry of the content, or a history if other handles share the memory (``views.py``)."""
 
     public: ClassVar[type[BaseArray]]
     """The class of the arrays that operators return."""
 
-    # -- what it is ------------------------------------------------------------------------------------
+    if TYPE_CHECKING:  # what every array class defines
+        as_in_context: Callable[..., Any]
+        as_np_ndarray: Callable[..., Any]
+        asnumpy: Callable[..., Any]
+        astype: Callable[..., Any]
+        item: Callable[..., Any]
+        tolist: Callable[..., Any]
+        tostype: Callable[..., Any]
+
+        @property
+        def size(self) -> int: ...
+
+    # -- properties ------------------------------------------------------------------------------------
 
     @property
     def shape(self) -> Shape:
         """The length of each axis."""
-        return self._shape
+        return self.dims
 
     @property
     def variable(self) -> Storage:
-        """The engine variable of its memory."""
-        return self._storage
+        """The engine variable of the array's memory."""
+        return self.storage
 
     @property
     def context(self) -> Context:
-        """The device that it lives on."""
-        return self._storage.device.context
+        """The context of the array's device."""
+        return self.storage.device.context
 
     @property
-    def _entry(self) -> TapeEntry | None:
-        """The content's origin on the tape."""
-        past = self._past
-        return past if past is None or type(past) in ENTRIES else past.read(self)  # type: ignore[union-attr,return-value]
+    def tape_entry(self) -> TapeEntry | None:
+        """The tape entry that the content comes from."""
+        history = self.history
+        return history if history is None or type(history) in ENTRIES else history.read(self)  # type: ignore[union-attr,return-value]
 
-    def _plain(self) -> BaseArray:
-        """Another handle on the same memory, without history."""
-        self._storage.shared = True
-        other = _new(self.__class__)
-        other._storage, other._shape, other._dtype = self._storage, self._shape, self._dtype
-        if self._view is not None:
-            other._view = self._view
+    def without_history(self) -> BaseArray:
+        """Return another handle on the same memory, without history."""
+        self.storage.shared = True
+        other = new_handle(self.__class__)
+        other.storage, other.dims, other.element_type = self.storage, self.dims, self.element_type
+        if self.strided_view is not None:
+            other.strided_view = self.strided_view
         return other
 
-    # -- memory, for the operation that runs -----------------------------------------------------------
+    # -- memory, inside operations ---------------------------------------------------------------------
 
-    def _read(self) -> Any:
-        """The raw array (inside an operation, or after a wait)."""
-        array = self._storage.array
-        if self._view is None:
+    def raw(self) -> Any:
+        """Return the raw array (inside an operation, or after a wait)."""
+        array = self.storage.array
+        if self.strided_view is None:
             return array
-        offset, strides = self._view
-        return self._storage.device.view(array, self._shape, self._dtype, offset, strides)
+        offset, strides = self.strided_view
+        return self.storage.device.view(array, self.dims, self.element_type, offset, strides)
 
-    def _written(self) -> Any:
-        """The raw array to write into (inside an operation)."""
-        if self._view is None:
-            array = self._storage.array
-            return self._storage.ensure() if array is None else array
-        self._storage.ensure()
-        return self._read()
+    def raw_for_writing(self) -> Any:
+        """Return the raw array to write into (inside an operation)."""
+        if self.strided_view is None:
+            array = self.storage.array
+            return self.storage.ensure() if array is None else array
+        self.storage.ensure()
+        return self.raw()
 
     # -- waiting ---------------------------------------------------------------------------------------
 
     def __await__(self) -> Generator[Any, None, Any]:
-        storage = self._storage
+        storage = self.storage
         writer = storage.writer
         if writer is not None:
             if writer.state != DONE and engine.holds(storage):
@@ -160,321 +177,79 @@ class BaseArray(KnownAttributes):
         return self
 
     def wait_to_read(self) -> None:
-        """Block until the content is there; raises the error of the operation that was to write it."""
-        engine.wait_variable(self._storage)
+        """Block until the content is computed; raise the error of the operation that failed to write it."""
+        engine.wait_variable(self.storage)
 
     def wait_to_write(self) -> None:
-        """Block until nothing pushed so far reads or writes it any more."""
-        if not engine.holds(self._storage):
-            for op in list(self._storage.pending()):
+        """Block until no pending operation reads or writes the array."""
+        if not engine.holds(self.storage):
+            for op in list(self.storage.pending()):
                 engine.wait(op)
-        if self._storage.marks is not None:
-            self._storage.marks.finish_reads()
+        if self.storage.marks is not None:
+            self.storage.marks.finish_reads()
 
 
-_new: Callable[[type[BaseArray]], BaseArray] = object.__new__
-
-_KEPT = 256
-"""Forms of calls that an elementwise operator remembers."""
-_SHARED_BYTES = 1 << 18
-"""Bytes of a result from which a kernel on several cores beats a ufunc on one."""
+new_handle: Callable[[type[BaseArray]], BaseArray] = object.__new__
 
 
 def allocate(
-    device: Device, shape: Shape, dtype: DType, array: Any = None, face: type[BaseArray] | None = None
+    device: Device, shape: Shape, dtype: DType, array: Any = None, cls: type[BaseArray] | None = None
 ) -> BaseArray:
-    """A new array handle; ``array`` is its memory where that exists already, ``face`` its class if not the usual."""
-    made = _new(face or BaseArray.public)
-    made._storage = Storage(device, shape, dtype, array)
-    made._shape = shape
-    made._dtype = dtype
-    return made
+    """Create an array handle.
 
-
-def _compute(forward: Callable[..., Any], run: Run, inputs: Sequence[BaseArray], outputs: Sequence[BaseArray]) -> Any:
-    """Run the forward of an imperative operation; returns its result, which may have to be awaited."""
-    given: list[Any] = []
-    made: list[Any] = []
-    for each in inputs:
-        given.append(each._storage.array if each._view is None else each._read())
-    for each in outputs:
-        storage = each._storage
-        array = storage.array
-        if array is None:
-            array = storage.array = storage.device.allocate(storage.shape, storage.dtype)
-        made.append(array if each._view is None else each._read())
-    return forward(run, given, made)
-
-
-def _compute_into_copy(
-    forward: Callable[..., Any], run: Run, inputs: Sequence[BaseArray], outputs: Sequence[BaseArray]
-) -> Any:
-    """As :func:`_compute`, where an output's memory is also an input's: computed in a temporary, then copied."""
-    targets = [each._written() for each in outputs]
-    results = [run.device.allocate(each._shape, each._dtype) for each in outputs]
-    pending = forward(run, [each._read() for each in inputs], results)
-    if pending is not None:
-        return _store_after(pending, targets, results)
-    for target, result in zip(targets, results, strict=True):
-        target[...] = result
-    return None
-
-
-async def _store_after(pending: Awaitable[None], targets: Sequence[Any], results: Sequence[Any]) -> None:
-    await pending
-    for target, result in zip(targets, results, strict=True):
-        target[...] = result
-
-
-_runs: dict[tuple[Device, bool], Run] = {}
-
-
-def run_on(device: Device, train: bool) -> Run:
-    """The Run of a device and mode."""
-    run = _runs.get((device, train))
-    if run is None:
-        run = _runs[device, train] = Run(device, train)
-    return run
-
-
-def forward_of(op: Operator, device: Device) -> Callable[..., None]:
-    """The computation of an operator on a device: a registered kernel, else the plain forward."""
-    fast = kernel_for(device.kernels, op.name)
-    if fast is None:
-        return device.timed(op, op.forward)
-
-    def call(run: Run, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        fast(op, run, inputs, outputs)
-
-    return device.timed(op, call)
-
-
-def forward_of_call(op: Operator, spec: Spec, device: Device, given: Sequence[Form]) -> Callable[..., Any]:
-    """The computation of an operator on arrays of known shapes and dtypes, with as little to decide as there can be."""
-    if not spec.nbytes and not op.writes_more():
-        return _nothing
-    direct = op.as_ufunc(device.xp, given[0][1]) if given and spec.nbytes < _SHARED_BYTES else None
-    if direct is not None:
-        ufunc, number = direct
-
-        # What a ufunc returns is no promise to wait for.
-        def call_ufunc(run: Run, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-            ufunc(*inputs, out=outputs[0])
-
-        def call_with_number(run: Run, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-            ufunc(inputs[0], number, out=outputs[0])
-
-        return call_ufunc if number is None else call_with_number
-    fast, made = kernel_for(device.kernels, op.name), tuple(zip(spec.shapes, spec.dtypes, strict=True))
-    if fast is None:
-        bound = op.bound(device.xp, given, made)
-    else:
-        bind = getattr(fast, "bind", None)
-        bound = None if bind is None else bind(op, given, made)
-    return forward_of(op, device) if bound is None else device.timed(op, bound)
-
-
-_Ready = tuple[Device, Callable[..., Any], Run, Run]
-"""A computation that is bound on a device, and the contexts for it in predictions and in training."""
-
-
-def _ready(op: Operator, spec: Spec, device: Device, inputs: Sequence[BaseArray]) -> _Ready:
-    """Bind what calls of one form run, and remember it with what was inferred of them.
-
-    What an event loop asks for and is not compiled yet is not remembered. It must not run at its push, where the plain
-    forward would take its place, which rounds otherwise; a worker waits for it.
+    Args:
+        device: the device that holds its memory.
+        shape: the length of each axis.
+        dtype: the element type.
+        array: the memory, if it already exists.
+        cls: the handle's class (default: :attr:`BaseArray.public`).
     """
-    known: _Ready | None = spec.ready
-    if known is None or known[0] is not device:
-        given = tuple([(each._shape, each._dtype) for each in inputs])
-        compiling.missed = False
-        forward = forward_of_call(op, spec, device, given)
-        known = device, forward, run_on(device, False), run_on(device, True)
-        if not compiling.missed:
-            spec.ready = known
-    return known
-
-
-def _nothing(run: Run, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """The computation of outputs without elements."""
-
-
-def _compute_ufunc(ufunc: Callable[..., Any], operands: tuple[BaseArray, ...], number: Any, result: BaseArray) -> None:
-    """Run an elementwise operation: one call of a ufunc, into the result's memory."""
-    storage = result._storage
-    array = storage.array
-    if array is None:
-        array = storage.array = storage.device.allocate(storage.shape, storage.dtype)
-    if result._view is not None:
-        array = result._read()
-    x = operands[0]
-    content = x._storage.array if x._view is None else x._read()
-    if number is not None:
-        ufunc(content, number, out=array)
-    elif len(operands) == 2:
-        y = operands[1]
-        ufunc(content, y._storage.array if y._view is None else y._read(), out=array)
-    else:
-        ufunc(content, out=array)
+    handle = new_handle(cls or BaseArray.public)
+    handle.storage = Storage(device, shape, dtype, array)
+    handle.dims = shape
+    handle.element_type = dtype
+    return handle
 
 
 class Casting(Protocol):
-    """Says what operators are given in mixed precision."""
+    """The dtypes of operators' inputs in mixed precision."""
 
     @property
     def needs_scaling(self) -> bool:
-        """True if small gradients underflow in the target dtype, so that losses must be scaled."""
+        """Whether small gradients underflow in the target dtype, so that losses must be scaled."""
 
     def targets(self, op: Operator, dtypes: tuple[DType, ...], name: str = "") -> tuple[DType, ...] | None:
-        """The dtypes that the inputs are to have; None where all stay as they are."""
+        """Return the dtypes to cast the inputs to; None to leave all unchanged."""
 
     def leaves(self, op: Operator, name: str = "") -> bool:
-        """Tell whether nothing is said of the operator, so that it computes in the types that it is given."""
+        """Return whether the operator is on no list, so that it computes in the dtypes of its inputs."""
 
 
 casting: Casting | None = None
-"""The casts that are applied to inputs of operators (AMP), or None; set by :func:`use_casting`."""
+"""The casts applied to operators' inputs (AMP), or None; set by :func:`use_casting`."""
+casting_listeners: list[Callable[[], None]] = []
+"""Functions to call when :data:`casting` changes."""
 
 
-def use_casting(chosen: Casting | None) -> None:
-    """From now on cast the inputs of operators so (None: not at all)."""
+def use_casting(new_casting: Casting | None) -> None:
+    """Set the casts of operators' inputs (None: no casts)."""
     global casting
-    casting = chosen
-    for each in list(_elementwise):
-        each.forget()
+    casting = new_casting
+    for listener in casting_listeners:
+        listener()
 
 
-def _cast(inputs: Sequence[BaseArray], targets: Sequence[DType]) -> list[BaseArray]:
+def _cast(op: Operator, inputs: Sequence[BaseArray], casting: Casting) -> Sequence[BaseArray]:
+    """Return the inputs in the dtypes that mixed precision computes an operator in."""
+    targets = casting.targets(op, tuple([array.element_type for array in inputs]))
+    if targets is None:
+        return inputs
     return [
-        each if each._dtype == dtype else invoke(lookup("amp_cast").create(dtype=name_of(dtype)), [each], depth=4)
-        for each, dtype in zip(inputs, targets, strict=True)
+        array
+        if array.element_type == dtype
+        else invoke(lookup("amp_cast").create(dtype=name_of(dtype)), [array], depth=4)
+        for array, dtype in zip(inputs, targets, strict=True)
     ]
-
-
-_elementwise: WeakSet[Elementwise] = WeakSet()
-
-
-class Elementwise:
-    """An elementwise operator, ready to be called on arrays again and again.
-
-    It remembers what was inferred, for the last call in particular: where shapes and dtypes are the same objects,
-    as they are in loops, nothing is looked up, and a ufunc is called without anything between. What it remembers of
-    a call is one tuple, replaced as a whole, so that several threads may call it.
-    """
-
-    __slots__ = ("__weakref__", "_all", "_known", "op")
-
-    def __init__(self, op: Operator) -> None:
-        self.op = op
-        self.forget()
-        _elementwise.add(self)
-
-    def forget(self) -> None:
-        """Learn anew at the next call."""
-        self._known: tuple[Any, ...] = (None,) * 8
-        self._all: dict[Any, tuple[Any, ...]] = {}
-
-    def __call__(self, x: BaseArray, y: BaseArray | None = None, out: BaseArray | None = None) -> Any:
-        """Enqueue it; ``out`` may only be ``x`` itself, which is then updated in place."""
-        x_shape, x_dtype, y_shape, y_dtype, device, spec, ufunc, number = self._known
-        storage = x._storage
-        same = x_shape is x._shape and x_dtype is x._dtype and storage.device is device
-        if y is None:
-            operands: tuple[BaseArray, ...] = (x,)
-            reads: tuple[Storage, ...] = (storage,)
-        else:
-            operands, reads = (x, y), (storage, y._storage)
-            same = same and y_shape is y._shape and y_dtype is y._dtype and reads[1].device is device
-        mode = state.get()
-        if mode.recording and (out is not None or mode.notes is not None):
-            return invoke(self.op, operands, out, depth=3)
-        if not same:
-            key = (
-                (x._shape, x._dtype, storage.device)
-                if y is None
-                else (x._shape, x._dtype, storage.device, y._shape, y._dtype, reads[1].device)
-            )
-            known = self._all.get(key)
-            if known is None:
-                known = self._learn(operands, storage.device, key)
-            elif known:
-                self._known = known
-            if not known:
-                return invoke(self.op, operands, out, depth=3)
-            _, _, _, _, device, spec, ufunc, number = known
-        shape, dtype = spec.shapes[0], spec.dtypes[0]
-        if out is None:
-            target = Storage(device, shape, dtype)
-            out = _new(x.__class__)
-            out._storage = target
-            out._shape = shape
-            out._dtype = dtype
-            nbytes = spec.nbytes
-        elif out._shape == shape and out._dtype == dtype and type(ufunc) is not FunctionType:
-            target, nbytes = storage, 0
-        else:
-            return invoke(self.op, operands, out, depth=3)
-        origin: Origin | None = None
-        if nbytes and spec.light and engine.at_once(
-            device.compute, reads, _compute_ufunc, ufunc, operands, number, out
-        ):  # fmt: skip
-            target.version = 1
-        else:
-            origin = capture(3)
-            arguments = (ufunc, operands, number, out)
-            work = Operation(
-                _compute_ufunc, arguments, reads, (target,), device.compute, self.op.name, origin, nbytes, spec.light
-            )
-            work.short = spec.short
-            engine.enqueue(work)
-        if mode.recording and (x._past is not None or y is not None):
-            op = self.op
-            gradient = spec.gradient
-            record(op.name, gradient, operands, (out,), 1, origin or capture(3), spec.rules)
-        return out
-
-    def _learn(self, operands: tuple[BaseArray, ...], device: Device, key: Any) -> tuple[Any, ...]:
-        """Remember what calls like this one need; nothing where the general path must take them."""
-        known = self._needed(operands, device)
-        if known:
-            self._known = known
-        if len(self._all) >= _KEPT:
-            self._all.clear()
-        self._all[key] = known
-        return known
-
-    def _needed(self, operands: tuple[BaseArray, ...], device: Device) -> tuple[Any, ...]:
-        if any(isinstance(each._shape, SparseShape) for each in operands):
-            return ()
-        direct = self.op.as_ufunc(device.xp, operands[0]._dtype)
-        if any(each._storage.device is not device for each in operands):
-            return ()
-        if casting is not None and casting.targets(self.op, tuple([each._dtype for each in operands])) is not None:
-            return ()
-        spec = self.op.spec(tuple([each._shape for each in operands]), tuple([each._dtype for each in operands]))
-        if direct is None or (spec.nbytes >= _SHARED_BYTES and kernel_for(device.kernels, self.op.name) is not None):
-            direct = self._bound(operands, device, spec)
-            if direct is None:
-                return ()
-        first, last = operands[0], operands[-1]
-        return (first._shape, first._dtype, last._shape, last._dtype, device, spec, *direct)
-
-    def _bound(
-        self, operands: tuple[BaseArray, ...], device: Device, spec: Spec
-    ) -> tuple[Callable[..., Any], Any] | None:  # fmt: skip
-        """The function that computes calls of one form, called as a ufunc; None where there is more to a call."""
-        plain = spec.is_plain and spec.single and not self.op.traits.mode_matters
-        if not plain or device.is_asynchronous or device.xp is not np or self.op.visible_outputs() != 1:
-            return None
-        ready = _ready(self.op, spec, device, operands)
-        if spec.ready is not ready:
-            return None
-        _, forward, run, _ = ready
-
-        def call(*inputs: Any, out: Any) -> None:
-            forward(run, inputs, (out,))
-
-        return call, None
 
 
 def invoke(
@@ -484,14 +259,14 @@ def invoke(
     device: Device | None = None,
     depth: int = 2,
 ) -> Any:
-    """Enqueue an operator on arrays; returns its visible output, or a list of them, at once.
+    """Enqueue an operator on arrays and return its visible output, or a list of them, immediately.
 
     Args:
         op: the operator with its parameters.
-        inputs: arrays of one device, auxiliary states last.
-        out: write into this array (or these) and return it, in place of new ones.
-        device: where to run operators without inputs.
-        depth: how many frames above this one belong to flowmx for sure.
+        inputs: arrays on one device, auxiliary states last.
+        out: the array (or arrays) to write into and return, instead of new ones.
+        device: the device for operators without inputs.
+        depth: the number of frames above this one that always belong to flowmx.
 
     Raises:
         ShapeError, TypeInferenceError, DeviceError: the inputs do not fit.
@@ -502,10 +277,10 @@ def invoke(
         shapes: list[Shape] = []
         dtypes: list[DType] = []
         memory: list[Storage] = []
-        for each in inputs:
-            shapes.append(each._shape)
-            dtypes.append(each._dtype)
-            memory.append(each._storage)
+        for array in inputs:
+            shapes.append(array.dims)
+            dtypes.append(array.element_type)
+            memory.append(array.storage)
         form = tuple(shapes), tuple(dtypes)
         spec = op._specs.get(form) or _spec(op, form)
         if spec is None:
@@ -523,29 +298,29 @@ def _call(
     op: Operator, spec: Spec, inputs: Sequence[BaseArray], reads: tuple[Storage, ...], device: Device, mode: State,
     depth: int,
 ) -> Any:  # fmt: skip
-    """:func:`invoke` for an operator that makes its outputs from its inputs and does nothing else."""
-    ready: _Ready | None = spec.ready
+    """Run :func:`invoke` for an operator that computes new outputs and has no side effects."""
+    ready: BoundCall | None = spec.ready
     light = spec.light
     if ready is None or ready[0] is not device:
-        ready = _ready(op, spec, device, inputs)
+        ready = bind_once(op, spec, device, inputs)
         light = light and spec.ready is ready
-    face = inputs[0].__class__  # results of mx.np.ndarray are such
+    cls = inputs[0].__class__  # results of mx.np.ndarray have the same class
     if spec.single:
-        outputs = [allocate(device, spec.shapes[0], spec.dtypes[0], None, face)]
-        writes: tuple[Variable, ...] = (outputs[0]._storage,)
+        outputs = [allocate(device, spec.shapes[0], spec.dtypes[0], None, cls)]
+        writes: tuple[Variable, ...] = (outputs[0].storage,)
         visible = 1
     else:
-        outputs = [allocate(device, s, t, None, face) for s, t in zip(spec.shapes, spec.dtypes, strict=True)]
-        writes = tuple([each._storage for each in outputs])
+        outputs = [allocate(device, s, t, None, cls) for s, t in zip(spec.shapes, spec.dtypes, strict=True)]
+        writes = tuple([output.storage for output in outputs])
         visible = op.visible_outputs()
     arguments = (ready[1], ready[3 if mode.training else 2], inputs, outputs)
     origin: Origin | None = None
-    if light and engine.at_once(device.compute, reads, _compute, *arguments):
-        for each in outputs:
-            each._storage.version = 1
+    if light and engine.run_light(device.compute, reads, compute, *arguments):
+        for output in outputs:
+            output.storage.version = 1
     else:
         origin = capture(depth)
-        work = Operation(_compute, arguments, reads, writes, device.compute, op.name, origin, spec.nbytes, light)
+        work = Operation(compute, arguments, reads, writes, device.compute, op.name, origin, spec.nbytes, light)
         work.short = spec.short
         engine.enqueue(work)
     if mode.recording:
@@ -558,107 +333,96 @@ def _call_any(
     op: Operator, inputs: Sequence[BaseArray], out: BaseArray | Sequence[BaseArray] | None, device: Device | None,
     mode: State, depth: int,
 ) -> Any:  # fmt: skip
-    """:func:`invoke` for any operator, with AMP's casts, arrays to write into, and notes in place of calls."""
+    """Run :func:`invoke` for any operator: with AMP's casts, ``out``, or notes instead of calls."""
     if _is_sparse(op, inputs, out):
         return _invoke_sparse(op, inputs, out, device, depth + 2)
     if casting is not None and out is None and not mode.backward:
-        targets = casting.targets(op, tuple([each._dtype for each in inputs]))
-        if targets is not None:
-            inputs = _cast(inputs, targets)
+        inputs = _cast(op, inputs, casting)
     if inputs:
-        device = inputs[0]._storage.device
-        for each in inputs:
-            if each._storage.device is not device:
+        device = inputs[0].storage.device
+        for array in inputs:
+            if array.storage.device is not device:
                 return _invoke_together(op, inputs, out, depth + 2)
     elif device is None:
         device = devices.get(devices.current_context())
-    spec = op.spec(tuple([each._shape for each in inputs]), tuple([each._dtype for each in inputs]))
+    spec = op.spec(tuple([array.dims for array in inputs]), tuple([array.element_type for array in inputs]))
     if mode.notes is not None:
-        noted = mode.notes.note(op, inputs, spec, device, out)
-        if out is None and inputs and inputs[0].__class__ is not noted[0].__class__:
-            for each in noted:  # results of mx.np.ndarray are such
-                each.__class__ = inputs[0].__class__
-        return noted[0] if op.visible_outputs() == 1 else noted[: op.visible_outputs()]
-    given: list[BaseArray] = []
-    if out is not None:
-        given = [out] if isinstance(out, BaseArray) else list(out)
-        if given and inputs and given[0]._storage.device is not device:
-            return _invoke_together(op, inputs, out, depth + 2)
-        if mode.recording:
-            from flowmx.ndarray import writing
-
-            inputs = writing.prepare(op, spec, inputs, given, device)
-    reads = tuple([each._storage for each in inputs])
-    compute: Callable[..., None] = _compute
+        return _note(mode.notes, op, inputs, spec, device, out)
+    out_arrays: list[BaseArray] = [] if out is None else [out] if isinstance(out, BaseArray) else list(out)
+    if out_arrays and inputs and out_arrays[0].storage.device is not device:
+        return _invoke_together(op, inputs, out, depth + 2)
+    if out is not None and mode.recording:
+        inputs = late("ndarray.recorded_writes").prepare(op, spec, inputs, out_arrays, device)
+    reads = tuple([array.storage for array in inputs])
+    function: Callable[..., None] = compute
     if out is None:
-        face = inputs[0].__class__ if inputs else None  # results of mx.np.ndarray are such
-        outputs = [allocate(device, s, t, None, face) for s, t in zip(spec.shapes, spec.dtypes, strict=True)]
-        nbytes = spec.nbytes
-        writes: tuple[Variable, ...] = tuple([each._storage for each in outputs])
+        cls = inputs[0].__class__ if inputs else None  # results of mx.np.ndarray have the same class
+        outputs = [allocate(device, s, t, None, cls) for s, t in zip(spec.shapes, spec.dtypes, strict=True)]
     else:
-        outputs, reads, compute = _given_outputs(op, spec, inputs, given, reads, device)
-        nbytes = 0
-        writes = tuple([each._storage for each in outputs])
+        outputs, reads, function = _prepare_outputs(op, spec, inputs, out_arrays, reads, device)
+    nbytes = spec.nbytes if out is None else 0
+    writes: tuple[Variable, ...] = tuple([array.storage for array in outputs])
     traits = op.traits
     if traits.uses_random:
         writes += (device.generator,)
     if op.auxiliary or op.updates:
-        writes += tuple([inputs[position]._storage for position in op.moved_inputs(mode.training)])
+        for position in op.fixed_inputs():
+            storage = inputs[position].storage
+            if storage.ones_at != storage.version or inputs[position].strided_view is not None:
+                late("ndarray.fixing").set_to_ones([inputs[position]])
+        writes += tuple([inputs[position].storage for position in op.updated_inputs(mode.training)])
     origin = capture(depth)
-    ready = _ready(op, spec, device, inputs)
-    work = Operation(
-        compute,
-        (ready[1], run_on(device, mode.training), inputs, outputs),
-        reads,
-        writes,
-        device.compute,
-        op.name,
-        origin,
-        nbytes,
-        spec.light and spec.ready is ready,
-    )
+    ready = bind_once(op, spec, device, inputs)
+    arguments = ready[1], run_on(device, mode.training), inputs, outputs
+    light = spec.light and spec.ready is ready
+    work = Operation(function, arguments, reads, writes, device.compute, op.name, origin, nbytes, light)
     work.short = spec.short and not traits.detached
     if traits.detached:
         op.detach(work, inputs)
     engine.enqueue(work)
     visible = op.visible_outputs() if not spec.single else 1
     if mode.recording:
-        gradient = spec.gradient
-        if not given:
-            record(op.name, gradient, inputs, outputs, visible, origin, spec.rules)
+        if not out_arrays:
+            record(op.name, spec.gradient, inputs, outputs, visible, origin, spec.rules)
         else:
-            record_written(op.name, gradient, inputs, outputs, given, visible, origin, spec.rules)
+            record_written(op.name, spec.gradient, inputs, outputs, out_arrays, visible, origin, spec.rules)
         for position in op.updates:
             comes_from(inputs[position], None, origin)
-    if visible == 1:
-        return outputs[0]
-    return outputs[:visible]
+    return outputs[0] if visible == 1 else outputs[:visible]
+
+
+def _note(
+    notes: Any, op: Operator, inputs: Sequence[BaseArray], spec: Spec, device: Device,
+    out: BaseArray | Sequence[BaseArray] | None,
+) -> Any:  # fmt: skip
+    """Note a call instead of running it; return its visible output, or a list of them."""
+    results = notes.note(op, inputs, spec, device, out)
+    if out is None and inputs and inputs[0].__class__ is not results[0].__class__:
+        for result in results:  # results of mx.np.ndarray have the same class
+            result.__class__ = inputs[0].__class__
+    return results[0] if op.visible_outputs() == 1 else results[: op.visible_outputs()]
 
 
 def _spec(op: Operator, form: tuple[tuple[Shape, ...], tuple[DType, ...]]) -> Spec | None:
-    """The result of inference; None where sparse storage is concerned, for which nothing is ever kept."""
+    """Infer the spec of a call; None for sparse storage, which has no cached spec."""
     return None if op.traits.sparse or any(isinstance(shape, SparseShape) for shape in form[0]) else op.spec(*form)
 
 
 def _is_sparse(op: Operator, inputs: Sequence[BaseArray], out: BaseArray | Sequence[BaseArray] | None) -> bool:
-    """Tell whether a call is one for sparse storage: some array is sparse, or the operator makes such."""
-    given = () if out is None else (out,) if isinstance(out, BaseArray) else out
-    return op.traits.sparse or any(isinstance(each._shape, SparseShape) for each in (*inputs, *given))
+    """Return whether an array is sparse or the operator returns sparse arrays."""
+    targets = () if out is None else (out,) if isinstance(out, BaseArray) else out
+    return op.traits.sparse or any(isinstance(array.dims, SparseShape) for array in (*inputs, *targets))
 
 
 def _invoke_sparse(op: Operator, inputs: Sequence[BaseArray], out: Any, device: Device | None, depth: int) -> Any:
-    """:func:`invoke` where sparse storage is concerned."""
-    from flowmx.ndarray.sparse import calls
-
-    return calls.invoke(op, inputs, out, device, depth)
+    """Run :func:`invoke` with sparse storage."""
+    return late("ndarray.sparse.calls").invoke(op, inputs, out, device, depth)
 
 
 def _invoke_together(op: Operator, inputs: Sequence[BaseArray], out: Any, depth: int) -> Any:
-    """:func:`invoke` on arrays of several devices, which are brought together."""
-    from flowmx.ndarray.host import together
-
+    """Run :func:`invoke` on arrays from several devices, after copying them to one."""
     first = out if out is None or isinstance(out, BaseArray) else out[0]
-    return invoke(op, together(op, inputs, first), out, None, depth)
+    return invoke(op, late("ndarray.mixed_devices").together(op, inputs, first), out, None, depth)
 
 
 def record(
@@ -670,32 +434,34 @@ def record(
     origin: Origin | None = None,
     rules: dict[Any, Any] | None = None,
 ) -> None:
-    """Put a call on the tape, where one of its inputs is part of it.
+    """Put a call on the tape if one of its inputs is on the tape.
 
     Args:
-        name: what messages call it.
-        gradient: as :meth:`flowmx.ops.registry.operators.Operator.gradient`; None where no gradient flows.
+        name: the call's name in messages.
+        gradient: the gradient function, like :meth:`flowmx.ops.registry.operators.Operator.gradient`; None if no
+            gradient flows.
         inputs: its inputs.
-        outputs: its outputs, which are new.
-        visible: how many outputs the user sees.
+        outputs: its outputs, which are new arrays.
+        visible: the number of outputs that the user sees.
         origin: the user's line.
-        rules: where the gradient is kept once it was learned, for all calls of one form; None: it is called each time.
+        rules: the cache of learned gradients, shared by calls of equal shapes and dtypes; None: call ``gradient``
+            each time.
     """
     entries: list[Any] = []
-    is_part = False
-    for each in inputs:
-        past = each._past
-        if past is not None:
-            if type(past) not in ENTRIES:
-                past = past.read(each)  # type: ignore[union-attr]
-            is_part |= past is not None
-        entries.append(past)
-    if not is_part or not visible:
+    is_recorded = False
+    for array in inputs:
+        entry = array.history
+        if entry is not None:
+            if type(entry) not in ENTRIES:
+                entry = entry.read(array)  # type: ignore[union-attr]
+            is_recorded |= entry is not None
+        entries.append(entry)
+    if not is_recorded or not visible:
         return
-    outputs[0]._past = node = TapeNode(name, gradient, tuple(entries), inputs, outputs, visible, origin, rules)
+    outputs[0].history = node = TapeNode(name, gradient, tuple(entries), inputs, outputs, visible, origin, rules)
     if visible > 1:
         for index, output in enumerate(outputs[1:visible], 1):
-            output._past = Further(node, index)
+            output.history = Further(node, index)
 
 
 def record_written(
@@ -708,142 +474,144 @@ def record_written(
     origin: Origin | None = None,
     rules: dict[Any, Any] | None = None,
 ) -> None:
-    """Put a call on the tape whose first outputs are memory that was there before: all handles on it are notified.
+    """Put a call that writes to existing arrays on the tape, and update all handles on their memory.
 
-    The arguments are those of :func:`record`, and ``targets``, the arrays that the user gave for outputs.
+    The arguments are those of :func:`record`, plus ``targets``, the arrays that the user passed as outputs.
     """
-    entries = [each._entry for each in inputs]
+    entries = [array.tape_entry for array in inputs]
     node = None
     if any(entry is not None for entry in entries):
         node = TapeNode(name, gradient, entries, inputs, outputs, visible, origin, rules)
-    for index, each in enumerate(outputs[:visible]):
+    for index, output in enumerate(outputs[:visible]):
         entry = None if node is None else node.output(index)
         if index < len(targets):
-            comes_from(each, entry, origin)
+            comes_from(output, entry, origin)
         else:
-            each._past = entry
+            output.history = entry
 
 
 def comes_from(array: BaseArray, entry: TapeEntry | None, origin: Origin | None = None) -> None:
-    """Take down on the tape that an array was given another content (None: one of which nothing was recorded).
+    """Record that an array was overwritten with the content of a tape entry (None: it is not recorded).
 
-    A variable stays one.
+    A variable remains a variable.
     """
-    past = array._past
-    if past is None:
-        array._past = entry
-    elif type(past) in ENTRIES:
-        array._past = past if type(past) is Leaf else entry
+    history = array.history
+    if history is None:
+        array.history = entry
+    elif type(history) in ENTRIES:
+        array.history = history if type(history) is Leaf else entry
     else:
-        past.write(array, entry, origin)  # type: ignore[union-attr]
+        history.write(array, entry, origin)  # type: ignore[union-attr]
 
 
-def _given_outputs(
+def _prepare_outputs(
     op: Operator,
     spec: Any,
     inputs: Sequence[BaseArray],
-    given: list[BaseArray],
+    out_arrays: list[BaseArray],
     reads: tuple[Storage, ...],
     device: Device,
 ) -> tuple[list[BaseArray], tuple[Storage, ...], Callable[..., None]]:
-    """Check the arrays given as ``out``, and say how to compute into them."""
+    """Check the arrays passed as ``out``; return all outputs, the variables to read, and the function to run."""
     visible = op.visible_outputs()
-    if len(given) not in (visible, len(spec.shapes)):
-        raise ValueError(f"{op.name}: out holds {len(given)} arrays, expected {visible}")
-    for index, (each, shape, dtype) in enumerate(zip(given, spec.shapes, spec.dtypes, strict=False)):
-        if each._shape != shape:
-            raise ShapeError(f"{op.name}: out {index} has shape {each._shape}, expected {shape}")
-        if each._dtype != dtype:
+    if len(out_arrays) not in (visible, len(spec.shapes)):
+        raise ValueError(f"{op.name}: out holds {len(out_arrays)} arrays, expected {visible}")
+    for index, (array, shape, dtype) in enumerate(zip(out_arrays, spec.shapes, spec.dtypes, strict=False)):
+        if array.dims != shape:
+            raise ShapeError(f"{op.name}: out {index} has shape {array.dims}, expected {shape}")
+        if array.element_type != dtype:
             raise TypeInferenceError(
-                f"{op.name}: out {index} has dtype {name_of(each._dtype)}, expected {name_of(dtype)}"
+                f"{op.name}: out {index} has dtype {name_of(array.element_type)}, expected {name_of(dtype)}"
             )
-        if each._storage.device is not device:
-            raise DeviceError(f"{op.name}: out {index} is on {each._storage.device}, the operator runs on {device}")
-        if each._view is not None:
-            reads += (each._storage,)
-    rest = zip(spec.shapes[len(given) :], spec.dtypes[len(given) :], strict=True)
-    outputs = [*given, *(allocate(device, s, t) for s, t in rest)]
-    compute: Callable[..., None] = _compute
-    written = {each._storage for each in given}
-    sharing: dict[int, list[BaseArray]] = {}  # an update of many weights has as many pairs
+        if array.storage.device is not device:
+            raise DeviceError(f"{op.name}: out {index} is on {array.storage.device}, the operator runs on {device}")
+        if array.strided_view is not None:
+            reads += (array.storage,)
+    other_forms = zip(spec.shapes[len(out_arrays) :], spec.dtypes[len(out_arrays) :], strict=True)
+    outputs = [*out_arrays, *(allocate(device, s, t) for s, t in other_forms)]
+    function: Callable[..., None] = compute
+    out_storages = {array.storage for array in out_arrays}
+    in_place_outputs: dict[int, list[BaseArray]] = {}  # a dict: an update of many weights has many pairs
     for position, index in op.traits.in_place:
-        if index < len(given):
-            sharing.setdefault(position, []).append(given[index])
-    for position, each in enumerate(inputs):
-        if each._storage in written and not any(_same_memory(each, other) for other in sharing.get(position, ())):
-            compute = _compute_into_copy
-    return outputs, reads, compute
+        if index < len(out_arrays):
+            in_place_outputs.setdefault(position, []).append(out_arrays[index])
+    for position, array in enumerate(inputs):
+        if array.storage in out_storages and not any(
+            _same_memory(array, other) for other in in_place_outputs.get(position, ())
+        ):
+            function = compute_into_copy
+    return outputs, reads, function
 
 
-_crossings: set[tuple[str, int]] = set()
-"""The user's lines that were warned of, since data crosses devices there."""
+_warned_lines: set[tuple[str, int]] = set()
+"""The user's lines that a :class:`CrossDeviceWarning` was issued for."""
 
 
 def warn_of_crossing(source: Device, target: Device, what: str, depth: int = 3) -> None:
-    """Warn at the user's line, once, that data leaves a device there, and that nothing in it says so.
+    """Warn once at the user's line about an implicit copy away from a device.
 
-    Data that comes from the host is meant to. What flowmx's own code moves is its own affair.
+    Copies from the host are usually intended, and copies by flowmx are not the user's; neither is reported.
 
     Args:
-        source: where the data is.
-        target: where it goes.
-        what: what the user's line does.
-        depth: how many frames above this one the user's is, where the user calls directly.
+        source: the device that holds the data.
+        target: the device to copy it to.
+        what: the start of the message: the user's action.
+        depth: the number of frames between this one and the user's, if the user called directly.
     """
     if source.is_asynchronous and is_called_by_user(depth + 1):
         warn_user(
-            f"{what} copies from {source} to {target} each time it runs: make the array on {target} once, or write "
-            f"as_in_context({target}) where the copy is meant",
-            _crossings,
+            f"{what} copies from {source} to {target} each time it runs: create the array on {target} once, or call "
+            f"as_in_context({target}) if the copy is intended",
+            _warned_lines,
             CrossDeviceWarning,
         )
 
 
 def _same_memory(one: BaseArray, other: BaseArray) -> bool:
-    return one._storage is other._storage and one._view == other._view
+    return one.storage is other.storage and one.strided_view == other.strided_view
 
 
 def refuse_in_place(array: BaseArray, name: str) -> None:
-    """Refuse to change an array that the tape knows, while recording, by what is no operator."""
-    if array._entry is not None:
+    """Raise AutogradError if code that is not an operator would change a recorded array in place."""
+    if array.tape_entry is not None:
         raise AutogradError(
-            f"{name}: an array of the recorded graph (shape {array._shape}) can not be changed in place while "
+            f"{name}: an array of the recorded graph (shape {array.dims}) cannot be changed in place while "
             "recording; write to a new array, or change it outside autograd.record()"
         )
 
 
 def store(source: BaseArray, target: BaseArray) -> None:
-    """Enqueue that a result nobody will look at again becomes the content of an array: by its memory where it can."""
-    device, reads = target._storage.device, source._storage
-    writes: tuple[Variable, ...] = (target._storage, reads)
-    light = source._dtype.itemsize * math.prod(source._shape) <= LIGHT_BYTES
-    # Read too, so that what went wrong with the result goes on to the array.
-    push_on(device, _store, (reads, target._storage), (reads,), writes, "store", light, depth=3)
+    """Enqueue a move of a temporary result into an array: its memory if possible, else its content."""
+    device, reads = target.storage.device, source.storage
+    writes: tuple[Variable, ...] = (target.storage, reads)
+    light = source.element_type.itemsize * math.prod(source.dims) <= LIGHT_BYTES
+    # Also read the result, so that its failure propagates to the array.
+    push_on(device, _store, (reads, target.storage), (reads,), writes, "store", light, depth=3)
 
 
 def may_store(source: BaseArray, target: BaseArray) -> bool:
-    """Tell whether :func:`store` may hand the memory of a fresh result over to the target instead of copying."""
-    taken, given = source._storage, target._storage
+    """Return whether :func:`store` may move the memory of a new result to the target instead of copying."""
+    source_storage, target_storage = source.storage, target.storage
     return (
-        not taken.shared
-        and source._view is None
-        and target._view is None
-        and taken.device is given.device
-        and source._shape == target._shape
-        and source._dtype == target._dtype
+        not source_storage.shared
+        and source.strided_view is None
+        and target.strided_view is None
+        and source_storage.device is target_storage.device
+        and source.dims == target.dims
+        and source.element_type == target.element_type
     )
 
 
 def _store(source: Storage, target: Storage) -> None:
-    """Give the target the source's memory, or its content where somebody else uses the memory of one of them."""
-    alone = sys.getrefcount(source.array) <= HELD
-    if alone and (target.array is None or sys.getrefcount(target.array) <= HELD):
+    """Move the source's memory to the target, or copy the content if either memory has other users."""
+    is_unshared = sys.getrefcount(source.array) <= HELD
+    if is_unshared and (target.array is None or sys.getrefcount(target.array) <= HELD):
         target.array, source.array = source.array, None
     else:
         target.device.copy(source.array, target.ensure())
 
 
-_store.moves_memory = True  # type: ignore[attr-defined]  # it must not be put off
+set_launch_traits(_store, LaunchTraits(moves_memory=True))
 
 
 def push_on(
@@ -860,9 +628,9 @@ def push_on(
     actor: Actor | None = None,
     short: bool = False,
 ) -> None:
-    """Enqueue work on arrays that is no operator (assignments, copies), or ``detached``: with user code in it.
+    """Enqueue work on arrays that is not an operator, such as an assignment or copy.
 
-    The device's compute actor runs it, if no other ``actor`` is given.
+    ``detached`` work contains user code. The device's compute actor runs it unless ``actor`` is set.
     """
     notes = state.get().notes
     if notes is not None:

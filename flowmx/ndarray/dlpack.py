@@ -1,4 +1,4 @@
-"""DLPack capsules of bfloat16, which NumPy does not know: they pass through it as whole numbers of 16 bits."""
+"""DLPack capsules of bfloat16. NumPy does not support it, so they pass through it as 16-bit unsigned integers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 __all__ = ["capsule_of", "opened"]
 
 _BFLOAT16, _UINT16 = (4, 16), (1, 16)
-"""DLPack's codes of dtypes, and their bits."""
+"""DLPack's type codes and numbers of bits."""
 _PLACES = {b"dltensor": 20, b"dltensor_versioned": 52}
-"""Offsets of the dtype in the structure of a capsule of each name: a byte of the code, one of the bits."""
+"""Offset of the dtype in the capsule's structure, by the capsule's name: one byte for the code, one for the bits."""
 
 _name = ctypes.pythonapi.PyCapsule_GetName
 _name.restype, _name.argtypes = ctypes.c_char_p, [ctypes.py_object]
@@ -22,11 +22,11 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes
 
 
 def capsule_of(data: np.ndarray[Any, Any], **options: Any) -> Any:
-    """A DLPack capsule of an array of any dtype.
+    """Return a DLPack capsule of an array of any dtype.
 
     Args:
         data: the array.
-        options: what ``__dlpack__`` was given.
+        options: the arguments of ``__dlpack__``.
     """
     if data.dtype != ml_dtypes.bfloat16:
         return data.__dlpack__(**options)
@@ -35,22 +35,22 @@ def capsule_of(data: np.ndarray[Any, Any], **options: Any) -> Any:
     return capsule
 
 
-def opened(given: Any) -> np.ndarray[Any, Any]:
-    """The NumPy array that shares memory with a DLPack capsule, or with an object that gives one.
+def opened(source: Any) -> np.ndarray[Any, Any]:
+    """Return a NumPy array that shares memory with a DLPack capsule, or with an object with ``__dlpack__``.
 
     Raises:
-        BufferError: the memory is not the CPU's, or the dtype is one that neither NumPy nor flowmx has.
+        BufferError: the memory is not on the CPU, or neither NumPy nor flowmx supports the dtype.
     """
     device = (1, 0)
-    capsule = given
-    if hasattr(given, "__dlpack__"):
-        device = given.__dlpack_device__()
+    capsule = source
+    if hasattr(source, "__dlpack__"):
+        device = source.__dlpack_device__()
         if device[0] != 1:
-            raise BufferError(f"from_dlpack: the memory is of DLPack's device {device}, expected the CPU's, (1, 0)")
+            raise BufferError(f"from_dlpack: the memory is on DLPack device {device}, expected the CPU, (1, 0)")
         try:
-            capsule = given.__dlpack__(max_version=(1, 0))
+            capsule = source.__dlpack__(max_version=(1, 0))
         except TypeError:  # older than version 1 of the protocol
-            capsule = given.__dlpack__()
+            capsule = source.__dlpack__()
     dtype = _dtype_of(capsule)
     is_bfloat16 = tuple(dtype) == _BFLOAT16
     if is_bfloat16:
@@ -58,23 +58,23 @@ def opened(given: Any) -> np.ndarray[Any, Any]:
     try:
         data: np.ndarray[Any, Any] = np.from_dlpack(_Capsule(capsule, device))
     except RuntimeError as error:
-        raise BufferError(f"from_dlpack: DLPack's dtype {tuple(dtype)} (code, bits) is none of NumPy's") from error
+        raise BufferError(f"from_dlpack: NumPy does not support DLPack's dtype {tuple(dtype)} (code, bits)") from error
     return data.view(ml_dtypes.bfloat16) if is_bfloat16 else data
 
 
 def _dtype_of(capsule: Any) -> Any:
-    """The code and the bits in a capsule, which can be changed."""
+    """Return the code and the bits in a capsule, as writable memory."""
     try:
         name = _name(capsule)
     except ValueError:
         name = None
     if name not in _PLACES:
-        raise BufferError(f"from_dlpack: {capsule!r} is no DLPack capsule, or one that somebody else has used")
+        raise BufferError(f"from_dlpack: {capsule!r} is not a DLPack capsule, or was used before")
     return (ctypes.c_uint8 * 2).from_address(_pointer(capsule, name) + _PLACES[name])
 
 
 class _Capsule:
-    """Adapter of a bare DLPack capsule to the object that ``numpy.from_dlpack`` takes."""
+    """Adapter from a bare DLPack capsule to the object that ``numpy.from_dlpack`` takes."""
 
     def __init__(self, capsule: Any, device: tuple[int, int]) -> None:
         self._capsule, self._device = capsule, device

@@ -1,6 +1,6 @@
 """The functions ``mx.nd.*``, derived from the operator registry.
 
-``op(name, *arrays, **parameters)`` calls any operator by name, the hidden ones too.
+``op(name, *arrays, **parameters)`` calls any operator by name, including the hidden ones.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from flowmx import devices
+from flowmx.bounded_tables import make_room
 from flowmx.errors import ParameterError
-from flowmx.ndarray.core import BaseArray, Elementwise, invoke
+from flowmx.ndarray.core import BaseArray, invoke
+from flowmx.ndarray.fast_calls import FastCall
 from flowmx.ops.registry import calling
-from flowmx.ops.registry.namespaces import derived
+from flowmx.ops.registry.namespaces import operator_attributes
 from flowmx.ops.registry.operators import Operator, lookup
 
 _EXTRA = ("out", "name")
@@ -28,11 +30,11 @@ _is_array.__name__ = "an NDArray"
 
 
 def call(cls: type[Operator], args: tuple[Any, ...], kwargs: dict[str, Any], depth: int = 4) -> Any:
-    """Call an operator on arrays, with arguments as the user wrote them."""
+    """Call an operator on arrays with the user's arguments."""
     out = kwargs.pop("out", None)
     kwargs.pop("name", None)
     inputs, parameters = calling.split(cls, args, kwargs, _is_array)
-    # The device that an operator without inputs runs on; where there are inputs, they decide.
+    # The device of an operator without inputs; otherwise the inputs decide.
     ctx = parameters.pop("ctx", None) if "ctx" in cls.parameters else None
     if not cls.parameters:
         calling.drop_unknown(cls, parameters)
@@ -42,17 +44,17 @@ def call(cls: type[Operator], args: tuple[Any, ...], kwargs: dict[str, Any], dep
 
 
 class _Calls:
-    """The calls of one operator's function, by everything about their arguments but the arrays: what they come to.
+    """A cache of the calls of one operator's function, keyed by all arguments except the arrays.
 
-    A loop makes the same calls again and again, and sorting arguments costs more than a small operator.
+    Loops repeat the same calls, and sorting arguments takes longer than a small operator.
     """
 
     def __init__(self, cls: type[Operator]) -> None:
         self._cls = cls
-        self._known: dict[Any, _Known] = {}
+        self._bound: dict[Any, _BoundCall] = {}
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the operator as the user wrote it."""
+        """Call the operator with the user's arguments."""
         arrays: list[BaseArray] = []
         key: list[Any] = []
         for value in args:
@@ -64,7 +66,7 @@ class _Calls:
             key.append(value)
         for name, value in kwargs.items():
             if name == "name":
-                value = None  # it says nothing here
+                value = None  # it has no effect here
             elif type(value) in _PLAIN:
                 pass
             elif isinstance(value, BaseArray):
@@ -75,63 +77,62 @@ class _Calls:
             key += (name, value)
         whole = tuple(key)
         try:
-            known = self._known.get(whole)
-        except TypeError:  # a list among them
+            bound = self._bound.get(whole)
+        except TypeError:  # unhashable: an argument contains a list
             return call(self._cls, args, kwargs, 5)
-        if known is None:
-            known = self._learn(args, kwargs, whole)
-            if known is None:
+        if bound is None:
+            bound = self._bind(args, kwargs, whole)
+            if bound is None:
                 return call(self._cls, args, kwargs, 5)
-        op, order, quick = known
-        if quick is not None:
-            return quick(*arrays)
+        op, order, fast = bound
+        if fast is not None:
+            return fast(*arrays)
         return invoke(op, arrays if order is None else [arrays[at] for at in order], None, None, 4)
 
-    def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> _Known | None:
-        """Remember what such calls come to; None where they are not of the usual kind, or wrong."""
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> _BoundCall | None:
+        """Bind such calls and cache the result; None if they are unusual or invalid."""
         cls = self._cls
         if "out" in kwargs or "ctx" in cls.parameters or cls.traits.open_ended:
             return None
-        stand: list[BaseArray] = []  # the same array may be given twice
+        placeholders: list[BaseArray] = []  # new ones, since one array may be passed twice
 
-        def instead(value: Any) -> Any:
+        def placeholder(value: Any) -> Any:
             if isinstance(value, BaseArray):
-                stand.append(value := object.__new__(BaseArray))
+                placeholders.append(value := object.__new__(BaseArray))
             return value
 
         try:
-            given = [instead(each) for each in args], {name: instead(value) for name, value in kwargs.items()}
-            given[1].pop("name", None)
-            inputs, parameters = calling.split(cls, *given, _is_array)
+            positional, by_name = [placeholder(each) for each in args], {k: placeholder(v) for k, v in kwargs.items()}
+            by_name.pop("name", None)
+            inputs, parameters = calling.split(cls, positional, by_name, _is_array)
             op = cls.create(**parameters)
             ordered = calling.in_order(op, inputs)
-        except Exception:  # what is wrong with it is said where it is called
+        except Exception:  # the call itself raises the error
             return None
-        if not stand or len(ordered) != len(stand):
+        if not placeholders or len(ordered) != len(placeholders):
             return None
-        at = {id(each): position for position, each in enumerate(stand)}
+        at = {id(each): position for position, each in enumerate(placeholders)}
         order = tuple([at[id(each)] for each in ordered])
-        if len(self._known) >= _KEPT:
-            self._known.clear()
-        is_ordered = order == tuple(range(len(stand)))
-        is_simple = is_ordered and len(stand) <= _MOST_QUICK and op.visible_outputs() == 1 and not op.auxiliary
-        made = self._known[key] = op, None if is_ordered else order, Elementwise(op) if is_simple else None
-        return made
+        make_room(self._bound, _MAX_CALLS)
+        is_ordered = order == tuple(range(len(placeholders)))
+        is_simple = is_ordered and len(placeholders) <= _MAX_FAST and op.visible_outputs() == 1 and not op.auxiliary
+        bound = self._bound[key] = op, None if is_ordered else order, FastCall(op) if is_simple else None
+        return bound
 
 
 _ARRAY, _ZERO = object(), object()
 _FLOATS = (float, np.floating)
 _PLAIN = frozenset({bool, int, str, tuple, type(None)})
-"""Types of arguments about which there is nothing to look at."""
-_KEPT = 1024
-_MOST_QUICK = 2
-"""Arrays with which a call may be one that is remembered whole."""
-_Known = tuple[Operator, tuple[int, ...] | None, Elementwise | None]
-"""An operator, and the order in which it takes the arrays of a call, where it is another one; its calls as a whole."""
+"""Types of arguments that are used as keys unchanged."""
+_MAX_CALLS = 1024
+_MAX_FAST = 2
+"""Maximum number of arrays of a :class:`FastCall`."""
+_BoundCall = tuple[Operator, tuple[int, ...] | None, FastCall | None]
+"""An operator; the order of its arrays if it differs from the call's; and its fast call if it is simple."""
 
 
 def _device(ctx: devices.Context | str) -> devices.Device:
-    """The device of a context, or of its text such as ``gpu(1)``."""
+    """Return the device of a context, or of its text such as ``gpu(1)``."""
     if isinstance(ctx, str):
         kind, _, number = ctx.rstrip(")").partition("(")
         ctx = devices.Context(kind, int(number or 0))
@@ -139,20 +140,20 @@ def _device(ctx: devices.Context | str) -> devices.Device:
 
 
 def _without_parameters(cls: type[Operator]) -> Operator | None:
-    """The operator with its defaults, where arrays are all that a call must give, else None."""
+    """Return the operator with its default parameters, or None if calls need more than arrays."""
     if cls.variadic or cls.auxiliary or not cls.arguments or cls.updates or cls.traits.uses_random:
         return None
     if any(parameter.required for parameter in cls.parameters.values()):
         return None
     try:
-        made = cls.create()
-    except ParameterError:  # none is required by itself, but not all may be left out
+        op = cls.create()
+    except ParameterError:  # no parameter is required alone, but one of several is
         return None
-    return made if made.inputs() == cls.arguments and made.visible_outputs() == 1 else None
+    return op if op.inputs() == cls.arguments and op.visible_outputs() == 1 else None
 
 
 def function_for(name: str) -> Callable[..., Any]:
-    """The array function of an operator."""
+    """Return the array function of an operator."""
     cls = lookup(name)
     plain = _without_parameters(cls)
     count = len(cls.arguments)
@@ -163,18 +164,18 @@ def function_for(name: str) -> Callable[..., Any]:
             return calls(args, kwargs)
 
     else:
-        quick = Elementwise(plain)
+        fast = FastCall(plain)
 
         def function(*args: Any, **kwargs: Any) -> Any:
-            # The usual call, arrays alone, without sorting its arguments.
+            # The usual call: only arrays, so there is nothing to sort.
             if kwargs or len(args) != count:
                 return calls(args, kwargs)
             for each in args:
                 if not isinstance(each, BaseArray):
                     return calls(args, kwargs)
-            return quick(*args)
+            return fast(*args)
 
-    calling.dress(function, cls, name, "flowmx.ndarray", _EXTRA)
+    calling.set_signature(function, cls, name, "flowmx.ndarray", _EXTRA)
     return function
 
 
@@ -182,16 +183,16 @@ _hidden: dict[str, _Calls] = {}
 
 
 def op(name: str, /, *args: Any, **kwargs: Any) -> Any:
-    """Call the operator of that name on arrays."""
+    """Call an operator by name on arrays."""
     calls = _hidden.get(name)
     if calls is None:
         calls = _hidden[name] = _Calls(lookup(name))
     return calls(args, kwargs)
 
 
-def apply(made: Operator, arrays: Sequence[BaseArray]) -> Any:
-    """Call an operator whose parameters are bound already."""
-    return invoke(made, arrays)
+def apply(operator: Operator, arrays: Sequence[BaseArray]) -> Any:
+    """Call an operator whose parameters are already bound."""
+    return invoke(operator, arrays)
 
 
-__getattr__, __dir__ = derived(function_for)
+__getattr__, __dir__ = operator_attributes(function_for)

@@ -1,4 +1,4 @@
-"""Notebook view of an array: shape, dtype, device, and a part of its content if that is computed already."""
+"""Notebook view of an array: shape, dtype, device, and a preview of its content if that is already computed."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 __all__ = ["html"]
 
 _ROWS, _COLUMNS = 6, 8
-_MOST_BYTES = 1 << 20
-"""Copied from another device for a preview."""
+_MAX_BYTES = 1 << 20
+"""Maximum size in bytes of an array that is copied from another device for a preview."""
 
 
 def html(array: NDArray) -> str:
-    """An array; never waits for its content."""
-    about = f"NDArray {'x'.join(map(str, array.shape)) or 'scalar'} {_name(array._dtype)} @{array.context}"
-    storage = array._storage
-    if not _is_there(storage):
+    """Format an array as HTML; never waits for its content."""
+    about = f"NDArray {'x'.join(map(str, array.shape)) or 'scalar'} {_name(array.element_type)} @{array.context}"
+    storage = array.storage
+    if not _is_computed(storage):
         return markup.note(f"{about}: pending (await it, or call wait_to_read())")
     if storage.failure is not None:
         error = storage.failure.exception
         return markup.note(f"{about}: failed: {type(error).__name__}: {error}")
-    if array.context.device_type not in ("cpu", "cpu_shared", "cpu_pinned") and _bytes(array) > _MOST_BYTES:
+    if array.context.device_type not in ("cpu", "cpu_shared", "cpu_pinned") and _bytes(array) > _MAX_BYTES:
         return markup.note(f"{about} (asnumpy() copies it here)")
     return markup.note(about) + _preview(array._host())
 
@@ -43,7 +43,7 @@ def _bytes(array: NDArray) -> int:
     return array.size * int(np.dtype(array.dtype).itemsize)
 
 
-def _is_there(storage: Any) -> bool:
+def _is_computed(storage: Any) -> bool:
     writer = storage.writer
     return (writer is None or writer.state == DONE) and (storage.marks is None or storage.marks.done())
 

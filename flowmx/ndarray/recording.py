@@ -1,7 +1,7 @@
 """The tape: the calls that autograd records.
 
-The dispatcher asks :func:`state` at each call, and where it says so makes a :class:`TapeNode`. The walk
-back over the tape is in ``flowmx/autograd.py``.
+The dispatcher (``core.py``) reads :data:`state` at each call, and creates a :class:`TapeNode` if it is recording. The
+backward pass is in ``backward.py``.
 """
 
 from __future__ import annotations
@@ -11,36 +11,44 @@ from collections.abc import Collection, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from flowmx import process_hooks
 from flowmx.engine import Origin, Variable, describe
 from flowmx.errors import AutogradError
+from flowmx.scopes import Entries, Frame
 
 if TYPE_CHECKING:
     from flowmx.ndarray.core import BaseArray, Storage
-    from flowmx.ops.registry.operators import Operator, Spec
+    from flowmx.ops.registry.operators import Operator
+    from flowmx.ops.registry.spec import Spec
 
 
-class State(NamedTuple):
-    """Autograd's scopes of the current task."""
+class State(Frame):
+    """Autograd's modes in the current task.
 
-    recording: bool = False
-    training: bool = False
-    backward: bool = False
-    """True where a backward pass computes gradients."""
-    notes: Notes | None = None
-    """Receiver of calls that are noted instead of run, while a gradient rule is learned."""
-    outer: State | None = None
-    """The state outside of the innermost scope."""
+    Attributes:
+        recording: whether operators are recorded.
+        training: whether training mode is on.
+        backward: whether a backward pass is computing gradients.
+        notes: while a gradient rule is recorded, receives the calls instead of running them.
+    """
+
+    fields = ("recording", "training", "backward", "notes")
+
+    def __init__(
+        self, recording: bool = False, training: bool = False, backward: bool = False, notes: Notes | None = None
+    ) -> None:
+        self.recording, self.training, self.backward, self.notes = recording, training, backward, notes
 
 
 class Notes:
-    """Receiver of calls on placeholder arrays; see ``rules.py``."""
+    """Receiver of calls on placeholder arrays; see ``gradient_rules.py``."""
 
     def note(self, op: Operator, inputs: Sequence[BaseArray], spec: Spec, device: Any, out: Any) -> list[BaseArray]:
-        """Note the call of an operator; returns arrays that stand for its outputs."""
+        """Record the call of an operator; return placeholders for its outputs."""
         raise NotImplementedError
 
     def refuse(self) -> None:
-        """Report a call that can not be noted."""
+        """Reject a call that cannot be recorded."""
         raise NotImplementedError
 
 
@@ -48,60 +56,86 @@ OFF = State()
 state: ContextVar[State] = ContextVar("flowmx_autograd", default=OFF)
 
 
-_MOST_PUT_OFF = 300
-"""Collections of the middle generation for each full one while there is a tape: some two million objects."""
+_DEFERRED_THRESHOLD = 300
+"""Middle-generation collections per full collection while a tape exists: about two million objects."""
 _threshold: tuple[int, int, int] | None = None
-"""The collector's thresholds as they were before recording began."""
+"""The collector's thresholds before recording began."""
 
 
-def _put_off_full_collections() -> None:
-    """Let the garbage collector look at everything less often until a tape is freed: it is long, and has no cycles.
+def defer_full_collections() -> None:
+    """Make full garbage collections rarer while a tape exists, since tapes are long and have no cycles.
 
-    By itself it looks whenever there is a quarter more than at the last time, five times for 100,000 operators, which
-    takes as long as to record them.
+    By default a full collection runs each time the number of objects has grown by a quarter: five times for 100,000
+    operators, which takes as long as recording them.
     """
     global _threshold
     first, second, third = gc.get_threshold()
-    if third < _MOST_PUT_OFF:
+    if third < _DEFERRED_THRESHOLD:
         _threshold = (first, second, third)
-        gc.set_threshold(first, second, _MOST_PUT_OFF)
+        gc.set_threshold(first, second, _DEFERRED_THRESHOLD)
 
 
-def _collect_as_before() -> None:
-    """Undo that, unless somebody has set other thresholds meanwhile."""
+def restore_collections() -> None:
+    """Restore the collector's thresholds, unless the program has changed them."""
     global _threshold
-    before, _threshold = _threshold, None
-    if before is not None and gc.get_threshold() == (*before[:2], _MOST_PUT_OFF):
-        gc.set_threshold(*before)
+    previous, _threshold = _threshold, None
+    if previous is not None and gc.get_threshold() == (*previous[:2], _DEFERRED_THRESHOLD):
+        gc.set_threshold(*previous)
 
 
-class Scope:
-    """A ``with`` block that changes the task's autograd state, and puts it back. Several tasks may be in one."""
+def _is_collection_due() -> bool:
+    """Return whether a full collection was deferred, as long tapes cause."""
+    return _threshold is not None and gc.get_count()[2] > _threshold[2]
+
+
+process_hooks.at_fork(after_in_child=lambda: None if state.get().recording else restore_collections())
+
+
+class Scope(Entries[State]):
+    """A ``with`` block that changes the task's autograd state. Several tasks may enter the same scope."""
 
     def __init__(self, recording_: bool | None, training: bool | None, backward: bool | None = None) -> None:
+        self._variable, self._frames = state, []
         self._change = (recording_, training, backward)
 
     def __enter__(self) -> None:
-        now = state.get()
+        current = state.get()
         recording_, training, backward = self._change
-        if recording_ and not now.recording:
-            _put_off_full_collections()
-        state.set(
+        if recording_ and not current.recording:
+            defer_full_collections()
+        self.enter(
             State(
-                now.recording if recording_ is None else recording_,
-                now.training if training is None else training,
-                now.backward if backward is None else backward,
-                now.notes,
-                now,
+                current.recording if recording_ is None else recording_,
+                current.training if training is None else training,
+                current.backward if backward is None else backward,
+                current.notes,
             )
         )
 
     def __exit__(self, *error: object) -> None:
-        state.set(state.get().outer or OFF)
+        self.leave()
+        if self._change[0] and not state.get().recording and not _is_collection_due():
+            restore_collections()
+
+
+class Within:
+    """A faster :class:`Scope` for ``with`` blocks without ``yield`` or ``await``."""
+
+    __slots__ = ("_state", "_token")
+
+    def __init__(self, recording_: bool, training: bool, backward: bool = False) -> None:
+        current = state.get()
+        self._state = State(recording_, training, backward or current.backward, current.notes)
+
+    def __enter__(self) -> None:
+        self._token = state.set(self._state)
+
+    def __exit__(self, *error: object) -> None:
+        state.reset(self._token)
 
 
 class Leaf:
-    """A marked variable, with its gradient buffer; it is also its own :data:`TapeEntry`."""
+    """A marked variable with its gradient buffer; it is also its :data:`TapeEntry`."""
 
     __slots__ = ("__weakref__", "grad", "request")
     index = 0
@@ -117,10 +151,10 @@ class Leaf:
 
 
 class Further(NamedTuple):
-    """An output of a tape node other than the first, which the node itself stands for."""
+    """An output of a tape node, except the first, which the node itself represents."""
 
     node: TapeNode
-    index: int  # type: ignore[assignment]  # the field's usual name; nobody looks for tuple.index on it
+    index: int  # type: ignore[assignment]  # the usual name; tuple.index is not needed
 
 
 _era = 0
@@ -128,11 +162,11 @@ _era = 0
 
 
 def free(nodes: Sequence[TapeNode]) -> None:
-    """Forget what led to nodes that were released: what is recorded from now on can not go back through them."""
+    """Cut the inputs of released nodes, so that later backward passes stop there."""
     global _era
     _era += 1
     if _threshold is not None:
-        _collect_as_before()
+        restore_collections()
     for node in nodes:
         node.entries = ()
         node.era = _era
@@ -141,22 +175,24 @@ def free(nodes: Sequence[TapeNode]) -> None:
 class TapeNode:
     """One recorded operator call, and the :data:`TapeEntry` of its first output.
 
-    A tape is long, and what the garbage collector tracks costs it a look now and then: a node is three such objects,
-    and in no cycle.
+    Tapes are long, and every object that the garbage collector tracks costs time. So a node consists of only three such
+    objects, without a cycle.
 
     Attributes:
-        gradient: called with (F, inputs, outputs, heads), as :meth:`~flowmx.ops.registry.operators.Operator.gradient`.
-            None where no gradient flows: the node then only tells which variables the outputs came from.
-        kept: the inputs, then the outputs, each as its storage, or as a handle where it is a view; then the versions
-            that they were at. None once freed.
-        entries: where each input came from.
-        visible: how many outputs the user sees.
+        gradient: called with (F, inputs, outputs, heads), like
+            :meth:`~flowmx.ops.registry.operators.Operator.gradient`. None: no gradient flows, and the node only
+            connects the outputs to the variables that they depend on.
+        saved_state: the inputs, then the outputs, as storages, or as handles for views; then their versions. None once
+            freed.
+        entries: the tape entry of each input.
+        visible: the number of outputs that the user sees.
         origin: the user's line.
-        rules: the gradient as it was learned, by what is wanted and given; None where it must be called.
-        era: how many backward passes had freed nodes when it was made, or, once it is freed itself, when it was.
+        rules: the cache of gradient rules, by the needed gradients and the gradients of the outputs; None: call
+            ``gradient``.
+        era: the number of backward passes that had freed nodes when the node was created or, later, freed.
     """
 
-    __slots__ = ("_arrays", "entries", "era", "gradient", "kept", "name", "origin", "rules", "visible")
+    __slots__ = ("_arrays", "entries", "era", "gradient", "name", "origin", "rules", "saved_state", "visible")
     index = 0
 
     def __init__(
@@ -178,17 +214,17 @@ class TapeNode:
         self.rules = rules
         self.era = _era
         self._arrays: list[BaseArray] | None = None
-        self.kept: tuple[Any, ...] | None = ()
+        self.saved_state: tuple[Any, ...] | None = ()
         if gradient is None:
             return
-        kept: list[Any] = []
+        saved: list[Any] = []
         versions: list[Any] = []
         for array in (*inputs, *outputs):
-            storage = array._storage
+            storage = array.storage
             storage.shared = True
-            kept.append(storage if array._view is None else array._plain())
+            saved.append(storage if array.strided_view is None else array.without_history())
             versions.append(storage.version)
-        self.kept = (*kept, *versions)
+        self.saved_state = (*saved, *versions)
 
     @property
     def node(self) -> TapeNode:
@@ -196,48 +232,54 @@ class TapeNode:
         return self
 
     def output(self, index: int) -> TapeEntry:
-        """The entry of an output."""
+        """Return the entry of an output."""
         return Further(self, index) if index else self
 
     @property
     def arrays(self) -> list[BaseArray] | None:
-        """The inputs, then the outputs (without history); None once freed. They are the same objects each time."""
-        if self.kept is None or self._arrays is not None:
+        """The inputs, then the outputs (without history), always the same objects; None once freed."""
+        if self.saved_state is None or self._arrays is not None:
             return self._arrays
-        self._arrays = [_handle(each) for each in self.kept[: len(self.kept) // 2]]
+        self._arrays = [_handle(array) for array in self.saved_state[: len(self.saved_state) // 2]]
         return self._arrays
 
     def version(self, position: int) -> int:
-        """The version that an array was at."""
-        assert self.kept is not None
-        found: int = self.kept[len(self.kept) // 2 + position]
-        return found
+        """Return the version that an array had when it was recorded."""
+        assert self.saved_state is not None
+        version: int = self.saved_state[len(self.saved_state) // 2 + position]
+        return version
 
     def release(self) -> None:
-        """Forget the arrays, in a backward pass that did not ask to retain them."""
-        self.kept = self._arrays = None
+        """Release the arrays, in a backward pass that does not retain the graph."""
+        self.saved_state = self._arrays = None
 
     def saved(self, checked: Collection[int] | None) -> tuple[Saved, Saved]:
-        """The inputs and the outputs, for a gradient to look at.
+        """Return the inputs and the outputs, for a gradient function.
 
         Args:
-            checked: which of both must not have been changed since; None: those that it asks for.
+            checked: positions of arrays that must be unchanged; None: check each array when the function reads it.
 
         Raises:
-            AutogradError: one of them was changed.
+            AutogradError: an array was changed.
         """
         arrays = self.arrays
         assert arrays is not None
         for position in checked or ():
-            if arrays[position]._storage.version != self.version(position):
+            if arrays[position].storage.version != self.version(position):
                 self.refuse_changed(position)
         count, checks = len(self.entries), checked is None
         return Saved(self, 0, count, checks), Saved(self, count, len(arrays) - count, checks)
 
     def refuse_changed(self, position: int) -> None:
-        """Raise AutogradError for an array that was changed since it was recorded."""
+        """Raise AutogradError: an array was changed after it was recorded.
+
+        An array that ``fixing.py`` set to 1 is accepted, as in MXNet, since the user did not change it.
+        """
         arrays = self.arrays
         assert arrays is not None
+        storage = arrays[position].storage
+        if storage.ones_at == storage.version and storage.ones_from == self.version(position):
+            return
         count = len(self.entries)
         kind = f"input {position}" if position < count else f"output {position - count}"
         place = f", called at {describe(self.origin)}" if self.origin is not None else ""
@@ -251,15 +293,15 @@ class TapeNode:
 TapeEntry = TapeNode | Leaf | Further
 """One output of a tape node, or a variable."""
 ENTRIES = frozenset({TapeNode, Leaf, Further})
-"""The types of entries."""
+"""The types of a :data:`TapeEntry`."""
 
 
-def _handle(kept: Any) -> BaseArray:
-    return cast("Storage", kept).whole() if isinstance(kept, Variable) else cast("BaseArray", kept)
+def _handle(saved: Any) -> BaseArray:
+    return cast("Storage", saved).whole() if isinstance(saved, Variable) else cast("BaseArray", saved)
 
 
 class Saved(Sequence["BaseArray"]):
-    """Arrays that a gradient may look at, refused when they were changed since they were recorded."""
+    """Arrays for a gradient function; reading an array that was changed after it was recorded raises AutogradError."""
 
     __slots__ = ("_arrays", "_checks", "_count", "_first", "_node")
 
@@ -277,14 +319,14 @@ class Saved(Sequence["BaseArray"]):
             return [self[i] for i in range(*index.indices(self._count))]
         position = self._first + range(self._count)[index]
         array = self._arrays[position]
-        if self._checks and array._storage.version != self._node.version(position):
+        if self._checks and array.storage.version != self._node.version(position):
             self._node.refuse_changed(position)
         return array
 
     def unchecked(self, index: int) -> BaseArray:
-        """An array of which only the shape and dtype will be looked at."""
+        """Return an array without a check, for reading its shape and dtype."""
         return self._arrays[self._first + index]
 
-    def wanted(self, index: int) -> bool:
-        """Tell whether the gradient of an input is needed; a gradient function may skip costly ones that are not."""
+    def needs_gradient(self, index: int) -> bool:
+        """Return whether the gradient of an input is needed; a gradient function may skip other gradients."""
         return self._node.entries[index] is not None

@@ -1,14 +1,13 @@
-"""Views of memory, and the tape's histories of memory with several handles.
+"""Views of memory, and tape histories of memory with several handles.
 
-A handle that shares its memory with no other knows by itself where its content came from (``_past``). Handles that
-share memory have a :class:`History` in common there, which knows where the content of the whole memory came from. A
-handle reads its part of that: a node of the tape, made when somebody asks. What is written through a handle while
-recording is a node as well: it takes the old content and the part, and gives the new content, which all handles of the
-history read from then on.
+A handle with unshared memory stores the tape entry of its content (``history``). Handles that share memory share a
+:class:`History`, which stores the entry of the whole memory. A handle reads its part through a tape node, created on
+demand. A write through a handle while recording is also a node: its inputs are the old content and the part, and its
+output is the new content, which all handles of the history then read.
 
-``detach()``, ``attach_grad()``, and views made outside of ``record()`` of an array that came from recorded operators
-begin a history of their own on the same memory, in which nothing was recorded so far. Where recorded values come into
-the memory by one history, those who read it by another would lose a gradient: they are refused.
+``detach()``, ``attach_grad()``, and views of recorded arrays created outside of ``record()`` start a separate,
+empty history on the same memory. If recorded values are written through one history, reading them through another would
+lose a gradient, so such reads raise AutogradError.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from flowmx.ops.registry.operators import Shape, lookup
 
 
 def contiguous_strides(shape: Shape, itemsize: int) -> tuple[int, ...]:
-    """The byte strides of a C-contiguous array."""
+    """Return the byte strides of a C-contiguous array."""
     strides, step = [], itemsize
     for length in reversed(shape):
         strides.append(step)
@@ -35,57 +34,57 @@ def contiguous_strides(shape: Shape, itemsize: int) -> tuple[int, ...]:
 
 
 def make_view(array: BaseArray, offset: int, shape: Shape, strides: tuple[int, ...]) -> BaseArray:
-    """Another handle on an array's memory, with its history."""
-    made = placed(array, offset, shape, strides)
+    """Create another handle on an array's memory, with the array's history."""
+    view = placed(array, offset, shape, strides)
     history = _history_of_views(array)
     if history.entry is None or state.get().recording:
-        made._past = history
+        view.history = history
     else:
         history.share_memory_of(array)
-        made._past = History().share_memory_of(array)
-    return made
+        view.history = History().share_memory_of(array)
+    return view
 
 
 def _history_of_views(array: BaseArray) -> History:
-    past = array._past
-    if isinstance(past, Leaf):
-        # The variable keeps its own place on the tape; its views read from there.
-        return History(_of_whole(array, past), of_variable=True)
+    history = array.history
+    if isinstance(history, Leaf):
+        # The variable remains a leaf of the tape; its views read from it.
+        return History(_of_whole(array, history), of_variable=True)
     return share(array)
 
 
 def variable_of(array: BaseArray) -> Leaf | None:
-    """The variable of autograd that an array is, if it is one."""
-    past = array._past
-    return past if isinstance(past, Leaf) else None
+    """Return the leaf of an autograd variable; None for other arrays."""
+    history = array.history
+    return history if isinstance(history, Leaf) else None
 
 
 def reshaped(array: BaseArray, shape: Shape) -> BaseArray:
-    """The array with another shape of as many elements; shares memory where its layout allows."""
+    """Reshape an array, sharing memory if the layout allows it."""
     if not is_contiguous(array):
-        made: BaseArray = invoke(lookup("Reshape").create(shape=shape), [array], depth=4)
-        return made
-    offset = array._view[0] if array._view is not None else 0
-    return make_view(array, offset, shape, contiguous_strides(shape, array._dtype.itemsize))
+        copy: BaseArray = invoke(lookup("Reshape").create(shape=shape), [array], depth=4)
+        return copy
+    offset = array.strided_view[0] if array.strided_view is not None else 0
+    return make_view(array, offset, shape, contiguous_strides(shape, array.element_type.itemsize))
 
 
 def placed(array: BaseArray, offset: int, shape: Shape, strides: tuple[int, ...]) -> BaseArray:
-    """Another handle on an array's memory, which the tape knows nothing of."""
-    made = array._plain()
-    made._shape = shape
-    storage = array._storage
+    """Create another handle on an array's memory, without history."""
+    handle = array.without_history()
+    handle.dims = shape
+    storage = array.storage
     is_whole = offset == 0 and shape == storage.shape and strides == contiguous_strides(shape, storage.dtype.itemsize)
-    made._view = None if is_whole else (offset, strides)
-    return made
+    handle.strided_view = None if is_whole else (offset, strides)
+    return handle
 
 
 def is_contiguous(array: BaseArray) -> bool:
-    """Tell whether the elements lie one after the other, in C order."""
-    return array._view is None or lie_together(array._shape, array._view[1], array._dtype.itemsize)
+    """Return whether the array is C-contiguous."""
+    return array.strided_view is None or are_contiguous(array.dims, array.strided_view[1], array.element_type.itemsize)
 
 
-def lie_together(shape: Shape, strides: Shape, itemsize: int) -> bool:
-    """Tell whether elements with these strides (in bytes) lie one after the other, in C order."""
+def are_contiguous(shape: Shape, strides: Shape, itemsize: int) -> bool:
+    """Return whether strides (in bytes) are those of a C-contiguous array."""
     step = itemsize
     for length, stride in zip(reversed(shape), reversed(strides), strict=True):
         if length != 1 and stride != step:
@@ -95,76 +94,76 @@ def lie_together(shape: Shape, strides: Shape, itemsize: int) -> bool:
 
 
 def share(array: BaseArray) -> History:
-    """The history of an array that is to share its memory with another handle."""
-    past = array._past
-    if not isinstance(past, History):
-        array._past = past = History(None if past is None else _of_whole(array, past))
-    return past
+    """Return an array's history, creating it if the array does not share memory yet."""
+    history = array.history
+    if not isinstance(history, History):
+        array.history = history = History(None if history is None else _of_whole(array, history))
+    return history
 
 
 def detach(array: BaseArray) -> BaseArray:
-    """Another handle on an array's memory, of which nothing is recorded so far."""
-    made = array._plain()
-    set_apart(made, array).is_detached = True
-    return made
+    """Create another handle on an array's memory, with an empty history."""
+    handle = array.without_history()
+    separate(handle, array).is_detached = True
+    return handle
 
 
-def set_apart(made: BaseArray, array: BaseArray) -> History:
-    """Give a new handle on an array's memory a history of its own, with what is recorded of it already."""
+def separate(handle: BaseArray, array: BaseArray) -> History:
+    """Create a separate history for a new handle on an array's memory, starting with the handle's tape entry."""
     if variable_of(array) is None:
         share(array).share_memory_of(array)
-    return share(made).share_memory_of(array)
+    return share(handle).share_memory_of(array)
 
 
 def mark(array: BaseArray, leaf: Leaf | None) -> None:
-    """Make an array a variable (None: one that nothing is recorded of), with a place of its own on the tape."""
-    storage, before = array._storage, array._past
+    """Make an array a variable with this leaf (None: remove its history)."""
+    storage, old_history = array.storage, array.history
     if storage.variables is None:
         storage.variables = weakref.WeakSet()
-    own = variable_of(array)
-    if own is not None:
-        storage.variables.discard(own)
+    previous = variable_of(array)
+    if previous is not None:
+        storage.variables.discard(previous)
     if leaf is not None:
         storage.variables.add(leaf)
-    array._past = leaf
-    if isinstance(before, History):
-        before.share_memory_of(array)
+    array.history = leaf
+    if isinstance(old_history, History):
+        old_history.share_memory_of(array)
         if leaf is None:
-            array._past = History().share_memory_of(array)
+            array.history = History().share_memory_of(array)
 
 
 def refuse_write(array: BaseArray, name: str, records: bool) -> None:
-    """Refuse to write into the memory of a variable while recording.
+    """Raise AutogradError for a write into the memory of a variable while recording.
 
     Args:
-        array: the handle that is to be written through.
-        name: what writes.
-        records: whether what is written came from recorded operators.
+        array: the handle to write through.
+        name: the name of the operation, for the message.
+        records: whether the written values come from recorded operators.
 
     Raises:
         AutogradError: the array is a variable, or shares its memory with one.
     """
-    past = array._past
-    if past.of_variable if isinstance(past, History) else variable_of(array) is not None:
+    history = array.history
+    if history.of_variable if isinstance(history, History) else variable_of(array) is not None:
         raise AutogradError(
-            f"{name}: a variable (made by attach_grad(), shape {array._shape}) can not be changed in place while "
+            f"{name}: a variable (created by attach_grad(), shape {array.dims}) cannot be changed in place while "
             "recording; write to a new array, or change it outside autograd.record()"
         )
-    if records and array._storage.variables:
+    if records and array.storage.variables:
         raise AutogradError(
-            f"{name}: this array (shape {array._shape}) shares its memory with a variable (made by attach_grad()), "
-            "which can not take recorded values; write into a copy: x.copy()"
+            f"{name}: this array (shape {array.dims}) shares its memory with a variable (created by attach_grad()), "
+            "which cannot take recorded values; write into a copy: x.copy()"
         )
 
 
 class History:
-    """The origin of the content of memory that several handles see.
+    """The tape entries of memory that several handles share.
 
     Attributes:
-        entry: where that of the whole storage came from, in the storage's shape; None where nothing of it was recorded.
-        is_detached: whether the user cut it off by ``detach()``: what other handles write is of no concern to it.
-        of_variable: whether it is of views of a variable.
-        overwritten: where the memory was given recorded values, or lost them, by another history.
+        entry: the tape entry of the whole storage, in the storage's shape; None if nothing was recorded.
+        is_detached: whether the user called ``detach()``, so that writes through other handles do not matter.
+        of_variable: whether the handles are views of a variable.
+        overwritten: the line where another history wrote recorded values, or overwrote them.
     """
 
     __slots__ = ("__weakref__", "_parts", "entry", "is_detached", "of_variable", "overwritten")
@@ -175,74 +174,75 @@ class History:
         self.of_variable = of_variable
         self.overwritten: Origin | None = None
         self._parts: dict[Any, TapeEntry] = {}
-        """The parts of the entry that were read."""
+        """The entries of parts that have been read."""
 
     def share_memory_of(self, array: BaseArray) -> History:
-        """Register as one of several histories on an array's memory; returns itself."""
-        storage = array._storage
+        """Register as one of several histories of an array's memory; return self."""
+        storage = array.storage
         if storage.histories is None:
             storage.histories = weakref.WeakSet()
         storage.histories.add(self)
         return self
 
     def read(self, array: BaseArray) -> TapeEntry | None:
-        """Return where the content of a handle came from.
+        """Return the tape entry of a handle's content.
 
         Raises:
-            AutogradError: it was overwritten by way of another history.
+            AutogradError: the content was overwritten through another history.
         """
         if self.overwritten is not None:
             raise AutogradError(
-                f"the memory of this array (shape {array._shape}) was written at {describe(self.overwritten)} through "
-                "another handle, made by detach() or outside autograd.record(), so its gradient would be wrong; write "
-                "through the array itself, through a view of it made inside record(), or into a copy: x.copy()"
+                f"the memory of this array (shape {array.dims}) was written at {describe(self.overwritten)} through "
+                "another handle, created by detach() or outside autograd.record(), so its gradient would be wrong; "
+                "write through the array itself, through a view of it created inside record(), or into a copy: "
+                "x.copy()"
             )
         entry = self.entry
-        if entry is None or array._view is None:
+        if entry is None or array.strided_view is None:
             return entry
-        place = array._view, array._shape
-        known = self._parts.get(place)
-        if known is None or cast("TapeNode", known).kept is None:
+        place = array.strided_view, array.dims
+        read_entry = self._parts.get(place)
+        if read_entry is None or cast("TapeNode", read_entry).saved_state is None:
             part = _part_of(array)
             node = TapeNode(
                 "view", part.gradient_of_read, [entry], [_whole(array)], [array], 1, None, part.rules("read", array)
             )
-            known = self._parts[place] = node
-        return known
+            read_entry = self._parts[place] = node
+        return read_entry
 
     def write(self, array: BaseArray, entry: TapeEntry | None, origin: Origin | None) -> None:
-        """Set the origin of a handle's content (None: nothing recorded)."""
+        """Set the tape entry of a handle's content (None: not recorded)."""
         if self.of_variable:
             return
-        before = self.entry
+        old_entry = self.entry
         self._parts.clear()
-        part = None if array._view is None else _part_of(array)
+        part = None if array.strided_view is None else _part_of(array)
         if part is None or part.covers:
             self.entry, self.overwritten = None if entry is None else _of_whole(array, entry), None
-        elif entry is not None or before is not None:
+        elif entry is not None or old_entry is not None:
             whole = _whole(array)
             node = TapeNode(
-                "write", part.gradient_of_write, [before, entry], [whole, array], [whole], 1, origin,
+                "write", part.gradient_of_write, [old_entry, entry], [whole, array], [whole], 1, origin,
                 part.rules("write", array),
             )  # fmt: skip
             self.entry = node
-        if array._storage.histories is not None and not (self.is_detached and entry is None):
-            for other in list(array._storage.histories):
-                concerned = other.entry is not None or entry is not None
-                if concerned and other is not self and not (other.is_detached or other.of_variable):
+        if array.storage.histories is not None and not (self.is_detached and entry is None):
+            for other in list(array.storage.histories):
+                is_affected = other.entry is not None or entry is not None
+                if is_affected and other is not self and not (other.is_detached or other.of_variable):
                     other.overwritten = origin or (None, 0, None)
 
 
 def _whole(array: BaseArray) -> BaseArray:
-    """A handle on the whole storage."""
-    made = array._plain()
-    made._shape, made._view = array._storage.shape, None
-    return made
+    """Create a handle on the whole storage."""
+    handle = array.without_history()
+    handle.dims, handle.strided_view = array.storage.shape, None
+    return handle
 
 
 def _of_whole(array: BaseArray, entry: TapeEntry) -> TapeEntry:
-    """Return where the content of a storage came from, if that of a handle came from an entry, and no more of it."""
-    if array._view is None:
+    """Return the tape entry of a storage in which only a handle's part comes from an entry."""
+    if array.strided_view is None:
         return entry
     part = _part_of(array)
     return TapeNode(
@@ -251,54 +251,54 @@ def _of_whole(array: BaseArray, entry: TapeEntry) -> TapeEntry:
 
 
 def _part_of(array: BaseArray) -> Part:
-    assert array._view is not None
-    size = array._dtype.itemsize
-    offset, strides = array._view
-    return _part(array._storage.shape, array._shape, offset // size, tuple([each // size for each in strides]))
+    assert array.strided_view is not None
+    size = array.element_type.itemsize
+    offset, strides = array.strided_view
+    return _part(array.storage.shape, array.dims, offset // size, tuple([stride // size for stride in strides]))
 
 
 class Part:
-    """A part of a storage, with the gradients of what reads and writes it.
+    """A part of a storage, with the gradients of reading and writing it.
 
     Args:
         whole: the storage's shape.
-        shape: the part's.
-        offset: where it begins, in elements.
-        strides: in elements.
+        shape: the part's shape.
+        offset: the part's start, in elements.
+        strides: the part's strides, in elements.
 
     Attributes:
-        covers: whether it is all of the storage.
+        covers: whether the part is the whole storage.
     """
 
     def __init__(self, whole: Shape, shape: Shape, offset: int, strides: Shape) -> None:
-        self._whole, self._shape = whole, shape
+        self._whole, self.dims = whole, shape
         self._place = {"whole": whole, "shape": shape, "offset": offset, "strides": strides}
         self.covers = math.prod(shape) == math.prod(whole)
         self._is_reshape = self.covers and offset == 0 and strides == contiguous_strides(shape, 1)
         self._rules: dict[Any, dict[Any, Any]] = {}
 
     def rules(self, use: str, array: BaseArray) -> dict[Any, Any]:
-        """The gradients that were learned, for one use and dtype."""
-        return self._rules.setdefault((use, array._dtype), {})
+        """Return the cache of gradient rules for a use and dtype."""
+        return self._rules.setdefault((use, array.element_type), {})
 
     def _take(self, F: Any, whole: Any) -> Any:
-        return reshaped(whole, self._shape) if self._is_reshape else F.op("_part", whole, **self._place)
+        return reshaped(whole, self.dims) if self._is_reshape else F.op("_part", whole, **self._place)
 
     def _put(self, F: Any, part: Any) -> Any:
         return reshaped(part, self._whole) if self._is_reshape else F.op("_embedded_part", part, **self._place)
 
     def gradient_of_read(self, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
-        """As :meth:`flowmx.ops.registry.operators.Operator.gradient`, of (whole) -> part."""
+        """Compute the gradient of (whole) -> part; see :meth:`flowmx.ops.registry.operators.Operator.gradient`."""
         return [self._put(F, heads[0])]
 
     def gradient_of_embedding(self, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
-        """As :meth:`flowmx.ops.registry.operators.Operator.gradient`, of (part) -> whole with zeros around it."""
+        """Compute the gradient of (part) -> whole, padded with zeros."""
         return [self._take(F, heads[0])]
 
     def gradient_of_write(self, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
-        """As :meth:`flowmx.ops.registry.operators.Operator.gradient`, of (whole, part) -> whole."""
-        of_whole = F.op("_without_part", heads[0], **self._place) if inputs.wanted(0) else None
-        return [of_whole, self._take(F, heads[0]) if inputs.wanted(1) else None]
+        """Compute the gradient of (whole, part) -> whole."""
+        of_whole = F.op("_without_part", heads[0], **self._place) if inputs.needs_gradient(0) else None
+        return [of_whole, self._take(F, heads[0]) if inputs.needs_gradient(1) else None]
 
 
 _part = lru_cache(4096)(Part)

@@ -1,4 +1,4 @@
-"""``mx.np``: NumPy on the engine. Each name is served as ``table.py`` says, and made when it is first asked for."""
+"""``mx.np``: NumPy on the engine. ``table.py`` lists its names; each function is created at first access."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as _numpy
 
 from flowmx.numpy import table as _table
 from flowmx.numpy.arrays import ndarray  # noqa: F401
-from flowmx.numpy.functions import call_of, finder, host_of, waiting_of
+from flowmx.numpy.functions import finder, make_blocking, make_call, make_host
 
 __array_api_version__ = "2024.12"
 
@@ -29,9 +29,9 @@ def _module(name: str) -> Any:
 
 
 _KINDS = {
-    "calls": (frozenset(_table.CALLS | {*_table.RENAMED}), call_of),
-    "waiting": (_table.WAITING, waiting_of),
-    "host": (_table.HOST, host_of),
+    "calls": (frozenset(_table.CALLS | {*_table.ALIASES}), make_call),
+    "waiting": (_table.BLOCKING, make_blocking),
+    "host": (_table.METADATA, make_host),
     "constants": (frozenset(_table.CONSTANTS), _constant),
     "dtypes": (_table.DTYPES, _dtype),
     "modules": (frozenset(_MODULES), _module),
@@ -40,16 +40,17 @@ _find = finder(__name__, _KINDS)
 
 
 def __getattr__(name: str) -> Any:
-    found = globals()[name] = _find(name)
-    return found
+    value = globals()[name] = _find(name)
+    return value
 
 
 __all__ = sorted(
     {
         "ndarray",
-        *(each for names in _table.WRITTEN.values() for each in names),
-        *(each for names, _ in _KINDS.values() for each in names),
+        *(name for names in _table.DEFINED_IN.values() for name in names),
+        *(name for names, _ in _KINDS.values() for name in names),
     }
+    - _table.ABSENT
 )
 
 

@@ -1,4 +1,4 @@
-"""``mx.np._internal``: operators of MXNet's that programs call below ``mx.np``."""
+"""``mx.np._internal``: internal operators of MXNet that programs call directly."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ __all__ = ["boolean_mask_assign_scalar", "boolean_mask_assign_tensor"]
 
 
 def boolean_mask_assign_scalar(data: Any, mask: Any, value: float, *, start_axis: int = 0, out: Any = None) -> Any:
-    """The array with a number where a mask is true, whose axes are the array's from ``start_axis`` on."""
+    """Set elements to a number where a mask is true. The mask covers the axes of the array from ``start_axis``."""
     return boolean_mask_assign_tensor(data, mask, value, start_axis=start_axis, out=out)
 
 
 def boolean_mask_assign_tensor(data: Any, mask: Any, value: Any, *, start_axis: int = 0, out: Any = None) -> Any:
-    """The array with values where a mask is true, whose axes are the array's from ``start_axis`` on.
+    """Set elements to values where a mask is true. The mask covers the axes of the array from ``start_axis``.
 
     Args:
         data: the array, of any shape.
-        mask: truth values.
-        value: what broadcasts to ``data[:, ..., mask]``, with ``start_axis`` whole axes before the mask.
-        start_axis: the first of the mask's axes.
-        out: the array to put the result into; ``data`` itself is changed in place.
+        mask: a boolean array.
+        value: an array that broadcasts to ``data[:, ..., mask]``, with ``start_axis`` full axes before the mask.
+        start_axis: the first axis of the mask.
+        out: the array for the result; pass ``data`` to change it in place.
 
     Raises:
-        ShapeError: the value does not broadcast to what the mask chooses.
-        IndexError: the mask does not fit the array's axes.
+        ShapeError: the value does not broadcast to the selected elements.
+        IndexError: the shape of the mask differs from the axes of the array.
     """
-    made = data.copy() if out is None else out
-    if made is not data and out is not None:
-        made[:] = data
-    made[(slice(None),) * start_axis + (mask,)] = value
-    return made
+    result = data.copy() if out is None else out
+    if result is not data and out is not None:
+        result[:] = data
+    result[(slice(None),) * start_axis + (mask,)] = value
+    return result

@@ -1,7 +1,7 @@
 """``mx.np.ndarray``: NumPy's array on the engine.
 
-It has the storage, the tape and the waiting of :class:`flowmx.nd.NDArray`, and NumPy's arithmetic, indices and methods.
-What operators return has the class of their first input, so that all that is built on them works with both.
+It has the storage, recording and waiting of :class:`flowmx.nd.NDArray`, and NumPy's arithmetic, indexing and methods.
+Operators return arrays of the class of their first input, so code built on them works with both classes.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ import numpy as np
 
 from flowmx import devices
 from flowmx.engine.runtime import engine
+from flowmx.late_binding import late
 from flowmx.ndarray import core, indexing, views
-from flowmx.ndarray.array import NDArray, on_context
-from flowmx.ndarray.core import BaseArray, Elementwise
-from flowmx.ndarray.operators import Numbers
-from flowmx.numpy import calls, conversion, table
-from flowmx.numpy import parts as parts_of
+from flowmx.ndarray.arithmetic import Numbers
+from flowmx.ndarray.array import NDArray
+from flowmx.ndarray.core import BaseArray
+from flowmx.ndarray.creation import on_context
+from flowmx.ndarray.fast_calls import FastCall
+from flowmx.numpy import calls, conversion, table, view_semantics
 from flowmx.numpy.calls import both_modes, call, registered_or_call
-from flowmx.numpy.conversion import given_dtype
+from flowmx.numpy.conversion import parse_dtype
 from flowmx.numpy.forms import Slot, encode
 from flowmx.numpy.operator import NumPyCall
 from flowmx.numpy.shaping import argsort as _argsort
@@ -36,7 +38,7 @@ __all__ = ["as_ndarray", "ndarray"]
 _transpose, _swapaxes, _real, _imag, _squeeze, _expand_dims, _clip, _matmul = map(
     calls.Calls, ("transpose", "swapaxes", "real", "imag", "squeeze", "expand_dims", "clip", "matmul")
 )
-_reversed = [
+_transpose_all = [
     NumPyCall.create(num_args=1, function="transpose", form=encode([Slot(0)], {}), wide=wide) for wide in (False, True)
 ]
 _FLOAT32 = re.compile(r",\s+dtype=float32")
@@ -44,26 +46,26 @@ _PLAIN = (int, np.integer, slice, type(None), type(Ellipsis))
 
 
 def _binary(function: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
-    """The method of an arithmetic operator: the registered one where that does the same, else NumPy's function."""
+    """Create an arithmetic method from the registry's operator if it is equivalent, else from NumPy's function."""
     floats = registered_or_call(function)
     others = both_modes(function)
     with_number = table.REGISTERED_WITH_NUMBER.get(function)
     numbers = None if with_number is None else Numbers(with_number[swapped])
-    known: dict[Any, Elementwise] = {} if numbers is None else numbers.known
+    bound_calls: dict[Any, FastCall] = {} if numbers is None else numbers.bound
 
     forward = _binary(function) if swapped else None
     run = calls.Calls(function)
     float32, general = FLOAT32, conversion.FLOATS
 
     def method(self: BaseArray, other: Any) -> Any:
-        dtype = self._dtype
+        dtype = self.element_type
         if isinstance(other, BaseArray):
-            if dtype is other._dtype and (dtype is float32 or dtype in general):
+            if dtype is other.element_type and (dtype is float32 or dtype in general):
                 return floats(self, other)
-            return conversion.face(others[semantics.get().dtype](self, other))
+            return conversion.to_np(others[semantics.get().dtype](self, other))
         if numbers is not None and (other.__class__ is float or other.__class__ is int):
             if dtype is float32 or dtype in general:
-                return (known.get(other) or numbers.make(other))(self)
+                return (bound_calls.get(other) or numbers.bind(other))(self)
         elif not isinstance(other, _OPERANDS):
             return NotImplemented
         return run((other, self) if swapped else (self, other), {})
@@ -76,36 +78,34 @@ def _binary(function: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
 _OPERANDS = (int, float, complex, np.generic, np.ndarray, list, tuple, BaseArray)
 
 
-def _through_a_copy(function: str) -> Callable[[Any, Any], Any]:
+def _in_place_by_copy(function: str) -> Callable[[Any, Any], Any]:
     def method(self: Any, other: Any) -> Any:
         if not isinstance(other, _OPERANDS):
             return NotImplemented
-        parts_of.written_in_place(self)
-        return calls.into(function, call(function, (self, other), {}), self, None)
+        view_semantics.warn_lost_in_place(self)
+        return calls.write_into(function, call(function, (self, other), {}), self, None)
 
     return method
 
 
 def _in_place(function: str) -> Callable[[Any, Any], Any]:
-    """The method of an operator that changes its left side."""
+    """Create the method of an in-place operator."""
     registered = table.REGISTERED.get(function)
-    both = None if registered is None else Elementwise(lookup(registered).create())
+    if registered is None:
+        return _in_place_by_copy(function)
+    fast = FastCall(lookup(registered).create())
     float32, general = FLOAT32, conversion.FLOATS
 
-    if both is None:
-        return _through_a_copy(function)
-    quick = both
-
     def method(self: BaseArray, other: Any) -> Any:
-        if self._storage.copied_from is not None:
-            parts_of.written_in_place(self)
+        if self.storage.copied_from is not None:
+            view_semantics.warn_lost_in_place(self)
         if isinstance(other, BaseArray):
-            dtype = self._dtype
-            if other._shape == self._shape and other._dtype is dtype and (dtype is float32 or dtype in general):
-                return quick(self, other, self)
+            dtype = self.element_type
+            if other.dims == self.dims and other.element_type is dtype and (dtype is float32 or dtype in general):
+                return fast(self, other, self)
         elif not isinstance(other, _OPERANDS):
             return NotImplemented
-        return calls.into(function, call(function, (self, other), {}), self, None)
+        return calls.write_into(function, call(function, (self, other), {}), self, None)
 
     return method
 
@@ -115,7 +115,7 @@ def _unary(function: str) -> Callable[[Any], Any]:
     float32, general = FLOAT32, conversion.FLOATS
 
     def method(self: Any) -> Any:
-        dtype = self._dtype
+        dtype = self.element_type
         return floats(self) if dtype is float32 or dtype in general else run((self,), {})
 
     return method
@@ -124,7 +124,7 @@ def _unary(function: str) -> Callable[[Any], Any]:
 class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
     """An array with NumPy's semantics, computed asynchronously by the engine.
 
-    Made by functions such as :func:`flowmx.np.array`; :meth:`as_nd_ndarray` gives the memory as an array of ``mx.nd``.
+    Functions such as :func:`flowmx.np.array` create it. :meth:`as_nd_ndarray` returns the memory as an ``mx.nd`` array.
 
     Example:
         >>> x = mx.np.ones((2, 3))
@@ -172,15 +172,15 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
         return call("matmul", (other, self), {})
 
     def __imatmul__(self, other: Any) -> Any:
-        parts_of.written_in_place(self)
-        return calls.into("matmul", call("matmul", (self, other), {}), self, None)
+        view_semantics.warn_lost_in_place(self)
+        return calls.write_into("matmul", call("matmul", (self, other), {}), self, None)
 
-    # -- what it is ------------------------------------------------------------------------------------
+    # -- attributes ------------------------------------------------------------------------------------
 
     @property
     def dtype(self) -> Any:
         """The element type, as NumPy's dtype object."""
-        return self._dtype
+        return self.element_type
 
     @property
     def T(self) -> Any:  # noqa: N802
@@ -188,21 +188,21 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
         mode = semantics.get()
         if mode.views:
             return _transpose((self,), {})
-        made = core.invoke(_reversed[mode.dtype], (self,), None, None, 3)
-        made._storage.copied_from = parts_of.whose(self._storage)
-        return made
+        array = core.invoke(_transpose_all[mode.dtype], (self,), None, None, 3)
+        array.storage.copied_from = view_semantics.origin_of(self.storage)
+        return array
 
     @property
     def mT(self) -> Any:  # noqa: N802
-        """The array with its last two axes exchanged."""
+        """The array with its last two axes swapped."""
         if self.ndim < 2:
-            raise ValueError(f"mT exchanges the last two axes; an array of shape {self.shape} has no two")
+            raise ValueError(f"mT swaps the last two axes, but the array has shape {self.shape}")
         return _swapaxes((self, -1, -2), {})
 
     @property
     def real(self) -> Any:
         """The real parts."""
-        return self if self._dtype.kind != "c" else _real((self,), {})
+        return self if self.element_type.kind != "c" else _real((self,), {})
 
     @property
     def imag(self) -> Any:
@@ -211,61 +211,61 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
 
     @property
     def itemsize(self) -> int:
-        """The bytes of an element."""
-        return self._dtype.itemsize
+        """The size of an element in bytes."""
+        return self.element_type.itemsize
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all elements."""
-        return self.size * self._dtype.itemsize
+        """The size of all elements in bytes."""
+        return self.size * self.element_type.itemsize
 
     @property
     def flat(self) -> Iterator[Any]:
-        """The elements one after the other, as arrays without axes."""
+        """An iterator over the elements, as 0-d arrays."""
         return iter(self.reshape(-1))
 
     @property
     def device(self) -> devices.Context:
-        """The device that it lives on, by the array API standard's name."""
+        """The device of the array (the array API standard's name of :attr:`context`)."""
         return self.context
 
     def to_device(self, device: Any, /, *, stream: Any = None) -> Any:
-        """This array if it lives there, else a copy (the array API standard's name of :meth:`as_in_ctx`)."""
+        """Return the array on a device: itself or a copy (the array API standard's name of :meth:`as_in_ctx`)."""
         if stream is not None:
-            raise ValueError("to_device: copies are ordered by the engine, so stream must be None")
+            raise ValueError("to_device: the engine orders copies, so stream must be None")
         return self.as_in_context(devices.Context(device))
 
     def __repr__(self) -> str:
-        """The content (this waits for it); the dtype where it is not float32, and the device where it is no CPU."""
-        engine.wait_variable(self._storage)
+        """Wait for the content and format it, with the dtype unless it is float32 and the device unless it is a CPU."""
+        engine.wait_variable(self.storage)
         text = repr(self.asnumpy())
-        if self._dtype == np.float32:
+        if self.element_type == np.float32:
             text = _FLOAT32.sub("", text)
-        elif "dtype=" not in text and self._dtype != np.bool_:
-            text = f"{text[:-1]}, dtype={self._dtype})"
+        elif "dtype=" not in text and self.element_type != np.bool_:
+            text = f"{text[:-1]}, dtype={self.element_type})"
         return text if self.context.device_type == "cpu" else f"{text[:-1]}, ctx={self.context})"
 
     def __str__(self) -> str:
         text = str(self.asnumpy())
-        return text if self.context.device_type == "cpu" or not self._shape else f"{text} @{self.context}"
+        return text if self.context.device_type == "cpu" or not self.dims else f"{text} @{self.context}"
 
     def __format__(self, spec: str) -> str:
-        if not self._shape:
+        if not self.dims:
             return format(self.item(), spec)
         if spec:
-            raise TypeError(f"format: {spec!r} is for an array without axes, this one has shape {self._shape}")
+            raise TypeError(f"format: {spec!r} needs a 0-d array, got shape {self.dims}")
         return str(self)
 
     # -- reading ---------------------------------------------------------------------------------------
 
     def item(self, *args: Any) -> Any:
-        """An element as a Python number: that at an index, or the only one."""
+        """Return an element as a Python number: the one at an index, or the only one."""
         return self.asnumpy().item(*args)
 
     def __bool__(self) -> bool:
         if self.size != 1:
             raise ValueError(
-                f"the truth value of an array of {self.size} elements is ambiguous, expected one: ask any() or all()"
+                f"the truth value of an array of {self.size} elements is ambiguous, expected one; use any() or all()"
             )
         return bool(self.item())
 
@@ -279,37 +279,33 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
         return int(self.item())
 
     def __index__(self) -> int:
-        if self._dtype.kind not in "iu" or self._shape:
-            raise TypeError(
-                f"only whole-number arrays without axes can be an index, this is {self._dtype}{self._shape}"
-            )
+        if self.element_type.kind not in "iu" or self.dims:
+            raise TypeError(f"only 0-d integer arrays can be an index, got {self.element_type}{self.dims}")
         return int(self.item())
 
     def __contains__(self, value: Any) -> bool:
         return bool(call("any", (call("equal", (self, value), {}),), {}))
 
     def __iter__(self) -> Iterator[Any]:
-        if not self._shape:
+        if not self.dims:
             raise TypeError("iteration over a 0-d array")
-        return (self[index] for index in range(self._shape[0]))
+        return (self[index] for index in range(self.dims[0]))
 
     # -- protocols -------------------------------------------------------------------------------------
 
     def __array_namespace__(self, api_version: str | None = None) -> Any:
-        """The module with the functions of the array API standard.
+        """Return the module with the functions of the array API standard.
 
         Raises:
-            ValueError: another version of the standard was asked for than those that it follows.
+            ValueError: unsupported version of the standard.
         """
-        from flowmx.numpy import standard
-
         if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12"):
-            raise ValueError(f"__array_namespace__: the array API of {api_version!r} is not known here")
-        return standard
+            raise ValueError(f"__array_namespace__: array API {api_version!r} is not supported")
+        return late("numpy.standard")
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         """Run NumPy's elementwise functions on the engine: ``numpy.exp(x)`` is ``mx.np.exp(x)``."""
-        if "out" in kwargs and any(not isinstance(each, BaseArray) for each in kwargs["out"]):
+        if "out" in kwargs and any(not isinstance(out, BaseArray) for out in kwargs["out"]):
             return NotImplemented
         if method == "__call__" and ufunc.__name__ in table.CALLS:
             return call(ufunc.__name__, inputs, kwargs)
@@ -318,19 +314,17 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
         return NotImplemented
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Run NumPy's functions on the engine: ``numpy.sum(x)`` is ``mx.np.sum(x)``; others wait for what they read."""
-        import flowmx.numpy as ours
-
+        """Run NumPy's functions on the engine: ``numpy.sum(x)`` is ``mx.np.sum(x)``. Others wait."""
         module = getattr(function, "__module__", "") or ""
-        place: Any = ours
+        namespace: Any = late("numpy")
         for part in module.split(".")[1:]:
-            place = getattr(place, part, None) if part in ("linalg", "fft") else None
+            namespace = getattr(namespace, part, None) if part in ("linalg", "fft") else None
         name = function.__name__
-        found = getattr(place, name, None) if place is not None else None
+        counterpart = getattr(namespace, name, None) if namespace is not None else None
         if name == "svd" and len(args) < 2:
-            kwargs = {"full_matrices": True, **kwargs}  # by default NumPy's are complete, and MXNet's are not
-        if found is not None:
-            return found(*args, **kwargs)
+            kwargs = {"full_matrices": True, **kwargs}  # NumPy's default; MXNet's is False
+        if counterpart is not None:
+            return counterpart(*args, **kwargs)
         return calls.call_waiting(function, args, kwargs)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
@@ -340,51 +334,51 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
     def __dlpack__(  # type: ignore[override]
         self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None
     ) -> Any:
-        given = {"max_version": max_version, "dl_device": dl_device, "copy": copy}
-        given = {name: value for name, value in given.items() if value is not None}
+        options = {"max_version": max_version, "dl_device": dl_device, "copy": copy}
+        options = {name: value for name, value in options.items() if value is not None}
         if stream is not None:
-            given["stream"] = stream
-        return super().__dlpack__(**given)
+            options["stream"] = stream
+        return super().__dlpack__(**options)
 
     def __buffer__(self, flags: int) -> memoryview:
-        """The memory, where it is the host's (Python 3.12 and newer)."""
-        engine.wait_variable(self._storage)
+        """Return the memory of a host array (Python 3.12 and newer)."""
+        engine.wait_variable(self.storage)
         return memoryview(self._host())
 
     # -- conversions -----------------------------------------------------------------------------------
 
     def as_np_ndarray(self) -> Any:
-        """This array."""
+        """Return this array."""
         return self
 
     def as_nd_ndarray(self) -> NDArray:
-        """The same memory as an array of ``mx.nd``."""
-        return cast("NDArray", _with_face(self, NDArray))
+        """Return the same memory as an array of ``mx.nd``."""
+        return cast("NDArray", _as_class(self, NDArray))
 
     def astype(  # type: ignore[override]
         self, dtype: Any, order: str = "K", casting: str = "unsafe", subok: bool = True, copy: bool = True
     ) -> Any:
-        """The content as another element type."""
-        wanted = given_dtype(dtype) or default_float()
-        if casting != "unsafe" and not np.can_cast(self._dtype, wanted, cast("Any", casting)):
-            raise TypeError(f"astype: {self._dtype} is not cast to {wanted} by the rule {casting!r}")
-        if not copy and wanted == self._dtype:
+        """Cast the elements to another dtype."""
+        target = parse_dtype(dtype) or default_float()
+        if casting != "unsafe" and not np.can_cast(self.element_type, target, cast("Any", casting)):
+            raise TypeError(f"astype: cannot cast {self.element_type} to {target} with casting={casting!r}")
+        if not copy and target == self.element_type:
             return self
-        if "c" in self._dtype.kind + wanted.kind:
-            return call("astype", (self, wanted), {})
-        return self._call("Cast", dtype=wanted)
+        if "c" in self.element_type.kind + target.kind:
+            return call("astype", (self, target), {})
+        return self._call("Cast", dtype=target)
 
     def copy(self, order: str = "C") -> Any:
-        """A copy on the same device."""
+        """Return a copy on the same device."""
         if order not in ("C", "K", None):
-            raise NotImplementedError("copy: arrays are kept in C order alone, so order must be 'C'")
+            raise NotImplementedError("copy: arrays are stored in C order only, so order must be 'C'")
         return self._call("_copy")
 
     def copyto(self, other: Any) -> Any:
-        """Copy the content into another array, or into a new one on a context; returns that array."""
+        """Copy the content into another array, or into a new array on a context. Return that array."""
         if isinstance(other, devices.Context):
-            made = core.allocate(on_context(other), self._shape, self._dtype, None, ndarray)
-            return super().copyto(cast("NDArray", made))
+            array = core.allocate(on_context(other), self.dims, self.element_type, None, ndarray)
+            return super().copyto(cast("NDArray", array))
         return super().copyto(other)
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
@@ -394,50 +388,50 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
         return _unpickled, (), self.__getstate__()
 
     def attach_grad(self, grad_req: str = "write", stype: str | None = None) -> None:
-        """Make this array a variable of autograd, with a gradient buffer of zeros."""
+        """Allocate a gradient buffer of zeros, so that backward passes compute this array's gradient."""
         super().attach_grad(grad_req, stype)
         leaf = views.variable_of(self)
         if leaf is not None and leaf.grad is not None:
-            conversion.face(leaf.grad)
+            conversion.to_np(leaf.grad)
 
-    # -- indices and shape -----------------------------------------------------------------------------
+    # -- indexing and shape -----------------------------------------------------------------------------
 
     def __getitem__(self, key: Any) -> Any:
         parts = key if isinstance(key, tuple) else (key,)
         for part in parts:
             if part.__class__ is not int and (not isinstance(part, _PLAIN) or isinstance(part, bool)):
-                return _gathered(self, parts)
+                return _gather(self, parts)
         offset, shape, strides = indexing._view(self, indexing._expand(self, parts))
-        if views.lie_together(shape, strides, self._dtype.itemsize):
+        if views.are_contiguous(shape, strides, self.element_type.itemsize):
             return views.make_view(self, offset, shape, strides)
         if semantics.get().views:
             return views.make_view(self, offset, shape, strides)
-        made = indexing._part(self, offset, shape, strides)
-        made._storage.copied_from = parts_of.whose(self._storage)
-        return made
+        copy = indexing._part(self, offset, shape, strides)
+        copy.storage.copied_from = view_semantics.origin_of(self.storage)
+        return copy
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        if self._storage.copied_from is not None:
-            parts_of.written(self)
-        if (key.__class__ is int or key.__class__ is slice) and value.__class__ in _QUICK:
+        if self.storage.copied_from is not None:
+            view_semantics.warn_lost_write(self)
+        if (key.__class__ is int or key.__class__ is slice) and value.__class__ in _SIMPLE_VALUES:
             indexing.put(self, key, value)
         else:
             self._assign(key, value)
 
     def _assign(self, key: Any, value: Any) -> None:
         if isinstance(value, (list, tuple)):
-            value = np.asarray([each.item() if isinstance(each, BaseArray) else each for each in value])  # type: ignore[attr-defined]
+            value = np.asarray([item.item() if isinstance(item, BaseArray) else item for item in value])
         elif isinstance(value, np.generic):
             value = np.asarray(value)
         parts = key if isinstance(key, tuple) else (key,)
-        if len(parts) == 1 and _is_mask(parts[0]) and parts[0].shape == self._shape and _is_number(value):
-            # Where the mask is true: nothing waits for it.
+        if len(parts) == 1 and _is_mask(parts[0]) and parts[0].shape == self.dims and _is_number(value):
+            # Select with the mask as an operation, so that nothing waits for it.
             value, parts = call("where", (parts[0], value, self), {}), (Ellipsis,)
-        array, parts = _with_axes(self, parts)
+        array, parts = _replace_booleans(self, parts)
         indexing.put(array, _indices(array, parts), value)
 
     def reshape(self, *shape: Any, order: str = "C", **kwargs: Any) -> Any:
-        """The same content with another shape; shares memory where that is possible. -1 stands for one length."""
+        """Return an array of the same content with another shape, sharing memory if possible; -1 infers one length."""
         if kwargs:
             shape = (kwargs.pop("newshape", None) or kwargs.pop("shape"),)
         return _reshape(self, shape[0] if len(shape) == 1 else shape, order=order)
@@ -445,72 +439,74 @@ class ndarray(NDArray):  # noqa: N801  # NumPy's and MXNet's name
     def flatten(  # type: ignore[override]
         self, order: str = "C", **_: Any
     ) -> Any:
-        """A copy with one axis."""
+        """Return a flattened copy."""
         return self.reshape(-1, order=order).copy()
 
     def ravel(self, order: str = "C") -> Any:
-        """The content with one axis; shares memory where that is possible."""
+        """Flatten the array; the result shares memory if possible."""
         return self.reshape(-1, order=order)
 
     def transpose(self, *axes: Any, **_: Any) -> Any:
-        """The axes in another order; reversed where none is given."""
-        given = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
-        return _transpose((self, tuple(given)) if given else (self,), {})
+        """Permute the axes, or reverse them if no order is given."""
+        order = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
+        return _transpose((self, tuple(order)) if order else (self,), {})
 
     def sort(self, axis: Any = -1, *_: Any, **options: Any) -> Any:
-        """A sorted copy, as in MXNet (NumPy's method sorts in place)."""
+        """Return a sorted copy, as in MXNet (NumPy's method sorts in place)."""
         return _sort(self, axis, **options)
 
     def argsort(self, axis: Any = -1, *_: Any, **options: Any) -> Any:
-        """The positions that sort the array."""
+        """Return the positions that sort the array."""
         return _argsort(self, axis, **options)
 
     def clip(self, min: Any = None, max: Any = None, out: Any = None) -> Any:
-        """The elements, those below ``min`` made that, and those above ``max`` that."""
+        """Return the elements limited to the range from ``min`` to ``max``."""
         return _clip((self, min, max), {"out": out})
 
     def squeeze(self, axis: Any = None, **_: Any) -> Any:  # type: ignore[override]
-        """The array without axes of length 1 (all, or those given)."""
+        """Remove axes of length 1: all, or those in ``axis``."""
         return _squeeze((self,), {"axis": axis})
 
     def expand_dims(self, axis: Any, **_: Any) -> Any:  # type: ignore[override]
-        """A new axis of length 1."""
+        """Insert an axis of length 1."""
         return _expand_dims((self, axis), {})
 
     def broadcast_to(self, shape: Any) -> Any:
-        """Repeat axes of length 1 until the shape is ``shape``."""
+        """Broadcast to ``shape``."""
         return call("broadcast_to", (self, shape), {})
 
 
-def _with_face(array: BaseArray, cls: type[BaseArray]) -> BaseArray:
-    """Another handle on an array's memory, of another class, with its history and gradient buffer."""
+def _as_class(array: BaseArray, cls: type[BaseArray]) -> BaseArray:
+    """Return another handle on an array's memory, of another class, with its history and gradient buffer."""
     leaf = views.variable_of(array)
-    offset = 0 if array._view is None else array._view[0]
+    offset = 0 if array.strided_view is None else array.strided_view[0]
     strides = (
-        array._view[1] if array._view is not None else views.contiguous_strides(array._shape, array._dtype.itemsize)
+        array.strided_view[1]
+        if array.strided_view is not None
+        else views.contiguous_strides(array.dims, array.element_type.itemsize)
     )
-    if leaf is not None or array._past is None:
-        made = views.placed(array, offset, array._shape, strides)
-        made._past = array._past
+    if leaf is not None or array.history is None:
+        handle = views.placed(array, offset, array.dims, strides)
+        handle.history = array.history
     else:
-        made = views.make_view(array, offset, array._shape, strides)
-    made.__class__ = cls
-    return made
+        handle = views.make_view(array, offset, array.dims, strides)
+    handle.__class__ = cls
+    return handle
 
 
 def as_ndarray(array: BaseArray) -> Any:
-    """The same memory as an array of ``mx.np``."""
-    return _with_face(array, ndarray)
+    """Return the same memory as an array of ``mx.np``."""
+    return _as_class(array, ndarray)
 
 
-def _with_axes(array: BaseArray, parts: tuple[Any, ...]) -> tuple[BaseArray, tuple[Any, ...]]:
-    """An array with an axis for each truth value of a key, and the key with what each chooses along its axis."""
-    if not any(map(_is_truth, parts)):
+def _replace_booleans(array: BaseArray, parts: tuple[Any, ...]) -> tuple[BaseArray, tuple[Any, ...]]:
+    """Replace the booleans of a key by index arrays along new axes. Return the array with these axes, and the key."""
+    if not any(map(_is_boolean, parts)):
         return array, parts
     basic: list[Any] = []
     key: list[Any] = []
     for part in parts:
-        if _is_truth(part):
+        if _is_boolean(part):
             basic.append(None)
             key.append(np.zeros(int(bool(part)), np.int64))
             continue
@@ -523,40 +519,40 @@ def _with_axes(array: BaseArray, parts: tuple[Any, ...]) -> tuple[BaseArray, tup
     return array[tuple(basic)], tuple(key)  # type: ignore[index]
 
 
-def _is_truth(part: Any) -> bool:
-    """Tell whether a part of a key is one truth value."""
+def _is_boolean(part: Any) -> bool:
+    """Return whether a part of a key is a single boolean."""
     return isinstance(part, (bool, np.bool_)) or (_is_mask(part) and part.shape == ())
 
 
 def _indices(array: BaseArray, parts: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A key as :mod:`flowmx.ndarray.indexing` takes it.
+    """Convert a key to the form that :mod:`flowmx.ndarray.indexing` accepts.
 
     Raises:
-        IndexError: a mask has another shape than the axes that it stands for.
+        IndexError: the shape of a mask differs from the axes that it indexes.
     """
-    kept = [np.asarray(each) if isinstance(each, (list, range, bool, np.bool_)) else each for each in parts]
-    widths = [0 if each is None else len(each.shape) if _is_mask(each) else 1 for each in kept if each is not Ellipsis]
+    indices = [np.asarray(part) if isinstance(part, (list, range, bool, np.bool_)) else part for part in parts]
+    widths = [
+        0 if index is None else len(index.shape) if _is_mask(index) else 1 for index in indices if index is not Ellipsis
+    ]
     axis = 0
-    for each in kept:
-        if each is Ellipsis:
-            axis += len(array._shape) - sum(widths)
-        elif _is_mask(each):
-            covered = array._shape[axis : axis + len(each.shape)]
-            # A length of 0 fits any, as in NumPy: it chooses nothing.
-            fits = [length in (0, whole) for length, whole in zip(each.shape, covered, strict=False)]
-            if len(covered) != len(each.shape) or not all(fits):
-                raise IndexError(
-                    f"the mask has shape {tuple(each.shape)}, but the axes that it stands for are {covered}"
-                )
-            axis += len(each.shape)
-        elif each is not None:
+    for index in indices:
+        if index is Ellipsis:
+            axis += len(array.dims) - sum(widths)
+        elif _is_mask(index):
+            lengths = array.dims[axis : axis + len(index.shape)]
+            # A length of 0 fits any axis, as in NumPy, and selects nothing.
+            fits = [length in (0, whole) for length, whole in zip(index.shape, lengths, strict=False)]
+            if len(lengths) != len(index.shape) or not all(fits):
+                raise IndexError(f"the mask has shape {tuple(index.shape)}, but it indexes axes of shape {lengths}")
+            axis += len(index.shape)
+        elif index is not None:
             axis += 1
-    return tuple(kept)
+    return tuple(indices)
 
 
 def _is_mask(part: Any) -> bool:
     if isinstance(part, BaseArray):
-        return part._dtype.kind == "b"
+        return part.element_type.kind == "b"
     return isinstance(part, np.ndarray) and part.dtype.kind == "b"
 
 
@@ -566,12 +562,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float, complex))
 
 
-def _gathered(array: BaseArray, parts: tuple[Any, ...]) -> Any:
-    array, parts = _with_axes(array, parts)
+def _gather(array: BaseArray, parts: tuple[Any, ...]) -> Any:
+    array, parts = _replace_booleans(array, parts)
     return indexing._gather(array, _indices(array, parts))
 
 
-_QUICK = frozenset([int, float, ndarray])
+_SIMPLE_VALUES = frozenset([int, float, ndarray])
 
 
 def _unpickled() -> Any:
@@ -579,15 +575,15 @@ def _unpickled() -> Any:
 
 
 def _method(name: str) -> Callable[..., Any]:
-    """The method of a function of ``mx.np``, whose first argument is the array."""
-    run = calls.waiting(name) if name in table.WAITING else calls.Calls(table.RENAMED.get(name, name))
+    """Create the method of a function of ``mx.np``, which passes the array as first argument."""
+    run = calls.make_waiting_call(name) if name in table.BLOCKING else calls.Calls(table.ALIASES.get(name, name))
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return run((self, *args), kwargs)
 
     method.__name__ = name
     method.__qualname__ = f"ndarray.{name}"
-    method.__doc__ = f"As :func:`flowmx.np.{name}` of this array."
+    method.__doc__ = f"As :func:`flowmx.np.{name}` on this array."
     return method
 
 

@@ -1,7 +1,7 @@
-"""Forwards of NumPy's functions that are bound to one call and the forms of its arrays.
+"""Forward functions of NumPy calls, bound to the arguments of one call and the shapes and dtypes of its arrays.
 
-A small array's operation costs what Python decides in it. Where a part lies, how often it is repeated, which arguments
-are numbers: all that is decided when the forward is bound, so that one or two calls into NumPy are left.
+For small arrays most of the time of an operation is spent in Python. Offsets, repetitions and argument types are
+therefore resolved once, when the forward is bound; running it takes one or two calls into NumPy.
 """
 
 from __future__ import annotations
@@ -25,63 +25,63 @@ SHARING = table.names("""
     linalg.diagonal linalg.matrix_transpose matrix_transpose moveaxis ravel real rollaxis rot90 split squeeze swapaxes
     transpose unstack vsplit
 """)
-"""Functions whose results share memory with their argument in NumPy, and may be written into."""
+"""Functions whose results are writable views of their argument in NumPy."""
 _INTO = table.names("argmax argmin cumprod cumsum")
-"""Methods that take an axis, and write into ``out``."""
+"""Methods that take an axis and ``out``."""
 _FEW = 4096
-"""Elements up to which two calls of ufuncs cost less than one function that decides which."""
+"""Number of elements up to which two ufunc calls are faster than ``numpy.clip``."""
 
 
 class _Call(NamedTuple):
-    """A call: the function, its arguments after the arrays, those by keyword, and the forms of arrays and results."""
+    """A call: the function, its arguments after the arrays, its keywords, and the forms of inputs and outputs."""
 
     function: Callable[..., Any]
     rest: list[Any]
     kwargs: dict[str, Any]
-    given: Sequence[Form]
-    made: Sequence[Form]
+    inputs: Sequence[Form]
+    outputs: Sequence[Form]
 
 
 def bind(
-    name: str, function: Callable[..., Any], call: CallForm, given: Sequence[Form], made: Sequence[Form]
+    name: str, function: Callable[..., Any], call: CallForm, inputs: Sequence[Form], outputs: Sequence[Form]
 ) -> Bound | None:
-    """The forward of a call on NumPy's arrays; None where it has nothing to gain, or nothing is known of it."""
+    """Return the bound forward of a call on NumPy arrays, or None if binding does not apply or gains nothing."""
     args = call.args
-    leading = len([None for index, each in enumerate(args) if isinstance(each, Slot) and each.number == index])
+    leading = len([None for index, arg in enumerate(args) if isinstance(arg, Slot) and arg.number == index])
     rest = args[leading:]
-    if leading != len(given) or not given or any(isinstance(each, (Slot, list)) for each in rest):
+    if leading != len(inputs) or not inputs or any(isinstance(arg, (Slot, list)) for arg in rest):
         return None
-    if any(0 in shape or dtype.kind == "V" for shape, dtype in (*given, *made)):
+    if any(0 in shape or dtype.kind == "V" for shape, dtype in (*inputs, *outputs)):
         return None
-    bound: Bound | None = _MAKERS.get(name, _called)(_Call(function, rest, call.kwargs, given, made))
+    bound: Bound | None = _BINDERS.get(name, _bind_call)(_Call(function, rest, call.kwargs, inputs, outputs))
     return bound
 
 
-def _called(of: _Call) -> Bound | None:
-    """The function itself, its other arguments filled in."""
-    function, rest, kwargs, _, made = of
-    if len(made) != 1 or "dtype" in kwargs:
+def _bind_call(call: _Call) -> Bound | None:
+    """Bind the function itself with its other arguments."""
+    function, rest, kwargs, _, results = call
+    if len(results) != 1 or "dtype" in kwargs:
         return None
 
     def run(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        found = function(*inputs, *rest, **kwargs)
-        outputs[0][...] = found[0] if isinstance(found, (list, tuple)) else found
+        result = function(*inputs, *rest, **kwargs)
+        outputs[0][...] = result[0] if isinstance(result, (list, tuple)) else result
 
     return run
 
 
-def _moved(of: _Call) -> Bound | None:
-    """Copies of parts of an array: where they lie is asked once, of an array that nobody writes or reads."""
-    function, rest, kwargs, given, _ = of
-    shape, dtype = given[0]
-    if len(given) != 1:
+def _bind_views(call: _Call) -> Bound | None:
+    """Bind copies of parts of an array. Their offsets and strides are computed once, on an unused array."""
+    function, rest, kwargs, sources, _ = call
+    shape, dtype = sources[0]
+    if len(sources) != 1:
         return None
     memory = np.empty(shape, dtype)
-    found = function(memory, *rest, **kwargs)
-    parts = list(found) if isinstance(found, (list, tuple)) else [found]
-    if any(each.dtype != dtype or not np.may_share_memory(each, memory) for each in parts):
-        return _called(of)
-    views = [_view(memory, each, dtype) for each in parts]
+    result = function(memory, *rest, **kwargs)
+    parts = list(result) if isinstance(result, (list, tuple)) else [result]
+    if any(part.dtype != dtype or not np.may_share_memory(part, memory) for part in parts):
+        return _bind_call(call)
+    views = [_view(memory, part, dtype) for part in parts]
     if len(views) == 1:
         view = views[0]
 
@@ -99,25 +99,25 @@ def _moved(of: _Call) -> Bound | None:
 
 
 def _view(memory: Any, part: Any, dtype: DType) -> Callable[[Any], Any]:
-    """A function that takes of any array of a form the part that was taken of one: by shape, axes, index or place."""
+    """Return a function that takes the same part of any array of this form: by reshape, transpose, index or offset."""
     offset, steps, form = part.ctypes.data - memory.ctypes.data, memory.strides, (part.shape, part.strides)
     lengths, strides = form
-    axes = [steps.index(each) if each in steps else -1 for each in strides]
+    axes = [steps.index(stride) if stride in steps else -1 for stride in strides]
     index = tuple(
         [
             _slice(offset // step % length, count, stride)
             for length, step, count, stride in zip(memory.shape, steps, lengths, strides, strict=False)
         ]
     )
-    ways: list[tuple[bool, Callable[[Any], Any]]] = [
+    candidates: list[tuple[bool, Callable[[Any], Any]]] = [
         (part.size == memory.size, lambda x: x.reshape(lengths)),
         (sorted(axes) == list(range(memory.ndim)), lambda x: x.transpose(axes)),
         (len(index) == part.ndim, lambda x: x[index]),
     ]
-    for may, way in ways:
-        found = way(memory) if may else None
-        if found is not None and (found.shape, found.strides) == form and found.ctypes.data == part.ctypes.data:
-            return way
+    for applies, take in candidates:
+        view = take(memory) if applies else None
+        if view is not None and (view.shape, view.strides) == form and view.ctypes.data == part.ctypes.data:
+            return take
     return lambda x: np.ndarray(lengths, dtype, np.ascontiguousarray(x), offset, strides)
 
 
@@ -125,8 +125,8 @@ def _slice(start: int, count: int, stride: int) -> slice:
     return slice(start, start + count) if stride > 0 else slice(start, start - count if start >= count else None, -1)
 
 
-def _spread(dtype: DType, lengths: Shape, strides: Shape) -> Bound:
-    """A copy of each element to several places: the result's axes are split in those of the array and repetitions."""
+def _copy_repeated(dtype: DType, lengths: Shape, strides: Shape) -> Bound:
+    """Return a forward that repeats elements: the axes of the result are split into source axes and repetitions."""
 
     def run(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         x, out = np.ascontiguousarray(inputs[0]), outputs[0]
@@ -139,32 +139,32 @@ def _spread(dtype: DType, lengths: Shape, strides: Shape) -> Bound:
     return run
 
 
-def _tiled(of: _Call) -> Bound | None:
-    _, rest, kwargs, given, _ = of
-    shape, dtype = given[0]
-    if len(given) != 1 or len(rest) != 1 or kwargs:
+def _bind_tile(call: _Call) -> Bound | None:
+    _, rest, kwargs, sources, _ = call
+    shape, dtype = sources[0]
+    if len(sources) != 1 or len(rest) != 1 or kwargs:
         return None
     times = (rest[0],) if isinstance(rest[0], int) else tuple(rest[0])
     ndim = max(len(times), len(shape))
     times, shape = (1,) * (ndim - len(times)) + times, (1,) * (ndim - len(shape)) + shape
     lengths = [length for pair in zip(times, shape, strict=True) for length in pair]
-    strides = [stride for each in _strides(shape, dtype.itemsize) for stride in (0, each)]
-    return _spread(dtype, tuple(lengths), tuple(strides))
+    strides = [stride for step in _strides(shape, dtype.itemsize) for stride in (0, step)]
+    return _copy_repeated(dtype, tuple(lengths), tuple(strides))
 
 
-def _repeated(of: _Call) -> Bound | None:
-    _, rest, kwargs, given, _ = of
-    shape, dtype = given[0]
+def _bind_repeat(call: _Call) -> Bound | None:
+    _, rest, kwargs, sources, _ = call
+    shape, dtype = sources[0]
     options = [*rest, kwargs.get("axis")] if len(rest) == 1 else rest
-    if len(given) != 1 or len(options) != 2 or not isinstance(options[0], int) or kwargs.keys() - {"axis"}:
-        return _called(of)
+    if len(sources) != 1 or len(options) != 2 or not isinstance(options[0], int) or kwargs.keys() - {"axis"}:
+        return _bind_call(call)
     times, axis = options
     if axis is None:
         shape, axis = (math.prod(shape),), 0
     axis += len(shape) if axis < 0 else 0
     strides = _strides(shape, dtype.itemsize)
     lengths = (*shape[: axis + 1], times, *shape[axis + 1 :])
-    return _spread(dtype, lengths, (*strides[: axis + 1], 0, *strides[axis + 1 :]))
+    return _copy_repeated(dtype, lengths, (*strides[: axis + 1], 0, *strides[axis + 1 :]))
 
 
 def _strides(shape: Shape, itemsize: int) -> Shape:
@@ -174,8 +174,8 @@ def _strides(shape: Shape, itemsize: int) -> Shape:
     return tuple(strides[: len(shape)])
 
 
-def _broadcast(of: _Call) -> Bound | None:
-    if len(of.given) != 1:
+def _bind_broadcast(call: _Call) -> Bound | None:
+    if len(call.inputs) != 1:
         return None
 
     def run(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -184,17 +184,17 @@ def _broadcast(of: _Call) -> Bound | None:
     return run
 
 
-def _chosen(of: _Call) -> Bound | None:
-    """``where``: one side for all, and the other where the mask is true."""
-    _, rest, kwargs, given, made = of
+def _bind_where(call: _Call) -> Bound | None:
+    """Bind ``where``: copy one side everywhere, then the other where the mask is true."""
+    _, rest, kwargs, sources, results = call
     if (
-        len(given) != 3
+        len(sources) != 3
         or rest
         or kwargs
-        or any(dtype != made[0][1] for _, dtype in given[1:])
-        or given[0][1] != np.bool_
+        or any(dtype != results[0][1] for _, dtype in sources[1:])
+        or sources[0][1] != np.bool_
     ):
-        return _called(of)
+        return _bind_call(call)
 
     def run(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         mask, one, other = inputs
@@ -204,11 +204,11 @@ def _chosen(of: _Call) -> Bound | None:
     return run
 
 
-def _sorted(of: _Call) -> Bound | None:
-    _, rest, kwargs, _, _ = of
+def _bind_sort(call: _Call) -> Bound | None:
+    _, rest, kwargs, _, _ = call
     options = rest or [kwargs.get("axis", -1)]
     if len(options) != 1 or not isinstance(options[0], int) or kwargs.keys() - {"axis"}:
-        return _called(of)
+        return _bind_call(call)
     axis = options[0]
 
     def run(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -218,13 +218,13 @@ def _sorted(of: _Call) -> Bound | None:
     return run
 
 
-def _along(of: _Call) -> Bound | None:
-    """Methods of :data:`_INTO`, with an axis."""
-    function, rest, kwargs, given, made = of
+def _bind_method(call: _Call) -> Bound | None:
+    """Bind a method of :data:`_INTO` with an axis."""
+    function, rest, kwargs, sources, results = call
     options = rest or [kwargs.get("axis")]
-    dtype = made[0][1]
-    if len(options) != 1 or kwargs.keys() - {"axis"} or (dtype != np.intp and dtype != given[0][1]):
-        return _called(of)
+    dtype = results[0][1]
+    if len(options) != 1 or kwargs.keys() - {"axis"} or (dtype != np.intp and dtype != sources[0][1]):
+        return _bind_call(call)
     axis, method = options[0], getattr(np.ndarray, function.__name__)
 
     def run(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -233,13 +233,17 @@ def _along(of: _Call) -> Bound | None:
     return run
 
 
-def _clipped(of: _Call) -> Bound | None:
-    _, rest, kwargs, given, made = of
-    if len(rest) != 2 or kwargs or any(isinstance(each, bool) or not isinstance(each, (int, float)) for each in rest):
-        return _called(of)
+def _bind_clip(call: _Call) -> Bound | None:
+    _, rest, kwargs, sources, results = call
+    if (
+        len(rest) != 2
+        or kwargs
+        or any(isinstance(bound, bool) or not isinstance(bound, (int, float)) for bound in rest)
+    ):
+        return _bind_call(call)
     low, high = rest
-    if made[0][1] != given[0][1] or made[0][1].kind != "f" or math.prod(made[0][0]) > _FEW:
-        return _called(of)
+    if results[0][1] != sources[0][1] or results[0][1].kind != "f" or math.prod(results[0][0]) > _FEW:
+        return _bind_call(call)
 
     def run(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         np.maximum(inputs[0], low, out=outputs[0])
@@ -248,10 +252,10 @@ def _clipped(of: _Call) -> Bound | None:
     return run
 
 
-def _length(of: _Call) -> Bound | None:
-    """``linalg.norm`` of all elements."""
-    if len(of.given) != 1 or of.rest or of.kwargs or of.given[0][1] != of.made[0][1]:
-        return _called(of)
+def _bind_norm(call: _Call) -> Bound | None:
+    """Bind ``linalg.norm`` of all elements."""
+    if len(call.inputs) != 1 or call.rest or call.kwargs or call.inputs[0][1] != call.outputs[0][1]:
+        return _bind_call(call)
 
     def run(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         flat = inputs[0].ravel("K")
@@ -260,14 +264,14 @@ def _length(of: _Call) -> Bound | None:
     return run
 
 
-_MAKERS: dict[str, Any] = {
-    **dict.fromkeys(SHARING, _moved),
-    **dict.fromkeys(_INTO, _along),
-    "clip": _clipped,
-    "linalg.norm": _length,
-    "broadcast_to": _broadcast,
-    "repeat": _repeated,
-    "sort": _sorted,
-    "tile": _tiled,
-    "where": _chosen,
+_BINDERS: dict[str, Any] = {
+    **dict.fromkeys(SHARING, _bind_views),
+    **dict.fromkeys(_INTO, _bind_method),
+    "clip": _bind_clip,
+    "linalg.norm": _bind_norm,
+    "broadcast_to": _bind_broadcast,
+    "repeat": _bind_repeat,
+    "sort": _bind_sort,
+    "tile": _bind_tile,
+    "where": _bind_where,
 }

@@ -1,4 +1,4 @@
-"""Arrays, numbers and dtypes as callers of ``mx.np`` give them, and results as its arrays."""
+"""Conversion of arguments to arrays and dtypes, and of results to arrays of ``mx.np``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from flowmx import devices
+from flowmx.late_binding import late
 from flowmx.ndarray import core
 from flowmx.ndarray.core import BaseArray
 from flowmx.ops.registry.dtypes import BY_NAME, DType, as_dtype
@@ -18,50 +19,49 @@ __all__ = [
     "array_class",
     "arrays_of",
     "default_complex",
-    "dressed",
-    "face",
     "from_host",
-    "given_dtype",
+    "parse_dtype",
+    "to_np",
+    "to_np_nested",
     "wrap",
 ]
 
-FLOATS = frozenset(np.dtype(each) for each in (np.float16, np.float32, np.float64))
-"""The dtypes for which operators of the registry stand in for NumPy's functions."""
+FLOATS = frozenset(np.dtype(scalar) for scalar in (np.float16, np.float32, np.float64))
+"""The dtypes for which operators of the registry replace NumPy's functions."""
 _COMPLEX = {np.dtype(np.complex64), np.dtype(np.complex128)}
 _DTYPES = frozenset((*BY_NAME.values(), *_COMPLEX))
 
 
 @cache
 def array_class() -> type[Any]:
-    """The class of the arrays of ``mx.np``."""
-    from flowmx.numpy.arrays import ndarray
+    """Return the class of the arrays of ``mx.np``."""
+    array_type: type[Any] = late("numpy.arrays").ndarray
+    return array_type
 
-    return ndarray
 
-
-def face(found: Any) -> Any:
-    """Results of the engine as arrays of ``mx.np``, which they are already where the first input was one."""
+def to_np(results: Any) -> Any:
+    """Convert results of the engine to arrays of ``mx.np``, in place. They already are if the first input is one."""
     cls = array_class()
-    for each in found if isinstance(found, (list, tuple)) else (found,):
-        if each.__class__ is not cls:
-            each.__class__ = cls
-    return found
+    for result in results if isinstance(results, (list, tuple)) else (results,):
+        if result.__class__ is not cls:
+            result.__class__ = cls
+    return results
 
 
-def dressed(found: Any) -> Any:
-    """New arrays of ``mx.nd`` as arrays of ``mx.np``, wherever lists, tuples and dicts hold them."""
-    if isinstance(found, BaseArray):
-        return face(found)
-    if isinstance(found, (list, tuple)):
-        return type(found)([dressed(each) for each in found])
-    return {key: dressed(each) for key, each in found.items()} if isinstance(found, dict) else found
+def to_np_nested(value: Any) -> Any:
+    """Convert new arrays of ``mx.nd``, also in lists, tuples and dicts, to arrays of ``mx.np``."""
+    if isinstance(value, BaseArray):
+        return to_np(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)([to_np_nested(item) for item in value])
+    return {key: to_np_nested(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-def given_dtype(value: Any) -> DType | None:
-    """A dtype as a caller gives it: by name, type or number; None stays None. Complex ones are dtypes too.
+def parse_dtype(value: Any) -> DType | None:
+    """Return the dtype for a name, type or number, including complex dtypes; None stays None.
 
     Raises:
-        TypeInferenceError: there is no such dtype.
+        TypeInferenceError: unknown dtype.
     """
     if value is None or (value.__class__ is str and value in BY_NAME):
         return None if value is None else BY_NAME[value]
@@ -69,58 +69,59 @@ def given_dtype(value: Any) -> DType | None:
         return value
     if value in ("complex64", "complex128") or value.__class__ is np.dtype or isinstance(value, type):
         try:
-            made: DType = np.dtype(value)
+            dtype: DType = np.dtype(value)
         except TypeError:
             return as_dtype(value)
-        if made in _COMPLEX:
-            return made
+        if dtype in _COMPLEX:
+            return dtype
     return as_dtype(value)
 
 
 def default_complex() -> DType:
-    """The dtype of complex numbers that were given none."""
+    """Return the default dtype of complex numbers."""
     return np.dtype(np.complex128 if semantics.get().dtype else np.complex64)
 
 
 def wrap(content: Any, context: devices.Context | None = None) -> Any:
-    """An array of ``mx.np`` that holds an array of the host's, which nobody else uses."""
-    from flowmx.ndarray.array import copy_into, on_context
+    """Wrap a host array that has no other user as an array of ``mx.np``."""
+    from flowmx.ndarray.copies import copy_into
+    from flowmx.ndarray.creation import on_context
 
     device = on_context(context)
     content = np.ascontiguousarray(content).reshape(np.shape(content))
-    made = core.allocate(device, content.shape, content.dtype, None, array_class())
+    array = core.allocate(device, content.shape, content.dtype, None, array_class())
     if not device.is_asynchronous:
-        made._storage.array = content
-        return made
-    copy_into(core.allocate(devices.get(devices.cpu()), content.shape, content.dtype, content), made)
-    return made
+        array.storage.array = content
+        return array
+    copy_into(core.allocate(devices.get(devices.cpu()), content.shape, content.dtype, content), array)
+    return array
 
 
 def from_host(value: Any, context: devices.Context | None = None) -> Any:
-    """An array of numbers, lists of them, or a NumPy array, in the dtype that they have by ``mx.np``'s rules.
+    """Create an array from numbers, lists of numbers, or a NumPy array, with the default dtypes of ``mx.np``.
 
     Raises:
-        TypeError: they are no numbers.
+        TypeError: the value is not numeric.
     """
-    made = np.array(value)
+    content = np.array(value)
     if not isinstance(value, (np.ndarray, np.generic)):
-        if made.dtype == np.float64:
-            made = made.astype(default_float())
-        elif made.dtype == np.complex128:
-            made = made.astype(default_complex())
-    if made.dtype not in BY_NAME.values() and made.dtype not in _COMPLEX:
+        if content.dtype == np.float64:
+            content = content.astype(default_float())
+        elif content.dtype == np.complex128:
+            content = content.astype(default_complex())
+    if content.dtype not in BY_NAME.values() and content.dtype not in _COMPLEX:
         raise TypeError(
-            f"expected numbers, or lists of them all of one length, got {type(value).__name__} {value!r}"[:300]
+            f"expected numbers, or lists of numbers of equal lengths, got {type(value).__name__} {value!r}"[:300]
         )
-    return wrap(made, context)
+    return wrap(content, context)
 
 
 def arrays_of(value: Any) -> list[BaseArray]:
-    """All arrays of ours in an argument, or in lists of them."""
+    """Return all arrays in an argument, also in lists, tuples and dicts."""
     if isinstance(value, BaseArray):
         return [value]
     if isinstance(value, (list, tuple)):
-        return [found for each in value for found in arrays_of(each)]
+        return [array for item in value for array in arrays_of(item)]
     if isinstance(value, dict):
-        return [found for each in value.values() for found in arrays_of(each)]
+        return [array for item in value.values() for array in arrays_of(item)]
     return []

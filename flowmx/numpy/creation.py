@@ -1,56 +1,57 @@
-"""Functions of ``mx.np`` that make arrays.
+"""Functions of ``mx.np`` that create arrays.
 
-What is given no dtype is float32, as in MXNet, or follows NumPy in the mode of ``set_np(dtype=True)``.
-:func:`asarray` and the functions whose names end in ``_like`` keep dtypes, as the array API standard has it.
+The default dtype is float32, as in MXNet, or that of NumPy under ``set_np(dtype=True)``. :func:`asarray` and the
+``*_like`` functions keep the dtype of their argument, as the array API standard requires.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from flowmx import devices
 from flowmx.errors import raised_as_mxnet
-from flowmx.ndarray import creation as classic_creation
-from flowmx.ndarray.array import as_shape
-from flowmx.ndarray.array import full as classic_full
+from flowmx.ndarray import interchange
 from flowmx.ndarray.core import BaseArray, invoke
+from flowmx.ndarray.creation import as_shape
+from flowmx.ndarray.creation import full as classic_full
 from flowmx.numpy import calls, conversion, table
 from flowmx.numpy.calls import call
-from flowmx.numpy.conversion import arrays_of, default_complex, face, from_host, given_dtype, wrap
-from flowmx.ops.registry.dtypes import FLOAT32, DType
+from flowmx.numpy.conversion import arrays_of, default_complex, from_host, parse_dtype, to_np, wrap
+from flowmx.ops.registry.dtypes import FLOAT32, DType, element, elements
 from flowmx.ops.registry.operators import lookup
 from flowmx.semantics import default_float, semantics
 
-__all__ = sorted(table.WRITTEN["creation"])
+__all__ = sorted(table.DEFINED_IN["creation"])
 
 
 _FLOAT64 = np.dtype(np.float64)
 _ARRAYS = BaseArray, list, tuple, np.ndarray
-_OF_LIKE = {0: lookup("zeros_like").create(), 1: lookup("ones_like").create()}
+_LIKE_OPERATORS = {0: lookup("zeros_like").create(), 1: lookup("ones_like").create()}
 
 
 def _context(ctx: Any, device: Any) -> devices.Context | None:
-    given = ctx if device is None else device
-    if given is None or isinstance(given, devices.Context):
-        return given
-    kind, _, number = str(given).rstrip(")").partition("(")
+    place = ctx if device is None else device
+    if place is None or isinstance(place, devices.Context):
+        return place
+    kind, _, number = str(place).rstrip(")").partition("(")
     return devices.Context(kind, int(number or 0))
 
 
 def _refuse_order(order: str | None) -> None:
-    if order not in (None, "C", "K", "A"):  # as the content lies, which is in C order
-        raise NotImplementedError("arrays are kept in C order alone, so order must be 'C'")
+    if order not in (None, "C", "K", "A"):  # K and A mean the order of the source, always C
+        raise NotImplementedError("arrays are stored in C order only, so order must be 'C'")
 
 
 def array(object: Any, dtype: Any = None, ctx: Any = None, *, copy: bool = True, device: Any = None) -> Any:
-    """An array with a copy of the content of another one, of nested lists, or a number.
+    """Create an array with a copy of an array, nested lists or a number.
 
-    The default dtype is that of the source where it is an array, else float32.
+    The default dtype is that of the source if it is an array, else float32.
     """
     context = _context(ctx, device)
-    kind = given_dtype(dtype)
+    kind = parse_dtype(dtype)
     if isinstance(object, BaseArray) or hasattr(object, "dtype"):
         return asarray(object, kind, device=context, copy=True)
     if kind is None and not semantics.get().dtype:
@@ -70,95 +71,95 @@ def asarray(
     copy: bool | None = None,
     ctx: Any = None,
 ) -> Any:
-    """An array of what is given: itself where it is one already, in the dtype of its numbers.
+    """Convert a value to an array, by default without a copy if it is one, and in the dtype of its numbers.
 
     Raises:
-        ValueError: ``copy=False``, and it must be copied.
+        ValueError: ``copy=False``, but a copy is required.
     """
     _refuse_order(order)
-    context, kind = _context(ctx, device), given_dtype(dtype)
+    context, kind = _context(ctx, device), parse_dtype(dtype)
     if isinstance(a, BaseArray):
-        moved = context is not None and context != a.context
-        if copy is False and (moved or (kind is not None and kind != a._dtype)):
-            raise ValueError("asarray: another dtype or device needs a copy, which copy=False forbids")
-        made: Any = a if isinstance(a, conversion.array_class()) else a.as_np_ndarray()  # type: ignore[attr-defined]
-        if kind is not None and kind != a._dtype:
-            made = made.astype(kind)
-        elif copy and not moved:
-            made = made.copy()
-        return made.as_in_context(context) if moved else made
+        moves = context is not None and context != a.context
+        if copy is False and (moves or (kind is not None and kind != a.element_type)):
+            raise ValueError("asarray: another dtype or device requires a copy, but copy=False")
+        result: Any = a if isinstance(a, conversion.array_class()) else a.as_np_ndarray()
+        if kind is not None and kind != a.element_type:
+            result = result.astype(kind)
+        elif copy and not moves:
+            result = result.copy()
+        return result.as_in_context(context) if moves else result
     if copy is False and not isinstance(a, np.ndarray):
         if hasattr(a, "__dlpack__"):
             return from_dlpack(a, copy=False)
-        raise ValueError("asarray: numbers and lists need a copy, which copy=False forbids")
+        raise ValueError("asarray: numbers and lists require a copy, but copy=False")
     if isinstance(a, np.ndarray):
         content = np.array(a, dtype=kind, order="C")
         return from_host(content, context)
     if arrays_of(a) if isinstance(a, (list, tuple)) else False:
-        return _joined(a, kind, context)
+        return _stack_nested(a, kind, context)
     if hasattr(a, "__dlpack__") and not isinstance(a, np.generic):
         return asarray(from_dlpack(a), kind, device=context)
     if isinstance(a, (bytes, bytearray, memoryview)) or hasattr(a, "__array__"):
         return from_host(np.array(a, dtype=kind, order="C"), context)
-    return from_host(a, context) if kind is None else wrap(np.array(a, dtype=kind, order="C"), context)
+    return from_host(a, context) if kind is None else wrap(elements(a, kind), context)
 
 
-def _joined(parts: Any, kind: DType | None, context: devices.Context | None) -> Any:
-    """An array of nested lists that hold arrays: their stack, which the tape knows of."""
-    rows = [_joined(each, kind, context) if isinstance(each, (list, tuple)) else each for each in parts]
-    made = [each if isinstance(each, BaseArray) else from_host(each, context) for each in rows]
-    stacked = call("stack", (made,), {})
-    return stacked if kind is None or kind == stacked._dtype else stacked.astype(kind)
+def _stack_nested(parts: Any, kind: DType | None, context: devices.Context | None) -> Any:
+    """Stack nested lists that contain arrays; the tape records it."""
+    rows = [_stack_nested(part, kind, context) if isinstance(part, (list, tuple)) else part for part in parts]
+    arrays = [row if isinstance(row, BaseArray) else from_host(row, context) for row in rows]
+    array = call("stack", (arrays,), {})
+    return array if kind is None or kind == array.element_type else array.astype(kind)
 
 
 ascontiguousarray = asarray
 
 
 def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Any:
-    """The content of an array as another element type."""
-    made = x.astype(dtype, copy=copy)
-    return made if device is None else made.to_device(device)
+    """Cast an array to another dtype."""
+    result = x.astype(dtype, copy=copy)
+    return result if device is None else result.to_device(device)
 
 
-def _filled(value: Any, shape: Any, dtype: Any, context: devices.Context | None, out: Any = None) -> Any:
-    kind = dtype if isinstance(dtype, np.dtype) else given_dtype(dtype)
+def _fill(value: Any, shape: Any, dtype: Any, context: devices.Context | None, out: Any = None) -> Any:
+    kind = dtype if isinstance(dtype, np.dtype) else parse_dtype(dtype)
     assert kind is not None
     if out is not None:
         out[...] = value
         return out
     if kind.kind == "c":
         return wrap(np.full(as_shape(shape), value, kind), context)
-    return face(classic_full(shape, value, context, kind))
+    return to_np(classic_full(shape, value, context, kind))
 
 
 def zeros(shape: Any, dtype: Any = None, order: str = "C", ctx: Any = None, *, device: Any = None) -> Any:
-    """An array of zeros."""
+    """Create an array of zeros."""
     if dtype is ctx is device is None and order == "C" and not semantics.get().dtype:
-        made: Any = classic_full(shape, 0, None, FLOAT32)
-        made.__class__ = conversion.array_class()
-        return made
-    return _alike(0, shape, dtype, order, ctx, device)
+        result: Any = classic_full(shape, 0, None, FLOAT32)
+        result.__class__ = conversion.array_class()
+        return result
+    return _constant(0, shape, dtype, order, ctx, device)
 
 
 def ones(shape: Any, dtype: Any = None, order: str = "C", ctx: Any = None, *, device: Any = None) -> Any:
-    """An array of ones."""
-    return _alike(1, shape, dtype, order, ctx, device)
+    """Create an array of ones."""
+    return _constant(1, shape, dtype, order, ctx, device)
 
 
-def _alike(value: int, shape: Any, dtype: Any, order: str, ctx: Any, device: Any) -> Any:
-    """An array of one whole number everywhere, float32 by default."""
+def _constant(value: int, shape: Any, dtype: Any, order: str, ctx: Any, device: Any) -> Any:
+    """Create an array filled with an integer, float32 by default."""
     if order != "C":
         _refuse_order(order)
-    kind = given_dtype(dtype) if dtype is not None else _FLOAT64 if semantics.get().dtype else FLOAT32
+    kind = parse_dtype(dtype) if dtype is not None else _FLOAT64 if semantics.get().dtype else FLOAT32
     if kind is None or kind.kind == "c":
-        return _filled(value, shape, kind or FLOAT32, _context(ctx, device))
-    made: Any = classic_full(shape, value, _context(ctx, device) if ctx or device else None, kind)
-    made.__class__ = conversion.array_class()
-    return made
+        return _fill(value, shape, kind or FLOAT32, _context(ctx, device))
+    result: Any = classic_full(shape, value, _context(ctx, device) if ctx or device else None, kind)
+    result.__class__ = conversion.array_class()
+    return result
 
 
 def empty(shape: Any, dtype: Any = None, order: str = "C", ctx: Any = None, *, device: Any = None) -> Any:
-    """An array whose content is not set (it is zeros here)."""
+    """Create an uninitialized array (filled with zeros)."""
     return zeros(shape, dtype, order, ctx, device=device)
 
 
@@ -166,14 +167,14 @@ def full(
     shape: Any, fill_value: Any, dtype: Any = None, order: str = "C", ctx: Any = None, out: Any = None, *,
     device: Any = None,
 ) -> Any:  # fmt: skip
-    """An array that holds one value everywhere; a number that was given no dtype is float32, as in MXNet."""
+    """Create an array filled with one value, by default float32 for a number, as in MXNet."""
     _refuse_order(order)
     context = _context(ctx, device)
     if isinstance(fill_value, _ARRAYS):
-        source = asarray(fill_value, given_dtype(dtype), device=context)
-        made = call("broadcast_to", (source, as_shape(shape)), {})
-        return made if out is None else calls.into("full", made, out, None)
-    return _filled(fill_value, shape, given_dtype(dtype) or _dtype_of_number(fill_value), context, out)
+        source = asarray(fill_value, parse_dtype(dtype), device=context)
+        result = call("broadcast_to", (source, as_shape(shape)), {})
+        return result if out is None else calls.write_into("full", result, out, None)
+    return _fill(fill_value, shape, parse_dtype(dtype) or _dtype_of_number(fill_value), context, out)
 
 
 def _dtype_of_number(value: Any) -> DType:
@@ -186,10 +187,10 @@ def _dtype_of_number(value: Any) -> DType:
 
 def _like(value: Any, a: Any, dtype: Any, ctx: Any, device: Any, shape: Any = None, out: Any = None) -> Any:
     a = a if isinstance(a, BaseArray) else asarray(a)
-    if dtype is ctx is device is shape is out is None and value in _OF_LIKE and a._dtype.kind in "fiu":
-        return face(invoke(_OF_LIKE[value], [a], depth=4))
+    if dtype is ctx is device is shape is out is None and value in _LIKE_OPERATORS and a.element_type.kind in "fiu":
+        return to_np(invoke(_LIKE_OPERATORS[value], [a], depth=4))
     context = _context(ctx, device) or a.context
-    return _filled(value, a._shape if shape is None else shape, given_dtype(dtype) or a._dtype, context, out)
+    return _fill(value, a.dims if shape is None else shape, parse_dtype(dtype) or a.element_type, context, out)
 
 
 def zeros_like(
@@ -202,7 +203,7 @@ def zeros_like(
     device: Any = None,
     shape: Any = None,
 ) -> Any:
-    """Zeros in the shape and dtype of another array."""
+    """Create an array of zeros with the shape and dtype of another array."""
     _refuse_order(order)
     return _like(0, a, dtype, ctx, device, shape, out)
 
@@ -217,7 +218,7 @@ def ones_like(
     device: Any = None,
     shape: Any = None,
 ) -> Any:
-    """Ones in the shape and dtype of another array."""
+    """Create an array of ones with the shape and dtype of another array."""
     _refuse_order(order)
     return _like(1, a, dtype, ctx, device, shape, out)
 
@@ -225,7 +226,7 @@ def ones_like(
 def empty_like(
     prototype: Any, dtype: Any = None, order: str = "C", subok: bool = False, shape: Any = None, *, device: Any = None
 ) -> Any:
-    """An array in the shape and dtype of another one, whose content is not set."""
+    """Create an uninitialized array with the shape and dtype of another array."""
     _refuse_order(order)
     return _like(0, prototype, dtype, None, device, shape)
 
@@ -234,7 +235,7 @@ def full_like(
     a: Any, fill_value: Any, dtype: Any = None, order: str = "C", ctx: Any = None, out: Any = None, *,
     device: Any = None, shape: Any = None,
 ) -> Any:  # fmt: skip
-    """One value everywhere, in the shape and dtype of another array."""
+    """Create an array filled with one value, with the shape and dtype of another array."""
     _refuse_order(order)
     if isinstance(fill_value, _ARRAYS):
         a = a if isinstance(a, BaseArray) else asarray(a)
@@ -243,11 +244,13 @@ def full_like(
     return _like(fill_value, a, dtype, ctx, device, shape, out)
 
 
-def _made(function: str, args: Any, kwargs: dict[str, Any], dtype: Any, ctx: Any, device: Any, floating: bool) -> Any:
-    """The result of one of NumPy's functions that make arrays from numbers, in the dtype by ``mx.np``'s rules."""
-    args = [each.item() if isinstance(each, BaseArray) and each.size == 1 else each for each in args]  # type: ignore[attr-defined]
-    args = [each.asnumpy() if isinstance(each, BaseArray) else each for each in args]  # type: ignore[attr-defined]
-    kind = given_dtype(dtype)
+def _create_on_host(
+    function: str, args: Any, kwargs: dict[str, Any], dtype: Any, ctx: Any, device: Any, floating: bool
+) -> Any:
+    """Create an array with a NumPy function of numbers, in the default dtype of ``mx.np``."""
+    args = [arg.item() if isinstance(arg, BaseArray) and arg.size == 1 else arg for arg in args]
+    args = [arg.asnumpy() if isinstance(arg, BaseArray) else arg for arg in args]
+    kind = parse_dtype(dtype)
     with raised_as_mxnet(ValueError, TypeError):
         content = getattr(np, function)(*args, **kwargs)
     if kind is None:
@@ -262,122 +265,132 @@ def _made(function: str, args: Any, kwargs: dict[str, Any], dtype: Any, ctx: Any
 def arange(
     start: Any, stop: Any = None, step: Any = 1, dtype: Any = None, ctx: Any = None, *, device: Any = None
 ) -> Any:
-    """Numbers from ``start`` (or 0) to ``stop``, which is not among them; float32 if no dtype is given."""
+    """Return numbers from ``start`` (or 0) up to, excluding, ``stop``; float32 by default."""
     args = (
         (start,)
         if stop is None and step == 1
         else (0 if stop is None else start, start if stop is None else stop, step)
     )
-    kind = given_dtype(dtype)
-    if kind is not None and kind.kind in "iu" and all(isinstance(each, (int, np.integer)) for each in args):
-        return _made("arange", args, {"dtype": kind}, kind, ctx, device, True)
-    return _made("arange", args, {}, kind, ctx, device, True)
+    kind = parse_dtype(dtype)
+    if kind is not None and kind.kind in "iu":
+        if not all(isinstance(arg, (int, np.integer)) for arg in args):
+            return _integer_range(*args, kind=kind, context=_context(ctx, device))
+        exact = max(kind, np.dtype(np.int64), key=lambda dtype: dtype.itemsize)  # narrower dtypes wrap
+        return _create_on_host("arange", args, {"dtype": exact}, kind, ctx, device, True)
+    return _create_on_host("arange", args, {}, kind, ctx, device, True)
+
+
+def _integer_range(start: Any, stop: Any = None, step: Any = 1, *, kind: DType, context: devices.Context | None) -> Any:
+    """Return a range of integers for floating-point bounds: the same length, truncated start and step, as in MXNet."""
+    start, stop, step = (float(bound) for bound in ((0, start, step) if stop is None else (start, stop, step)))
+    count = max(0, math.ceil((stop - start) / step))
+    return wrap((int(element(start, kind)) + int(element(step, kind)) * np.arange(count)).astype(kind), context)
 
 
 def linspace(
     start: Any, stop: Any, num: int = 50, endpoint: bool = True, retstep: bool = False, dtype: Any = None,
     axis: int = 0, ctx: Any = None, *, device: Any = None,
 ) -> Any:  # fmt: skip
-    """Numbers at equal distances, ``stop`` among them where ``endpoint`` is true."""
+    """Return evenly spaced numbers, including ``stop`` if ``endpoint`` is true."""
     kwargs: dict[str, Any] = {"num": num, "endpoint": endpoint, "axis": axis}
-    kind = given_dtype(dtype)
-    if kind is not None and kind.kind in "iuc":
+    kind = parse_dtype(dtype)
+    if kind is not None and kind.kind == "c":
         kwargs["dtype"] = kind
-    made = _made("linspace", (start, stop), kwargs, kind, ctx, device, True)
+    samples = _create_on_host("linspace", (start, stop), kwargs, kind, ctx, device, True)
     if not retstep:
-        return made
-    return made, (stop - start) / max(1, num - 1 if endpoint else num)
+        return samples
+    return samples, (stop - start) / max(1, num - 1 if endpoint else num)
 
 
 def logspace(
     start: Any, stop: Any, num: int = 50, endpoint: bool = True, base: float = 10.0, dtype: Any = None, axis: int = 0,
     ctx: Any = None,
 ) -> Any:  # fmt: skip
-    """Numbers at equal ratios, from ``base ** start`` to ``base ** stop``."""
+    """Return numbers with a constant ratio, from ``base ** start`` to ``base ** stop``."""
     kwargs = {"num": num, "endpoint": endpoint, "base": base, "axis": axis}
-    return _made("logspace", (start, stop), kwargs, dtype, ctx, None, True)
+    return _create_on_host("logspace", (start, stop), kwargs, dtype, ctx, None, True)
 
 
 def geomspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: Any = None, ctx: Any = None) -> Any:
-    """Numbers at equal ratios, from ``start`` to ``stop``."""
-    return _made("geomspace", (start, stop), {"num": num, "endpoint": endpoint}, dtype, ctx, None, True)
+    """Return numbers with a constant ratio, from ``start`` to ``stop``."""
+    return _create_on_host("geomspace", (start, stop), {"num": num, "endpoint": endpoint}, dtype, ctx, None, True)
 
 
 def eye(
     N: int, M: int | None = None, /, k: int = 0, dtype: Any = None, ctx: Any = None, *, device: Any = None, **_: Any
 ) -> Any:
-    """Ones on one of the diagonals of a matrix, zeros elsewhere."""
-    return _made("eye", (N, M, k), {}, given_dtype(dtype) or default_float(), ctx, device, True)
+    """Create a matrix with ones on a diagonal and zeros elsewhere."""
+    return _create_on_host("eye", (N, M, k), {}, parse_dtype(dtype) or default_float(), ctx, device, True)
 
 
 def identity(n: int, dtype: Any = None, ctx: Any = None) -> Any:
-    """A square matrix with ones on the main diagonal, zeros elsewhere."""
+    """Create a square matrix with ones on the main diagonal and zeros elsewhere."""
     return eye(n, dtype=dtype, ctx=ctx)
 
 
 def tri(N: int, M: int | None = None, k: int = 0, dtype: Any = None, ctx: Any = None) -> Any:
-    """Ones at and below one of the diagonals of a matrix, zeros elsewhere."""
-    return _made("tri", (N, M, k), {}, given_dtype(dtype) or default_float(), ctx, None, True)
+    """Create a matrix with ones at and below a diagonal and zeros elsewhere."""
+    return _create_on_host("tri", (N, M, k), {}, parse_dtype(dtype) or default_float(), ctx, None, True)
 
 
 def indices(dimensions: Any, dtype: Any = None, ctx: Any = None) -> Any:
-    """The positions of the elements of an array, an array for each axis; int32 by default, as in MXNet."""
-    return _made("indices", (dimensions,), {}, dtype or np.int32, ctx, None, False)
+    """Return the indices of a grid, one array per axis; int32 by default, as in MXNet."""
+    return _create_on_host("indices", (dimensions,), {}, dtype or np.int32, ctx, None, False)
 
 
 def hanning(M: int, dtype: Any = None, ctx: Any = None) -> Any:
-    """The Hanning window of ``M`` points."""
-    return _made("hanning", (M,), {}, dtype, ctx, None, True)
+    """Return the Hanning window of ``M`` points."""
+    return _create_on_host("hanning", (M,), {}, dtype, ctx, None, True)
 
 
 def hamming(M: int, dtype: Any = None, ctx: Any = None) -> Any:
-    """The Hamming window of ``M`` points."""
-    return _made("hamming", (M,), {}, dtype, ctx, None, True)
+    """Return the Hamming window of ``M`` points."""
+    return _create_on_host("hamming", (M,), {}, dtype, ctx, None, True)
 
 
 def blackman(M: int, dtype: Any = None, ctx: Any = None) -> Any:
-    """The Blackman window of ``M`` points."""
-    return _made("blackman", (M,), {}, dtype, ctx, None, True)
+    """Return the Blackman window of ``M`` points."""
+    return _create_on_host("blackman", (M,), {}, dtype, ctx, None, True)
 
 
 def bartlett(M: int, dtype: Any = None, ctx: Any = None) -> Any:
-    """The Bartlett window of ``M`` points."""
-    return _made("bartlett", (M,), {}, dtype, ctx, None, True)
+    """Return the Bartlett window of ``M`` points."""
+    return _create_on_host("bartlett", (M,), {}, dtype, ctx, None, True)
 
 
 def kaiser(M: int, beta: float, dtype: Any = None, ctx: Any = None) -> Any:
-    """The Kaiser window of ``M`` points."""
-    return _made("kaiser", (M, beta), {}, dtype, ctx, None, True)
+    """Return the Kaiser window of ``M`` points."""
+    return _create_on_host("kaiser", (M, beta), {}, dtype, ctx, None, True)
 
 
 def tril_indices(n: int, k: int = 0, m: int | None = None, ctx: Any = None) -> Any:
-    """The positions of the elements at and below a diagonal, as a tuple of two arrays."""
-    return tuple(wrap(each, _context(ctx, None)) for each in np.tril_indices(n, k, m))
+    """Return the indices of the elements at and below a diagonal, as a tuple of two arrays."""
+    return tuple(wrap(index, _context(ctx, None)) for index in np.tril_indices(n, k, m))
 
 
 def triu_indices(n: int, k: int = 0, m: int | None = None, ctx: Any = None) -> Any:
-    """The positions of the elements at and above a diagonal, as a tuple of two arrays."""
-    return tuple(wrap(each, _context(ctx, None)) for each in np.triu_indices(n, k, m))
+    """Return the indices of the elements at and above a diagonal, as a tuple of two arrays."""
+    return tuple(wrap(index, _context(ctx, None)) for index in np.triu_indices(n, k, m))
 
 
 def frombuffer(buffer: Any, dtype: Any = None, count: int = -1, offset: int = 0, ctx: Any = None) -> Any:
-    """An array with a copy of the numbers in a buffer."""
-    kind = given_dtype(dtype) or default_float()
+    """Create an array with a copy of the numbers in a buffer."""
+    kind = parse_dtype(dtype) or default_float()
     return wrap(np.frombuffer(buffer, kind, count, offset).copy(), ctx)
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Any:
-    """An array of what another library gives by DLPack; it shares the memory where that is the host's.
+    """Create an array from another library's array by DLPack. It shares memory that is on the host.
 
     Raises:
-        BufferError: the memory is another device's.
+        BufferError: the memory is on another device.
     """
-    made = classic_creation.from_dlpack(x)
-    made = conversion.face(made if made is not x else made.copy())
+    result = interchange.from_dlpack(x)
+    result = conversion.to_np(result if result is not x else result.copy())
     context = _context(None, device)
     if copy and not isinstance(x, BaseArray):
-        made = made.copy()
-    return made if context is None or context == made.context else made.as_in_context(context)
+        result = result.copy()
+    return result if context is None or context == result.context else result.as_in_context(context)
 
 
 def genfromtxt(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The functions of ``mx.np`` and its modules, made from the table when they are first asked for."""
+"""The functions of ``mx.np`` and its submodules, created from the table at first access."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from functools import reduce
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,101 +16,109 @@ from flowmx.numpy.operator import stand_in
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.semantics import semantics
 
-__all__ = ["call_of", "host_of", "waiting_of"]
+__all__ = ["make_blocking", "make_call", "make_host"]
 
 
 def _numpy(name: str) -> Any:
-    """A function of NumPy's.
+    """Return a NumPy function by name.
 
     Raises:
-        AttributeError: this NumPy has none of that name.
+        AttributeError: the installed NumPy does not have it.
     """
     try:
-        return reduce(getattr, table.FORMER.get(name, name).split("."), np)
+        return reduce(getattr, table.NUMPY1_NAMES.get(name, name).split("."), np)
     except AttributeError:
-        newer = " before NumPy 2" if name in table.NEWER else ""
-        raise AttributeError(f"mx.np.{name} is a function of NumPy's, which {np.__version__} lacks{newer}") from None
+        newer = "; it was added in NumPy 2" if name in table.NUMPY2_NAMES else ""
+        raise AttributeError(
+            f"mx.np.{name} needs a NumPy function that NumPy {np.__version__} does not have{newer}"
+        ) from None
 
 
-def _dress(made: Any, original: Any, name: str, how: str) -> Callable[..., Any]:
-    """Give a function NumPy's signature, and a docstring of its own."""
-    made.__name__ = made.__qualname__ = name.rpartition(".")[2]
-    made.__module__ = ".".join(("flowmx.numpy", *name.split(".")[:-1]))
+def _describe(function: Any, original: Any, name: str, note: str) -> Callable[..., Any]:
+    """Set a function's name, its docstring, and the signature of NumPy's function."""
+    function.__name__ = function.__qualname__ = name.rpartition(".")[2]
+    function.__module__ = ".".join(("flowmx.numpy", *name.split(".")[:-1]))
     try:
-        made.__signature__ = inspect.signature(original)
+        function.__signature__ = inspect.signature(original)
     except (TypeError, ValueError):
         pass
-    made.__doc__ = f"As :obj:`numpy.{name}`. {how}"
-    function: Callable[..., Any] = made
-    return function
+    function.__doc__ = f"As :obj:`numpy.{name}`. {note}"
+    return cast("Callable[..., Any]", function)
 
 
-def call_of(name: str) -> Callable[..., Any]:
-    """A function that runs NumPy's as an operation of the engine."""
-    served = table.RENAMED.get(name, name)
-    original = _numpy(name) if name not in table.RENAMED else _numpy(served)
+def make_call(name: str) -> Callable[..., Any]:
+    """Create the function of ``mx.np`` that runs a NumPy function as an operation of the engine."""
+    target = table.ALIASES.get(name, name)
+    original = _numpy(target)
     count = getattr(original, "nin", 0)
-    calls_of = calls.Calls(served)
-    if table.ufunc(served) is None or original.signature is not None or original.nout != 1:
+    calls_by_form = calls.Calls(target)
+    if table.ufunc(target) is None or original.signature is not None or original.nout != 1:
 
         def function(*args: Any, **kwargs: Any) -> Any:
-            return calls_of(args, kwargs)
+            return calls_by_form(args, kwargs)
 
     else:
-        floats, others = calls.registered_or_call(served), calls.both_modes(served)
-        cls, known = conversion.array_class(), conversion.FLOATS
+        floats, others = calls.registered_or_call(target), calls.both_modes(target)
+        cls, float_dtypes = conversion.array_class(), conversion.FLOATS
 
         def function(*args: Any, **kwargs: Any) -> Any:
-            # The usual call, arrays alone, without sorting its arguments.
+            # Fast path for a call with arrays alone.
             if kwargs or len(args) != count or args[0].__class__ is not cls or args[-1].__class__ is not cls:
-                return calls_of(args, kwargs)
-            dtype = args[0]._dtype
-            if dtype is args[-1]._dtype and (dtype is FLOAT32 or dtype in known):
+                return calls_by_form(args, kwargs)
+            dtype = args[0].element_type
+            if dtype is args[-1].element_type and (dtype is FLOAT32 or dtype in float_dtypes):
                 return floats(*args)
             return others[semantics.get().dtype](*args)
 
-    return _dress(
+    return _describe(
         function,
         original,
         name,
-        "" if served not in table.REFUSED else "It has no gradient: backward passes refuse it.",
+        "" if target not in table.NOT_DIFFERENTIABLE else "It has no gradient: the backward pass raises an error.",
     )
 
 
-def waiting_of(name: str) -> Callable[..., Any]:
-    """A function that runs NumPy's as an operation of the engine, and waits for it."""
+def make_blocking(name: str) -> Callable[..., Any]:
+    """Create the function of ``mx.np`` that runs a NumPy function as an operation of the engine and waits for it."""
     original = _numpy(name)
 
     def function(*args: Any, **kwargs: Any) -> Any:
         return calls.call_waiting(name, args, kwargs)
 
-    return _dress(function, original, name, "It waits for its arguments, since the result's shape or type needs them.")
+    return _describe(
+        function,
+        original,
+        name,
+        "It waits for its arguments, because the shape or type of the result depends on their content.",
+    )
 
 
-def host_of(name: str) -> Callable[..., Any]:
-    """A function that answers from shapes and dtypes, at once."""
+def make_host(name: str) -> Callable[..., Any]:
+    """Create the function of ``mx.np`` that needs only shapes and dtypes, and returns immediately."""
     original = _numpy(name)
 
-    def stood(value: Any) -> Any:
+    def placeholder(value: Any) -> Any:
         if isinstance(value, BaseArray):
-            return stand_in(value._shape, value._dtype)
-        return type(value)([stood(each) for each in value]) if isinstance(value, (list, tuple)) else value
+            return stand_in(value.dims, value.element_type)
+        return type(value)([placeholder(item) for item in value]) if isinstance(value, (list, tuple)) else value
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        return original(*[stood(each) for each in args], **{key: stood(value) for key, value in kwargs.items()})
+        return original(
+            *[placeholder(arg) for arg in args], **{key: placeholder(value) for key, value in kwargs.items()}
+        )
 
-    return _dress(function, original, name, "It looks at shapes and dtypes alone.")
+    return _describe(function, original, name, "It reads only shapes and dtypes.")
 
 
 def finder(package: str, kinds: Mapping[str, tuple[frozenset[str], Callable[[str], Any]]]) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a module of ``mx.np``, by the names of each kind and the makers of their functions."""
+    """Create the ``__getattr__`` of a module of ``mx.np`` from the names of each kind and their factories."""
 
     def find(name: str) -> Any:
         for names, make in kinds.values():
             if name in names:
                 return make(name)
-        for module, written in table.WRITTEN.items():
-            if package == "flowmx.numpy" and name in written:
+        for module, functions in table.DEFINED_IN.items():
+            if package == "flowmx.numpy" and name in functions:
                 return getattr(importlib.import_module(f"flowmx.numpy.{module}"), name)
         raise AttributeError(_unknown(package, name, kinds))
 
@@ -120,5 +128,5 @@ def finder(package: str, kinds: Mapping[str, tuple[frozenset[str], Callable[[str
 def _unknown(package: str, name: str, kinds: Mapping[str, tuple[frozenset[str], Any]]) -> str:
     from flowmx.suggestions import did_you_mean
 
-    known = [each for names, _ in kinds.values() for each in names]
-    return f"module {package!r} has no attribute {name!r}{did_you_mean(name, known)}"
+    choices = [choice for names, _ in kinds.values() for choice in names]
+    return f"module {package!r} has no attribute {name!r}{did_you_mean(name, choices)}"

@@ -1,8 +1,9 @@
-"""The gradients of ``mx.np``'s functions, in terms of its functions.
+"""The gradients of ``mx.np``'s functions, computed with its functions.
 
-Three tables: :data:`ELEMENTWISE` has a derivative for each argument; :data:`RULES` has functions that give the gradient
-of each argument; ``table.MOVING`` names those that only move elements, which one operator serves. What is broadcast, or
-converted to another dtype, is undone here for all of them. They hold for real numbers.
+:data:`ELEMENTWISE` has a derivative for each argument. :data:`RULES` has functions that return the gradients of all
+arguments. ``table.MOVING`` lists the functions that only move elements; one operator computes their gradients. This
+module undoes broadcasting and dtype conversion for all of them. ``rules/complex_numbers.py`` has the rules of complex
+numbers.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from typing import Any
 
 from flowmx.errors import AutogradError
 from flowmx.graph.gradient import Builder, Value
+from flowmx.late_binding import late
 from flowmx.numpy import arguments, calls, conversion, table
 from flowmx.numpy.forms import Slot
-from flowmx.numpy.rules.complex_numbers import COMPLEX, CONJUGATED, conjugated
+from flowmx.numpy.graph_values import Functions, as_np_value
+from flowmx.numpy.rules.complex_numbers import COMPLEX, CONJUGATED, apply_conjugated
 from flowmx.numpy.rules.elementwise import ELEMENTWISE
 from flowmx.numpy.rules.registry import (
     RULES,
@@ -23,138 +26,145 @@ from flowmx.numpy.rules.registry import (
     refuse,
 )
 from flowmx.numpy.table import MOVING
-from flowmx.numpy.values import Functions, valued
 
-__all__ = ["ELEMENTWISE", "RULES", "has_gradient", "headed", "of", "of_places"]
+__all__ = ["ELEMENTWISE", "RULES", "as_head", "call_gradients", "has_gradient", "places_gradient"]
 
 
 def _functions(F: Any) -> Any:
-    """The functions that a gradient is written in: of arrays, or of the values of a graph."""
+    """Return the namespace for computing a gradient: of arrays, or of the values of a graph."""
     if isinstance(F, Builder):
         return Functions(F)
-    import flowmx.numpy
-
-    return flowmx.numpy
+    return late("numpy")
 
 
 def has_gradient(function: str) -> bool:
-    """Tell whether backward passes go through a function (or find that no gradient can flow)."""
-    function = table.RENAMED.get(function, function)
+    """Return whether the backward pass supports a function, including functions with a zero gradient."""
+    function = table.ALIASES.get(function, function)
     return function in ELEMENTWISE or function in RULES or function in MOVING or function in table.WITHOUT_GRADIENT
 
 
-def of(op: Any, F: Any, inputs: Any, outputs: Any, heads: Sequence[Any]) -> list[Any]:
-    """The gradients of a call's arrays, as :meth:`flowmx.ops.registry.operators.Operator.gradient`.
+def call_gradients(op: Any, F: Any, inputs: Any, outputs: Any, heads: Sequence[Any]) -> list[Any]:
+    """Return the gradients of a call's arrays, like :meth:`flowmx.ops.registry.operators.Operator.gradient`.
 
     Raises:
-        AutogradError: the function has none. In a graph the backward pass raises it, if there is one.
+        AutogradError: the function has no gradient. In a graph, the backward pass raises the error.
     """
     if not isinstance(F, Builder):
-        return _of(op, F, inputs, outputs, heads)
+        return _call_gradients(op, F, inputs, outputs, heads)
     try:
-        return _of(op, F, inputs, outputs, heads)
+        return _call_gradients(op, F, inputs, outputs, heads)
     except AutogradError as error:
         message = str(error)
-        return [F.op("_np_refused", each, message=message) if each.entry.node in F.needed else None for each in inputs]
+        return [
+            F.op("_np_refused", value, message=message) if value.entry.node in F.needed else None for value in inputs
+        ]
 
 
-def _of(op: Any, F: Any, inputs: Any, outputs: Any, heads: Sequence[Any]) -> list[Any]:
-    np = _functions(F)
-    function = table.RENAMED.get(op.function, op.function)
+def _call_gradients(op: Any, F: Any, inputs: Any, outputs: Any, heads: Sequence[Any]) -> list[Any]:
+    xp = _functions(F)
+    function = table.ALIASES.get(op.function, op.function)
     count = op.num_args
-    inputs = inputs if not isinstance(F, Builder) else _Values(inputs, F)
-    arrays = [_faced(inputs.unchecked(index)) for index in range(count)]
-    heads = [headed(each) for each in heads]
-    is_complex = any(each._dtype.kind == "c" for each in (*arrays, *heads))
+    inputs = inputs if not isinstance(F, Builder) else _GraphInputs(inputs, F)
+    arrays = [_as_np(inputs.unchecked(index)) for index in range(count)]
+    heads = [as_head(head) for head in heads]
+    is_complex = any(array.element_type.kind == "c" for array in (*arrays, *heads))
     if function in MOVING:
-        found = _moved(op, F, arrays, heads, inputs)
+        gradients = _move_gradients(op, F, arrays, heads, inputs)
     else:
-        read = _Read(inputs, arrays)
-        args, kwargs = op.call.fill(read)
-        results = [_faced(each) for each in outputs] if len(heads) > 1 else _faced(outputs[0])
+        reader = _CheckedInputs(inputs, arrays)
+        args, kwargs = op.call.fill(reader)
+        results = [_as_np(output) for output in outputs] if len(heads) > 1 else _as_np(outputs[0])
         head = heads if len(heads) > 1 else heads[0]
-        found = [None] * count
+        gradients = [None] * count
         if is_complex:
-            _sort_out(_places(op), _of_complex(np, op.function, head, results, args, kwargs), found)
+            scatter_to_slots(
+                _slots_by_position(op), _complex_gradients(xp, op.function, head, results, args, kwargs), gradients
+            )
         elif function in ELEMENTWISE:
             for place, rule in enumerate(ELEMENTWISE[function][: len(op.call.args)]):
                 slot = op.call.args[place]
-                if isinstance(slot, Slot) and inputs.wanted(slot.number):
-                    found[slot.number] = rule(np, head, results, *args)
+                if isinstance(slot, Slot) and inputs.needs_gradient(slot.number):
+                    gradients[slot.number] = rule(xp, head, results, *args)
         elif function in RULES:
-            _sort_out(_places(op), RULES[function](np, head, results, *args, **kwargs), found)
-            if _lost(found, arrays, inputs):
+            scatter_to_slots(_slots_by_position(op), RULES[function](xp, head, results, *args, **kwargs), gradients)
+            if _is_incomplete(gradients, arrays, inputs):
                 calls.refusal(f"{op.function}, for this argument,")(F, inputs, outputs, heads)
         else:
             calls.refusal(op.function)(F, inputs, outputs, heads)
     return [
-        None if each is None or not inputs.wanted(index) else matched(np, each, arrays[index])
-        for index, each in enumerate(found)
+        None if gradient is None or not inputs.needs_gradient(index) else unbroadcast(xp, gradient, arrays[index])
+        for index, gradient in enumerate(gradients)
     ]
 
 
-def _of_complex(np: Any, name: str, head: Any, results: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The gradients of a call with complex numbers, by its arguments."""
-    function = table.RENAMED.get(name, name)
+def _complex_gradients(xp: Any, name: str, head: Any, results: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return the gradients of a call with complex numbers, one per argument."""
+    function = table.ALIASES.get(name, name)
     if function in COMPLEX:
-        return COMPLEX[function](np, head, results, *args, **kwargs)
+        return COMPLEX[function](xp, head, results, *args, **kwargs)
     if function.startswith("fft."):
-        return RULES[function](np, head, results, *args, **kwargs)
+        return RULES[function](xp, head, results, *args, **kwargs)
     if function not in CONJUGATED:
         refuse(f"{name} of complex numbers")
     if function in RULES:
-        return conjugated(np, head, lambda head: RULES[function](np, head, results, *args, **kwargs))
+        return apply_conjugated(xp, head, lambda head: RULES[function](xp, head, results, *args, **kwargs))
     rules = ELEMENTWISE[function][: len(args)]
     pairs = list(zip(args, rules, strict=False))
-    return conjugated(
-        np, head, lambda head: [rule(np, head, results, *args) if is_array(each) else None for each, rule in pairs]
+    return apply_conjugated(
+        xp, head, lambda head: [rule(xp, head, results, *args) if is_array(arg) else None for arg, rule in pairs]
     )
 
 
-def _lost(found: list[Any], arrays: Sequence[Any], inputs: Any) -> bool:
-    """Tell whether a gradient is missing that somebody wants."""
-    return any(each is None and arrays[at]._dtype.kind in "fc" and inputs.wanted(at) for at, each in enumerate(found))
+def _is_incomplete(gradients: list[Any], arrays: Sequence[Any], inputs: Any) -> bool:
+    """Return whether a required gradient is missing."""
+    return any(
+        gradient is None and arrays[index].element_type.kind in "fc" and inputs.needs_gradient(index)
+        for index, gradient in enumerate(gradients)
+    )
 
 
-def of_waiting(function: str, args: Any, kwargs: dict[str, Any], arrays: Sequence[Any]) -> Callable[..., Any] | None:
-    """The gradient of a call that was waited for, as the tape takes it; None where the function has none.
+def blocking_gradient(
+    function: str, args: Any, kwargs: dict[str, Any], arrays: Sequence[Any]
+) -> Callable[..., Any] | None:
+    """Return the gradient function of a blocking call, for the tape, or None if the function has no gradient.
 
     Args:
-        function: its name.
+        function: the name of the function.
         args: the arguments of the call.
-        kwargs: those by keyword.
-        arrays: those of them that the tape knows.
+        kwargs: the keyword arguments of the call.
+        arrays: the arguments that the tape has recorded.
     """
-    made = RULES.get(function)
-    if made is None:
+    rule = RULES.get(function)
+    if rule is None:
         return None
 
     def gradient(F: Any, inputs: Any, outputs: Any, heads: Sequence[Any]) -> list[Any]:
-        np = _functions(F)
-        results, given = [_faced(each) for each in outputs], [headed(each) for each in heads]
-        several = len(results) > 1 or function in ("linalg.eig", "linalg.lstsq")
-        found = made(np, given if several else given[0], results if several else results[0], *args, **kwargs)
-        by_array = {id(each): one for each, one in zip(args, found, strict=False)}
-        gradients = [by_array.get(id(each)) for each in arrays]
-        if any(one is None and each._dtype.kind in "fc" for one, each in zip(gradients, arrays, strict=True)):
+        xp = _functions(F)
+        results, np_heads = [_as_np(output) for output in outputs], [as_head(head) for head in heads]
+        has_several = len(results) > 1 or function in ("linalg.eig", "linalg.lstsq")
+        results_of_rule = rule(
+            xp, np_heads if has_several else np_heads[0], results if has_several else results[0], *args, **kwargs
+        )
+        by_array = {id(arg): gradient for arg, gradient in zip(args, results_of_rule, strict=False)}
+        pairs = [(by_array.get(id(array)), array) for array in arrays]
+        if any(gradient is None and array.element_type.kind in "fc" for gradient, array in pairs):
             calls.refusal(f"{function}, for this argument,")(F, inputs, outputs, heads)
-        pairs = zip(gradients, arrays, strict=True)
-        return [None if one is None else matched(np, one, each) for one, each in pairs]
+        return [None if gradient is None else unbroadcast(xp, gradient, array) for gradient, array in pairs]
 
     return gradient
 
 
-def headed(head: Any) -> Any:
-    """A gradient as an array of ``mx.np``, by a handle of its own, since it may be the user's."""
+def as_head(head: Any) -> Any:
+    """Return a gradient as an array of ``mx.np``, with a new handle, because the array may be the user's."""
     if isinstance(head, Value):
-        return valued(head)
-    made = head._plain()
-    made._past = head._past
-    return conversion.face(made)
+        return as_np_value(head)
+    handle = head.without_history()
+    handle.history = head.history
+    return conversion.to_np(handle)
 
 
-class _Read(Sequence[Any]):
-    """The inputs as arrays of ``mx.np``."""
+class _CheckedInputs(Sequence[Any]):
+    """The inputs as arrays of ``mx.np``; reading one checks that it was not overwritten."""
 
     def __init__(self, inputs: Any, arrays: Sequence[Any]) -> None:
         self._inputs, self._arrays = inputs, arrays
@@ -164,18 +174,18 @@ class _Read(Sequence[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return [self[at] for at in range(*index.indices(len(self)))]
-        return _faced(self._inputs[index])
+            return [self[position] for position in range(*index.indices(len(self)))]
+        return _as_np(self._inputs[index])
 
     def __iter__(self) -> Any:
         return (self[index] for index in range(len(self)))
 
 
-class _Values(Sequence[Any]):
-    """The inputs of a node of a graph, as the tape gives an operator's."""
+class _GraphInputs(Sequence[Any]):
+    """The inputs of a graph node, with the interface of the tape's inputs."""
 
     def __init__(self, values: Sequence[Value], builder: Builder) -> None:
-        self._values = [valued(each) for each in values]
+        self._values = [as_np_value(value) for value in values]
 
     def __len__(self) -> int:
         return len(self._values)
@@ -184,101 +194,106 @@ class _Values(Sequence[Any]):
         return self._values[index]
 
     def unchecked(self, index: int) -> Any:
-        """An input."""
+        """Return an input."""
         return self._values[index]
 
-    def wanted(self, index: int) -> bool:
-        """Tell whether somebody wants its gradient."""
+    def needs_gradient(self, index: int) -> bool:
+        """Return whether the gradient of an input is required."""
         value = self._values[index]
         return value.entry.node in value.builder.needed
 
 
-def _faced(array: Any) -> Any:
-    return valued(array) if isinstance(array, Value) else conversion.face(array)
+def _as_np(array: Any) -> Any:
+    return as_np_value(array) if isinstance(array, Value) else conversion.to_np(array)
 
 
-def _places(op: Any) -> list[Any]:
-    """The arguments of a call in NumPy's order, those given by name too."""
-    places = list(op.call.args)
+def _slots_by_position(op: Any) -> list[Any]:
+    """Return the arguments of a call in NumPy's order, including keywords that are arrays."""
+    slots = list(op.call.args)
     for name, value in op.call.kwargs.items():
         if isinstance(value, Slot):
-            at = arguments.names_of(op.function).index(name)
-            places += [None] * (at + 1 - len(places))
-            places[at] = value
-    return places
+            index = arguments.names_of(op.function).index(name)
+            slots += [None] * (index + 1 - len(slots))
+            slots[index] = value
+    return slots
 
 
-def _sort_out(places: Any, gradients: Any, found: list[Any]) -> None:
-    """Put gradients where the slots of the arguments say."""
-    for place, gradient in zip(places, gradients, strict=False):
-        if isinstance(place, Slot):
-            found[place.number] = gradient
-        elif isinstance(place, (list, tuple)) and gradient is not None:
-            _sort_out(place, gradient, found)
+def scatter_to_slots(slots: Any, gradients: Any, by_input: list[Any]) -> None:
+    """Store the gradient of each argument at the number of the input in its slot."""
+    for slot, gradient in zip(slots, gradients, strict=False):
+        if isinstance(slot, Slot):
+            by_input[slot.number] = gradient
+        elif isinstance(slot, (list, tuple)) and gradient is not None:
+            scatter_to_slots(slot, gradient, by_input)
 
 
-def matched(np: Any, gradient: Any, like: Any) -> Any:
-    """A gradient in the shape and dtype of the array that it is of: summed where that was broadcast."""
-    shape, wanted = gradient._shape, like._shape
-    if gradient._dtype.kind == "c" and like._dtype.kind != "c":
-        gradient = np.real(gradient)
-    if shape != wanted:
-        extra = len(shape) - len(wanted)
-        axes = (*range(extra), *(extra + at for at, n in enumerate(wanted) if n == 1 and shape[extra + at] != 1))
-        if axes:
-            gradient = np.sum(gradient, axis=axes, keepdims=True)
-        gradient = (
-            np.reshape(gradient, wanted) if gradient.size == math.prod(wanted) else np.broadcast_to(gradient, wanted)
+def unbroadcast(xp: Any, gradient: Any, like: Any) -> Any:
+    """Reduce a gradient to the shape and dtype of an array that was broadcast."""
+    shape, target = gradient.dims, like.dims
+    if gradient.element_type.kind == "c" and like.element_type.kind != "c":
+        gradient = xp.real(gradient)
+    if shape != target:
+        extra = len(shape) - len(target)
+        axes = (
+            *range(extra),
+            *(extra + index for index, n in enumerate(target) if n == 1 and shape[extra + index] != 1),
         )
-    return gradient if gradient._dtype == like._dtype else gradient.astype(like._dtype)
+        if axes:
+            gradient = xp.sum(gradient, axis=axes, keepdims=True)
+        gradient = (
+            xp.reshape(gradient, target) if gradient.size == math.prod(target) else xp.broadcast_to(gradient, target)
+        )
+    return gradient if gradient.element_type == like.element_type else gradient.astype(like.element_type)
 
 
 # -- functions that move elements ------------------------------------------------------------------------------
 
 _POSITIONS = {"choose": 0, "take": 1, "take_along_axis": 1, "where": 0}
-"""The argument that says which elements are meant; all others are moved."""
+"""The position of the argument that selects elements; elements of the other arguments are moved."""
 _PADS = ("constant", "edge", "wrap", "reflect", "symmetric")
 
 
-def _moved(op: Any, F: Any, arrays: Sequence[Any], heads: Sequence[Any], inputs: Any) -> list[Any]:
+def _move_gradients(op: Any, F: Any, arrays: Sequence[Any], heads: Sequence[Any], inputs: Any) -> list[Any]:
     if op.function == "pad" and op.call.kwargs.get("mode", [*op.call.args, "constant", "constant"][2]) not in _PADS:
         calls.refusal("pad with this mode")(F, inputs, (), heads)
-    place = _POSITIONS.get(op.function)
-    chosen = (
-        {each.number for each in op.call.args[place : place + 1] if isinstance(each, Slot)} if place is not None else ()
+    selector = _POSITIONS.get(op.function)
+    selectors = (
+        {arg.number for arg in op.call.args[selector : selector + 1] if isinstance(arg, Slot)}
+        if selector is not None
+        else ()
     )
     positions: list[Any] = []
-    given: list[Any] = []
-    for index, each in enumerate(arrays):
-        if index in chosen:
-            given.append(len(heads) + len(positions))
+    sources: list[Any] = []
+    for index, array in enumerate(arrays):
+        if index in selectors:
+            sources.append(len(heads) + len(positions))
             positions.append(inputs[index])
         else:
-            given.append(tuple(map(int, each._shape)))
-    found: list[Any] = [None] * len(arrays)
-    for index, each in enumerate(given):
-        if not isinstance(each, int) and inputs.wanted(index):
-            found[index] = F.op(
-                "_np_places", *heads, *positions, function=op.function, form=op.form, shapes=repr(tuple(given)),
+            sources.append(tuple(map(int, array.dims)))
+    gradients: list[Any] = [None] * len(arrays)
+    for index, source in enumerate(sources):
+        if not isinstance(source, int) and inputs.needs_gradient(index):
+            gradients[index] = F.op(
+                "_np_places", *heads, *positions, function=op.function, form=op.form, shapes=repr(tuple(sources)),
                 place=index, num_heads=len(heads),
             )  # fmt: skip
-    return [None if each is None else _faced(each) for each in found]
+    return [None if gradient is None else _as_np(gradient) for gradient in gradients]
 
 
-def of_places(op: Any, F: Any, inputs: Any, heads: Sequence[Any]) -> list[Any]:
-    """The gradient of :class:`flowmx.numpy.operator.NumPyPlaces`: the function itself, of the head and zeros.
+def places_gradient(op: Any, F: Any, inputs: Any, heads: Sequence[Any]) -> list[Any]:
+    """Return the gradient of :class:`flowmx.numpy.operator.NumPyPlaces`: the function itself, applied to the head.
 
     Raises:
-        AutogradError: the call has more than one array of numbers, or more than one result.
+        AutogradError: the call moves elements of more than one array, or has more than one result.
     """
-    numbers = [index for index, each in enumerate(op.given) if not isinstance(each, int)]
-    if op.num_heads > 1 or len(numbers) > 1:
-        raise AutogradError(f"backward: mx.np.{op.function} has no gradient of second order for several arrays here")
-    arrays = [heads[0] if not isinstance(each, int) else inputs[each] for each in op.given]
-    made = F.op("_np_call", *arrays, function=op.function, form=op.form)
-    return [made, *([None] * (len(inputs) - 1))]
+    moved = [index for index, source in enumerate(op.sources) if not isinstance(source, int)]
+    if op.num_heads > 1 or len(moved) > 1:
+        raise AutogradError(f"backward: mx.np.{op.function} has no second-order gradient for several arrays")
+    arrays = [heads[0] if not isinstance(source, int) else inputs[source] for source in op.sources]
+    gradient = F.op("_np_call", *arrays, function=op.function, form=op.form)
+    return [gradient, *([None] * (len(inputs) - 1))]
 
 
-def known() -> list[str]:
-    """The functions that backward passes go through, for the documentation."""
+def differentiable_functions() -> list[str]:
+    """Return the functions with a gradient, for the documentation."""
     return sorted({*ELEMENTWISE, *RULES, *MOVING})

@@ -1,4 +1,4 @@
-"""The answers of ``mx.np`` to what the array API standard asks a namespace, and the limits of dtypes."""
+"""Array API namespace information, ``finfo`` and ``iinfo``."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "real floating": ("float32", "float64"),
     "complex floating": ("complex64", "complex128"),
 }
-_SUMS = {
+_UNIONS = {
     "integral": ("signed integer", "unsigned integer"),
     "numeric": ("signed integer", "unsigned integer", "real floating", "complex floating"),
 }
 
 
 class __array_namespace_info__:  # noqa: N801  # the standard's name
-    """The abilities of ``mx.np``, in the array API standard's terms."""
+    """The capabilities of ``mx.np``, as the array API standard defines them."""
 
     def capabilities(self) -> dict[str, Any]:
-        """The optional parts of the standard that are there."""
+        """Return the supported optional features of the standard."""
         return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 64}
 
     def default_device(self) -> devices.Context:
-        """The device of arrays that were given none."""
+        """Return the default device of new arrays."""
         return devices.current_context()
 
     def devices(self) -> list[devices.Context]:
-        """The devices of this machine."""
+        """Return the devices of this machine."""
         return [devices.cpu(), *(devices.gpu(index) for index in range(devices.num_gpus()))]
 
     def default_dtypes(self, *, device: Any = None) -> dict[str, Any]:
-        """The dtypes of arrays that were given none."""
+        """Return the default dtypes of new arrays."""
         return {
             "real floating": default_float(),
             "complex floating": np.dtype(np.complex128 if semantics.get().dtype else np.complex64),
@@ -50,31 +50,31 @@ class __array_namespace_info__:  # noqa: N801  # the standard's name
         }
 
     def dtypes(self, *, device: Any = None, kind: str | tuple[str, ...] | None = None) -> dict[str, Any]:
-        """The dtypes of a kind, by name."""
+        """Return the dtypes of a kind, by name."""
         kinds = tuple(_KINDS) if kind is None else (kind,) if isinstance(kind, str) else kind
-        names = [name for each in kinds for one in _SUMS.get(each, (each,)) for name in _KINDS[one]]
+        names = [name for kind in kinds for part in _UNIONS.get(kind, (kind,)) for name in _KINDS[part]]
         return {name: np.dtype(name) for name in dict.fromkeys(names)}
 
 
-def _dtype_of(given: Any) -> Any:
-    return given._dtype if isinstance(given, BaseArray) else given
+def _dtype_of(value: Any) -> Any:
+    return value.element_type if isinstance(value, BaseArray) else value
 
 
 class finfo:  # noqa: N801  # NumPy's name
-    """The limits of a floating dtype, or of an array's: those of :class:`numpy.finfo`, as Python's numbers."""
+    """The limits of a floating-point dtype or array: the attributes of :class:`numpy.finfo`, as Python numbers."""
 
     def __init__(self, dtype: Any) -> None:
         self._limits = np.finfo(_dtype_of(dtype))
         self.dtype = self._limits.dtype
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._limits, name)
-        return float(found) if isinstance(found, np.floating) else found
+        value = getattr(self._limits, name)
+        return float(value) if isinstance(value, np.floating) else value
 
     def __repr__(self) -> str:
         return repr(self._limits)
 
 
 def iinfo(type: Any) -> Any:
-    """The limits of a whole-number dtype, or of an array's."""
+    """Return the limits of an integer dtype or array."""
     return np.iinfo(_dtype_of(type))

@@ -1,4 +1,4 @@
-"""``mx.np.linalg``: linear algebra, by the table of ``mx.np``."""
+"""``mx.np.linalg``: linear algebra."""
 
 from __future__ import annotations
 
@@ -7,32 +7,33 @@ from typing import Any
 from numpy.linalg import LinAlgError  # noqa: F401
 
 from flowmx.numpy import table as _table
-from flowmx.numpy.functions import call_of, finder, waiting_of
+from flowmx.numpy.functions import finder, make_blocking, make_call
 
-_svd = call_of("linalg.svd")
+_svd = make_call("linalg.svd")
 
 
 def svd(a: Any, full_matrices: bool = False, compute_uv: bool = True, hermitian: bool = False) -> Any:
-    """The singular value decomposition, as :func:`numpy.linalg.svd`.
+    """Compute the singular value decomposition, as :func:`numpy.linalg.svd`.
 
-    Without ``full_matrices``, which is MXNet's default, there are as many vectors on both sides as singular values.
+    By default, as in MXNet, ``full_matrices`` is False: both sides have as many vectors as there are singular values.
     """
     return _svd(a, full_matrices=full_matrices, compute_uv=compute_uv, hermitian=hermitian)
 
 
 _KINDS = {
-    "calls": (_table.LINALG - {"svd"}, lambda name: call_of(f"linalg.{name}")),
-    "waiting": (_table.LINALG_WAITING, lambda name: waiting_of(f"linalg.{name}")),
+    "calls": (_table.LINALG - {"svd"}, lambda name: make_call(f"linalg.{name}")),
+    "waiting": (_table.LINALG_BLOCKING, lambda name: make_blocking(f"linalg.{name}")),
 }
 _find = finder(__name__, _KINDS)
 
 
 def __getattr__(name: str) -> Any:
-    found = globals()[name] = _find(name)
-    return found
+    function = globals()[name] = _find(name)
+    return function
 
 
-__all__ = sorted({"LinAlgError", "svd", *(each for names, _ in _KINDS.values() for each in names)})
+_names = {name for names, _ in _KINDS.values() for name in names}
+__all__ = sorted({"LinAlgError", "svd", *(name for name in _names if f"linalg.{name}" not in _table.ABSENT)})
 
 
 def __dir__() -> list[str]:

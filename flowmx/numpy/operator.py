@@ -1,8 +1,8 @@
-"""The operators behind ``mx.np``: a function of NumPy's, run as an operation of the engine.
+"""The operators behind ``mx.np``: NumPy functions that run as operations of the engine.
 
-:class:`NumPyCall` is any function of arrays whose results' shapes and dtypes follow from those of its arguments. They
-are learned by calling the function once on stand-ins without memory of their own, and remembered. The function is that
-of the device's own array namespace. :class:`NumPyPlaces` is the gradient of all functions that only move elements.
+:class:`NumPyCall` runs a function whose result shapes and dtypes follow from those of its arguments. They are inferred
+by calling the function once on stand-ins that take no memory, and cached. The function comes from the array namespace
+of the device. :class:`NumPyPlaces` is the gradient of all functions that only move elements.
 """
 
 from __future__ import annotations
@@ -15,12 +15,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from flowmx.bounded_tables import make_room
 from flowmx.errors import AutogradError, ShapeError
+from flowmx.late_binding import late
 from flowmx.numpy import binding, table
 from flowmx.numpy.forms import Form as CallForm
-from flowmx.ops.arrays.shape import View
-from flowmx.ops.math.reduce import added, is_of_rows
+from flowmx.ops.arrays.reshape import View
+from flowmx.ops.linalg.cofactors import cofactors, cofactors_derivative
+from flowmx.ops.math.binary import power
+from flowmx.ops.math.leave_one_out import leave_one_out_products
+from flowmx.ops.math.reduce import is_row_sum, sum_keepdims
+from flowmx.ops.math.select import clip_integers
 from flowmx.ops.registry.dtypes import FLOAT32, DType
+from flowmx.ops.registry.kernels import kernel_for
 from flowmx.ops.registry.operators import (
     LIGHT_BYTES,
     Array,
@@ -29,42 +36,51 @@ from flowmx.ops.registry.operators import (
     Operator,
     Run,
     Shape,
-    Spec,
     family,
-    kernel_for,
     lookup,
     operator,
     option,
     required,
 )
 from flowmx.ops.registry.parameters import literal
+from flowmx.ops.registry.spec import Spec
 
-__all__ = ["NumPyCall", "NumPyCheck", "NumPyPlaces", "NumPyRefusal", "NumPyReshape", "NumPyWaiting", "results_of"]
+__all__ = ["NumPyCall", "NumPyCheck", "NumPyDynamicCall", "NumPyPlaces", "NumPyRefusal", "NumPyReshape", "as_list"]
 
-_FLOAT, _COMPLEX, _INT, _HALF = (np.dtype(each) for each in (np.float64, np.complex128, np.int64, np.float16))
+_FLOAT, _COMPLEX, _INT, _HALF = (np.dtype(scalar) for scalar in (np.float64, np.complex128, np.int64, np.float16))
 _NARROW = {_FLOAT: np.dtype(np.float32), _COMPLEX: np.dtype(np.complex64)}
-"""The dtypes that NumPy makes of whole numbers, and those of MXNet."""
-_SPECS = 512
-_INTO = frozenset(["concatenate", "dot", "stack"])
-"""Functions besides ufuncs that write into ``out`` without a copy, where that has the dtype of what they are given."""
-_QUICK = frozenset([FLOAT32, _FLOAT])
+"""The dtypes that NumPy converts integers to, and those of MXNet."""
+_SPEC_CACHE_SIZE = 2048
+_WITH_OUT = frozenset(["concatenate", "dot", "stack"])
+"""Functions besides ufuncs that write into ``out`` without a copy if the dtypes are equal."""
+_KERNEL_DTYPES = frozenset([FLOAT32, _FLOAT])
 _REDUCED = frozenset(["max", "mean", "min", "prod", "sum"])
-"""Functions that an operator of the registry is, for floating arrays and these arguments."""
+"""Reductions with an equivalent operator of the registry for floating-point arrays."""
 _SUMS = frozenset(["cumsum", "cumprod", "mean", "nansum", "prod", "std", "sum", "trace", "var"])
-"""Functions that add up, or multiply, many numbers, and take a dtype to do it in."""
+"""Functions that accumulate many numbers and accept the dtype of the accumulator."""
 _POSITIONS = frozenset(["choose", "take", "take_along_axis", "where", "bincount"])
-"""Functions with an argument whose dtype says nothing of the others'."""
+"""Functions with an argument whose dtype is independent of the other arguments."""
+_NUMBERS: dict[str, tuple[int | str, ...]] = {
+    **dict.fromkeys(table.names("""
+        add bitwise_and bitwise_or bitwise_xor divmod equal floor_divide fmax fmin fmod gcd greater greater_equal lcm
+        left_shift less less_equal maximum minimum mod multiply not_equal pow power remainder right_shift subtract
+    """), (0, 1)),
+    "append": (1, "values"), "insert": (2, "values"), "pad": ("constant_values",), "where": (1, 2),
+}  # fmt: skip
+"""By function, the arguments that are converted to the dtype of integer arrays, as array elements."""
+_OF_INTEGERS = table.names("bitwise_and bitwise_or bitwise_xor gcd lcm left_shift pad right_shift")
+"""Functions of integers: they first round floating-point numbers towards zero."""
 _WITH_CONSTANTS = frozenset(["append", "choose", "concatenate", "insert", "pad", "stack", "where"])
-"""Functions whose arguments may be numbers in place of arrays."""
+"""Functions that accept numbers in place of arrays."""
 
 
 @lru_cache(4096)
 def function_of(xp: Any, name: str) -> Callable[..., Any]:
-    """A function of an array namespace, by its name with dots, or one of :data:`OWN`."""
-    if name in OWN:
-        return partial(OWN[name], xp)
-    found: Callable[..., Any] = reduce(getattr, table.FORMER.get(name, name).split("."), xp)
-    return found
+    """Return a function of an array namespace by its dotted name, or one of :data:`EXTENSIONS`."""
+    if name in EXTENSIONS:
+        return partial(EXTENSIONS[name], xp)
+    function: Callable[..., Any] = reduce(getattr, table.NUMPY1_NAMES.get(name, name).split("."), xp)
+    return function
 
 
 def _take(xp: Any, a: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
@@ -78,8 +94,8 @@ def _ldexp(xp: Any, x1: Any, x2: Any) -> Any:
 
 def _window(name: str) -> Callable[..., Any]:
     def window(xp: Any, M: int, *args: Any, dtype: DType | None = None) -> Any:
-        made = getattr(xp, name)(M, *args)
-        return made if dtype is None else made.astype(dtype)
+        samples = getattr(xp, name)(M, *args)
+        return samples if dtype is None else samples.astype(dtype)
 
     return window
 
@@ -87,18 +103,18 @@ def _window(name: str) -> Callable[..., Any]:
 def _broadcast_to(xp: Any, array: Any, shape: Any) -> Any:
     lengths = (shape,) if isinstance(shape, int) else tuple(shape)
     lead = len(lengths) - array.ndim
-    return xp.broadcast_to(array, tuple(array.shape[at - lead] if n == -2 else n for at, n in enumerate(lengths)))
+    return xp.broadcast_to(array, tuple(array.shape[index - lead] if n == -2 else n for index, n in enumerate(lengths)))
 
 
 def _nan_to_num(xp: Any, x: Any, copy: bool = True, *args: Any, **kwargs: Any) -> Any:
     return xp.nan_to_num(x, True, *args, **kwargs)
 
 
-def _diagonal_places(xp: Any, arr: Any) -> Any:
+def _diag_indices_from(xp: Any, arr: Any) -> Any:
     return xp.stack(xp.diag_indices_from(arr))
 
 
-def _added_at(xp: Any, positions: Any, numbers: Any, count: int) -> Any:
+def _add_at(xp: Any, positions: Any, numbers: Any, count: int) -> Any:
     return xp.bincount(positions.ravel(), weights=numbers.ravel(), minlength=count)[:count]
 
 
@@ -106,13 +122,13 @@ def _var(
     xp: Any, a: Any, axis: Any = None, dtype: Any = None, out: None = None, ddof: float = 0, keepdims: bool = False,
     **others: Any,
 ) -> Any:  # fmt: skip
-    """The variance; what is summed over many rows is added in blocks, as the registry's sums are."""
+    """Compute the variance. Sums over many rows are accumulated in blocks, like the registry's sums."""
     axes = (axis,) if isinstance(axis, int) else axis
-    if others or dtype not in (None, a.dtype) or not isinstance(axes, tuple) or not is_of_rows(xp, a, axes):
+    if others or dtype not in (None, a.dtype) or not isinstance(axes, tuple) or not is_row_sum(xp, a, axes):
         return xp.var(a, axis, dtype, ddof=ddof, keepdims=keepdims, **others)
-    count = math.prod(a.shape[at] for at in axes)
-    found = added(xp, xp.square(a - added(xp, a, axes) / count), axes) / max(count - ddof, 0)
-    return found if keepdims else xp.squeeze(found, axes)
+    count = math.prod(a.shape[index] for index in axes)
+    variance = sum_keepdims(xp, xp.square(a - sum_keepdims(xp, a, axes) / count), axes) / max(count - ddof, 0)
+    return variance if keepdims else xp.squeeze(variance, axes)
 
 
 def _std(xp: Any, a: Any, *args: Any, **kwargs: Any) -> Any:
@@ -121,55 +137,91 @@ def _std(xp: Any, a: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _average(xp: Any, a: Any, axis: Any = None, weights: Any = None, returned: bool = False, **others: Any) -> Any:
     axes = (axis,) if isinstance(axis, int) else axis
-    if others or returned or weights is not None or not isinstance(axes, tuple) or not is_of_rows(xp, a, axes):
+    if others or returned or weights is not None or not isinstance(axes, tuple) or not is_row_sum(xp, a, axes):
         return xp.average(a, axis, weights, returned, **others)
-    return xp.squeeze(added(xp, a, axes), axes) / math.prod(a.shape[at] for at in axes)
+    return xp.squeeze(sum_keepdims(xp, a, axes), axes) / math.prod(a.shape[index] for index in axes)
 
 
-OWN: dict[str, Callable[..., Any]] = {
+def _power(xp: Any, x1: Any, x2: Any, out: Any = None, **kwargs: Any) -> Any:
+    dtype = np.result_type(x1, x2)
+    if kwargs or dtype.kind not in "iu" or not (hasattr(x1, "shape") or hasattr(x2, "shape")):
+        return xp.power(x1, x2, out, **kwargs)
+    result = xp.empty(np.broadcast_shapes(np.shape(x1), np.shape(x2)), dtype) if out is None else out
+    power(xp, x1, x2, result)
+    return result
+
+
+def _clip(xp: Any, a: Any, a_min: Any = None, a_max: Any = None, **kwargs: Any) -> Any:
+    integral = all(isinstance(bound, (int, np.integer)) for bound in (a_min, a_max) if bound is not None)
+    if kwargs or not integral or not hasattr(a, "dtype") or a.dtype.kind not in "iu":
+        return xp.clip(a, a_min, a_max, **kwargs)
+    result = xp.empty_like(a)
+    clip_integers(xp, a, -math.inf if a_min is None else a_min, math.inf if a_max is None else a_max, result)
+    return result
+
+
+def _finite_only(name: str) -> Callable[..., Any]:
+    """Wrap a function of NumPy's ``linalg`` that never returns for some matrices with infinities, to reject them."""
+
+    def call(xp: Any, a: Any, *args: Any, **kwargs: Any) -> Any:
+        if not bool(xp.isfinite(a).all()):
+            raise np.linalg.LinAlgError(f"linalg.{name}: the matrix contains infinity or NaN")
+        return getattr(xp.linalg, name)(a, *args, **kwargs)
+
+    return call
+
+
+EXTENSIONS: dict[str, Callable[..., Any]] = {
     "average": _average,
     "std": _std,
     "var": _var,
-    "added_at": _added_at,
+    "added_at": _add_at,
+    "cofactors": cofactors,
+    "cofactors_along": cofactors_derivative,
+    "products_of_others": leave_one_out_products,
     "broadcast_to": _broadcast_to,
-    "diag_indices_from": _diagonal_places,
+    "diag_indices_from": _diag_indices_from,
     "nan_to_num": _nan_to_num,
     "getitem": lambda xp, a, key: getitem(a, key),
     "take": _take,
-    "unique_values": lambda xp, x: xp.unique(x, equal_nan=False),  # NumPy's own does not sort, others' does
+    "unique_values": lambda xp, x: xp.unique(x, equal_nan=False),  # NumPy's unique_values does not sort
     "ldexp": _ldexp,
+    "power": _power,
+    "clip": _clip,
+    **{f"linalg.{name}": _finite_only(name) for name in ("lstsq", "pinv", "svd")},
     **{name: _window(name) for name in ("bartlett", "blackman", "hamming", "hanning", "kaiser")},
 }
-"""Functions that NumPy does not have, or that take more here, of the namespace and their arguments: positions and
-exponents may be floating, as MXNet's are; windows have a dtype; -2 keeps a length; many rows are added in blocks."""
+"""Functions that NumPy does not have, or that accept more here, called with the namespace and their arguments.
+Positions and exponents may be floating point, as in MXNet; windows have a dtype; -2 keeps a length; sums over many rows
+are accumulated in blocks."""
 
 
-def _kept_in(given: DType, made: DType) -> DType:
-    """The dtype in which numbers are added up: with as many digits as there are on both sides, float32 at least."""
-    if made.kind != "f":
-        return made
-    return np.result_type(made, np.float32, *([given] if given.kind == "f" else []))
+def _accumulator_dtype(source: DType, result: DType) -> DType:
+    """Return the dtype for accumulating: the wider of source and result, at least float32."""
+    if result.kind != "f":
+        return result
+    return np.result_type(result, np.float32, *([source] if source.kind == "f" else []))
 
 
-def _multiplied(one: Any, other: Any) -> list[Any]:
-    """The shapes of a product's operands, the length over which it sums completed by the other's."""
+def _complete_product_shapes(one: Any, other: Any) -> list[Any]:
+    """Complete the shapes of a product's operands: the contracted lengths are equal."""
     if not one or not other:
         return [one, other]
-    at = max(0, len(other) - 2)
-    if other[at] == -1:
-        other = (*other[:at], one[-1], *other[at + 1 :])
+    index = max(0, len(other) - 2)
+    if other[index] == -1:
+        other = (*other[:index], one[-1], *other[index + 1 :])
     elif one[-1] == -1:
-        one = (*one[:-1], other[at])
+        one = (*one[:-1], other[index])
     return [one, other]
 
 
-def results_of(found: Any) -> list[Any]:
-    """The results of a function as a list, also where it is one."""
-    return list(found) if isinstance(found, (list, tuple)) else [found]
+def as_list(results: Any) -> list[Any]:
+    """Return the results of a function as a list, also a single result."""
+    return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
 def stand_in(shape: Shape, dtype: DType, square: bool = False) -> np.ndarray[Any, Any]:
-    """An array of a shape that takes up next to no memory: ones, zeros for ints, or unit matrices."""
+    """Return an array of a shape that takes almost no memory: ones, zeros for integers, or identity matrices."""
     if square and len(shape) >= 2:
         return np.broadcast_to(np.eye(*shape[-2:], dtype=dtype), shape)
     one = np.zeros((), dtype) if dtype.kind in "iu" else np.ones((), dtype)
@@ -177,8 +229,8 @@ def stand_in(shape: Shape, dtype: DType, square: bool = False) -> np.ndarray[Any
 
 
 @family
-class _Calling(Operator):
-    """Operators with a function and the form of its call."""
+class CallOperator(Operator):
+    """An operator with a NumPy function and the form of its call."""
 
     variadic = "num_args"
     num_args: int = required("Number of arrays.", low=0)
@@ -192,149 +244,170 @@ class _Calling(Operator):
 
 
 @operator("_np_call")
-class NumPyCall(_Calling, hidden=True, typed_by_shapes=True):
-    """Call a function of NumPy's on arrays."""
+class NumPyCall(CallOperator, hidden=True, typed_by_shapes=True):
+    """Call a NumPy function on arrays."""
 
     num_outputs: int = option(1, "Number of results.")
-    wide: bool = option(False, "Let whole numbers become float64 where they become floating, as in NumPy.")
+    wide: bool = option(False, "Convert integers to float64, as NumPy, where MXNet converts them to float32.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "wraps", self.function in _NUMBERS and not self.call.flat)
         if self.function in table.WITHOUT_GRADIENT:
             self.with_traits(no_gradient=True)
+
+    wraps: ClassVar[bool] = False
+    """Whether numbers in the call are converted to the dtype of its arrays."""
 
     def outputs(self) -> tuple[str, ...]:
         return tuple(f"output{index}" for index in range(self.num_outputs))
 
-    def learn(self, shapes: Sequence[Shape], dtypes: Sequence[DType]) -> Any:
-        """The function's results for arrays like these, on stand-ins."""
-        ufunc = table.ufunc(self.function)
+    def make_call(self, dtypes: Sequence[DType]) -> CallForm:
+        """Return the call for arrays of these dtypes: its numbers wrap into an integer dtype."""
+        form: CallForm = self.call
+        return (
+            form.convert_numbers(dtypes, _NUMBERS[self.function], self.function in _OF_INTEGERS) if self.wraps else form
+        )
+
+    def infer_results(self, shapes: Sequence[Shape], dtypes: Sequence[DType]) -> Any:
+        """Return the results of the function for stand-ins of these shapes and dtypes."""
+        ufunc, call = table.ufunc(self.function), self.make_call(dtypes)
         with np.errstate(all="ignore"):
-            if ufunc is not None and ufunc.signature is None and not self.call.kwargs:
-                args, _ = self.call.fill([np.ones((), dtype) for dtype in dtypes])
+            if ufunc is not None and ufunc.signature is None and not call.kwargs:
+                args, _ = call.fill([np.ones((), dtype) for dtype in dtypes])
                 shape = np.broadcast_shapes(*shapes)
-                found = ufunc(*args)
-                made = [np.broadcast_to(each, shape) for each in results_of(found)]
-                return tuple(made) if isinstance(found, tuple) else made[0]
+                scalars = function_of(np, self.function)(*args)
+                results = [np.broadcast_to(scalar, shape) for scalar in as_list(scalars)]
+                return tuple(results) if isinstance(scalars, tuple) else results[0]
             square = self.function.startswith("linalg.")
             stand_ins = [stand_in(shape, dtype, square) for shape, dtype in zip(shapes, dtypes, strict=True)]
-            args, kwargs = self.call.fill(stand_ins)
+            args, kwargs = call.fill(stand_ins)
             try:
                 return function_of(np, self.function)(*args, **kwargs)
-            except np.linalg.LinAlgError:  # unit matrices are of no use to it
+            except np.linalg.LinAlgError:  # some functions reject identity matrices
                 draw = np.random.default_rng(0).random
-                args, kwargs = self.call.fill([draw(each.shape).astype(each.dtype) for each in stand_ins])
+                args, kwargs = self.call.fill([draw(array.shape).astype(array.dtype) for array in stand_ins])
                 return function_of(np, self.function)(*args, **kwargs)
 
     def spec(self, shapes: tuple[Shape, ...], dtypes: tuple[DType, ...]) -> Spec:
         key = (shapes, dtypes)
-        known = self._specs.get(key)
-        if known is not None:
-            return known
-        results = [np.asarray(each) for each in results_of(self.learn(shapes, dtypes))]
-        made = Spec([each.shape for each in results], [self.settled(each.dtype, dtypes) for each in results], False)
-        # Functions that move elements give gradients of truth values, too, as MXNet's do.
-        has_none = all(each.kind == "b" for each in made.dtypes) and self.function not in table.MOVING
+        spec = self._specs.get(key)
+        if spec is not None:
+            return spec
+        results = [np.asarray(result) for result in as_list(self.infer_results(shapes, dtypes))]
+        spec = Spec(
+            [result.shape for result in results], [self.result_dtype(result.dtype, dtypes) for result in results], False
+        )
+        # Functions that move elements have gradients for booleans, too, as in MXNet.
+        has_none = all(dtype.kind == "b" for dtype in spec.dtypes) and self.function not in table.MOVING
         has_none |= self.traits.no_gradient
-        made.gradient = None if has_none else self.gradient
-        made.is_plain = True
+        spec.gradient = None if has_none else self.gradient
+        spec.is_plain = True
         moved = sum(math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
-        made.weight = moved + made.nbytes
-        is_heavy = self.function.startswith("linalg.") and self._twin(shapes) is None
-        made.light = made.weight <= LIGHT_BYTES and not is_heavy
-        if len(self._specs) >= _SPECS:
-            self._specs.clear()
-        self._specs[key] = made
-        return made
+        spec.weight = moved + spec.nbytes
+        is_heavy = self.function.startswith("linalg.") and self._equivalent(shapes) is None
+        spec.light = spec.weight <= LIGHT_BYTES and not is_heavy
+        make_room(self._specs, _SPEC_CACHE_SIZE)
+        self._specs[key] = spec
+        return spec
 
-    def settled(self, dtype: DType, given: Sequence[DType]) -> DType:
-        """The dtype of a result, by MXNet's rule: float64 comes from float64 alone, or where it was asked for."""
+    def result_dtype(self, dtype: DType, inputs: Sequence[DType]) -> DType:
+        """Convert NumPy's result dtype to MXNet's: float64 only results from float64 arrays or an explicit dtype."""
         if self.wide or dtype not in _NARROW or self.function == "astype" or self.call.kwargs.get("dtype") is not None:
             return dtype
-        if _FLOAT in given or _COMPLEX in given:
+        if _FLOAT in inputs or _COMPLEX in inputs:
             return dtype
-        floats = [each for each in given if each.kind == "f"]
-        if dtype == _FLOAT and floats:  # MXNet: whole numbers widen no floating ones
-            return max(floats, key=lambda each: each.itemsize)
+        floats = [source for source in inputs if source.kind == "f"]
+        if dtype == _FLOAT and floats:  # in MXNet integers do not widen floating-point dtypes
+            return max(floats, key=lambda source: source.itemsize)
         return _NARROW[dtype]
 
     def infer_shape(self, shapes: list[Any]) -> Any:
         if self.function in ("dot", "matmul") and len(shapes) == 2:
-            shapes = _multiplied(*shapes)
+            shapes = _complete_product_shapes(*shapes)
         if any(shape is None or -1 in shape for shape in shapes):
             return shapes, [None] * self.num_outputs
-        # Shapes do not depend on dtypes, but some functions take only whole numbers, or masks.
-        count, refused = self.num_args, ""
+        # Shapes do not depend on dtypes, but some functions accept only integers or masks.
+        count, message = self.num_args, ""
         floats, whole = (FLOAT32,) * count, (_INT,) * count
         for dtypes in (floats, (*floats[:1], *whole[1:]), (*whole[:1], *floats[1:]), whole):
             try:
                 return shapes, list(self.spec(tuple(shapes), dtypes).shapes)
             except (ValueError, IndexError, TypeError) as error:
-                refused = refused or str(error)
-        raise ShapeError(f"{self.function}: {refused}")
+                message = message or str(error)
+        raise ShapeError(f"{self.function}: {message}")
 
     def infer_type(self, dtypes: list[DType | None]) -> Any:
-        if any(dtype is None for dtype in dtypes):
-            known = [dtype for dtype in dtypes if dtype is not None]
-            if len(set(known)) != 1 or self.function in _POSITIONS:
+        common = [dtype for dtype in dtypes if dtype is not None]
+        if len(common) < len(dtypes):
+            if len(set(common)) != 1 or self.function in _POSITIONS:
                 return dtypes, [None] * self.num_outputs
-            return known * len(dtypes), list(self._results_of(tuple(known * len(dtypes))))
-        return dtypes, list(self._results_of(tuple(dtypes)))  # type: ignore[arg-type]
+            return common * len(dtypes), list(self._result_dtypes(tuple(common * len(dtypes))))
+        return dtypes, list(self._result_dtypes(tuple(common)))
 
-    def _results_of(self, dtypes: tuple[DType, ...]) -> list[DType]:
-        """The results' dtypes, where shapes are not known: those of the first shapes that the function takes."""
+    def _result_dtypes(self, dtypes: tuple[DType, ...]) -> list[DType]:
+        """Return the result dtypes for unknown shapes: those for the first example shape that the function accepts."""
         for shape in ((2, 2, 2, 2), (2, 2), (2, 2, 2), (1, 1, 1, 1), (1, 1), (2,), (1,), ()):
             try:
-                found = self.spec((shape,) * len(dtypes), dtypes).dtypes
+                results = self.spec((shape,) * len(dtypes), dtypes).dtypes
             except (ValueError, TypeError, IndexError, np.linalg.LinAlgError):
                 continue
-            if len(found) == self.num_outputs:
-                return found
-        return [self.settled(np.result_type(*dtypes), dtypes) if dtypes else FLOAT32] * self.num_outputs
+            if len(results) == self.num_outputs:
+                return results
+        return [self.result_dtype(np.result_type(*dtypes), dtypes) if dtypes else FLOAT32] * self.num_outputs
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        args, kwargs = self.call.fill(inputs)
+        call = self.make_call([value.dtype for value in inputs]) if self.wraps else self.call
+        args, kwargs = call.fill(inputs)
         function = function_of(run.xp, self.function)
-        if self._adds_up(outputs[0].dtype):
-            kwargs = {**kwargs, "dtype": _kept_in(inputs[0].dtype, outputs[0].dtype)}
+        if self._accumulates_wider(outputs[0].dtype):
+            kwargs = {**kwargs, "dtype": _accumulator_dtype(inputs[0].dtype, outputs[0].dtype)}
         if len(outputs) == 1 and "dtype" not in kwargs:
             out = outputs[0]
-            alike = self.function in _INTO and all(each.dtype == out.dtype for each in inputs)
-            if alike or table.ufunc(self.function) is not None:
+            has_out_dtype = self.function in _WITH_OUT and all(value.dtype == out.dtype for value in inputs)
+            if has_out_dtype or table.ufunc(self.function) is not None:
                 function(*args, out=out, **kwargs)
                 return
-        for result, out in zip(results_of(function(*args, **kwargs)), outputs, strict=True):
-            if result.shape != out.shape:  # it would be broadcast
+        for result, out in zip(as_list(function(*args, **kwargs)), outputs, strict=True):
+            if result.shape != out.shape:  # assignment would broadcast it
                 raise ShapeError(f"{self.function}: the result has shape {result.shape}, expected {out.shape}")
             out[...] = result
 
-    def bound(self, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
-        """The forward of the registry's operator that does the same, where that has one with less to decide."""
-        if xp is not np or not given:
+    def bound(self, xp: Any, inputs: Sequence[Form], outputs: Sequence[Form]) -> Bound | None:
+        """Return the bound forward of the equivalent operator of the registry, or of the NumPy call."""
+        if xp is not np or not inputs:
             return None
-        alike = all(dtype is made[0][1] and shape and 0 not in shape for shape, dtype in given)
-        twin = self._twin([shape for shape, _ in given]) if alike and made[0][1] in _QUICK else None
-        if twin is None:
+        is_uniform = all(dtype is outputs[0][1] and shape and 0 not in shape for shape, dtype in inputs)
+        equivalent = (
+            self._equivalent([shape for shape, _ in inputs]) if is_uniform and outputs[0][1] in _KERNEL_DTYPES else None
+        )
+        if equivalent is None:
             return (
                 None
-                if self._adds_up(made[0][1])
-                else binding.bind(self.function, function_of(xp, self.function), self.call, given, made)
+                if self._accumulates_wider(outputs[0][1])
+                else binding.bind(
+                    self.function,
+                    function_of(xp, self.function),
+                    self.make_call([dtype for _, dtype in inputs]),
+                    inputs,
+                    outputs,
+                )
             )
-        fast = kernel_for("cpu", twin.name)
-        bind = getattr(fast, "bind", None)
-        bound: Bound | None = twin.bound(xp, given, made) if bind is None else bind(twin, given, made)
+        kernel = kernel_for("cpu", equivalent.name)
+        bind = None if kernel is None else kernel.bind
+        bound = equivalent.bound(xp, inputs, outputs) if bind is None else bind(equivalent, inputs, outputs)
         if bound is None:
-            return twin.forward if fast is None else partial(fast, twin)
+            return equivalent.forward if kernel is None else partial(kernel.compute, equivalent)
         return bound
 
-    def _adds_up(self, made: DType) -> bool:
-        """Tell whether numbers are added up in another dtype than the result's."""
-        return self.function in _SUMS and (made is _HALF or "dtype" in self.call.kwargs)
+    def _accumulates_wider(self, result: DType) -> bool:
+        """Return whether numbers are accumulated in a wider dtype than the result's."""
+        return self.function in _SUMS and (result is _HALF or "dtype" in self.call.kwargs)
 
-    def _twin(self, shapes: Sequence[Shape]) -> Operator | None:
-        """The registry's operator that does the same on floating arrays; None where there is none, or it is another."""
+    def _equivalent(self, shapes: Sequence[Shape]) -> Operator | None:
+        """Return the equivalent operator of the registry for floating-point arrays, or None."""
         args, kwargs, ndim = self.call.args, self.call.kwargs, len(shapes[0])
-        if self.function in ("dot", "matmul") and self.call.flat and [len(each) for each in shapes] == [2, 2]:
+        if self.function in ("dot", "matmul") and self.call.flat and [len(shape) for shape in shapes] == [2, 2]:
             return lookup("dot").create()
         if self.function == "stack" and len(args) <= 2 and not kwargs.keys() - {"axis"}:
             axis = args[1] if len(args) == 2 else kwargs.get("axis", 0)
@@ -356,86 +429,84 @@ class NumPyCall(_Calling, hidden=True, typed_by_shapes=True):
     def as_ufunc(self, xp: Any, dtype: DType) -> tuple[Callable[..., Any], Any] | None:
         if self.num_outputs != 1 or self.call.kwargs or table.ufunc(self.function) is None:
             return None
-        function, args = function_of(xp, self.function), self.call.args
+        function, args = function_of(xp, self.function), self.make_call([dtype] * self.num_args).args
         if getattr(function, "signature", None) is not None:
             return None
         if self.call.flat:
-            return (function, None) if [each.number for each in args] == list(range(len(args))) else None
+            return (function, None) if [arg.number for arg in args] == list(range(len(args))) else None
         if self.num_args != 1 or len(args) != 2:
             return None
-        if isinstance(args[1], (bool, int, float, complex)):
+        if isinstance(args[1], (bool, int, float, complex, np.generic)):
             return function, args[1]
         number = args[0]
         return (lambda x, _, out: function(number, x, out=out)), number
 
     def gradient(self, F: Any, inputs: Any, outputs: Any, heads: Any) -> Any:
-        from flowmx.numpy import gradients
-
-        return gradients.of(self, F, inputs, outputs, heads)
+        return late("numpy.gradients").call_gradients(self, F, inputs, outputs, heads)
 
 
 @operator("_np_places")
-class NumPyPlaces(_Calling, hidden=True):
-    """Add each element of a gradient to where the element of the result came from.
+class NumPyPlaces(CallOperator, hidden=True):
+    """Add each element of a gradient to the input element that it was moved from.
 
-    The function only moves elements: called on the numbers of an input's elements, it tells where each went. The inputs
+    The function only moves elements: called on the element numbers of an input, it returns where they went. The inputs
     are the gradient of the result, and the arrays of the call that are positions or masks.
     """
 
-    shapes: str = required("The shapes of the call's arrays as text, with the number of an input for positions.")
+    shapes: str = required("For each array of the call its shape, or the number of an input for positions, as text.")
     place: int = required("The array whose gradient it is.")
     num_heads: int = option(1, "Number of results of the call.")
 
-    given: ClassVar[Any] = None
+    sources: ClassVar[Any] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "given", literal(self.shapes))
+        object.__setattr__(self, "sources", literal(self.shapes))
 
     def infer_shape(self, shapes: list[Any]) -> Any:
-        return shapes, [self.given[self.place]]
+        return shapes, [self.sources[self.place]]
 
     def infer_type(self, dtypes: list[DType | None]) -> Any:
         return dtypes, [dtypes[0]]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, out = run.xp, outputs[0]
-        whence = self._moved(xp, inputs, xp.arange(1, out.size + 1))
-        if self.function in _WITH_CONSTANTS:  # numbers that stand among the arguments come from no array
-            whence = whence - self._moved(xp, inputs, xp.zeros(out.size, np.int64))
-        whence = whence.astype(np.int64, copy=False)
-        weights = xp.concatenate([each.ravel() for each in inputs[: self.num_heads]])
+        origins = self._move(xp, inputs, xp.arange(1, out.size + 1))
+        if self.function in _WITH_CONSTANTS:  # constants among the arguments do not come from an array
+            origins = origins - self._move(xp, inputs, xp.zeros(out.size, np.int64))
+        origins = origins.astype(np.int64, copy=False)
+        weights = xp.concatenate([value.ravel() for value in inputs[: self.num_heads]])
         if weights.dtype.kind == "c":
-            found = _added(xp, whence, weights.real, out.size) + 1j * _added(xp, whence, weights.imag, out.size)
+            totals = _sum_by_origin(xp, origins, weights.real, out.size) + 1j * _sum_by_origin(
+                xp, origins, weights.imag, out.size
+            )
         else:
-            found = _added(xp, whence, weights, out.size)
-        out[...] = found[1:].reshape(out.shape)
+            totals = _sum_by_origin(xp, origins, weights, out.size)
+        out[...] = totals[1:].reshape(out.shape)
 
-    def _moved(self, xp: Any, inputs: Sequence[Array], numbers: Array) -> Array:
-        """The results of the call, one after the other, with numbers for the elements of the array."""
+    def _move(self, xp: Any, inputs: Sequence[Array], numbers: Array) -> Array:
+        """Return the concatenated results of the call for an array whose elements are ``numbers``."""
         arrays = []
-        for index, each in enumerate(self.given):
-            if isinstance(each, int):
-                arrays.append(inputs[each])
+        for index, source in enumerate(self.sources):
+            if isinstance(source, int):
+                arrays.append(inputs[source])
             else:
-                arrays.append(numbers.reshape(each) if index == self.place else xp.zeros(each, np.int64))
+                arrays.append(numbers.reshape(source) if index == self.place else xp.zeros(source, np.int64))
         args, kwargs = self.call.fill(arrays)
-        results = results_of(function_of(xp, self.function)(*args, **kwargs))
-        return xp.concatenate([each.ravel() for each in results])
+        results = as_list(function_of(xp, self.function)(*args, **kwargs))
+        return xp.concatenate([result.ravel() for result in results])
 
     def gradient(self, F: Any, inputs: Any, outputs: Any, heads: Any) -> Any:
-        from flowmx.numpy import gradients
-
-        return gradients.of_places(self, F, inputs, heads)
+        return late("numpy.gradients").places_gradient(self, F, inputs, heads)
 
 
-def _added(xp: Any, whence: Array, weights: Array, size: int) -> Array:
-    return xp.bincount(whence, weights=weights.astype(np.float64), minlength=size + 1)
+def _sum_by_origin(xp: Any, origins: Array, weights: Array, size: int) -> Array:
+    return xp.bincount(origins, weights=weights.astype(np.float64), minlength=size + 1)
 
 
 @operator("_np_waiting")
-class NumPyWaiting(_Calling, hidden=True, dynamic=True, no_gradient=True):
-    """Call a function of NumPy's whose results' shapes follow from what its arrays hold."""
+class NumPyDynamicCall(CallOperator, hidden=True, dynamic=True, no_gradient=True):
+    """Call a NumPy function whose result shapes depend on the content of its arrays."""
 
     num_outputs: int = option(1, "Number of results.")
 
@@ -448,17 +519,15 @@ class NumPyWaiting(_Calling, hidden=True, dynamic=True, no_gradient=True):
     def infer_type(self, dtypes: list[DType | None]) -> Any:
         return dtypes, [None] * self.num_outputs
 
-    def at_once(self, F: Any, inputs: Sequence[Any]) -> Any:
-        from flowmx.numpy.calls import call_waiting
-
-        args, kwargs = self.call.fill([each.as_np_ndarray() for each in inputs])
-        found = call_waiting(self.function, args, kwargs)
-        return found if isinstance(found, (list, tuple)) and len(found) > 1 else results_of(found)[0]
+    def compute_eagerly(self, F: Any, inputs: Sequence[Any]) -> Any:
+        args, kwargs = self.call.fill([value.as_np_ndarray() for value in inputs])
+        results = late("numpy.calls").call_waiting(self.function, args, kwargs)
+        return results if isinstance(results, (list, tuple)) and len(results) > 1 else as_list(results)[0]
 
 
 @operator("_np_refused")
 class NumPyRefusal(Operator, hidden=True, no_gradient=True):
-    """Raise that there is no gradient, where a backward pass asks for it.
+    """Raise an error in the backward pass, for a function without a gradient.
 
     Raises:
         AutogradError: always.
@@ -472,7 +541,7 @@ class NumPyRefusal(Operator, hidden=True, no_gradient=True):
 
 @operator("_npx_reshape")
 class NumPyReshape(View, hidden=True, in_place=((0, 0),), view=True):
-    """Give an array another shape by the codes of ``npx.reshape``."""
+    """Change the shape of an array by the codes of ``npx.reshape``."""
 
     arguments = ("a",)
     newshape: Shape = required("Lengths, or codes.")
@@ -483,16 +552,16 @@ class NumPyReshape(View, hidden=True, in_place=((0, 0),), view=True):
         (shape,) = shapes
         if shape is None or -1 in shape:
             return shapes, [None]
-        lengths = reshaped(self.newshape, shape, self.reverse)
+        lengths = resolve_codes(self.newshape, shape, self.reverse)
         return shapes, [np.broadcast_to(np.zeros((), bool), shape).reshape(lengths).shape]
 
 
 @operator("_npx_constraint_check")
 class NumPyCheck(Operator, hidden=True, no_gradient=True):
-    """Tell that all elements are true.
+    """Check that all elements are true.
 
     Raises:
-        ValueError: one is not, with the message given.
+        ValueError: an element is false; the message is ``msg``.
     """
 
     arguments = ("input",)
@@ -510,59 +579,59 @@ class NumPyCheck(Operator, hidden=True, no_gradient=True):
         outputs[0][...] = True
 
 
-def reshaped(newshape: Sequence[int], old: Shape, reverse: bool = False) -> tuple[int, ...]:
-    """The lengths that the codes of ``npx.reshape`` stand for; -1 stays.
+def resolve_codes(newshape: Sequence[int], old: Shape, reverse: bool = False) -> tuple[int, ...]:
+    """Resolve the codes of ``npx.reshape`` to lengths; -1 stays.
 
     Raises:
         ShapeError: the codes do not fit the shape.
     """
     codes = list(newshape)
     if reverse:
-        return tuple(_lengths(_backwards(codes), old[::-1], codes)[::-1])
+        return tuple(_lengths(_reverse_codes(codes), old[::-1], codes)[::-1])
     return tuple(_lengths(codes, old, codes))
 
 
-def _backwards(codes: Sequence[int]) -> list[int]:
-    """The codes from right to left, a split still before its two lengths."""
-    found: list[int] = []
-    at = 0
-    while at < len(codes):
-        width = 3 if codes[at] == -6 else 1
-        group = list(codes[at : at + width])
-        found = [group[0], *group[:0:-1], *found]
-        at += width
-    return found
+def _reverse_codes(codes: Sequence[int]) -> list[int]:
+    """Reverse the codes; a split code stays before its two lengths."""
+    reverse: list[int] = []
+    index = 0
+    while index < len(codes):
+        width = 3 if codes[index] == -6 else 1
+        group = list(codes[index : index + width])
+        reverse = [group[0], *group[:0:-1], *reverse]
+        index += width
+    return reverse
 
 
-def _lengths(codes: Sequence[int], shape: Sequence[int], given: Sequence[int]) -> list[int]:
-    made: list[int] = []
-    axis, at = 0, 0
+def _lengths(codes: Sequence[int], shape: Sequence[int], newshape: Sequence[int]) -> list[int]:
+    lengths: list[int] = []
+    axis, index = 0, 0
     try:
-        while at < len(codes):
-            code = codes[at]
+        while index < len(codes):
+            code = codes[index]
             if code == -2:
-                made.append(shape[axis])
+                lengths.append(shape[axis])
                 axis += 1
             elif code == -3:
                 if shape[axis] != 1:
-                    raise ShapeError(f"reshape: -3 leaves out an axis of length 1, not one of {shape[axis]}")
+                    raise ShapeError(f"reshape: -3 removes an axis of length 1, got length {shape[axis]}")
                 axis += 1
             elif code == -4:
-                made += shape[axis:]
+                lengths += shape[axis:]
                 axis = len(shape)
             elif code == -5:
-                made.append(shape[axis] * shape[axis + 1])
+                lengths.append(shape[axis] * shape[axis + 1])
                 axis += 2
             elif code == -6:
-                one, other = codes[at + 1 : at + 3]
+                one, other = codes[index + 1 : index + 3]
                 one = shape[axis] // other if one == -1 else one
                 other = shape[axis] // one if other == -1 else other
-                made += (one, other)
-                axis, at = axis + 1, at + 2
+                lengths += (one, other)
+                axis, index = axis + 1, index + 2
             else:
-                made.append(code)
+                lengths.append(code)
                 axis += 1
-            at += 1
+            index += 1
     except IndexError:
-        raise ShapeError(f"reshape: {tuple(given)} asks for more axes than the array's {len(shape)}") from None
-    return made
+        raise ShapeError(f"reshape: {tuple(newshape)} needs more axes than the {len(shape)} of the array") from None
+    return lengths

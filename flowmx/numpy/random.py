@@ -1,6 +1,6 @@
-"""``mx.np.random``: arrays of random numbers, drawn by the device's generator, which ``mx.random.seed`` seeds.
+"""``mx.np.random``: random arrays from the generator of a device, which ``mx.random.seed`` seeds.
 
-Each function is a row of :data:`TABLE`: its parameters, as NumPy's generator takes them. Parameters may be arrays.
+Each function is a row of :data:`TABLE` with the parameters of NumPy's generator. Parameters may be arrays.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flowmx import random as _classic
+from flowmx.bounded_tables import make_room
 from flowmx.devices import current_context
 from flowmx.errors import raised_as_mxnet
-from flowmx.ndarray.array import on_context
+from flowmx.late_binding import late
 from flowmx.ndarray.core import BaseArray, invoke
+from flowmx.ndarray.creation import on_context
 from flowmx.numpy import calls, conversion
 from flowmx.numpy.forms import encode
-from flowmx.numpy.operator import _Calling
+from flowmx.numpy.operator import CallOperator
 from flowmx.ops.registry.dtypes import FLOAT32, DType
-from flowmx.ops.registry.operators import Array, Run, Shape, Spec, operator, required
+from flowmx.ops.registry.operators import SPEC_LIMIT, Array, Run, Shape, operator, required
+from flowmx.ops.registry.spec import Spec
 from flowmx.semantics import default_float
 
 __all__ = ["TABLE", "choice", "rand", "randint", "randn", "seed", "shuffle"]
@@ -30,93 +33,95 @@ class Row(NamedTuple):
     """A distribution.
 
     Attributes:
-        parameters: the names of the parameters, with their defaults (None: must be given).
-        method: NumPy's generator's.
-        gradient: that of the parameters, of (functions, gradient, result, *parameters); None where there is none.
-        whole: whether the numbers are whole.
+        parameters: the parameters and their defaults (None: required).
+        method: the method of NumPy's generator.
+        gradient: the gradients of the parameters, called with (namespace, gradient, result, *parameters), or None.
+        draws_integers: whether it draws integers.
     """
 
     parameters: dict[str, Any]
     method: str
     gradient: Callable[..., Any] | None = None
-    whole: bool = False
+    draws_integers: bool = False
 
 
-def _moved_and_scaled(np_of: Any, g: Any, r: Any, loc: Any, scale: Any) -> tuple[Any, Any]:
+def _location_scale(xp: Any, g: Any, r: Any, loc: Any, scale: Any) -> tuple[Any, Any]:
     return g, g * (r - loc) / scale
 
 
-def _between(np_of: Any, g: Any, r: Any, low: Any, high: Any) -> tuple[Any, Any]:
-    part = (r - low) / (high - low)
-    return g * (1 - part), g * part
+def _interval(xp: Any, g: Any, r: Any, low: Any, high: Any) -> tuple[Any, Any]:
+    fraction = (r - low) / (high - low)
+    return g * (1 - fraction), g * fraction
 
 
-def _scaled(np_of: Any, g: Any, r: Any, scale: Any) -> tuple[Any]:
+def _scale(xp: Any, g: Any, r: Any, scale: Any) -> tuple[Any]:
     return (g * r / scale,)
 
 
-def _of_exponent(np_of: Any, g: Any, r: Any, mean: Any, sigma: Any) -> tuple[Any, Any]:
-    return g * r, g * r * (np_of.log(r) - mean) / sigma
+def _lognormal(xp: Any, g: Any, r: Any, mean: Any, sigma: Any) -> tuple[Any, Any]:
+    return g * r, g * r * (xp.log(r) - mean) / sigma
 
 
-def _of_power(np_of: Any, g: Any, r: Any, a: Any) -> tuple[Any]:
-    return (-g * r * np_of.log(r) / a,)
+def _power(xp: Any, g: Any, r: Any, a: Any) -> tuple[Any]:
+    return (-g * r * xp.log(r) / a,)
 
 
-def _of_pareto(np_of: Any, g: Any, r: Any, a: Any) -> tuple[Any]:
-    return (-g * (r + 1) * np_of.log1p(r) / a,)
+def _pareto(xp: Any, g: Any, r: Any, a: Any) -> tuple[Any]:
+    return (-g * (r + 1) * xp.log1p(r) / a,)
 
 
 TABLE: dict[str, Row] = {
-    "uniform": Row({"low": 0.0, "high": 1.0}, "uniform", _between),
-    "normal": Row({"loc": 0.0, "scale": 1.0}, "normal", _moved_and_scaled),
-    "gumbel": Row({"loc": 0.0, "scale": 1.0}, "gumbel", _moved_and_scaled),
-    "logistic": Row({"loc": 0.0, "scale": 1.0}, "logistic", _moved_and_scaled),
-    "laplace": Row({"loc": 0.0, "scale": 1.0}, "laplace", _moved_and_scaled),
-    "lognormal": Row({"mean": 0.0, "sigma": 1.0}, "lognormal", _of_exponent),
-    "exponential": Row({"scale": 1.0}, "exponential", _scaled),
-    "rayleigh": Row({"scale": 1.0}, "rayleigh", _scaled),
+    "uniform": Row({"low": 0.0, "high": 1.0}, "uniform", _interval),
+    "normal": Row({"loc": 0.0, "scale": 1.0}, "normal", _location_scale),
+    "gumbel": Row({"loc": 0.0, "scale": 1.0}, "gumbel", _location_scale),
+    "logistic": Row({"loc": 0.0, "scale": 1.0}, "logistic", _location_scale),
+    "laplace": Row({"loc": 0.0, "scale": 1.0}, "laplace", _location_scale),
+    "lognormal": Row({"mean": 0.0, "sigma": 1.0}, "lognormal", _lognormal),
+    "exponential": Row({"scale": 1.0}, "exponential", _scale),
+    "rayleigh": Row({"scale": 1.0}, "rayleigh", _scale),
     "gamma": Row({"shape": None, "scale": 1.0}, "gamma"),
     "beta": Row({"a": None, "b": None}, "beta"),
     "chisquare": Row({"df": None}, "chisquare"),
     "f": Row({"dfnum": None, "dfden": None}, "f"),
-    "pareto": Row({"a": None}, "pareto", _of_pareto),
-    "power": Row({"a": None}, "power", _of_power),
-    "weibull": Row({"a": None}, "weibull", _of_power),
-    "poisson": Row({"lam": 1.0}, "poisson", whole=True),
-    "binomial": Row({"n": None, "p": None}, "binomial", whole=True),
-    "geometric": Row({"p": None}, "geometric", whole=True),
-    "multinomial": Row({"n": None, "pvals": None}, "multinomial", whole=True),
+    "pareto": Row({"a": None}, "pareto", _pareto),
+    "power": Row({"a": None}, "power", _power),
+    "weibull": Row({"a": None}, "weibull", _power),
+    "poisson": Row({"lam": 1.0}, "poisson", draws_integers=True),
+    "binomial": Row({"n": None, "p": None}, "binomial", draws_integers=True),
+    "geometric": Row({"p": None}, "geometric", draws_integers=True),
+    "multinomial": Row({"n": None, "pvals": None}, "multinomial", draws_integers=True),
     "multivariate_normal": Row({"mean": None, "cov": None}, "multivariate_normal"),
-    "permutation": Row({"x": None}, "permutation", whole=True),
+    "permutation": Row({"x": None}, "permutation", draws_integers=True),
 }
-_METHODS = {each.method: each for each in TABLE.values()}
+_METHODS = {row.method: row for row in TABLE.values()}
 
 
 @operator("_np_random")
-class NumPyRandom(_Calling, hidden=True, uses_random=True):
+class NumPyRandom(CallOperator, hidden=True, uses_random=True):
     """Draw from a distribution of NumPy's generator."""
 
     dtype: DType = required("The result's dtype.")
 
     def spec(self, shapes: tuple[Shape, ...], dtypes: tuple[DType, ...]) -> Spec:
         key = (shapes, dtypes)
-        known = self._specs.get(key)
-        if known is not None:
-            return known
+        spec = self._specs.get(key)
+        if spec is not None:
+            return spec
         square = self.function == "multivariate_normal"
-        stands = [
+        stand_ins = [
             np.broadcast_to(
-                np.eye(shape[-2], shape[-1]) if square and len(shape) > 1 else _STANDING.get(self.function, 1.0), shape
+                np.eye(shape[-2], shape[-1]) if square and len(shape) > 1 else _VALID_PARAMETER.get(self.function, 1.0),
+                shape,
             )
             for shape in shapes
         ]
-        args, kwargs = self.call.fill([each.astype(t) for each, t in zip(stands, dtypes, strict=True)])
-        found = np.asarray(_drawn(np.random.default_rng(0), self.function, args, kwargs))
-        made = Spec([found.shape], [self.dtype], light=False)
-        made.gradient = self.gradient if self.dtype.kind == "f" else None
-        self._specs[key] = made
-        return made
+        args, kwargs = self.call.fill([stand.astype(t) for stand, t in zip(stand_ins, dtypes, strict=True)])
+        sample = np.asarray(_sample(np.random.default_rng(0), self.function, args, kwargs))
+        spec = Spec([sample.shape], [self.dtype], light=False)
+        spec.gradient = self.gradient if self.dtype.kind == "f" else None
+        make_room(self._specs, SPEC_LIMIT)
+        self._specs[key] = spec
+        return spec
 
     def infer_shape(self, shapes: list[Any]) -> Any:
         if any(shape is None or -1 in shape for shape in shapes):
@@ -128,102 +133,109 @@ class NumPyRandom(_Calling, hidden=True, uses_random=True):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         args, kwargs = self.call.fill(inputs)
-        if self.function == "multinomial" and np.size(args[1]):  # in float32 a sum of 1 may be more
-            chances = np.asarray(args[1], np.float64)
-            total = chances.sum(axis=-1, keepdims=True)
-            args[1] = np.where(np.abs(total - 1) < 1e-4, chances / np.where(total == 0, 1, total), chances)
-        outputs[0][...] = _drawn(run.random, self.function, args, kwargs)
+        if self.function == "multinomial" and np.size(args[1]):  # float32 rounding may make the sum exceed 1
+            probabilities = np.asarray(args[1], np.float64)
+            total = probabilities.sum(axis=-1, keepdims=True)
+            args[1] = np.where(np.abs(total - 1) < 1e-4, probabilities / np.where(total == 0, 1, total), probabilities)
+        outputs[0][...] = _sample(run.random, self.function, args, kwargs)
 
     def gradient(self, F: Any, inputs: Any, outputs: Any, heads: Any) -> Any:
-        from flowmx.numpy import gradients
-
+        gradients = late("numpy.gradients")
         row = _METHODS.get(self.function.removesuffix("_n"))
         rule = None if row is None else row.gradient
         if row is None or rule is None:
             calls.refusal(f"random.{self.function}")(F, inputs, outputs, heads)
-        np_of = gradients._functions(F)
-        arrays = [gradients._faced(inputs[index]) for index in range(self.num_args)]
+        xp = gradients._functions(F)
+        arrays = [gradients._as_np(inputs[index]) for index in range(self.num_args)]
         args, _ = self.call.fill(arrays)
-        found: list[Any] = [None] * self.num_args
-        head, result = gradients.headed(heads[0]), gradients._faced(outputs[0])
-        gradients._sort_out(self.call.args, rule(np_of, head, result, *args[: len(row.parameters)]), found)
-        return [None if each is None else gradients.matched(np_of, each, arrays[at]) for at, each in enumerate(found)]
+        results: list[Any] = [None] * self.num_args
+        head, result = gradients.as_head(heads[0]), gradients._as_np(outputs[0])
+        gradients.scatter_to_slots(self.call.args, rule(xp, head, result, *args[: len(row.parameters)]), results)
+        pairs = zip(results, arrays, strict=True)
+        return [None if gradient is None else gradients.unbroadcast(xp, gradient, array) for gradient, array in pairs]
 
 
-def _drawn(generator: Any, function: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Draw by a method of a generator; a Bernoulli's numbers are uniform ones below its probability."""
-    if function in _POSITIVE and any((np.asarray(each) <= 0).any() for each in args):
+def _sample(generator: Any, function: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Draw with a method of a generator. Bernoulli samples are uniform numbers compared with the probability."""
+    if function in _POSITIVE and any((np.asarray(arg) <= 0).any() for arg in args):
         raise ValueError(f"random.{function}: a parameter is not above 0")
-    if function == "choice" and len(args) == 4 and args[3] is not None:  # in float32 their sum may be more than 1
-        chances = np.asarray(args[3], np.float64)
-        args = [*args[:3], chances / chances.sum()]
+    if function == "choice" and len(args) == 4 and args[3] is not None:  # float32 rounding may make the sum exceed 1
+        probabilities = np.asarray(args[3], np.float64)
+        args = [*args[:3], probabilities / probabilities.sum()]
     if function in ("uniform_n", "normal_n"):
-        size = (*kwargs["size"], *np.broadcast_shapes(*(np.shape(each) for each in args)))
+        size = (*kwargs["size"], *np.broadcast_shapes(*(np.shape(arg) for arg in args)))
         return getattr(generator, function[:-2])(*args, size=size)
     if function == "multinomial" and not np.size(args[1]):
         return np.zeros((*np.atleast_1d(kwargs.get("size", ())).astype(int), 0))
     if function == "multivariate_normal" and (np.ndim(args[0]) > 1 or np.ndim(args[1]) > 2):
-        return _of_batches(generator, *args, **kwargs)
+        return _batched_normal(generator, *args, **kwargs)
     if not function.startswith("bernoulli"):
         return getattr(generator, function)(*args, **kwargs)
-    chance = np.asarray(args[0] if function == "bernoulli" else 1 / (1 + np.exp(-np.asarray(args[0]))))
-    if ((chance < 0) | (chance > 1)).any():
-        raise ValueError("random.bernoulli: a probability is not from 0 to 1")
-    return generator.random(kwargs.get("size", chance.shape)) < chance
+    probability = np.asarray(args[0] if function == "bernoulli" else 1 / (1 + np.exp(-np.asarray(args[0]))))
+    if ((probability < 0) | (probability > 1)).any():
+        raise ValueError("random.bernoulli: a probability is outside 0 to 1")
+    return generator.random(kwargs.get("size", probability.shape)) < probability
 
 
-def _of_batches(generator: Any, mean: Any, cov: Any, size: Any = ()) -> Any:
-    """Normal vectors of many means or covariances, whose first axes are broadcast."""
+def _batched_normal(generator: Any, mean: Any, cov: Any, size: Any = ()) -> Any:
+    """Draw normal vectors for batches of means or covariances; the batch axes are broadcast."""
     lead = np.broadcast_shapes(np.shape(mean)[:-1], np.shape(cov)[:-2])
     factor = np.linalg.cholesky(np.asarray(cov, np.float64))
     size = (size,) if isinstance(size, int) else tuple(size)
-    drawn = generator.standard_normal((*size, *lead, np.shape(mean)[-1]))
-    return mean + (factor @ drawn[..., None])[..., 0]
+    samples = generator.standard_normal((*size, *lead, np.shape(mean)[-1]))
+    return mean + (factor @ samples[..., None])[..., 0]
 
 
 _POSITIVE = ("gamma", "pareto", "power", "weibull")
-"""Distributions of which MXNet refuses parameters that are not above 0."""
+"""Distributions whose parameters must be positive in MXNet."""
 
 
-_STANDING = {"binomial": 0.5, "geometric": 0.5, "multinomial": 0.0}
-"""A value that is right for a parameter, where 1 is not."""
+_VALID_PARAMETER = {"binomial": 0.5, "geometric": 0.5, "multinomial": 0.0}
+"""A valid parameter value for the distributions for which 1 is invalid."""
 
 
-def _draw(method: str, args: Sequence[Any], size: Any, dtype: Any, ctx: Any, out: Any, named: bool = True) -> Any:
-    found = conversion.arrays_of(list(args))
-    context = found[0].context if found else ctx or current_context()
-    sorter = calls._Sorter(context)
-    kept = [sorter.sort(np.asarray(each) if isinstance(each, list) else each) for each in args]
+def _draw(method: str, args: Sequence[Any], size: Any, dtype: Any, ctx: Any, out: Any) -> Any:
+    arrays = conversion.arrays_of(list(args))
+    context = arrays[0].context if arrays else ctx or current_context()
+    splitter = calls.ArgumentSplitter(context)
+    slots = [splitter.split(np.asarray(arg) if isinstance(arg, list) else arg) for arg in args]
     kwargs = {} if size is None else {"size": int(size) if isinstance(size, (int, np.integer)) else tuple(size)}
-    parameters = {"num_args": len(sorter.arrays), "function": method, "form": encode(kept, kwargs), "dtype": dtype}
+    parameters = {"num_args": len(splitter.arrays), "function": method, "form": encode(slots, kwargs), "dtype": dtype}
     op = NumPyRandom.create(**parameters)
     with raised_as_mxnet(ValueError):
-        made = conversion.face(invoke(op, sorter.arrays, None, None if sorter.arrays else on_context(context), 4))
-    return made if out is None else calls.into(method, made, out, None)
+        result = conversion.to_np(
+            invoke(op, splitter.arrays, None, None if splitter.arrays else on_context(context), 4)
+        )
+    return result if out is None else calls.write_into(method, result, out, None)
 
 
 def _function(name: str, row: Row) -> Callable[..., Any]:
     kind = inspect.Parameter
     parameters = [
-        kind(each, kind.POSITIONAL_OR_KEYWORD, default=kind.empty if default is None else default)
-        for each, default in row.parameters.items()
+        kind(parameter, kind.POSITIONAL_OR_KEYWORD, default=kind.empty if default is None else default)
+        for parameter, default in row.parameters.items()
     ]
-    others = [kind(each, kind.POSITIONAL_OR_KEYWORD, default=None) for each in ("size", "dtype", "ctx", "out")]
+    others = [kind(option, kind.POSITIONAL_OR_KEYWORD, default=None) for option in ("size", "dtype", "ctx", "out")]
     signature = inspect.Signature([*parameters, *others])
 
     def function(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.pop("device", None)
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        values = given.arguments
-        dtype = conversion.given_dtype(values["dtype"]) or (np.dtype(np.int64) if row.whole else default_float())
-        numbers = [row.parameters[each] if values[each] is None else values[each] for each in row.parameters]
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        values = bound.arguments
+        dtype = conversion.parse_dtype(values["dtype"]) or (
+            np.dtype(np.int64) if row.draws_integers else default_float()
+        )
+        numbers = [
+            row.parameters[parameter] if values[parameter] is None else values[parameter]
+            for parameter in row.parameters
+        ]
         return _draw(row.method, numbers, values["size"], dtype, values["ctx"] or device, values["out"])
 
     function.__name__ = function.__qualname__ = name
     function.__module__ = __name__
-    function.__signature__ = signature  # type: ignore[attr-defined]
-    function.__doc__ = f"Numbers drawn as by :meth:`numpy.random.Generator.{row.method}`."
+    vars(function)["__signature__"] = signature
+    function.__doc__ = f"Draw random numbers, as :meth:`numpy.random.Generator.{row.method}`."
     return function
 
 
@@ -233,35 +245,35 @@ for _name, _row in TABLE.items():
 
 
 def randint(low: Any, high: Any = None, size: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None) -> Any:
-    """Whole numbers from ``low`` up to, and without, ``high`` (from 0 to ``low`` where it is None)."""
+    """Draw integers from ``low`` up to, excluding, ``high`` (from 0 up to ``low`` if ``high`` is None)."""
     bounds = (0, low) if high is None else (low, high)
-    return _draw("integers", bounds, size, conversion.given_dtype(dtype) or np.dtype(np.int64), ctx, out)
+    return _draw("integers", bounds, size, conversion.parse_dtype(dtype) or np.dtype(np.int64), ctx, out)
 
 
 def rand(*size: int, **kwargs: Any) -> Any:
-    """Uniform numbers from 0 to 1, the shape given as arguments: ``rand(2, 3)``."""
+    """Draw uniform numbers from 0 to 1. The arguments are the shape: ``rand(2, 3)``."""
     return globals()["uniform"](0.0, 1.0, size=size or None, **kwargs)
 
 
 def randn(*size: int, **kwargs: Any) -> Any:
-    """Normal numbers of mean 0 and standard deviation 1, the shape given as arguments: ``randn(2, 3)``."""
+    """Draw normal numbers with mean 0 and standard deviation 1. The arguments are the shape: ``randn(2, 3)``."""
     return globals()["normal"](0.0, 1.0, size=size or None, **kwargs)
 
 
 def choice(a: Any, size: Any = None, replace: bool = True, p: Any = None, ctx: Any = None, out: Any = None) -> Any:
-    """Elements of an array, or whole numbers below ``a``, chosen at random, with the probabilities ``p``."""
+    """Draw elements of an array, or integers below ``a``, with the probabilities ``p``."""
     count = a if isinstance(a, (int, np.integer)) else a.shape[0]
     if p is not None:
-        p = np.asarray(p.asnumpy() if isinstance(p, BaseArray) else p, np.float64)  # type: ignore[attr-defined]
+        p = np.asarray(p.asnumpy() if isinstance(p, BaseArray) else p, np.float64)
         p = tuple((p / p.sum()).tolist())
     args = (int(count), None if size is None else size, replace, p)
-    drawn = _draw("choice", args, None, np.dtype(np.int64), ctx, None)
-    made = drawn if isinstance(a, (int, np.integer)) else a[drawn]
-    return made if out is None else calls.into("choice", made, out, None)
+    indices = _draw("choice", args, None, np.dtype(np.int64), ctx, None)
+    result = indices if isinstance(a, (int, np.integer)) else a[indices]
+    return result if out is None else calls.write_into("choice", result, out, None)
 
 
 def shuffle(x: Any) -> None:
-    """Put the rows of an array in another order, in place."""
+    """Shuffle the rows of an array in place."""
     order = globals()["permutation"](x.shape[0])
     x[...] = x[order]
 

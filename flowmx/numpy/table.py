@@ -1,15 +1,15 @@
-"""The table of ``mx.np``: for each name what serves it.
+"""The table of the names of ``mx.np``.
 
 A name is one of these:
 
-- a *call*: NumPy's function as an operation of the engine (``operator.py``). Where an operator of the registry does
-  the same on floating numbers of one dtype, :data:`REGISTERED` names it: it has kernels of its own, and a gradient;
-- *waiting*: the result's shape, or its type, follows from what the arrays hold, so that the call waits for them;
-- *host*: an answer about dtypes and shapes, or a constant, without looking at any element;
-- one of the functions in the modules of :data:`WRITTEN`, which has no counterpart in NumPy, or differs from it.
+- :data:`CALLS`: a NumPy function that runs as an operation of the engine (``operator.py``). :data:`REGISTERED` has the
+  equivalent operators of the registry for floating-point arrays of the same dtype, which have kernels and gradients.
+- :data:`BLOCKING`: the shape or type of the result depends on the content of the arrays, so the call waits for them.
+- :data:`METADATA`: a function of dtypes and shapes alone.
+- :data:`DEFINED_IN`: functions without a counterpart in NumPy, or with different arguments, by the module here.
 
-Gradients are those of ``gradients.py``. They are zero, or make no sense, for :data:`WITHOUT_GRADIENT`; those of
-:data:`REFUSED` are refused by the backward pass that asks for them.
+``gradients.py`` has the gradients. They are zero or undefined for :data:`WITHOUT_GRADIENT`. The backward pass raises an
+error for :data:`NOT_DIFFERENTIABLE`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 
 __all__ = [
-    "CALLS", "CONSTANTS", "DTYPES", "FFT", "FORMER", "HOST", "LINALG", "LINALG_WAITING", "METHODS", "MOVING",
-    "NEWER", "REFUSED", "REGISTERED", "REGISTERED_WITH_NUMBER", "RENAMED", "SHAPED", "WAITING", "WITHOUT_GRADIENT",
-    "WRITTEN", "names", "ufunc",
+    "ABSENT", "ALIASES", "BLOCKING", "CALLS", "CONSTANTS", "DEFINED_IN", "DTYPES", "FFT", "LINALG", "LINALG_BLOCKING",
+    "METADATA", "METHODS", "MOVING", "NOT_DIFFERENTIABLE", "NUMPY1_NAMES", "NUMPY2_NAMES", "REGISTERED",
+    "REGISTERED_WITH_NUMBER", "SHAPE_ARGUMENTS", "WITHOUT_GRADIENT", "names", "ufunc",
 ]  # fmt: skip
 
 
 def names(text: str) -> frozenset[str]:
-    """The words of a text."""
+    """Return the words of a text."""
     return frozenset(text.split())
 
 
@@ -55,34 +55,34 @@ _OTHERS = names("""
     transpose trapezoid tril triu unpackbits unravel_index unstack unwrap vander var vdot vsplit vstack where
 """)
 
-NEWER = names("""
+NUMPY2_NAMES = names("""
     acos acosh asin asinh atan atan2 atanh bitwise_count bitwise_invert bitwise_left_shift bitwise_right_shift
     concat cumulative_prod cumulative_sum isdtype matrix_transpose matvec permute_dims pow trapezoid unique_all
     unique_counts unique_inverse unique_values unstack vecdot vecmat linalg.cross linalg.diagonal linalg.matmul
     linalg.matrix_norm linalg.matrix_transpose linalg.outer linalg.svdvals linalg.tensordot linalg.trace
     linalg.vecdot linalg.vector_norm
 """)
-"""Names that came with NumPy 2."""
+"""Names that NumPy 2 introduced."""
 
-FORMER = {} if hasattr(np, "trapezoid") else {"trapezoid": "trapz"}
-"""Names that NumPy 1 has for functions of MXNet."""
+NUMPY1_NAMES = {} if hasattr(np, "trapezoid") else {"trapezoid": "trapz"}
+"""Functions that have another name in NumPy 1."""
 
 CALLS = (_UFUNCS | _OTHERS) - {"put_along_axis"}
 
-WAITING = names("""
+BLOCKING = names("""
     allclose apply_along_axis apply_over_axes argwhere array_equal array_equiv bincount compress extract flatnonzero
     histogram histogram2d histogram_bin_edges histogramdd intersect1d ix_ nonzero piecewise poly polydiv polyfit roots
     setdiff1d setxor1d trim_zeros union1d unique unique_all unique_counts unique_inverse unique_values
     ravel_multi_index diag_indices_from tril_indices_from triu_indices_from
 """)
 
-SHAPED = names("""
+SHAPE_ARGUMENTS = names("""
     array_split broadcast_to delete hsplit dsplit insert moveaxis pad permute_dims repeat reshape resize roll split tile
     transpose vsplit
 """)
-"""Calls whose arguments after the first say what shape the result has: where they are arrays, they are waited for."""
+"""Calls whose arguments after the first determine the shape of the result. They wait for such arrays."""
 
-HOST = names("""
+METADATA = names("""
     broadcast_shapes can_cast iscomplexobj isdtype isrealobj min_scalar_type ndim promote_types result_type shape
     size
 """)
@@ -92,12 +92,12 @@ LINALG = names("""
     matrix_transpose multi_dot norm outer pinv qr slogdet solve svd svdvals tensordot tensorinv tensorsolve trace
     vecdot vector_norm
 """)
-LINALG_WAITING = frozenset(["eig", "eigvals", "lstsq"])
+LINALG_BLOCKING = frozenset(["eig", "eigvals", "lstsq"])
 FFT = names("""
     fft fft2 fftn fftshift hfft ifft ifft2 ifftn ifftshift ihfft irfft irfft2 irfftn rfft rfft2 rfftn
 """)
 
-RENAMED = {
+ALIASES = {
     "abs": "absolute", "acos": "arccos", "acosh": "arccosh", "alltrue": "all", "amax": "max", "amin": "min",
     "around": "round", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan", "atan2": "arctan2", "atanh": "arctanh",
     "bitwise_invert": "invert", "bitwise_left_shift": "left_shift", "bitwise_not": "invert",
@@ -106,9 +106,20 @@ RENAMED = {
     "pow": "power", "product": "prod", "radians": "deg2rad", "round_": "round", "row_stack": "vstack",
     "sometrue": "any", "trapz": "trapezoid",
 }  # fmt: skip
-"""Other names of a function, and the one that its gradient and its operator are under."""
+"""Other names of a function, and the name of its gradient and operator."""
 
-WRITTEN = {
+
+def _exists(name: str) -> bool:
+    owner: Any = np
+    for part in ALIASES.get(name, name).split("."):
+        owner = getattr(owner, part, None)
+    return owner is not None
+
+
+ABSENT = frozenset(name for name in NUMPY2_NAMES if name not in NUMPY1_NAMES and not _exists(name))
+"""The names in :data:`NUMPY2_NAMES` that the installed NumPy does not have."""
+
+DEFINED_IN = {
     "creation": names("""
     arange array asarray ascontiguousarray astype blackman empty empty_like eye frombuffer from_dlpack full
     full_like genfromtxt hamming hanning identity indices linspace logspace ones ones_like tri tril_indices
@@ -119,7 +130,7 @@ WRITTEN = {
 """),
     "info": ["__array_namespace_info__", "finfo", "iinfo"],
 }
-"""The functions that are written out, by the module that they are in."""
+"""The functions that this package implements itself, by module."""
 
 CONSTANTS: dict[str, Any] = {
     "pi": np.pi, "e": np.e, "inf": np.inf, "nan": np.nan, "euler_gamma": np.euler_gamma, "newaxis": None, "NAN": np.nan,
@@ -144,7 +155,7 @@ REGISTERED = {
     "tan": "tan", "arcsin": "arcsin", "arccos": "arccos", "arctan": "arctan", "sinh": "sinh", "cosh": "cosh",
     "arcsinh": "arcsinh", "arccosh": "arccosh", "arctanh": "arctanh", "cbrt": "cbrt",
 }  # fmt: skip
-"""Operators of the registry that do the same on floating numbers of one dtype."""
+"""Equivalent operators of the registry for floating-point arrays of the same dtype."""
 REGISTERED_WITH_NUMBER = {
     "add": ("_plus_scalar", "_plus_scalar"),
     "subtract": ("_minus_scalar", "_rminus_scalar"),
@@ -152,7 +163,7 @@ REGISTERED_WITH_NUMBER = {
     "true_divide": ("_div_scalar", "_rdiv_scalar"),
     "power": ("_power_scalar", "_rpower_scalar"),
 }
-"""Those for a floating array and a number, and for a number and an array."""
+"""Equivalent operators of the registry for a floating-point array and a number, and for a number and an array."""
 
 WITHOUT_GRADIENT = names("""
     all any argmax argmin argpartition argsort bitwise_and bitwise_count bitwise_or bitwise_xor invert ceil
@@ -161,16 +172,16 @@ WITHOUT_GRADIENT = names("""
     logical_and logical_not logical_or logical_xor nanargmax nanargmin nextafter not_equal packbits right_shift rint
     round searchsorted sign signbit spacing trunc unpackbits unravel_index
 """)
-"""Functions whose gradient is zero wherever there is one."""
+"""Functions whose gradient is zero wherever it exists."""
 
-REFUSED = names("""
+NOT_DIFFERENTIABLE = names("""
     allclose apply_along_axis apply_over_axes argwhere array_equal array_equiv diag_indices_from flatnonzero histogram
     histogram2d histogram_bin_edges histogramdd intersect1d ix_ nonzero piecewise poly polydiv polyfit
     ravel_multi_index roots setdiff1d setxor1d tril_indices_from trim_zeros triu_indices_from union1d unique unique_all
     unique_counts unique_inverse unique_values
 """)
-"""Functions without a gradient, which backward passes refuse: those of positions, counts and sets, those that call
-functions in Python, and fits and roots of polynomials."""
+"""Functions without a gradient: positions, counts and sets, callbacks in Python, and fits and roots of polynomials.
+The backward pass raises an error for them."""
 
 MOVING = names("""
     append array_split atleast_1d atleast_2d atleast_3d broadcast_arrays getitem broadcast_to choose column_stack
@@ -179,11 +190,11 @@ MOVING = names("""
     rot90 split squeeze stack swapaxes take take_along_axis tile transpose tril triu unstack vsplit vstack where
     fft.fftshift fft.ifftshift
 """)
-"""Functions that only move elements: one operator is the gradient of all."""
+"""Functions that only move elements. One operator computes all of their gradients."""
 
 
 @cache
 def ufunc(name: str) -> np.ufunc | None:
-    """NumPy's ufunc of a name; None where that is none, or takes more here (``operator.OWN``)."""
-    found = getattr(np, name, None)
-    return found if isinstance(found, np.ufunc) and name != "ldexp" else None
+    """Return NumPy's ufunc of a name, or None if it is not a ufunc or accepts more here (``operator.EXTENSIONS``)."""
+    function = getattr(np, name, None)
+    return function if isinstance(function, np.ufunc) and name != "ldexp" else None

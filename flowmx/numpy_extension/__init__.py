@@ -1,13 +1,13 @@
-"""``mx.npx``: neural-network functions on arrays of ``mx.np``, files, and NumPy's semantics.
+"""``mx.npx``: neural-network functions on arrays of ``mx.np``, saving and loading, and the switches of NumPy semantics.
 
-The functions are the registry's operators; :data:`TABLE` says which.
+The functions are operators of the registry, listed in :data:`TABLE`.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as _numpy
 
@@ -19,7 +19,7 @@ from flowmx.ndarray.core import BaseArray
 from flowmx.ndarray.functions import function_for as _function_for
 from flowmx.numpy import calls as _calls
 from flowmx.numpy import conversion as _conversion
-from flowmx.numpy.operator import reshaped as _reshaped
+from flowmx.numpy.operator import resolve_codes as _resolve_codes
 from flowmx.numpy.shaping import reshape as _reshape
 from flowmx.ops.registry.operators import lookup as _lookup
 from flowmx.util import (
@@ -56,79 +56,78 @@ TABLE = {
     "roi_pooling": "ROIPooling", "sequence_mask": "SequenceMask", "shape_array": "shape_array", "sigmoid": "sigmoid",
     "slice": "slice", "smooth_l1": "smooth_l1", "softmax": "softmax", "topk": "topk",
 }  # fmt: skip
-"""From a function to the operator of the registry that it is."""
+"""The operator of the registry for each function."""
 
 
 def _function(name: str) -> Callable[..., Any]:
-    # An operator's results are of the class of its first input, so that nothing need be done to them here.
+    # The results of an operator have the class of its first input, so they need no conversion.
     operator = TABLE[name]
     function: Any = _function_for(operator)
     function.__name__ = function.__qualname__ = name
     function.__module__ = __name__
     function.__doc__ = f"The operator ``{operator}`` on arrays of ``mx.np``.\n\n{_lookup(operator).__doc__ or ''}"
-    made: Callable[..., Any] = function
-    return made
+    return cast("Callable[..., Any]", function)
 
 
 def nonzero(a: BaseArray) -> Any:
-    """The positions of the elements that are not zero: a row for each, a column for each axis."""
+    """Return the positions of the nonzero elements: a row for each element, a column for each axis."""
     return _calls.call_waiting("argwhere", (a,), {})
 
 
 def reshape(a: BaseArray, newshape: Any, reverse: bool = False, order: str = "C") -> Any:
-    """The same content with another shape, by the codes of ``npx``.
+    """Change the shape of an array by the codes of ``npx``.
 
     Args:
         a: the array.
-        newshape: lengths, or codes: -1 infers one length, -2 keeps an axis, -3 leaves out one of length 1, -4 keeps all
-            axes that remain, -5 merges two axes, -6 splits one into the two lengths that follow.
+        newshape: lengths, or codes: -1 infers one length, -2 keeps an axis, -3 removes an axis of length 1, -4 keeps
+            the remaining axes, -5 merges two axes, -6 splits an axis into the two lengths that follow.
         reverse: match the codes from the right.
         order: only ``"C"``.
 
     Raises:
-        ValueError: the codes do not fit the array's shape.
+        ValueError: the codes do not fit the shape of the array.
     """
     if order != "C":
-        raise NotImplementedError("reshape: arrays are kept in C order alone, so order must be 'C'")
+        raise NotImplementedError("reshape: arrays are stored in C order only, so order must be 'C'")
     codes = [int(newshape)] if isinstance(newshape, (int, _numpy.integer)) else list(newshape)
-    return _reshape(a, _reshaped(codes, a.shape, reverse))
+    return _reshape(a, _resolve_codes(codes, a.shape, reverse))
 
 
 def constraint_check(input: BaseArray, msg: str = "Constraint violated.") -> Any:
-    """An array without axes that is true, where all elements are.
+    """Return a 0-d array that is true if all elements are true.
 
     Raises:
-        ValueError: one is not; whoever reads the result, or what is computed with it, is told.
+        ValueError: an element is false. Reading the result, or a value computed from it, raises the error.
     """
-    return _conversion.dressed(_classic.op.op("_npx_constraint_check", input, msg=msg))
+    return _conversion.to_np_nested(_classic.op.op("_npx_constraint_check", input, msg=msg))
 
 
 def save(file: Any, arr: Any) -> None:
-    """Write an array, or a list or dict of them, to a file of MXNet's format.
+    """Write an array, or a list or dict of arrays, to a file in MXNet's format.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: any other value.
     """
     _classic.save(file, arr)
 
 
 def load(file: Any) -> Any:
-    """Read what :func:`save` wrote: a list or dict of arrays of ``mx.np``."""
-    return _conversion.dressed(_classic.load(file))
+    """Read a file of :func:`save` as a list or dict of arrays of ``mx.np``."""
+    return _conversion.to_np_nested(_classic.load(file))
 
 
 def __getattr__(name: str) -> Any:
     if name in ("random", "image"):
-        found: Any = importlib.import_module(f"flowmx.numpy_extension.{name}")
+        value: Any = importlib.import_module(f"flowmx.numpy_extension.{name}")
     elif name in TABLE:
-        found = _function(name)
+        value = _function(name)
     else:
         from flowmx.suggestions import did_you_mean
 
-        known = [*TABLE, *__all__]
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{did_you_mean(name, known)}")
-    globals()[name] = found
-    return found
+        names = [*TABLE, *__all__]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{did_you_mean(name, names)}")
+    globals()[name] = value
+    return value
 
 
 __all__ += [*TABLE, "image"]

@@ -11,15 +11,15 @@ __all__ = _classic.__all__
 
 
 def __getattr__(name: str) -> Any:
-    found = getattr(_classic, name)
-    if not callable(found) or name.startswith("__"):
+    original = getattr(_classic, name)
+    if not callable(original) or name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        return _conversion.dressed(found(*args, **kwargs))
+        return _conversion.to_np_nested(original(*args, **kwargs))
 
     function.__name__ = function.__qualname__ = name
-    function.__doc__ = found.__doc__
+    function.__doc__ = original.__doc__
     globals()[name] = function
     return function
 

@@ -1,4 +1,4 @@
-"""``mx.npx.random``: the random functions that NumPy does not have."""
+"""``mx.npx.random``: random functions that NumPy does not have."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ def seed(seed: int, ctx: Any = "all") -> None:
 def bernoulli(
     prob: Any = None, logit: Any = None, size: Any = None, dtype: Any = None, ctx: Any = None, out: Any = None
 ) -> Any:
-    """Ones with the probability ``prob``, or with the log-odds ``logit``, else zeros.
+    """Draw ones with the probability ``prob`` or the log-odds ``logit``, else zeros.
 
     Raises:
-        ValueError: both of them were given, or neither.
+        ValueError: not exactly one of ``prob`` and ``logit`` was passed.
     """
     if (prob is None) == (logit is None):
-        raise ValueError("bernoulli: exactly one of prob and logit must be given")
-    kind = conversion.given_dtype(dtype) or np.dtype(np.float32)
+        raise ValueError("bernoulli: expected exactly one of prob and logit")
+    kind = conversion.parse_dtype(dtype) or np.dtype(np.float32)
     if prob is None:
         return _random._draw("bernoulli_logit", (logit,), size, kind, ctx, out)
     return _random._draw("bernoulli", (prob,), size, kind, ctx, out)
 
 
 def uniform_n(low: Any = 0.0, high: Any = 1.0, batch_shape: Any = None, dtype: Any = None, ctx: Any = None) -> Any:
-    """Uniform numbers: for each element of the parameters as many as ``batch_shape`` says, its axes first."""
+    """Draw uniform numbers: ``batch_shape`` numbers for each element of the parameters. The batch axes come first."""
     return _batch("uniform", low, high, batch_shape, dtype, ctx)
 
 
 def normal_n(loc: Any = 0.0, scale: Any = 1.0, batch_shape: Any = None, dtype: Any = None, ctx: Any = None) -> Any:
-    """Normal numbers: for each element of the parameters as many as ``batch_shape`` says, its axes first."""
+    """Draw normal numbers: ``batch_shape`` numbers for each element of the parameters. The batch axes come first."""
     return _batch("normal", loc, scale, batch_shape, dtype, ctx)
 
 
 def _batch(name: str, one: Any, other: Any, batch_shape: Any, dtype: Any, ctx: Any) -> Any:
-    own = np.broadcast_shapes(*(getattr(each, "shape", ()) for each in (one, other)))
+    event = np.broadcast_shapes(*(getattr(parameter, "shape", ()) for parameter in (one, other)))
     batch = () if batch_shape is None else (batch_shape,) if isinstance(batch_shape, int) else tuple(batch_shape)
-    return getattr(_random, name)(one, other, (*batch, *own) or None, dtype, ctx)
+    return getattr(_random, name)(one, other, (*batch, *event) or None, dtype, ctx)

@@ -1,1 +1,1 @@
-"""Observability: the flight recorder, the doctor, the dashboard, and the watch for NaNs. The profiler is MXNet's."""
+"""Observability: the flight recorder, the doctor, the dashboard and the NaN watch. MXNet's profiler is separate."""

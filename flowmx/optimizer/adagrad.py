@@ -1,18 +1,18 @@
-"""AdaGrad and its kin: steps scaled by a running sum of squared gradients."""
+"""AdaGrad and related optimizers: steps scaled by a running sum of squared gradients."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from flowmx.ndarray import NDArray
-from flowmx.optimizer.base import Index, State, register, zeros_like
-from flowmx.optimizer.fused import Call, Fused
+from flowmx.optimizer.base_optimizer import Index, State, register, zeros_like
+from flowmx.optimizer.fused_optimizer import Call, FusedOptimizer
 
 __all__ = ["AdaDelta", "AdaGrad", "RMSProp"]
 
 
 @register
-class AdaGrad(Fused):
+class AdaGrad(FusedOptimizer):
     """AdaGrad.
 
     Duchi, Hazan and Singer, Adaptive Subgradient Methods for Online Learning and Stochastic Optimization,
@@ -36,11 +36,11 @@ class AdaGrad(Fused):
         return zeros_like(weight, True)
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
-        return Call("_adagrad_update", (state,), self.fused(lr=lr, wd=wd, epsilon=self.float_stable_eps))
+        return Call("_adagrad_update", (state,), self.arguments(lr=lr, wd=wd, epsilon=self.float_stable_eps))
 
 
 @register
-class AdaDelta(Fused):
+class AdaDelta(FusedOptimizer):
     """AdaDelta.
 
     Zeiler, ADADELTA: An Adaptive Learning Rate Method, arXiv:1212.5701. With
@@ -54,7 +54,7 @@ class AdaDelta(Fused):
     Args:
         rho: decay of both running means.
         epsilon: avoids a division by 0.
-        **kwargs: as for :class:`Optimizer`; the learning rate does not count.
+        **kwargs: as for :class:`Optimizer`; the learning rate is ignored.
     """
 
     def __init__(self, rho: float = 0.90, epsilon: float = 1e-5, **kwargs: Any) -> None:
@@ -66,11 +66,11 @@ class AdaDelta(Fused):
         return (zeros_like(weight), zeros_like(weight))
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
-        return Call("_adadelta_update", tuple(state), self.fused(lr=lr, wd=wd, rho=self.rho, epsilon=self.epsilon))
+        return Call("_adadelta_update", tuple(state), self.arguments(lr=lr, wd=wd, rho=self.rho, epsilon=self.epsilon))
 
 
 @register
-class RMSProp(Fused):
+class RMSProp(FusedOptimizer):
     """RMSProp.
 
     Plain: Tieleman and Hinton, Neural Networks for Machine Learning, lecture 6, 2012. Centered: Graves,
@@ -79,9 +79,9 @@ class RMSProp(Fused):
     Args:
         learning_rate: the learning rate.
         gamma1: decay of the running means.
-        gamma2: the momentum; only where ``centered``.
+        gamma2: the momentum; only used if ``centered``.
         epsilon: avoids a division by 0.
-        centered: use the centered form, which also keeps a running mean of the gradient.
+        centered: use the centered form, with a running mean of the gradient.
         clip_weights: bound on the absolute value of each element of the weight.
         **kwargs: as for :class:`Optimizer`.
     """
@@ -107,7 +107,7 @@ class RMSProp(Fused):
         return tuple(zeros_like(weight, True) for _ in range(3 if self.centered else 1))
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
-        parameters = self.fused(lr=lr, wd=wd, gamma1=self.gamma1, epsilon=self.epsilon)
+        parameters = self.arguments(lr=lr, wd=wd, gamma1=self.gamma1, epsilon=self.epsilon)
         if self.clip_weights:
             parameters["clip_weights"] = self.clip_weights
         if not self.centered:

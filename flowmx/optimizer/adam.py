@@ -1,22 +1,22 @@
-"""Adam and its kin: steps scaled by running moments of the gradient."""
+"""Adam and related optimizers: steps scaled by running moments of the gradient."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from flowmx.ndarray import NDArray
-from flowmx.optimizer.base import Index, State, register, zeros_like
-from flowmx.optimizer.fused import Call, Fused
+from flowmx.optimizer.base_optimizer import Index, State, register, zeros_like
+from flowmx.optimizer.fused_optimizer import Call, FusedOptimizer
 
 __all__ = ["AdaBelief", "Adam", "AdamW", "Adamax", "Nadam"]
 
 
-class _Moments(Fused):
-    """Keeps the first and a second moment of the gradient."""
+class _Moments(FusedOptimizer):
+    """An optimizer with the first and a second moment of the gradient as its state."""
 
     def __init__(self, learning_rate: float, beta1: float, beta2: float, **kwargs: Any) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
@@ -27,11 +27,11 @@ class _Moments(Fused):
         return (zeros_like(weight), zeros_like(weight))
 
     def moments(self, operator: str, state: State, **parameters: Any) -> Call:
-        """The call of an operator that takes both decays."""
-        return Call(operator, tuple(state), self.fused(beta1=self.beta1, beta2=self.beta2, **parameters))
+        """Return the call of an operator that takes both decays."""
+        return Call(operator, tuple(state), self.arguments(beta1=self.beta1, beta2=self.beta2, **parameters))
 
-    def unbiased(self, lr: float, t: int) -> float:
-        """The learning rate that makes up for the moments' start at 0."""
+    def unbiased_lr(self, lr: float, t: int) -> float:
+        """Return the learning rate, corrected for the moments' initial value of 0."""
         return lr * math.sqrt(1 - self.beta2**t) / (1 - self.beta1**t)
 
 
@@ -51,7 +51,7 @@ class Adam(_Moments):
         beta1: decay of the first moment.
         beta2: decay of the second moment.
         epsilon: avoids a division by 0.
-        lazy_update: with a row_sparse gradient update only its rows: decay and moments rest for the others.
+        lazy_update: for a row_sparse gradient, update only its rows, without decay or moments for other rows.
         **kwargs: as for :class:`Optimizer`.
     """
 
@@ -74,16 +74,16 @@ class Adam(_Moments):
         return (zeros_like(weight, self.lazy_update), zeros_like(weight, self.lazy_update))
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
-        # As MXNet's kernel has it, 1 - beta is the difference of float32 numbers: 1 - 0.999 is 1.3e-5 less so.
+        # As in MXNet's kernel, 1 - beta is a difference of float32 numbers: 1 - 0.999 is smaller by 1.3e-5.
         beta1, beta2 = float(np.float32(self.beta1)), float(np.float32(self.beta2))
-        parameters = self.fused(lr=self.unbiased(lr, t), wd=wd, epsilon=self.epsilon, beta1=beta1, beta2=beta2)
+        parameters = self.arguments(lr=self.unbiased_lr(lr, t), wd=wd, epsilon=self.epsilon, beta1=beta1, beta2=beta2)
         if not self.lazy_update:
             parameters["lazy_update"] = False
         return Call("adam_update", tuple(state), parameters)
 
 
-class _Corrected(_Moments):
-    """Moments of which the bias may be left as it is."""
+class _BiasCorrected(_Moments):
+    """An optimizer with optional correction of the moments' bias."""
 
     def __init__(
         self,
@@ -100,14 +100,14 @@ class _Corrected(_Moments):
         self.correct_bias = correct_bias
         self.use_fused_step = use_fused_step
 
-    def corrected(self, lr: float, t: int) -> float:
-        """The learning rate, made up for the moments' start at 0 where that is asked for."""
-        return self.unbiased(lr, t) if self.correct_bias else lr
+    def corrected_lr(self, lr: float, t: int) -> float:
+        """Return the learning rate, corrected for the moments' initial value of 0 if ``correct_bias`` is set."""
+        return self.unbiased_lr(lr, t) if self.correct_bias else lr
 
 
 @register
-class AdamW(_Corrected):
-    """Adam with the weight decay apart from the gradient.
+class AdamW(_BiasCorrected):
+    """Adam with weight decay decoupled from the gradient.
 
     Loshchilov and Hutter, Decoupled Weight Decay Regularization, arXiv:1711.05101. With
     ``g = clip(rescale_grad * grad)``::
@@ -121,18 +121,18 @@ class AdamW(_Corrected):
         beta1: decay of the first moment.
         beta2: decay of the second moment.
         epsilon: avoids a division by 0.
-        correct_bias: multiply by the factor with ``t``.
-        use_fused_step: kept for MXNet's scripts.
+        correct_bias: correct the moments' bias, by the factor with ``t``.
+        use_fused_step: ignored; accepted for MXNet's scripts.
         **kwargs: as for :class:`Optimizer`.
     """
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
-        return self.moments("_adamw_step", state, lr=1.0, eta=self.corrected(lr, t), wd=wd, epsilon=self.epsilon)
+        return self.moments("_adamw_step", state, lr=1.0, eta=self.corrected_lr(lr, t), wd=wd, epsilon=self.epsilon)
 
 
 @register
-class AdaBelief(_Corrected):
-    """Adam that goes by how far a gradient is from what was expected.
+class AdaBelief(_BiasCorrected):
+    """Adam with the second moment of the difference between a gradient and its running mean.
 
     Zhuang et al., AdaBelief Optimizer: Adapting Stepsizes by the Belief in Observed Gradients, arXiv:2010.07468. With
     ``g = clip(rescale_grad * grad + wd * weight)``::
@@ -146,13 +146,13 @@ class AdaBelief(_Corrected):
         beta1: decay of the first moment.
         beta2: decay of the second moment.
         epsilon: avoids a division by 0.
-        correct_bias: multiply by the factor with ``t``.
-        use_fused_step: kept for MXNet's scripts.
+        correct_bias: correct the moments' bias, by the factor with ``t``.
+        use_fused_step: ignored; accepted for MXNet's scripts.
         **kwargs: as for :class:`Optimizer`.
     """
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
-        return self.moments("_adabelief_update", state, lr=self.corrected(lr, t), wd=wd, epsilon=self.epsilon)
+        return self.moments("_adabelief_update", state, lr=self.corrected_lr(lr, t), wd=wd, epsilon=self.epsilon)
 
 
 @register
@@ -209,13 +209,26 @@ class Nadam(_Moments):
         self.m_schedule = 1.0
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
-        momentum, following = (self.beta1 * (1 - 0.5 * 0.96 ** (n * self.schedule_decay)) for n in (t, t + 1))
-        # As MXNet has it, the product runs over all weights' updates, not over one weight's.
-        self.m_schedule *= momentum
+        momentum, next_momentum = self._momentum(t), self._momentum(t + 1)
+        self._follow_update(t)
         return self.moments(
-            "_nadam_update", state, lr=lr, wd=wd, epsilon=self.epsilon, momentum=momentum, following=following,
+            "_nadam_update", state, lr=lr, wd=wd, epsilon=self.epsilon, momentum=momentum, following=next_momentum,
             product=self.m_schedule, t=t,
         )  # fmt: skip
+
+    _shared = ("m_schedule",)
+
+    def _momentum(self, t: Any) -> Any:
+        return self.beta1 * (1 - 0.5 * 0.96 ** (t * self.schedule_decay))
+
+    def _follow_update(self, t: int) -> None:
+        # As in MXNet, the product runs over the updates of all weights, not of one weight.
+        self.m_schedule *= self._momentum(t)
+
+    def _follow_counts(self, counts: Sequence[int]) -> None:
+        max_count = max(counts, default=0)
+        products = np.cumprod([1.0, *self._momentum(np.arange(1, max_count + 1))])
+        self.m_schedule *= float(np.prod(products[list(counts)]))
 
     def progress(self) -> dict[str, Any]:
         return {**super().progress(), "m_schedule": self.m_schedule}

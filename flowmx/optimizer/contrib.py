@@ -1,4 +1,4 @@
-"""Optimizers that MXNet keeps under ``mx.optimizer.contrib``."""
+"""Optimizers of MXNet's ``mx.optimizer.contrib``."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 from flowmx import ndarray as nd
 from flowmx.ndarray import NDArray
-from flowmx.optimizer.base import Index, State, register
-from flowmx.optimizer.fused import Call, Fused
+from flowmx.optimizer.base_optimizer import Index, State, register
+from flowmx.optimizer.fused_optimizer import Call, FusedOptimizer
 
 __all__ = ["GroupAdaGrad"]
 
 
 @register
-class GroupAdaGrad(Fused):
+class GroupAdaGrad(FusedOptimizer):
     """AdaGrad with one learning rate for each row of a matrix, such as an embedding.
 
     With ``g = clip(rescale_grad * grad)``::
@@ -26,7 +26,7 @@ class GroupAdaGrad(Fused):
         **kwargs: as for :class:`Optimizer`; there is no weight decay.
 
     Raises:
-        ValueError: later, a weight that is no matrix, or with weight decay.
+        ValueError: in an update, a weight is not a matrix, or has weight decay.
     """
 
     whole_array = True
@@ -45,7 +45,7 @@ class GroupAdaGrad(Fused):
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
         if wd:
             raise ValueError(
-                f"GroupAdaGrad: weight {index!r} has weight decay {wd}, expected 0: there is none in this optimizer; "
-                "give it a wd_mult of 0"
+                f"GroupAdaGrad: weight {index!r} has weight decay {wd}, expected 0: this optimizer has none; "
+                "set its wd_mult to 0"
             )
-        return Call("_contrib_group_adagrad_update", (state,), self.fused(lr=lr, epsilon=self.float_stable_eps))
+        return Call("_contrib_group_adagrad_update", (state,), self.arguments(lr=lr, epsilon=self.float_stable_eps))

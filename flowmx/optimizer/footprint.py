@@ -1,8 +1,7 @@
-"""The number of bytes of state that an optimizer keeps for a weight, found without allocating them."""
+"""The number of bytes of state that an optimizer needs for a weight, computed without allocating them."""
 
 from __future__ import annotations
 
-import warnings
 from functools import lru_cache
 from typing import Any
 
@@ -11,20 +10,20 @@ from flowmx.devices import cpu
 from flowmx.ndarray import NDArray
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Shape
-from flowmx.optimizer.base import Optimizer, State, create
+from flowmx.optimizer.base_optimizer import Optimizer, State, create, is_measuring
 
 
 class Footprint:
     """The bytes of an optimizer's states.
 
-    A state is arrays as large as the weight, and perhaps something of a fixed size: two stand-ins for the weight, of
-    one element and of two, tell how much of each.
+    A state has arrays as large as the weight, and perhaps parts of a fixed size: their sizes are derived from the
+    states of two stand-ins for the weight, with one and two elements.
 
     Args:
         optimizer: an optimizer, or the name of one with default arguments.
 
     Raises:
-        ValueError: there is no optimizer of that name.
+        ValueError: the optimizer's name is unknown.
     """
 
     def __init__(self, optimizer: Optimizer | str) -> None:
@@ -32,7 +31,7 @@ class Footprint:
         self._of_stand_in = lru_cache(None)(self._measure)
 
     def nbytes(self, index: int, shape: Shape, dtype: DType) -> int:
-        """The bytes of state for a weight.
+        """Return the bytes of state for a weight.
 
         Args:
             index: the weight's index, an int or str.
@@ -47,13 +46,15 @@ class Footprint:
 
     def _measure(self, index: int, shape: Shape, dtype: DType) -> int:
         stand_in = nd.full(shape, 0, cpu(), dtype)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what it warns of concerns training, which comes later if at all
+        token = is_measuring.set(True)
+        try:
             return _nbytes(self._optimizer.create_state_multi_precision(index, stand_in))
+        finally:
+            is_measuring.reset(token)
 
 
 def _nbytes(state: State) -> int:
     if isinstance(state, NDArray):
-        kind: Any = state._dtype
+        kind: Any = state.element_type
         return int(state.size) * int(kind.itemsize)
     return sum(map(_nbytes, state)) if isinstance(state, (tuple, list)) else 0

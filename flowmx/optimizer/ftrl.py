@@ -1,19 +1,19 @@
-"""Follow the leader: the regularised one, and the moving one."""
+"""Follow the regularized leader (FTRL), and follow the moving leader (FTML)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from flowmx.ndarray import NDArray
-from flowmx.optimizer.base import Index, State, register, zeros_like
-from flowmx.optimizer.fused import Call, Fused
+from flowmx.optimizer.base_optimizer import Index, State, register, zeros_like
+from flowmx.optimizer.fused_optimizer import Call, FusedOptimizer
 
 __all__ = ["FTML", "Ftrl"]
 
 
 @register
-class Ftrl(Fused):
-    """FTRL-Proximal, which makes weights exactly 0.
+class Ftrl(FusedOptimizer):
+    """FTRL-Proximal, which sets small weights to exactly 0.
 
     McMahan et al., Ad Click Prediction: a View from the Trenches, KDD 2013. With
     ``g = clip(rescale_grad * grad)``::
@@ -23,7 +23,7 @@ class Ftrl(Fused):
         weight = (sign(z) * lamda1 - z) / ((beta + sqrt(n)) / lr + wd) * (abs(z) > lamda1)
 
     Args:
-        lamda1: weight of the L1 norm (MXNet's spelling).
+        lamda1: the factor of the L1 norm (MXNet's spelling).
         learning_rate: the learning rate.
         beta: slows down the first steps.
         **kwargs: as for :class:`Optimizer`.
@@ -39,11 +39,11 @@ class Ftrl(Fused):
         return (zeros_like(weight, True), zeros_like(weight, True))
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
-        return Call("ftrl_update", tuple(state), self.fused(lr=lr, wd=wd, lamda1=self.lamda1, beta=self.beta))
+        return Call("ftrl_update", tuple(state), self.arguments(lr=lr, wd=wd, lamda1=self.lamda1, beta=self.beta))
 
 
 @register
-class FTML(Fused):
+class FTML(FusedOptimizer):
     """Follow the moving leader.
 
     Zheng and Kwok, Follow the Moving Leader in Deep Learning, ICML 2017. With
@@ -71,7 +71,7 @@ class FTML(Fused):
         return (zeros_like(weight), zeros_like(weight), zeros_like(weight))
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
-        parameters = self.fused(lr=lr, wd=wd, beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon, t=t)
+        parameters = self.arguments(lr=lr, wd=wd, beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon, t=t)
         if "clip_gradient" in parameters:
             parameters["clip_grad"] = parameters.pop("clip_gradient")
         return Call("ftml_update", tuple(state), parameters)

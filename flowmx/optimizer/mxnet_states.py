@@ -1,7 +1,7 @@
 """MXNet's files of optimizer states (``prefix-0001.states``, ``trainer.save_states``): pickles of arrays.
 
-What is read is plain data (:mod:`.pickled`): arrays, and the attributes of the optimizer and its schedule, where the
-file holds them; of these an optimizer of the same name is made here. Nothing of the file is run.
+The pickles are read as plain data (:mod:`.plain_pickle`): arrays, and the attributes of the optimizer and its schedule,
+if the file has them, to make an optimizer of the same name. No code in the file runs.
 """
 
 from __future__ import annotations
@@ -16,45 +16,44 @@ import numpy as np
 from flowmx import ndarray as nd
 from flowmx.lr_scheduler import LRScheduler
 from flowmx.ndarray import NDArray
-from flowmx.optimizer import pickled
-from flowmx.optimizer.base import Optimizer, registry
-from flowmx.optimizer.pickled import Made, Name
-from flowmx.optimizer.states import StatesFormatError
-from flowmx.serialization import params
+from flowmx.optimizer.base_optimizer import Optimizer, registry
+from flowmx.optimizer.states_file import StatesFormatError
+from flowmx.serialization import params, plain_pickle
+from flowmx.serialization.plain_pickle import Name, ObjectRecord
 
-_ONE = struct.pack("<QQQ", params.LIST_MAGIC, 0, 1)
-"""The header of a .params file of one array; after the array comes the number of names, 0."""
+_ONE_ARRAY = struct.pack("<QQQ", params.LIST_MAGIC, 0, 1)
+"""The header of a .params file of one array; the number of names, 0, follows the array."""
 _NO_NAMES = struct.pack("<Q", 0)
 _ARRAY = Name("mxnet.ndarray.ndarray", "NDArray")
 _ARRAYS = {"NDArray", "RowSparseNDArray", "CSRNDArray"}
-_CALLED = {"warmup_final_lr": "base_lr", "power": "pwr", "float_stable_eps": "eps", "idx2name": "param_idx2name"}
-"""Attributes that hold an argument of another name."""
-_OURS = ("given", "param_dict", "aggregate_num", "_groups", "_lr_update")
-"""Attributes that MXNet does not have or save, or that mean something of its own there."""
-_AGGREGATED = {"SGD": 4, "ccSGD": 4, "LARS": 4, "LAMB": 45}
-"""The number of weights that one operator of MXNet's optimizers updates (1 for those not listed)."""
+_RENAMED = {"warmup_final_lr": "base_lr", "power": "pwr", "float_stable_eps": "eps", "idx2name": "param_idx2name"}
+"""Constructor arguments whose attribute has another name, by attribute."""
+_UNSHARED = ("init_arguments", "param_dict", "aggregate_num", "_groups", "_lr_update")
+"""Attributes that MXNet lacks, does not save, or uses differently."""
+_AGGREGATE_NUMS = {"SGD": 4, "ccSGD": 4, "LARS": 4, "LAMB": 45}
+"""The number of weights that an operator of MXNet's optimizers updates (1 for other optimizers)."""
 
 
 def loads(data: bytes) -> tuple[dict[Any, Any], Optimizer | None]:
-    """The states by index, with NumPy's arrays, and the optimizer where the file holds it.
+    """Return the states by index, with NumPy arrays, and the optimizer if the file has it.
 
     Raises:
-        StatesFormatError: the file is damaged, or holds something else.
-        ValueError: it names an optimizer or schedule that does not exist here.
+        StatesFormatError: the file is damaged, or has another format.
+        ValueError: the optimizer's or the schedule's class is not defined here.
     """
     try:
-        return _loaded(data)
+        return _load(data)
     except StatesFormatError:
         raise
     except RecursionError as error:
         raise StatesFormatError("the pickle is nested deeper than any file of optimizer states") from error
 
 
-def _loaded(data: bytes) -> tuple[dict[Any, Any], Optimizer | None]:
+def _load(data: bytes) -> tuple[dict[Any, Any], Optimizer | None]:
     try:
-        content = pickled.loads(data)
-    except Exception as error:
-        raise StatesFormatError(f"the optimizer states are a pickle, but none of MXNet's: {error}") from error
+        content = plain_pickle.loads(data)
+    except Exception as error:  # a damaged pickle may fail in any way
+        raise StatesFormatError(f"the optimizer states are a pickle that MXNet did not write: {error}") from error
     optimizer = None
     if isinstance(content, tuple) and len(content) == 2:
         content, optimizer = content
@@ -64,79 +63,79 @@ def _loaded(data: bytes) -> tuple[dict[Any, Any], Optimizer | None]:
     states = {index: reader.read(state, f"the state of {index!r}") for index, state in content.items()}
     try:
         return states, None if optimizer is None else _optimizer(optimizer, reader)
-    except (AttributeError, LookupError, TypeError) as error:  # an attribute is no more what it was
-        raise StatesFormatError(f"the optimizer of the file can not be made: {error}") from error
+    except (AttributeError, LookupError, TypeError) as error:  # an attribute has an unexpected value
+        raise StatesFormatError(f"the optimizer of the file cannot be restored: {error}") from error
 
 
 def dumps(states: Mapping[Any, Any], optimizer: Optimizer | None) -> bytes:
-    """A file that MXNet reads; arrays are anything with ``asnumpy``.
+    """Return the bytes of a file that MXNet reads; arrays are objects with ``asnumpy``.
 
     Raises:
-        TypeError: a state or an attribute of the optimizer is no plain data.
+        TypeError: a state or an attribute of the optimizer cannot be saved.
     """
     plain = {index: _plain(state) for index, state in states.items()}
     if optimizer is None:
-        return pickled.dumps(plain)
-    return pickled.dumps((plain, _described(optimizer)))
+        return plain_pickle.dumps(plain)
+    return plain_pickle.dumps((plain, _describe(optimizer)))
 
 
 # -- reading -----------------------------------------------------------------------------------------------
 
 
 class _Reader:
-    """Turns what a pickle holds into arrays and plain data.
+    """Converts the content of a pickle to arrays and plain data.
 
-    A pickle may name a part again and again, so that a small file stands for more than any memory holds; so what is
-    read is counted.
+    A pickle may refer to a part repeatedly, so a small file could expand beyond the memory. The reader therefore limits
+    the amount of converted data.
 
     Args:
         size: the length of the pickle in bytes.
     """
 
     def __init__(self, size: int) -> None:
-        self._left = 8 * size + 4096
+        self._remaining = 8 * size + 4096
 
-    def read(self, value: Any, what: str, wrap: Callable[[Any], Any] = np.asarray) -> Any:
-        """A value with its arrays as NumPy's, or as something made of these."""
+    def read(self, value: Any, label: str, wrap: Callable[[Any], Any] = np.asarray) -> Any:
+        """Convert a value; convert its arrays to NumPy arrays, and pass these to `wrap`."""
         self._count(1)
-        if isinstance(value, Made):
-            return wrap(self._array(value, what))
+        if isinstance(value, ObjectRecord):
+            return wrap(self._array(value, label))
         if isinstance(value, dict):
-            return {key: self.read(each, what, wrap) for key, each in value.items()}
+            return {key: self.read(item, label, wrap) for key, item in value.items()}
         if isinstance(value, Name):
-            raise StatesFormatError(f"{what} holds {value.module}.{value.name} itself, expected an NDArray of MXNet's")
+            raise StatesFormatError(f"{label} holds the name {value.module}.{value.name}, expected an MXNet NDArray")
         if isinstance(value, (tuple, list)):
-            return type(value)([self.read(each, what, wrap) for each in value])
+            return type(value)([self.read(item, label, wrap) for item in value])
         return value
 
-    def _array(self, made: Made, what: str) -> Any:
-        module, name = made.of
-        if not (module.startswith("mxnet.") and name in _ARRAYS and isinstance(made.state, dict)):
+    def _array(self, instance: ObjectRecord, label: str) -> Any:
+        module, name = instance.cls
+        if not (module.startswith("mxnet.") and name in _ARRAYS and isinstance(instance.state, dict)):
             raise StatesFormatError(
-                f"{what} holds a {module}.{name}, expected an NDArray of MXNet's: nothing else is read from such a "
-                "file, since it could be any code"
+                f"{label} holds a {module}.{name}, expected an MXNet NDArray: other classes are not read, because "
+                "they could run any code"
             )
-        content = made.state.get("handle")
+        content = instance.state.get("handle")
         if not isinstance(content, (bytes, bytearray)):
-            raise StatesFormatError(f"{what} holds an array without content")
+            raise StatesFormatError(f"{label} holds an array without content")
         self._count(len(content))
         try:
-            (array,) = params.loads(_ONE + content + _NO_NAMES, source=what)
+            (array,) = params.loads(_ONE_ARRAY + content + _NO_NAMES, source=label)
         except params.ParamsFormatError as error:
             raise StatesFormatError(f"the optimizer states are damaged: {error}") from error
         return array
 
     def _count(self, size: int) -> None:
-        self._left -= size
-        if self._left < 0:
-            raise StatesFormatError("the pickle names its parts more often than any file of optimizer states")
+        self._remaining -= size
+        if self._remaining < 0:
+            raise StatesFormatError("the pickle repeats its parts more often than any file of optimizer states")
 
 
-def _optimizer(made: Any, reader: _Reader) -> Optimizer:
-    """An optimizer like the one that a file describes."""
-    name, state = _attributes(made, "optimizer", reader)
-    optimizer: Optimizer = _like(registry.find(name), state)
-    scheduler = made.state.get("lr_scheduler")
+def _optimizer(instance: Any, reader: _Reader) -> Optimizer:
+    """Return an optimizer like the one that a file describes."""
+    name, state = _attributes(instance, "optimizer", reader)
+    optimizer: Optimizer = _create_instance(registry.find(name), state)
+    scheduler = instance.state.get("lr_scheduler")
     optimizer.lr_scheduler = None if scheduler is None else _schedule(scheduler, reader)
     counts = state.get("_all_index_update_counts") or {0: state.get("_index_update_count", {})}
     optimizer._all_index_update_counts = {0: {}} | counts
@@ -144,37 +143,43 @@ def _optimizer(made: Any, reader: _Reader) -> Optimizer:
     return optimizer
 
 
-def _schedule(made: Any, reader: _Reader) -> LRScheduler:
-    name, state = _attributes(made, "schedule", reader)
+def _schedule(instance: Any, reader: _Reader) -> LRScheduler:
+    name, state = _attributes(instance, "schedule", reader)
     cls = LRScheduler.classes.get(name)
     if cls is None:
         raise ValueError(
             f"the optimizer's schedule is a {name}, which is not defined here: define or import that subclass of "
             "mx.lr_scheduler.LRScheduler first"
         )
-    schedule: LRScheduler = _like(cls, state)
+    schedule: LRScheduler = _create_instance(cls, state)
     return schedule
 
 
-def _attributes(made: Any, what: str, reader: _Reader) -> tuple[str, dict[str, Any]]:
-    if not isinstance(made, Made) or not isinstance(made.state, dict):
-        raise StatesFormatError(f"the pickle holds {made!r}, expected the {what} with its attributes")
-    plain = {key: value for key, value in made.state.items() if key != "lr_scheduler"}
-    return made.of.name, {key: reader.read(value, f"the {what}'s {key}", _wrapped) for key, value in plain.items()}
+def _attributes(instance: Any, label: str, reader: _Reader) -> tuple[str, dict[str, Any]]:
+    if not isinstance(instance, ObjectRecord) or not isinstance(instance.state, dict):
+        raise StatesFormatError(
+            f"the pickle holds a {type(instance).__name__}, expected the {label} with its attributes"
+        )
+    plain = {key: value for key, value in instance.state.items() if key != "lr_scheduler"}
+    return instance.cls.name, {
+        key: reader.read(value, f"the {label}'s {key}", _to_ndarray) for key, value in plain.items()
+    }
 
 
-def _wrapped(array: Any) -> NDArray:
+def _to_ndarray(array: Any) -> NDArray:
     return nd.array(array, dtype=array.dtype)
 
 
-def _like(cls: Any, state: Mapping[str, Any]) -> Any:
-    """An instance made with the arguments that the attributes hold; it then gets all of the attributes that it has."""
-    given = {_CALLED.get(key, key): value for key, value in state.items() if key not in ("base_lr", "lr")}
-    given["learning_rate"] = state.get("lr")
-    known = {name for each in cls.__mro__ for name in _arguments(each)}
-    made = cls(**{key: value for key, value in given.items() if key in known and value is not None})
-    vars(made).update({key: value for key, value in state.items() if key in vars(made) and key not in _OURS})
-    return made
+def _create_instance(cls: Any, state: Mapping[str, Any]) -> Any:
+    """Create an instance with the constructor arguments among the attributes in ``state``, then set the others."""
+    arguments = {_RENAMED.get(key, key): value for key, value in state.items() if key not in ("base_lr", "lr")}
+    arguments["learning_rate"] = state.get("lr")
+    accepted = {name for base in cls.__mro__ for name in _arguments(base)}
+    instance = cls(**{key: value for key, value in arguments.items() if key in accepted and value is not None})
+    vars(instance).update(
+        {key: value for key, value in state.items() if key in vars(instance) and key not in _UNSHARED}
+    )
+    return instance
 
 
 def _arguments(cls: type) -> Iterator[str]:
@@ -186,29 +191,29 @@ def _arguments(cls: type) -> Iterator[str]:
 
 
 def _plain(value: Any) -> Any:
-    """A value whose arrays are described as MXNet pickles them."""
+    """Convert a value for pickling; arrays become descriptions as in MXNet's pickles."""
     if isinstance(value, LRScheduler):
-        return _described(value)
+        return _describe(value)
     if hasattr(value, "asnumpy"):
-        content = params.dumps([value.asnumpy()])[len(_ONE) : -len(_NO_NAMES)]
-        return Made(_ARRAY, (None,), {"handle": content})
+        content = params.dumps([value.asnumpy()])[len(_ONE_ARRAY) : -len(_NO_NAMES)]
+        return ObjectRecord(_ARRAY, (None,), {"handle": content})
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return type(value)([_plain(each) for each in value])
+        return type(value)([_plain(item) for item in value])
     return value
 
 
-def _described(value: Optimizer | LRScheduler) -> Made:
+def _describe(value: Optimizer | LRScheduler) -> ObjectRecord:
     module = "mxnet.lr_scheduler" if isinstance(value, LRScheduler) else _module(type(value))
-    state = {key: _plain(each) for key, each in vars(value).items() if key not in _OURS}
+    state = {key: _plain(item) for key, item in vars(value).items() if key not in _UNSHARED}
     if isinstance(value, Optimizer):
-        state |= {"allow_np_array": False, "aggregate_num": _AGGREGATED.get(type(value).__name__, 0)}
-    return Made(Name(module, type(value).__name__), (), state)
+        state |= {"allow_np_array": False, "aggregate_num": _AGGREGATE_NUMS.get(type(value).__name__, 0)}
+    return ObjectRecord(Name(module, type(value).__name__), (), state)
 
 
 def _module(cls: type) -> str:
-    """The module of an optimizer in MXNet."""
+    """Return the module of an optimizer in MXNet."""
     return "mxnet.optimizer.contrib" if cls.__module__.endswith(".contrib") else "mxnet.optimizer.optimizer"

@@ -1,4 +1,4 @@
-"""Arguments of optimizers and schedules as plain data: numbers, text, lists, dicts, which files and the wire take."""
+"""Arguments of optimizers and schedules as plain data: numbers, text, lists, dicts, for files and the wire."""
 
 from __future__ import annotations
 
@@ -13,69 +13,69 @@ _SCHEDULE = "a schedule"
 _ARRAY = "an array"
 
 
-def of(value: Any, what: str) -> Any:
-    """A value as plain data; schedules and NumPy's arrays in it as dicts that :func:`made` knows.
+def to_plain(value: Any, what: str) -> Any:
+    """Convert a value to plain data; schedules and NumPy arrays become dicts that :func:`from_plain` recognizes.
 
     Args:
         value: the value.
         what: its name in messages.
 
     Raises:
-        TypeError: something in it is of another kind.
+        TypeError: a part of it cannot be converted.
     """
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         return value
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
-        return {_ARRAY: of(value.tolist(), what), "dtype": str(value.dtype)}
+        return {_ARRAY: to_plain(value.tolist(), what), "dtype": str(value.dtype)}
     if isinstance(value, LRScheduler):
-        return {_SCHEDULE: of_schedule(value, what)}
+        return {_SCHEDULE: schedule_to_plain(value, what)}
     if isinstance(value, Mapping):
-        return {key: of(each, f"{what}, {key}") for key, each in value.items()}
+        return {key: to_plain(item, f"{what}, {key}") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [of(each, what) for each in value]
-    raise TypeError(f"{what}: {value!r} is no plain data (numbers, text, lists, dicts), so it can not be saved")
+        return [to_plain(item, what) for item in value]
+    raise TypeError(f"{what}: {value!r} is not plain data (numbers, text, lists, dicts), so it cannot be saved")
 
 
-def made(value: Any) -> Any:
+def from_plain(value: Any) -> Any:
     """Restore a value from plain data.
 
     Raises:
-        ValueError: it names a schedule that does not exist here.
+        ValueError: a schedule's class is not defined here.
     """
     if isinstance(value, list):
-        return [made(each) for each in value]
+        return [from_plain(item) for item in value]
     if not isinstance(value, dict):
         return value
     if _SCHEDULE in value:
-        return schedule(value[_SCHEDULE])
+        return schedule_from_plain(value[_SCHEDULE])
     if _ARRAY in value:
         return np.array(value[_ARRAY], value["dtype"])
-    return {key: made(each) for key, each in value.items()}
+    return {key: from_plain(item) for key, item in value.items()}
 
 
-def of_schedule(given: Any, what: str) -> dict[str, Any]:
-    """A schedule by its class's name, its arguments, and where it has come to.
+def schedule_to_plain(schedule: Any, what: str) -> dict[str, Any]:
+    """Convert a schedule to the name of its class, its arguments, and its state.
 
     Raises:
-        TypeError: it is of a class of its own, or something in it is no plain data.
+        TypeError: it is not a subclass of LRScheduler, or a part of it cannot be converted.
     """
-    if not isinstance(given, LRScheduler):
-        raise TypeError(f"{what}: {given!r} is no mx.lr_scheduler.LRScheduler, so it can not be saved")
-    state = {key: value for key, value in vars(given).items() if key != "given"}
+    if not isinstance(schedule, LRScheduler):
+        raise TypeError(f"{what}: {schedule!r} is not an mx.lr_scheduler.LRScheduler, so it cannot be saved")
+    state = {key: value for key, value in vars(schedule).items() if key != "init_arguments"}
     return {
-        "name": type(given).__name__,
-        "arguments": of(given.given, f"{what}, arguments"),
-        "state": of(state, f"{what}, state"),
+        "name": type(schedule).__name__,
+        "arguments": to_plain(schedule.init_arguments, f"{what}, arguments"),
+        "state": to_plain(state, f"{what}, state"),
     }
 
 
-def schedule(config: Mapping[str, Any]) -> LRScheduler:
-    """The schedule that :func:`of_schedule` described.
+def schedule_from_plain(config: Mapping[str, Any]) -> LRScheduler:
+    """Restore the schedule that :func:`schedule_to_plain` converted.
 
     Raises:
-        ValueError: its class does not exist here.
+        ValueError: its class is not defined here.
     """
     cls = LRScheduler.classes.get(config["name"])
     if cls is None:
@@ -83,6 +83,6 @@ def schedule(config: Mapping[str, Any]) -> LRScheduler:
             f"the optimizer's schedule is a {config['name']}, which is not defined here: define or import that "
             "subclass of mx.lr_scheduler.LRScheduler first"
         )
-    found: LRScheduler = cls.__new__(cls)  # a user's constructor may take other arguments, and the state holds all
-    vars(found).update(made(config["state"]), given=made(config["arguments"]))
-    return found
+    schedule: LRScheduler = cls.__new__(cls)  # not its constructor, whose arguments may differ; the state is complete
+    vars(schedule).update(from_plain(config["state"]), init_arguments=from_plain(config["arguments"]))
+    return schedule

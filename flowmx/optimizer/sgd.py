@@ -1,4 +1,4 @@
-"""Stochastic gradient descent and its kin."""
+"""Stochastic gradient descent and related optimizers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from flowmx import random
 from flowmx.ndarray import NDArray
-from flowmx.optimizer.base import Index, Optimizer, State, register, zeros_like
-from flowmx.optimizer.fused import Call, Fused
+from flowmx.optimizer.base_optimizer import Index, Optimizer, State, register, zeros_like
+from flowmx.optimizer.fused_optimizer import Call, FusedOptimizer
 
 __all__ = ["DCASGD", "NAG", "SGD", "SGLD", "SignSGD", "Signum", "ccSGD"]
 
 
-class Momentum(Fused):
-    """Shared by those with an optional momentum; a subclass names the operators without and with it."""
+class Momentum(FusedOptimizer):
+    """Base class of optimizers with an optional momentum; a subclass names the operators without and with it."""
 
     master_last = True
     momentum: float
@@ -24,7 +24,7 @@ class Momentum(Fused):
         return zeros_like(weight, True) if self.momentum else None
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
-        parameters = self.fused(lr=lr, wd=wd)
+        parameters = self.arguments(lr=lr, wd=wd)
         if state is None:
             return Call(self.operators[0], (), parameters)
         return Call(self.operators[1], (state,), {**parameters, "momentum": self.momentum})
@@ -41,13 +41,14 @@ class SGD(Momentum):
 
     Args:
         momentum: the momentum; 0 keeps no state.
-        lazy_update: with a row_sparse gradient update only its rows: decay and momentum rest for the others.
+        lazy_update: with a row_sparse gradient update only its rows, without decay or momentum for other rows.
         **kwargs: as for :class:`Optimizer`.
     """
 
     by_rows = True
 
     rates_together = True
+    takes_lists = True
     through_update = False
 
     def __init__(self, momentum: float = 0.0, lazy_update: bool = True, **kwargs: Any) -> None:
@@ -58,19 +59,19 @@ class SGD(Momentum):
     def create_state(self, index: Index, weight: NDArray) -> State:
         return zeros_like(weight, self.lazy_update) if self.momentum else None
 
-    def fused(self, **parameters: Any) -> dict[str, Any]:
+    def arguments(self, **parameters: Any) -> dict[str, Any]:
         if not self.lazy_update:
             parameters["lazy_update"] = False
-        return super().fused(**parameters)
+        return super().arguments(**parameters)
 
 
 @register
 class ccSGD(SGD):  # noqa: N801 - MXNet's name
-    """:class:`SGD` under a name of earlier days.
+    """An old name of :class:`SGD`.
 
     Args:
         momentum: the momentum; 0 keeps no state.
-        lazy_update: with a row_sparse gradient update only its rows: decay and momentum rest for the others.
+        lazy_update: with a row_sparse gradient update only its rows, without decay or momentum for other rows.
         **kwargs: as for :class:`Optimizer`.
     """
 
@@ -100,8 +101,8 @@ class NAG(Momentum):
 
 
 @register
-class DCASGD(Fused):
-    """SGD that makes up for the delay of a gradient in asynchronous training.
+class DCASGD(FusedOptimizer):
+    """SGD that compensates for delayed gradients in asynchronous training.
 
     Zheng et al., Asynchronous Stochastic Gradient Descent with Delay Compensation, ICML 2017. With
     ``g = clip(rescale_grad * grad)``::
@@ -126,15 +127,15 @@ class DCASGD(Fused):
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
         momentum, previous = state
-        parameters = self.fused(lr=lr, wd=wd, lamda=self.lamda)
+        parameters = self.arguments(lr=lr, wd=wd, lamda=self.lamda)
         if momentum is None:
             return Call("_dcasgd_update", (previous,), parameters)
         return Call("_dcasgd_mom_update", (momentum, previous), {**parameters, "momentum": self.momentum})
 
 
 @register
-class Signum(Fused):
-    """The sign of the momentum, as the direction of a step.
+class Signum(FusedOptimizer):
+    """SGD by the sign of the momentum.
 
     Bernstein, Wang, Azizzadenesheli and Anandkumar, signSGD: Compressed Optimisation for Non-Convex
     Problems, arXiv:1802.04434. ::
@@ -158,7 +159,7 @@ class Signum(Fused):
         return zeros_like(weight) if self.momentum else None
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
-        parameters = self.fused(lr=lr, wd=wd)
+        parameters = self.arguments(lr=lr, wd=wd)
         if state is None:
             return Call("signsgd_update", (), parameters)
         return Call("signum_update", (state,), {**parameters, "momentum": self.momentum, "wd_lh": self.wd_lh})
@@ -179,7 +180,7 @@ class SignSGD(Signum):
 
 @register
 class SGLD(Optimizer):
-    """Stochastic gradient Langevin dynamics: half a step down, and noise of variance ``lr``.
+    """Stochastic gradient Langevin dynamics: half a gradient step, and noise of variance ``lr``.
 
     Patterson and Teh, Stochastic Gradient Riemannian Langevin Dynamics on the Probability Simplex, NIPS 2013.
 
@@ -188,5 +189,5 @@ class SGLD(Optimizer):
     """
 
     def step(self, weight: NDArray, grad: NDArray, state: State, lr: float, wd: float, t: int) -> None:
-        weight -= lr / 2 * (self.scaled(grad) + wd * weight)
+        weight -= lr / 2 * (self.scale_gradient(grad) + wd * weight)
         weight += random.normal(0, math.sqrt(lr), weight.shape, weight.dtype, weight.context)

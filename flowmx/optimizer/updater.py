@@ -1,4 +1,4 @@
-"""The updater: an optimizer, and the states that it keeps for each weight."""
+"""The updater: an optimizer with the states of all weights."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import numpy as np
 from flowmx import ndarray as nd
 from flowmx.devices import Context, cpu
 from flowmx.ndarray import NDArray
-from flowmx.optimizer import mxnet_states
-from flowmx.optimizer import states as states_file
-from flowmx.optimizer.base import Index, Optimizer, State, from_config
+from flowmx.optimizer import mxnet_states, states_file
+from flowmx.optimizer.base_optimizer import Index, Optimizer, State, from_config
 
 __all__ = ["Updater", "get_updater"]
 
@@ -21,19 +20,21 @@ Update: TypeAlias = tuple[Index, NDArray, NDArray]
 """Index, gradient and weight."""
 
 
-class _Known(NamedTuple):
-    """The weights of the last call, and their groups: of each the indexes, the gradients and the weights."""
+class _LastCall(NamedTuple):
+    """The weights of the last call, and their groups: (indices, gradients, weights)."""
 
-    most: int
+    max_group: int
     indices: list[Index]
     grads: list[NDArray]
     weights: list[NDArray]
     groups: Sequence[Any]
 
-    def is_of(self, indices: list[Index], grads: Sequence[NDArray], weights: Sequence[NDArray], most: int) -> bool:
-        """Tell whether a call is for the same."""
+    def matches(
+        self, indices: list[Index], grads: Sequence[NDArray], weights: Sequence[NDArray], max_group: int
+    ) -> bool:
+        """Return whether a call has the same weights and gradients."""
         return (
-            most == self.most
+            max_group == self.max_group
             and indices == self.indices
             and len(grads) == len(self.grads)
             and len(weights) == len(self.weights)
@@ -43,7 +44,7 @@ class _Known(NamedTuple):
 
 
 class Updater:
-    """Updates weights by an optimizer, with states made at the first update of each.
+    """An optimizer with the state of each weight, which is created when the weight is first updated.
 
     Example:
         >>> update = mx.optimizer.get_updater(mx.optimizer.SGD(momentum=0.9))
@@ -51,35 +52,35 @@ class Updater:
 
     Attributes:
         optimizer: the optimizer.
-        states: from index to state.
+        states: states by index.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.states: dict[Index, State] = {}
-        self._known = _Known(0, [], [], [], [])
-        self._elsewhere: set[Index] = set()
-        """Indexes of states that were loaded, and may have to move to their weight's device."""
+        self._last_call = _LastCall(0, [], [], [], [])
+        self._unplaced: set[Index] = set()
+        """Indices of loaded states that may have to move to their weight's device."""
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
-        """Update a weight in place by its gradient, or each of a list of weights.
+        """Update a weight, or a list of weights, in place by its gradient.
 
-        Weights of a list that share a dtype are updated in groups of the optimizer's ``aggregate_num``, each group by
-        one operation, where the optimizer can.
+        Weights of a list that share a dtype are updated in groups of the optimizer's ``aggregate_num``, with one
+        operation per group, if the optimizer supports it.
         """
         if not isinstance(index, (list, tuple)):
             index, grad, weight = [index], [grad], [weight]
-        indices = [each.decode() if isinstance(each, bytes) else each for each in index]
+        indices = [i.decode() if isinstance(i, bytes) else i for i in index]
         optimizer = self.optimizer
-        known = self._known
-        if not known.is_of(indices, grad, weight, optimizer.aggregate_num):
+        call = self._last_call
+        if not call.matches(indices, grad, weight, optimizer.aggregate_num):
             groups = list(_groups(list(zip(indices, grad, weight, strict=True)), optimizer.aggregate_num))
-            known = self._known = _Known(
+            call = self._last_call = _LastCall(
                 optimizer.aggregate_num, indices, list(grad), list(weight),
                 [tuple(map(list, zip(*group, strict=True))) for group in groups],
             )  # fmt: skip
-        for names, grads, weights in known.groups:
-            optimizer._set_current_context(weights[0]._storage.device.context.device_id)
+        for names, grads, weights in call.groups:
+            optimizer._set_current_context(weights[0].storage.device.context.device_id)
             states = [self._state(index, weight) for index, weight in zip(names, weights, strict=True)]
             if len(names) == 1:
                 optimizer.update_multi_precision(names[0], weights[0], grads[0], states[0])
@@ -87,106 +88,110 @@ class Updater:
                 optimizer.update_multi_precision(list(names), list(weights), list(grads), states)
 
     def _state(self, index: Index, weight: NDArray) -> State:
-        """The state of a weight, made now where there was none."""
+        """Return the state of a weight, creating it if necessary."""
         if index not in self.states:
             self.states[index] = self.optimizer.create_state_multi_precision(index, weight)
-        elif self._elsewhere and index in self._elsewhere:
+        elif self._unplaced and index in self._unplaced:
             self.states[index] = self.sync_state_context(self.states[index], weight.context)
-            self._elsewhere.discard(index)
+            self._unplaced.discard(index)
         return self.states[index]
 
     def sync_state_context(self, state: State, context: Context) -> State:
-        """A state with its arrays on a device."""
-        return _mapped(state, NDArray, lambda array: array.as_in_context(context))
+        """Return a state with its arrays on a device."""
+        return _map_arrays(state, NDArray, lambda array: array.as_in_context(context))
 
     def get_states(self, dump_optimizer: bool = False, format: str = "flowmx") -> bytes:
-        """The states as bytes, with the update counts, so that an updater that loads them goes on exactly.
+        """Return the states as bytes, with the update counts, so that an updater that loads them continues exactly.
 
-        Blocks until they are computed; in a coroutine, await :meth:`ready` first.
+        Blocks until the states are computed; in a coroutine, await :meth:`ready` first.
 
         Args:
-            dump_optimizer: put the optimizer in too: its name, arguments and schedule.
-            format: ``"mxnet"`` gives what MXNet's ``set_states`` reads; there the counts are part of the optimizer.
+            dump_optimizer: include the optimizer: its name, arguments and schedule.
+            format: ``"mxnet"`` for MXNet's ``set_states``, where the counts are part of the optimizer.
 
         Raises:
-            TypeError: a state, or an optimizer's argument, can not be saved.
-            ValueError: there is no such format.
+            TypeError: a state, or an optimizer's argument, cannot be saved.
+            ValueError: the format's name is unknown.
         """
         if format not in ("flowmx", "mxnet"):
             raise ValueError(f"get_states: format is {format!r}, expected 'flowmx' or 'mxnet'")
         if format == "mxnet":
             return mxnet_states.dumps(self.states, self.optimizer if dump_optimizer else None)
-        config = self.optimizer.get_config(leaves_schedule=True) if dump_optimizer else None
+        config = self.optimizer.get_config(may_omit_schedule=True) if dump_optimizer else None
         return states_file.dumps(self.states, self.optimizer.progress(), config)
 
-    def set_states(self, states: bytes) -> None:
-        """Go on from what :meth:`get_states` gave, here or in MXNet.
+    def states_in_pieces(self) -> list[bytes | memoryview]:
+        """Return the bytes of :meth:`get_states` as a list of pieces; blocks until the states are computed."""
+        return states_file.chunks(self.states, self.optimizer.progress(), None)
 
-        MXNet's files are pickles, of which the arrays are read, and the optimizer's attributes; no code is run.
+    def set_states(self, states: bytes | memoryview) -> None:
+        """Restore the result of :meth:`get_states`, from flowmx or MXNet.
+
+        MXNet's files are pickles: the arrays and the optimizer's attributes are read, but no code runs.
 
         Raises:
-            StatesFormatError: it is something else, or damaged.
-            ValueError: it names an optimizer or schedule that does not exist here.
+            StatesFormatError: the data has another format, or is damaged.
+            ValueError: the optimizer's or the schedule's class is not defined here.
         """
         if states_file.is_pickle(states):
-            found, optimizer = mxnet_states.loads(states)
+            saved_states, optimizer = mxnet_states.loads(bytes(states))
             self.optimizer = optimizer or self.optimizer
         else:
             content = states_file.loads(states)
-            found = content.states
+            saved_states = content.states
             if content.optimizer is not None:
                 self.optimizer = from_config(content.optimizer, self.optimizer)
             self.optimizer.set_progress(content.progress)
         self.states = {
-            index: _mapped(state, np.ndarray, lambda array: nd.array(array, cpu(), array.dtype))
-            for index, state in found.items()
+            index: _map_arrays(state, np.ndarray, lambda array: nd.array(array, cpu(), array.dtype))
+            for index, state in saved_states.items()
         }
-        self._elsewhere = set(self.states)
+        self._unplaced = set(self.states)
 
     def rename(self, names: Mapping[Index, Index]) -> None:
-        """Know weights by other indexes from here on, such as by name in place of number."""
+        """Rename the indices of weights, for example from numbers to names."""
         self.states = {names.get(index, index): state for index, state in self.states.items()}
-        self._elsewhere = {names.get(index, index) for index in self._elsewhere}
+        self._unplaced = {names.get(index, index) for index in self._unplaced}
         self.optimizer.rename(names)
 
     async def ready(self) -> None:
-        """Await that all states are computed."""
+        """Await all states."""
         for array in self.arrays():
             await array
 
     def arrays(self) -> list[NDArray]:
-        """The arrays of all states."""
+        """Return the arrays of all states."""
         return arrays_in(list(self.states.values()))
 
 
-def _groups(updates: list[Update], most: int) -> Iterator[list[Update]]:
-    """Updates that one call may make: of weights of one dtype on one device, in their order."""
-    if most < 2 or len(updates) == 1:
+def _groups(updates: list[Update], max_group: int) -> Iterator[list[Update]]:
+    """Iterate over groups of updates for single calls; a group's weights share a dtype and a device."""
+    if max_group < 2 or len(updates) == 1:
         yield from ([update] for update in updates)
         return
-    alike: dict[Any, list[Update]] = {}
+    by_kind: dict[Any, list[Update]] = {}
     for update in updates:
-        alike.setdefault((update[2]._dtype, update[2]._storage.device), []).append(update)
-    for group in alike.values():
-        for start in range(0, len(group), most):
-            yield group[start : start + most]
+        by_kind.setdefault((update[2].element_type, update[2].storage.device), []).append(update)
+    for group in by_kind.values():
+        for start in range(0, len(group), max_group):
+            yield group[start : start + max_group]
 
 
 def get_updater(optimizer: Optimizer) -> Updater:
-    """The function ``update(index, gradient, weight)`` of an optimizer."""
+    """Return the function ``update(index, gradient, weight)`` of an optimizer."""
     return Updater(optimizer)
 
 
 def arrays_in(state: State) -> list[NDArray]:
-    """The arrays of a state."""
-    found: list[NDArray] = []
-    _mapped(state, NDArray, found.append)
-    return found
+    """Return the arrays of a state."""
+    arrays: list[NDArray] = []
+    _map_arrays(state, NDArray, arrays.append)
+    return arrays
 
 
-def _mapped(state: State, kind: type, change: Callable[[Any], Any]) -> State:
+def _map_arrays(state: State, kind: type, change: Callable[[Any], Any]) -> State:
     if isinstance(state, kind):
         return change(state)
     if isinstance(state, (tuple, list)):
-        return type(state)(_mapped(each, kind, change) for each in state)
+        return type(state)(_map_arrays(item, kind, change) for item in state)
     return state

@@ -1,4 +1,4 @@
-"""``mx.profiler``: when each operation ran, where, for which layer and line, as a trace and as tables.
+"""``mx.profiler``: records the time, device, layer and source line of operations, as a trace and as tables.
 
 Example:
     >>> mx.profiler.set_config(filename="profile.json")
@@ -8,8 +8,8 @@ Example:
     >>> print(mx.profiler.dumps(by="layer"))
     >>> mx.profiler.dump()      # for https://ui.perfetto.dev or chrome://tracing
 
-Recorded are the operations that are pushed while it runs, the operators of bound and hybridized graphs one by one, the
-memory in use, and the requests to servers of a KVStore. While it does not run it costs nothing.
+The profiler records operations pushed while it runs, the single operators of bound and hybridized graphs, the memory in
+use, and requests to KVStore servers. It costs nothing while it does not run.
 """
 
 from flowmx.profiler.control import (
@@ -26,7 +26,7 @@ from flowmx.profiler.control import (
     set_kvstore_handle,
     set_state,
 )
-from flowmx.profiler.objects import Counter, Domain, Event, Frame, Marker, Task, scope
+from flowmx.profiler.user_objects import Counter, Domain, Event, Frame, Marker, Task, scope
 
 __all__ = [
     "Counter", "Domain", "Event", "Frame", "Marker", "Task", "dump", "dump_profile", "dump_tensorboard", "dumps",

@@ -1,8 +1,7 @@
-"""MXNet's functions of the profiler: configuration, start and stop, and output."""
+"""MXNet's profiler API: configuration, start and stop, output."""
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import time
@@ -10,14 +9,13 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from flowmx import settings
-from flowmx.engine import waitall
+from flowmx import process_hooks, settings
 from flowmx.engine.runtime import engine
 from flowmx.errors import UnknownName, UnknownOption
+from flowmx.profiler.aggregates import COLUMNS, KINDS, aggregate, sections, sort_rows, table
+from flowmx.profiler.chrome_trace import document, text
 from flowmx.profiler.recorder import recorder
-from flowmx.profiler.tables import COLUMNS, KINDS, aggregated, ordered, sections, table
 from flowmx.profiler.tensorboard import scalars, write_events
-from flowmx.profiler.trace import document
 from flowmx.serialization.atomic import replace_file
 
 __all__ = [
@@ -35,22 +33,22 @@ _filename = "profile.json"
 
 
 def set_config(**kwargs: Any) -> None:
-    """Say what is recorded, and where to.
+    """Configure what is recorded, and the output file.
 
     Args:
-        **kwargs: ``filename``: the file that :func:`dump` writes, by default ``profile.json``; ``profile_all``: all;
-            ``profile_symbolic``, ``profile_imperative``, ``profile_memory``: the operators of bound and hybridized
-            graphs, other operations, the memory in use (where none of these is given, all are recorded, and where one
-            is, those that are true). MXNet's others (``profile_api``, ``aggregate_stats``, ...) are taken and change
-            nothing.
+        **kwargs: ``filename``: the file that :func:`dump` writes (default ``profile.json``); ``profile_all``:
+            everything; ``profile_symbolic``, ``profile_imperative``, ``profile_memory``: the operators of bound and
+            hybridized graphs, other operations, the memory in use. By default everything is recorded; if one of these
+            is passed, only the true ones are. MXNet's other flags (``profile_api``, ``aggregate_stats``, ...) are
+            accepted and ignored.
 
     Raises:
-        TypeError: there is no such argument.
+        TypeError: an argument is unknown.
     """
     global _filename
     unknown = sorted(set(kwargs) - {"filename", *_FLAGS})
     if unknown:
-        raise UnknownOption(f"set_config: there is no argument {unknown[0]!r}, expected filename or one of {_FLAGS}")
+        raise UnknownOption(f"set_config: unknown argument {unknown[0]!r}, expected filename or one of {_FLAGS}")
     if kwargs.get("filename"):
         _filename = os.fspath(kwargs["filename"])
     if {"profile_all", *_KINDS} & set(kwargs):
@@ -60,14 +58,14 @@ def set_config(**kwargs: Any) -> None:
 
 
 def set_state(state: str = "stop", profile_process: str = "worker") -> None:
-    """Begin or end to record.
+    """Start or stop recording.
 
     Args:
         state: ``"run"`` or ``"stop"``.
         profile_process: ``"worker"``, this process; servers are not recorded.
 
     Raises:
-        ValueError: another state, or process.
+        ValueError: the state or process is invalid.
     """
     if state not in ("run", "stop"):
         raise UnknownName(f"set_state: state is {state!r}, expected 'run' or 'stop'")
@@ -75,49 +73,49 @@ def set_state(state: str = "stop", profile_process: str = "worker") -> None:
     if state == "run":
         recorder.start()
     elif recorder.running:
-        waitall()  # what was pushed meanwhile belongs to it
+        engine.wait_all(throw=False)  # record all pushed operations; errors are raised where they are awaited
         recorder.stop()
 
 
 def pause(profile_process: str = "worker") -> None:
-    """Record nothing until :func:`resume`."""
+    """Stop recording until :func:`resume`."""
     _check("pause", profile_process)
     set_state("stop")
 
 
 def resume(profile_process: str = "worker") -> None:
-    """Go on recording."""
+    """Resume recording."""
     _check("resume", profile_process)
     set_state("run")
 
 
 def dump(finished: bool = True, profile_process: str = "worker") -> None:
-    """Write the trace to its file; blocks until all operations are done.
+    """Write the trace to its file; block until all operations have completed.
 
     Args:
-        finished: end the recording.
+        finished: whether to stop recording.
         profile_process: ``"worker"``, this process.
     """
     _check("dump", profile_process)
-    waitall()
+    engine.wait_all(throw=False)
     if finished:
         recorder.stop()
-    found = document(
+    trace = document(
         recorder.records.copy(), recorder.spans.copy(), recorder.marks.copy(), recorder.changes.copy(), os.getpid()
     )
-    replace_file(_filename, [json.dumps(found).encode()])
+    replace_file(_filename, [text(trace)])
 
 
 def dump_tensorboard(logdir: str | os.PathLike[str]) -> Path:
-    """Write memory, counters and the tables as scalars for TensorBoard; blocks until all operations are done.
+    """Write memory, counters and the tables as scalars for TensorBoard; block until all operations have completed.
 
     Args:
-        logdir: the folder that ``tensorboard --logdir`` is given.
+        logdir: the folder for ``tensorboard --logdir``.
 
     Returns:
         The path of the event file.
     """
-    waitall()
+    engine.wait_all(throw=False)
     offset = time.time() - time.perf_counter()
     return write_events(
         logdir, scalars(recorder.records.copy(), recorder.spans.copy(), recorder.changes.copy(), offset)
@@ -127,64 +125,64 @@ def dump_tensorboard(logdir: str | os.PathLike[str]) -> Path:
 def dumps(
     reset: bool = False, format: str = "table", sort_by: str = "total", ascending: bool = False, by: str = "operator"
 ) -> str:
-    """The times of all operations of one name together; blocks until all are done.
+    """Return aggregated times by operator or layer; block until all operations have completed.
 
     Args:
-        reset: forget what was recorded.
-        format: ``"table"`` or ``"json"``: an object with the parts ``Time`` (of operators, and by what domains the user
-            has), ``Memory`` (of devices) and ``Unit``, as MXNet's.
+        reset: whether to discard the records afterwards.
+        format: ``"table"`` or ``"json"``: an object with MXNet's sections ``Time`` (of operators and of the user's
+            domains), ``Memory`` (of devices) and ``Unit``.
         sort_by: ``"total"``, ``"avg"``, ``"min"``, ``"max"`` or ``"count"``.
-        ascending: the least first.
-        by: ``"operator"`` or ``"layer"``. What belongs to several layers (a fused chain) has a row of its own.
+        ascending: whether to sort in ascending order.
+        by: ``"operator"`` or ``"layer"``. A fused chain across layers has a separate row.
 
     Raises:
-        ValueError: another format, order or kind.
+        ValueError: the format, the column or the kind is invalid.
     """
-    for name, given, allowed in (
+    for name, value, allowed in (
         ("format", format, ["table", "json"]), ("sort_by", sort_by, list(COLUMNS)), ("by", by, list(KINDS)),
     ):  # fmt: skip
-        if given not in allowed:
-            raise ValueError(f"dumps: {name} is {given!r}, expected one of {allowed}")
-    waitall()
+        if value not in allowed:
+            raise ValueError(f"dumps: {name} is {value!r}, expected one of {allowed}")
+    engine.wait_all(throw=False)
     records, spans, changes = recorder.records.copy(), recorder.spans.copy(), recorder.changes.copy()
     if reset:
-        recorder.forget()
+        recorder.clear()
     if format == "json":
         return json.dumps(sections(records, spans, changes, by, sort_by, ascending))
-    return table(ordered(aggregated(records, spans, by), sort_by, ascending), by)
+    return table(sort_rows(aggregate(records, spans, by), sort_by, ascending), by)
 
 
 def get_summary(reset: bool = False, format: str = "table", sort_by: str = "total", ascending: bool = False) -> str:
-    """The newer name of :func:`dumps`."""
+    """Return the result of :func:`dumps`; this is MXNet's older name."""
     return dumps(reset, format, sort_by, ascending)
 
 
-def _check(what: str, process: str) -> None:
+def _check(function: str, process: str) -> None:
     if process != "worker":
-        raise ValueError(f"{what}: profile_process is {process!r}, expected 'worker': servers are not recorded")
+        raise ValueError(f"{function}: profile_process is {process!r}, expected 'worker': servers are not recorded")
 
 
 # -- old names -------------------------------------------------------------------------------------------------
 
 
 def set_kvstore_handle(handle: Any) -> None:
-    """Kept for MXNet's scripts: servers are not recorded."""
+    """Accept MXNet's call and do nothing: servers are not recorded."""
 
 
 def profiler_set_config(mode: str = "symbolic", filename: str = "profile.json") -> None:
-    """The old form of :func:`set_config`."""
+    """Call :func:`set_config`; this form is deprecated."""
     warnings.warn("profiler_set_config is deprecated: use set_config", DeprecationWarning, stacklevel=2)
     set_config(filename=filename)
 
 
 def profiler_set_state(state: str = "stop") -> None:
-    """The old name of :func:`set_state`."""
+    """Call :func:`set_state`; this name is deprecated."""
     warnings.warn("profiler_set_state is deprecated: use set_state", DeprecationWarning, stacklevel=2)
     set_state(state)
 
 
 def dump_profile() -> None:
-    """The old form of :func:`dump`."""
+    """Call :func:`dump`; this form is deprecated."""
     warnings.warn("dump_profile is deprecated: use dump", DeprecationWarning, stacklevel=2)
     dump()
 
@@ -196,7 +194,7 @@ _started = False
 
 
 def _follow(config: settings.Settings) -> None:
-    """Record from the first push on, where the settings say so."""
+    """Start recording at the first push if the setting ``profiler_autostart`` is on."""
     global _started
     if config.profiler_autostart and not _started:
         _started = True
@@ -207,8 +205,10 @@ def _follow(config: settings.Settings) -> None:
 engine.followers.append(_follow)
 
 
-@atexit.register
 def _at_exit() -> None:
-    """A program that ends while it is recorded leaves its trace."""
+    """Write the trace of a program that ends while it is recorded."""
     if recorder.running:
         dump()
+
+
+process_hooks.at_exit(_at_exit)

@@ -1,4 +1,4 @@
-"""The recorder: notes when each operation ran that is pushed while it is on. While it is off, nothing is asked."""
+"""The recorder of operations. It has no overhead while it is off."""
 
 from __future__ import annotations
 
@@ -15,65 +15,66 @@ from flowmx.observability import flight
 from flowmx.ops.control import custom
 from flowmx.profiler.records import CUSTOM, Change, Mark, Record, Span, local
 from flowmx.profiler.timing import time_operation
+from flowmx.scopes import Value
 
-__all__ = ["MOST", "Recorder", "recorder", "scope_name"]
+__all__ = ["MAX_RECORDS", "Recorder", "recorder", "scope_name"]
 
-MOST = 1_000_000
-"""Operations that are kept: of a longer run the last ones."""
+MAX_RECORDS = 1_000_000
+"""Maximum number of records; older ones are dropped."""
 
-_MEMORY_EVERY = 1e-3
-"""Seconds between looks at the memory in use."""
+_MEMORY_INTERVAL = 1e-3
+"""Minimum seconds between samples of the memory in use."""
 
-scope_name: ContextVar[str] = ContextVar("flowmx_profiler_scope", default="")
+scope_name: ContextVar[Value[str]] = ContextVar("flowmx_profiler_scope", default=Value(""))  # noqa: B039
 
 
 class Recorder:
     """The profiler's records, and its state.
 
     Attributes:
-        records, spans, marks, changes: what was recorded.
-        running: whether operations are recorded now.
-        symbolic, imperative, memory: what is kept: graphs, other operations, the memory in use.
+        records, spans, marks, changes: the records.
+        running: whether the recorder is on.
+        symbolic, imperative, memory: whether to record graphs, other operations, the memory in use.
     """
 
     def __init__(self) -> None:
         self.symbolic = self.imperative = self.memory = True
         self.running = False
         self._ids = itertools.count(1)
-        self._looked = 0.0
-        self.forget()
+        self._last_memory_sample = 0.0
+        self.clear()
 
-    def forget(self) -> None:
-        """Begin anew."""
-        self.records: deque[Record] = deque(maxlen=MOST)
-        self.spans: deque[Span] = deque(maxlen=MOST)
-        self.marks: deque[Mark] = deque(maxlen=MOST)
-        self.changes: deque[Change] = deque(maxlen=MOST)
+    def clear(self) -> None:
+        """Discard all records."""
+        self.records: deque[Record] = deque(maxlen=MAX_RECORDS)
+        self.spans: deque[Span] = deque(maxlen=MAX_RECORDS)
+        self.marks: deque[Mark] = deque(maxlen=MAX_RECORDS)
+        self.changes: deque[Change] = deque(maxlen=MAX_RECORDS)
 
     def start(self) -> None:
-        """Record what is pushed from now on."""
+        """Start recording operations that are pushed."""
         if not self.running:
             self.running = True
             origin.names_layers += 1
             engine.use_watch(self._watch, "times")
-            flight.messages.listeners.append(self._exchanged)
-            custom.when_called = self._called
+            flight.messages.listeners.append(self._record_request)
+            custom.on_call = self._record_call
 
     def stop(self) -> None:
-        """Record no more."""
+        """Stop recording."""
         if self.running:
             self.running = False
             origin.names_layers -= 1
             engine.use_watch(None, "times")
-            flight.messages.listeners.remove(self._exchanged)
-            custom.when_called = None
+            flight.messages.listeners.remove(self._record_request)
+            custom.on_call = None
 
     # -- operations ------------------------------------------------------------------------------------
 
     def _watch(self, op: Operation) -> None:
-        """Let an operation that is about to be pushed be timed when it runs, wherever that is."""
-        within = custom.inside.get()
-        record = Record(next(self._ids), op.name, op.actor.name, op.origin, scope_name.get(), within)
+        """Time an operation that is about to be pushed."""
+        operator = custom.current_operator.get()
+        record = Record(next(self._ids), op.name, op.actor.name, op.origin, scope_name.get().value, operator)
         if op.reads:
             record.after = tuple({variable.recorded for variable in op.reads if variable.recorded})
         for variable in op.writes:
@@ -83,23 +84,23 @@ class Recorder:
     def _end(self, record: Record) -> None:
         if self.symbolic if record.steps else self.imperative:
             self.records.append(record)
-        if self.memory and record.end - self._looked > _MEMORY_EVERY:
-            self._look_at_memory(record.end)
+        if self.memory and record.end - self._last_memory_sample > _MEMORY_INTERVAL:
+            self._sample_memory(record.end)
 
-    def _look_at_memory(self, now: float) -> None:
-        self._looked = now
+    def _sample_memory(self, now: float) -> None:
+        self._last_memory_sample = now
         for name, nbytes in devices.memory_in_use().items():
             self.changes.append(Change(f"memory of {name}", "memory", now, nbytes))
 
-    # -- what else there is ----------------------------------------------------------------------------
+    # -- other spans -----------------------------------------------------------------------------------
 
-    def _called(self, name: str, start: float, end: float) -> None:
-        """A method of a user's operator has run."""
+    def _record_call(self, name: str, start: float, end: float) -> None:
+        """Record a call of a method of a custom operator."""
         track = f"{CUSTOM} · {local.thread}"
         self.spans.append(Span(f"{name}::pure_python", CUSTOM, track, start, end, {}))
 
-    def _exchanged(self, peer: str, operation: str, start: float, end: float, facts: Mapping[str, Any]) -> None:
-        """A request to a server was answered."""
+    def _record_request(self, peer: str, operation: str, start: float, end: float, facts: Mapping[str, Any]) -> None:
+        """Record an answered request to a server."""
         self.spans.append(Span(operation, "kvstore", f"kvstore {peer}", start, end, {"peer": peer, **facts}))
 
 

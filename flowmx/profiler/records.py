@@ -1,4 +1,4 @@
-"""Records of the profiler: plain facts, noted as cheaply as possible; names, lines and tracks are derived later."""
+"""Records of the profiler, cheap to create; names, lines and tracks are derived later."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["CUSTOM", "Change", "Mark", "Record", "Span", "StepTime", "ThreadStat
 
 
 CUSTOM = "Custom Operator"
-"""The category of what users' operators do."""
+"""The category of calls in custom operators."""
 
 
 class StepTime(NamedTuple):
     """One operator of a bound or hybridized graph.
 
     Attributes:
-        node: of the graph (:class:`flowmx.graph.node.Node`).
-        start, end: in seconds.
+        node: the node (:class:`flowmx.graph.node.Node`).
+        start, end: times in seconds.
     """
 
     node: Any
@@ -33,15 +33,15 @@ class Record:
 
     Attributes:
         id: its number among the records.
-        name: the operation's.
-        actor: the device's queue that it came from.
-        origin: the user's line and the layer.
-        scope: what :func:`flowmx.profiler.scope` said at the push.
-        within: the user's operator that pushed it, if one did.
-        after: the records of the operations whose results it reads.
-        pushed, start, end: in seconds.
-        thread: the name of the thread that ran it; empty where several may have run at the same time on one.
-        steps: of a graph, its operators.
+        name: name of the operation.
+        actor: the actor that ran it.
+        origin: the user's source line and the layer.
+        scope: the name of :func:`flowmx.profiler.scope` at the push.
+        within: the custom operator that pushed it, if any.
+        after: ids of the records of the operations whose results it reads.
+        pushed, start, end: times in seconds.
+        thread: name of the thread that ran it; empty for coroutines and other operations that may overlap.
+        steps: the operators of a graph.
     """
 
     __slots__ = (
@@ -61,11 +61,11 @@ class Span(NamedTuple):
     """A timed activity that is not an operation: a user's task, a request to a server.
 
     Attributes:
-        name: what it is called.
-        category: what it is one of.
-        track: where it is shown.
-        start, end: in seconds.
-        facts: what else is known of it.
+        name: its name.
+        category: its category.
+        track: the track that shows it.
+        start, end: times in seconds.
+        facts: further values to show.
     """
 
     name: str
@@ -77,17 +77,17 @@ class Span(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """An instant that the user has marked; ``reach`` is ``g``, ``p`` or ``t``: global, process or thread."""
+    """An instant marked by the user; ``scope`` is ``g``, ``p`` or ``t``: global, process or thread."""
 
     name: str
     category: str
-    reach: str
+    scope: str
     thread: str
     at: float
 
 
 class Change(NamedTuple):
-    """The value of a counter from a moment on."""
+    """A new value of a counter."""
 
     name: str
     category: str
@@ -99,8 +99,8 @@ class ThreadState(threading.local):
     """Thread-local state of the profiler.
 
     Attributes:
-        thread: its name.
-        record: the operation that it runs, where that is recorded.
+        thread: name of the thread.
+        record: the record of the operation that it runs, if recorded.
     """
 
     record: Record | None = None

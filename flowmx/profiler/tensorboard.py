@@ -1,7 +1,7 @@
-"""TensorBoard's event files of scalars, written here without TensorFlow: the profile, and curves of a training.
+"""Writes TensorBoard event files of scalars without TensorFlow: the profile, and training curves.
 
-A file is a row of records as TFRecord frames them: the length, its masked CRC-32C, the bytes, theirs. The bytes are an
-``Event`` message of protocol buffers, of which only what scalars need is written.
+A file is a sequence of TFRecord records: the length, its masked CRC-32C, the content, its masked CRC-32C. The content
+is an ``Event`` message of protocol buffers with the fields that scalars need.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from flowmx.profiler.aggregates import COLUMNS, KINDS, aggregate
 from flowmx.profiler.records import Change, Record, Span
-from flowmx.profiler.tables import COLUMNS, KINDS, aggregated
 
 __all__ = ["EventFile", "Scalar", "crc32c", "scalars", "write_events"]
 
@@ -24,7 +24,7 @@ _POLYNOMIAL = 0x82F63B78
 
 
 class Scalar(NamedTuple):
-    """A value of a curve: ``tag`` names the curve, ``step`` is where it stands there, ``at`` when, in Unix seconds."""
+    """A value of a curve: ``tag`` is the curve's name, ``step`` the position, ``at`` the Unix time in seconds."""
 
     tag: str
     step: int
@@ -33,36 +33,36 @@ class Scalar(NamedTuple):
 
 
 def scalars(records: Iterable[Record], spans: Iterable[Span], changes: Iterable[Change], offset: float) -> list[Scalar]:
-    """The curves of what was recorded: of counters and memory over time, and one value each of every table's cells.
+    """Return curves of a profile: counters and memory over time, and a single value per table cell.
 
     Args:
-        records: the operations that were recorded.
-        spans: what else took time.
+        records: the recorded operations.
+        spans: other timed activities.
         changes: the values of counters.
-        offset: what to add to their times, for Unix time.
+        offset: offset from their times to Unix time.
     """
     records, spans = list(records), list(spans)
-    found: list[Scalar] = []
+    result: list[Scalar] = []
     counts: dict[str, int] = {}
     for change in changes:
         tag = f"{change.category}/{change.name}"
         counts[tag] = counts.get(tag, -1) + 1
-        found.append(Scalar(tag, counts[tag], change.value, change.at + offset))
-    now = max([each.end for each in records], default=0.0) + offset
+        result.append(Scalar(tag, counts[tag], change.value, change.at + offset))
+    now = max([record.end for record in records], default=0.0) + offset
     for kind in KINDS:
-        for name, row in aggregated(records, spans, kind).items():
-            found += [Scalar(f"{kind}/{name}/{column}", 0, row[column], now) for column in COLUMNS]
-    return found
+        for name, row in aggregate(records, spans, kind).items():
+            result += [Scalar(f"{kind}/{name}/{column}", 0, row[column], now) for column in COLUMNS]
+    return result
 
 
 class EventFile:
-    """A new event file in a folder, which is made where there is none. TensorBoard may read while it is written.
+    """A new event file in a folder, which is created if missing. TensorBoard may read it while it is written.
 
     Args:
-        folder: what ``tensorboard --logdir`` is given, or a folder in that.
+        folder: the folder for ``tensorboard --logdir``, or a subfolder.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
     """
 
     _numbers = itertools.count()
@@ -76,8 +76,8 @@ class EventFile:
         self._file.write(_framed(_double(1, now) + _text(3, "brain.Event:2")))
 
     def write(self, values: Iterable[Scalar]) -> None:
-        """Append values, and hand them to the system."""
-        self._file.write(b"".join(_framed(_event(each)) for each in values))
+        """Append values and flush."""
+        self._file.write(b"".join(_framed(_event(scalar)) for scalar in values))
         self._file.flush()
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class EventFile:
 
 
 def write_events(folder: str | os.PathLike[str], values: Iterable[Scalar]) -> Path:
-    """Write an event file into a folder, made where there is none; returns its path."""
+    """Write an event file into a folder, which is created if missing; return its path."""
     file = EventFile(folder)
     try:
         file.write(values)
@@ -153,7 +153,7 @@ _TABLE = [_entry(index) for index in range(256)]
 
 
 def crc32c(content: bytes) -> int:
-    """The Castagnoli checksum."""
+    """Return the Castagnoli checksum."""
     crc = 0xFFFFFFFF
     for byte in content:
         crc = crc >> 8 ^ _TABLE[(crc ^ byte) & 0xFF]

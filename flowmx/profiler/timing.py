@@ -1,4 +1,4 @@
-"""Timing of operations: notes in a record when one ran, wherever that is, and the steps of a graph."""
+"""Timing of operations on all kinds of actors."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ Done = Callable[[Record], None]
 
 
 def time_operation(op: Operation, record: Record, done: Done) -> None:
-    """Have an operation that is about to be pushed note in a record when it ran.
+    """Record the start and end of an operation that is about to be pushed.
 
     Args:
         op: the operation.
         record: its record.
-        done: called with the record at the end; where the operation never ran, since what it reads has failed, its
-            start is its end.
+        done: called with the record at the end. If the operation did not run because one of its inputs failed, its
+            start equals its end.
     """
     end = partial(_end, record, done)
     if op.is_coroutine:
         op.wrap(partial(_time_coroutine, record, end))
     elif isinstance(op.actor, ThreadActor) or op.actor.launches:
         op.wrap(partial(_time, record, end))
-    else:  # it is over when its actor says so, and not when the function returns
+    else:  # its actor reports the end, which is later than the function's return
         op.wrap(partial(_begin, record))
-        op.tell(record, end)
+        op.add_waiter(record, end)
 
 
 def _time(record: Record, end: Callable[[], None], op: Operation, proceed: Callable[[], Any]) -> Any:

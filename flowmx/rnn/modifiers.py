@@ -1,4 +1,4 @@
-"""Cells that change what others do: dropout, zoneout, residual connections."""
+"""Cells that modify other cells: dropout, zoneout, residual connections."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Callable
 from typing import Any
 
 from flowmx import symbol as sym
-from flowmx.gluon.rnn.modifiers import mixed, unmodified
-from flowmx.gluon.rnn.steps import Stepped
+from flowmx.gluon.rnn.cell_steps import StepResult
+from flowmx.gluon.rnn.modifiers import mix, unmodified
 from flowmx.ndarray import NDArray
-from flowmx.rnn.base import BaseRNNCell, RNNParams, Weights, merged, split
+from flowmx.rnn.base_cell import BaseRNNCell, RNNParams, Weights, merge_steps, split
 from flowmx.symbol import Symbol
 
 
 class DropoutCell(BaseRNNCell):
-    """Drops a part of its input in training.
+    """Drop a part of the input in training.
 
     Args:
         dropout: the probability of a zero.
-        prefix: of names.
-        params: kept for MXNet's scripts; it has none.
+        prefix: the prefix of names.
+        params: ignored; accepted for MXNet's scripts.
 
     Raises:
-        TypeError: ``dropout`` is no number.
+        TypeError: ``dropout`` is not a number.
     """
 
     def __init__(self, dropout: float, prefix: str = "dropout_", params: RNNParams | None = None) -> None:
@@ -35,20 +35,20 @@ class DropoutCell(BaseRNNCell):
     def state_info(self) -> list[dict[str, Any]]:
         return []
 
-    def __call__(self, inputs: Any, states: list[Any]) -> Stepped:
+    def __call__(self, inputs: Any, states: list[Any]) -> StepResult:
         return (sym.Dropout(data=inputs, p=self.dropout) if self.dropout > 0 else inputs), states
 
-    def _unrolled(self, length: int, inputs: Any, begin_state: Any, layout: str, merge: bool | None) -> Stepped:
+    def _unroll(self, length: int, inputs: Any, begin_state: Any, layout: str, merge: bool | None) -> StepResult:
         if merge is True or (merge is None and isinstance(inputs, Symbol)):
-            return self(merged(inputs, layout), [])
-        return super()._unrolled(length, inputs, begin_state, layout, merge)
+            return self(merge_steps(inputs, layout), [])
+        return super()._unroll(length, inputs, begin_state, layout, merge)
 
 
 class ModifierCell(BaseRNNCell):
-    """Base of cells that hold another one, which is not to be called itself any more.
+    """Base class of cells that wrap another cell, which must not be called directly any more.
 
     Args:
-        base_cell: the other one.
+        base_cell: the other cell.
     """
 
     def __init__(self, base_cell: BaseRNNCell) -> None:
@@ -78,21 +78,21 @@ class ModifierCell(BaseRNNCell):
 
 
 class ZoneoutCell(ModifierCell):
-    """Keeps a part of outputs and states as they were a step before, in training (Krueger et al. 2016).
+    """Keep a part of outputs and states from the previous step, in training (Krueger et al. 2016).
 
     Args:
         base_cell: the cell.
-        zoneout_outputs: the part of the outputs.
-        zoneout_states: the part of the states.
+        zoneout_outputs: the fraction of the outputs.
+        zoneout_states: the fraction of the states.
 
     Raises:
-        TypeError: the cell can not be called step by step.
+        TypeError: the cell cannot be called step by step.
     """
 
     def __init__(self, base_cell: BaseRNNCell, zoneout_outputs: float = 0.0, zoneout_states: float = 0.0) -> None:
         if type(base_cell).__call__ is BaseRNNCell.__call__:
             raise TypeError(
-                f"ZoneoutCell: a {type(base_cell).__name__} can not be called step by step: unfuse() it, or put "
+                f"ZoneoutCell: a {type(base_cell).__name__} cannot be called step by step: unfuse() it, or put "
                 "ZoneoutCells around the cells in it"
             )
         super().__init__(base_cell)
@@ -106,31 +106,31 @@ class ZoneoutCell(ModifierCell):
         if hasattr(self, "base_cell"):
             self.base_cell.reset()
 
-    def __call__(self, inputs: Any, states: list[Any]) -> Stepped:
+    def __call__(self, inputs: Any, states: list[Any]) -> StepResult:
         output, after = self.base_cell(inputs, states)
         before = sym.zeros((0, 0)) if self.prev_output is None else self.prev_output
-        output = mixed(sym, self.zoneout_outputs, output, before)
-        after = [mixed(sym, self.zoneout_states, new, old) for new, old in zip(after, states, strict=True)]
+        output = mix(sym, self.zoneout_outputs, output, before)
+        after = [mix(sym, self.zoneout_states, new, old) for new, old in zip(after, states, strict=True)]
         self.prev_output = output
         return output, after
 
 
 class ResidualCell(ModifierCell):
-    """Adds its input to the output of another cell (Wu et al. 2016).
+    """Add the input to the output of another cell (Wu et al. 2016).
 
     Args:
         base_cell: the other cell.
     """
 
-    def __call__(self, inputs: Any, states: list[Any]) -> Stepped:
+    def __call__(self, inputs: Any, states: list[Any]) -> StepResult:
         output, states = self.base_cell(inputs, states)
         return _plus(output, inputs), states
 
-    def _unrolled(self, length: int, inputs: Any, begin_state: Any, layout: str, merge: bool | None) -> Stepped:
+    def _unroll(self, length: int, inputs: Any, begin_state: Any, layout: str, merge: bool | None) -> StepResult:
         with unmodified(self.base_cell) as cell:
             outputs, states = cell.unroll(length, inputs, begin_state, layout, merge)
         if isinstance(outputs, Symbol):
-            return _plus(outputs, merged(inputs, layout)), states
+            return _plus(outputs, merge_steps(inputs, layout)), states
         pairs = zip(outputs, split(length, inputs, layout), strict=True)
         return [_plus(*pair) for pair in pairs], states
 

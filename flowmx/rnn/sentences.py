@@ -1,4 +1,4 @@
-"""Sentences of several lengths as batches, each of one length."""
+"""Batches of sentences, grouped by length."""
 
 from __future__ import annotations
 
@@ -27,62 +27,62 @@ def encode_sentences(
     start_label: int = 0,
     unknown_token: str | None = None,
 ) -> tuple[list[list[int]], dict[str, int]]:
-    """Words as numbers.
+    """Encode words as numbers.
 
     Args:
         sentences: lists of words.
-        vocab: numbers by word; without one, words are numbered as they come.
-        invalid_label: the number of ``invalid_key``, which no word gets.
+        vocab: numbers by word; without it, words are numbered in order of appearance.
+        invalid_label: the number of ``invalid_key``; no word gets it.
         invalid_key: the padding token.
         start_label: the first number.
-        unknown_token: the token of words that a given vocabulary lacks; it is added to it where it is missing.
+        unknown_token: the token of words that are not in ``vocab``; added to ``vocab`` if missing.
 
     Returns:
-        the sentences as lists of numbers, and the vocabulary.
+        The sentences as lists of numbers, and the vocabulary.
 
     Raises:
-        KeyError: a given vocabulary has not a word, and nothing stands for such.
+        KeyError: a word is not in ``vocab``, and there is no ``unknown_token``.
     """
     is_new = vocab is None
     vocab = {invalid_key: invalid_label} if vocab is None else vocab
     number = start_label
-    found = []
+    results = []
     for sentence in sentences:
-        coded = []
+        numbers = []
         for word in sentence:
             if word not in vocab:
                 if not is_new and not unknown_token:
                     raise KeyError(
-                        f"encode_sentences: the vocabulary has no {word!r}: give unknown_token, or another vocabulary"
+                        f"encode_sentences: the vocabulary has no {word!r}: pass unknown_token, or another vocabulary"
                     )
                 word = unknown_token or word
                 if word not in vocab:
                     number += number == invalid_label
                     vocab[word] = number
                     number += 1
-            coded.append(vocab[word])
-        found.append(coded)
-    return found, vocab
+            numbers.append(vocab[word])
+        results.append(numbers)
+    return results, vocab
 
 
 class BucketSentenceIter(DataIter):
-    """Batches of sentences of one length, for a language model: the label of each word is the word after it.
+    """Batches of sentences of the same length, for a language model: the label of each word is the next word.
 
-    Each epoch has a new order, which follows from ``mx.random.seed``. Sentences that fill no batch are left out of an
-    epoch, those longer than all buckets of all.
+    Each epoch has a new order, from Python's generator (batches) and NumPy's (sentences), as in MXNet. An incomplete
+    batch is dropped in each epoch; sentences longer than all buckets are dropped entirely.
 
     Args:
         sentences: lists of numbers.
-        batch_size: sentences in a batch.
-        buckets: the lengths; by default all lengths of which there are enough sentences for a batch.
+        batch_size: the number of sentences in a batch.
+        buckets: the lengths; by default all lengths with enough sentences for a batch.
         invalid_label: the padding value of shorter sentences.
         data_name: the name of the input.
         label_name: the name of the label.
-        dtype: of both.
-        layout: ``"NT"`` or ``"TN"``: which axis is time.
+        dtype: the element type of both.
+        layout: ``"NT"`` or ``"TN"``, where T is the time axis.
 
     Raises:
-        ValueError: an unknown layout, or no batch.
+        ValueError: the layout is unknown, or there is no batch.
     """
 
     is_instant = True
@@ -106,15 +106,15 @@ class BucketSentenceIter(DataIter):
         self.data_name, self.label_name = data_name, label_name
         self.dtype, self.layout, self.invalid_label = dtype, layout, invalid_label
         self.major_axis = layout.find("N")
-        self.data = self._filled(sentences, lengths)
+        self.data = self._group_by_bucket(sentences, lengths)
         self.buckets = list(self.data)
         if not self.buckets:
             raise ValueError(
-                f"BucketSentenceIter: no length has batch_size = {batch_size} sentences: give buckets, or a smaller one"
+                f"BucketSentenceIter: no length has batch_size = {batch_size} sentences: pass buckets, or fewer"
             )
         self.default_bucket_key = max(self.buckets)
-        self.provide_data = [self._described(data_name, self.default_bucket_key)]
-        self.provide_label = [self._described(label_name, self.default_bucket_key)]
+        self.provide_data = [self._describe(data_name, self.default_bucket_key)]
+        self.provide_label = [self._describe(label_name, self.default_bucket_key)]
         self.idx = [
             (length, start)
             for length, rows in self.data.items()
@@ -124,33 +124,32 @@ class BucketSentenceIter(DataIter):
         self.curr_idx = 0
         self.reset()
 
-    def _filled(self, sentences: Sequence[Sequence[int]], lengths: list[int]) -> dict[int, Any]:
-        """The sentences of each length, filled up."""
-        found: dict[int, list[Any]] = {length: [] for length in lengths}
-        left_out = 0
+    def _group_by_bucket(self, sentences: Sequence[Sequence[int]], lengths: list[int]) -> dict[int, Any]:
+        """Return the sentences of each bucket, padded."""
+        buckets: dict[int, list[Any]] = {length: [] for length in lengths}
+        drop_count = 0
         for sentence in sentences:
-            place = bisect.bisect_left(lengths, len(sentence))
-            if place == len(lengths):
-                left_out += 1
+            index = bisect.bisect_left(lengths, len(sentence))
+            if index == len(lengths):
+                drop_count += 1
                 continue
-            row = np.full(lengths[place], self.invalid_label, self.dtype)
+            row = np.full(lengths[index], self.invalid_label, self.dtype)
             row[: len(sentence)] = sentence
-            found[lengths[place]].append(row)
-        if left_out:
-            log.warning("BucketSentenceIter: %d sentences are longer than the largest bucket: left out", left_out)
-        return {length: np.asarray(rows, self.dtype) for length, rows in found.items() if rows}
+            buckets[lengths[index]].append(row)
+        if drop_count:
+            log.warning("BucketSentenceIter: %d sentences are longer than the largest bucket: dropped", drop_count)
+        return {length: np.asarray(rows, self.dtype) for length, rows in buckets.items() if rows}
 
-    def _described(self, name: str, length: int) -> DataDesc:
+    def _describe(self, name: str, length: int) -> DataDesc:
         shape = (self.batch_size, length) if self.major_axis == 0 else (length, self.batch_size)
         return DataDesc(name, shape, self.dtype, self.layout)
 
     def reset(self) -> None:
         """Begin an epoch, in a new order."""
         self.curr_idx = 0
-        generator = rng.current()
-        generator.shuffle(self.idx)
+        rng.python().shuffle(self.idx)
         for order in self.orders.values():
-            generator.shuffle(order)
+            rng.numpy().shuffle(order)
 
     def next(self) -> DataBatch:
         if self.curr_idx == len(self.idx):
@@ -162,23 +161,23 @@ class BucketSentenceIter(DataIter):
         label[:, :-1] = data[:, 1:]
         return DataBatch(
             [self._array(data)], [self._array(label)], 0, bucket_key=length,
-            provide_data=[self._described(self.data_name, length)],
-            provide_label=[self._described(self.label_name, length)],
+            provide_data=[self._describe(self.data_name, length)],
+            provide_label=[self._describe(self.label_name, length)],
         )  # fmt: skip
 
     def _array(self, values: Any) -> nd.NDArray:
         return nd.array(values if self.major_axis == 0 else values.T, devices.cpu(), self.dtype)
 
     def state(self) -> dict[str, Any]:
-        """The position in the epoch; orders of later epochs come from the stream that ``mx.random.seed`` restarts."""
+        """Return the position in the epoch; orders of later epochs come from Python's and NumPy's generators."""
         return {
             "batch_size": self.batch_size, "buckets": self.buckets, "sentences": self._counts(), "at": self.curr_idx,
-            "idx": [list(each) for each in self.idx], "orders": [list(order) for order in self.orders.values()],
+            "idx": [list(pair) for pair in self.idx], "orders": [list(order) for order in self.orders.values()],
         }  # fmt: skip
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        own = {"batch_size": self.batch_size, "buckets": self.buckets, "sentences": self._counts()}
-        check_state(dict(state), own)
+        expected = {"batch_size": self.batch_size, "buckets": self.buckets, "sentences": self._counts()}
+        check_state(dict(state), expected)
         self.curr_idx = int(state["at"])
         self.idx = [(length, start) for length, start in state["idx"]]
         self.orders = dict(zip(self.buckets, map(list, state["orders"]), strict=True))

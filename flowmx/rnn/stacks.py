@@ -1,4 +1,4 @@
-"""Cells made of cells: one above the other, or one in each direction."""
+"""Cells made of other cells: a stack of layers, or one cell for each direction."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowmx import symbol as sym
-from flowmx.gluon.rnn.steps import Stepped
+from flowmx.gluon.rnn.cell_steps import StepResult
 from flowmx.ndarray import NDArray
-from flowmx.rnn.base import BaseRNNCell, RNNParams, Weights, split, time_axis
+from flowmx.rnn.base_cell import BaseRNNCell, RNNParams, Weights, split, time_axis
 from flowmx.symbol import Symbol
 
 
 class _Stack(BaseRNNCell):
-    """Cells whose states follow each other in one list."""
+    """A cell with inner cells, whose states are concatenated in one list."""
 
     def __init__(self, params: RNNParams | None) -> None:
         self._cells: list[BaseRNNCell] = []
@@ -24,7 +24,7 @@ class _Stack(BaseRNNCell):
         if self._shares:
             if not cell._own_params:
                 raise ValueError(
-                    f"{type(self).__name__}: it was made with params, and a cell in it too: give params to one of them"
+                    f"{type(self).__name__}: both this cell and an inner cell have params: pass params to one of them"
                 )
             cell.params._params.update(self.params._params)
         self.params._params.update(cell.params._params)
@@ -48,60 +48,60 @@ class _Stack(BaseRNNCell):
             args = cell.pack_weights(args)
         return dict(args)
 
-    def _divided(self, states: Sequence[Any]) -> list[list[Any]]:
-        """The states of each cell."""
-        found, start = [], 0
+    def _split_states(self, states: Sequence[Any]) -> list[list[Any]]:
+        """Split a list of states by inner cell."""
+        parts, start = [], 0
         for cell in self._cells:
             stop = start + len(cell.state_info)
-            found.append(list(states[start:stop]))
+            parts.append(list(states[start:stop]))
             start = stop
-        return found
+        return parts
 
 
 class SequentialRNNCell(_Stack):
-    """Cells above each other: the output of one is the input of the next.
+    """Stacked cells: the output of one is the input of the next.
 
     Args:
-        params: those that all of them share.
+        params: parameters that all cells share.
     """
 
     def __init__(self, params: RNNParams | None = None) -> None:
         super().__init__(params)
 
     def add(self, cell: BaseRNNCell) -> None:
-        """Put a cell on top.
+        """Add a cell on top.
 
         Raises:
-            ValueError: parameters were given both to this stack and to the cell.
+            ValueError: both this stack and the cell have ``params``.
         """
         self._take(cell)
 
-    def __call__(self, inputs: Any, states: list[Any]) -> Stepped:
+    def __call__(self, inputs: Any, states: list[Any]) -> StepResult:
         self._counter += 1
         after: list[Any] = []
-        for cell, own in zip(self._cells, self._divided(states), strict=True):
-            inputs, own = cell(inputs, own)
-            after += own
+        for cell, cell_states in zip(self._cells, self._split_states(states), strict=True):
+            inputs, new_states = cell(inputs, cell_states)
+            after += new_states
         return inputs, after
 
-    def _unrolled(self, length: int, inputs: Any, begin_state: Any, layout: str, merge: bool | None) -> Stepped:
+    def _unroll(self, length: int, inputs: Any, begin_state: Any, layout: str, merge: bool | None) -> StepResult:
         states = self.begin_state() if begin_state is None else begin_state
         after: list[Any] = []
-        for position, (cell, own) in enumerate(zip(self._cells, self._divided(states), strict=True)):
-            own_merge = merge if position == len(self._cells) - 1 else None
-            inputs, own = cell.unroll(length, inputs, own, layout, own_merge)
-            after += own
+        for position, (cell, cell_states) in enumerate(zip(self._cells, self._split_states(states), strict=True)):
+            cell_merge = merge if position == len(self._cells) - 1 else None
+            inputs, new_states = cell.unroll(length, inputs, cell_states, layout, cell_merge)
+            after += new_states
         return inputs, after
 
 
 class BidirectionalCell(_Stack):
-    """Two cells: one goes through the sequence from its beginning, one from its end; outputs are put side by side.
+    """Two cells, which process the sequence from its beginning and from its end; outputs are concatenated.
 
     Args:
-        l_cell: the one from the beginning.
-        r_cell: the one from the end.
-        params: those that both share.
-        output_prefix: of the names of the outputs.
+        l_cell: the cell from the beginning.
+        r_cell: the cell from the end.
+        params: parameters that both share.
+        output_prefix: the prefix of the names of the outputs.
     """
 
     def __init__(
@@ -112,18 +112,18 @@ class BidirectionalCell(_Stack):
         self._take(l_cell)
         self._take(r_cell)
 
-    def _unrolled(self, length: int, inputs: Any, begin_state: Any, layout: str, merge: bool | None) -> Stepped:
+    def _unroll(self, length: int, inputs: Any, begin_state: Any, layout: str, merge: bool | None) -> StepResult:
         steps = split(length, inputs, layout)
-        states = self._divided(self.begin_state() if begin_state is None else begin_state)
+        states = self._split_states(self.begin_state() if begin_state is None else begin_state)
         left, right = self._cells
-        ahead, l_states = left.unroll(length, steps, states[0], layout, merge)
-        back, r_states = right.unroll(length, steps[::-1], states[1], layout, merge)
+        forward, l_states = left.unroll(length, steps, states[0], layout, merge)
+        backward, r_states = right.unroll(length, steps[::-1], states[1], layout, merge)
         if merge is None:
-            merge = isinstance(ahead, Symbol) and isinstance(back, Symbol)
+            merge = isinstance(forward, Symbol) and isinstance(backward, Symbol)
         if merge:
-            back = sym.reverse(back, axis=time_axis(layout))
-            outputs: Any = sym.concat(ahead, back, dim=2, name=f"{self._output_prefix}out")
+            backward = sym.reverse(backward, axis=time_axis(layout))
+            outputs: Any = sym.concat(forward, backward, dim=2, name=f"{self._output_prefix}out")
         else:
-            pairs = zip(split(length, ahead, layout), split(length, back, layout)[::-1], strict=True)
+            pairs = zip(split(length, forward, layout), split(length, backward, layout)[::-1], strict=True)
             outputs = [sym.concat(*pair, dim=1, name=f"{self._output_prefix}t{i}") for i, pair in enumerate(pairs)]
         return outputs, [l_states, r_states]

@@ -1,7 +1,7 @@
-"""Files of arrays in any format: MXNet's ``.params``, safetensors, or PyTorch's (which are only read).
+"""Array files in any format: MXNet's ``.params``, safetensors, NumPy's, and PyTorch's state dicts.
 
-In safetensors a sparse array ``x`` is its parts, the arrays ``x.data`` and ``x.indices``, and ``x.indptr`` of csr; a
-text beside the arrays, ``flowmx.sparse``, has the shapes: ``{"x": [3, 4]}``.
+In safetensors a sparse array ``x`` is saved as the arrays ``x.data`` and ``x.indices``, and ``x.indptr`` for csr. The
+metadata entry ``flowmx.sparse`` has the shapes: ``{"x": [3, 4]}``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -17,8 +17,10 @@ import numpy.typing as npt
 
 from flowmx.errors import raised_as_mxnet
 from flowmx.semantics import semantics
-from flowmx.serialization import params, safetensors, torch
-from flowmx.serialization.reading import Array, read_whole
+from flowmx.serialization import numpy_files, params, safetensors, torch
+from flowmx.serialization.atomic import read_from
+from flowmx.serialization.reading import Array, read_large
+from flowmx.serialization.suffixes import format_by_suffix
 
 __all__ = ["Loaded", "load", "loads", "save"]
 
@@ -26,64 +28,76 @@ Loaded: TypeAlias = dict[str, Array] | list[Array]
 
 
 def save(path: str | os.PathLike[str], arrays: params.Arrays, format: str | None = None) -> None:
-    """Write arrays to a file, which is replaced as a whole or not at all.
+    """Write arrays to a file atomically.
 
     Args:
         path: The file.
         arrays: The arrays; safetensors needs names.
-        format: ``"params"`` or ``"safetensors"``; None goes by the end of the file's name.
+        format: ``"params"`` (MXNet's), ``"safetensors"``, ``"npz"``, ``"npy"`` or ``"torch"``; None chooses by the
+            suffix of the file name.
 
     Raises:
-        ValueError: There is no such format.
-        TypeError: The format has no such dtype, or needs names.
+        ValueError: The format is unknown, or the suffix belongs to an unsupported format.
+        TypeError: The format does not support a dtype, or needs names.
         OSError: The file cannot be written.
     """
-    format = format_of(path, format)
+    format = format or format_by_suffix(path)
     if format == "params":
-        # As MXNet: in the mode of npx.set_np it reads and writes arrays of NumPy's shapes alone.
+        # As in MXNet: under npx.set_np it reads and writes only arrays with NumPy shapes.
         params.save(path, arrays, np_shape=semantics.get().shape or None)
     elif format == "safetensors":
-        safetensors.save(path, *_in_parts(arrays))
+        safetensors.save(path, *_split_sparse(arrays))
+    elif format in _DENSE_WRITERS:
+        _DENSE_WRITERS[format](path, arrays)
     else:
-        raise ValueError(f"save: format is {format!r}, expected 'params' or 'safetensors'")
+        raise ValueError(
+            f"save: format is {format!r}, expected one of 'params', 'safetensors', {str([*_DENSE_WRITERS])[1:-1]}"
+        )
 
 
-def format_of(path: str | os.PathLike[str], format: str | None) -> str:
-    """The format that `save` writes."""
-    return format or ("safetensors" if os.fspath(path).endswith(".safetensors") else "params")
+_DENSE_WRITERS: dict[str, Callable[[Any, Any], None]] = {
+    "npz": numpy_files.save_npz,
+    "npy": numpy_files.save_npy,
+    "torch": torch.save,
+}
+"""The writers of formats without sparse arrays."""
 
 
 @raised_as_mxnet(OSError)
 def load(path: str | os.PathLike[str], *, keep_sparse: bool = False) -> Loaded:
-    """Read a file of any of the formats, detected from its content: a dict if the arrays have names, else a list.
+    """Read a file of any format, detected from its content. Return a dict if the arrays have names, else a list.
 
     Args:
         path: The file.
-        keep_sparse: Return sparse arrays as `params.Stored`; otherwise those of `.params` are dense, and those of
-            safetensors the arrays that they consist of.
+        keep_sparse: Return sparse arrays as `params.SparseParts`. Otherwise those of `.params` files are converted to
+            dense arrays, and those of safetensors files stay separate arrays.
 
     Raises:
-        FileFormatError: The file is damaged, or of another format.
+        FileFormatError: The file is damaged, or its format is unknown.
         OSError: The file cannot be read.
     """
-    if not Path(path).is_file():  # missing, or a pipe, which can be read but once
-        return loads(read_whole(path), source=os.fspath(path), keep_sparse=keep_sparse)
-    with Path(path).open("rb") as file:
-        start = file.read(9)
-    if _is_torch(start):
-        return torch.load(path)
+    if not Path(path).is_file():  # missing, or a pipe, which can be read only once
+        return loads(read_large(path), source=os.fspath(path), keep_sparse=keep_sparse)
+    start = read_from(path, lambda file: file.read(9))
+    if _is_zip(start) or start.startswith(numpy_files.MAGIC):
+        return loads(read_large(path), source=os.fspath(path))
     if _is_safetensors(start):
-        return _whole(*safetensors.load_with_texts(path), os.fspath(path)) if keep_sparse else safetensors.load(path)
+        if not keep_sparse:
+            return safetensors.load(path)
+        return _join_sparse(*safetensors.load_with_metadata(path), os.fspath(path))
     return params.load(path, keep_sparse=keep_sparse)
 
 
 def loads(data: bytes | bytearray | memoryview, *, source: str = "<bytes>", keep_sparse: bool = False) -> Loaded:
-    """The arrays in the content of a file of any of the formats; arguments and errors are those of `load`."""
-    if _is_torch(bytes(data[:9])):
-        return torch.loads(data, source=source)
+    """Read the content of a file of any format. Arguments and errors are those of `load`."""
+    if _is_zip(bytes(data[:9])):
+        read = numpy_files.loads_npz if numpy_files.is_npz(data) else torch.loads
+        return read(data, source=source)
+    if bytes(data[:9]).startswith(numpy_files.MAGIC):
+        return [numpy_files.loads_npy(memoryview(data), source=source)]
     if _is_safetensors(bytes(data[:9])):
-        found, texts = safetensors.loads_with_texts(data, source=source)
-        return _whole(found, texts, source) if keep_sparse else found
+        arrays, texts = safetensors.loads_with_metadata(data, source=source)
+        return _join_sparse(arrays, texts, source) if keep_sparse else arrays
     return params.loads(data, source=source, keep_sparse=keep_sparse)
 
 
@@ -91,57 +105,57 @@ _SPARSE = "flowmx.sparse"
 _PARTS = {1: ("indices",), 2: ("indptr", "indices")}
 
 
-def _in_parts(arrays: params.Arrays) -> tuple[Mapping[str, npt.ArrayLike], dict[str, str] | None]:
-    """The arrays with the parts of sparse ones in their place, and the text that tells their shapes."""
-    if not isinstance(arrays, Mapping) or not any(isinstance(each, params.Stored) for each in arrays.values()):
+def _split_sparse(arrays: params.Arrays) -> tuple[Mapping[str, npt.ArrayLike], dict[str, str] | None]:
+    """Replace sparse arrays by their parts. Return the arrays and the metadata with the shapes."""
+    if not isinstance(arrays, Mapping) or not any(isinstance(array, params.SparseParts) for array in arrays.values()):
         return cast(Mapping[str, npt.ArrayLike], arrays), None
-    made: dict[str, npt.ArrayLike] = {}
+    flat: dict[str, npt.ArrayLike] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for name, value in arrays.items():
         parts: dict[str, npt.ArrayLike]
-        if isinstance(value, params.Stored):
+        if isinstance(value, params.SparseParts):
             shapes[name] = value.shape
             indices = zip(_PARTS[len(value.indices)], value.indices, strict=True)
-            parts = {f"{name}.data": value.data, **{f"{name}.{part}": each for part, each in indices}}
+            parts = {f"{name}.data": value.data, **{f"{name}.{part}": array for part, array in indices}}
         else:
             parts = {name: value}
-        for each in parts.keys() & made.keys():
+        for duplicate in parts.keys() & flat.keys():
             raise ValueError(
-                f"save: two arrays would have the name {each!r}, since sparse ones are saved as their parts"
+                f"save: two arrays would have the name {duplicate!r}, because sparse arrays are saved as their parts"
             )
-        made |= parts
-    return made, {_SPARSE: json.dumps(shapes)}
+        flat |= parts
+    return flat, {_SPARSE: json.dumps(shapes)}
 
 
-def _whole(found: dict[str, Array], texts: Mapping[str, str], source: str) -> Loaded:
-    """The arrays with those that are parts of sparse ones put together."""
+def _join_sparse(arrays: dict[str, Array], texts: Mapping[str, str], source: str) -> Loaded:
+    """Replace the parts of sparse arrays by `params.SparseParts`."""
     if _SPARSE not in texts:
-        return found
-    made: dict[str, Any] = dict(found)
+        return arrays
+    joined: dict[str, Any] = dict(arrays)
     try:
         for name, lengths in json.loads(texts[_SPARSE]).items():
             shape = tuple(map(operator.index, lengths))
             if min(shape) < 0:
                 raise ValueError(f"an array of shape {shape}")
-            data, indices, indptr = (made.pop(f"{name}.{part}", None) for part in ("data", "indices", "indptr"))
+            data, indices, indptr = (joined.pop(f"{name}.{part}", None) for part in ("data", "indices", "indptr"))
             if (
                 data is None
                 or indices is None
-                or any(each is not None and each.dtype != "int64" for each in (indices, indptr))
+                or any(array is not None and array.dtype != "int64" for array in (indices, indptr))
             ):
                 raise ValueError(f"{name!r} without data and indices of int64")
-            made[name] = params.Stored(shape, data, (indices,) if indptr is None else (indptr, indices))
+            joined[name] = params.SparseParts(shape, data, (indices,) if indptr is None else (indptr, indices))
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise safetensors.SafetensorsFormatError(
-            source, 8, f"sparse arrays as the text {_SPARSE} says", str(error)[:200]
+            source, 8, f"the sparse arrays of the metadata entry {_SPARSE}", str(error)[:200]
         ) from None
-    return made
+    return joined
 
 
 def _is_safetensors(start: bytes) -> bool:
-    # After the length of safetensors' header comes its bracket; in a .params file there are zeros.
+    # Byte 8 of a safetensors file is the bracket of its header; in a .params file it is 0.
     return start[8:9] == b"{"
 
 
-def _is_torch(start: bytes) -> bool:
+def _is_zip(start: bytes) -> bool:
     return start[:4] == b"PK\x03\x04"

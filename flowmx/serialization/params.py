@@ -1,20 +1,20 @@
-"""MXNet's binary ``.params`` format: a list of arrays, with or without names.
+"""MXNet's binary ``.params`` format: a list of arrays with optional names.
 
 All numbers are little-endian. A file is::
 
     uint64 0x112, uint64 reserved
     uint64 number of arrays, then the arrays
-    uint64 number of names (none, or one for each array), then the names: uint64 length, UTF-8
+    uint64 number of names (0, or one for each array), then the names: uint64 length, UTF-8
 
-and an array, in the four layouts that MXNet has written since 0.8::
+and an array has one of the four layouts that MXNet has written since 0.8::
 
     unversioned     uint32 ndim, uint32 dims        device, dtype, data
     V1              magic, int32 ndim, int64 dims   device, dtype, data
     V2, V3          magic, storage type, [stored shape,] shape,
                     device, dtype, [dtype and shape of each index array,] data, [index arrays]
 
-Only sparse arrays have the parts in brackets. V3 is V2 under NumPy's shape rules: in V3 an array with ndim 0
-is a scalar; in the others it is no array at all, and nothing follows its shape.
+Only sparse arrays have the parts in brackets. V3 is V2 with NumPy's shape rules: in V3 an array with ndim 0 is a
+scalar; in the other layouts it is an empty NDArray, and nothing follows its shape.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import logging
 import math
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import ml_dtypes
@@ -38,17 +39,17 @@ from flowmx.serialization.reading import (
     Source,
     in_memory,
     little_endian,
-    opened,
+    read_source,
 )
 
 
-class Stored(NamedTuple):
-    """A sparse array.
+class SparseParts(NamedTuple):
+    """The parts of a sparse array.
 
     Attributes:
         shape: The length of each axis.
         data: The stored elements or rows.
-        indices: Where they belong, int64: the numbers of rows, or for csr the pointers to rows, then the columns.
+        indices: The positions of the data, int64: row numbers, or for csr the row pointers and the columns.
     """
 
     shape: tuple[int, ...]
@@ -56,7 +57,32 @@ class Stored(NamedTuple):
     indices: tuple[Array, ...]
 
 
-Arrays: TypeAlias = Mapping[str, npt.ArrayLike | Stored] | Sequence[npt.ArrayLike | Stored] | Array
+@dataclass(frozen=True)
+class Deferred:
+    """An array whose content is read when it is written, so that not all arrays are copied at once.
+
+    Attributes:
+        shape: The length of each axis.
+        dtype: The type of the elements.
+        read: A function that returns the content.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    read: Callable[[], Array]
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
+        """Return the content."""
+        return np.asarray(self.read(), dtype)
+
+
+Writable: TypeAlias = npt.ArrayLike | SparseParts | Deferred
+Arrays: TypeAlias = Mapping[str, Writable] | Sequence[Writable] | Array
 
 LIST_MAGIC = 0x112
 V1_MAGIC = 0xF993FAC8
@@ -66,9 +92,9 @@ V3_MAGIC = 0xF993FACA
 _DENSE, _ROW_SPARSE, _CSR = 0, 1, 2
 _INDEX_ARRAYS = {_DENSE: 0, _ROW_SPARSE: 1, _CSR: 2}
 _CPU_0 = struct.pack("<ii", 1, 0)
-_LEAST_ARRAY, _LEAST_FULL = 4, 32  # bytes of an array; of one that has elements
-_MAX_EMPTY = 1 << 14  # arrays of less: they would take a hundred times the file
-_MAX_NDIM = 32  # what every NumPy can hold
+_MIN_ARRAY, _MIN_NONEMPTY = 4, 32  # minimum sizes in bytes: of an array, and of an array with elements
+_MAX_EMPTY = 1 << 14  # limit on empty arrays: in memory each takes 100 times its bytes in the file
+_MAX_NDIM = 32  # supported by every version of NumPy
 
 _DTYPES: dict[int, np.dtype[Any]] = {
     flag: np.dtype(scalar)
@@ -94,11 +120,11 @@ _FLAGS = {dtype: flag for flag, dtype in _DTYPES.items()}
 
 
 class ParamsFormatError(FileFormatError):
-    """A file is not what MXNet would have written; says where, what was expected and what was found."""
+    """A file is not a valid ``.params`` file."""
 
 
 def save(path: str | os.PathLike[str], arrays: Arrays, *, np_shape: bool | None = None) -> None:
-    """Write arrays to a file, which is replaced as a whole or not at all.
+    """Write arrays to a file atomically.
 
     Args:
         path: The file.
@@ -106,10 +132,10 @@ def save(path: str | os.PathLike[str], arrays: Arrays, *, np_shape: bool | None 
         np_shape: As for `dumps`.
 
     Raises:
-        TypeError: MXNet has no such dtype.
+        TypeError: MXNet does not support a dtype.
         OSError: The file cannot be written.
     """
-    replace_file(path, _chunks(arrays, np_shape))
+    replace_file(path, chunks(arrays, np_shape))
 
 
 def dumps(arrays: Arrays, *, np_shape: bool | None = None) -> bytes:
@@ -118,44 +144,44 @@ def dumps(arrays: Arrays, *, np_shape: bool | None = None) -> bytes:
     Args:
         arrays: Named arrays, or a sequence of arrays, or one array, which is written as a list of one.
         np_shape: Write V3, which MXNet reads only under NumPy's shape rules (``npx.set_np``), instead of V2.
-            None writes V3 only where V2 cannot hold the arrays: if one of them is 0-dimensional.
+            None writes V3 only if an array is 0-dimensional, which V2 does not support.
 
     Raises:
-        TypeError: MXNet has no such dtype.
+        TypeError: MXNet does not support a dtype.
         ValueError: `np_shape` is False and an array is 0-dimensional.
     """
-    return b"".join(_chunks(arrays, np_shape))
+    return b"".join(chunks(arrays, np_shape))
 
 
 def load(
     path: str | os.PathLike[str], *, densify_limit: int | None = None, keep_sparse: bool = False
 ) -> dict[str, Any] | list[Any]:
-    """Read a file, as `loads` does.
+    """Read a file. Arguments are those of `loads`.
 
     Raises:
         ParamsFormatError: The file is damaged, or not a ``.params`` file.
         OSError: The file cannot be read.
     """
-    with opened(path) as (source, size, name):
-        return _read_list(_Reader(source, size, name, densify_limit, keep_sparse))
+    return read_source(
+        path, lambda source, size, name: _read_list(_Reader(source, size, name, densify_limit, keep_sparse))
+    )
 
 
 def loads(
     data: bytes | bytearray | memoryview, *, source: str = "<bytes>", densify_limit: int | None = None,
     keep_sparse: bool = False,
 ) -> dict[str, Any] | list[Any]:  # fmt: skip
-    """Return the arrays of a ``.params`` file: a dict if they have names, else a list.
+    """Read the content of a ``.params`` file. Return a dict if the arrays have names, else a list.
 
-    The arrays are copies: writable, aligned and in C order. What MXNet calls an empty NDArray comes back as
-    float32 of shape (0,). Sparse arrays come back as `Stored`, if they are kept, and else dense, which a line in the
-    log says.
+    The arrays are copies: writable, aligned and in C order. An empty NDArray of MXNet becomes a float32 array of shape
+    (0,). Sparse arrays are converted to dense arrays, with a message in the log, unless `keep_sparse` is true.
 
     Args:
-        data: The file's content.
-        source: What errors call the file.
-        densify_limit: How many bytes the dense form of the file's sparse arrays may take together; None stands for
-            1 GiB, or eight times the file where that is more. Everything else takes no more memory than the file.
-        keep_sparse: Leave sparse arrays as they are.
+        data: The content of the file.
+        source: The name of the file in errors.
+        densify_limit: The maximum total size in bytes of the dense forms of the file's sparse arrays. None means
+            1 GiB or eight times the file size, whichever is more. Everything else takes no more memory than the file.
+        keep_sparse: Return sparse arrays as `SparseParts`.
 
     Raises:
         ParamsFormatError: The data is damaged, or not in this format.
@@ -164,34 +190,34 @@ def loads(
 
 
 def loads_one(data: bytes | bytearray | memoryview, keep_sparse: bool = False) -> Any:
-    """Return the array whose bytes MXNet puts into a pickle: those of its place in a file.
+    """Read an array from a pickle of MXNet, which contains the bytes of the array's entry in a file.
 
     Raises:
         ParamsFormatError: The data is damaged, or not in this format.
     """
-    listed = loads(
+    arrays = loads(
         struct.pack("<QQQ", LIST_MAGIC, 0, 1) + bytes(data) + bytes(8), source="<pickle>", keep_sparse=keep_sparse
     )
-    assert isinstance(listed, list)
-    return listed[0]
+    assert isinstance(arrays, list)
+    return arrays[0]
 
 
-def _chunks(arrays: Arrays, np_shape: bool | None) -> Iterator[bytes | memoryview]:
-    """Yield the file in pieces; the pieces of data are views of the arrays where that is possible."""
+def chunks(arrays: Arrays, np_shape: bool | None = None) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of `dumps` in pieces. Pieces of data are views of the arrays if possible."""
     names: list[str] = []
     if isinstance(arrays, Mapping):
         names = list(arrays)
         values = [_storable(value, repr(name)) for name, value in arrays.items()]
     else:
-        listed = [arrays] if isinstance(arrays, np.ndarray) else arrays
-        values = [_storable(value, str(i)) for i, value in enumerate(listed)]
+        items = [arrays] if isinstance(arrays, np.ndarray) else arrays
+        values = [_storable(value, str(i)) for i, value in enumerate(items)]
     if np_shape is None:
         np_shape = any(_is_scalar(value) for value in values)
     elif not np_shape and any(_is_scalar(value) for value in values):
-        raise ValueError("an array of 0 dimensions can only be written with np_shape=True")
+        raise ValueError("a 0-dimensional array can only be written with np_shape=True")
     yield struct.pack("<QQQ", LIST_MAGIC, 0, len(values))
     for value in values:
-        if isinstance(value, Stored):
+        if isinstance(value, SparseParts):
             yield from _sparse_chunks(value, np_shape)
             continue
         yield struct.pack(
@@ -203,66 +229,68 @@ def _chunks(arrays: Arrays, np_shape: bool | None) -> Iterator[bytes | memoryvie
             _CPU_0,
             _FLAGS[value.dtype],
         )
-        yield little_endian(value)
+        yield little_endian(np.asarray(value, order="C"))
     yield struct.pack("<Q", len(names))
     for name in names:
         encoded = name.encode()
         yield struct.pack("<Q", len(encoded)) + encoded
 
 
-def _is_scalar(value: Array | Stored) -> bool:
+def _is_scalar(value: Array | SparseParts | Deferred) -> bool:
     return not value.shape
 
 
-def _sparse_chunks(value: Stored, np_shape: bool) -> Iterator[bytes | memoryview]:
+def _sparse_chunks(value: SparseParts, np_shape: bool) -> Iterator[bytes | memoryview]:
     shape, data, indices = value
-    others = [_storable(each, "indices") for each in indices]
+    index_arrays = [_storable(index, "indices") for index in indices]
     kind = _CSR if len(indices) == _INDEX_ARRAYS[_CSR] else _ROW_SPARSE
     magic = V3_MAGIC if np_shape else V2_MAGIC
-    yield struct.pack("<Ii", magic, kind) + _packed(data.shape) + _packed(shape) + _CPU_0
+    yield struct.pack("<Ii", magic, kind) + _pack_shape(data.shape) + _pack_shape(shape) + _CPU_0
     yield struct.pack("<i", _FLAGS[data.dtype])
-    for each in others:
-        yield struct.pack("<i", _FLAGS[each.dtype]) + _packed(each.shape)
-    for each in (data, *others):
-        yield little_endian(np.ascontiguousarray(each))
+    for array in index_arrays:
+        yield struct.pack("<i", _FLAGS[array.dtype]) + _pack_shape(array.shape)
+    for array in (data, *index_arrays):
+        yield little_endian(np.ascontiguousarray(array))
 
 
-def _packed(shape: tuple[int, ...]) -> bytes:
+def _pack_shape(shape: tuple[int, ...]) -> bytes:
     return struct.pack(f"<i{len(shape)}q", len(shape), *shape)
 
 
-def _storable(value: npt.ArrayLike | Stored, name: str) -> Any:
-    if isinstance(value, Stored):
+def _storable(value: Writable, name: str) -> Any:
+    if isinstance(value, Deferred) and value.dtype in _FLAGS:
+        return value
+    if isinstance(value, SparseParts):
         if value.data.dtype not in _FLAGS:
-            raise TypeError(f"array {name}: MXNet's format has no dtype {value.data.dtype}")
+            raise TypeError(f"array {name}: MXNet's format does not support dtype {value.data.dtype}")
         return value
     array = np.asarray(value)
     dtype = array.dtype.newbyteorder("=")
     if dtype not in _FLAGS:
-        raise TypeError(f"array {name}: MXNet's format has no dtype {array.dtype}")
+        raise TypeError(f"array {name}: MXNet's format does not support dtype {array.dtype}")
     return np.asarray(array, dtype=dtype, order="C")
 
 
 class _Reader(Reader):
-    """Reads the fields that arrays have in these files."""
+    """A reader of the fields of arrays."""
 
     Error = ParamsFormatError
 
     def __init__(self, source: Source, size: int, name: str, densify_limit: int | None, keep_sparse: bool) -> None:
         super().__init__(source, size, name)
         self.keep_sparse = keep_sparse
-        self._densify_left = max(1 << 30, 8 * size) if densify_limit is None else densify_limit
+        self._densify_budget = max(1 << 30, 8 * size) if densify_limit is None else densify_limit
         self.sparse: list[int] = []
 
-    def note_sparse(self, names: Sequence[str]) -> None:
-        """Say in the log which arrays were sparse."""
+    def log_sparse(self, names: Sequence[str]) -> None:
+        """Log which arrays were sparse."""
         if self.sparse and not self.keep_sparse:
-            shown = ", ".join(repr(names[i]) if names else str(i) for i in self.sparse[:5])
-            more = f" and {len(self.sparse) - 5} more" if len(self.sparse) > 5 else ""
-            logging.warning("%s: sparse arrays are read as dense ones: %s%s", self._name, shown, more)
+            listing = ", ".join(repr(names[i]) if names else str(i) for i in self.sparse[:5])
+            suffix = f" and {len(self.sparse) - 5} more" if len(self.sparse) > 5 else ""
+            logging.warning("%s: sparse arrays are converted to dense arrays: %s%s", self._name, listing, suffix)
 
     def shape(self, what: str) -> tuple[int, ...] | None:
-        """Return a shape with 64-bit dims, or None where its rank or a dim is unknown (-1)."""
+        """Return a shape with 64-bit dims, or None if its rank or a dim is unknown (-1)."""
         start = self.offset
         ndim = self.number("i", f"{what}'s number of dimensions")
         if not -1 <= ndim <= _MAX_NDIM:
@@ -272,11 +300,11 @@ class _Reader(Reader):
             raise self.error(f"{what} without negative dimensions", dims, start)
         return None if ndim == -1 or -1 in dims else dims
 
-    def known_shape(self, what: str) -> tuple[int, ...]:
+    def full_shape(self, what: str) -> tuple[int, ...]:
         start = self.offset
         shape = self.shape(what)
         if shape is None:
-            raise self.error(f"{what} that is known", "-1", start)
+            raise self.error(f"{what} without unknown dimensions", "-1", start)
         return shape
 
     def dtype(self, what: str) -> np.dtype[Any]:
@@ -287,13 +315,13 @@ class _Reader(Reader):
         return _DTYPES[flag]
 
     def zeros(self, dtype: np.dtype[Any], shape: tuple[int, ...], what: str) -> Array:
-        """Return the dense array that a sparse one is spread over."""
+        """Return an array of zeros for the dense form of a sparse array."""
         self.check_size(dtype, shape, what)
         size = math.prod(shape) * dtype.itemsize
-        if size > self._densify_left:
-            limit = f"dense form of at most {self._densify_left} bytes (densify_limit of serialization.params.load)"
+        if size > self._densify_budget:
+            limit = f"dense form of at most {self._densify_budget} bytes (densify_limit of serialization.params.load)"
             raise self.error(f"a {what} with a {limit}", f"shape {shape} of {dtype}, {size} bytes")
-        self._densify_left -= size
+        self._densify_budget -= size
         return np.zeros(shape, dtype)
 
 
@@ -304,14 +332,14 @@ def _read_list(reader: _Reader) -> dict[str, Any] | list[Any]:
     reader.number("Q", "reserved field")
     start = reader.offset
     count = reader.number("Q", "number of arrays")
-    most = min(reader.left // _LEAST_ARRAY, max(_MAX_EMPTY, reader.left // _LEAST_FULL))
-    if count > most:
-        raise reader.error(f"at most {most} arrays in {reader.left} bytes", count, start)
+    limit = min(reader.remaining // _MIN_ARRAY, max(_MAX_EMPTY, reader.remaining // _MIN_NONEMPTY))
+    if count > limit:
+        raise reader.error(f"at most {limit} arrays in {reader.remaining} bytes", count, start)
     arrays = [_read_array(reader, i) for i in range(count)]
     names = _read_names(reader, count)
-    if reader.left:
-        raise reader.error("the end of the file", f"{reader.left} more bytes")
-    reader.note_sparse(names)
+    if reader.remaining:
+        raise reader.error("the end of the file", f"{reader.remaining} more bytes")
+    reader.log_sparse(names)
     return dict(zip(names, arrays, strict=True)) if names else arrays
 
 
@@ -319,7 +347,7 @@ def _read_names(reader: _Reader, arrays: int) -> list[str]:
     start = reader.offset
     count = reader.number("Q", "number of names")
     if count not in (0, arrays):
-        raise reader.error(f"no names, or {arrays}, one for each array", count, start)
+        raise reader.error(f"0 names or {arrays}, one for each array", count, start)
     names: dict[str, None] = {}
     for i in range(count):
         start = reader.offset
@@ -329,7 +357,7 @@ def _read_names(reader: _Reader, arrays: int) -> list[str]:
         except UnicodeDecodeError:
             raise reader.error(f"name {i} in UTF-8", encoded[:80], start) from None
         if name in names:
-            raise reader.error("names that differ", f"{name!r} twice", start)
+            raise reader.error("unique names", f"{name!r} twice", start)
         names[name] = None
     return list(names)
 
@@ -338,7 +366,7 @@ def _read_array(reader: _Reader, position: int) -> Any:
     start, what = reader.offset, f"array {position}"
     magic = reader.number("I", f"{what}'s magic")
     storage = _DENSE
-    stored: tuple[int, ...] | None = None
+    data_shape: tuple[int, ...] | None = None
     shape: tuple[int, ...] | None
     if magic in (V2_MAGIC, V3_MAGIC):
         start = reader.offset
@@ -346,7 +374,7 @@ def _read_array(reader: _Reader, position: int) -> Any:
         if storage not in _INDEX_ARRAYS:
             raise reader.error(f"{what}'s storage type, one of 0 (dense), 1 (row_sparse), 2 (csr)", storage, start)
         if storage != _DENSE:
-            stored = reader.known_shape(f"{what}'s stored shape")
+            data_shape = reader.full_shape(f"{what}'s stored shape")
         shape = reader.shape(f"{what}'s shape")
     elif magic == V1_MAGIC:
         shape = reader.shape(f"{what}'s shape")
@@ -357,46 +385,46 @@ def _read_array(reader: _Reader, position: int) -> Any:
         raise reader.error(expected, f"{magic:#x}", start)
     if shape is None or (shape == () and magic != V3_MAGIC):
         return np.empty(0, np.float32)
-    reader.read(len(_CPU_0), f"{what}'s device")  # the arrays go where the caller wants them
+    reader.read(len(_CPU_0), f"{what}'s device")  # the caller chooses the device
     dtype = reader.dtype(f"{what}'s dtype")
-    if stored is None:
+    if data_shape is None:
         return reader.array(dtype, shape, what)
     reader.sparse.append(position)
     index_layouts = [
-        (reader.dtype(f"{what}'s index dtype"), reader.known_shape(f"{what}'s index shape"))
+        (reader.dtype(f"{what}'s index dtype"), reader.full_shape(f"{what}'s index shape"))
         for _ in range(_INDEX_ARRAYS[storage])
     ]
     data_start = reader.offset
-    values = reader.array(dtype, stored, f"{what}'s stored values")
+    values = reader.array(dtype, data_shape, f"{what}'s stored values")
     indices = [reader.array(*layout, f"{what}'s indices") for layout in index_layouts]
-    spread = _spread_rows if storage == _ROW_SPARSE else _spread_csr
-    return spread(reader, shape, values, indices, what, data_start)
+    build = _build_row_sparse if storage == _ROW_SPARSE else _build_csr
+    return build(reader, shape, values, indices, what, data_start)
 
 
-def _spread_rows(
+def _build_row_sparse(
     reader: _Reader, shape: tuple[int, ...], values: Array, indices: list[Array], what: str, start: int
 ) -> Any:
     (rows,) = indices
     row_per_index = shape != () and values.shape == (*rows.shape, *shape[1:])
     if rows.ndim != 1 or rows.dtype.kind not in "iu" or not row_per_index:
-        found = f"{rows.shape} indices of {rows.dtype} with values of shape {values.shape}"
-        raise reader.error(f"row_sparse {what} of shape {shape}, a row of values for each index", found, start)
+        description = f"{rows.shape} indices of {rows.dtype} with values of shape {values.shape}"
+        raise reader.error(f"row_sparse {what} of shape {shape}, a row of values for each index", description, start)
     if not _in_range(rows, shape[0]):
         raise reader.error(f"row indices of {what} below {shape[0]}", f"{rows.min()}..{rows.max()}", start)
     if reader.keep_sparse:
-        return Stored(shape, values, (rows.astype(np.int64, copy=False),))
+        return SparseParts(shape, values, (rows.astype(np.int64, copy=False),))
     dense = reader.zeros(values.dtype, shape, f"row_sparse {what}")
     dense[rows] = values
     return dense
 
 
-def _spread_csr(
+def _build_csr(
     reader: _Reader, shape: tuple[int, ...], values: Array, indices: list[Array], what: str, start: int
 ) -> Any:
     pointers, columns = indices
-    if values.size == 0 and len(shape) == 2:  # MXNet leaves out the pointers of an array without values
+    if values.size == 0 and len(shape) == 2:  # MXNet omits the pointers of an array without values
         if reader.keep_sparse:
-            return Stored(shape, values, (np.zeros(shape[0] + 1, np.int64), np.empty(0, np.int64)))
+            return SparseParts(shape, values, (np.zeros(shape[0] + 1, np.int64), np.empty(0, np.int64)))
         return reader.zeros(values.dtype, shape, f"csr {what}")
     if (
         len(shape) != 2
@@ -406,17 +434,16 @@ def _spread_csr(
         or pointers.dtype.kind not in "iu"
         or columns.dtype.kind not in "iu"
     ):
-        found = f"{pointers.shape} pointers, {columns.shape} columns, {values.shape} values"
-        raise reader.error(f"csr {what} of shape {shape}, with a column for each value", found, start)
-    ordered = bool(np.all(pointers[1:] >= pointers[:-1]))
-    if not ordered or pointers[0] != 0 or pointers[-1] != len(columns):
-        found = "others"
-        raise reader.error(f"row pointers of {what} that rise from 0 to {len(columns)}", found, start)
+        description = f"{pointers.shape} pointers, {columns.shape} columns, {values.shape} values"
+        raise reader.error(f"csr {what} of shape {shape}, with a column for each value", description, start)
+    is_ascending = bool(np.all(pointers[1:] >= pointers[:-1]))
+    if not is_ascending or pointers[0] != 0 or pointers[-1] != len(columns):
+        raise reader.error(f"ascending row pointers of {what} from 0 to {len(columns)}", "other pointers", start)
     if not _in_range(columns, shape[1]):
-        found = f"{columns.min()}..{columns.max()}"
-        raise reader.error(f"column indices of {what} below {shape[1]}", found, start)
+        description = f"{columns.min()}..{columns.max()}"
+        raise reader.error(f"column indices of {what} below {shape[1]}", description, start)
     if reader.keep_sparse:
-        return Stored(shape, values, tuple(each.astype(np.int64, copy=False) for each in (pointers, columns)))
+        return SparseParts(shape, values, tuple(array.astype(np.int64, copy=False) for array in (pointers, columns)))
     dense = reader.zeros(values.dtype, shape, f"csr {what}")
     counts = (pointers[1:] - pointers[:-1]).astype(np.int64)
     dense[np.repeat(np.arange(shape[0]), counts), columns] = values

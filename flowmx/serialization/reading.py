@@ -1,4 +1,4 @@
-"""Reading a binary file field by field, with errors that say where it stops making sense."""
+"""Reading a binary file field by field, with errors that name the position and the expected content."""
 
 from __future__ import annotations
 
@@ -8,70 +8,78 @@ import os
 import stat
 import struct
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeAlias
+from collections.abc import Callable
+from typing import Any, BinaryIO, ClassVar, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from flowmx.errors import MXNetError
+from flowmx.serialization.atomic import read_from
+from flowmx.shape_limits import ShapeError, read_shape
 
 Array: TypeAlias = npt.NDArray[Any]
+_T = TypeVar("_T")
+
+
+_LARGE = 1 << 18
+"""The number of bytes from which a copy releases the interpreter lock."""
 
 
 class FileFormatError(MXNetError, ValueError):
-    """A file does not hold what its format demands.
+    """A file does not conform to its format.
 
     Attributes:
-        source: The file's name.
-        offset: Where the unexpected bytes start.
-        expected: What should stand there.
-        found: What stands there.
+        source: The name of the file.
+        offset: The position of the unexpected bytes.
+        expected: The expected content.
+        actual: The actual content.
     """
 
-    def __init__(self, source: str, offset: int, expected: str, found: str) -> None:
-        super().__init__(source, offset, expected, found)
+    def __init__(self, source: str, offset: int, expected: str, actual: str) -> None:
+        super().__init__(source, offset, expected, actual)
         self.source = source
         self.offset = offset
         self.expected = expected
-        self.found = found
+        self.actual = actual
 
     def __str__(self) -> str:
-        return f"{self.source}, byte {self.offset}: expected {self.expected}, found {self.found}"
+        return f"{self.source}, byte {self.offset}: expected {self.expected}, found {self.actual}"
 
 
 class Source(Protocol):
-    """A source of bytes: an open file, or memory."""
+    """A source of bytes: an open file or memory."""
 
     def readinto(self, buffer: memoryview, /) -> int | None:
-        """Fill a buffer as far as there are bytes; return how many there were."""
+        """Read bytes into a buffer and return their number, which is less than its size at the end."""
 
 
 class Memory:
-    """Bytes that are read in order."""
+    """A source over bytes in memory."""
 
     def __init__(self, data: memoryview) -> None:
-        self._rest = data
+        self._remaining = data
 
     def readinto(self, buffer: memoryview, /) -> int:
-        """Fill a buffer as far as there are bytes; return how many there were."""
-        count = min(len(buffer), len(self._rest))
-        buffer[:count] = self._rest[:count]
-        self._rest = self._rest[count:]
+        """Read bytes into a buffer and return their number, which is less than its size at the end."""
+        count = min(len(buffer), len(self._remaining))
+        if count < _LARGE:
+            buffer[:count] = self._remaining[:count]
+        else:  # NumPy releases the interpreter lock
+            np.copyto(np.frombuffer(buffer, np.uint8, count), np.frombuffer(self._remaining, np.uint8, count))
+        self._remaining = self._remaining[count:]
         return count
 
 
 class Reader:
-    """Reads fields in order, and allocates nothing that the rest of the file could not fill.
+    """A sequential reader of fields. It never allocates more than the rest of the file can fill.
 
     Attributes:
-        offset: How much has been read.
+        offset: The number of bytes that have been read.
     """
 
     Error: ClassVar[type[FileFormatError]] = FileFormatError
-    """The exception that is raised."""
+    """The class of the exceptions."""
 
     def __init__(self, source: Source, size: int, name: str) -> None:
         self._source = source
@@ -80,31 +88,31 @@ class Reader:
         self.offset = 0
 
     @property
-    def left(self) -> int:
-        """The number of bytes still to be read."""
+    def remaining(self) -> int:
+        """The number of remaining bytes."""
         return self._size - self.offset
 
-    def error(self, expected: str, found: object, offset: int | None = None) -> FileFormatError:
-        """The error that something else stands here, or at `offset`."""
-        return self.Error(self._name, self.offset if offset is None else offset, expected, str(found))
+    def error(self, expected: str, actual: object, offset: int | None = None) -> FileFormatError:
+        """Return the exception for unexpected content here, or at `offset`."""
+        return self.Error(self._name, self.offset if offset is None else offset, expected, str(actual))
 
     def need(self, count: int, what: str) -> None:
-        """Raise where fewer bytes are left."""
-        if count > self.left:
-            raise self.error(f"{count} bytes of {what}", f"the end of the file after {self.left}")
+        """Raise an error if fewer bytes remain."""
+        if count > self.remaining:
+            raise self.error(f"{count} bytes of {what}", f"the end of the file after {self.remaining}")
 
     def fill(self, buffer: memoryview, what: str) -> None:
-        """Read as many bytes as the buffer takes."""
-        done = 0
-        while done < len(buffer):
-            count = self._source.readinto(buffer[done:])
-            if not count:  # another process made the file shorter after it was opened
-                raise self.error(f"{len(buffer)} bytes of {what}", f"the end of the file after {done}")
-            done += count
-        self.offset += done
+        """Read bytes until a buffer is full."""
+        position = 0
+        while position < len(buffer):
+            count = self._source.readinto(buffer[position:])
+            if not count:  # another process truncated the open file
+                raise self.error(f"{len(buffer)} bytes of {what}", f"the end of the file after {position}")
+            position += count
+        self.offset += position
 
     def read(self, count: int, what: str) -> bytes:
-        """Read so many bytes."""
+        """Read a number of bytes."""
         self.need(count, what)
         buffer = bytearray(count)
         self.fill(memoryview(buffer), what)
@@ -124,47 +132,74 @@ class Reader:
         self.need(math.prod(shape) * dtype.itemsize, f"{what} (shape {shape}, {dtype})")
         array = np.empty(shape, np.uint8 if dtype == np.bool_ else dtype)
         self.fill(bytes_of(array), what)
-        if dtype == np.bool_:  # NumPy misbehaves on a bool that is neither 0 nor 1
+        if dtype == np.bool_:  # NumPy's bools must be 0 or 1
             return np.minimum(array, 1, out=array).view(np.bool_)
         return array if sys.byteorder == "little" else array.byteswap(inplace=True)
 
     def check_size(self, dtype: np.dtype[Any], shape: tuple[int, ...], what: str) -> None:
-        """Raise where no machine has the memory."""
-        # NumPy refuses even an empty array whose other dims overflow.
-        if math.prod(dim for dim in shape if dim) * dtype.itemsize >= 1 << 63:
-            raise self.error(f"{what} of a size that can be addressed", f"shape {shape}")
+        """Raise an error if a shape is invalid or too large."""
+        try:
+            read_shape(shape, dtype.itemsize)
+        except ShapeError as error:
+            raise self.error(f"{what} of a size that can be addressed", f"a shape that {error}") from None
 
 
-@contextmanager
-def opened(path: str | os.PathLike[str]) -> Iterator[tuple[Source, int, str]]:
-    """A file to read from, its size and its name.
+def read_source(path: str | os.PathLike[str], read: Callable[[Source, int, str], _T]) -> _T:
+    """Return the result of `read`, called with the source of a file's bytes, their number and the file's name.
 
     Raises:
-        OSError: it can not be read, or is a device.
+        OSError: The file cannot be read, or is a device.
     """
-    with Path(path).open("rb") as file:
+    name = os.fspath(path)
+
+    def from_file(file: BinaryIO) -> _T:
         if (size := _size(file.fileno(), path)) is not None:
-            yield file, size, os.fspath(path)
-        else:  # a pipe cannot tell its size
-            yield in_memory(file.read(), os.fspath(path))
+            return read(cast(Source, file), size, name)
+        return read(*in_memory(file.read(), name))  # the size of a pipe is unknown
+
+    return read_from(path, from_file)
 
 
 def read_whole(path: str | os.PathLike[str]) -> bytes:
-    """The content of a file or pipe.
+    """Return the content of a file or pipe.
 
     Raises:
-        OSError: it can not be read, or is a device.
+        OSError: The file cannot be read, or is a device.
     """
-    with Path(path).open("rb") as file:
+
+    def content(file: BinaryIO) -> bytes:
         _size(file.fileno(), path)
         return file.read()
 
+    return read_from(path, content)
 
-def _size(descriptor: int, path: str | os.PathLike[str]) -> int | None:
-    """The size of a file; None of a pipe.
+
+def read_large(path: str | os.PathLike[str]) -> memoryview:
+    """Return the content of a file or pipe in a NumPy array.
+
+    Freeing a bytes object of hundreds of megabytes holds the interpreter lock as long as copying it.
 
     Raises:
-        OSError: it is a device, which may give bytes for ever.
+        OSError: The file cannot be read, or is a device.
+    """
+
+    def content(file: BinaryIO) -> memoryview:
+        size = _size(file.fileno(), path)
+        if not size:  # a pipe
+            return memoryview(file.read())
+        buffer, position = np.empty(size, np.uint8), 0
+        while position < size and (count := cast(Source, file).readinto(buffer.data[position:])):
+            position += count
+        return buffer.data[:position]
+
+    return read_from(path, content)
+
+
+def _size(descriptor: int, path: str | os.PathLike[str]) -> int | None:
+    """Return the size of a file, or None for a pipe.
+
+    Raises:
+        OSError: it is a device, which may be endless.
     """
     status = os.fstat(descriptor)
     if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
@@ -173,17 +208,17 @@ def _size(descriptor: int, path: str | os.PathLike[str]) -> int | None:
 
 
 def in_memory(data: bytes | bytearray | memoryview, name: str) -> tuple[Source, int, str]:
-    """Bytes to read from, their number and what errors call them."""
+    """Return a source over bytes, their number, and their name in errors."""
     view = memoryview(data)
     view = view.cast("B") if view.c_contiguous else memoryview(bytes(view))
     return Memory(view), len(view), name
 
 
 def bytes_of(array: Array) -> memoryview:
-    """The memory of an array in C order."""
-    return array.reshape(-1).view(np.uint8).data
+    """Return the bytes of an array in C order."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def little_endian(array: Array) -> memoryview:
-    """The bytes of an array in C order, as files hold them."""
+    """Return the little-endian bytes of an array in C order."""
     return bytes_of(array if sys.byteorder == "little" else array.byteswap())

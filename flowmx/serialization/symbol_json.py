@@ -1,8 +1,8 @@
 """MXNet's ``-symbol.json`` format as plain data.
 
-`parse` reads what MXNet has written since 0.8 into a `GraphJSON` and checks it; `upgrade` makes an old graph
-mean today what it meant then; `render` writes what MXNet 1.9.1 would, to the byte. Nothing here knows an
-operator: what must be known about one is asked of the caller.
+`parse` reads files of MXNet 0.8 and newer into a `GraphJSON` and checks them. `upgrade` converts an old graph to the
+conventions of MXNet 1.9.1. `render` writes the same bytes as MXNet 1.9.1. This module does not depend on operators: the
+caller describes them.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ from typing import Any, NamedTuple, TypeAlias
 from flowmx.errors import MXNetError
 from flowmx.scanning import Bounds, Excess, scan_json
 
-MXNET_VERSION = 10901  # 1.9.1, whose layout `render` writes
-_OLDEST_VERSION = 800  # files of 0.8 do not name theirs
+MXNET_VERSION = 10901  # 1.9.1, the layout of `render`
+_OLDEST_VERSION = 800  # files of 0.8 have no version
 
-# Attributes of a variable that old files carry without underscores, or, after the argument's name, on the
-# operator that the variable feeds.
+# Attributes of a variable that old files have without underscores, or with the argument's name as prefix on the
+# operator that reads the variable.
 _HIDDEN_KEYS = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage")
+_HIDDEN_ENDINGS = tuple(f"_{key}" for key in _HIDDEN_KEYS)
 
 _UINT32 = 1 << 32
-_MAX_DEPTH = 256  # of brackets; a graph inside of a node takes four
-_FEW = 1 << 16  # brackets, below which it does not matter what they become
+_MAX_DEPTH = 256  # nested brackets; a subgraph takes four
+_MIN_BRACKETS = 1 << 16  # brackets that are always allowed
 
 GraphAttribute: TypeAlias = tuple[str, int | str | list[int] | list[str]]
 
 
 class SymbolFormatError(MXNetError, ValueError):
-    """A text is not a graph that MXNet would have written; the message names the node."""
+    """A text is not a valid graph; the message names the node."""
 
 
 class NodeEntry(NamedTuple):
-    """One output of a node; MXNet counts the version up where an operator changes its input in place."""
+    """One output of a node. MXNet increments the version when an operator changes its input in place."""
 
     node: int
     output: int
@@ -50,17 +51,17 @@ class NodeJSON:
     Attributes:
         op: The operator's name.
         name: The node's name.
-        attrs: The parameters and attributes, all as text.
-        inputs: The outputs that it reads, all of earlier nodes (those of a file may stand in any order).
+        attrs: The parameters and attributes, as text.
+        inputs: The outputs of earlier nodes that it reads (the nodes of a file may be in any order).
         control_deps: Earlier nodes that it runs after.
         subgraphs: The bodies of a control-flow operator.
-        num_outputs: How many outputs it has, hidden ones included. A file without a node_row_ptr that fits its
-            nodes does not say (before 0.9, or edited); it is then only known how many are used.
+        num_outputs: The number of its outputs, including hidden ones. In a file without a valid node_row_ptr (before
+            0.9, or edited) it is the number of outputs that are used.
     """
 
     op: str
     name: str
-    attrs: Mapping[str, str] = field(default_factory=dict)
+    attrs: dict[str, str] = field(default_factory=dict)
     inputs: tuple[NodeEntry, ...] = ()
     control_deps: tuple[int, ...] = ()
     subgraphs: tuple[GraphJSON, ...] = ()
@@ -68,13 +69,13 @@ class NodeJSON:
 
     @property
     def is_variable(self) -> bool:
-        """True where the node is an input of the graph."""
+        """Whether the node is an input of the graph."""
         return self.op == "null"
 
 
 @dataclass(frozen=True, slots=True)
 class GraphJSON:
-    """Nodes in topological order, the outputs (heads), and attributes of the graph with their type's name."""
+    """Nodes in topological order, the outputs (heads), and attributes of the graph with the names of their types."""
 
     nodes: tuple[NodeJSON, ...]
     heads: tuple[NodeEntry, ...]
@@ -82,12 +83,12 @@ class GraphJSON:
 
     @property
     def arg_nodes(self) -> tuple[int, ...]:
-        """The variables, auxiliary states included."""
+        """The variables, including auxiliary states."""
         return tuple(i for i, node in enumerate(self.nodes) if node.is_variable)
 
     @property
     def node_row_ptr(self) -> tuple[int, ...]:
-        """For each node the number of outputs before its own, then the number of all outputs."""
+        """For each node the number of outputs of earlier nodes, then the number of all outputs."""
         return tuple(accumulate((node.num_outputs for node in self.nodes), initial=0))
 
     @property
@@ -97,33 +98,33 @@ class GraphJSON:
         return value if isinstance(value, int) else _OLDEST_VERSION
 
 
-def _beginning(text: str | bytes) -> str:
-    """The beginning of a text that is no graph, and how a file is read, where it looks like a path."""
-    shown = text if isinstance(text, str) else text.decode("utf-8", "replace")
-    hint = "; mx.sym.load(path) reads a file" if shown.endswith(".json") else ""
-    return f"the text begins with {shown[:40]!r}{hint}"
+def _describe_beginning(text: str | bytes) -> str:
+    """Describe the beginning of an invalid text, with a hint if it looks like a path."""
+    content = text if isinstance(text, str) else text.decode("utf-8", "replace")
+    hint = "; mx.sym.load(path) reads a file" if content.endswith(".json") else ""
+    return f"the text begins with {content[:40]!r}{hint}"
 
 
 def parse(text: str | bytes) -> GraphJSON:
-    """Return the graph in the text of a ``-symbol.json`` file, of any version since 0.8.
+    """Parse the text of a ``-symbol.json`` file of any version since 0.8.
 
-    Every index is in range and every input comes from an earlier node. As in MXNet, a file may have its nodes in any
-    order, and a node_row_ptr that does not fit them is passed over. What old versions spelled otherwise is
-    normalized (`attr` and `param` are merged into `attrs`, inputs of two numbers get version 0); what needs
-    knowledge of the operators is left to `upgrade`.
+    In the result every index is in range and every input comes from an earlier node. As in MXNet, the nodes of a file
+    may be in any order, and an invalid node_row_ptr is ignored. The spelling of old versions is normalized: `attr` and
+    `param` are merged into `attrs`, and inputs of two numbers get version 0. `upgrade` makes the changes that depend on
+    operators.
 
     Raises:
-        SymbolFormatError: The text is no such graph.
+        SymbolFormatError: The text is not a valid graph.
     """
     try:
         raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-        scan_json(raw, Bounds(_MAX_DEPTH, max(_FEW, len(raw) // 8), max(_FEW, len(raw))))
-        # MXNet writes control characters as they are.
+        scan_json(raw, Bounds(_MAX_DEPTH, max(_MIN_BRACKETS, len(raw) // 8), max(_MIN_BRACKETS, len(raw))))
+        # MXNet does not escape control characters.
         document = json.loads(text, strict=False)
     except (RecursionError, Excess) as error:
-        raise SymbolFormatError(f"the JSON is too large a structure, or nested too deeply: {error}") from None
+        raise SymbolFormatError(f"the JSON is too large, or nested too deeply: {error}") from None
     except ValueError as error:
-        raise SymbolFormatError(f"not JSON: {error}; {_beginning(text)}") from None
+        raise SymbolFormatError(f"not JSON: {error}; {_describe_beginning(text)}") from None
     try:
         return _graph(document, "graph")
     except RecursionError:
@@ -131,9 +132,9 @@ def parse(text: str | bytes) -> GraphJSON:
 
 
 def render(graph: GraphJSON) -> str:
-    """Return the text that MXNet 1.9.1's ``tojson`` gives for the same graph.
+    """Return the text of MXNet 1.9.1's ``tojson`` for a graph.
 
-    One thing differs: MXNet does not escape the names of attributes, and cannot read what it then writes.
+    The only difference: MXNet does not escape the names of attributes, and cannot read such files.
     """
     return _render_graph(graph, 0)
 
@@ -143,46 +144,48 @@ def upgrade(
     input_names: Callable[[NodeJSON], Sequence[str]],
     initializers: Callable[[NodeJSON], Mapping[str, str]] | None = None,
 ) -> GraphJSON:
-    """Return a graph of an older version as MXNet 1.9.1 understands it; a current one comes back as it is.
+    """Convert a graph of an older version to that of MXNet 1.9.1. A current graph is returned unchanged.
 
     - Attributes such as `lr_mult` become `__lr_mult__`; `weight_lr_mult` on an operator moves to its weight.
-    - Auxiliary states, which files before 0.9 leave out, become variables named after the operator.
-    - Variables before 0.9.4 get the initializers (`__init__`) that operators have for them.
-    - argmax and argmin before 0.9.5 spelled "all axes" as -1.
+    - Auxiliary states, which files before 0.9 omit, become variables named after the operator.
+    - Variables before 0.9.4 get the initializers (`__init__`) of their operators.
+    - argmax and argmin before 0.9.5 have -1 for all axes.
 
     Args:
         graph: The graph.
-        input_names: The names of all inputs of a node, auxiliary states last; none where they are unknown.
-        initializers: The initializers of a node's inputs by their names.
+        input_names: Returns the names of all inputs of a node, auxiliary states last; empty if unknown.
+        initializers: Returns the initializers of a node's inputs by name.
     """
     if graph.version >= MXNET_VERSION:
         return graph
     nodes: list[NodeJSON] = []
-    moved: list[int] = []  # where each node of the old graph stands now
+    new_index: list[int] = []  # the new index of each node
     for node in graph.nodes:
         attrs = dict(node.attrs)
-        inputs = [entry._replace(node=moved[entry.node]) for entry in node.inputs]
+        inputs = [NodeEntry(new_index[source], output, version) for source, output, version in node.inputs]
         names = [] if node.is_variable else list(input_names(replace(node, attrs=_without_hidden(attrs))))
-        for key in [key for key in attrs if _is_hidden(key)]:
-            _unhide(key, attrs, names, inputs, nodes)
+        hidden_keys = [key for key in attrs if _is_hidden(key)]
+        positions = {name: position for position, name in enumerate(names)} if hidden_keys else {}
+        for key in hidden_keys:
+            _unhide(key, attrs, positions, inputs, nodes)
         if graph.version < 900:
             for name in names[len(inputs) :]:
                 inputs.append(NodeEntry(len(nodes), 0))
-                # MXNet gives a variable that it makes for an operator all of that operator's attributes.
+                # A variable that MXNet creates for an operator gets all attributes of the operator.
                 nodes.append(NodeJSON("null", f"{node.name}_{name}" if node.name else name, dict(attrs)))
         if graph.version < 904 and initializers is not None and not node.is_variable:
             _set_initializers(initializers(node), names, inputs, nodes)
         if graph.version < 905 and node.op in ("argmax", "argmin") and attrs.get("axis") == "-1":
             del attrs["axis"]
-        control_deps = tuple(moved[i] for i in node.control_deps)
-        moved.append(len(nodes))
+        control_deps = tuple(new_index[i] for i in node.control_deps)
+        new_index.append(len(nodes))
         nodes.append(replace(node, attrs=attrs, inputs=tuple(inputs), control_deps=control_deps))
-    heads = tuple(entry._replace(node=moved[entry.node]) for entry in graph.heads)
+    heads = tuple(NodeEntry(new_index[node], output, version) for node, output, version in graph.heads)
     return GraphJSON(tuple(nodes), heads, {**graph.attrs, "mxnet_version": ("int", MXNET_VERSION)})
 
 
 def _is_hidden(key: str) -> bool:
-    return any(key == hidden or key.endswith(f"_{hidden}") for hidden in _HIDDEN_KEYS)
+    return key.endswith(_HIDDEN_ENDINGS) or key in _HIDDEN_KEYS
 
 
 def _without_hidden(attrs: Mapping[str, str]) -> dict[str, str]:
@@ -190,35 +193,34 @@ def _without_hidden(attrs: Mapping[str, str]) -> dict[str, str]:
 
 
 def _unhide(
-    key: str, attrs: dict[str, str], names: Sequence[str], inputs: Sequence[NodeEntry], nodes: list[NodeJSON]
-) -> None:
-    """Give a bare attribute its underscores, on this node or on the input that it names."""
-    hidden = next(hidden for hidden in _HIDDEN_KEYS if key == hidden or key.endswith(f"_{hidden}"))
-    if key == hidden:
-        attrs[f"__{hidden}__"] = attrs.pop(key)
+    key: str, attrs: dict[str, str], positions: Mapping[str, int], inputs: Sequence[NodeEntry],
+    nodes: Sequence[NodeJSON],
+) -> None:  # fmt: skip
+    """Add the underscores of a bare attribute, on this node or on the input in its name."""
+    base_key = next(base_key for base_key in _HIDDEN_KEYS if key == base_key or key.endswith(f"_{base_key}"))
+    if key == base_key:
+        attrs[f"__{base_key}__"] = attrs.pop(key)
         return
-    argument = key.removesuffix(f"_{hidden}")
-    position = names.index(argument) if argument in names else len(inputs)
+    position = positions.get(key.removesuffix(f"_{base_key}"), len(inputs))
     if position < len(inputs) and (variable := nodes[inputs[position].node]).is_variable:
-        changed = {**variable.attrs, f"__{hidden}__": attrs.pop(key)}
-        nodes[inputs[position].node] = replace(variable, attrs=changed)
+        variable.attrs[f"__{base_key}__"] = attrs.pop(key)
 
 
 def _set_initializers(
-    initializers: Mapping[str, str], names: Sequence[str], inputs: Sequence[NodeEntry], nodes: list[NodeJSON]
+    initializers: Mapping[str, str], names: Sequence[str], inputs: Sequence[NodeEntry], nodes: Sequence[NodeJSON]
 ) -> None:
     for name, entry in zip(names, inputs, strict=False):
         variable = nodes[entry.node]
-        if name in initializers and variable.is_variable and "__init__" not in variable.attrs:
-            nodes[entry.node] = replace(variable, attrs={**variable.attrs, "__init__": initializers[name]})
+        if name in initializers and variable.is_variable:
+            variable.attrs.setdefault("__init__", initializers[name])
 
 
-# Reading. `where` is what errors call the value at hand.
+# Reading. `where` describes the current value in errors.
 
 
 def _graph(value: object, where: str) -> GraphJSON:
-    known = {"nodes", "arg_nodes", "heads", "node_row_ptr", "attrs"}
-    fields = _object(value, where, required={"nodes", "arg_nodes", "heads"}, known=known)
+    allowed = {"nodes", "arg_nodes", "heads", "node_row_ptr", "attrs"}
+    fields = _object(value, where, required={"nodes", "arg_nodes", "heads"}, allowed=allowed)
     items = _list(fields["nodes"], f"{where}, nodes")
     nodes = [_node(item, f"{where}, node {i}", len(items)) for i, item in enumerate(items)]
     heads = _entries(fields["heads"], f"{where}, heads", len(nodes))
@@ -229,17 +231,17 @@ def _graph(value: object, where: str) -> GraphJSON:
     for i in _integers(fields["arg_nodes"], f"{where}, arg_nodes"):
         if i >= len(nodes) or not nodes[i].is_variable:
             raise SymbolFormatError(f"{where}, arg_nodes: {i} is not the index of a variable")
-    ordered, heads = _in_order(nodes, heads, where)
+    nodes, heads = _sort(nodes, heads, where)
     attrs = _object(fields.get("attrs", {}), f"{where}, attrs")
-    typed = {key: _graph_attribute(item, f"{where}, attrs, {key!r}") for key, item in attrs.items()}
-    return GraphJSON(tuple(ordered), heads, typed)
+    graph_attrs = {key: _graph_attribute(item, f"{where}, attrs, {key!r}") for key, item in attrs.items()}
+    return GraphJSON(tuple(nodes), heads, graph_attrs)
 
 
 def _node(value: object, where: str, nodes: int) -> NodeJSON:
-    # backward_source_id tells versions before 0.9 which node's gradient this one computes.
+    # backward_source_id (before 0.9) is the node whose gradient this node computes.
     optional = {"attrs", "attr", "param", "control_deps", "subgraphs", "backward_source_id"}
     required = {"op", "name", "inputs"}
-    fields = _object(value, where, required=required, known=required | optional)
+    fields = _object(value, where, required=required, allowed=required | optional)
     name = _string(fields["name"], f"{where}, name")
     where = f"{where} ({name!r})"
     attrs: dict[str, str] = {}
@@ -265,44 +267,45 @@ def _node(value: object, where: str, nodes: int) -> NodeJSON:
 
 
 def _entries(value: object, where: str, nodes: int) -> tuple[NodeEntry, ...]:
-    """Read entries, each of one of `nodes` nodes."""
+    """Read the entries of a graph of `nodes` nodes."""
     entries = []
     for i, item in enumerate(_list(value, where)):
-        numbers = _integers(item, f"{where}[{i}]")
-        if len(numbers) not in (2, 3):
-            raise SymbolFormatError(f"{where}[{i}]: expected [node, output, version], found {_brief(item)}")
-        entry = NodeEntry(*numbers)
-        if entry.node >= nodes:
-            raise SymbolFormatError(f"{where}[{i}]: node {entry.node} is not one of the {nodes} nodes")
-        entries.append(entry)
+        if not isinstance(item, list) or len(item) not in (2, 3):
+            raise SymbolFormatError(f"{where}[{i}]: expected [node, output, version], found {_describe_briefly(item)}")
+        for number in item:
+            if type(number) is not int or not 0 <= number < _UINT32:
+                _integers(item, f"{where}[{i}]")  # raises
+        if item[0] >= nodes:
+            raise SymbolFormatError(f"{where}[{i}]: node {item[0]} is not one of the {nodes} nodes")
+        entries.append(NodeEntry(*item))
     return tuple(entries)
 
 
-def _in_order(
+def _sort(
     nodes: list[NodeJSON], heads: tuple[NodeEntry, ...], where: str
 ) -> tuple[list[NodeJSON], tuple[NodeEntry, ...]]:
-    """Put each node behind those that it reads or runs after; programs that edit files write them in any order."""
-    before = [(*(entry.node for entry in node.inputs), *node.control_deps) for node in nodes]
-    if all(i < position for position, needed in enumerate(before) for i in needed):
+    """Sort nodes topologically; programs that edit files write them in any order."""
+    dependencies = [(*(entry.node for entry in node.inputs), *node.control_deps) for node in nodes]
+    if all(i < position for position, needs in enumerate(dependencies) for i in needs):
         return nodes, heads
     try:
-        order = list(TopologicalSorter(dict(enumerate(before))).static_order())
+        order = list(TopologicalSorter(dict(enumerate(dependencies))).static_order())
     except CycleError as error:
         names = " <- ".join(repr(nodes[i].name) for i in error.args[1])
-        raise SymbolFormatError(f"{where}: the nodes read one another in a circle: {names}") from None
+        raise SymbolFormatError(f"{where}: the nodes form a cycle: {names}") from None
     place = {i: position for position, i in enumerate(order)}
 
-    def moved(entries: tuple[NodeEntry, ...]) -> tuple[NodeEntry, ...]:
+    def renumber(entries: tuple[NodeEntry, ...]) -> tuple[NodeEntry, ...]:
         return tuple(entry._replace(node=place[entry.node]) for entry in entries)
 
     return [
-        replace(node, inputs=moved(node.inputs), control_deps=tuple(place[i] for i in node.control_deps))
+        replace(node, inputs=renumber(node.inputs), control_deps=tuple(place[i] for i in node.control_deps))
         for node in (nodes[i] for i in order)
-    ], moved(heads)
+    ], renumber(heads)
 
 
 def _output_counts(value: object, nodes: int) -> list[int]:
-    """Read how many outputs each node has, 1 where the numbers do not fit the nodes: MXNet does not look at them."""
+    """Read the number of outputs of each node; 1 if the list is invalid, as MXNet ignores it."""
     ends = value if isinstance(value, list) and all(type(end) is int for end in value) else []
     counts = [end - start for start, end in pairwise(ends)]
     return counts if len(counts) == nodes and ends[0] == 0 and min(counts, default=1) > 0 else [1] * nodes
@@ -318,30 +321,30 @@ def _graph_attribute(value: object, where: str) -> GraphAttribute:
             return "list_int", items
         case ["list_str", list() as items] if all(type(item) is str for item in items):
             return "list_str", items
-    raise SymbolFormatError(f"{where}: expected [type, value], found {_brief(value)}")
+    raise SymbolFormatError(f"{where}: expected [type, value], found {_describe_briefly(value)}")
 
 
 def _object(
-    value: object, where: str, required: Iterable[str] = (), known: Iterable[str] | None = None
+    value: object, where: str, required: Iterable[str] = (), allowed: Iterable[str] | None = None
 ) -> dict[str, object]:
     if not isinstance(value, dict):
-        raise SymbolFormatError(f"{where}: expected an object, found {_brief(value)}")
+        raise SymbolFormatError(f"{where}: expected an object, found {_describe_briefly(value)}")
     if missing := [key for key in sorted(required) if key not in value]:
         raise SymbolFormatError(f"{where}: {missing[0]!r} is missing")
-    if known is not None and (unknown := [key for key in value if key not in known]):
+    if allowed is not None and (unknown := [key for key in value if key not in allowed]):
         raise SymbolFormatError(f"{where}: unknown field {unknown[0]!r}")
     return value
 
 
 def _list(value: object, where: str) -> list[Any]:
     if not isinstance(value, list):
-        raise SymbolFormatError(f"{where}: expected a list, found {_brief(value)}")
+        raise SymbolFormatError(f"{where}: expected a list, found {_describe_briefly(value)}")
     return value
 
 
 def _string(value: object, where: str) -> str:
     if not isinstance(value, str):
-        raise SymbolFormatError(f"{where}: expected a string, found {_brief(value)}")
+        raise SymbolFormatError(f"{where}: expected a string, found {_describe_briefly(value)}")
     return value
 
 
@@ -349,11 +352,11 @@ def _integers(value: object, where: str) -> tuple[int, ...]:
     items = _list(value, where)
     for item in items:
         if type(item) is not int or not 0 <= item < _UINT32:
-            raise SymbolFormatError(f"{where}: expected an index, found {_brief(item)}")
+            raise SymbolFormatError(f"{where}: expected an index, found {_describe_briefly(item)}")
     return tuple(items)
 
 
-def _brief(value: object) -> str:
+def _describe_briefly(value: object) -> str:
     """Describe a value, which may be huge, in a few words."""
     if isinstance(value, dict | list):
         return f"a {type(value).__name__} of {len(value)}"

@@ -1,17 +1,17 @@
-"""Inference services (``mx.serve``): awaited predictions in shared batches, load shedding, no blocked event loop.
+"""Inference services (``mx.serve``): awaitable predictions, dynamic batching, load shedding.
 
 Example:
     >>> async with mx.serve.Predictor("model/", shape=(3, 32, 32)) as predictor:
     ...     scores = await predictor(image)
 
-:func:`app` makes an aiohttp application of predictors, :func:`asgi` an ASGI one, and ``python -m flowmx serve`` runs
-one from a folder. ``docs/serving.md`` is the user's page.
+:func:`app` returns an aiohttp application of predictors and :func:`asgi` an ASGI application. ``python -m flowmx
+serve`` serves the models of a folder. ``docs/serving.md`` is the user guide.
 """
 
 from flowmx.serve.access import Access
-from flowmx.serve.application import app, run
+from flowmx.serve.aiohttp_app import app, run
+from flowmx.serve.asgi_app import asgi
 from flowmx.serve.errors import InvalidInput, Overloaded, Unavailable
-from flowmx.serve.gateway import asgi
 from flowmx.serve.inputs import Input
 from flowmx.serve.predictor import Predictor
 from flowmx.serve.repository import Repository

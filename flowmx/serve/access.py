@@ -1,4 +1,4 @@
-"""Access to a service: who may ask for predictions, and who may change what is served."""
+"""Access control of a service: who may request predictions, and who may load and unload models."""
 
 from __future__ import annotations
 
@@ -10,59 +10,60 @@ from flowmx.serve.replies import Refusal
 
 __all__ = ["Access"]
 
-_LEAST = 16
+_MIN_LENGTH = 16
 
 
 class Access:
     """Bearer tokens of a service's users and admins.
 
     Args:
-        token: what users show in ``Authorization: Bearer ...``; without one everybody is a user.
-        admin_token: what those show who load and unload models; without one nobody does.
+        token: the users' token in ``Authorization: Bearer ...``; None allows everybody to predict.
+        admin_token: the token for loading and unloading models; None forbids both.
 
     Raises:
         ValueError: a token has fewer than 16 characters.
     """
 
     def __init__(self, token: str | None = None, admin_token: str | None = None) -> None:
-        for each in (token, admin_token):
-            if each is not None and len(each) < _LEAST:
+        for value in (token, admin_token):
+            if value is not None and len(value) < _MIN_LENGTH:
                 raise ValueError(
-                    f"a token has {len(each)} characters, expected at least {_LEAST}: `openssl rand -hex 32`"
+                    f"a token has {len(value)} characters, expected at least {_MIN_LENGTH}: `openssl rand -hex 32`"
                 )
         self._token, self._admin_token = token, admin_token
 
     @classmethod
     def from_files(cls, token: str | None = None, admin_token: str | None = None) -> Access:
-        """Access with the tokens that files hold; blanks and line ends around them do not count.
+        """Read the tokens from files; surrounding whitespace is ignored.
 
         Raises:
-            OSError: a file can not be read.
-            ValueError: everybody may read a file, or its token is too short.
+            OSError: a file cannot be read.
+            ValueError: a file is readable by everybody, or its token is too short.
         """
         return cls(*(None if path is None else read_secret(path).decode() for path in (token, admin_token)))
 
-    def check(self, wanted: str, headers: Mapping[str, str]) -> None:
-        """Refuse who may not ask.
+    def check(self, audience: str, headers: Mapping[str, str]) -> None:
+        """Refuse a request without the necessary token.
 
         Args:
-            wanted: ``all``, ``users`` or ``admins``.
-            headers: of the request.
+            audience: who may send the request: ``all``, ``users`` or ``admins``.
+            headers: headers of the request.
 
         Raises:
             Refusal: 401, or 403 where there are no admins.
         """
-        if wanted == "all" or (wanted == "users" and self._token is None):
+        if audience == "all" or (audience == "users" and self._token is None):
             return
-        if wanted == "admins" and self._admin_token is None:
-            raise Refusal(403, "models stay as they are: the service was started without an admin token")
-        tokens = [each for each in (self._admin_token, self._token if wanted == "users" else None) if each]
-        kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and any(_equal(given.strip(), each) for each in tokens):
+        if audience == "admins" and self._admin_token is None:
+            raise Refusal(403, "models cannot be loaded or unloaded: the service was started without an admin token")
+        tokens = [token for token in (self._admin_token, self._token if audience == "users" else None) if token]
+        scheme, _, credentials = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and any(_equal(credentials.strip(), token) for token in tokens):
             return
-        what = "an admin's token" if wanted == "admins" else "a token"
-        raise Refusal(401, f"expected {what} in Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
+        kind = "an admin's token" if audience == "admins" else "a token"
+        raise Refusal(401, f"expected {kind} in Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
 
 
-def _equal(given: str, token: str) -> bool:
-    return hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode())  # bytes of any kind come in
+def _equal(credentials: str, token: str) -> bool:
+    # A header may hold arbitrary bytes.
+    return hmac.compare_digest(credentials.encode(errors="surrogateescape"), token.encode())

@@ -1,12 +1,12 @@
-"""Choice of the rows of the next batch, and of its start time. Pure: no clock, no threads.
+"""The batching policy: the rows of the next batch and its start time. This module reads no clock and uses no threads.
 
-A batch is made when the engine is free for it, of what waits then. Rows wait for company only while the engine is
-idle, more are expected within the latency budget, and there is room for them: so the budget costs nothing where
-requests are rare, and nothing where the engine is busy anyway.
+A batch is formed from the queued rows when the engine is free. Rows are delayed for a larger batch only if the engine
+is idle, more rows are expected within the latency budget, and the batch has room for them. The budget therefore costs
+nothing if requests are rare or if the engine is busy.
 
-Batches have a few sizes, which are compiled beforehand. The size is the one that gets most rows done in a second,
-which is seldom one with much padding: of 33 rows that wait, 32 go and not 64 places with 33 in them. Of sizes that are
-about as good the smallest is taken, whose rows are answered first.
+Batches have a few sizes, which are compiled in advance. The policy picks the size with the highest throughput, which
+rarely has much padding: with 33 rows queued it runs a batch of 32, not one of 64 that is half empty. Among sizes of
+similar throughput it picks the smallest, which has the lowest latency.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from flowmx.serve.inputs import Rows, Shape
 __all__ = ["Job", "Pace", "Piece", "Queue", "sizes_up_to"]
 
 Key = tuple[Any, tuple[Shape, ...]]
-"""Key that all rows of a batch share: the model that computes them, opaque here, and the shapes of a row."""
+"""The key that all rows of a batch share: the model (opaque here) and the shapes of a row."""
 
-_AS_GOOD = 0.97
-"""The part of the best rate that another size must reach."""
-_FORGET = 0.1
+_SIMILAR = 0.97
+"""Fraction of the best throughput above which a smaller size is preferred."""
+_WEIGHT = 0.1
 """Weight of the newest interval in the moving average of intervals between rows."""
 
 
@@ -33,30 +33,43 @@ class Job:
 
     Args:
         rows: its input.
-        key: rows of one batch have the same.
-        arrived: when, in seconds.
-        answer: whom to tell; opaque here.
-        trace: of which it is a part, if any; opaque here.
+        key: the batch key.
+        arrival: time of arrival in seconds.
+        answer: handle for delivering the result; opaque here.
+        trace: the trace that it belongs to, if any; opaque here.
 
     Attributes:
-        taken: rows that are in batches already.
-        dropped: whether nobody waits for it any more.
-        waiting_for: rows that have no result yet.
-        results: outputs of pieces, by their first row: batches may end in another order than they began.
+        rows_in_batches: number of rows that are already in batches.
+        dropped: whether the caller has stopped waiting.
+        waiting_for: number of rows without a result.
+        results: outputs of pieces by their first row, because batches may end in any order.
+        outputs: the outputs of all rows, once they are complete.
     """
 
-    __slots__ = ("answer", "arrived", "dropped", "key", "results", "rows", "taken", "trace", "waiting_for")
+    __slots__ = (
+        "answer",
+        "arrival",
+        "dropped",
+        "key",
+        "outputs",
+        "results",
+        "rows",
+        "rows_in_batches",
+        "trace",
+        "waiting_for",
+    )
 
-    def __init__(self, rows: Rows, key: Key, arrived: float, answer: Any = None, trace: Any = None) -> None:
-        self.rows, self.key, self.arrived, self.answer, self.trace = rows, key, arrived, answer, trace
-        self.taken = 0
+    def __init__(self, rows: Rows, key: Key, arrival: float, answer: Any = None, trace: Any = None) -> None:
+        self.rows, self.key, self.arrival, self.answer, self.trace = rows, key, arrival, answer, trace
+        self.rows_in_batches = 0
         self.dropped = False
         self.waiting_for = rows.rows
         self.results: dict[int, Any] = {}
+        self.outputs: list[Any] = []
 
 
 class Piece(NamedTuple):
-    """Rows of a job that are in one batch: from ``start`` to before ``stop``."""
+    """The rows ``start:stop`` of a job, which are in one batch."""
 
     job: Job
     start: int
@@ -64,7 +77,7 @@ class Piece(NamedTuple):
 
 
 class Queue:
-    """Jobs in the order that they came, with at most so many rows."""
+    """Jobs in order of arrival, with a limit on the number of rows."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -75,7 +88,7 @@ class Queue:
         return bool(self._jobs)
 
     def has_room(self, rows: int) -> bool:
-        """Tell whether so many more rows may wait; one request may always wait in an empty queue."""
+        """Return whether the queue accepts this number of rows. An empty queue accepts any request."""
         return not self.rows or self.rows + rows <= self.limit
 
     def put(self, job: Job) -> None:
@@ -83,24 +96,24 @@ class Queue:
         self._jobs.setdefault(job.key, deque()).append(job)
         self.rows += job.rows.rows
 
-    def first(self) -> Job:
-        """The job that has waited longest."""
-        return min((jobs[0] for jobs in self._jobs.values()), key=lambda job: job.arrived)
+    def oldest(self) -> Job:
+        """Return the oldest job."""
+        return min((jobs[0] for jobs in self._jobs.values()), key=lambda job: job.arrival)
 
     def waiting(self, key: Key) -> int:
-        """Number of waiting rows of a key."""
-        return sum(job.rows.rows - job.taken for job in self._jobs.get(key, ()))
+        """Return the number of queued rows of a key."""
+        return sum(job.rows.rows - job.rows_in_batches for job in self._jobs.get(key, ()))
 
-    def take(self, key: Key, most: int) -> list[Piece]:
-        """Remove at most so many rows of a key, the oldest."""
+    def take(self, key: Key, limit: int) -> list[Piece]:
+        """Remove and return the oldest rows of a key, at most ``limit``."""
         jobs, pieces = self._jobs[key], []
-        while jobs and most:
+        while jobs and limit:
             job = jobs[0]
-            stop = min(job.rows.rows, job.taken + most)
-            pieces.append(Piece(job, job.taken, stop))
-            most -= stop - job.taken
-            self.rows -= stop - job.taken
-            job.taken = stop
+            stop = min(job.rows.rows, job.rows_in_batches + limit)
+            pieces.append(Piece(job, job.rows_in_batches, stop))
+            limit -= stop - job.rows_in_batches
+            self.rows -= stop - job.rows_in_batches
+            job.rows_in_batches = stop
             if stop == job.rows.rows:
                 jobs.popleft()
         if not jobs:
@@ -108,92 +121,92 @@ class Queue:
         return pieces
 
     def drop(self, job: Job) -> int:
-        """Remove what of a job has not been taken; returns how many rows that is."""
-        left = job.rows.rows - job.taken
+        """Remove the rows of a job that are not in a batch yet; return their number."""
+        remaining = job.rows.rows - job.rows_in_batches
         job.dropped = True
-        if left:
+        if remaining:
             jobs = self._jobs[job.key]
             jobs.remove(job)
             if not jobs:
                 del self._jobs[job.key]
-            self.rows -= left
-            job.taken = job.rows.rows
-        return left
+            self.rows -= remaining
+            job.rows_in_batches = job.rows.rows
+        return remaining
 
     def clear(self) -> list[Job]:
-        """Remove all jobs, and return them."""
-        found = [job for jobs in self._jobs.values() for job in jobs]
-        for job in found:
-            job.taken = job.rows.rows
+        """Remove and return all jobs."""
+        jobs = [job for queue in self._jobs.values() for job in queue]
+        for job in jobs:
+            job.rows_in_batches = job.rows.rows
         self._jobs, self.rows = {}, 0
-        return found
+        return jobs
 
 
 class Pace:
-    """Decides when a batch begins, and how large it is.
+    """Decides the start time and the size of batches.
 
     Args:
-        sizes: that batches may have, increasing.
-        max_latency: seconds that a row may wait for company.
+        sizes: the possible sizes of batches, in increasing order.
+        max_latency: seconds that a row may be delayed for a larger batch.
     """
 
     def __init__(self, sizes: Sequence[int], max_latency: float) -> None:
         self.sizes = tuple(sizes)
         self.max_latency = max_latency
         self.seconds: dict[int, float] = {size: float(size) for size in sizes}
-        """Duration of a batch of each size, of which only the ratios matter."""
+        """Duration of a batch by size; only the ratios matter."""
         self.rate = 0.0
-        """Rows a second that batches get done."""
+        """Throughput in rows per second."""
         self._interval = float("inf")
         self._latest = float("-inf")
         self._refused = 0.0
         self._refused_at = 0.0
 
-    def arrived(self, now: float, rows: int) -> None:
-        """Note that rows came."""
-        interval = min(now - self._latest, 2 * self.max_latency) / rows  # a long pause is no more than a pause
-        known = self._interval < float("inf")
-        self._interval = self._interval + _FORGET * (interval - self._interval) if known else interval
+    def record_arrival(self, now: float, rows: int) -> None:
+        """Record the arrival of rows."""
+        interval = min(now - self._latest, 2 * self.max_latency) / rows  # cap the interval after a long pause
+        is_first = self._interval == float("inf")
+        self._interval = interval if is_first else self._interval + _WEIGHT * (interval - self._interval)
         self._latest = now
 
-    def done(self, rows: int, seconds: float) -> None:
-        """Note that a batch was computed."""
+    def record_batch(self, rows: int, seconds: float) -> None:
+        """Record a completed batch."""
         rate = rows / max(seconds, 1e-9)
-        self.rate = self.rate + _FORGET * (rate - self.rate) if self.rate else rate
+        self.rate = self.rate + _WEIGHT * (rate - self.rate) if self.rate else rate
 
-    def begin_at(self, waiting: int, oldest: float, now: float) -> float:
-        """The time at which to begin a batch if no more rows come: now, or later.
+    def start_time(self, waiting: int, oldest: float, now: float) -> float:
+        """Return the time at which to start a batch if no more rows arrive.
 
         Args:
-            waiting: rows that could be in it.
-            oldest: when the first of them came.
-            now: the time.
+            waiting: number of queued rows.
+            oldest: arrival time of the oldest row.
+            now: the current time.
         """
         end = oldest + self.max_latency
-        expected = now < end and self._interval < end - now and now - self._latest < self.max_latency
-        return end if expected and waiting < self.sizes[-1] else now
+        expects_more = now < end and self._interval < end - now and now - self._latest < self.max_latency
+        return end if expects_more and waiting < self.sizes[-1] else now
 
     def size(self, waiting: int) -> int:
-        """The size that gets most rows done in a second; of those that are about as good the smallest."""
+        """Return the size with the highest throughput; among similar ones, the smallest."""
         rates = {size: min(size, waiting) / self.seconds[size] for size in self.sizes}
-        good = _AS_GOOD * max(rates.values())
-        return min(size for size, rate in rates.items() if rate >= good)
+        threshold = _SIMILAR * max(rates.values())
+        return min(size for size, rate in rates.items() if rate >= threshold)
 
-    def refused(self, now: float, rows: int) -> None:
-        """Note that rows were refused, which will come again; of earlier ones half are forgotten in a second."""
+    def record_refusal(self, now: float, rows: int) -> None:
+        """Record refused rows, which clients will send again. Earlier refusals decay with a half-life of one second."""
         self._refused = self._refused * 0.5 ** (now - self._refused_at) + rows
         self._refused_at = now
 
     def refused_within(self, seconds: float, now: float) -> bool:
-        """Tell whether rows were refused within the last seconds."""
+        """Return whether rows were refused within the last ``seconds``."""
         return self._refused > 0 and now - self._refused_at <= seconds
 
     def retry_after(self, waiting: int) -> float:
-        """Seconds after which what waits, and what was refused lately, could be done."""
+        """Return the seconds needed to compute the queued and the recently refused rows."""
         return (waiting + self._refused) / self.rate if self.rate else 1.0
 
 
-def sizes_up_to(most: int) -> tuple[int, ...]:
-    """The powers of two below a number, and the number."""
-    sizes = [1 << bit for bit in range(most.bit_length()) if 1 << bit < most]
-    return (*sizes, most)
+def sizes_up_to(limit: int) -> tuple[int, ...]:
+    """Return the powers of two below ``limit``, and ``limit``."""
+    sizes = [1 << bit for bit in range(limit.bit_length()) if 1 << bit < limit]
+    return (*sizes, limit)

@@ -1,4 +1,4 @@
-"""``python -m flowmx serve MODEL``: a service of one model, or of a folder of some."""
+"""``python -m flowmx serve MODEL``: serve one model or a folder of models."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import logging
 import ssl
 from collections.abc import Sequence
 
-from flowmx.comm.heap import give_back
+from flowmx.comm.heap import return_freed_memory
 from flowmx.comm.security import is_loopback
 from flowmx.engine import run as run_coroutine
 from flowmx.observability import dashboard
 from flowmx.serve.access import Access
-from flowmx.serve.application import app, run
+from flowmx.serve.aiohttp_app import app, run
 from flowmx.serve.predictor import Predictor
 from flowmx.serve.repository import Repository
 from flowmx.tools import usage
@@ -23,27 +23,29 @@ _log = logging.getLogger("flowmx.serve")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until SIGTERM or SIGINT, then drain; returns the exit status."""
+    """Serve until SIGTERM or SIGINT, then drain; return the exit status."""
     parser = _parser()
     options = parser.parse_args(argv)
     if (options.model is None) == (options.repository is None):
         parser.error("expected a model, or --repository FOLDER")
     if (options.tls_cert is None) != (options.tls_key is None):
         parser.error("expected both of --tls-cert and --tls-key, or neither")
-    give_back()
+    return_freed_memory()
     access = Access.from_files(options.token_file, options.admin_token_file)
     tls = _tls(options)
-    served = Repository(options.repository) if options.model is None else _predictor(options)
+    models = Repository(options.repository) if options.model is None else _predictor(options)
 
     def started(address: str) -> None:
-        _log.info("%s at %s", options.repository or repr(served), address)
+        _log.info("%s at %s", options.repository or repr(models), address)
 
     if options.dashboard is not None:
         _log.info("the dashboard is at %s", dashboard.start(port=options.dashboard).url)
     names = ["localhost", *options.host_name] if options.host_name or is_loopback(options.host) else None
 
+    application = app(models, hosts=names, access=access, origins=options.allow_origin)
+
     async def serve() -> None:
-        await run(app(served, hosts=names, access=access), options.host, options.port, started, tls)
+        await run(application, options.host, options.port, started, tls)
 
     run_coroutine(serve())
     return 0
@@ -58,7 +60,7 @@ def _predictor(options: argparse.Namespace) -> Predictor:
 
 
 def _tls(options: argparse.Namespace) -> ssl.SSLContext | None:
-    """The certificates of the service, where it has some; with an authority clients must show theirs."""
+    """Return the TLS context of the service, if it has a certificate; a CA requires client certificates."""
     if options.tls_cert is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=options.tls_ca)
@@ -77,40 +79,45 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--shape", action="append", metavar="[NAME=]SIZES",
-        help="of one row, such as 3,32,32 (a length that varies: ?); again for each input. ONNX files say it",
+        help="shape of one row, such as 3,32,32 (? for a variable length); repeat per input. ONNX files declare it",
     )  # fmt: skip
-    parser.add_argument("--dtype", default=None, help="of the inputs (default: float32)")
-    parser.add_argument("--epoch", type=int, help="which of a checkpoint's parameters (default: the latest)")
+    parser.add_argument("--dtype", default=None, help="dtype of the inputs (default: float32)")
+    parser.add_argument("--epoch", type=int, help="epoch of the checkpoint (default: the latest)")
     parser.add_argument("--host", default="127.0.0.1", help="the address to serve on (default: %(default)s)")
     parser.add_argument(
         "--host-name", action="append", default=[], metavar="NAME",
-        help="a name that clients may ask for it by, in the Host header; again for each (default: localhost where "
-        "--host is a loopback address, else any)",
+        help="a name to accept in the Host header; may be repeated (default: localhost if --host is a loopback "
+        "address, else any)",
     )  # fmt: skip
-    parser.add_argument("--port", type=usage.port, default=8080, help="0 takes a free one (default: %(default)s)")
-    parser.add_argument("--max-batch", type=int, default=32, help="most rows of a batch (default: %(default)s)")
+    parser.add_argument(
+        "--allow-origin", action="append", default=[], metavar="ORIGIN",
+        help="a site whose pages may send requests from a browser, such as https://app.example, or * for all sites; "
+        "may be repeated (default: only pages of the service itself)",
+    )  # fmt: skip
+    parser.add_argument("--port", type=usage.port, default=8080, help="port; 0 picks a free one (default: %(default)s)")
+    parser.add_argument("--max-batch", type=int, default=32, help="maximum batch size (default: %(default)s)")
     parser.add_argument(
         "--max-latency", type=float, default=2.0,
-        help="milliseconds that a row may wait for company when the engine is idle (default: %(default)s)",
+        help="milliseconds that a row may be delayed for a larger batch if the engine is idle (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--queue", type=int, help="most rows that wait (default: twice --max-batch)")
+    parser.add_argument("--queue", type=int, help="maximum number of queued rows (default: twice --max-batch)")
     parser.add_argument(
-        "--lengths", type=usage.sizes, default=(), help="lengths that varying axes are padded to, such as 16,32,64"
+        "--lengths", type=usage.sizes, default=(), help="lengths that variable axes are padded to, such as 16,32,64"
     )
     parser.add_argument("--finite", action="store_true", help="refuse NaN and infinities")
     parser.add_argument(
         "--dashboard", type=usage.port, nargs="?", const=0, metavar="PORT",
-        help="show what the service does in a browser, on this port of 127.0.0.1 (default: a free one)",
+        help="serve the dashboard on this port of 127.0.0.1 (default: a free one)",
     )  # fmt: skip
-    parser.add_argument("--name", default="model", help="of the model, in paths and metrics (default: %(default)s)")
+    parser.add_argument("--name", default="model", help="name of the model in paths and metrics (default: %(default)s)")
     parser.add_argument("--repository", metavar="FOLDER", help="serve all models of a folder, each with a model.toml")
-    parser.add_argument("--token-file", metavar="FILE", help="file with a token that clients must show")
+    parser.add_argument("--token-file", metavar="FILE", help="file with the token that clients must send")
     parser.add_argument(
-        "--admin-token-file", metavar="FILE", help="file with a token for those who load and unload models"
+        "--admin-token-file", metavar="FILE", help="file with the token for loading and unloading models"
     )
     parser.add_argument("--tls-cert", metavar="FILE", help="PEM file of the service's certificate: serve HTTPS")
     parser.add_argument("--tls-key", metavar="FILE", help="PEM file of its private key")
     parser.add_argument(
-        "--tls-ca", metavar="FILE", help="PEM file of an authority: clients must show a certificate of it"
+        "--tls-ca", metavar="FILE", help="PEM file of a CA: clients must present a certificate signed by it"
     )
     return parser

@@ -8,14 +8,14 @@ __all__ = ["InvalidInput", "Overloaded", "Unavailable"]
 
 
 class InvalidInput(MXNetError, ValueError):
-    """An input does not fit the model: the message says what was given and what is expected."""
+    """An input does not match the model; the message states the actual and the expected input."""
 
 
 class Overloaded(MXNetError):
     """The queue is full.
 
     Attributes:
-        retry_after: seconds after which there should be room.
+        retry_after: seconds until the queue should have room.
     """
 
     def __init__(self, message: str, retry_after: float) -> None:
@@ -24,4 +24,4 @@ class Overloaded(MXNetError):
 
 
 class Unavailable(MXNetError):
-    """The predictor takes no requests: it is draining, or its model could not be made ready."""
+    """The predictor accepts no requests: it is draining, or its model failed to warm up."""

@@ -1,85 +1,86 @@
-"""Bodies of requests and answers: JSON, msgpack and NumPy's ``.npy``. Pure.
+"""Formats of requests and replies: JSON, msgpack and NumPy's ``.npy``. This module does no I/O.
 
 ========  =====================================================  ===================================================
-type      a request                                              an answer
+type      request                                                reply
 ========  =====================================================  ===================================================
-JSON      nested lists, or ``{"inputs": lists or {name: ...}}``  ``{"outputs": lists}``, several as ``{name: lists}``
-msgpack   the same with ``{shape, dtype, data}`` for each array  the same with ``{shape, dtype, data}``
-.npy      one array                                              the output of a model that has one
+JSON      nested lists, or ``{"inputs": lists or {name: ...}}``  ``{"outputs": lists or {name: lists}}``
+msgpack   as JSON, arrays as ``{shape, dtype, data}``            as JSON, arrays as ``{shape, dtype, data}``
+.npy      one array                                              the output of a model with one output
 ========  =====================================================  ===================================================
 """
 
 from __future__ import annotations
 
 import io
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
 
-from flowmx.comm.limits import in_force
+from flowmx.comm.limits import limits_for
 from flowmx.comm.offload import LARGE
 from flowmx.ops.registry.dtypes import dtype_named
 from flowmx.scanning import Bounds, Excess, scan_json, scan_msgpack
 from flowmx.serve.errors import InvalidInput
 from flowmx.serve.inputs import Array
+from flowmx.serve.large_bodies import Body, joined, loads, text_of
+from flowmx.shape_limits import ShapeError, read_shape
 
-__all__ = ["FORMATS", "Format", "NotAcceptable", "accepted", "parsed"]
+__all__ = ["FORMATS", "Format", "NotAcceptable", "parsed", "reply_format"]
 
 Outputs = Mapping[str, Array]
 _KINDS = "biufV"
 
 
 class NotAcceptable(ValueError):
-    """The answer has no form in the format that was asked for."""
+    """The reply cannot be written in the requested format."""
 
 
 class Format(NamedTuple):
-    """One kind of body.
+    """A format of bodies.
 
     Attributes:
         type: its media type.
-        read: from bytes to what a predictor takes; raises InvalidInput.
-        write: from named outputs to bytes.
-        is_text: whether reading it takes long for its size.
-        scan: refuses bytes that begin a body of more than may be built; raises InvalidInput.
-        is_quick: from bytes to whether reading them takes no longer than handing them to another thread.
+        read: parses bytes into a predictor's input; raises InvalidInput.
+        write: serializes named outputs.
+        is_text: whether parsing is slow for its size.
+        scan: checks the first bytes of a body against the limits on parsed values; raises InvalidInput.
+        is_quick: returns whether parsing a body takes no longer than handing it to another thread.
     """
 
     type: str
     read: Callable[[bytes], Any]
-    write: Callable[[Outputs], bytes]
+    write: Callable[[Outputs], Body]
     is_text: bool = False
     scan: Callable[[bytes], None] = lambda body: None
     is_quick: Callable[[bytes], bool] = lambda body: len(body) < LARGE
 
 
-def accepted(accept: str, own: Format) -> Format:
-    """The format of an answer, by the header that asks for it; else that of the request.
+def reply_format(accept: str, default: Format) -> Format:
+    """Return the format of the reply: the first supported type of the Accept header, else the default.
 
     Raises:
-        NotAcceptable: it asks for none of ours.
+        NotAcceptable: the header lists no supported type.
     """
-    wanted = [part.partition(";")[0].strip().lower() for part in accept.split(",") if part.strip()]
-    for each in wanted:
-        if each in FORMATS:
-            return FORMATS[each]
-    if not wanted or any(each in ("*/*", "application/*", own.type) for each in wanted):
-        return own
+    types = [part.partition(";")[0].strip().lower() for part in accept.split(",") if part.strip()]
+    for media_type in types:
+        if media_type in FORMATS:
+            return FORMATS[media_type]
+    if not types or any(media_type in ("*/*", "application/*", default.type) for media_type in types):
+        return default
     raise NotAcceptable(f"Accept is {accept[:80]!r}, expected one of {', '.join(FORMATS)}")
 
 
-def _inputs(found: Any) -> Any:
-    return found["inputs"] if isinstance(found, dict) and set(found) == {"inputs"} else found
+def _inputs(value: Any) -> Any:
+    return value["inputs"] if isinstance(value, dict) and set(value) == {"inputs"} else value
 
 
-def _named(outputs: Outputs, form: Callable[[Array], Any]) -> dict[str, Any]:
-    formed = {name: form(array) for name, array in outputs.items()}
-    return {"outputs": formed if len(formed) > 1 else next(iter(formed.values()), None)}
+def _reply(outputs: Outputs, form: Callable[[Array], Any]) -> dict[str, Any]:
+    values = {name: form(array) for name, array in outputs.items()}
+    return {"outputs": values if len(values) > 1 else next(iter(values.values()), None)}
 
 
 # -- JSON ----------------------------------------------------------------------------------------------
@@ -87,9 +88,9 @@ def _named(outputs: Outputs, form: Callable[[Array], Any]) -> dict[str, Any]:
 
 def _scan_json(body: bytes) -> None:
     try:
-        scan_json(body, in_force("serve").bounds)
+        scan_json(body, limits_for("serve").bounds)
     except Excess as error:
-        raise InvalidInput(f"the body is no JSON that is read here: {error}") from None
+        raise InvalidInput(f"the JSON of the body is too large: {error}") from None
 
 
 def _read_json(body: bytes) -> Any:
@@ -97,20 +98,20 @@ def _read_json(body: bytes) -> Any:
 
 
 def parsed(body: bytes) -> Any:
-    """Parse JSON, once it was seen to be no more than may be built.
+    """Parse JSON after checking it against the limits on parsed values.
 
     Raises:
-        InvalidInput: it is none, or too much.
+        InvalidInput: the JSON is invalid or exceeds the limits.
     """
     _scan_json(body)
     try:
-        return json.loads(body)
+        return loads(body)
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"the body is no JSON: {error}") from None
+        raise InvalidInput(f"the body is not valid JSON: {error}") from None
 
 
 def _write_json(outputs: Outputs) -> bytes:
-    return json.dumps(_named(outputs, lambda array: array.tolist())).encode()
+    return text_of(_reply(outputs, lambda array: array), sum(array.size for array in outputs.values()))
 
 
 # -- msgpack -------------------------------------------------------------------------------------------
@@ -118,51 +119,46 @@ def _write_json(outputs: Outputs) -> bytes:
 
 def _scan_msgpack(body: bytes) -> None:
     try:
-        scan_msgpack(body, in_force("serve").bounds)
+        scan_msgpack(body, limits_for("serve").bounds)
     except Excess as error:
-        raise InvalidInput(f"the body is no msgpack that is read here: {error}") from None
+        raise InvalidInput(f"the msgpack of the body is too large: {error}") from None
 
 
 def _read_msgpack(body: bytes) -> Any:
     _scan_msgpack(body)
     try:
-        found = _inputs(msgpack.unpackb(body))
+        value = _inputs(msgpack.unpackb(body))
     except (ValueError, RecursionError, msgpack.UnpackException) as error:
-        raise InvalidInput(f"the body is no msgpack: {type(error).__name__}: {error}") from None
-    if isinstance(found, dict) and "data" in found and "dtype" in found:
-        return _array(found)
-    if isinstance(found, dict):
-        return {name: _array(each) for name, each in found.items()}
-    return found
+        raise InvalidInput(f"the body is not valid msgpack: {type(error).__name__}: {error}") from None
+    if isinstance(value, dict) and "data" in value and "dtype" in value:
+        return _array(value)
+    if isinstance(value, dict):
+        return {name: _array(item) for name, item in value.items()}
+    return value
 
 
-def _array(found: Any) -> Any:
-    """The array of ``{shape, dtype, data}``; other values stay as they are."""
-    if not isinstance(found, dict):
-        return found
-    if set(found) != {"shape", "dtype", "data"}:
-        raise InvalidInput(f"an array has the keys {', '.join(map(str, found))}, expected shape, dtype, data")
-    shape, data = found["shape"], found["data"]
-    dtype = _dtype(found["dtype"])
-    if not isinstance(shape, Sequence) or not all(type(size) is int and size >= 0 for size in shape):
-        raise InvalidInput(f"the shape of an array is {str(shape)[:80]}, expected a list of sizes")
+def _array(value: Any) -> Any:
+    """Return the array of ``{shape, dtype, data}``, and any other value unchanged."""
+    if not isinstance(value, dict):
+        return value
+    if set(value) != {"shape", "dtype", "data"}:
+        raise InvalidInput(f"an array has the keys {', '.join(map(str, value))}, expected shape, dtype, data")
+    dtype, data = _dtype(value["dtype"]), value["data"]
+    shape = _shape(value["shape"], dtype)
     if not isinstance(data, bytes) or len(data) != math.prod(shape) * dtype.itemsize:
-        given = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__name__
+        actual = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__name__
         raise InvalidInput(
-            f"the data of an array are {given}, expected {math.prod(shape) * dtype.itemsize} bytes for {dtype} "
+            f"the data of an array are {actual}, expected {math.prod(shape) * dtype.itemsize} bytes for {dtype} "
             f"{list(shape)}"
         )
-    return _shaped(data, dtype, shape)
+    return np.frombuffer(data, dtype).reshape(shape)
 
 
-def _shaped(
-    data: bytes | memoryview, dtype: np.dtype[Any], shape: Sequence[int], order: Literal["C", "F"] = "C"
-) -> Array:
-    """An array over bytes of the right number; not every shape of that many is one, such as (2**63, 0)."""
+def _shape(value: Any, dtype: np.dtype[Any]) -> tuple[int, ...]:
     try:
-        return np.frombuffer(data, dtype).reshape(shape, order=order)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise InvalidInput(f"an array of {dtype} can not have the shape {str(list(shape))[:80]}: {error}") from None
+        return read_shape(value, dtype.itemsize)
+    except ShapeError as error:
+        raise InvalidInput(f"the shape of an array {error}") from None
 
 
 def _dtype(name: Any) -> np.dtype[Any]:
@@ -176,25 +172,47 @@ def _dtype(name: Any) -> np.dtype[Any]:
 
 
 def _is_quick(body: bytes) -> bool:
-    """True where msgpack holds little more than the bytes of arrays."""
+    """Return whether a msgpack body is small and contains little besides the bytes of arrays."""
     try:
-        scan_msgpack(body, _FEW)
+        scan_msgpack(body, _QUICK_BOUNDS)
     except Excess:
         return False
     return len(body) < LARGE
 
 
-_FEW = Bounds(depth=4, containers=32, items=128)
+_QUICK_BOUNDS = Bounds(depth=4, containers=32, items=128)
 
 
-def _write_msgpack(outputs: Outputs) -> bytes:
-    packed: bytes = msgpack.packb(_named(outputs, _described))
-    return packed
+def _write_msgpack(outputs: Outputs) -> Body:
+    """Return the bytes of ``packb({"outputs": ...})``, copying the arrays once."""
+    if sum(array.nbytes for array in outputs.values()) < LARGE:
+        packed: bytes = msgpack.packb(_reply(outputs, _msgpack_array))
+        return packed
+    packer = msgpack.Packer()
+    parts: list[bytes | Array] = [packer.pack_map_header(1), packer.pack("outputs")]
+    if len(outputs) > 1:
+        parts.append(packer.pack_map_header(len(outputs)))
+    for name, array in outputs.items():
+        parts += [packer.pack(name)] if len(outputs) > 1 else []
+        head = packer.pack({"shape": list(array.shape), "dtype": array.dtype.name})[1:]
+        parts += [packer.pack_map_header(3), head, packer.pack("data"), _bin_head(array.nbytes), _little_endian(array)]
+    return joined(parts)
 
 
-def _described(array: Array) -> dict[str, Any]:
-    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    return {"shape": list(array.shape), "dtype": array.dtype.name, "data": little.tobytes()}
+def _msgpack_array(array: Array) -> dict[str, Any]:
+    return {"shape": list(array.shape), "dtype": array.dtype.name, "data": _little_endian(array).tobytes()}
+
+
+def _little_endian(array: Array) -> Array:
+    return array.astype(array.dtype.newbyteorder("<"), copy=False)
+
+
+def _bin_head(size: int) -> bytes:
+    """Return the header of msgpack's binary data."""
+    for code, width in ((0xC4, 1), (0xC5, 2), (0xC6, 4)):
+        if size < 1 << 8 * width:
+            return bytes([code]) + size.to_bytes(width, "big")
+    raise NotAcceptable(f"an output has {size} bytes, and msgpack is limited to 4 GiB: ask for {NPY.type} in Accept")
 
 
 # -- npy -----------------------------------------------------------------------------------------------
@@ -205,45 +223,47 @@ def _read_npy(body: bytes) -> Any:
         size = _NPY_SIZES.get(body[6:8], 0)
         end = 8 + size + int.from_bytes(body[8 : 8 + size], "little")
         if end > _NPY_HEADER:
-            raise ValueError(f"a header of {end} bytes, expected at most {_NPY_HEADER}")
+            raise ValueError(f"the header has {end} bytes, expected at most {_NPY_HEADER}")
         shape, fortran, dtype = _npy_header(body[:end])
-    except Exception as error:  # NumPy lets Python's own parser read the header, which fails in many ways
-        raise InvalidInput(f"the body is no .npy: {type(error).__name__}: {error}") from None
+    except Exception as error:  # NumPy evaluates the header with ast.literal_eval, which raises various exceptions
+        raise InvalidInput(f"the body is not a valid .npy file: {type(error).__name__}: {error}") from None
     if dtype.kind not in _KINDS or dtype.fields or dtype.subdtype or dtype.hasobject:
         raise InvalidInput(f"the body has the dtype {dtype}, expected numbers")
-    wanted, given = math.prod(shape) * dtype.itemsize, len(body) - end
-    if wanted != given:
-        raise InvalidInput(f"the body has {given} bytes after its header, expected {wanted} for {dtype} {list(shape)}")
-    return _shaped(memoryview(body)[end:], dtype, shape, order="F" if fortran else "C")
+    expected, actual = math.prod(_shape(shape, dtype)) * dtype.itemsize, len(body) - end
+    if expected != actual:
+        raise InvalidInput(
+            f"the body has {actual} bytes after its header, expected {expected} for {dtype} {list(shape)}"
+        )
+    return np.frombuffer(memoryview(body)[end:], dtype).reshape(shape, order="F" if fortran else "C")
 
 
 _NPY_HEADER = 4096
-"""Bytes of a header; those of arrays have a hundred."""
+"""Limit of a header in bytes; typical headers have about 100."""
 _NPY_SIZES = {b"\x01\x00": 2, b"\x02\x00": 4}
-"""Bytes of a header's length, by version."""
+"""Size in bytes of the header's length field, by version."""
 _NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
-@lru_cache(128)  # requests to a model have the same few, and to parse one takes longer than all else with a body
+@lru_cache(128)  # requests repeat a few headers, and parsing a header is the slowest step
 def _npy_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether it is Fortran's order, and dtype."""
+    """Return the shape, whether the order is Fortran's, and the dtype."""
     stream = io.BytesIO(head)
     return _NPY_HEADERS[np.lib.format.read_magic(stream)](stream)
 
 
-def _write_npy(outputs: Outputs) -> bytes:
+def _write_npy(outputs: Outputs) -> Body:
     if len(outputs) != 1:
         raise NotAcceptable(
-            f"the model has the outputs {', '.join(outputs)}, and .npy holds one array: ask for {JSON.type} or "
+            f"the model has the outputs {', '.join(outputs)}, and .npy holds only one array: ask for {JSON.type} or "
             f"{MSGPACK.type} in Accept"
         )
     array = next(iter(outputs.values()))
-    return _npy_head(array.shape, array.dtype) + array.tobytes()
+    return joined([_npy_head(array.shape, array.dtype), array])
 
 
 @lru_cache(128)
 def _npy_head(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
-    """Header of an ``.npy`` file of a C-contiguous array."""
+    """Return the header of an ``.npy`` file of a C-contiguous array."""
     stream = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(dtype)
     np.lib.format.write_array_header_1_0(stream, {"descr": descr, "fortran_order": False, "shape": shape})
@@ -256,7 +276,7 @@ JSON = Format(
 MSGPACK = Format("application/msgpack", _read_msgpack, _write_msgpack, scan=_scan_msgpack, is_quick=_is_quick)
 NPY = Format("application/x-npy", _read_npy, _write_npy)
 FORMATS = {
-    **{each.type: each for each in (JSON, MSGPACK, NPY)},
+    **{form.type: form for form in (JSON, MSGPACK, NPY)},
     "application/x-msgpack": MSGPACK, "application/vnd.msgpack": MSGPACK, "application/npy": NPY,
 }  # fmt: skip
-"""By media type."""
+"""Formats by media type."""

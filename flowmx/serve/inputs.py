@@ -1,4 +1,7 @@
-"""Inputs of a model, and their check: names, shapes, dtypes, lengths, values. Pure."""
+"""Input specifications of a model, and the validation of inputs: names, shapes, dtypes, lengths, values.
+
+This module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flowmx.serve.errors import InvalidInput
+from flowmx.serve.large_bodies import array_of
 
 __all__ = ["Array", "Input", "Inputs", "Rows", "Shapes"]
 
@@ -16,20 +20,20 @@ Shape = tuple[int, ...]
 
 
 class Input(NamedTuple):
-    """One input of a model.
+    """The specification of one input or output of a model.
 
     Attributes:
-        name: its variable.
-        shape: of one row, without the batch axis; None for a length that varies.
-        dtype: of its elements.
+        name: name of the variable.
+        shape: shape of one row, without the batch axis; None marks a variable length.
+        dtype: dtype of the elements.
     """
 
     name: str
     shape: tuple[int | None, ...]
     dtype: Any = np.dtype(np.float32)
 
-    def described(self) -> dict[str, Any]:
-        """It as JSON can hold it."""
+    def describe(self) -> dict[str, Any]:
+        """Return a JSON-compatible description."""
         return {"name": self.name, "shape": list(self.shape), "dtype": np.dtype(self.dtype).name}
 
     def __str__(self) -> str:
@@ -37,13 +41,13 @@ class Input(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """A request's input, checked.
+    """A validated input.
 
     Attributes:
-        arrays: an array for each input, with the batch axis.
-        rows: how many.
-        single: whether one row was given without the batch axis.
-        shapes: of a row of each input, with lengths rounded up to those that are compiled.
+        arrays: one array per input, with the batch axis.
+        rows: number of rows.
+        single: whether the input was one row without the batch axis.
+        shapes: shape of a row of each input, with lengths rounded up to the compiled ones.
     """
 
     arrays: tuple[Array, ...]
@@ -53,130 +57,130 @@ class Rows(NamedTuple):
 
 
 class Inputs:
-    """The inputs of a model.
+    """The input specifications of a model.
 
     Args:
-        specs: one or more.
-        lengths: those that varying axes are padded to.
-        most_rows: how many rows one request may have.
-        finite: whether NaN and infinities are refused.
+        specs: one or more inputs.
+        lengths: lengths that variable axes are padded to.
+        max_rows: maximum number of rows of a request.
+        finite: whether to refuse NaN and infinities.
     """
 
     def __init__(
-        self, specs: Sequence[Input], lengths: Sequence[int] = (), most_rows: int = 1, finite: bool = False
+        self, specs: Sequence[Input], lengths: Sequence[int] = (), max_rows: int = 1, finite: bool = False
     ) -> None:
         if not specs:
             raise ValueError("a predictor needs at least one input: give shape=(...), or shape={name: (...)}")
-        if any(None in each.shape for each in specs) and not lengths:
-            raise ValueError("an input has an axis of None, so lengths=(...) must say which lengths to compile for")
-        self.specs = [each._replace(dtype=np.dtype(each.dtype)) for each in specs]
+        if any(None in spec.shape for spec in specs) and not lengths:
+            raise ValueError("an input has a variable length (None): pass the lengths to compile for as lengths=(...)")
+        self.specs = [spec._replace(dtype=np.dtype(spec.dtype)) for spec in specs]
         self.lengths = tuple(sorted(set(lengths)))
-        self.most_rows = most_rows
+        self.max_rows = max_rows
         self.finite = finite
 
-    def read(self, given: Any) -> Rows:
-        """Check an input.
+    def read(self, x: Any) -> Rows:
+        """Validate an input.
 
         Args:
-            given: an array or nested lists, of one row or several; of several inputs, a dict of these.
+            x: an array or nested lists, of one row or several; for several inputs, a dict of these by name.
 
         Raises:
-            InvalidInput: it does not fit.
+            InvalidInput: the input does not match the specifications.
         """
-        arrays = [_as_array(spec, each) for spec, each in zip(self.specs, self._parts(given), strict=True)]
+        arrays = [_as_array(spec, value) for spec, value in zip(self.specs, self._values(x), strict=True)]
         counts = [self._rows(spec, array) for spec, array in zip(self.specs, arrays, strict=True)]
         if len(set(counts)) > 1:
-            found = ", ".join(f"{each.name} {_count(n)}" for each, n in zip(self.specs, counts, strict=True))
-            raise InvalidInput(f"the inputs have different numbers of rows: {found}")
+            listing = ", ".join(f"{spec.name} {_count(n)}" for spec, n in zip(self.specs, counts, strict=True))
+            raise InvalidInput(f"the inputs have different numbers of rows: {listing}")
         count = counts[0]
-        if count is not None and not 1 <= count <= self.most_rows:
-            raise InvalidInput(f"the input has {count} rows, expected 1 to {self.most_rows} in a request")
-        fitting = [self._fitting(spec, array) for spec, array in zip(self.specs, arrays, strict=True)]
-        whole = tuple(array[None] if count is None else array for array in fitting)
-        shapes = tuple(self._padded(spec, array.shape[1:]) for spec, array in zip(self.specs, whole, strict=True))
-        return Rows(whole, count or 1, count is None, shapes)
+        if count is not None and not 1 <= count <= self.max_rows:
+            raise InvalidInput(f"the input has {count} rows, expected 1 to {self.max_rows} rows in a request")
+        casts = [self._cast(spec, array) for spec, array in zip(self.specs, arrays, strict=True)]
+        batch = tuple(array[None] if count is None else array for array in casts)
+        shapes = tuple(self._padded(spec, array.shape[1:]) for spec, array in zip(self.specs, batch, strict=True))
+        return Rows(batch, count or 1, count is None, shapes)
 
     def shapes(self) -> list[tuple[Shape, ...]]:
-        """Shapes of rows that are compiled: all for which the axes that vary have one length."""
-        fixed = not any(None in each.shape for each in self.specs)
+        """Return the row shapes to compile: one per length, shared by all variable axes."""
+        is_fixed = not any(None in spec.shape for spec in self.specs)
         return [
-            tuple(tuple(length if size is None else size for size in each.shape) for each in self.specs)
-            for length in ((0,) if fixed else self.lengths)
+            tuple(tuple(length if size is None else size for size in spec.shape) for spec in self.specs)
+            for length in ((0,) if is_fixed else self.lengths)
         ]
 
-    def described(self) -> list[dict[str, Any]]:
-        """Description of the expected inputs, JSON-compatible."""
-        return [each.described() for each in self.specs]
+    def describe(self) -> list[dict[str, Any]]:
+        """Return a JSON-compatible description of the inputs."""
+        return [spec.describe() for spec in self.specs]
 
-    def _parts(self, given: Any) -> list[Any]:
-        names = [each.name for each in self.specs]
-        if not isinstance(given, Mapping):
+    def _values(self, x: Any) -> list[Any]:
+        names = [spec.name for spec in self.specs]
+        if not isinstance(x, Mapping):
             if len(names) > 1:
                 raise InvalidInput(f"the model has {len(names)} inputs, expected a dict of {', '.join(names)}")
-            return [given]
-        if set(given) != set(names):
-            raise InvalidInput(f"the inputs are {', '.join(map(str, given)) or 'none'}, expected {', '.join(names)}")
-        return [given[name] for name in names]
+            return [x]
+        if set(x) != set(names):
+            raise InvalidInput(f"the inputs are {', '.join(map(str, x)) or 'none'}, expected {', '.join(names)}")
+        return [x[name] for name in names]
 
-    def _fitting(self, spec: Input, array: Array) -> Array:
-        """An array in the dtype of an input; its rows were counted before, since this takes its time for each."""
+    def _cast(self, spec: Input, array: Array) -> Array:
+        """Return the array in the dtype of the input. The number of rows was checked before this linear step."""
         if array.dtype != spec.dtype:
-            array = _converted(spec, array)
+            array = _cast(spec, array)
         if self.finite and array.dtype.kind == "f" and not np.isfinite(array).all():
             raise InvalidInput(f"input {spec.name} holds NaN or infinity, expected finite numbers")
         return array
 
     def _rows(self, spec: Input, array: Array) -> int | None:
-        """The number of rows, or None for one row without the batch axis."""
+        """Return the number of rows, or None for one row without the batch axis."""
         if self._fits(spec, array.shape):
             return None
         if array.ndim and self._fits(spec, array.shape[1:]):
             return int(array.shape[0])
         raise InvalidInput(
             f"input {spec.name} has shape {_text(array.shape)}, expected {_text(spec.shape)} for one row or "
-            f"{_text(('rows', *spec.shape))} for several" + self._about_lengths(spec)
+            f"{_text(('rows', *spec.shape))} for several" + self._length_hint(spec)
         )
 
     def _fits(self, spec: Input, shape: Shape) -> bool:
         return len(shape) == len(spec.shape) and all(
-            size == wanted if wanted is not None else 1 <= size <= self.lengths[-1]
-            for size, wanted in zip(shape, spec.shape, strict=True)
+            size == expected if expected is not None else 1 <= size <= self.lengths[-1]
+            for size, expected in zip(shape, spec.shape, strict=True)
         )
 
-    def _about_lengths(self, spec: Input) -> str:
+    def _length_hint(self, spec: Input) -> str:
         return f", with lengths of 1 to {self.lengths[-1]}" if None in spec.shape else ""
 
     def _padded(self, spec: Input, shape: Shape) -> Shape:
         return tuple(
-            size if wanted is not None else next(length for length in self.lengths if length >= size)
-            for size, wanted in zip(shape, spec.shape, strict=True)
+            size if expected is not None else next(length for length in self.lengths if length >= size)
+            for size, expected in zip(shape, spec.shape, strict=True)
         )
 
 
-def _as_array(spec: Input, given: Any) -> Array:
+def _as_array(spec: Input, value: Any) -> Array:
     try:
-        array = np.asarray(given)
+        array = array_of(value)
     except (TypeError, ValueError) as error:
-        raise InvalidInput(f"input {spec.name} is no array of numbers, expected {spec}: {error}") from None
+        raise InvalidInput(f"input {spec.name} is not an array of numbers, expected {spec}: {error}") from None
     if array.dtype.hasobject:
-        raise InvalidInput(f"input {spec.name} has dtype {array.dtype}, which does not become {spec}")
+        raise InvalidInput(f"input {spec.name} has dtype {array.dtype}, which cannot be cast to {spec}")
     return array
 
 
-def _converted(spec: Input, array: Array) -> Array:
-    """An array in the dtype of an input, where its values have one there."""
+def _cast(spec: Input, array: Array) -> Array:
+    """Return the array in the dtype of the input, if the dtype can hold its values."""
     if spec.dtype.kind in "iu":
         bounds = np.iinfo(spec.dtype)
         fits = array.dtype.kind in "biu"
-        least, most = (int(array.min()), int(array.max())) if fits and array.size else (0, 0)
-        if least < bounds.min or most > bounds.max:
+        low, high = (int(array.min()), int(array.max())) if fits and array.size else (0, 0)
+        if low < bounds.min or high > bounds.max:
             raise InvalidInput(
-                f"input {spec.name} holds {least} to {most}, expected {bounds.min} to {bounds.max} for {spec}"
+                f"input {spec.name} has values from {low} to {high}, expected {bounds.min} to {bounds.max} for {spec}"
             )
     else:
         fits = array.dtype.kind in "biufV" and np.can_cast(array.dtype, spec.dtype, "same_kind")
     if not fits:
-        raise InvalidInput(f"input {spec.name} has dtype {array.dtype}, which does not become {spec}")
+        raise InvalidInput(f"input {spec.name} has dtype {array.dtype}, which cannot be cast to {spec}")
     with np.errstate(over="ignore", invalid="ignore"):
         return array.astype(spec.dtype)
 
@@ -187,8 +191,8 @@ def _text(shape: Sequence[Any]) -> str:
 
 
 def _count(rows: int | None) -> str:
-    return "one without the batch axis" if rows is None else str(rows)
+    return "1 row without the batch axis" if rows is None else str(rows)
 
 
 Shapes = Sequence["int | None"] | Mapping[str, Sequence["int | None"]]
-"""The shape of a row; of several inputs, by name."""
+"""The shape of a row; for several inputs, a dict by name."""

@@ -1,6 +1,8 @@
-"""Open Inference Protocol over HTTP: its routes, requests and answers, with binary tensors. Pure.
+"""The Open Inference Protocol over HTTP: its routes, requests and responses, with binary tensors.
 
-The protocol of KServe (v2) and of Triton, with Triton's extensions for binary tensors and for statistics of models:
+This module does no I/O.
+
+The protocol of KServe (v2) and Triton, with Triton's extensions for binary tensors and model repositories:
 https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol.
 
 ==============================================  ==============================================================
@@ -14,7 +16,6 @@ https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protoc
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,9 +28,11 @@ from flowmx.comm.offload import LARGE
 from flowmx.serve.errors import InvalidInput
 from flowmx.serve.formats import JSON, parsed
 from flowmx.serve.inputs import Array, Input
+from flowmx.serve.large_bodies import array_of, joined, text_of
 from flowmx.serve.replies import Reply
+from flowmx.shape_limits import ShapeError, read_shape
 
-__all__ = ["HEADER", "NAME", "Inference", "described", "server"]
+__all__ = ["HEADER", "NAME", "Inference", "describe", "server"]
 
 NAME = "flowmx"
 HEADER = "Inference-Header-Content-Length"
@@ -42,70 +45,70 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     **{f"FP{bits}": np.dtype(f"float{bits}") for bits in (16, 32, 64)},
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }  # fmt: skip
-"""NumPy's dtype of each datatype of the protocol; BYTES, which is text, is no input of a network."""
+"""NumPy's dtypes by the protocol's datatypes. BYTES (text) is not supported."""
 _DATATYPES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def server(version: str) -> dict[str, Any]:
-    """Description of the server."""
+    """Return the description of the server."""
     return {"name": NAME, "version": version, "extensions": ["binary_tensor_data", "model_repository"]}
 
 
-def described(name: str, versions: Sequence[str], inputs: Sequence[Input], outputs: Sequence[Input]) -> dict[str, Any]:
-    """Description of a model: -1 stands for the rows, and for lengths that vary."""
+def describe(name: str, versions: Sequence[str], inputs: Sequence[Input], outputs: Sequence[Input]) -> dict[str, Any]:
+    """Return the description of a model; -1 marks the batch axis and variable lengths."""
     return {
         "name": name, "versions": list(versions), "platform": NAME,
-        "inputs": [_specified(each) for each in inputs], "outputs": [_specified(each) for each in outputs],
+        "inputs": [_tensor_spec(spec) for spec in inputs], "outputs": [_tensor_spec(spec) for spec in outputs],
     }  # fmt: skip
 
 
-def _specified(spec: Input) -> dict[str, Any]:
+def _tensor_spec(spec: Input) -> dict[str, Any]:
     shape = [-1, *(-1 if size is None else size for size in spec.shape)]
     return {"name": spec.name, "datatype": datatype(spec.dtype), "shape": shape}
 
 
 def datatype(dtype: Any) -> str:
-    """The protocol's name of a dtype."""
+    """Return the protocol's name of a dtype."""
     return _DATATYPES[np.dtype(dtype)]
 
 
 class Inference:
-    """One prediction: reads the request, and writes the answer in the form that was asked for.
+    """The exchange of one prediction: parses the request and writes the response in the requested form.
 
     Args:
-        name: the model's.
-        version: the model's.
-        header: bytes of JSON at the body's beginning; None where it is JSON alone.
+        name: name of the model.
+        version: version of the model.
+        header: bytes of JSON at the start of the body; None if the body is only JSON.
     """
 
     def __init__(self, name: str, version: str, header: int | None = None) -> None:
         self._name, self._version, self._header = name, version, header
         self._id: str | None = None
-        self._wanted: dict[str, bool] = {}
+        self._outputs: dict[str, bool] = {}
         self._binary = False
 
     @property
     def hint(self) -> str:
-        """A way to send more."""
+        """A way to send larger bodies."""
         return ": send large tensors in binary" if self._header is None else ""
 
     def scan(self, chunk: bytes) -> None:
-        """Refuse bytes that begin a body of more than may be built."""
+        """Check the first bytes of a body against the limits on what may be built."""
         JSON.scan(chunk if self._header is None else chunk[: self._header])
 
     def is_quick(self, body: bytes) -> bool:
-        """Tell whether reading a body takes no longer than handing it to another thread."""
+        """Return whether parsing a body takes no longer than handing it to another thread."""
         return JSON.is_quick(body if self._header is None else body[: self._header]) and len(body) < LARGE
 
     def is_text(self, name: str) -> bool:
-        """Tell whether an output is written as text."""
-        return not self._wanted.get(name, self._binary)
+        """Return whether an output is written as text."""
+        return not self._outputs.get(name, self._binary)
 
     def read(self, body: bytes) -> dict[str, Array]:
-        """The inputs by name.
+        """Parse the inputs by name.
 
         Raises:
-            InvalidInput: the body is none of the protocol.
+            InvalidInput: the body violates the protocol.
         """
         size = len(body) if self._header is None else self._header
         if size > len(body):
@@ -116,124 +119,129 @@ class Inference:
 
     def _read_options(self, request: Any) -> None:
         if not isinstance(request, dict):
-            raise InvalidInput(f"the body is a {type(request).__name__}, expected an object with inputs")
+            raise InvalidInput(f"the body is a {type(request).__name__}, expected an object with the key inputs")
         self._id = request.get("id")
         if self._id is not None and not isinstance(self._id, str):
             raise InvalidInput(f"the id is a {type(self._id).__name__}, expected a string")
         self._binary = _parameters(request).get("binary_data_output", False) is True
-        for each in _objects(request, "outputs") if "outputs" in request else []:
-            options = _parameters(each)
+        for output in _objects(request, "outputs") if "outputs" in request else []:
+            options = _parameters(output)
             if options.get("classification"):
-                raise InvalidInput("the extension of classification is not here: ask for the output itself")
-            self._wanted[_named(each)] = options.get("binary_data", self._binary) is True
+                raise InvalidInput("the classification extension is not supported: request the output itself")
+            self._outputs[_name_of(output)] = options.get("binary_data", self._binary) is True
 
     def write(self, outputs: Mapping[str, Array]) -> Reply:
-        """The answer: of the outputs that were asked for, or of all.
+        """Return the response with the requested outputs (default: all).
 
         Raises:
-            InvalidInput: there is no output of a name that was asked for.
+            InvalidInput: a requested output does not exist.
         """
-        wanted = self._wanted or dict.fromkeys(outputs, self._binary)
-        missing = [name for name in wanted if name not in outputs]
+        requested = self._outputs or dict.fromkeys(outputs, self._binary)
+        missing = [name for name in requested if name not in outputs]
         if missing:
             raise InvalidInput(f"there is no output {missing[0][:80]!r}, expected some of {', '.join(outputs)}")
-        described, parts = [], []
-        for name, is_binary in wanted.items():
+        tensors, parts = [], []
+        for name, is_binary in requested.items():
             array = outputs[name]
-            each: dict[str, Any] = {"name": name, "datatype": datatype(array.dtype), "shape": list(array.shape)}
+            tensor: dict[str, Any] = {"name": name, "datatype": datatype(array.dtype), "shape": list(array.shape)}
             if is_binary:
-                parts.append(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
-                each["parameters"] = {"binary_data_size": len(parts[-1])}
+                parts.append(array.astype(array.dtype.newbyteorder("<"), copy=False))
+                tensor["parameters"] = {"binary_data_size": array.nbytes}
             else:
-                each["data"] = array.ravel().tolist()
-            described.append(each)
-        answer = {"model_name": self._name, "model_version": self._version, "outputs": described}
-        head = json.dumps(answer if self._id is None else answer | {"id": self._id}).encode()
+                tensor["data"] = array.ravel()
+            tensors.append(tensor)
+        response = {"model_name": self._name, "model_version": self._version, "outputs": tensors}
+        response |= {} if self._id is None else {"id": self._id}
+        head = text_of(response, sum(tensor["data"].size for tensor in tensors if "data" in tensor))
         if not parts:
             return Reply(200, head)
-        return Reply(200, b"".join([head, *parts]), "application/octet-stream", {HEADER: str(len(head))})
+        return Reply(200, joined([head, *parts]), "application/octet-stream", {HEADER: str(len(head))})
 
 
 @dataclass
 class _Tail:
-    """The binary tensors after the JSON, taken in turn."""
+    """The binary tensors after the JSON, consumed in order."""
 
     rest: memoryview
 
     def take(self, name: str, size: Any) -> memoryview:
         if type(size) is not int or not 0 <= size <= len(self.rest):
-            raise InvalidInput(f"binary_data_size of {name} is {str(size)[:40]}, and {len(self.rest)} bytes are left")
-        taken, self.rest = self.rest[:size], self.rest[size:]
-        return taken
+            raise InvalidInput(f"binary_data_size of {name} is {str(size)[:40]}, and {len(self.rest)} bytes remain")
+        data, self.rest = self.rest[:size], self.rest[size:]
+        return data
 
 
-def _tensors(given: Sequence[Any], tail: memoryview) -> dict[str, Array]:
-    rest, found = _Tail(tail), {}
-    for each in given:
-        name = _named(each)
-        if name in found:
-            raise InvalidInput(f"the input {name} is there twice")
-        found[name] = _tensor(name, each, rest)
-    if rest.rest:
-        raise InvalidInput(f"{len(rest.rest)} bytes are left after the last tensor, expected none")
-    return found
+def _tensors(descriptions: Sequence[Any], binary: memoryview) -> dict[str, Array]:
+    tail, tensors = _Tail(binary), {}
+    for description in descriptions:
+        name = _name_of(description)
+        if name in tensors:
+            raise InvalidInput(f"the input {name} occurs twice")
+        tensors[name] = _tensor(name, description, tail)
+    if tail.rest:
+        raise InvalidInput(f"{len(tail.rest)} bytes remain after the last tensor, expected none")
+    return tensors
 
 
-def _tensor(name: str, given: dict[str, Any], rest: _Tail) -> Array:
-    shape, dtype = given.get("shape"), _DTYPES.get(str(given.get("datatype")))
-    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-        raise InvalidInput(f"the shape of {name} is {str(shape)[:80]}, expected a list of sizes")
+def _tensor(name: str, description: dict[str, Any], tail: _Tail) -> Array:
+    dtype = _DTYPES.get(str(description.get("datatype")))
     if dtype is None:
-        wrong = str(given.get("datatype"))[:40]
-        raise InvalidInput(f"the datatype of {name} is {wrong!r}, expected one of {', '.join(_DTYPES)}")
-    options = _parameters(given)
+        datatype = str(description.get("datatype"))[:40]
+        raise InvalidInput(f"the datatype of {name} is {datatype!r}, expected one of {', '.join(_DTYPES)}")
+    try:
+        shape = read_shape(description.get("shape"), dtype.itemsize)
+    except ShapeError as error:
+        raise InvalidInput(f"the shape of {name} {error}") from None
+    options = _parameters(description)
     try:
         if "binary_data_size" in options:
-            array = np.frombuffer(rest.take(name, options["binary_data_size"]), dtype.newbyteorder("<"))
+            array = np.frombuffer(tail.take(name, options["binary_data_size"]), dtype.newbyteorder("<"))
         else:
-            array = _of_numbers(given.get("data"), dtype)
+            array = _from_numbers(description.get("data"), dtype)
         if array.size != math.prod(shape):
-            raise InvalidInput(f"input {name} has {array.size} values, expected {math.prod(shape)} for {shape}")
+            raise InvalidInput(f"input {name} has {array.size} values, expected {math.prod(shape)} for {list(shape)}")
         return array.reshape(shape)
     except InvalidInput:
         raise
     except (ValueError, TypeError, OverflowError) as error:
-        raise InvalidInput(f"input {name} is no tensor of {given['datatype']} {str(shape)[:80]}: {error}") from None
+        raise InvalidInput(
+            f"input {name} is not a tensor of {description['datatype']} {list(shape)}: {error}"
+        ) from None
 
 
-def _of_numbers(data: Any, dtype: np.dtype[Any]) -> Array:
-    """The array of a list of numbers, flat or nested."""
+def _from_numbers(data: Any, dtype: np.dtype[Any]) -> Array:
+    """Return the array of a flat or nested list of numbers."""
     if not isinstance(data, list):
         raise InvalidInput(f"the data are a {type(data).__name__}, expected a list, or binary_data_size in parameters")
-    array = np.asarray(data)
+    array = array_of(data)
     if array.size and array.dtype.kind not in "biuf":
-        raise InvalidInput(f"the data are {array.dtype}, expected numbers")
+        raise InvalidInput(f"the data have the dtype {array.dtype}, expected numbers")
     if dtype.kind in "biu" and array.size:
         if array.dtype.kind == "f":
             raise InvalidInput("the data have fractions, expected integers")
-        least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-        if int(array.min()) < least or int(array.max()) > most:
-            raise InvalidInput(f"the data are {array.min()} to {array.max()}, expected {least} to {most}")
-    with np.errstate(over="ignore"):  # infinity, as everywhere
+        low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        if int(array.min()) < low or int(array.max()) > high:
+            raise InvalidInput(f"the data are from {array.min()} to {array.max()}, expected {low} to {high}")
+    with np.errstate(over="ignore"):  # overflow becomes infinity
         return array.astype(dtype)
 
 
-def _objects(given: Mapping[str, Any], key: str) -> list[Any]:
-    found = given.get(key)
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise InvalidInput(f"{key} is {str(found)[:80]}, expected a list of objects")
-    return found
+def _objects(request: Mapping[str, Any], key: str) -> list[Any]:
+    value = request.get(key)
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise InvalidInput(f"{key} is {str(value)[:80]}, expected a list of objects")
+    return value
 
 
-def _named(given: Mapping[str, Any]) -> str:
-    name = given.get("name")
+def _name_of(tensor: Mapping[str, Any]) -> str:
+    name = tensor.get("name")
     if not isinstance(name, str):
         raise InvalidInput(f"the name of a tensor is {str(name)[:80]}, expected a string")
     return name
 
 
-def _parameters(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = given.get("parameters", {})
-    if not isinstance(found, dict):
-        raise InvalidInput(f"parameters is a {type(found).__name__}, expected an object")
-    return found
+def _parameters(owner: Mapping[str, Any]) -> Mapping[str, Any]:
+    parameters = owner.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise InvalidInput(f"parameters is a {type(parameters).__name__}, expected an object")
+    return parameters

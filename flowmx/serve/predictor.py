@@ -1,61 +1,58 @@
-"""Predictors: models whose predictions are awaited."""
+"""Predictors: models with awaitable predictions."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
-import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
 
-from flowmx import settings
+from flowmx import forks, settings
 from flowmx.comm.metrics import Metrics
 from flowmx.devices import Context, cpu
+from flowmx.event_loops import running_loop
 from flowmx.ndarray import NDArray
-from flowmx.serve import measures, report
+from flowmx.serve import flight_report
+from flowmx.serve import metrics as serve_metrics
 from flowmx.serve.batching import Job, Pace, Queue, sizes_up_to
+from flowmx.serve.compiled_model import Model
 from flowmx.serve.errors import InvalidInput, Overloaded, Unavailable
 from flowmx.serve.inputs import Array, Input, Inputs, Rows, Shapes
-from flowmx.serve.loading import Source, load
-from flowmx.serve.model import Model
+from flowmx.serve.model_loading import Source, load
 from flowmx.serve.runner import Runner
 from flowmx.serve.tracing import tracing
 
 __all__ = ["Predictor"]
 
-_COMPILED = 16
-"""Graphs that a cached graph keeps compiled."""
-
 
 class Predictor:
-    """A model that any number of tasks, on any event loop, await predictions of; their rows share batches.
+    """A model whose predictions are awaited by any number of tasks on any event loop, and computed in shared batches.
 
     Args:
-        model: a Gluon block (hybridized here, unless it is already), a symbol with ``params``, the prefix of a
-            checkpoint, a folder that holds one, or an ONNX file.
-        shape: of one row, without the batch axis; of several inputs, a dict by name in the order of the model's. None
-            stands for a length that varies (see ``lengths``). An ONNX file says it itself.
-        dtype: of the inputs (default float32), or a dict by name.
+        model: a Gluon block (hybridized here unless it is already), a symbol with ``params``, the prefix of a
+            checkpoint, a folder with one model, or an ONNX file.
+        shape: shape of one row, without the batch axis; for several inputs, a dict by name in the model's order. None
+            marks a variable length (see ``lengths``). ONNX files declare their shapes.
+        dtype: dtype of the inputs (default float32), or a dict by name.
         params: the parameters of a symbol: arrays by name, or a file.
-        epoch: which of a checkpoint's parameters (default: the latest).
-        max_batch: most rows of a batch. Batches of its powers of two are compiled beforehand.
-        sizes: other sizes of batches to compile.
-        max_latency: seconds that a row may wait for company while the engine has nothing to do.
-        queue: most rows that wait; more are refused with :class:`Overloaded` (default: twice ``max_batch``).
-        lengths: the lengths that axes of None are padded to, with zeros. Outputs stay as the model gives them.
-        finite: refuse NaN and infinities.
-        ctx: the device that the model's parameters are on.
-        name: in messages and metrics.
-        metrics: where to count (default: with all other predictors of the process).
+        epoch: epoch of the checkpoint (default: the latest).
+        max_batch: maximum batch size. Batches of the powers of two up to it are compiled in advance.
+        sizes: the batch sizes to compile, instead of powers of two.
+        max_latency: seconds that a row may be delayed for a larger batch while the engine is idle.
+        queue: maximum number of queued rows; more are refused with :class:`Overloaded` (default: twice ``max_batch``).
+        lengths: the lengths to which variable axes are padded with zeros. Outputs are not cropped.
+        finite: whether to refuse NaN and infinities.
+        ctx: the device of the model's parameters.
+        name: name of the model in messages and metrics.
+        metrics: the registry of its metrics (default: one that all predictors of the process share).
 
     Raises:
-        ValueError: the arguments contradict each other, or say too little of the inputs.
-        OSError: a file can not be read.
+        ValueError: the arguments are contradictory, or the inputs are underspecified.
+        OSError: a file cannot be read.
 
     Example:
         >>> async with mx.serve.Predictor(net, shape=(3, 32, 32), max_batch=16) as predictor:
@@ -73,56 +70,50 @@ class Predictor:
         if limit < 1 or max_latency < 0:
             raise ValueError(f"queue is {limit} and max_latency {max_latency}, expected at least 1 row and 0 seconds")
         self.name = name
-        self._measures = measures.SHARED if metrics is None else measures.Measures(metrics)
-        self._known = {"shape": shape, "dtype": dtype}
+        self._instruments = serve_metrics.SHARED if metrics is None else serve_metrics.Instruments(metrics)
+        self._input_options = {"shape": shape, "dtype": dtype}
         self._ctx = cpu() if ctx is None else ctx
         self._numbers = itertools.count()
         source = load(model, shape, dtype, params, epoch)
         inputs = Inputs(source.inputs, lengths, limit, finite)
-        graphs = len(sizes) * len(inputs.shapes())
-        if graphs > _COMPILED:
-            raise ValueError(
-                f"{len(sizes)} sizes of batches for each of {len(inputs.shapes())} lengths are {graphs} graphs, and "
-                f"{_COMPILED} stay compiled: name fewer lengths, or sizes=(1, {sizes[-1]})"
-            )
         self._runner = Runner(
-            self._model(source, inputs), Queue(limit), Pace(sizes, max_latency), self._measures, name,
+            self._model(source, inputs), Queue(limit), Pace(sizes, max_latency), self._instruments, name,
             settings.get().cpu_worker_nthreads, tracing(),
         )  # fmt: skip
-        self._swapping = threading.RLock()
+        self._swapping = forks.lock()
         weakref.finalize(self, self._runner.stop)
-        weakref.finalize(self, report.speak(self._runner))
+        weakref.finalize(self, flight_report.register(self._runner))
 
     # -- predictions -----------------------------------------------------------------------------------
 
     async def __call__(self, x: Any) -> Any:
         """Predict.
 
-        The first call warms the model up; so does :meth:`ready`, ahead of it. Cancelling takes the rows out of the
-        queue that have not started.
+        The first call warms up the model, unless :meth:`ready` has done so. Cancelling withdraws the rows that have not
+        started.
 
         Args:
-            x: one row, or several with a batch axis: an array (NumPy's or flowmx's) or nested lists; of several inputs,
-                a dict by name. It must stay as it is until the answer is there.
+            x: one row, or several with a batch axis: an array (NumPy's or flowmx's) or nested lists; for several
+                inputs, a dict by name. It must not change until the result is available.
 
         Returns:
-            NumPy arrays, one or a list of several outputs; without a batch axis where ``x`` had none.
+            a NumPy array, or a list of arrays for several outputs; without a batch axis if ``x`` has none.
 
         Raises:
-            InvalidInput: ``x`` does not fit the model.
+            InvalidInput: ``x`` does not match the model.
             Overloaded: the queue is full.
             Unavailable: the predictor is draining.
         """
         return await self.predict(self.read(await _on_host(x)))
 
     def read(self, x: Any) -> Rows:
-        """Check an input, on whichever thread; :meth:`predict` takes what it returns.
+        """Validate an input for :meth:`predict`; callable from any thread.
 
         Args:
-            x: as for a call, without flowmx's arrays.
+            x: as for a call, except flowmx's arrays.
 
         Raises:
-            InvalidInput: ``x`` does not fit the model.
+            InvalidInput: ``x`` does not match the model.
         """
         try:
             return self.inputs.read(x)
@@ -131,14 +122,14 @@ class Predictor:
             raise
 
     async def predict(self, rows: Rows) -> Any:
-        """Predict for what :meth:`read` returned, as a call does.
+        """Predict for rows that :meth:`read` returned.
 
         Raises:
             Overloaded: the queue is full.
             Unavailable: the predictor is draining.
         """
         runner = self._runner
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         future: asyncio.Future[list[Array]] = loop.create_future()
         trace = runner.tracing.current() if runner.tracing else None
         job = Job(rows, (runner.model, rows.shapes), time.perf_counter(), (loop, future), trace)
@@ -147,7 +138,7 @@ class Predictor:
         except (Overloaded, Unavailable) as error:
             self._count("refused" if isinstance(error, Overloaded) else "unavailable")
             raise
-        runner.start()
+        runner.begin()
         return await self._outcome(job, future)
 
     async def _outcome(self, job: Job, future: asyncio.Future[list[Array]]) -> Any:
@@ -164,76 +155,90 @@ class Predictor:
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _count(self, result: str) -> None:
-        self._measures.requests.add(self.name, result)
-        self._measures.queued.set(self._runner.queue.rows, self.name)
-        self._measures.pending.set(self._runner.pending, self.name)
+        self._instruments.requests.add(self.name, result)
+        self._instruments.queued.set(self._runner.queue.rows, self.name)
+        self._instruments.pending.set(self._runner.pending, self.name)
 
-    # -- life ------------------------------------------------------------------------------------------
+    # -- lifecycle -------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Begin to warm the model up; returns at once."""
-        self._runner.start()
+    def start(self) -> Awaitable[Predictor]:
+        """Start to warm up and accept requests, also after :meth:`drain`; returns immediately.
+
+        Returns:
+            an awaitable that waits until the model is warm, as :meth:`ready` does.
+        """
+        self._runner.open()
+        return _Warm(self)
 
     async def ready(self) -> Predictor:
-        """Warm up: compile the model for every size of batches, and run each; returns the predictor.
+        """Warm up: compile and run the model for every batch size; return the predictor.
+
+        A drained predictor accepts requests again.
 
         Raises:
-            Exception: what went wrong.
+            Exception: the model failed.
         """
-        self.start()
+        running_loop()
+        self._runner.open()
+        return await self._warm()
+
+    async def _warm(self) -> Predictor:
+        running_loop()
         await asyncio.shield(asyncio.wrap_future(self._runner.warm))
         return self
 
     @property
     def is_ready(self) -> bool:
-        """True once it is warm and takes requests."""
+        """Whether the predictor is warm and accepts requests."""
         warm = self._runner.warm
         return warm.done() and warm.exception() is None and self._runner.accepting
 
     async def swap(self, model: Any, *, params: Any = None, epoch: int | None = None) -> None:
-        """Put another model in the place of this one, of the same inputs; loses no request.
+        """Replace the model by another one with the same inputs, without losing requests.
 
-        The new model is loaded and warmed while the old one answers. Requests that came before it was warm are
-        answered by the old one, which is then released.
+        The new model is loaded and warmed up while the old one answers. Requests that arrive before it is warm are
+        answered by the old model, which is then released.
 
         Args:
             model: as for :class:`Predictor`.
-            params: likewise.
-            epoch: likewise.
+            params: as for :class:`Predictor`.
+            epoch: as for :class:`Predictor`.
 
         Raises:
-            Exception: the new model can not be loaded or run; the old one stays.
+            Unavailable: the predictor was drained.
+            Exception: the new model failed to load or run; the old one stays.
         """
-        await self.ready()
-        settled = await asyncio.to_thread(self._swap, model, params, epoch)
-        await asyncio.shield(asyncio.wrap_future(settled))
-        # Graphs refer to themselves, and those of a model that was compiled count as old, which the collector looks
-        # through once in hours: megabytes for each swap.
-        await asyncio.to_thread(gc.collect)
+        self._runner.begin()
+        if not self._runner.accepting:
+            raise Unavailable(f"{self.name} is drained: call start() before swap()")
+        await self._warm()
+        released = await asyncio.to_thread(self._swap, model, params, epoch)
+        await asyncio.shield(asyncio.wrap_future(released))
 
     def _swap(self, model: Any, params: Any, epoch: int | None) -> Future[None]:
         with self._swapping:
-            source = load(model, self._known["shape"], self._known["dtype"], params, epoch)
+            source = load(model, self._input_options["shape"], self._input_options["dtype"], params, epoch)
             inputs = self._runner.model.inputs
             if source.inputs != inputs.specs:
-                given, expected = (", ".join(f"{s.name} {s}" for s in each) for each in (source.inputs, inputs.specs))
-                raise ValueError(f"the new model takes {given}, and the predictor {expected}: make another predictor")
-            fresh = self._model(source, inputs)
-            return self._runner.settled(self._runner.swap(fresh, fresh.warm(self._runner.pace.sizes)))
+                new, old = (", ".join(f"{s.name} {s}" for s in specs) for specs in (source.inputs, inputs.specs))
+                raise ValueError(f"the new model has the inputs {new}, expected {old}: create another predictor")
+            model = self._model(source, inputs)
+            return self._runner.when_idle(self._runner.swap(model, model.warm(self._runner.pace.sizes)))
 
     def _model(self, source: Source, inputs: Inputs) -> Model:
         return Model(source, inputs, self._ctx, next(self._numbers))
 
     def refuse(self) -> None:
-        """Take no further requests; those that wait are answered."""
+        """Refuse further requests; queued ones are answered."""
         self._runner.refuse()
 
     async def drain(self) -> None:
-        """Take no further requests, answer those that wait, and end."""
+        """Refuse further requests, answer the queued ones, and stop. :meth:`start` starts again."""
+        running_loop()
         self.refuse()
-        await asyncio.shield(asyncio.wrap_future(self._runner.settled()))
-        self._runner.stop()
-        await asyncio.to_thread(self._runner.join)
+        await asyncio.shield(asyncio.wrap_future(self._runner.when_idle()))
+        if not self._runner.accepting:  # it was not started again meanwhile
+            await asyncio.to_thread(self._runner.stop())
 
     async def __aenter__(self) -> Predictor:
         return await self.ready()
@@ -243,7 +248,7 @@ class Predictor:
     ) -> None:
         await self.drain()
 
-    # -- what it is ------------------------------------------------------------------------------------
+    # -- properties ------------------------------------------------------------------------------------
 
     @property
     def version(self) -> int:
@@ -252,65 +257,75 @@ class Predictor:
 
     @property
     def inputs(self) -> Inputs:
-        """Specification of a request's inputs."""
+        """Specifications of the inputs."""
         return self._runner.model.inputs
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of the outputs, once it is warm."""
+        """Names of the outputs; known once the model is warm."""
         return self._runner.model.outputs
 
     @property
     def results(self) -> tuple[Input, ...]:
-        """Shape of a row and dtype of each output, once it is warm."""
+        """Specifications of the outputs; known once the model is warm."""
         return self._runner.model.results
 
     @property
     def metrics(self) -> Metrics:
         """The registry of its metrics."""
-        return self._measures.metrics
+        return self._instruments.metrics
 
     def check_room(self) -> None:
-        """Refuse at once where a request of one row would be refused, before its body is read.
+        """Raise if a request of one row would be refused; called before its body is read.
 
         Raises:
             Overloaded: the queue is full.
-            Unavailable: the predictor is draining, or its model could not be made ready.
+            Unavailable: the predictor is draining, or its model failed to warm up.
         """
         runner = self._runner
         if not runner.accepting:
             self._count("unavailable")
-            raise Unavailable(f"{self.name} takes no requests: it is draining, or its model could not be made ready")
+            raise Unavailable(f"{self.name} accepts no requests: it is draining, or its model failed to warm up")
         if not runner.queue.has_room(1):
             self._count("refused")
             raise runner.overloaded(1)
 
-    def described(self) -> dict[str, Any]:
-        """Description of the predictor, JSON-compatible."""
+    def describe(self) -> dict[str, Any]:
+        """Return a JSON-compatible description of the predictor."""
         runner = self._runner
         return {
-            "name": self.name, "ready": self.is_ready, "version": self.version, "inputs": self.inputs.described(),
+            "name": self.name, "ready": self.is_ready, "version": self.version, "inputs": self.inputs.describe(),
             "outputs": list(self.outputs), "batch_sizes": list(runner.pace.sizes), "queue": runner.queue.limit,
             "max_latency": runner.pace.max_latency,
         }  # fmt: skip
 
     def __repr__(self) -> str:
-        inputs = ", ".join(f"{each.name} {each}" for each in self.inputs.specs)
+        inputs = ", ".join(f"{spec.name} {spec}" for spec in self.inputs.specs)
         return f"<Predictor {self.name!r} of {inputs}, batches of {', '.join(map(str, self._runner.pace.sizes))}>"
 
 
+class _Warm:
+    """An awaitable that waits until a predictor is warm. It need not be awaited."""
+
+    def __init__(self, predictor: Predictor) -> None:
+        self._predictor = predictor
+
+    def __await__(self) -> Generator[Any, None, Predictor]:
+        return self._predictor._warm().__await__()
+
+
 def _sizes(max_batch: int, sizes: Sequence[int] | None) -> tuple[int, ...]:
-    found = sizes_up_to(max_batch) if sizes is None else tuple(sorted(set(sizes)))
-    if not found or found[0] < 1:
+    result = sizes_up_to(max_batch) if sizes is None else tuple(sorted(set(sizes)))
+    if not result or result[0] < 1:
         raise ValueError(f"max_batch is {max_batch} and sizes {sizes}, expected sizes of at least 1 row")
-    return found
+    return result
 
 
 async def _on_host(x: Any) -> Any:
-    """The input with its NDArrays as NumPy arrays, awaited."""
+    """Return the input with its NDArrays awaited and converted to NumPy arrays."""
     if isinstance(x, NDArray):
         await x
         return x.asnumpy()
     if isinstance(x, Mapping):
-        return {name: await _on_host(each) for name, each in x.items()}
+        return {name: await _on_host(value) for name, value in x.items()}
     return x

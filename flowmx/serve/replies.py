@@ -1,4 +1,4 @@
-"""Answers and refusals of a service, independent of any server."""
+"""Replies and refusals of a service, independent of the HTTP server."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ JSON_TYPE = "application/json"
 
 
 class Reply(NamedTuple):
-    """An answer."""
+    """The status, body, media type and headers of a response."""
 
     status: int
-    body: bytes
+    body: bytes | memoryview
     type: str = JSON_TYPE
     headers: Mapping[str, str] = {}
 
 
 class Refusal(Exception):
-    """A request that is answered by an error."""
+    """An error reply to a request."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] = {}, **more: Any) -> None:
         super().__init__(message)
@@ -29,15 +29,15 @@ class Refusal(Exception):
 
 
 def json_reply(status: int, value: Any) -> Reply:
-    """Build an answer of JSON."""
+    """Return a JSON reply."""
     return Reply(status, json.dumps(value).encode())
 
 
 def allow(method: str, *allowed: str) -> None:
-    """Refuse methods but these.
+    """Refuse all methods except ``allowed``.
 
     Raises:
-        Refusal: 405.
+        Refusal: 405, the method is not allowed.
     """
     if method not in allowed:
         raise Refusal(405, f"the method is {method[:20]}, expected {allowed[0]}", {"Allow": ", ".join(allowed)})

@@ -1,34 +1,38 @@
-"""Models in a folder, loaded, replaced and unloaded while a service runs."""
+"""A folder of models, which are loaded, replaced and unloaded while the service runs."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import re
 import tomllib
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flowmx.serve.models import Models
+from flowmx.serve.model_registry import ModelRegistry
 from flowmx.serve.predictor import Predictor
 from flowmx.serve.replies import Refusal
 
 __all__ = ["Repository"]
 
-_OPTIONS = "model.toml"
-_KEYS = ("shape", "dtype", "epoch", "max_batch", "sizes", "max_latency", "queue", "lengths", "finite")
+_log = logging.getLogger("flowmx.serve")
+_OPTIONS_FILE = "model.toml"
+_NUMBER = re.compile("[0-9]+")
+_OPTION_NAMES = ("shape", "dtype", "epoch", "max_batch", "sizes", "max_latency", "queue", "lengths", "finite")
 _VERSIONS = "versions"
-_ONLY = "1"
-"""The version of a model whose folder has no folders of versions."""
+_ONLY_VERSION = "1"
+"""The version of a model without version folders."""
 
-_Mark = tuple[tuple[str, int, int], ...]
+_Fingerprint = tuple[tuple[str, int, int], ...]
 
 
 class _Loaded(NamedTuple):
-    """A version that is served, and the files that it was made of."""
+    """A served version, and the fingerprint of its files."""
 
     predictor: Predictor
-    mark: _Mark
+    fingerprint: _Fingerprint
 
 
 class Repository:
@@ -45,92 +49,98 @@ class Repository:
                 resnet.onnx               a model without versions
 
     ``model.toml`` holds arguments of :class:`Predictor` (shape, dtype, epoch, max_batch, sizes, max_latency, queue,
-    lengths, finite; a length that varies is ``"?"``), and ``versions``: how many of the newest are served.
+    lengths, finite; ``"?"`` marks a variable length), and ``versions``, the number of newest versions to serve.
 
     Args:
-        folder: where the models are.
+        folder: the folder of the models.
 
     Raises:
-        NotADirectoryError: there is no such folder.
+        NotADirectoryError: the folder does not exist.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         if not self.folder.is_dir():
-            raise NotADirectoryError(f"{self.folder} is no folder, expected one with a folder for each model")
-        self.models = Models({})
+            raise NotADirectoryError(f"{self.folder} is not a folder, expected one with a folder per model")
+        self.models = ModelRegistry({})
         self.failures: dict[str, str] = {}
-        """For each model that could not be loaded, the reason."""
+        """Reasons of load failures, by model."""
         self._loaded: dict[str, dict[str, _Loaded]] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._is_closed = False
 
     def names(self) -> list[str]:
-        """Names of the models in the folder."""
-        return sorted(each.name for each in self.folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+        """Return the names of the models in the folder."""
+        return sorted(path.name for path in self.folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
     async def index(self) -> list[dict[str, str]]:
-        """State of each version of each model, as the protocol's repository extension has it."""
-        found = []
+        """Return the states of all versions, in the format of the protocol's repository extension."""
+        entries = []
         for name in sorted({*self.names(), *self.models}):
             served = self.models.versions(name) if name in self.models else {}
-            for version, each in served.items():
-                state = "READY" if each.is_ready else "UNAVAILABLE"
-                found.append({"name": name, "version": version, "state": state, "reason": ""})
+            for version, predictor in served.items():
+                state = "READY" if predictor.is_ready else "UNAVAILABLE"
+                entries.append({"name": name, "version": version, "state": state, "reason": ""})
             if not served or name in self.failures:
                 reason = self.failures.get(name, "unloaded")
-                found.append({"name": name, "version": "", "state": "UNAVAILABLE", "reason": reason})
-        return found
+                entries.append({"name": name, "version": "", "state": "UNAVAILABLE", "reason": reason})
+        return entries
 
     async def load_all(self) -> None:
-        """Load every model of the folder; one that fails is kept in ``failures``."""
+        """Load every model of the folder; failures are recorded in ``failures``."""
         for name in self.names():
             try:
                 await self.load(name)
             except Refusal:
-                pass  # it is in the index
+                pass  # the index reports it
 
     async def load(self, name: str) -> None:
-        """Load a model, or what of it has changed: the new versions are warm before those they replace are drained.
+        """Load a model, or its changed versions. New versions are warm before the old ones are drained.
 
         Raises:
-            Refusal: there is no such model (404), or it can not be loaded (400); what was served before stays.
+            Refusal: the model does not exist (404) or cannot be loaded (400); the old versions stay.
         """
         self._check(name)
         async with self._locks[name]:
             if self._is_closed:
-                raise Refusal(503, "the service ends")
-            before, fresh = self._loaded.get(name, {}), dict[str, _Loaded]()
+                raise Refusal(503, "the service is shutting down")
+            old_versions, new_versions = self._loaded.get(name, {}), dict[str, _Loaded]()
             try:
                 options, versions = await asyncio.to_thread(self._read, name)
                 for version, folder in versions.items():
-                    mark = _mark(folder)
-                    kept = before.get(version)
-                    same = kept is not None and kept.mark == mark and name not in self.failures
-                    fresh[version] = kept if same and kept else await _made(f"{name}:{version}", folder, options, mark)
-            except Exception as error:
-                await _drained(set(fresh.values()) - set(before.values()))
+                    fingerprint = _fingerprint(folder)
+                    loaded = old_versions.get(version)
+                    if loaded is None or loaded.fingerprint != fingerprint or name in self.failures:
+                        loaded = await _load_version(f"{name}:{version}", folder, options, fingerprint)
+                    new_versions[version] = loaded
+            except Exception as error:  # the user's model may raise anything
+                await _drain(set(new_versions.values()) - set(old_versions.values()))
                 self.failures[name] = f"{type(error).__name__}: {error}"
-                raise Refusal(400, f"{name} can not be loaded: {self.failures[name]}") from error
+                raise Refusal(400, f"{name} cannot be loaded: {self.failures[name]}") from error
             self.failures.pop(name, None)
-            self._loaded[name] = fresh
-            self.models.put(name, {version: each.predictor for version, each in fresh.items()})
-            await _drained(set(before.values()) - set(fresh.values()))
+            self._loaded[name] = new_versions
+            self.models.put(name, {version: loaded.predictor for version, loaded in new_versions.items()})
+            await _drain(set(old_versions.values()) - set(new_versions.values()))
 
     async def unload(self, name: str) -> None:
-        """Take a model out of service: what was asked is answered, nothing more is taken.
+        """Unload a model: pending requests are answered, new ones are refused.
 
         Raises:
-            Refusal: 404, there is no such model.
+            Refusal: 404, the model does not exist.
         """
         if name not in self.models:
             self._check(name)
         async with self._locks[name]:
             self.models.put(name, {})
-            await _drained(set(self._loaded.pop(name, {}).values()))
+            await _drain(set(self._loaded.pop(name, {}).values()))
+
+    def open(self) -> None:
+        """Accept loads again after :meth:`close`, possibly on another event loop."""
+        self._is_closed = False
+        self._locks.clear()
 
     async def close(self) -> None:
-        """Load nothing more; what is being loaded is waited for."""
+        """Refuse further loads, and wait for the running ones."""
         self._is_closed = True
         for lock in list(self._locks.values()):
             async with lock:
@@ -138,50 +148,59 @@ class Repository:
 
     def _check(self, name: str) -> None:
         if name not in self.names():
-            known = ", ".join(self.names()) or "none"
-            raise Refusal(404, f"there is no model {name[:80]!r} in the folder, expected one of {known}")
+            names = ", ".join(self.names()) or "none"
+            raise Refusal(404, f"there is no model {name[:80]!r} in the folder, expected one of {names}")
 
     def _read(self, name: str) -> tuple[dict[str, Any], dict[str, Path]]:
-        """The options of a model, and the folder of each version that is to be served, the newest last."""
+        """Return the options of a model, and the folders of the versions to serve, the newest last."""
         folder = self.folder / name
-        options = _options(folder / _OPTIONS)
+        options = _options(folder / _OPTIONS_FILE)
         count = options.pop(_VERSIONS, 1)
-        numbers = sorted(int(each.name) for each in folder.iterdir() if each.is_dir() and each.name.isdecimal())
-        found = {str(number): folder / str(number) for number in numbers[-count:]}
-        return options, found or {_ONLY: folder}
+        names = [path.name for path in folder.iterdir() if path.is_dir() and _NUMBER.fullmatch(path.name)]
+        zero_padded = sorted(name for name in names if name.startswith("0") and name != "0")
+        numbers = sorted(int(name) for name in names if name not in zero_padded)
+        if zero_padded:
+            fault = (
+                f"{folder} has {', '.join(zero_padded)}, expected versions without leading zeros, as in Triton: 1, 2, 3"
+            )
+            if not numbers:
+                raise ValueError(f"{fault}; rename the folders")
+            _log.warning("%s; they are not served", fault)
+        folders = {str(number): folder / str(number) for number in numbers[-count:]}
+        return options, folders or {_ONLY_VERSION: folder}
 
 
 def _options(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
-    found = tomllib.loads(path.read_text())
-    wrong = [key for key in found if key not in (*_KEYS, _VERSIONS)]
-    if wrong:
-        raise ValueError(f"{path} has {', '.join(wrong)}, expected some of {', '.join((*_KEYS, _VERSIONS))}")
-    count = found.get(_VERSIONS, 1)
+    options = tomllib.loads(path.read_text())
+    unknown = [key for key in options if key not in (*_OPTION_NAMES, _VERSIONS)]
+    if unknown:
+        raise ValueError(f"{path} has {', '.join(unknown)}, expected some of {', '.join((*_OPTION_NAMES, _VERSIONS))}")
+    count = options.get(_VERSIONS, 1)
     if type(count) is not int or count < 1:
-        raise ValueError(f"{path}: versions is {count!r}, expected how many of the newest to serve")
-    shape = found.get("shape")
+        raise ValueError(f"{path}: versions is {count!r}, expected the number of newest versions to serve")
+    shape = options.get("shape")
     if isinstance(shape, dict):
-        found["shape"] = {name: _sizes(path, each) for name, each in shape.items()}
+        options["shape"] = {name: _sizes(path, sizes) for name, sizes in shape.items()}
     elif shape is not None:
-        found["shape"] = _sizes(path, shape)
-    return found
+        options["shape"] = _sizes(path, shape)
+    return options
 
 
-def _sizes(path: Path, given: Any) -> tuple[int | None, ...]:
-    if not isinstance(given, list) or not all(each == "?" or (type(each) is int and each > 0) for each in given):
-        raise ValueError(f'{path}: the shape is {given!r}, expected sizes such as [3, 32, 32], or "?" for a length')
-    return tuple(None if each == "?" else each for each in given)
+def _sizes(path: Path, shape: Any) -> tuple[int | None, ...]:
+    if not isinstance(shape, list) or not all(size == "?" or (type(size) is int and size > 0) for size in shape):
+        raise ValueError(f'{path}: the shape is {shape!r}, expected sizes such as [3, 32, 32], or "?" for a length')
+    return tuple(None if size == "?" else size for size in shape)
 
 
-def _mark(folder: Path) -> _Mark:
-    """A mark of a folder's files that changes when one of them does."""
-    entries = [(each, each.stat()) for each in [folder.parent / _OPTIONS, *folder.iterdir()] if each.is_file()]
-    return tuple(sorted((each.name, found.st_size, found.st_mtime_ns) for each, found in entries))
+def _fingerprint(folder: Path) -> _Fingerprint:
+    """Return the names, sizes and modification times of the files that a version is loaded from."""
+    files = [(path, path.stat()) for path in [folder.parent / _OPTIONS_FILE, *folder.iterdir()] if path.is_file()]
+    return tuple(sorted((path.name, status.st_size, status.st_mtime_ns) for path, status in files))
 
 
-async def _made(name: str, folder: Path, options: dict[str, Any], mark: _Mark) -> _Loaded:
+async def _load_version(name: str, folder: Path, options: dict[str, Any], fingerprint: _Fingerprint) -> _Loaded:
     """Load a version and warm it up."""
     predictor = await asyncio.to_thread(Predictor, folder, name=name, **options)
     try:
@@ -189,8 +208,8 @@ async def _made(name: str, folder: Path, options: dict[str, Any], mark: _Mark) -
     except BaseException:
         await predictor.drain()
         raise
-    return _Loaded(predictor, mark)
+    return _Loaded(predictor, fingerprint)
 
 
-async def _drained(given: set[_Loaded]) -> None:
-    await asyncio.gather(*(each.predictor.drain() for each in given))
+async def _drain(versions: set[_Loaded]) -> None:
+    await asyncio.gather(*(loaded.predictor.drain() for loaded in versions))

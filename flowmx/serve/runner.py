@@ -1,8 +1,8 @@
-"""The threads that form batches of waiting rows, have the engine compute them, and answer the requests.
+"""The threads of a predictor: they form batches of queued rows, compute them on the engine, and answer the requests.
 
-Requests come from any event loop, so the queue stands behind a lock, which is held for microseconds. Everything that
-takes longer (compiling, copying rows, waiting for the engine) happens on these threads, or on the engine's. There is
-one for each operation that the engine computes at once.
+Requests come from any event loop, so a lock protects the queue; it is held for microseconds. Everything that takes
+longer (compiling, copying rows, waiting for the engine) runs on these threads or on the engine's. There is one thread
+per operation that the engine runs in parallel.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowmx import forks
 from flowmx.serve.batching import Job, Pace, Piece, Queue
+from flowmx.serve.compiled_model import Model
 from flowmx.serve.errors import Overloaded, Unavailable
 from flowmx.serve.inputs import Array
-from flowmx.serve.measures import Measures
-from flowmx.serve.model import Model
+from flowmx.serve.metrics import Instruments
 
 if TYPE_CHECKING:
     from flowmx.serve.spans import Tracing
@@ -30,75 +32,99 @@ __all__ = ["Runner"]
 
 
 class Runner:
-    """Serves one model after the other.
+    """Computes the requests of a predictor with its current model.
 
     Args:
-        model: the first one, not warm yet.
-        queue: for the requests.
-        pace: for the batches.
-        measures: where to count.
-        name: of the predictor.
-        workers: how many batches are computed at once.
-        tracing: makes the batches' spans, if they are traced.
+        model: the first model, not warm yet.
+        queue: the queue of requests.
+        pace: the batching policy.
+        instruments: the metrics.
+        name: name of the predictor.
+        workers: number of batches that are computed in parallel.
+        tracing: creates the spans of batches, if traces are enabled.
     """
 
     def __init__(
-        self, model: Model, queue: Queue, pace: Pace, measures: Measures, name: str, workers: int,
+        self, model: Model, queue: Queue, pace: Pace, instruments: Instruments, name: str, workers: int,
         tracing: Tracing | None = None,
     ) -> None:  # fmt: skip
         self.workers, self.tracing = workers, tracing
-        self.model, self.queue, self.pace, self.measures, self.name = model, queue, pace, measures, name
+        self.model, self.queue, self.pace, self.instruments, self.name = model, queue, pace, instruments, name
         self.warm: Future[None] = Future()
         self.accepting = True
+        self._clear()
+        forks.in_child(self, Runner._restart)
+
+    def _clear(self) -> None:
+        """Reset to no requests and no threads."""
         self.pending = 0
         self._pending_of: dict[Model, int] = {}
-        self._settled: list[tuple[Model | None, Future[None]]] = []
-        self._stopping = False
+        self._idle_futures: list[tuple[Model | None, Future[None]]] = []
         self._changed = threading.Condition()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[threading.Thread] | None = None
+
+    def _restart(self) -> None:
+        """Discard the parent's threads and requests in the child of a fork."""
+        self.queue.clear()
+        self._clear()
+        if not self.warm.done():
+            self.warm = Future()
 
     # -- for any thread --------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Start a thread, which warms the model up and then has the others start; once only."""
-        if self._threads:
-            return
+    def open(self) -> None:
+        """Accept requests, also after :meth:`stop`, and start the threads."""
         with self._changed:
-            if not self._threads and not self._stopping:
-                self._start(self._warm_up)
+            self.accepting = True
+            if self.warm.done() and self.warm.exception() is not None:
+                self.warm = Future()
+                self._threads = None
+        self.begin()
 
-    def _start(self, work: Callable[[], None]) -> None:
+    def begin(self) -> None:
+        """Start the thread that warms up the model and then starts the others; do nothing if they run."""
+        if self._threads is None:
+            self._begin()
+
+    def _begin(self) -> None:
+        with self._changed:
+            if self._threads is None and self.accepting:
+                self._threads = []
+                self._start(self._warm_up if not self.warm.done() else self._serve_all)
+
+    def _start(self, work: Callable[[list[threading.Thread]], None]) -> None:
         """Start one more thread (locked)."""
+        assert self._threads is not None
         name = f"flowmx-serve-{self.name}-{len(self._threads)}"
-        thread = threading.Thread(target=work, name=name, daemon=True)
+        thread = threading.Thread(target=work, args=(self._threads,), name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
 
     def submit(self, job: Job) -> None:
-        """Put a request into the queue.
+        """Queue a request.
 
         Raises:
-            Overloaded: it is full.
-            Unavailable: no requests are taken any more.
+            Overloaded: the queue is full.
+            Unavailable: no requests are accepted any more.
         """
         with self._changed:
             if not self.accepting:
-                raise Unavailable(f"{self.name} is draining: it takes no further requests")
+                raise Unavailable(f"{self.name} is draining: it accepts no further requests")
             if not self.queue.has_room(job.rows.rows):
                 raise self.overloaded(job.rows.rows)
             was_empty = not self.queue
             self.queue.put(job)
-            self.pace.arrived(job.arrived, job.rows.rows)
+            self.pace.record_arrival(job.arrival, job.rows.rows)
             self._count(job.key[0], 1)
             if was_empty or self.queue.rows >= self.pace.sizes[-1]:
                 self._changed.notify()
 
     def overloaded(self, rows: int) -> Overloaded:
-        """The refusal of rows where the queue is full."""
+        """Return the error for rows that do not fit into the queue."""
         waiting = self.queue.rows
-        self.pace.refused(time.perf_counter(), rows)
+        self.pace.record_refusal(time.perf_counter(), rows)
         return Overloaded(
-            f"{self.name} is overloaded: {waiting} rows wait, and at most {self.queue.limit} may",
+            f"{self.name} is overloaded: {waiting} rows are queued, expected at most {self.queue.limit}",
             self.pace.retry_after(waiting),
         )
 
@@ -110,77 +136,82 @@ class Runner:
                 self._count(job.key[0], -1)
 
     def swap(self, model: Model, seconds: dict[int, float]) -> Model:
-        """Give requests from now on to another model, which is warm; returns the one before."""
+        """Send further requests to another, warm model; return the previous one."""
         with self._changed:
-            before, self.model = self.model, model
+            previous, self.model = self.model, model
             self.pace.seconds = seconds
-        self.measures.version.set(model.version, self.name)
-        return before
+        self.instruments.version.set(model.version, self.name)
+        return previous
 
-    def settled(self, model: Model | None = None) -> Future[None]:
-        """Done when no request (for a model) waits or runs."""
-        found: Future[None] = Future()
+    def when_idle(self, model: Model | None = None) -> Future[None]:
+        """Return a future that completes when no request (of ``model``) is pending."""
+        future: Future[None] = Future()
         with self._changed:
-            self._settled.append((model, found))
-            self._tell_settled()
-        return found
+            self._idle_futures.append((model, future))
+            self._complete_idle()
+        return future
 
     def refuse(self) -> None:
-        """Take no further requests."""
+        """Accept no further requests."""
         with self._changed:
             self.accepting = False
 
-    def stop(self) -> None:
-        """Take no further requests, fail those that wait, and let the thread end."""
+    def stop(self) -> Callable[[], None]:
+        """Refuse further requests, fail the queued ones, and stop the threads; return the function that joins them."""
         with self._changed:
-            self.accepting, self._stopping = False, True
+            self.accepting = False
+            threads, self._threads = self._threads, None
             waiting = self.queue.clear()
             self._changed.notify_all()
-        self._fail(waiting, Unavailable(f"{self.name} was stopped before it got to this request"))
+        self._fail(waiting, Unavailable(f"{self.name} was stopped before it computed this request"))
+        return partial(_join, threads or [])
 
-    def join(self) -> None:
-        """Wait for the threads."""
-        for each in self._threads:
-            each.join()
+    # -- threads ---------------------------------------------------------------------------------------
 
-    # -- its threads -----------------------------------------------------------------------------------
-
-    def _warm_up(self) -> None:
+    def _warm_up(self, threads: list[threading.Thread]) -> None:
+        warm = self.warm
         try:
             self.pace.seconds = self.model.warm(self.pace.sizes)
         except BaseException as error:
             self.refuse()
-            self.warm.set_exception(error)
+            if not warm.done():
+                warm.set_exception(error)
             with self._changed:
                 waiting = self.queue.clear()
             self._fail(waiting, error)
             return
-        self.warm.set_result(None)
-        with self._changed:
-            for _ in range(self.workers - 1):
-                self._start(self._serve)
-        self._serve()
+        if not warm.done():  # unless a thread that was started meanwhile has set it
+            warm.set_result(None)
+        self._serve_all(threads)
 
-    def _serve(self) -> None:
-        while (batch := self._next()) is not None:
+    def _serve_all(self, threads: list[threading.Thread]) -> None:
+        """Start the other threads and serve."""
+        with self._changed:
+            if self._threads is threads:
+                for _ in range(self.workers - 1):
+                    self._start(self._serve)
+        self._serve(threads)
+
+    def _serve(self, threads: list[threading.Thread]) -> None:
+        while (batch := self._next(threads)) is not None:
             self._compute(*batch)
 
-    def _next(self) -> tuple[list[Piece], int] | None:
-        """Wait for the next batch; returns its rows and its size, or None at the end."""
+    def _next(self, threads: list[threading.Thread]) -> tuple[list[Piece], int] | None:
+        """Wait for the next batch; return its rows and size, or None if these threads have to stop."""
         with self._changed:
-            while not self._stopping:
+            while self._threads is threads:
                 if not self.queue:
                     self._changed.wait()
                     continue
-                first, now = self.queue.first(), time.perf_counter()
-                waiting = self.queue.waiting(first.key)
-                begin = self.pace.begin_at(waiting, first.arrived, now)
+                oldest, now = self.queue.oldest(), time.perf_counter()
+                waiting = self.queue.waiting(oldest.key)
+                begin = self.pace.start_time(waiting, oldest.arrival, now)
                 if begin <= now:
                     size = self.pace.size(waiting)
-                    taken = self.queue.take(first.key, size)
+                    pieces = self.queue.take(oldest.key, size)
                     if self.queue:
                         self._changed.notify()
-                    return taken, size
+                    return pieces, size
                 self._changed.wait(begin - now)
         return None
 
@@ -193,21 +224,23 @@ class Runner:
         except BaseException as error:
             self._fail([job for job, _, _ in pieces], error)
             return
-        took = time.perf_counter() - start
-        self.pace.done(rows, took)
-        self._measure(rows, size, took)
-        complete = self._hand_out(pieces, outputs)
+        duration = time.perf_counter() - start
+        self.pace.record_batch(rows, duration)
+        self._measure(rows, size, duration)
+        complete = self._distribute(pieces, outputs)
         for job in complete:
-            self.measures.latency.observe(time.perf_counter() - job.arrived, self.name)
+            job.outputs = _collect_outputs(job)  # outside the lock: it may copy large arrays
+        for job in complete:
+            self.instruments.latency.observe(time.perf_counter() - job.arrival, self.name)
         self._answer(complete, None)
 
-    def _hand_out(self, pieces: Sequence[Piece], outputs: Sequence[Array]) -> list[Job]:
-        """Give jobs the rows of a batch; returns those that are complete now, and that somebody waits for."""
-        parts, at = [], 0
+    def _distribute(self, pieces: Sequence[Piece], outputs: Sequence[Array]) -> list[Job]:
+        """Distribute the rows of a batch to the jobs; return the jobs that are now complete and were not dropped."""
+        parts, offset = [], 0
         for _, start, stop in pieces:
-            # Copies: a view would keep the whole batch.
-            parts.append([output[at : at + stop - start].copy() for output in outputs])
-            at += stop - start
+            # Copies, because a view would keep the whole batch alive.
+            parts.append([output[offset : offset + stop - start].copy() for output in outputs])
+            offset += stop - start
         complete = []
         with self._changed:
             for (job, start, stop), part in zip(pieces, parts, strict=True):
@@ -219,7 +252,7 @@ class Runner:
         return complete
 
     def _fail(self, jobs: Sequence[Job], error: BaseException) -> None:
-        """Give an error to those who wait for requests."""
+        """Fail the requests that are still pending."""
         failed = []
         for job in jobs:
             with self._changed:
@@ -230,40 +263,45 @@ class Runner:
         self._answer(failed, error)
 
     def _answer(self, jobs: Sequence[Job], error: BaseException | None) -> None:
-        """Complete the futures of requests, with one call for each of their loops."""
+        """Complete the futures of requests, with one call per event loop."""
         by_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
         for job in jobs:
             by_loop.setdefault(job.answer[0], []).append(job)
-        for loop, theirs in by_loop.items():
+        for loop, batch in by_loop.items():
             try:
-                loop.call_soon_threadsafe(_resolve, theirs, error)
-            except RuntimeError:  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(_resolve, batch, error)
+            except RuntimeError:  # the loop is closed, so nothing waits
                 pass
 
     def _count(self, model: Model, change: int) -> None:
-        """A request more or less is pending (locked)."""
+        """Change the number of pending requests of a model (locked)."""
         self.pending += change
         self._pending_of[model] = self._pending_of.get(model, 0) + change
         if not self._pending_of[model]:
             del self._pending_of[model]
-        self._tell_settled()
+        self._complete_idle()
 
-    def _tell_settled(self) -> None:
-        """Complete the futures of :meth:`settled` (locked)."""
-        left = []
-        for model, future in self._settled:
+    def _complete_idle(self) -> None:
+        """Complete the futures of :meth:`when_idle` (locked)."""
+        remaining = []
+        for model, future in self._idle_futures:
             if self._pending_of if model is None else model in self._pending_of:
-                left.append((model, future))
+                remaining.append((model, future))
             else:
                 future.set_result(None)
-        self._settled = left
+        self._idle_futures = remaining
 
     def _measure(self, rows: int, size: int, seconds: float) -> None:
-        measures, name = self.measures, self.name
-        measures.rows.add(name, by=rows)
-        measures.padding.add(name, by=size - rows)
-        measures.batch_rows.observe(rows, name)
-        measures.batch_seconds.observe(seconds, name)
+        instruments, name = self.instruments, self.name
+        instruments.rows.add(name, by=rows)
+        instruments.padding.add(name, by=size - rows)
+        instruments.batch_rows.observe(rows, name)
+        instruments.batch_seconds.observe(seconds, name)
+
+
+def _join(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join()
 
 
 def _resolve(jobs: Sequence[Job], error: BaseException | None) -> None:
@@ -272,13 +310,13 @@ def _resolve(jobs: Sequence[Job], error: BaseException | None) -> None:
         if future.done():
             continue
         if error is None:
-            future.set_result(_joined(job))
+            future.set_result(job.outputs)
         else:
             future.set_exception(error)
 
 
-def _joined(job: Job) -> list[Array]:
-    """The outputs of a job, of one row where one was given."""
+def _collect_outputs(job: Job) -> list[Array]:
+    """Return the outputs of a job, without the batch axis if its input had none."""
     parts: list[Any] = [part for _, part in sorted(job.results.items())]
-    outputs = parts[0] if len(parts) == 1 else [np.concatenate(each) for each in zip(*parts, strict=True)]
+    outputs = parts[0] if len(parts) == 1 else [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
     return [output[0] for output in outputs] if job.rows.single else outputs

@@ -1,14 +1,14 @@
-"""OpenTelemetry's spans of requests, of the batches that compute them, and of the batches' operators.
+"""OpenTelemetry spans of requests, of batches, and of the batches' operators.
 
-A request's span continues the trace of its client (the header ``traceparent``). One batch answers several requests, so
-each of their traces has a span of it, and those after the first link to the first, which has the operators' spans.
-Where spans go is up to the program, or to ``opentelemetry-instrument``.
+A request's span continues the trace of its client (the header ``traceparent``). If the service is mounted in a
+framework that has created a span for the request, it is a child of that span. One batch answers several requests, so
+each of their traces has a span of the batch. The first of these spans has the operators' spans; the others link to it.
+The program, or ``opentelemetry-instrument``, configures the exporter.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -17,6 +17,7 @@ from opentelemetry import context as contexts
 from opentelemetry import propagate, trace
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 
+from flowmx import forks
 from flowmx.engine import Operation
 from flowmx.engine.runtime import engine
 from flowmx.profiler.names import of_node
@@ -27,65 +28,65 @@ from flowmx.serve.batching import Job, Piece
 
 __all__ = ["Tracing"]
 
-_FAILED = 500
-"""The statuses from which on the service, and not the client, has failed."""
+_SERVER_ERROR = 500
+"""The smallest status that reports an error of the service."""
 
 
 class Tracing:
-    """Makes the spans of a service.
+    """Creates the spans of a service.
 
     Args:
-        operators: whether the operations of batches, and the operators of their graphs, have spans too.
+        operators: whether to create spans of operations and of the operators in their graphs too.
     """
 
     def __init__(self, operators: bool) -> None:
         self._tracer = trace.get_tracer("flowmx")
         self._operators = operators
-        self._watching = 0
-        self._lock = threading.Lock()
+        self._watchers = 0
+        self._lock = forks.lock()
 
     @contextlib.contextmanager
     def request(
         self, method: str, path: str, route: str, headers: Mapping[str, str]
     ) -> Iterator[Callable[[int], None]]:
-        """Trace a request; what the context returns takes the status of the answer.
+        """Trace a request. The context's value is called with the status of the response.
 
         Args:
             method: such as POST.
-            path: as it was asked for.
-            route: the path with names in place of what varies; empty where there is none.
-            headers: found whatever the case of the name, or with lower-case names.
+            path: path of the request.
+            route: template of the path; empty if no route matches.
+            headers: a case-insensitive mapping, or one with lower-case names.
         """
-        facts = {"http.request.method": method, "url.path": path, **({"http.route": route} if route else {})}
-        name, parent = f"{method} {route}".strip(), propagate.extract(headers)
-        with self._tracer.start_as_current_span(name, parent, SpanKind.SERVER, facts) as span:
-            yield partial(_answered, span)
+        attributes = {"http.request.method": method, "url.path": path, **({"http.route": route} if route else {})}
+        name, (parent, kind) = f"{method} {route}".strip(), _parent(headers)
+        with self._tracer.start_as_current_span(name, parent, kind, attributes) as span:
+            yield partial(_set_status, span)
 
     def current(self) -> contexts.Context:
-        """The context that a request's batch belongs to."""
+        """Return the context to which a request's batch belongs."""
         return contexts.get_current()
 
     @contextlib.contextmanager
     def batch(self, name: str, pieces: Sequence[Piece], size: int) -> Iterator[None]:
-        """Trace a batch, in the trace of each of its requests.
+        """Trace a batch in the trace of each of its requests.
 
         Args:
-            name: of the predictor.
+            name: name of the predictor.
             pieces: the rows.
-            size: of the batch, with padding.
+            size: size of the batch, with padding.
         """
         jobs = list(dict.fromkeys(piece.job for piece in pieces))
         rows = sum(stop - start for _, start, stop in pieces)
         spans: list[Span] = []
         for job in jobs:
-            facts: dict[str, str | float] = {
+            attributes: dict[str, str | float] = {
                 "flowmx.model": name,
                 "flowmx.batch.size": size,
                 "flowmx.batch.rows": rows,
                 **_of_job(job),
             }
-            links = [Link(each.get_span_context()) for each in spans[:1]]
-            spans.append(self._tracer.start_span(f"batch of {name}", job.trace, attributes=facts, links=links))
+            links = [Link(span.get_span_context()) for span in spans[:1]]
+            spans.append(self._tracer.start_span(f"batch of {name}", job.trace, attributes=attributes, links=links))
         try:
             current = trace.use_span(spans[0], record_exception=False, set_status_on_exception=False)
             with current, self._watched(spans[0]):
@@ -103,7 +104,7 @@ class Tracing:
 
     @contextlib.contextmanager
     def _watched(self, span: Span) -> Iterator[None]:
-        """Trace the operations that are pushed meanwhile, where a span is kept; the profiler goes before."""
+        """Trace the operations pushed within the context, if the span is recorded and the profiler is not running."""
         if not self._operators or not span.is_recording() or recorder.running:
             yield
             return
@@ -115,8 +116,8 @@ class Tracing:
 
     def _watch(self, change: int) -> None:
         with self._lock:
-            self._watching += change
-            engine.use_watch(self._begin if self._watching else None, "spans")
+            self._watchers += change
+            engine.use_watch(self._begin if self._watchers else None, "spans")
 
     def _begin(self, op: Operation) -> None:
         if trace.get_current_span().is_recording():
@@ -124,29 +125,38 @@ class Tracing:
             time_operation(op, record, partial(self._end, contexts.get_current()))
 
     def _end(self, within: contexts.Context, record: Record) -> None:
-        """Make the spans of an operation that has ended, and of the steps of its graph."""
+        """Create the spans of a completed operation and of the steps of its graph."""
         span = self._span(record.name, within, record.start, {"flowmx.actor": record.actor})
-        inside = trace.set_span_in_context(span, within)
+        span_context = trace.set_span_in_context(span, within)
         for step in record.steps:
             operator, layer, node, _ = of_node(step.node)
-            facts = {"flowmx.layer": layer, "flowmx.node": node}
-            self._span(operator, inside, step.start, facts).end(_nanoseconds(step.end))
+            attributes = {"flowmx.layer": layer, "flowmx.node": node}
+            self._span(operator, span_context, step.start, attributes).end(_nanoseconds(step.end))
         span.end(_nanoseconds(record.end))
 
-    def _span(self, name: str, within: contexts.Context, start: float, facts: Mapping[str, str]) -> Span:
-        return self._tracer.start_span(name, within, attributes=facts, start_time=_nanoseconds(start))
+    def _span(self, name: str, within: contexts.Context, start: float, attributes: Mapping[str, str]) -> Span:
+        return self._tracer.start_span(name, within, attributes=attributes, start_time=_nanoseconds(start))
 
 
-def _answered(span: Span, status: int) -> None:
+def _parent(headers: Mapping[str, str]) -> tuple[contexts.Context, SpanKind]:
+    """Return the parent context and kind of a request's span: a framework's span precedes the client's."""
+    remote = propagate.extract(headers)
+    current, client = (trace.get_current_span(context).get_span_context() for context in (None, remote))
+    if current.is_valid and client.trace_id in (0, current.trace_id):
+        return contexts.get_current(), SpanKind.INTERNAL  # the framework's span has kind SERVER
+    return remote, SpanKind.SERVER
+
+
+def _set_status(span: Span, status: int) -> None:
     span.set_attribute("http.response.status_code", status)
-    if status >= _FAILED:
+    if status >= _SERVER_ERROR:
         span.set_status(Status(StatusCode.ERROR))
 
 
 def _of_job(job: Job) -> dict[str, float]:
-    return {"flowmx.request.rows": job.rows.rows, "flowmx.request.waited": time.perf_counter() - job.arrived}
+    return {"flowmx.request.rows": job.rows.rows, "flowmx.request.waited": time.perf_counter() - job.arrival}
 
 
 def _nanoseconds(at: float) -> int:
-    """A time of ``perf_counter`` as one of the calendar."""
+    """Convert a time of ``perf_counter`` to nanoseconds since the epoch."""
     return time.time_ns() + int((at - time.perf_counter()) * 1e9)

@@ -1,4 +1,4 @@
-"""Traces of a service, where ``FLOWMX_TRACES`` asks for them; their spans are made in :mod:`flowmx.serve.spans`."""
+"""The switch for traces of a service, ``FLOWMX_TRACES``. :mod:`flowmx.serve.spans` creates their spans."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["tracing"]
 
 
 def tracing() -> Tracing | None:
-    """The maker of spans that the settings ask for; None where they ask for none.
+    """Return the tracing that the settings enable, or None.
 
     Raises:
         ImportError: OpenTelemetry is not installed.
     """
-    what = settings.get().traces
-    if what == "off":
+    mode = settings.get().traces
+    if mode == "off":
         return None
     try:
         from flowmx.serve.spans import Tracing
     except ImportError as error:
         raise ImportError(
-            f"FLOWMX_TRACES is {what!r}, which needs OpenTelemetry ({error}): pip install 'flowmx[otel]'"
+            f"FLOWMX_TRACES is {mode!r}, which needs OpenTelemetry ({error}): pip install 'flowmx[otel]'"
         ) from error
-    return Tracing(operators=what == "operators")
+    return Tracing(operators=mode == "operators")

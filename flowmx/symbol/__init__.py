@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-from flowmx.symbol import contrib, creation, image, linalg, random
+from flowmx.late_binding import late
+from flowmx.symbol import composite_functions, contrib, image, linalg, random
 from flowmx.symbol import functions as op
 from flowmx.symbol.backends import register_partitioner, register_pass
-from flowmx.symbol.creation import *  # noqa: F403
+from flowmx.symbol.composite_functions import *  # noqa: F403
 from flowmx.symbol.partition import Candidate, Partitioner
 from flowmx.symbol.symbol import Group, Symbol, Variable, load, load_json
 
@@ -20,7 +20,8 @@ __all__ = [
     "Candidate", "Group", "Partitioner", "Symbol", "Variable", "contrib", "fromjson", "image", "linalg", "load",
     "load_json", "op", "random", "register_partitioner", "register_pass", "var",
 ]  # fmt: skip
-__all__ += creation.__all__
+__all__ += composite_functions.__all__
+__all__ += ["sparse", *(label for label in dir(op) if not label.startswith("_") and label not in __all__)]
 
 
 if TYPE_CHECKING:
@@ -30,14 +31,14 @@ else:
 
     def __getattr__(name: str) -> Any:
         if name == "sparse":
-            return importlib.import_module("flowmx.symbol.sparse")
-        if name in ("np", "npx"):  # of a higher floor, and imported late
-            found = getattr(importlib.import_module("flowmx.numpy.symbols"), f"{name}_functions")()
+            return late("symbol.sparse")
+        if name in ("np", "npx"):  # of a higher layer, and imported late
+            value = getattr(late("numpy.symbols"), f"{name}_functions")()
         else:
-            found = getattr(op, name)
-        globals()[name] = found
-        return found
+            value = getattr(op, name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *dir(op)})
+    return sorted({*__all__, *dir(op)})

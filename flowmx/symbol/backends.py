@@ -1,6 +1,6 @@
 """Backends of ``optimize_for`` and ``hybridize``: partitioners and passes over whole graphs, by name.
 
-``default`` and ``default_v2`` choose operators by name, as MXNet's backends of these names do.
+``default`` and ``default_v2`` select operators by name, like MXNet's backends.
 """
 
 from __future__ import annotations
@@ -10,54 +10,54 @@ from typing import Any, TypeVar
 
 from flowmx.engine.origin import warn_user
 from flowmx.errors import MXNetError
-from flowmx.graph.quantizing.fuse import fused
+from flowmx.graph.quantizing.fuse_layers import fuse_layers
 from flowmx.ops.registry.operators import lookup
 from flowmx.suggestions import did_you_mean
-from flowmx.symbol.partition import Candidate, Partitioner, partitioned
+from flowmx.symbol.partition import Candidate, Partitioner, partition
 from flowmx.symbol.symbol import Symbol
 
-__all__ = ["check_backend", "optimized", "register_partitioner", "register_pass", "set_op_names"]
+__all__ = ["check_backend", "optimize", "register_partitioner", "register_pass", "set_op_names"]
 
 Pass = Callable[[Symbol, dict[str, Any], dict[str, Any], dict[str, Any]], Symbol]
 P = TypeVar("P", bound=type[Partitioner])
 F = TypeVar("F", bound=Pass)
 backends: dict[str, type[Partitioner] | Pass] = {}
-"""Partitioners and passes by their names."""
+"""Partitioners and passes by name."""
 _op_names: dict[str, list[str]] = {}
 _FUSED = "MKLDNN_QUANTIZE"
 _BUILT_IN = (_FUSED, "MKLDNN", "NONE")
-"""MXNet's names for what flowmx does by itself when a graph is bound, beside the one for quantization."""
+"""MXNet's names for optimizations that flowmx does when it binds a graph, and for quantization."""
 _warned: set[tuple[str, int]] = set()
 
 
 def register_partitioner(backend: str) -> Callable[[P], P]:
-    """Register a class of partitioners as a backend of ``optimize_for`` and ``hybridize``; a decorator.
+    """Register a class of partitioners as a backend of ``optimize_for`` and ``hybridize`` (a decorator).
 
     Args:
-        backend: its name; what was registered by it before is replaced.
+        backend: its name; an earlier registration is replaced.
 
     Raises:
-        TypeError: the name is no text, or the class no :class:`Partitioner`.
+        TypeError: the name is not a string, or the class is not a :class:`Partitioner`.
     """
 
-    def is_such(cls: Any) -> bool:
+    def is_partitioner(cls: Any) -> bool:
         return isinstance(cls, type) and issubclass(cls, Partitioner)
 
-    return _registering("register_partitioner", backend, is_such, "a subclass of mx.sym.Partitioner")
+    return _register("register_partitioner", backend, is_partitioner, "a subclass of mx.sym.Partitioner")
 
 
 def register_pass(backend: str) -> Callable[[F], F]:
-    """Register a function that changes whole graphs, as a backend likewise; a decorator.
+    """Register a function that changes whole graphs as a backend (a decorator).
 
-    The function is called with a symbol, the arrays given for its arguments and for its auxiliary states, by name, and
-    the further keywords of ``optimize_for``; it returns a symbol. Arrays that it adds to these dicts are for variables
-    that it has made, and the caller finds them in its own.
+    The function is called with a symbol, the arrays for its arguments and for its auxiliary states, by name, and the
+    additional keywords of ``optimize_for``; it returns a symbol. Arrays that it adds to these dicts belong to variables
+    that it created, and are added to the caller's dicts.
 
     Args:
-        backend: its name; what was registered by it before is replaced.
+        backend: its name; an earlier registration is replaced.
 
     Raises:
-        TypeError: the name is no text, or what it is for can not be called.
+        TypeError: the name is not a string, or the function is not callable.
 
     Example:
         >>> @mx.sym.register_pass("with_softmax")
@@ -65,52 +65,52 @@ def register_pass(backend: str) -> Callable[[F], F]:
         ...     return mx.sym.softmax(symbol, axis=options.get("axis", -1))
         >>> net.optimize_for("with_softmax", axis=1)
     """
-    return _registering("register_pass", backend, callable, "a function of a symbol, args, aux and options")
+    return _register("register_pass", backend, callable, "a function of a symbol, args, aux and options")
 
 
-def _registering(function: str, backend: Any, fits: Callable[[Any], bool], expected: str) -> Callable[[Any], Any]:
+def _register(function: str, backend: Any, fits: Callable[[Any], bool], expected: str) -> Callable[[Any], Any]:
     if not isinstance(backend, str) or not backend:
         raise TypeError(f"{function}: the backend is {backend!r}, expected a name")
 
-    def register(made: Any) -> Any:
-        if not fits(made):
-            raise TypeError(f"{function}: {made!r} was given, expected {expected}")
-        backends[backend] = made
-        return made
+    def register(value: Any) -> Any:
+        if not fits(value):
+            raise TypeError(f"{function}: {value!r} was passed, expected {expected}")
+        backends[backend] = value
+        return value
 
     return register
 
 
 @register_partitioner("default")
-class _ByName(Partitioner):
-    """Choose operators by name, as the option ``op_names`` says, or else `set_op_names`."""
+class _NamedOperators(Partitioner):
+    """Selects operators by name, from the option ``op_names`` or :func:`set_op_names`."""
 
     backend = "default"
 
     def __init__(self, args: Mapping[str, Any], aux: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         super().__init__(args, aux, options)
-        self._names = {_canonical(each) for each in options.get("op_names", _op_names.get(self.backend, ()))}
+        self._names = {_canonical(op_name) for op_name in options.get("op_names", _op_names.get(self.backend, ()))}
 
     def select(self, node: Candidate) -> bool:
         return node.op in self._names
 
 
 @register_partitioner("default_v2")
-class _ByNameToo(_ByName):
-    """The same under another name."""
+class _NamedOperatorsV2(_NamedOperators):
+    """The same backend under another name."""
 
     backend = "default_v2"
 
 
-def _canonical(called: str) -> str:
+def _canonical(name: str) -> str:
     try:
-        return lookup(called).name
+        return lookup(name).name
     except AttributeError:
-        return called
+        return name
 
 
 def set_op_names(backend: str, names: Iterable[str] | None) -> None:
-    """Say which operators ``default`` or ``default_v2`` choose; None: no longer any."""
+    """Set the operators that ``default`` or ``default_v2`` select; None clears them."""
     if names is None:
         _op_names.pop(backend, None)
     else:
@@ -118,67 +118,67 @@ def set_op_names(backend: str, names: Iterable[str] | None) -> None:
 
 
 def check_backend(backend: Any) -> None:
-    """Raise where a backend is unknown.
+    """Raise an error if a backend is unknown.
 
     Raises:
-        MXNetError: there is no such.
+        MXNetError: there is no such backend.
     """
     if backend not in backends and backend not in _BUILT_IN:
-        known = did_you_mean(str(backend), backends)
-        raise MXNetError(f"there is no partitioner {backend!r}, only {', '.join(backends)}{known}")
+        hint = did_you_mean(str(backend), backends)
+        raise MXNetError(f"there is no partitioner {backend!r}, only {', '.join(backends)}{hint}")
 
 
-def optimized(
-    symbol: Symbol, backend: str, args: Any, aux: Any, options: Mapping[str, Any], **given: Any
+def optimize(
+    symbol: Symbol, backend: str, args: Any, aux: Any, options: Mapping[str, Any], **inference: Any
 ) -> Symbol:  # fmt: skip
-    """The graph as a backend has it; where that is unknown, the graph as it is, and a warning for each line.
+    """Return the graph optimized for a backend; for an unknown one, the graph itself, with a warning for each line.
 
     Args:
         symbol: the graph.
         backend: its name.
         args: arrays by name, or a list in the order of ``list_arguments``.
-        aux: the same of ``list_auxiliary_states``.
-        options: for the backend.
-        **given: for :func:`flowmx.symbol.partition.partitioned`.
+        aux: arrays of auxiliary states by name, or a list in the order of ``list_auxiliary_states``.
+        options: the options of the backend.
+        **inference: keyword arguments of :func:`flowmx.symbol.partition.partition`.
 
     Raises:
-        MXNetError: a replacement of a region has another number of outputs.
-        TypeError: a pass returns no symbol.
-        ValueError: a list of arrays has another length than the names, or a pass adds arrays to it.
-        ShapeError, TypeInferenceError: what is given contradicts the graph.
+        MXNetError: the number of outputs of a region's replacement differs.
+        TypeError: a pass does not return a symbol.
+        ValueError: the length of a list of arrays differs from that of the names, or a pass adds arrays to it.
+        ShapeError, TypeInferenceError: the shapes or dtypes contradict the graph.
     """
     if backend == _FUSED:
-        return Symbol(fused(symbol._entries))
-    found: Any = backends.get(backend)
-    if found is None:
+        return Symbol(fuse_layers(symbol.entries))
+    implementation: Any = backends.get(backend)
+    if implementation is None:
         try:
             check_backend(backend)
         except MXNetError as error:
-            warn_user(f"{error}: the graph stays as it is", _warned)
+            warn_user(f"{error}: the graph is unchanged", _warned)
         return symbol
-    arrays = _named("args", args, symbol.list_arguments()), _named("aux", aux, symbol.list_auxiliary_states())
-    if isinstance(found, type) and issubclass(found, Partitioner):
-        return type(symbol)(partitioned(symbol, found(*arrays, options), **given))
-    before = [set(each) for each in arrays]
-    made = found(symbol, *arrays, dict(options))
-    if not isinstance(made, Symbol):
-        raise TypeError(f"optimize_for: the pass {backend!r} returned {made!r}, expected a symbol")
-    for what, callers, table, old in zip(("args", "aux"), (args, aux), arrays, before, strict=True):
-        _give_back(backend, what, callers, {key: each for key, each in table.items() if key not in old})
-    return made
+    arrays = _by_name("args", args, symbol.list_arguments()), _by_name("aux", aux, symbol.list_auxiliary_states())
+    if isinstance(implementation, type) and issubclass(implementation, Partitioner):
+        return type(symbol)(partition(symbol, implementation(*arrays, options), **inference))
+    before = [set(table) for table in arrays]
+    result = implementation(symbol, *arrays, dict(options))
+    if not isinstance(result, Symbol):
+        raise TypeError(f"optimize_for: the pass {backend!r} returned {result!r}, expected a symbol")
+    for kind, caller_arrays, table, old in zip(("args", "aux"), (args, aux), arrays, before, strict=True):
+        _add_new_arrays(backend, kind, caller_arrays, {key: array for key, array in table.items() if key not in old})
+    return result
 
 
-def _named(what: str, arrays: Any, names: Sequence[str]) -> dict[str, Any]:
+def _by_name(kind: str, arrays: Any, names: Sequence[str]) -> dict[str, Any]:
     if arrays is None or isinstance(arrays, Mapping):
-        return {key: each for key, each in (arrays or {}).items() if each is not None}
+        return {key: array for key, array in (arrays or {}).items() if array is not None}
     if len(arrays) != len(names):
-        raise ValueError(f"optimize_for: {what} has {len(arrays)} arrays, expected {len(names)}: {', '.join(names)}")
+        raise ValueError(f"optimize_for: {kind} has {len(arrays)} arrays, expected {len(names)}: {', '.join(names)}")
     return dict(zip(names, arrays, strict=True))
 
 
-def _give_back(backend: str, what: str, callers: Any, new: Mapping[str, Any]) -> None:
-    """Put arrays that a pass has added where the caller finds them."""
-    if isinstance(callers, MutableMapping):
-        callers.update(new)
+def _add_new_arrays(backend: str, kind: str, caller_arrays: Any, new: Mapping[str, Any]) -> None:
+    """Add arrays that a pass has created to the caller's dict."""
+    if isinstance(caller_arrays, MutableMapping):
+        caller_arrays.update(new)
     elif new:
-        raise ValueError(f"optimize_for: the pass {backend!r} adds {', '.join(new)} to {what}: give {what} as a dict")
+        raise ValueError(f"optimize_for: the pass {backend!r} adds {', '.join(new)} to {kind}: pass {kind} as a dict")

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from flowmx.ops.random.zipfian import candidates
-from flowmx.ops.registry.namespaces import prefixed
+from flowmx.ops.registry.namespaces import prefixed_attributes
 from flowmx.symbol import functions
 from flowmx.symbol.control_flow import cond, foreach, while_loop
+from flowmx.symbol.optimizer_updates import adamw_update, mp_adamw_update
 from flowmx.symbol.symbol import Symbol
-from flowmx.symbol.updates import adamw_update, mp_adamw_update
 
 __all__ = ["adamw_update", "cond", "foreach", "mp_adamw_update", "rand_zipfian", "while_loop"]
 
 
 def rand_zipfian(true_classes: Symbol, num_sampled: int, range_max: int) -> tuple[Symbol, Symbol, Symbol]:
-    """Draw ``num_sampled`` classes below ``range_max``, nearly by Zipf's law, as ``mx.nd.contrib.rand_zipfian``."""
+    """Draw ``num_sampled`` classes below ``range_max`` by about Zipf's law, like ``mx.nd.contrib.rand_zipfian``."""
     return candidates(functions, true_classes, num_sampled, range_max)
 
 
-__getattr__, __dir__ = prefixed(functions, "_contrib_", __all__)
+__getattr__, __dir__ = prefixed_attributes(functions, "_contrib_", __all__)
 __all__ += sorted({*__dir__()} - {*__all__})

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flowmx.ops.registry.namespaces import prefixed
+from flowmx.ops.registry.namespaces import prefixed_attributes
 from flowmx.symbol import functions
 
-__getattr__, __dir__ = prefixed(functions, "_image_")
+__getattr__, __dir__ = prefixed_attributes(functions, "_image_")
 __all__ = [*__dir__()]

@@ -15,5 +15,5 @@ _DEFAULT_INITIALIZERS: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 def default_initializers(operator: str) -> Mapping[str, str]:
-    """The initializers of an operator's inputs, by the inputs' names, in the text form of ``Initializer.dumps``."""
+    """Return the initializers of an operator's inputs by input name, in the text form of ``Initializer.dumps``."""
     return _DEFAULT_INITIALIZERS.get(operator, {})

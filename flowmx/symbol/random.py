@@ -1,7 +1,8 @@
-"""``mx.sym.random``: symbols of random numbers, drawn anew in every forward.
+"""``mx.sym.random``: symbols of random numbers, drawn again in each forward pass.
 
-Parameters may be numbers, or symbols, which then get a block of samples for each of their elements. ``name`` and
-``attr`` are those of every operator. ``uniform_like(data)`` and its kin draw in the shape and dtype of a symbol.
+Parameters may be numbers, or symbols, which then yield a block of samples for each of their elements. ``name`` and
+``attr`` work as for every operator. ``uniform_like(data)`` and similar functions draw in the shape and dtype of a
+symbol.
 """
 
 from __future__ import annotations
@@ -21,43 +22,43 @@ Number = float | Symbol
 
 
 def _draw(name: str, numbers: dict[str, Any], shape: Any, dtype: Any, kwargs: dict[str, Any]) -> Symbol:
-    """Compose ``_random_NAME`` of numbers, ``_sample_NAME`` of symbols."""
+    """Compose ``_random_NAME`` of numbers, or ``_sample_NAME`` of symbols."""
     symbols = [isinstance(value, Symbol) for value in numbers.values()]
     if any(symbols) and not all(symbols):
-        given = ", ".join(f"{key} is {type(value).__name__}" for key, value in numbers.items())
-        raise ArgumentTypeError(f"random.{name}: {given}; expected numbers, or symbols for all of them")
-    made = {"shape": shape, "dtype": dtype}
-    known = {key: value for key, value in made.items() if value is not None}
-    return call(f"_{'sample' if any(symbols) else 'random'}_{name}", tuple(numbers.values()), {**known, **kwargs})
+        types = ", ".join(f"{key} is {type(value).__name__}" for key, value in numbers.items())
+        raise ArgumentTypeError(f"random.{name}: {types}; expected numbers, or symbols for all of them")
+    parameters = {key: value for key, value in (("shape", shape), ("dtype", dtype)) if value is not None}
+    operator = f"_{'sample' if any(symbols) else 'random'}_{name}"
+    return call(operator, tuple(numbers.values()), {**parameters, **kwargs})
 
 
 def uniform(low: Number = 0, high: Number = 1, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
-    """Uniform numbers from ``low`` up to ``high``."""
+    """Draw uniform numbers from ``low`` up to ``high``."""
     return _draw("uniform", {"low": low, "high": high}, shape, dtype, kwargs)
 
 
 def normal(loc: Number = 0, scale: Number = 1, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
-    """Normal numbers of mean ``loc`` and standard deviation ``scale``."""
+    """Draw normal numbers with mean ``loc`` and standard deviation ``scale``."""
     return _draw("normal", {"loc": loc, "scale": scale}, shape, dtype, kwargs)
 
 
 def randn(*shape: int, loc: Number = 0, scale: Number = 1, dtype: Any = None, **kwargs: Any) -> Symbol:
-    """Normal numbers, the shape given as arguments: ``randn(2, 3)``."""
+    """Draw normal numbers, with the shape as arguments: ``randn(2, 3)``."""
     return normal(loc, scale, shape or kwargs.pop("shape", None), dtype, **kwargs)
 
 
 def poisson(lam: Number = 1, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
-    """Poisson numbers of mean ``lam``."""
+    """Draw Poisson numbers with mean ``lam``."""
     return _draw("poisson", {"lam": lam}, shape, dtype, kwargs)
 
 
 def exponential(scale: Number = 1, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
-    """Exponential numbers of mean ``scale``."""
+    """Draw exponential numbers with mean ``scale``."""
     return _draw("exponential", {"lam": 1.0 / scale}, shape, dtype, kwargs)
 
 
 def gamma(alpha: Number = 1, beta: Number = 1, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
-    """Gamma numbers of shape ``alpha`` and scale ``beta``."""
+    """Draw gamma numbers with shape ``alpha`` and scale ``beta``."""
     return _draw("gamma", {"alpha": alpha, "beta": beta}, shape, dtype, kwargs)
 
 
@@ -69,27 +70,27 @@ def negative_binomial(k: Number = 1, p: Number = 1, shape: Any = None, dtype: An
 def generalized_negative_binomial(
     mu: Number = 1, alpha: Number = 1, shape: Any = None, dtype: Any = None, **kwargs: Any
 ) -> Symbol:
-    """Poisson numbers of mean ``mu`` and dispersion ``alpha``."""
+    """Draw Poisson numbers with mean ``mu`` and dispersion ``alpha``."""
     return _draw("generalized_negative_binomial", {"mu": mu, "alpha": alpha}, shape, dtype, kwargs)
 
 
 def multinomial(data: Symbol, shape: Any = None, get_prob: bool = True, dtype: Any = "int32", **kwargs: Any) -> Symbol:
-    """Class numbers drawn with the probabilities along the last axis of ``data``.
+    """Draw class numbers with the probabilities along the last axis of ``data``.
 
-    With ``get_prob`` (the default, unlike in ``mx.nd.random``) also the logarithms of their probabilities, through
-    which gradients flow.
+    With ``get_prob`` (the default, unlike in ``mx.nd.random``) also return the logarithms of their probabilities,
+    through which gradients flow.
     """
-    given = {"shape": shape, "get_prob": get_prob, "dtype": dtype, **kwargs}
-    return call("_sample_multinomial", (data,), given)
+    parameters = {"shape": shape, "get_prob": get_prob, "dtype": dtype, **kwargs}
+    return call("_sample_multinomial", (data,), parameters)
 
 
 def shuffle(data: Symbol, **kwargs: Any) -> Symbol:
-    """The data in random order along the first axis."""
+    """Shuffle the data along the first axis."""
     return call("_shuffle", (data,), kwargs)
 
 
 def randint(low: Any, high: Any, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
-    """Uniform integers from ``low`` to ``high`` - 1, int32 by default; of numbers only."""
+    """Draw uniform integers from ``low`` to ``high`` - 1 (default: int32), for numbers only."""
     for key, value in (("low", low), ("high", high)):
         if isinstance(value, Symbol):
             raise TypeError(f"random.randint: {key} is a Symbol, expected a number")

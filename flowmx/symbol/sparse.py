@@ -1,6 +1,6 @@
-"""``mx.sym.sparse``: the operators that know sparse storage, as functions on symbols.
+"""``mx.sym.sparse``: the operators with sparse implementations, as functions on symbols.
 
-Those of ``mx.sym`` know it too: MXNet lists them under both names.
+The same functions in ``mx.sym`` use them too: MXNet lists them under both names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Data sets that come in archives."""
+"""Downloads of datasets in archives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 import zipfile
 from pathlib import Path
 
-from flowmx.test_utils.files import download
+from flowmx.test_utils.datasets import download
 
 __all__ = ["get_bz2_data", "get_cifar10", "get_zip_data"]
 
@@ -16,11 +16,11 @@ Folder = str | os.PathLike[str]
 
 
 def get_zip_data(data_dir: Folder, url: str, data_origin_name: str) -> None:
-    """Fetch a zip archive and unpack it beside itself, unless the archive is there.
+    """Download a zip archive and extract it into its folder, unless the archive exists.
 
     Args:
         data_dir: the folder.
-        url: where the archive is.
+        url: URL of the archive.
         data_origin_name: its name in the folder.
     """
     archive = Path(data_dir, data_origin_name)
@@ -32,12 +32,12 @@ def get_zip_data(data_dir: Folder, url: str, data_origin_name: str) -> None:
 
 
 def get_bz2_data(data_dir: Folder, data_name: str, url: str, data_origin_name: str) -> None:
-    """Fetch a file that is compressed with bzip2 and uncompress it, unless that is there; nothing else stays.
+    """Download and decompress a bzip2 file, unless the result exists; remove the compressed file.
 
     Args:
         data_dir: the folder.
-        data_name: the name of what is in it.
-        url: where the compressed file is.
+        data_name: name of the decompressed file.
+        url: URL of the compressed file.
         data_origin_name: its name in the folder.
     """
     compressed, plain = Path(data_dir, data_origin_name), Path(data_dir, data_name)
@@ -50,7 +50,7 @@ def get_bz2_data(data_dir: Folder, data_name: str, url: str, data_origin_name: s
 
 
 def get_cifar10() -> None:
-    """Have CIFAR-10 as record files, ``train.rec`` and ``test.rec`` with their lists, in ``data/cifar``."""
+    """Download CIFAR-10 as ``train.rec`` and ``test.rec`` with their lists to ``data/cifar``, unless they exist."""
     names = [f"{part}.{kind}" for part in ("train", "test") for kind in ("rec", "lst")]
     if not all(Path("data", "cifar", name).exists() for name in names):
         get_zip_data("data", "http://data.mxnet.io/mxnet/data/cifar10.zip", "cifar10.zip")

@@ -14,16 +14,16 @@ from flowmx.test_utils.tolerance import Numbers, on_host
 __all__ = ["chi_square_check", "gen_buckets_probs_with_ppf", "mean_check", "var_check", "verify_generator"]
 
 Generator = Callable[[int], Any]
-"""Makes so many random numbers."""
+"""Returns an array of the requested number of random numbers."""
 
 
 def gen_buckets_probs_with_ppf(
     ppf: Callable[[float], float], nbuckets: int
 ) -> tuple[list[tuple[float, float]], list[float]]:
-    """Ranges of equal probability, and these probabilities, from a distribution's quantile function.
+    """Return ranges of equal probability, and the probabilities, from a distribution's quantile function.
 
     Raises:
-        ValueError: no range at all.
+        ValueError: ``nbuckets`` is less than 1.
     """
     if nbuckets < 1:
         raise ValueError(f"gen_buckets_probs_with_ppf: nbuckets is {nbuckets}, expected at least 1")
@@ -32,52 +32,52 @@ def gen_buckets_probs_with_ppf(
 
 
 def mean_check(generator: Generator, mu: float, sigma: float, nsamples: int = 1000000) -> bool:
-    """Tell whether the mean of a sample is within three standard errors of ``mu``."""
-    found = on_host(generator(nsamples)).mean(dtype=np.float64)
-    return bool(abs(found - mu) < 3 * sigma / np.sqrt(nsamples))
+    """Return whether the mean of a sample is within three standard errors of ``mu``."""
+    mean = on_host(generator(nsamples)).mean(dtype=np.float64)
+    return bool(abs(mean - mu) < 3 * sigma / np.sqrt(nsamples))
 
 
 def var_check(generator: Generator, sigma: float, nsamples: int = 1000000) -> bool:
-    """Tell whether the variance of a normal sample is within three standard errors of ``sigma**2``."""
-    found = on_host(generator(nsamples)).var(ddof=1, dtype=np.float64)
-    return bool(abs(found - sigma**2) < 3 * np.sqrt(2 * sigma**4 / (nsamples - 1)))
+    """Return whether the variance of a normal sample is within three standard errors of ``sigma**2``."""
+    variance = on_host(generator(nsamples)).var(ddof=1, dtype=np.float64)
+    return bool(abs(variance - sigma**2) < 3 * np.sqrt(2 * sigma**4 / (nsamples - 1)))
 
 
 def chi_square_check(
     generator: Generator, buckets: Sequence[Any], probs: Sequence[float], nsamples: int = 1000000
 ) -> tuple[float, Numbers, Numbers]:
-    """Compare how often numbers fall into ranges, or are of certain values, with how often they should.
+    """Compare the frequencies of random numbers in buckets with their expected frequencies.
 
     Args:
-        generator: makes so many random numbers.
-        buckets: ranges, as pairs in growing order, or values.
-        probs: the probability of each.
-        nsamples: the number of samples.
+        generator: returns an array of random numbers.
+        buckets: ranges, as pairs in increasing order, or values.
+        probs: probabilities of the buckets.
+        nsamples: number of samples.
 
     Returns:
-        the p-value of the chi-square test, the counts, and the expected ones.
+        the p-value of the chi-square test, the counts, and the expected counts.
 
     Raises:
-        ValueError: there are not as many probabilities as buckets.
+        ValueError: the numbers of probabilities and buckets differ.
     """
     if len(buckets) != len(probs):
         raise ValueError(f"chi_square_check: {len(probs)} probs for {len(buckets)} buckets")
     counts = _counts(on_host(generator(nsamples)).ravel(), buckets)
     expected = np.asarray(probs, np.float64) * nsamples
     inside = counts.sum()
-    if inside != nsamples:  # what falls into no bucket counts, as a bucket of its own
+    if inside != nsamples:  # count the numbers outside of all buckets as another bucket
         counts = np.append(counts, nsamples - inside)
         expected = np.append(expected, max(nsamples - expected.sum(), 1e-6))
     expected *= nsamples / expected.sum()
     distance = float(((counts - expected) ** 2 / expected).sum())
-    return _above((len(counts) - 1) / 2, distance / 2), counts[: len(buckets)], expected[: len(buckets)]
+    return _gamma_tail((len(counts) - 1) / 2, distance / 2), counts[: len(buckets)], expected[: len(buckets)]
 
 
-def _above(shape: float, x: float) -> float:
-    """The share of a gamma distribution that lies above a value: one minus its series."""
+def _gamma_tail(shape: float, x: float) -> float:
+    """Return the upper tail probability of a gamma distribution: one minus its series."""
     if x <= 0:
         return 1.0
-    if x > 20 * shape + 200:  # less than any double that is not 0 is left
+    if x > 20 * shape + 200:  # the tail is smaller than the smallest positive double
         return 0.0
     term = total = 1 / shape
     n = shape
@@ -98,26 +98,26 @@ def verify_generator(
     generator: Generator, buckets: Sequence[Any], probs: Sequence[float], nsamples: int = 1000000, nrepeat: int = 5,
     success_rate: float = 0.2, alpha: float = 0.05,
 ) -> list[float]:  # fmt: skip
-    """Repeat :func:`chi_square_check`; returns the p-values.
+    """Repeat :func:`chi_square_check` and return the p-values.
 
     Args:
-        generator: makes so many random numbers.
-        buckets: ranges, as pairs in growing order, or values.
-        probs: the probability of each.
-        nsamples: the number of samples in each repetition.
-        nrepeat: the number of repetitions.
-        success_rate: the share of these that must have a p-value above ``alpha``.
-        alpha: see there.
+        generator: returns an array of random numbers.
+        buckets: ranges, as pairs in increasing order, or values.
+        probs: probabilities of the buckets.
+        nsamples: number of samples per repetition.
+        nrepeat: number of repetitions.
+        success_rate: required fraction of repetitions with a p-value above ``alpha``.
+        alpha: threshold of the p-values.
 
     Raises:
-        AssertionError: fewer have.
+        AssertionError: too few p-values are above ``alpha``.
     """
-    found = [chi_square_check(generator, buckets, probs, nsamples) for _ in range(nrepeat)]
-    values = [value for value, _, _ in found]
+    results = [chi_square_check(generator, buckets, probs, nsamples) for _ in range(nrepeat)]
+    values = [value for value, _, _ in results]
     if sum(value > alpha for value in values) < nrepeat * success_rate:
-        _, counts, expected = found[-1]
+        _, counts, expected = results[-1]
         raise AssertionError(
-            f"the numbers are not distributed so: the p-values are {values}, and at least {success_rate:.0%} must be "
-            f"above {alpha}; the last counts {counts.tolist()}, expected {expected.round(1).tolist()} for {buckets}"
+            f"the distribution differs: the p-values are {values}, expected at least {success_rate:.0%} above {alpha}; "
+            f"the last counts are {counts.tolist()}, expected {expected.round(1).tolist()} for {buckets}"
         )
     return values

@@ -1,4 +1,4 @@
-"""Tolerances of comparisons by dtype: MXNet's numbers."""
+"""Tolerances of comparisons by dtype, with MXNet's defaults."""
 
 from __future__ import annotations
 
@@ -24,68 +24,68 @@ _ABSOLUTE = {"float16": 1e-1, "bfloat16": 1e-1, "float32": 1e-3, "float64": 1e-2
 _STEPS = {"float16": 2.0**-6, "float32": 2.0**-9, "float64": 2.0**-14}
 
 
-def _table(known: Mapping[str, float]) -> dict[np.dtype[Any], float]:
-    from ml_dtypes import bfloat16  # gives NumPy the name
+def _table(values: Mapping[str, float]) -> dict[np.dtype[Any], float]:
+    from ml_dtypes import bfloat16  # registers the name in NumPy
 
-    named = {name: np.dtype(bfloat16 if name == "bfloat16" else name) for name in (*known, *_EXACT)}
-    return {dtype: known.get(name, 0.0) for name, dtype in named.items()}
+    dtypes = {name: np.dtype(bfloat16 if name == "bfloat16" else name) for name in (*values, *_EXACT)}
+    return {dtype: values.get(name, 0.0) for name, dtype in dtypes.items()}
 
 
 def default_rtols() -> dict[np.dtype[Any], float]:
-    """The relative tolerance of each dtype."""
+    """Return the relative tolerances by dtype."""
     return _table(_RELATIVE)
 
 
 def default_atols() -> dict[np.dtype[Any], float]:
-    """The absolute tolerance of each dtype."""
+    """Return the absolute tolerances by dtype."""
     return _table(_ABSOLUTE)
 
 
 def default_numeric_eps() -> dict[np.dtype[Any], float]:
-    """The step of finite differences in each dtype: powers of two, so that adding one loses no bits."""
+    """Return the steps of finite differences by dtype: powers of two, which are added without rounding."""
     return {np.dtype(name): step for name, step in _STEPS.items()}
 
 
 def default_dtype() -> type[np.float32]:
-    """The dtype of arrays that tests make without saying which."""
+    """Return the default dtype of arrays in tests."""
     return np.float32
 
 
 def effective_dtype(dat: Any) -> np.dtype[Any]:
-    """The dtype that decides about the tolerance of an array."""
+    """Return the dtype that determines the tolerance of an array."""
     return np.dtype(dat.dtype) if hasattr(dat, "dtype") else np.asarray(dat).dtype
 
 
 def get_tolerance(dat: Any, tol: Tolerance, default_tol: Mapping[np.dtype[Any], float]) -> float:
-    """A number as it is; otherwise that of the array's dtype, in a table given or the default one."""
+    """Return a number unchanged; otherwise look up the array's dtype in ``tol`` or the default table."""
     if isinstance(tol, int | float):
         return tol
     dtype = effective_dtype(dat)
-    given = {np.dtype(key): value for key, value in (tol or {}).items()}
-    return given.get(dtype, default_tol.get(dtype, 0.0))
+    tolerances = {np.dtype(key): value for key, value in (tol or {}).items()}
+    return tolerances.get(dtype, default_tol.get(dtype, 0.0))
 
 
 def get_tols(x: Any, y: Any, rtol: Tolerance, atol: Tolerance) -> tuple[float, float]:
-    """The relative and absolute tolerances for two arrays: of each the larger."""
-    relative = max(get_tolerance(each, rtol, default_rtols()) for each in (x, y))
-    return relative, max(get_tolerance(each, atol, default_atols()) for each in (x, y))
+    """Return the relative and absolute tolerances for two arrays, the larger of each pair."""
+    relative = max(get_tolerance(value, rtol, default_rtols()) for value in (x, y))
+    return relative, max(get_tolerance(value, atol, default_atols()) for value in (x, y))
 
 
 def get_rtol(rtol: float | None = None, dtype: Any = np.float64) -> float:
-    """A given relative tolerance, or that of a dtype."""
+    """Return ``rtol``, or the relative tolerance of a dtype."""
     return default_rtols()[np.dtype(dtype)] if rtol is None else rtol
 
 
 def get_atol(atol: float | None = None, dtype: Any = np.float64) -> float:
-    """A given absolute tolerance, or that of a dtype."""
+    """Return ``atol``, or the absolute tolerance of a dtype."""
     return default_atols()[np.dtype(dtype)] if atol is None else atol
 
 
 def get_etol(etol: float | None = None) -> float:
-    """A given share of elements that may be off, or none."""
+    """Return ``etol``, the allowed fraction of wrong elements, or 0."""
     return 0.0 if etol is None else etol
 
 
 def on_host(value: Any) -> Numbers:
-    """An array's content, or a number's, for NumPy."""
+    """Return an array or a number as a NumPy array."""
     return value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)

@@ -1,7 +1,8 @@
-"""Running a user's script inside this process, as ``python script.py`` would run it."""
+"""Runs a user's script in this process, as ``python script.py`` does."""
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import importlib.util
 import runpy
@@ -12,14 +13,18 @@ from types import TracebackType
 
 from flowmx import tracebacks
 
-__all__ = ["Ended", "run", "run_module"]
+__all__ = ["ScriptExit", "run", "run_module"]
 
 
-class Ended(Exception):
-    """A script came to its end by an error, which was shown, or by ``sys.exit`` with a status that is no success.
+_GLOBALS = {"__builtins__": builtins}
+"""Globals of a main module, whose `__builtins__` is a module instead of a dict."""
+
+
+class ScriptExit(Exception):
+    """A script ended with an error, whose traceback was printed, or with a non-zero ``sys.exit``.
 
     Attributes:
-        status: the exit status that Python would give.
+        status: the exit status.
     """
 
     def __init__(self, status: int) -> None:
@@ -28,80 +33,80 @@ class Ended(Exception):
 
 
 def run(script: Sequence[str]) -> None:
-    """Run a script; the traceback of its error is printed, and begins in it.
+    """Run a script. An error's traceback is printed, and begins in the script.
 
     Args:
-        script: its path, and its arguments.
+        script: its path and its arguments.
 
     Raises:
-        OSError: there is no such file.
-        Ended: it raised, or exited with another status than 0.
+        OSError: the file does not exist.
+        ScriptExit: the script raised, or exited with a status other than 0.
     """
     path = script[0]
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no script {path!r}")
-    with _as_main(script, Path(path).resolve().parent), _ending(path):
-        runpy.run_path(path, run_name="__main__")
+    with _as_main(script, Path(path).resolve().parent), _exit_errors(path):
+        runpy.run_path(path, _GLOBALS, "__main__")
 
 
 def run_module(name: str, arguments: Sequence[str] = ()) -> None:
-    """Run a module, as ``python -m`` does; the traceback of its error is printed, and begins in it.
+    """Run a module as ``python -m`` does. An error's traceback is printed, and begins in the module.
 
     Args:
-        name: its name; of a package, its ``__main__`` is run.
+        name: its name; for a package, its ``__main__`` is run.
         arguments: its arguments.
 
     Raises:
-        ImportError: there is no such module.
-        Ended: it raised, or exited with another status than 0.
+        ImportError: the module does not exist.
+        ScriptExit: the module raised, or exited with a status other than 0.
     """
     with _as_main(["-m", *arguments], Path.cwd()):
         path = _file_of(name)
-        with _ending(path):
-            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        with _exit_errors(path):
+            runpy.run_module(name, _GLOBALS, "__main__", alter_sys=True)
 
 
 def _file_of(name: str) -> str:
-    """The file of a module that can be run."""
-    found = importlib.util.find_spec(name)
-    if found is not None and found.submodule_search_locations is not None:
-        found = importlib.util.find_spec(f"{name}.__main__")
-    if found is None or found.origin is None:
-        raise ModuleNotFoundError(f"there is no module {name!r} that can be run", name=name)
-    return found.origin
+    """Return the file of an executable module."""
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"there is no executable module {name!r}", name=name)
+    return spec.origin
 
 
 @contextlib.contextmanager
-def _ending(path: str) -> Iterator[None]:
-    """Turn how a program ends into :class:`Ended`, where it is no success."""
+def _exit_errors(path: str) -> Iterator[None]:
+    """Convert errors and non-zero exits of a program into :class:`ScriptExit`."""
     try:
         yield
-    except SystemExit as ended:
-        _exited(ended.code)
-    except Exception as error:
+    except SystemExit as error:
+        _raise_exit(error.code)
+    except Exception as error:  # the user's script may raise anything
         tracebacks.show(type(error), error, _from_script(error.__traceback__, path))
-        raise Ended(1) from None
+        raise ScriptExit(1) from None
 
 
-def _exited(code: object) -> None:
+def _raise_exit(code: object) -> None:
     if code is None or code == 0:
         return
     if not isinstance(code, int):
         sys.stderr.write(f"{code}\n")
-    raise Ended(code if isinstance(code, int) else 1) from None
+    raise ScriptExit(code if isinstance(code, int) else 1) from None
 
 
 def _from_script(trace: TracebackType | None, path: str) -> TracebackType | None:
-    """A traceback without what stands above the script."""
-    found = trace
-    while found is not None and found.tb_frame.f_code.co_filename != path:
-        found = found.tb_next
-    return found or trace
+    """Return the traceback without the frames outside of the script."""
+    entry = trace
+    while entry is not None and entry.tb_frame.f_code.co_filename != path:
+        entry = entry.tb_next
+    return entry or trace
 
 
 @contextlib.contextmanager
 def _as_main(script: Sequence[str], folder: Path) -> Iterator[None]:
-    """Set ``sys.argv`` to a script's arguments, and put a folder first on ``sys.path``, for the time of a ``with``."""
+    """Set ``sys.argv`` to the script's arguments and prepend a folder to ``sys.path`` in the context."""
     argv, path = sys.argv, sys.path
     sys.argv, sys.path = list(script), [str(folder), *path]
     try:

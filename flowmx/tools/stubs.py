@@ -1,7 +1,7 @@
-"""Write the stubs that give generated functions and methods types and docstrings: ``python -m flowmx.tools.stubs``.
+"""Writes stubs with types and docstrings of generated functions and methods: ``python -m flowmx.tools.stubs``.
 
-Each stub lies beside the module that it describes. They are no part of the repository: setup.py makes them when flowmx
-is built or installed, ``make types`` before it checks.
+A stub is written next to the module that it describes. Stubs are not in the repository: setup.py writes them when
+flowmx is built or installed, and ``make types`` before type checking.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flowmx.ndarray import methods
 from flowmx.ops.registry.calling import METHODS
 from flowmx.ops.registry.documentation import documentation
 from flowmx.ops.registry.dtypes import DType, name_of
-from flowmx.ops.registry.operators import Operator, Shape, lookup, registered
+from flowmx.ops.registry.operators import Operator, Shape, lookup, registered_operators
 from flowmx.ops.registry.parameters import Parameter
 from flowmx.symbol import functions as sym_functions
 
@@ -49,7 +49,7 @@ _NAME = "name: str | None = None"
 
 
 def annotation(parameter: Parameter) -> str:
-    """The type of a parameter, as a stub writes it."""
+    """Return the annotation of a parameter."""
     if parameter.name == "ctx":
         return "Any"
     if parameter.choices:
@@ -60,27 +60,26 @@ def annotation(parameter: Parameter) -> str:
 
 
 def default(value: Any) -> str:
-    """A default, as a stub writes it."""
+    """Return the source of a default value."""
     if isinstance(value, np.dtype):
         return repr(name_of(value))
     return "..." if isinstance(value, float) and not np.isfinite(value) else repr(value)
 
 
 def arguments(cls: type[Operator], array: str) -> list[str]:
-    """The arguments of an operator's function: its inputs, then its parameters.
+    """Return the arguments of an operator's function: its inputs, then its parameters.
 
-    Inputs that some instances leave out have the default None. What must be given, but stands behind such
-    an argument, has ``...``.
+    Optional inputs have the default None. Required arguments after an optional one have the default ``...``.
     """
     names = (*cls.arguments, *cls.auxiliary)
-    made = []
+    result = []
     if cls.variadic or cls.traits.open_ended:
-        made.append(f"*data: {array} | Sequence[{array}]")
+        result.append(f"*data: {array} | Sequence[{array}]")
         optional = False
     else:
         optional = cls.inputs is not Operator.inputs or array == "Symbol"
         suffix = " | None = None" if optional else ""
-        made += [f"{name}: {array}{suffix}" for name in names]
+        result += [f"{name}: {array}{suffix}" for name in names]
         optional = optional and bool(names)
     for parameter in cls.parameters.values():
         if parameter.name in names:
@@ -93,87 +92,87 @@ def arguments(cls: type[Operator], array: str) -> list[str]:
             optional = optional or not (cls.variadic or cls.traits.open_ended)
         elif optional:
             text += " = ..."
-        made.append(text)
-    return made
+        result.append(text)
+    return result
 
 
-def returned(cls: type[Operator], array: str) -> str:
-    """The annotation of an operator's result: Any for arrays whose number depends on the call."""
+def return_type(cls: type[Operator], array: str) -> str:
+    """Return the annotation of an operator's result: Any if the number of arrays depends on the call."""
     return array if array == "Symbol" or cls.outputs is Operator.outputs else "Any"
 
 
-def definition(name: str, given: list[str], result: str, doc: str) -> str:
-    """A function of a stub, with its docstring."""
+def definition(name: str, args: list[str], result: str, doc: str) -> str:
+    """Return the source of a stub function with its docstring."""
     quoted = doc.replace("\\", r"\\").replace('"""', r"\"\"\"")
     body = textwrap.indent(f'"""{quoted}\n"""\n', "    ", lambda line: line != "\n")
-    return f"def {name}({', '.join(given)}) -> {result}:\n{body}\n"
+    return f"def {name}({', '.join(args)}) -> {result}:\n{body}\n"
 
 
-def written(module: ModuleType) -> str:
-    """The header, a module's own imports, and its public functions and classes, of which only docstrings are left."""
+def module_stub(module: ModuleType) -> str:
+    """Return the header, the module's imports, and its public functions and classes, reduced to their docstrings."""
     body = ast.parse(inspect.getsource(module)).body
     imports = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    declared = [*imports[1:], *_declared(body, ast.FunctionDef), *_declared(body, ast.ClassDef)]
-    return _HEADER + "".join(f"{ast.unparse(node)}\n\n" for node in declared)
+    nodes = [*imports[1:], *_declared(body, ast.FunctionDef), *_declared(body, ast.ClassDef)]
+    return _HEADER + "".join(f"{ast.unparse(node)}\n\n" for node in nodes)
 
 
 def _declared(body: list[ast.stmt], kind: type[ast.FunctionDef | ast.ClassDef]) -> list[ast.stmt]:
-    """The public functions or classes among statements, less their code."""
-    found: list[ast.stmt] = []
+    """Return the public functions or classes among statements, without their code."""
+    result: list[ast.stmt] = []
     for node in body:
         if isinstance(node, kind) and not node.name.startswith("_"):
-            within = _declared(node.body, ast.FunctionDef) if kind is ast.ClassDef else []
-            node.body = [node.body[0], *within]
-            found.append(node)
-    return found
+            methods = _declared(node.body, ast.FunctionDef) if kind is ast.ClassDef else []
+            node.body = [node.body[0], *methods]
+            result.append(node)
+    return result
 
 
 def public_names() -> list[str]:
-    """The operators that are functions of ``mx.nd`` and ``mx.sym``."""
+    """Return the names of the operators that are functions of ``mx.nd`` and ``mx.sym``."""
     return sorted(
         name
-        for name, cls in registered().items()
+        for name, cls in registered_operators().items()
         if not cls.traits.hidden and name.isidentifier() and not keyword.iskeyword(name)
     )
 
 
 def functions_stub(module: ModuleType, array: str, extra: list[str]) -> str:
-    """The stub of the functions on arrays or symbols; ``extra`` are the arguments that all of them take."""
+    """Return the stub of the functions on arrays or symbols; ``extra`` holds the common arguments."""
     names = public_names()
-    shown = [f"    {name!r},\n" for name in names if not name.startswith("_")]
-    lines = [written(module), "__all__ = [\n", *shown, "]\n\n"]
+    exported = [f"    {name!r},\n" for name in names if not name.startswith("_")]
+    lines = [module_stub(module), "__all__ = [\n", *exported, "]\n\n"]
     for name in names:
         cls = lookup(name)
-        own = [each for each in extra if each.partition(":")[0] not in cls.parameters]
-        given = [*arguments(cls, array), *([] if cls.variadic or cls.traits.open_ended else ["*"]), *own]
-        given += ["**kwargs: Any"] if cls.traits.open_ended else []
-        lines.append(definition(name, given, returned(cls, array), documentation(cls)))
+        common = [argument for argument in extra if argument.partition(":")[0] not in cls.parameters]
+        args = [*arguments(cls, array), *([] if cls.variadic or cls.traits.open_ended else ["*"]), *common]
+        args += ["**kwargs: Any"] if cls.traits.open_ended else []
+        lines.append(definition(name, args, return_type(cls, array), documentation(cls)))
     return "".join(lines)
 
 
 def methods_stub() -> str:
-    """The stub of the methods of arrays that are operators."""
-    lines = [written(methods)]
+    """Return the stub of the array methods that are operators."""
+    lines = [module_stub(methods)]
     for name in METHODS:
         cls = lookup(name)
-        given = ["self", *arguments(cls, "NDArray")[1:], "*", _OUT]
-        made = definition(name, given, returned(cls, "NDArray"), documentation(cls, is_method=True))
-        lines.append(textwrap.indent(made, "    "))
+        args = ["self", *arguments(cls, "NDArray")[1:], "*", _OUT]
+        source = definition(name, args, return_type(cls, "NDArray"), documentation(cls, is_method=True))
+        lines.append(textwrap.indent(source, "    "))
     return "".join(lines)
 
 
 def stubs() -> dict[Path, str]:
-    """Every stub's path and content."""
-    made = {
+    """Return the paths and contents of all stubs."""
+    contents = {
         nd_functions: functions_stub(nd_functions, "NDArray", [_OUT, _NAME]),
         methods: methods_stub(),
         sym_functions: functions_stub(sym_functions, "Symbol", [_NAME, "attr: dict[str, str] | None = None"]),
     }
-    return {Path(module.__file__ or "").with_suffix(".pyi"): text for module, text in made.items()}
+    return {Path(module.__file__ or "").with_suffix(".pyi"): text for module, text in contents.items()}
 
 
 def main() -> None:
-    """Write the stubs that are not current."""
+    """Write the stubs that have changed."""
     for path, text in stubs().items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")

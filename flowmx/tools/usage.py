@@ -1,4 +1,4 @@
-"""The command line's common parts: format of the help, parsing of shapes, exit statuses."""
+"""Common parts of the commands: the format of the help, parsing of shapes, exit statuses."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ __all__ = ["EXITS", "FAILED", "FINE", "INTERRUPTED", "USAGE", "fixed_sizes", "pa
 
 FINE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
-EXITS = {FINE: "it was done", FAILED: "it failed; the error output says why", USAGE: "the arguments are wrong"}
-"""The exit statuses of a command that says nothing else."""
+EXITS = {FINE: "success", FAILED: "failure; the error output has the reason", USAGE: "invalid arguments"}
+"""The default exit statuses of commands."""
 
 
 def parser(
     name: str, about: str, examples: Sequence[str] = (), exits: Mapping[int, str] | None = None,
     usage: str | None = None,
 ) -> argparse.ArgumentParser:  # fmt: skip
-    """The parser of a command, whose help ends with examples and the meaning of the exit statuses.
+    """Return the parser of a command. Its help ends with examples and the meaning of exit statuses.
 
     Args:
-        name: of the command.
-        about: a sentence or two.
+        name: name of the command.
+        about: a description of one or two sentences.
         examples: command lines, without ``flowmx`` and the name.
-        exits: the meanings of exit statuses, in addition to (or instead of) the usual ones.
-        usage: the first line of the help, where argparse's own would be hard to read.
+        exits: meanings of exit statuses, in addition to or instead of the default ones.
+        usage: the usage line, if argparse's would be hard to read.
     """
-    lines = ["examples:", *(f"  flowmx {name} {each}".rstrip() for each in examples), ""] if examples else []
+    lines = ["examples:", *(f"  flowmx {name} {example}".rstrip() for example in examples), ""] if examples else []
     statuses = {**EXITS, **(exits or {})}
     lines += ["exit status:", *(f"  {status:<4} {meaning}" for status, meaning in sorted(statuses.items()))]
     return argparse.ArgumentParser(
@@ -38,14 +38,14 @@ def parser(
 
 
 def port(text: str) -> int:
-    """A port's number, for argparse's ``type``; larger ones would be taken for others."""
+    """Parse a port, for argparse's ``type``."""
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r}, expected a number from 0 to 65535")
     return int(text)
 
 
 def sizes(text: str) -> tuple[int | None, ...]:
-    """``3,32,?`` as ``(3, 32, None)``, for argparse's ``type``."""
+    """Parse ``3,32,?`` as ``(3, 32, None)``, for argparse's ``type``."""
     try:
         return tuple(None if part.strip() == "?" else int(part) for part in text.split(",") if part.strip())
     except ValueError:
@@ -53,25 +53,25 @@ def sizes(text: str) -> tuple[int | None, ...]:
 
 
 def fixed_sizes(text: str) -> tuple[int, ...]:
-    """``3,32,32`` as ``(3, 32, 32)``, for argparse's ``type``."""
-    found = sizes(text)
-    if None in found:
+    """Parse ``3,32,32`` as ``(3, 32, 32)``, for argparse's ``type``."""
+    result = sizes(text)
+    if None in result:
         raise argparse.ArgumentTypeError(f"{text!r}, expected numbers such as 3,32,32")
-    return tuple(size for size in found if size is not None)
+    return tuple(size for size in result if size is not None)
 
 
-def shapes(given: Sequence[str] | None) -> Any:
-    """Parse ``--shape``, given once or once per input: a tuple, a dict by input name, or None where it is not given.
+def shapes(options: Sequence[str] | None) -> Any:
+    """Parse the ``--shape`` options: return a tuple, a dict by input name, or None without options.
 
     Raises:
-        ValueError: they are no sizes.
+        ValueError: a shape is invalid.
     """
-    if not given:
+    if not options:
         return None
     try:
-        if len(given) == 1 and "=" not in given[0]:
-            return sizes(given[0])
-        pairs = [each.partition("=") for each in given]
-        return {name.strip(): sizes(each) for name, _, each in pairs}
+        if len(options) == 1 and "=" not in options[0]:
+            return sizes(options[0])
+        pairs = [option.partition("=") for option in options]
+        return {name.strip(): sizes(text) for name, _, text in pairs}
     except argparse.ArgumentTypeError as error:
         raise ValueError(f"--shape: {error}") from None

@@ -1,4 +1,4 @@
-"""Learning curves: metrics over the batches and epochs of a training, drawn as SVG without matplotlib."""
+"""Learning curves: metrics over batches and epochs, drawn as SVG without matplotlib."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["Curves"]
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 460, 200, 56, 26, 26, 12
 _COLOURS = ("#2980b9", "#e67e22", "#27ae60", "#c0392b", "#8e44ad", "#7f8c8d")
 _POINTS = 400
-"""Most points of a curve that are drawn."""
+"""The maximum number of points drawn per curve."""
 
 Points = list[tuple[float, float]]
 
 
 class Curves:
-    """Curves of metrics, which grow as a training goes on; a notebook shows them, live where it can.
+    """Curves of metrics that grow during training. A notebook displays and updates them.
 
     Attributes:
         values: by metric and curve (``train``, ``validation``), the points (epochs done, value).
@@ -34,65 +34,65 @@ class Curves:
     """
 
     def __init__(self, batches: int | None = None) -> None:
-        """Begin with no points.
+        """Create empty curves.
 
         Args:
-            batches: of an epoch; without it, each epoch's last batch alone is a point.
+            batches: the number of batches per epoch; without it only the last batch of an epoch is a point.
         """
         self.values: dict[str, dict[str, Points]] = {}
         self._batches = batches
-        self._shown: Any = None
+        self._display: Any = None
 
     def log(self, name: str, value: float, epochs: float, curve: str = "train") -> None:
         """Add a point.
 
         Args:
-            name: of the metric.
-            value: of it; one that is not finite is left out.
-            epochs: the number of epochs done, such as 1.5.
+            name: the name of the metric.
+            value: its value; values that are not finite are dropped.
+            epochs: the number of completed epochs, such as 1.5.
             curve: the name of the curve.
         """
         if math.isfinite(value):
             self.values.setdefault(name, {}).setdefault(curve, []).append((float(epochs), float(value)))
 
     def batch(self, param: Any) -> None:
-        """A ``batch_end_callback``."""
+        """Add the metrics of a batch (a ``batch_end_callback``)."""
         if self._batches is None:
-            place, replaced = float(param.epoch + 1), True
+            epochs, replaces = float(param.epoch + 1), True
         else:
-            place, replaced = param.epoch + (param.nbatch + 1) / self._batches, False
+            epochs, replaces = param.epoch + (param.nbatch + 1) / self._batches, False
         for name, value in _read(param.eval_metric):
             points = self.values.setdefault(name, {}).setdefault("train", [])
-            if replaced and points and points[-1][0] == place:
+            if replaces and points and points[-1][0] == epochs:
                 points.pop()
-            points.append((place, float(value)))
+            points.append((epochs, float(value)))
         if self._batches is not None and param.nbatch + 1 == self._batches:
             self.show()
 
     def evaluated(self, param: Any) -> None:
-        """An ``eval_end_callback``."""
+        """Add the metrics of an evaluation (an ``eval_end_callback``)."""
         for name, value in _read(param.eval_metric):
             self.log(name, value, param.epoch + 1, "validation")
         self.show()
 
     def show(self) -> None:
-        """Show the curves in a notebook, in the place where they are already; nothing elsewhere."""
+        """Display or update the curves in a notebook; do nothing elsewhere."""
         display = getattr(sys.modules.get("IPython.display"), "display", None)
         if display is None:
             return
-        if self._shown is None:
-            self._shown = display(self, display_id=True)
+        if self._display is None:
+            self._display = display(self, display_id=True)
         else:
-            self._shown.update(self)
+            self._display.update(self)
 
     def save(self, path: Any) -> None:
-        """Write them to a file, ``.svg``."""
+        """Write the curves to an ``.svg`` file."""
         from flowmx.serialization.atomic import replace_file
 
         replace_file(path, [self.svg().encode()])
 
     def svg(self) -> str:
-        """All of them, one below the other."""
+        """Return an SVG image of all metrics, one below the other."""
         parts = [
             f'<g transform="translate(0,{i * _HEIGHT})">{_panel(name, curves)}</g>'
             for i, (name, curves) in enumerate(self.values.items())
@@ -109,13 +109,13 @@ class Curves:
 
 
 def _read(metric: Any) -> Iterable[tuple[str, float]]:
-    found = [] if metric is None else metric.get_name_value()
-    return [(name, value) for name, value in found if math.isfinite(value)]
+    pairs = [] if metric is None else metric.get_name_value()
+    return [(name, value) for name, value in pairs if math.isfinite(value)]
 
 
 def _panel(name: str, curves: dict[str, Points]) -> str:
-    everything = [point for points in curves.values() for point in points]
-    (left, right), (low, high) = _range([x for x, _ in everything], 0), _range([y for _, y in everything])
+    all_points = [point for points in curves.values() for point in points]
+    (left, right), (low, high) = _range([x for x, _ in all_points], 0), _range([y for _, y in all_points])
 
     def place(x: float, y: float) -> str:
         across = _LEFT + (x - left) / (right - left) * (_WIDTH - _LEFT - _RIGHT)
@@ -124,8 +124,8 @@ def _panel(name: str, curves: dict[str, Points]) -> str:
 
     lines = [_axes(name, (left, right), (low, high))]
     for points, colour in zip(curves.values(), cycle(_COLOURS), strict=False):
-        drawn = " ".join(place(*point) for point in _thinned(points))
-        lines.append(f'<polyline points="{drawn}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
+        path = " ".join(place(*point) for point in _subsample(points))
+        lines.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
         x, _, y = place(*points[-1]).partition(",")
         lines.append(f'<circle cx="{x}" cy="{y}" r="2.5" fill="{colour}"/>')
     return "".join([*lines, *_legend(curves)])
@@ -138,8 +138,10 @@ def _axes(name: str, across: tuple[float, float], upwards: tuple[float, float]) 
         (_LEFT - 6, bottom + 4, "end", f"{upwards[0]:.4g}"), (_LEFT, bottom + 16, "middle", f"{across[0]:.4g}"),
         (_WIDTH - _RIGHT, bottom + 16, "end", f"{across[1]:.4g} epochs"),
     ]  # fmt: skip
-    shown = "".join(f'<text x="{x}" y="{y}" text-anchor="{at}" fill="gray">{escape(t)}</text>' for x, y, at, t in texts)
-    return f'<path d="M{_LEFT} {_TOP}V{bottom}H{_WIDTH - _RIGHT}" fill="none" stroke="gray"/>{shown}'
+    labels = "".join(
+        f'<text x="{x}" y="{y}" text-anchor="{at}" fill="gray">{escape(t)}</text>' for x, y, at, t in texts
+    )
+    return f'<path d="M{_LEFT} {_TOP}V{bottom}H{_WIDTH - _RIGHT}" fill="none" stroke="gray"/>{labels}'
 
 
 def _legend(curves: dict[str, Points]) -> list[str]:
@@ -156,7 +158,7 @@ def _range(values: Sequence[float], first: float | None = None) -> tuple[float, 
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-def _thinned(points: Points) -> Points:
-    """Thin a curve to at most so many points; the last one is kept."""
+def _subsample(points: Points) -> Points:
+    """Subsample a curve to at most ``_POINTS`` points, including the last one."""
     step = math.ceil(len(points) / _POINTS)
     return points if step <= 1 else [*points[:-1:step], points[-1]]

@@ -1,4 +1,4 @@
-"""Graphs in graphviz's language and as SVG, for where its package or its program is not installed."""
+"""Graphs in graphviz's language and as SVG, without the graphviz package or program."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from flowmx.serialization.atomic import replace_file
 
 
 class Dot:
-    """A drawing in graphviz's language, and as SVG, where graphviz is not installed. Notebooks show it.
+    """A drawing in graphviz's language and as SVG, used if graphviz is not installed. Notebooks display it.
 
     Args:
-        name: the graph's name.
-        format: of the files that graphviz would write.
-        picture: makes the SVG.
+        name: the name of the graph.
+        format: the format of graphviz's files.
+        picture: a function that returns the SVG.
 
     Attributes:
         name: the graph's name.
@@ -30,28 +30,28 @@ class Dot:
 
     @property
     def source(self) -> str:
-        """The text, as the program ``dot`` reads it."""
-        return "\n".join([f"digraph {_quoted(self.name)} {{", *self._lines, "}", ""])
+        """The text in the language of the program ``dot``."""
+        return "\n".join([f"digraph {_quote(self.name)} {{", *self._lines, "}", ""])
 
     def node(self, name: str, label: str, **attributes: str) -> None:
         """Add a node."""
-        self._lines.append(f"\t{_quoted(name)}{_listed({'label': label, **attributes})}")
+        self._lines.append(f"\t{_quote(name)}{_attribute_list({'label': label, **attributes})}")
 
     def edge(self, tail_name: str, head_name: str, **attributes: str) -> None:
         """Add an edge."""
-        self._lines.append(f"\t{_quoted(tail_name)} -> {_quoted(head_name)}{_listed(attributes)}")
+        self._lines.append(f"\t{_quote(tail_name)} -> {_quote(head_name)}{_attribute_list(attributes)}")
 
     def save(self, filename: str | Path | None = None) -> str:
-        """Write the text to a file (default: the name with ``.gv``); returns its path."""
+        """Write the text to a file (default: the name with ``.gv``) and return its path."""
         path = str(filename or f"{self.name}.gv")
         replace_file(path, [self.source.encode()])
         return path
 
     def render(self, filename: str | Path | None = None, *_: Any, **__: Any) -> str:
-        """Write the picture to a file, as SVG whatever the format: other formats take graphviz's program.
+        """Write the drawing to an SVG file. Other formats need graphviz's program.
 
         Args:
-            filename: its name, to which ``.svg`` is added where it has not that ending; default: the drawing's name.
+            filename: its name, to which ``.svg`` is appended if missing; by default the name of the drawing.
 
         Returns:
             the path of the file.
@@ -61,20 +61,20 @@ class Dot:
         replace_file(path, [self._repr_svg_().encode()])
         return path
 
-    def view(self, *given: Any, **options: Any) -> str:
-        """As :meth:`render`: no viewer is opened."""
-        return self.render(*given, **options)
+    def view(self, *args: Any, **options: Any) -> str:
+        """As :meth:`render`; no viewer is opened."""
+        return self.render(*args, **options)
 
     def _repr_svg_(self) -> str:
-        """The picture that notebooks show."""
+        """Return the SVG that notebooks display."""
         return self._picture()
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n")):
         text = text.replace(plain, escaped)
     return f'"{text}"'
 
 
-def _listed(attributes: Mapping[str, str]) -> str:
-    return f" [{' '.join(f'{key}={_quoted(value)}' for key, value in attributes.items())}]"
+def _attribute_list(attributes: Mapping[str, str]) -> str:
+    return f" [{' '.join(f'{key}={_quote(value)}' for key, value in attributes.items())}]"

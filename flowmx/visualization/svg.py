@@ -1,4 +1,4 @@
-"""A network as a picture without graphviz: boxes in layers from the inputs down, and lines between them."""
+"""Drawings of networks without graphviz: boxes in layers from the inputs down, connected by lines."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from flowmx.graph.node import Node
 from flowmx.symbol import Symbol
-from flowmx.visualization.common import kind
-from flowmx.visualization.drawing import colour_of, is_weight, label_of
+from flowmx.visualization.network_plot import colour_of, is_weight, label_of
+from flowmx.visualization.symbol_facts import kind
 
-__all__ = ["MOST", "network"]
+__all__ = ["MAX_BOXES", "network"]
 
-MOST = 120
-"""Boxes that are drawn; of larger networks there is no picture."""
+MAX_BOXES = 120
+"""The maximum number of boxes; larger networks are not drawn."""
 
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 150, 40, 26, 26, 12
 _LETTERS = 22
@@ -31,59 +31,59 @@ class _Box(NamedTuple):
 
 
 def network(symbol: Symbol) -> str | None:
-    """The drawing of a network as SVG, without its weights; None where it would be too large."""
-    nodes = [node for node in symbol._nodes() if not is_weight(node)]
-    return drawn(nodes) if 0 < len(nodes) <= MOST else None
+    """Draw a network without its weights as SVG, or return None if it is too large."""
+    nodes = [node for node in symbol.nodes() if not is_weight(node)]
+    return draw(nodes) if 0 < len(nodes) <= MAX_BOXES else None
 
 
-def drawn(nodes: Sequence[Node]) -> str:
-    """The drawing of some nodes of a network, in the order of a run, as SVG; at least one."""
-    boxes = _placed(_layers(nodes))
+def draw(nodes: Sequence[Node]) -> str:
+    """Draw nodes of a network, at least one, in the order of a run, as SVG."""
+    boxes = _place(_layers(nodes))
     width = max(box.x for box in boxes.values()) + _WIDTH + 3 * _MARGIN
     height = max(box.y for box in boxes.values()) + _HEIGHT + _MARGIN
-    drawn = [*_lines(nodes, boxes), *(_box(node, boxes[node]) for node in nodes)]
+    shapes = [*_lines(nodes, boxes), *(_box(node, boxes[node]) for node in nodes)]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" role="img" '
         f'aria-label="drawing of a network" viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:100%;height:auto" '
-        f'font-family="sans-serif" font-size="11">{"".join(drawn)}</svg>'
+        f'font-family="sans-serif" font-size="11">{"".join(shapes)}</svg>'
     )
 
 
 def _layers(nodes: Sequence[Node]) -> dict[int, list[Node]]:
-    """By the longest way from an input, and inputs just above who reads them first; nodes are in the order of a run."""
+    """Assign nodes to layers by the longest path from an input, and inputs to the layer above their first reader."""
     depth: dict[Node, int] = {}
     for node in nodes:
-        depth[node] = 1 + max((depth[each.node] for each in node.inputs if each.node in depth), default=-1)
+        depth[node] = 1 + max((depth[value.node] for value in node.inputs if value.node in depth), default=-1)
     readers: defaultdict[Node, list[int]] = defaultdict(list)
     for node in nodes:
         for entry in node.inputs:
             readers[entry.node].append(depth[node])
-    found: defaultdict[int, list[Node]] = defaultdict(list)
+    layers: defaultdict[int, list[Node]] = defaultdict(list)
     for node in nodes:
-        found[min(readers[node], default=1) - 1 if node.is_variable else depth[node]].append(node)
-    return found
+        layers[min(readers[node], default=1) - 1 if node.is_variable else depth[node]].append(node)
+    return layers
 
 
-def _placed(layers: Mapping[int, Sequence[Node]]) -> dict[Node, _Box]:
+def _place(layers: Mapping[int, Sequence[Node]]) -> dict[Node, _Box]:
     widest = max(len(nodes) for nodes in layers.values())
-    found = {}
+    boxes = {}
     for number, nodes in layers.items():
         left = _MARGIN + (widest - len(nodes)) * (_WIDTH + _GAP_X) / 2
         for i, node in enumerate(nodes):
-            found[node] = _Box(left + i * (_WIDTH + _GAP_X), _MARGIN + number * (_HEIGHT + _GAP_Y))
-    return found
+            boxes[node] = _Box(left + i * (_WIDTH + _GAP_X), _MARGIN + number * (_HEIGHT + _GAP_Y))
+    return boxes
 
 
 def _lines(nodes: Sequence[Node], boxes: Mapping[Node, _Box]) -> Iterator[str]:
     for node in nodes:
         for entry in node.inputs:
             if entry.node in boxes:
-                way = _way(boxes[entry.node], boxes[node], boxes.values())
-                yield f'<path d="{way}" fill="none" stroke="gray" stroke-width="1.2"/>'
+                path = _path(boxes[entry.node], boxes[node], boxes.values())
+                yield f'<path d="{path}" fill="none" stroke="gray" stroke-width="1.2"/>'
 
 
-def _way(above: _Box, below: _Box, boxes: Collection[_Box]) -> str:
-    """A line down; to the right of the boxes between where it passes layers."""
+def _path(above: _Box, below: _Box, boxes: Collection[_Box]) -> str:
+    """Return the path between two boxes, to the right of the boxes between them."""
     start, end = (above.middle, above.y + _HEIGHT), (below.middle, below.y)
     between = [box.x + _WIDTH for box in boxes if above.y < box.y < below.y]
     if not between:
@@ -97,7 +97,7 @@ def _way(above: _Box, below: _Box, boxes: Collection[_Box]) -> str:
 
 
 def _box(node: Node, box: _Box) -> str:
-    lines = [_cut(line) for line in label_of(node).split("\n")]
+    lines = [_truncate(line) for line in label_of(node).split("\n")]
     top = box.y + _HEIGHT / 2 + 4 - 7 * (len(lines) - 1)
     texts = "".join(
         f'<text x="{box.middle:.0f}" y="{top + 14 * i:.0f}" text-anchor="middle" fill="#111">{escape(line)}</text>'
@@ -110,5 +110,5 @@ def _box(node: Node, box: _Box) -> str:
     )
 
 
-def _cut(text: str) -> str:
+def _truncate(text: str) -> str:
     return text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"

@@ -1,4 +1,4 @@
-"""A network as a table, with the rows and the numbers of MXNet's."""
+"""Tables of networks with the rows and numbers of MXNet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from flowmx.graph.node import Entry, Node
 from flowmx.ops.registry.operators import Shape
 from flowmx.symbol import Symbol
-from flowmx.visualization.common import check_symbol, kind, shapes_of
+from flowmx.visualization.symbol_facts import check_symbol, kind, shapes_of
 
 _HEADER = ("Layer (type)", "Output Shape", "Param #", "Previous Layer")
 
@@ -24,7 +24,7 @@ _PARAMETERS: dict[str, Callable[[Any, int, Shape], Any]] = {
     "BatchNorm": lambda op, channels, result: 2 * result[0] if result else 0,
     "Embedding": lambda op, channels, result: op.input_dim * op.output_dim,
 }
-"""The number of parameters of a layer, from its input channels and its output shape without the batch."""
+"""Functions that count the parameters of a layer from its input channels and its output shape without the batch."""
 
 
 def print_summary(
@@ -33,50 +33,50 @@ def print_summary(
     line_length: int = 120,
     positions: Sequence[float] = (0.44, 0.64, 0.74, 1.0),
 ) -> None:
-    """Print a table of the layers: names, output shapes, numbers of parameters, and what comes before.
+    """Print a table of the layers: names, output shapes, numbers of parameters, and previous layers.
 
-    The numbers are MXNet's own, which are the true ones for chains of the usual layers and not everywhere: only
-    Convolution, FullyConnected, BatchNorm (its moving statistics left out) and Embedding are counted, without ``shape``
-    inputs count as of no width, and so do inputs other than the first variable; a FullyConnected counts the channels of
-    an image that was not flattened before it. :meth:`flowmx.sym.Symbol.memory_estimate` gives the true sizes.
+    The numbers are those of MXNet, which are only correct for chains of common layers. Only Convolution,
+    FullyConnected, BatchNorm (without its moving statistics) and Embedding are counted. Inputs have no channels without
+    ``shape``, and except for the first variable. A FullyConnected counts only the channels of an image that was not
+    flattened. :meth:`flowmx.sym.Symbol.memory_estimate` returns the correct sizes.
 
     Args:
         symbol: the network.
-        shape: shapes of inputs by name; without it no shapes are shown.
-        line_length: characters of a line.
-        positions: where the columns end, as parts of a line or in characters.
+        shape: shapes of inputs by name; without it no shapes are printed.
+        line_length: the width in characters.
+        positions: the ends of the columns, as fractions of a line or in characters.
 
     Raises:
-        TypeError: ``symbol`` is no symbol.
-        ValueError: the shapes are not enough.
+        TypeError: ``symbol`` is not a symbol.
+        ValueError: a shape cannot be inferred.
     """
     check_symbol("print_summary", symbol)
     shapes = None if shape is None else shapes_of("print_summary", symbol, shape)
     stops = [int(line_length * part) for part in positions] if positions[-1] <= 1 else [int(p) for p in positions]
-    nodes = symbol._nodes()
-    shown = {nodes[0], symbol._entries[0].node}
+    nodes = symbol.nodes()
+    listed_variables = {nodes[0], symbol.entries[0].node}
     print("_" * line_length)
     _print_row(_HEADER, stops)
     print("=" * line_length)
     total = 0
     for node in nodes:
         if not node.is_variable or node is nodes[0]:
-            before = [entry.node for entry in node.inputs if not entry.node.is_variable or entry.node in shown]
-            total += _print_layer(node, before, shapes, stops)
+            previous = [e.node for e in node.inputs if not e.node.is_variable or e.node in listed_variables]
+            total += _print_layer(node, previous, shapes, stops)
             print(("=" if node is nodes[-1] else "_") * line_length)
     print(f"Total params: {total}")
     print("_" * line_length)
 
 
 def _print_layer(
-    node: Node, before: Sequence[Node], shapes: Mapping[Entry, Shape] | None, stops: Sequence[int]
+    node: Node, previous: Sequence[Node], shapes: Mapping[Entry, Shape] | None, stops: Sequence[int]
 ) -> int:  # fmt: skip
-    """Print the rows of one layer; returns how many parameters it has."""
-    channels = sum(_sizes(each, shapes)[0] for each in before if _sizes(each, shapes))
+    """Print the rows of one layer and return its number of parameters."""
+    channels = sum(_sizes(layer, shapes)[0] for layer in previous if _sizes(layer, shapes))
     result = _sizes(node, shapes)
     count = _PARAMETERS.get(kind(node))
     parameters = 0 if count is None else int(count(node.op, channels, result))
-    names = [each.name for each in before] or [""]
+    names = [layer.name for layer in previous] or [""]
     _print_row((f"{node.name}({kind(node)})", "x".join(map(str, result)), parameters, names[0]), stops)
     for name in names[1:]:
         _print_row(("", "", "", name), stops)
@@ -91,6 +91,6 @@ def _print_row(fields: Iterable[object], stops: Sequence[int]) -> None:
 
 
 def _sizes(node: Node, shapes: Mapping[Entry, Shape] | None) -> Shape:
-    """The shape of a node's output without the batch; empty where it is unknown, or one of several numbered ones."""
-    named = node.is_variable or node.output_name(0) == f"{node.name}_output"
-    return shapes[Entry(node, 0)][1:] if shapes is not None and named else ()
+    """Return the shape of a node's output without the batch; empty if unknown or if the node has numbered outputs."""
+    has_one = node.is_variable or node.output_name(0) == f"{node.name}_output"
+    return shapes[Entry(node, 0)][1:] if shapes is not None and has_one else ()

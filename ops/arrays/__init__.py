@@ -1,1 +1,1 @@
-"""Operators on the form of arrays: their shape, their parts, the order of their elements."""
+"""Operators that create, reshape, slice, join and reorder arrays."""

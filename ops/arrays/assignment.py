@@ -1,4 +1,4 @@
-"""Arrays of which some elements are replaced: slices, rows, places named by index arrays."""
+"""Operators that replace elements of an array: a slice, rows, or the positions in index arrays."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowmx.errors import ShapeError
-from flowmx.ops.arrays.indexing import nd_rows, nd_shape, positions, whole
-from flowmx.ops.arrays.linear import Inferred, InferredTypes, bound
+from flowmx.ops.arrays.indexing import as_integers, nd_rows, nd_shape, positions
+from flowmx.ops.arrays.linear import Inferred, InferredTypes, parameters_of
 from flowmx.ops.arrays.slicing import Slice, Slices
 from flowmx.ops.nn.common import expect_rank, expect_shape
-from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.dtypes import DType, element
 from flowmx.ops.registry.operators import (
     Array,
     Operator,
     Run,
     Shape,
     ShapeOrNone,
-    described,
+    describe,
     family,
     merge,
     operator,
@@ -32,29 +32,29 @@ _STEP = "The step on each axis; None for 1, negative for backwards."
 
 
 @family
-class _OfSlice(Operator, in_place=((0, 0),)):
+class _SliceOperator(Operator, in_place=((0, 0),)):
     begin: tuple[int | None, ...] = required(_BEGIN)
     end: tuple[int | None, ...] = required(_END)
     step: tuple[int | None, ...] = option((), _STEP)
 
     def slice(self) -> Slice:
-        """The operator that takes the same slice."""
-        made = Slice.create(begin=self.begin, end=self.end, step=self.step)
-        assert isinstance(made, Slice)
-        return made
+        """Return the ``slice`` operator with the same parameters."""
+        op = Slice.create(begin=self.begin, end=self.end, step=self.step)
+        assert isinstance(op, Slice)
+        return op
 
     def part(self, x: Array) -> Array:
-        """A view of what is replaced."""
+        """Return a view of the elements to replace."""
         key: Slices = self.slice().key(x.shape)
         return x[key]
 
 
 @operator("_slice_assign", "_crop_assign")
-class SliceAssign(_OfSlice):
+class SliceAssign(_SliceOperator):
     """``lhs`` with a slice of it replaced by ``rhs``."""
 
     arguments = ("lhs", "rhs")
-    input_docs = described(
+    input_docs = describe(
         lhs="any shape, any dtype",
         rhs="the shape of the slice, the dtype of lhs",
     )
@@ -70,7 +70,7 @@ class SliceAssign(_OfSlice):
         self.part(outputs[0])[...] = inputs[1]
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        return [F.op("_slice_assign_scalar", heads[0], **bound(self)), F.slice(heads[0], **bound(self))]
+        return [F.op("_slice_assign_scalar", heads[0], **parameters_of(self)), F.slice(heads[0], **parameters_of(self))]
 
 
 @family
@@ -79,10 +79,10 @@ class _Scalar(Operator):
 
 
 @operator("_slice_assign_scalar", "_crop_assign_scalar")
-class SliceAssignScalar(_OfSlice, _Scalar):
+class SliceAssignScalar(_SliceOperator, _Scalar):
     """``data`` with a slice of it replaced by a number."""
 
-    input_docs = described(data="any shape, any dtype")
+    input_docs = describe(data="any shape, any dtype")
     output_doc = "The shape and dtype of data"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -91,30 +91,30 @@ class SliceAssignScalar(_OfSlice, _Scalar):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.copyto(outputs[0], inputs[0])
-        self.part(outputs[0])[...] = self.scalar
+        self.part(outputs[0])[...] = element(self.scalar, outputs[0].dtype)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        return [F.op("_slice_assign_scalar", heads[0], **bound(self) | {"scalar": 0.0})]
+        return [F.op("_slice_assign_scalar", heads[0], **parameters_of(self) | {"scalar": 0.0})]
 
 
 class _Indexed(Operator, in_place=((0, 0),)):
-    """The base of operators with an index array, which keeps its dtype; the other inputs have one dtype."""
+    """Base of operators with an index array of any dtype; the other inputs have the same dtype."""
 
     index = 1
     """The position of the index array."""
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
-        at = self.index
-        completed, outputs = super().infer_type([*dtypes[:at], *dtypes[at + 1 :]])
-        return [*completed[:at], dtypes[at], *completed[at:]], outputs
+        position = self.index
+        completed, outputs = super().infer_type([*dtypes[:position], *dtypes[position + 1 :]])
+        return [*completed[:position], dtypes[position], *completed[position:]], outputs
 
 
 @operator("_scatter_set_nd")
 class ScatterSetND(_Indexed):
-    """``lhs`` with the places that ``indices`` (m, ...) name replaced by the elements of ``rhs``."""
+    """``lhs`` with the elements at the coordinates ``indices`` (m, ...) replaced by those of ``rhs``."""
 
     arguments = ("lhs", "rhs", "indices")
-    input_docs = described(
+    input_docs = describe(
         lhs="`shape`, any dtype",
         rhs="(*indices.shape[1:], *shape[m:]), the dtype of lhs",
         indices="(m, ...), int or float; coordinates along the first m axes",
@@ -139,17 +139,17 @@ class ScatterSetND(_Indexed):
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         indices = inputs[2]
-        of_rhs = F.gather_nd(heads[0], indices)
-        of_lhs = F.op("_scatter_set_nd", heads[0], F.zeros_like(of_rhs), indices, shape=self.shape)
-        return [of_lhs, of_rhs, None]
+        rhs_grad = F.gather_nd(heads[0], indices)
+        lhs_grad = F.op("_scatter_set_nd", heads[0], F.zeros_like(rhs_grad), indices, shape=self.shape)
+        return [lhs_grad, rhs_grad, None]
 
 
 @operator("_contrib_index_copy")
 class IndexCopy(_Indexed):
-    """``old_tensor`` with the rows that ``index_vector`` names replaced by the rows of ``new_tensor``."""
+    """``old_tensor`` with the rows in ``index_vector`` replaced by the rows of ``new_tensor``."""
 
     arguments = ("old_tensor", "index_vector", "new_tensor")
-    input_docs = described(
+    input_docs = describe(
         old_tensor="(n, ...), any dtype",
         index_vector="(k,), int or float; row indices",
         new_tensor="(k, ...), the dtype of old_tensor",
@@ -172,13 +172,13 @@ class IndexCopy(_Indexed):
         outputs[0][positions(run.xp, index, len(old), "raise", self.name)] = new
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        of_old, of_new = F.op("_contrib_backward_index_copy", heads[0], inputs[1])
-        return [of_old, None, of_new]
+        old_grad, new_grad = F.op("_contrib_backward_index_copy", heads[0], inputs[1])
+        return [old_grad, None, new_grad]
 
 
 @operator("_contrib_backward_index_copy")
 class BackwardIndexCopy(_Indexed, hidden=True, in_place=()):
-    """A head with zeros in the rows that an index vector names, and those rows."""
+    """The head with zeros in the rows of an index vector, and those rows of the head."""
 
     arguments = ("head", "index_vector")
     output_names = ("old_tensor", "new_tensor")
@@ -199,10 +199,10 @@ class BackwardIndexCopy(_Indexed, hidden=True, in_place=()):
 
 @operator("fill_element_0index")
 class FillElement(_Indexed):
-    """A matrix with one element of each row replaced: ``lhs[i, rhs[i]] = mhs[i]`` (MXNet's older form)."""
+    """A matrix with one element of each row replaced: ``lhs[i, rhs[i]] = mhs[i]`` (MXNet's legacy form)."""
 
     arguments = ("lhs", "mhs", "rhs")
-    input_docs = described(
+    input_docs = describe(
         lhs="(n, m), any dtype",
         mhs="(n,), the dtype of lhs",
         rhs="(n,), int or float; column indices",
@@ -222,16 +222,16 @@ class FillElement(_Indexed):
         outputs[0][xp.arange(len(lhs)), positions(xp, rhs, lhs.shape[1], "raise", self.name)] = mhs
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        of_mhs = F.pick(heads[0], inputs[2], axis=1)
-        return [F.op("fill_element_0index", heads[0], F.zeros_like(of_mhs), inputs[2]), of_mhs, None]
+        mhs_grad = F.pick(heads[0], inputs[2], axis=1)
+        return [F.op("fill_element_0index", heads[0], F.zeros_like(mhs_grad), inputs[2]), mhs_grad, None]
 
 
 @operator("_onehot_encode")
 class OnehotEncode(_Indexed, in_place=((1, 0),), no_gradient=True, shapes_only=("rhs",)):
-    """Rows of ``rhs``'s shape (n, depth) with a 1 at each index of ``lhs`` (n,), else 0 (MXNet's older form)."""
+    """One-hot rows of the indices ``lhs`` (n,), in the shape (n, depth) of ``rhs`` (MXNet's legacy form)."""
 
     arguments = ("lhs", "rhs")
-    input_docs = described(
+    input_docs = describe(
         lhs="(n,), int or float; column indices",
         rhs="(n, depth), any dtype; only its shape and dtype are used",
     )
@@ -241,10 +241,12 @@ class OnehotEncode(_Indexed, in_place=((1, 0),), no_gradient=True, shapes_only=(
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         lhs, rhs = shapes
         expect_rank(self, "rhs", rhs, 2, 2)
-        both = lhs if rhs is None else merge(lhs, rhs[:1])
-        if both is False:
-            raise ShapeError(f"{self.name}: lhs has shape {lhs}, expected {rhs and rhs[:1]} as rhs has rows")
-        return [both, rhs], [rhs]
+        indices = lhs if rhs is None else merge(lhs, rhs[:1])
+        if indices is False:
+            raise ShapeError(
+                f"{self.name}: lhs has shape {lhs}, expected {rhs and rhs[:1]}, one index for each row of rhs"
+            )
+        return [indices, rhs], [rhs]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        outputs[0][...] = whole(inputs[0])[:, None] == run.xp.arange(outputs[0].shape[1])
+        outputs[0][...] = as_integers(inputs[0])[:, None] == run.xp.arange(outputs[0].shape[1])

@@ -1,6 +1,6 @@
-"""Operators whose output shapes depend on the content of their inputs.
+"""Operators whose output shapes depend on the values of their inputs.
 
-Graphs of them are not planned: hybridized blocks and executors compute them operator by operator, as the arrays come.
+Graphs with such operators are not planned: hybridized blocks and executors run them operator by operator.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from flowmx.errors import ShapeError
 from flowmx.ops.arrays.linear import Inferred, InferredTypes, shape_of
-from flowmx.ops.arrays.reshaping import axis_of
+from flowmx.ops.arrays.shape_arithmetic import axis_of
 from flowmx.ops.nn.common import expect_shape
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, operator, option
@@ -34,11 +34,13 @@ class BooleanMask(Operator, hidden=True, dynamic=True):  # mx.nd.contrib.boolean
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return dtypes, dtypes[:1]
 
-    def at_once(self, F: Any, inputs: Sequence[Any]) -> Any:
+    def compute_eagerly(self, F: Any, inputs: Sequence[Any]) -> Any:
         return F.contrib.boolean_mask(*inputs, axis=self.axis)
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        raise ShapeError(f"{self.name}: its shape follows from the content of its inputs, so it can not be planned")
+        raise ShapeError(
+            f"{self.name}: the output shape depends on the values of the inputs, so a graph with it cannot be planned"
+        )
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         data = F.op("_backward_contrib_boolean_mask", heads[0], shape_of(inputs, 0), inputs[1], axis=self.axis)
@@ -47,7 +49,7 @@ class BooleanMask(Operator, hidden=True, dynamic=True):  # mx.nd.contrib.boolean
 
 @operator("_backward_contrib_boolean_mask")
 class BackwardBooleanMask(Operator, hidden=True):
-    """Gradient of the slices, where the data had them; 0 elsewhere."""
+    """The gradient of boolean_mask: the head's slices at the positions of the mask, 0 elsewhere."""
 
     arguments = ("head", "like", "index")
     axis: int = option(0, "The axis.")

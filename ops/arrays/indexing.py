@@ -1,4 +1,4 @@
-"""Operators that pick elements by index arrays, and put them back.
+"""Operators that gather elements by index arrays, and scatter them.
 
 Index arrays may have any dtype (MXNet's are float32); they are truncated to integers.
 """
@@ -13,8 +13,8 @@ import numpy as np
 
 from flowmx.errors import IndexOutOfRange, ShapeError
 from flowmx.ops.arrays.linear import Inferred, InferredTypes, Linear, linear, shape_of
-from flowmx.ops.arrays.reshaping import axis_of, expect_elements, rebuild
-from flowmx.ops.math.reduce import wide
+from flowmx.ops.arrays.shape_arithmetic import axis_of, expect_elements, key_from_template
+from flowmx.ops.math.reduce import widen
 from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import (
     Array,
@@ -22,7 +22,7 @@ from flowmx.ops.registry.operators import (
     Run,
     Shape,
     ShapeOrNone,
-    described,
+    describe,
     merge,
     operator,
     option,
@@ -33,71 +33,78 @@ from flowmx.ops.registry.traits import BatchParts, BatchWise, Quantization
 Mode = Literal["clip", "wrap", "raise"]
 
 
-def whole(index: Array) -> Array:
-    """An index array in an integer dtype that holds any axis length: NumPy refuses comparisons beyond a dtype."""
+def as_integers(index: Array) -> Array:
+    """Return an index array in an integer dtype that holds any axis length.
+
+    NumPy refuses to compare an integer dtype with numbers outside its range.
+    """
     return index if index.dtype.kind in "iu" and index.dtype.itemsize >= 4 else index.astype(np.int64)
 
 
 def positions(xp: Any, index: Array, length: int, mode: str, name: str) -> Array:
-    """Indices as positions from 0 to ``length`` - 1; those outside go to the ends, or around, or are refused."""
-    index = whole(index)
+    """Return indices as positions from 0 to ``length`` - 1: clipped, wrapped around, or checked.
+
+    Raises:
+        IndexOutOfRange: an index is out of range in mode "raise".
+    """
+    index = as_integers(index)
     if mode == "wrap":
         return index % max(1, length)
     if mode == "clip":
-        return xp.minimum(xp.maximum(index, 0), max(0, length - 1))  # xp.clip would cost several times as much
+        return xp.minimum(xp.maximum(index, 0), max(0, length - 1))  # several times faster than xp.clip
     if index.size and not (index.min() >= 0 and index.max() < length):
         raise IndexOutOfRange(f"{name}: indices from {index.min()} to {index.max()}, expected 0 to {length - 1}")
     return index
 
 
 def add_rows(xp: Any, rows: Array, index: Array, values: Array) -> None:
-    """``rows[index[i]] += values[i]``, where positions repeat; ``rows`` are zeros."""
+    """Add ``values[i]`` to ``rows[index[i]]`` for all i; indices may repeat, and ``rows`` are zeros at first."""
     if not index.size:
         return
     if xp is not np:
         xp.add.at(rows, index, values)
         return
     order = index.argsort(kind="stable")
-    ordered = index[order]
-    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-    rows[ordered[starts]] = np.add.reduceat(wide(values)[order], starts, axis=0)
+    sorted_index = index[order]
+    starts = np.flatnonzero(np.concatenate(([True], sorted_index[1:] != sorted_index[:-1])))
+    rows[sorted_index[starts]] = np.add.reduceat(widen(values)[order], starts, axis=0)
 
 
 class _Indexed(Linear):
-    """The dtype of the first input goes to the output; index arrays keep theirs."""
+    """Base of linear operators with index arrays; outputs have the dtype of the first input."""
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return dtypes, [dtypes[0]]
 
 
-class _Picking(Operator, moves=True):
-    """Only the elements that are picked are read of a table."""
+class _TableLookup(Operator, moves=True):
+    """Base of operators that read only the picked elements of a table."""
 
     table: ClassVar[int]
-    """Which input it is."""
+    """The position of the table among the inputs."""
 
-    def bytes_read(self, inputs: Sequence[int], made: int) -> int:
-        return sum(inputs) - inputs[self.table] + min(inputs[self.table], made)
+    def bytes_read(self, inputs: Sequence[int], output_bytes: int) -> int:
+        return sum(inputs) - inputs[self.table] + min(inputs[self.table], output_bytes)
 
 
 @linear("take")
-class Take(_Picking, _Indexed, batch_wise=BatchWise.OWN):
-    """Slices of ``a`` along an axis, at the given indices: shape a[:axis] + indices + a[axis+1:]."""
+class Take(_TableLookup, _Indexed, batch_wise=BatchWise.OWN):
+    """Slices of ``a`` along an axis at the indices: shape a[:axis] + indices + a[axis+1:]."""
 
     arguments = ("a", "indices")
     table = 0
-    input_docs = described(
+    input_docs = describe(
         a="any shape, any dtype",
         indices="any shape, int or float",
     )
     output_doc = "(*a.shape[:axis], *indices.shape, *a.shape[axis + 1:]), the dtype of a"
     axis: int = option(0, "The axis.")
-    mode: Mode = option("clip", "For indices outside: clip them, wrap them around, or raise an error.")
+    mode: Mode = option("clip", "For indices out of range: clip, wrap around, or raise an error.")
 
     def batch_parts(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> BatchParts | None:
         by_index = self.axis % len(inputs[0]) == 0
         if self.traits.batch_wise is BatchWise.UNKNOWN or self.mode == "raise" or not inputs[by_index]:
-            return None  # a message on indices speaks of all of them
+            return None  # the error message gives the range of all indices
         return BatchParts((int(by_index),), (0,))
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -112,48 +119,48 @@ class Take(_Picking, _Indexed, batch_wise=BatchWise.OWN):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         a, out = inputs[0], outputs[0]
         index = positions(run.xp, inputs[1], a.shape[self.axis], self.mode, "take")
-        # Positions are in range: "clip" only spares NumPy a copy of the output.
+        # Positions are in range: mode="clip" only avoids a copy of the output in NumPy.
         if out.flags.c_contiguous and run.xp is np:
             np.take(a, index, axis=self.axis, out=out, mode="clip")
         else:
             out[...] = a.take(index, axis=self.axis)
 
-    def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
+    def apply_transpose(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
         xp = run.xp
         axis = self.axis % out.ndim
         length = out.shape[axis]
         index = positions(xp, others[0], length, self.mode, "take").ravel()
-        before, after = math.prod(out.shape[:axis]), math.prod(out.shape[axis + 1 :])
-        values = head.reshape(before, index.size, after).swapaxes(0, 1).reshape(index.size, before * after)
+        outer, inner = math.prod(out.shape[:axis]), math.prod(out.shape[axis + 1 :])
+        values = head.reshape(outer, index.size, inner).swapaxes(0, 1).reshape(index.size, outer * inner)
         out[...] = 0
-        if before == 1 and out.flags.c_contiguous:
-            add_rows(xp, out.reshape(length, after), index, values)
+        if outer == 1 and out.flags.c_contiguous:
+            add_rows(xp, out.reshape(length, inner), index, values)
             return
-        rows = xp.zeros((length, before * after), out.dtype)
+        rows = xp.zeros((length, outer * inner), out.dtype)
         add_rows(xp, rows, index, values)
-        out[...] = rows.reshape(length, before, after).swapaxes(0, 1).reshape(out.shape)
+        out[...] = rows.reshape(length, outer, inner).swapaxes(0, 1).reshape(out.shape)
 
 
 @operator("Embedding")
 class Embedding(
-    _Picking, quantized=Quantization("_contrib_quantized_embedding", real=(0,)), batch_wise=BatchWise.FIRST
+    _TableLookup, quantized=Quantization("_contrib_quantized_embedding", real=(0,)), batch_wise=BatchWise.FIRST
 ):
-    """Rows of ``weight`` (input_dim, output_dim) at the given indices: shape data + (output_dim,).
+    """Rows of ``weight`` (input_dim, output_dim) at the indices: shape data + (output_dim,).
 
-    Indices outside are taken to the nearest row.
+    Indices out of range are clipped.
     """
 
     arguments: ClassVar[tuple[str, ...]] = ("data", "weight")
     table = 1
-    input_docs = described(
+    input_docs = describe(
         data="any shape, int or float; row indices",
         weight="(input_dim, output_dim), dtype `dtype`",
     )
     output_doc = "(*data.shape, output_dim), the dtype of weight"
     input_dim: int = required("Number of rows.", low=1)
     output_dim: int = required("Length of a row.", low=1)
-    dtype: DType = option(FLOAT32, "The weight's dtype, where it does not follow from the array.")
-    sparse_grad: bool = option(False, "Let the weight's gradient be row_sparse.")
+    dtype: DType = option(FLOAT32, "The weight's dtype if it cannot be inferred.")
+    sparse_grad: bool = option(False, "Store the weight's gradient as row_sparse.")
 
     def __post_init__(self) -> None:
         if self.sparse_grad:
@@ -187,7 +194,7 @@ class BatchTake(_Indexed):
     """One element of each row of a matrix: ``out[i] = a[i, indices[i]]``."""
 
     arguments = ("a", "indices")
-    input_docs = described(
+    input_docs = describe(
         a="(n, m), any dtype",
         indices="(n,), int or float; column indices",
     )
@@ -209,7 +216,7 @@ class BatchTake(_Indexed):
         index = positions(run.xp, inputs[1], a.shape[1], "clip", self.name)
         outputs[0][...] = a[run.xp.arange(a.shape[0]), index]
 
-    def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
+    def apply_transpose(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
         index = positions(run.xp, others[0], out.shape[1], "clip", self.name)
         out[...] = 0
         out[run.xp.arange(out.shape[0]), index] = head
@@ -220,17 +227,17 @@ class Pick(_Indexed, batch_wise=BatchWise.EACH):
     """One element along an axis for each position of the other axes, at ``index``."""
 
     arguments = ("data", "index")
-    input_docs = described(
+    input_docs = describe(
         data="any shape, any dtype",
         index="the shape of data without the axis, or with length 1 there, int or float",
     )
     output_doc = "The shape of data without the axis, or with length 1 there (keepdims), the dtype of data"
     axis: int | None = option(-1, "The axis to pick along; None for the flattened array.")
     keepdims: bool = option(False, "Keep the axis, with length 1.")
-    mode: Literal["clip", "wrap"] = option("clip", "For indices outside: clip them, or wrap them around.")
+    mode: Literal["clip", "wrap"] = option("clip", "For indices out of range: clip or wrap around.")
 
-    def _kept(self, shape: Shape) -> Shape:
-        """The index's shape with the axis of length 1 in it."""
+    def _keepdims_shape(self, shape: Shape) -> Shape:
+        """Return the shape of the index with the picked axis as length 1."""
         if self.axis is None:
             return (1,) * len(shape)
         axis = axis_of(self, self.axis, len(shape))
@@ -243,36 +250,38 @@ class Pick(_Indexed, batch_wise=BatchWise.EACH):
         data, index = shapes
         if data is None:
             return shapes, [None]
-        kept = self._kept(data)
+        keepdims_shape = self._keepdims_shape(data)
         axis = 0 if self.axis is None else axis_of(self, self.axis, len(data))
-        dropped = (kept[:axis] + kept[axis + 1 :] if self.axis is not None else ()) or (1,)
+        dropped_shape = (keepdims_shape[:axis] + keepdims_shape[axis + 1 :] if self.axis is not None else ()) or (1,)
         expect_elements(self, data, range(len(data)) if self.axis is None else [axis])
         if index is None:
-            index = kept if self.keepdims else dropped
+            index = keepdims_shape if self.keepdims else dropped_shape
         elif (
-            merge(index, kept) is False and merge(index, dropped) is False and index != (kept[:axis] + kept[axis + 1 :])
+            merge(index, keepdims_shape) is False
+            and merge(index, dropped_shape) is False
+            and index != (keepdims_shape[:axis] + keepdims_shape[axis + 1 :])
         ):
-            raise ShapeError(f"{self.name}: index has shape {index}, expected {dropped} or {kept}")
-        return [data, index], [kept if self.keepdims else dropped]
+            raise ShapeError(f"{self.name}: index has shape {index}, expected {dropped_shape} or {keepdims_shape}")
+        return [data, index], [keepdims_shape if self.keepdims else dropped_shape]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         x, out = inputs[0], outputs[0]
         axis = -1 if self.axis is None else self.axis
-        shape = self._kept(x.shape)
+        shape = self._keepdims_shape(x.shape)
         if self.axis is None:
             x, shape = x.reshape(-1), (1,)
         length = x.shape[axis]
         index = positions(run.xp, inputs[1], length, self.mode, self.name)
         if axis in (-1, x.ndim - 1) and x.flags.c_contiguous:
             starts = run.xp.arange(0, x.size, length)
-            places = run.xp.add(starts, index.reshape(-1), dtype=np.int64, casting="unsafe")
-            out[...] = x.reshape(-1)[places].reshape(out.shape)
+            flat_index = run.xp.add(starts, index.reshape(-1), dtype=np.int64, casting="unsafe")
+            out[...] = x.reshape(-1)[flat_index].reshape(out.shape)
         else:
             out[...] = run.xp.take_along_axis(x, index.reshape(shape), axis).reshape(out.shape)
 
-    def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
+    def apply_transpose(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
         xp = run.xp
-        shape = self._kept(out.shape)
+        shape = self._keepdims_shape(out.shape)
         axis = 0 if self.axis is None else self.axis % out.ndim
         length = out.size if self.axis is None else out.shape[axis]
         index = positions(xp, others[0], length, self.mode, self.name).reshape(shape)
@@ -285,10 +294,10 @@ class Pick(_Indexed, batch_wise=BatchWise.EACH):
 
 @operator("one_hot")
 class OneHot(Operator, no_gradient=True, batch_wise=BatchWise.FIRST):
-    """A new last axis with ``on_value`` at each index, ``off_value`` elsewhere (indices outside: nowhere)."""
+    """A new last axis with ``on_value`` at the index and ``off_value`` elsewhere; ``off_value`` if out of range."""
 
     arguments = ("indices",)
-    input_docs = described(indices="any shape, int or float")
+    input_docs = describe(indices="any shape, int or float")
     output_doc = "(*indices.shape, depth), dtype `dtype`"
     depth: int = required("Length of the new axis.", low=0)
     on_value: float = option(1.0, "The value at the index.")
@@ -302,37 +311,37 @@ class OneHot(Operator, no_gradient=True, batch_wise=BatchWise.FIRST):
         return dtypes, [self.dtype]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        hit = whole(inputs[0])[..., None] == run.xp.arange(self.depth)
-        outputs[0][...] = run.xp.where(hit, self.on_value, self.off_value)
+        mask = as_integers(inputs[0])[..., None] == run.xp.arange(self.depth)
+        outputs[0][...] = run.xp.where(mask, self.on_value, self.off_value)
 
 
 # -- several axes at once ----------------------------------------------------------------------------------
 
 
 def nd_rows(xp: Any, op: Operator, shape: Shape, indices: Array) -> Array:
-    """The positions that a (m, ...) index array names, in the first m axes made one.
+    """Return the positions of coordinates (m, ...) in the first m axes, flattened to one axis.
 
     Raises:
-        IndexError: one lies outside.
+        IndexOutOfRange: a coordinate is out of range.
     """
-    flat = xp.zeros(indices.shape[1:], np.int64)
-    for length, index in zip(shape, whole(indices), strict=False):
+    flat_index = xp.zeros(indices.shape[1:], np.int64)
+    for length, index in zip(shape, as_integers(indices), strict=False):
         if index.size and not (-length <= index.min() and index.max() < length):
             raise IndexOutOfRange(
                 f"{op.name}: indices from {index.min()} to {index.max()}, expected {-length} to {length - 1}"
             )
-        flat = flat * length + xp.where(index < 0, index + length, index)
-    return flat
+        flat_index = flat_index * length + xp.where(index < 0, index + length, index)
+    return flat_index
 
 
-def nd_shape(op: Operator, whole_shape: Shape, indices: Shape) -> Shape:
-    """The shape of what (m, ...) indices pick from an array."""
-    if not indices or indices[0] > len(whole_shape):
+def nd_shape(op: Operator, array_shape: Shape, indices: Shape) -> Shape:
+    """Return the shape of the elements that (m, ...) indices pick from an array."""
+    if not indices or indices[0] > len(array_shape):
         raise ShapeError(
-            f"{op.name}: indices has shape {indices}, expected a first axis of at most {len(whole_shape)} "
-            f"for the shape {whole_shape}"
+            f"{op.name}: indices has shape {indices}, expected a first axis of at most {len(array_shape)} "
+            f"for the shape {array_shape}"
         )
-    return indices[1:] + whole_shape[indices[0] :]
+    return indices[1:] + array_shape[indices[0] :]
 
 
 def _gather(xp: Any, op: Operator, data: Array, indices: Array, out: Array) -> None:
@@ -343,10 +352,10 @@ def _gather(xp: Any, op: Operator, data: Array, indices: Array, out: Array) -> N
 
 @linear("gather_nd")
 class GatherND(_Indexed):
-    """The slices of ``data`` that ``indices`` (m, ...) name by their first m coordinates."""
+    """The slices of ``data`` at the coordinates ``indices`` (m, ...) along the first m axes."""
 
     arguments = ("data", "indices")
-    input_docs = described(
+    input_docs = describe(
         data="any shape, any dtype",
         indices="(m, ...), int or float; coordinates along the first m axes of data",
     )
@@ -361,7 +370,7 @@ class GatherND(_Indexed):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         _gather(run.xp, self, inputs[0], inputs[1], outputs[0])
 
-    def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
+    def apply_transpose(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
         xp, indices = run.xp, others[0]
         m = indices.shape[0]
         rows = xp.zeros((math.prod(out.shape[:m]), math.prod(out.shape[m:])), out.dtype)
@@ -372,13 +381,13 @@ class GatherND(_Indexed):
 
 @linear("scatter_nd")
 class ScatterND(_Indexed):
-    """Zeros of the given shape with ``data`` at the places that ``indices`` (m, ...) name.
+    """Zeros of ``shape`` with ``data`` at the coordinates ``indices`` (m, ...).
 
-    Where a place is named twice, one of the two stays.
+    If coordinates repeat, one of the values is stored.
     """
 
     arguments = ("data", "indices")
-    input_docs = described(
+    input_docs = describe(
         data="(*indices.shape[1:], *shape[m:]), any dtype",
         indices="(m, ...), int or float; coordinates along the first m axes of the output",
     )
@@ -389,10 +398,10 @@ class ScatterND(_Indexed):
         data, indices = shapes
         if indices is not None and indices[:1] != (-1,):
             expected = nd_shape(self, self.shape, indices)
-            both = merge(data, expected)
-            if both is False:
+            merged = merge(data, expected)
+            if merged is False:
                 raise ShapeError(f"{self.name}: data has shape {data}, expected {expected}")
-            data = both
+            data = merged
         return [data, indices], [self.shape]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -403,13 +412,13 @@ class ScatterND(_Indexed):
         rows[nd_rows(run.xp, self, out.shape, indices)] = data
         out[...] = rows.reshape(out.shape)
 
-    def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
+    def apply_transpose(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
         _gather(run.xp, self, head, others[0], out)
 
 
 @linear("_advanced_index")
 class AdvancedIndex(_Indexed, hidden=True):
-    """``data[key]``, where the key holds index arrays; they are the further inputs."""
+    """``data[key]`` for a key with index arrays, which are the other inputs."""
 
     variadic = "num_args"
     num_args: int = required("Number of inputs.", low=1)
@@ -420,11 +429,11 @@ class AdvancedIndex(_Indexed, hidden=True):
         return shapes, [self.shape]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        outputs[0][...] = inputs[0][rebuild(self.key, inputs[1:])]
+        outputs[0][...] = inputs[0][key_from_template(self.key, inputs[1:])]
 
-    def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
+    def apply_transpose(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
         out[...] = 0
-        run.xp.add.at(out, rebuild(self.key, others), head)
+        run.xp.add.at(out, key_from_template(self.key, others), head)
 
 
 class _Coordinates(Operator, no_gradient=True):
@@ -433,9 +442,9 @@ class _Coordinates(Operator, no_gradient=True):
 
 @operator("_ravel_multi_index", "ravel_multi_index")
 class RavelMultiIndex(_Coordinates, input_named=True):
-    """Coordinates (m, ...) in an array of the given shape as positions in its flattened form."""
+    """Coordinates (m, ...) in an array of ``shape`` as positions in the flattened array."""
 
-    input_docs = described(data="(number of axes, ...), int or float; coordinates")
+    input_docs = describe(data="(number of axes, ...), int or float; coordinates")
     output_doc = "data.shape[1:], the dtype of data"
     shape: Shape = required("The array's shape; the first length may be -1.")
 
@@ -448,17 +457,17 @@ class RavelMultiIndex(_Coordinates, input_named=True):
         return [(len(self.shape), *data[1:])], [data[1:]]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        flat = run.xp.zeros(inputs[0].shape[1:], np.int64)
-        for length, index in zip(self.shape, whole(inputs[0]), strict=True):
-            flat = flat * length + index
-        outputs[0][...] = flat
+        flat_index = run.xp.zeros(inputs[0].shape[1:], np.int64)
+        for length, index in zip(self.shape, as_integers(inputs[0]), strict=True):
+            flat_index = flat_index * length + index
+        outputs[0][...] = flat_index
 
 
 @operator("_unravel_index", "unravel_index")
 class UnravelIndex(_Coordinates, input_named=True):
-    """Positions in the flattened form of an array as coordinates (m, ...)."""
+    """Positions in the flattened array as coordinates (m, ...)."""
 
-    input_docs = described(data="any shape, int or float; positions in the flattened array")
+    input_docs = describe(data="any shape, int or float; positions in the flattened array")
     output_doc = "(number of axes, *data.shape), the dtype of data"
     shape: Shape = required("The array's shape; the first length may be -1.")
 
@@ -466,11 +475,11 @@ class UnravelIndex(_Coordinates, input_named=True):
         return shapes, [None if shapes[0] is None else (len(self.shape), *shapes[0])]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        flat = whole(inputs[0])
+        flat_index = as_integers(inputs[0])
         for axis in reversed(range(len(self.shape))):
             length = self.shape[axis]
             if axis == 0:
-                outputs[0][axis] = flat if length == -1 else flat % length
+                outputs[0][axis] = flat_index if length == -1 else flat_index % length
             else:
-                outputs[0][axis] = flat % length
-                flat = flat // length
+                outputs[0][axis] = flat_index % length
+                flat_index = flat_index // length

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from flowmx.errors import ShapeError
 from flowmx.ops.arrays.linear import Inferred, shape_of
-from flowmx.ops.arrays.reshaping import axis_of, divided
+from flowmx.ops.arrays.shape_arithmetic import axis_of, part_length
 from flowmx.ops.registry.operators import (
     Array,
     Bound,
@@ -17,7 +17,7 @@ from flowmx.ops.registry.operators import (
     Run,
     Shape,
     ShapeOrNone,
-    described,
+    describe,
     merge,
     operator,
     option,
@@ -34,8 +34,8 @@ class Concat(
     """The inputs joined along an axis; their other axes must be equal."""
 
     variadic = "num_args"
-    input_docs = described(data="arrays of one dtype, whose shapes differ along `dim` alone")
-    output_doc = "The shape of the inputs with their lengths added up along `dim`, their dtype"
+    input_docs = describe(data="arrays of the same dtype, whose shapes differ along `dim` only")
+    output_doc = "The shape of the inputs with their lengths summed along `dim`, their dtype"
     onnx = "Concat"
     onnx_attributes: ClassVar[dict[str, str]] = {"axis": "dim"}
     num_args: int = required("Number of inputs.", low=1)
@@ -49,36 +49,36 @@ class Concat(
         return self.dim % len(inputs[0]) == 0
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
-        known = next((shape for shape in shapes if shape is not None), None)
-        if known is None:
+        first = next((shape for shape in shapes if shape is not None), None)
+        if first is None:
             return shapes, [None]
-        axis = axis_of(self, self.dim, len(known), "dim")
-        rest = known
+        axis = axis_of(self, self.dim, len(first), "dim")
+        common = first
         for position, shape in enumerate(shapes):
             if shape is None:
                 continue
-            like = (*shape[:axis], rest[axis], *shape[axis + 1 :])
-            both: Any = merge(rest, like) if len(shape) == len(known) else False
-            if both is False:
+            like = (*shape[:axis], common[axis], *shape[axis + 1 :])
+            merged: Any = merge(common, like) if len(shape) == len(first) else False
+            if merged is False:
                 raise ShapeError(
-                    f"{self.name}: input {position} has shape {shape}, expected {known} but for axis {axis}"
+                    f"{self.name}: input {position} has shape {shape}, expected {first} except on axis {axis}"
                 )
-            rest = both
+            common = merged
         lengths = [-1 if shape is None else shape[axis] for shape in shapes]
         total = -1 if -1 in lengths else sum(lengths)
-        made = [(*rest[:axis], length, *rest[axis + 1 :]) for length in (*lengths, total)]
-        return [*made[:-1]], [made[-1]]
+        completed = [(*common[:axis], length, *common[axis + 1 :]) for length in (*lengths, total)]
+        return [*completed[:-1]], [completed[-1]]
 
     def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
-        whole = outputs[0]
-        if whole is None:
+        output = outputs[0]
+        if output is None:
             return shapes
-        axis = axis_of(self, self.dim, len(whole), "dim")
-        lengths = [-1 if shape is None or len(shape) != len(whole) else shape[axis] for shape in shapes]
-        if lengths.count(-1) == 1 and whole[axis] != -1:
-            rest = whole[axis] - sum(length for length in lengths if length != -1)
-            lengths = [rest if length == -1 else length for length in lengths]
-        return [(*whole[:axis], length, *whole[axis + 1 :]) for length in lengths]
+        axis = axis_of(self, self.dim, len(output), "dim")
+        lengths = [-1 if shape is None or len(shape) != len(output) else shape[axis] for shape in shapes]
+        if lengths.count(-1) == 1 and output[axis] != -1:
+            remainder = output[axis] - sum(length for length in lengths if length != -1)
+            lengths = [remainder if length == -1 else length for length in lengths]
+        return [(*output[:axis], length, *output[axis + 1 :]) for length in lengths]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.concatenate(inputs, axis=self.dim, out=outputs[0])
@@ -86,26 +86,26 @@ class Concat(
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         if self.num_args == 1:
             return [heads[0]]
-        likes = [shape_of(inputs, at) for at in range(self.num_args)]
+        likes = [shape_of(inputs, index) for index in range(self.num_args)]
         return list(F.op("_backward_Concat", heads[0], *likes, dim=self.dim))
 
 
 @operator("_backward_Concat")
 class BackwardConcat(Operator, hidden=True, moves=True, keeps_layout=True, batch_wise=BatchWise.EACH):
-    """A head split into parts of the shapes of the further inputs."""
+    """The head split into parts with the shapes of the other inputs."""
 
     variadic = "num_args"
     num_args: int = required("Number of inputs, the head first.", low=2)
     dim: int = option(1, "The axis to split.")
 
-    def only_shapes(self) -> tuple[int, ...]:
+    def shape_only_inputs(self) -> tuple[int, ...]:
         return tuple(range(1, self.num_args))
 
     def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
         return self.dim % len(inputs[0]) == 0
 
     def outputs(self) -> tuple[str, ...]:
-        return tuple(f"output{at}" for at in range(self.num_args - 1))
+        return tuple(f"output{index}" for index in range(self.num_args - 1))
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return shapes, list(shapes[1:])
@@ -123,10 +123,10 @@ class BackwardConcat(Operator, hidden=True, moves=True, keeps_layout=True, batch
 
 @operator("stack")
 class Stack(Operator, moves=True, precision=Precision.WIDEST, batch_wise=BatchWise.EACH):
-    """Inputs of one shape joined along a new axis."""
+    """Inputs of the same shape joined along a new axis."""
 
     variadic = "num_args"
-    input_docs = described(data="arrays of one shape and one dtype")
+    input_docs = describe(data="arrays of the same shape and dtype")
     output_doc = "The shape of the inputs with a new axis of length num_args, their dtype"
     axis: int = option(0, "Position of the new axis.")
     num_args: int = required("Number of inputs.", low=1)
@@ -147,33 +147,33 @@ class Stack(Operator, moves=True, precision=Precision.WIDEST, batch_wise=BatchWi
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         parts = F.SliceChannel(heads[0], num_outputs=self.num_args, axis=self.axis, squeeze_axis=True)
         like = shape_of(inputs, 0)
-        if getattr(like, "shape", None) == ():  # a split vector's parts have an axis
+        if getattr(like, "shape", None) == ():  # the parts of a split vector keep an axis
             return [F.reshape_like(part, like) for part in ([parts] if self.num_args == 1 else parts)]
         return [parts] if self.num_args == 1 else list(parts)
 
 
-_SQUEEZE = "Drop the axis, where each part has length 1 on it."
+_SQUEEZE = "Drop the axis; each part must have length 1 on it."
 
 
 class _Split(Operator, moves=True, batch_wise=BatchWise.FIRST):
-    input_docs = described(data="any shape, any dtype")
+    input_docs = describe(data="any shape, any dtype")
     output_doc = (
-        "A list of the parts, or the one part: the shape of data but for the axis, which squeeze_axis removes; "
+        "A list of the parts, or the single part: the shape of data except on the axis, which squeeze_axis removes; "
         "its dtype"
     )
     axis: int
     squeeze_axis: bool
 
     def count(self) -> int:
-        """The number of parts."""
+        """Return the number of parts."""
         raise NotImplementedError
 
     def bounds(self, length: int) -> list[int]:
-        """The indices at which parts begin and end on an axis of that length."""
+        """Return the boundaries of the parts on an axis of this length."""
         raise NotImplementedError
 
     def outputs(self) -> tuple[str, ...]:
-        return tuple(f"output{at}" for at in range(self.count()))
+        return tuple(f"output{index}" for index in range(self.count()))
 
     def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
         return self.axis % len(inputs[0]) == 0
@@ -192,56 +192,56 @@ class _Split(Operator, moves=True, batch_wise=BatchWise.FIRST):
         if any(n not in (1, -1) for n in lengths):
             raise ShapeError(
                 f"{self.name}: squeeze_axis needs parts of length 1, but axis {axis} of the shape {shape} "
-                f"gives {self.count()} parts of lengths {lengths}"
+                f"has {self.count()} parts of lengths {lengths}"
             )
         return shapes, [(*shape[:axis], *shape[axis + 1 :]) or (1,)] * self.count()
 
     def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
-        given, made = shapes[0], next((each for each in outputs if each is not None), None)
-        rank = len(given) if given is not None else 0 if made is None else len(made) + self.squeeze_axis
-        if not rank or (self.squeeze_axis and rank == 1):  # a vector's parts keep one axis
+        data, part_shape = shapes[0], next((shape for shape in outputs if shape is not None), None)
+        rank = len(data) if data is not None else 0 if part_shape is None else len(part_shape) + self.squeeze_axis
+        if not rank or (self.squeeze_axis and rank == 1):  # the parts of a vector keep one axis
             return shapes
         axis = axis_of(self, self.axis, rank)
-        known: Any = (-1,) * rank
+        common: Any = (-1,) * rank
         for part in outputs:
             if part is not None:
-                whole = part if not self.squeeze_axis else (*part[:axis], -1, *part[axis:])
-                known = merge(known, (*whole[:axis], -1, *whole[axis + 1 :])) or known
+                full_part = part if not self.squeeze_axis else (*part[:axis], -1, *part[axis:])
+                common = merge(common, (*full_part[:axis], -1, *full_part[axis + 1 :])) or common
         lengths = [1 if self.squeeze_axis else -1 if part is None else part[axis] for part in outputs]
-        return [(*known[:axis], self.total(lengths), *known[axis + 1 :])]
+        return [(*common[:axis], self.total(lengths), *common[axis + 1 :])]
 
     def total(self, lengths: Sequence[int]) -> int:
-        """The length of the axis that is split, by those of the parts (-1: unknown)."""
+        """Return the length of the split axis from the lengths of the parts (-1: unknown)."""
         return -1 if -1 in lengths else sum(lengths)
 
-    def bound(self, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
+    def bound(self, xp: Any, input_forms: Sequence[Form], output_forms: Sequence[Form]) -> Bound | None:
         if self.squeeze_axis:
             return None
-        shape = given[0][0]
+        shape = input_forms[0][0]
         axis = self.axis % len(shape)
-        before, bounds = (slice(None),) * axis, self.bounds(shape[axis])
-        places = [(*before, slice(start, max(start, stop))) for start, stop in itertools.pairwise(bounds)]
+        prefix, bounds = (slice(None),) * axis, self.bounds(shape[axis])
+        selections = [(*prefix, slice(start, max(start, stop))) for start, stop in itertools.pairwise(bounds)]
 
         def take(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
             x = inputs[0]
-            for out, place in zip(outputs, places, strict=True):
-                out[...] = x[place]
+            for out, selection in zip(outputs, selections, strict=True):
+                out[...] = x[selection]
 
         return take
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         x = inputs[0]
         axis = self.axis % x.ndim
-        before = (slice(None),) * axis
+        prefix = (slice(None),) * axis
         bounds = self.bounds(x.shape[axis])
         for out, start, stop in zip(outputs, bounds, bounds[1:], strict=False):
-            out[...] = x[(*before, slice(start, max(start, stop)))].reshape(out.shape)
+            out[...] = x[(*prefix, slice(start, max(start, stop)))].reshape(out.shape)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         if self.squeeze_axis:
-            joined = F.stack(*heads, axis=self.axis)
-            # A vector's parts keep one axis, which stack then finds too many.
-            return [F.reshape_like(joined, shape_of(inputs, 0))]
+            gradient = F.stack(*heads, axis=self.axis)
+            # The parts of a vector keep one axis, so stack returns one axis too many.
+            return [F.reshape_like(gradient, shape_of(inputs, 0))]
         return [F.Concat(*heads, dim=self.axis)]
 
 
@@ -260,27 +260,27 @@ class SliceChannel(_Split, passing=Passing.ALIKE, input_named=True):
         return max(lengths) * self.num_outputs if max(lengths) >= 0 else -1
 
     def bounds(self, length: int) -> list[int]:
-        part = divided(self, length, self.num_outputs, f"length of axis {self.axis}")
-        return [part * at for at in range(self.num_outputs + 1)]
+        part = part_length(self, length, self.num_outputs, f"length of axis {self.axis}")
+        return [part * index for index in range(self.num_outputs + 1)]
 
 
 @operator("_split_v2")
 class SplitV2(_Split, passing=Passing.ALIKE, input_named=True):
-    """The input split along an axis at the given indices, or into ``sections`` equal parts."""
+    """The input split along an axis at indices, or into ``sections`` equal parts."""
 
-    indices: Shape = option((), "The first index of each part (MXNet's JSON puts a 0 first).")
+    indices: Shape = option((), "The first index of each part (in MXNet's JSON, with a leading 0).")
     axis: int = option(1, "The axis to split.")
     squeeze_axis: bool = option(False, _SQUEEZE)
-    sections: int = option(0, "Number of equal parts, or 0 to go by the indices.", low=0)
+    sections: int = option(0, "Number of equal parts, or 0 to use the indices.", low=0)
 
-    def _inner(self) -> Shape:
+    def _split_indices(self) -> Shape:
         return self.indices[1:] if self.indices[:1] == (0,) else self.indices
 
     def count(self) -> int:
-        return self.sections or len(self._inner()) + 1
+        return self.sections or len(self._split_indices()) + 1
 
     def bounds(self, length: int) -> list[int]:
         if self.sections:
-            part = divided(self, length, self.sections, f"length of axis {self.axis}")
-            return [part * at for at in range(self.sections + 1)]
-        return [0, *(slice(at, None).indices(length)[0] for at in self._inner()), length]
+            part = part_length(self, length, self.sections, f"length of axis {self.axis}")
+            return [part * index for index in range(self.sections + 1)]
+        return [0, *(slice(index, None).indices(length)[0] for index in self._split_indices()), length]

@@ -1,4 +1,4 @@
-"""Operators that give elements another order: transpose, reverse, depth to space."""
+"""Operators that reorder elements: transpose, swapaxes, reverse, depth_to_space."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any, ClassVar
 
 from flowmx.errors import ShapeError
 from flowmx.ops.arrays.linear import Inferred
-from flowmx.ops.arrays.reshaping import axes_of, axis_of, divided, times
-from flowmx.ops.arrays.shape import View
-from flowmx.ops.registry.operators import Array, Operator, Shape, ShapeOrNone, described, operator, option, required
+from flowmx.ops.arrays.reshape import View
+from flowmx.ops.arrays.shape_arithmetic import axes_of, axis_of, length_product, part_length
+from flowmx.ops.registry.operators import Array, Operator, Shape, ShapeOrNone, describe, operator, option, required
 from flowmx.ops.registry.traits import BatchWise
 
 
 class Permuting(View):
-    """Base of operators that give the axes another order."""
+    """Base of operators that permute axes."""
 
     def order(self, ndim: int) -> Shape:
-        """The axes of the input in the order of the output's."""
+        """Return the input axis for each output axis."""
         raise NotImplementedError
 
     def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
@@ -26,11 +26,11 @@ class Permuting(View):
 
 @operator("transpose")
 class Transpose(Permuting, batch_wise=BatchWise.FIRST):
-    """The axes in another order; reversed where none is given."""
+    """The input with its axes permuted; reversed if ``axes`` is ()."""
 
-    input_docs = described(data="any shape, any dtype")
+    input_docs = describe(data="any shape, any dtype")
     output_doc = "The axes of data in the new order, the dtype of data"
-    axes: Shape = option((), "The input's axes in the order of the output's.")
+    axes: Shape = option((), "The input axis for each output axis; () to reverse the axes.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         shape = shapes[0]
@@ -44,11 +44,11 @@ class Transpose(Permuting, batch_wise=BatchWise.FIRST):
         return shapes, [tuple(shape[axis] for axis in axes)]
 
     def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
-        made = outputs[0]
-        if made is None:
+        output = outputs[0]
+        if output is None:
             return shapes
-        axes = axes_of(self, self.axes, len(made), "axes") if self.axes else tuple(range(len(made)))[::-1]
-        return [tuple(made[axes.index(axis)] for axis in range(len(made)))]
+        axes = axes_of(self, self.axes, len(output), "axes") if self.axes else tuple(range(len(output)))[::-1]
+        return [tuple(output[axes.index(axis)] for axis in range(len(output)))]
 
     def order(self, ndim: int) -> Shape:
         return tuple([axis % ndim for axis in self.axes]) or tuple(reversed(range(ndim)))
@@ -58,25 +58,25 @@ class Transpose(Permuting, batch_wise=BatchWise.FIRST):
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         axes = [axis % len(self.axes) for axis in self.axes]
-        return [F.transpose(heads[0], axes=tuple(axes.index(at) for at in range(len(axes))))]
+        return [F.transpose(heads[0], axes=tuple(axes.index(axis) for axis in range(len(axes))))]
 
 
 @operator("SwapAxis", "swapaxes")
 class SwapAxis(Permuting, input_named=True, batch_wise=BatchWise.FIRST):
-    """Two axes exchanged."""
+    """The input with two axes exchanged."""
 
-    input_docs = described(data="any shape, any dtype")
+    input_docs = describe(data="any shape, any dtype")
     output_doc = "The axes of data with two exchanged, the dtype of data"
-    dim1: int = option(0, "The one axis.")
-    dim2: int = option(0, "The other axis.")
+    dim1: int = option(0, "The first axis.")
+    dim2: int = option(0, "The second axis.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         if shapes[0] is None:
             return shapes, [None]
         shape = list(shapes[0])
-        one = axis_of(self, self.dim1, len(shape), "dim1")
-        other = axis_of(self, self.dim2, len(shape), "dim2")
-        shape[one], shape[other] = shape[other], shape[one]
+        first = axis_of(self, self.dim1, len(shape), "dim1")
+        second = axis_of(self, self.dim2, len(shape), "dim2")
+        shape[first], shape[second] = shape[second], shape[first]
         return shapes, [tuple(shape)]
 
     def order(self, ndim: int) -> Shape:
@@ -93,9 +93,9 @@ class SwapAxis(Permuting, input_named=True, batch_wise=BatchWise.FIRST):
 
 @operator("reverse", "flip")
 class Reverse(View, input_named=True, batch_wise=BatchWise.FIRST):
-    """The elements in reverse order along the given axes."""
+    """The elements in reverse order along some axes."""
 
-    input_docs = described(data="any shape, any dtype")
+    input_docs = describe(data="any shape, any dtype")
     output_doc = "The shape and dtype of data"
     axis: Shape = required("The axes.")
 
@@ -118,7 +118,7 @@ class Reverse(View, input_named=True, batch_wise=BatchWise.FIRST):
         return [F.reverse(heads[0], axis=self.axis)]
 
 
-def _image(op: Operator, shape: Shape) -> tuple[int, int, int, int]:
+def _image_shape(op: Operator, shape: Shape) -> tuple[int, int, int, int]:
     if len(shape) != 4:
         raise ShapeError(f"{op.name}: data has shape {shape}, expected 4 axes (batch, channel, height, width)")
     if 0 in shape:
@@ -129,9 +129,9 @@ def _image(op: Operator, shape: Shape) -> tuple[int, int, int, int]:
 
 @operator("depth_to_space")
 class DepthToSpace(View, input_named=True, batch_wise=BatchWise.FIRST):
-    """Blocks of channels spread over space: (n, c·b², h, w) becomes (n, c, h·b, w·b)."""
+    """Move blocks of channels to space: (n, c·b², h, w) becomes (n, c, h·b, w·b)."""
 
-    input_docs = described(data="(n, c·b², h, w), any dtype")
+    input_docs = describe(data="(n, c·b², h, w), any dtype")
     output_doc = "(n, c, h·b, w·b), the dtype of data"
     onnx = "DepthToSpace"
     onnx_attributes: ClassVar[dict[str, str]] = {"blocksize": "block_size"}
@@ -140,9 +140,11 @@ class DepthToSpace(View, input_named=True, batch_wise=BatchWise.FIRST):
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         if shapes[0] is None:
             return shapes, [None]
-        n, c, h, w = _image(self, shapes[0])
+        n, c, h, w = _image_shape(self, shapes[0])
         b = self.block_size
-        return shapes, [(n, divided(self, c, b * b, "number of channels"), times(h, b), times(w, b))]
+        return shapes, [
+            (n, part_length(self, c, b * b, "number of channels"), length_product(h, b), length_product(w, b))
+        ]
 
     def view(self, x: Array, shape: Shape) -> Array:
         n, c, h, w = x.shape
@@ -156,9 +158,9 @@ class DepthToSpace(View, input_named=True, batch_wise=BatchWise.FIRST):
 
 @operator("space_to_depth")
 class SpaceToDepth(View, input_named=True, batch_wise=BatchWise.FIRST):
-    """Blocks of space gathered into channels: (n, c, h·b, w·b) becomes (n, c·b², h, w)."""
+    """Move blocks of space to channels: (n, c, h·b, w·b) becomes (n, c·b², h, w)."""
 
-    input_docs = described(data="(n, c, h·b, w·b), any dtype")
+    input_docs = describe(data="(n, c, h·b, w·b), any dtype")
     output_doc = "(n, c·b², h, w), the dtype of data"
     onnx = "SpaceToDepth"
     onnx_attributes: ClassVar[dict[str, str]] = {"blocksize": "block_size"}
@@ -167,10 +169,10 @@ class SpaceToDepth(View, input_named=True, batch_wise=BatchWise.FIRST):
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         if shapes[0] is None:
             return shapes, [None]
-        n, c, h, w = _image(self, shapes[0])
+        n, c, h, w = _image_shape(self, shapes[0])
         b = self.block_size
         return shapes, [
-            (n, times(c, b * b), divided(self, h, b, "height"), divided(self, w, b, "width")),
+            (n, length_product(c, b * b), part_length(self, h, b, "height"), part_length(self, w, b, "width")),
         ]
 
     def view(self, x: Array, shape: Shape) -> Array:

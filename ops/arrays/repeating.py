@@ -1,4 +1,4 @@
-"""Operators that repeat elements or add others around them: tile, repeat, pad."""
+"""Operators that repeat elements or pad arrays: tile, repeat, pad."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import numpy as np
 
 from flowmx.errors import ShapeError
 from flowmx.ops.arrays.linear import Inferred, Linear, linear, shape_of
-from flowmx.ops.arrays.reshaping import axis_of, times
-from flowmx.ops.registry.operators import Array, Run, Shape, ShapeOrNone, described, option, required
+from flowmx.ops.arrays.shape_arithmetic import axis_of, length_product
+from flowmx.ops.registry.dtypes import element
+from flowmx.ops.registry.operators import Array, Run, Shape, ShapeOrNone, describe, option, required
 from flowmx.ops.registry.traits import BatchWise, Passing
 
 
 @linear("tile")
 class Tile(Linear, moves=True, passing=Passing.ALIKE, input_named=True, batch_wise=BatchWise.FIRST):
-    """The whole input repeated ``reps`` times along each axis."""
+    """The input repeated ``reps`` times along each axis."""
 
-    input_docs = described(data="any shape, any dtype")
+    input_docs = describe(data="any shape, any dtype")
     output_doc = "The shape of data times `reps`, axis by axis, the dtype of data"
     reps: Shape = required("The number of copies along each axis; matched from the right.", low=0)
 
@@ -33,25 +34,23 @@ class Tile(Linear, moves=True, passing=Passing.ALIKE, input_named=True, batch_wi
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         if shapes[0] is None:
             return shapes, [None]
-        return shapes, [tuple(times(*pair) for pair in self._pairs(shapes[0]))]
+        return shapes, [tuple(length_product(*pair) for pair in self._pairs(shapes[0]))]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         outputs[0][...] = run.xp.tile(inputs[0], self.reps)
 
-    def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
+    def apply_transpose(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
         pairs = self._pairs(out.shape)
-        split = head.reshape([n for pair in pairs for n in pair])
-        out[...] = split.sum(axis=tuple(range(0, 2 * len(pairs), 2))).reshape(out.shape)
+        blocks = head.reshape([n for pair in pairs for n in pair])
+        out[...] = blocks.sum(axis=tuple(range(0, 2 * len(pairs), 2))).reshape(out.shape)
 
 
 @linear("repeat")
 class Repeat(Linear, moves=True, passing=Passing.ALIKE, input_named=True, batch_wise=BatchWise.FIRST):
-    """Each element repeated ``repeats`` times along an axis, or of the flattened input."""
+    """Each element repeated ``repeats`` times along an axis, or in the flattened input."""
 
-    input_docs = described(data="any shape, any dtype")
-    output_doc = (
-        "The shape of data with the axis `repeats` times as long, or flat where axis is None; the dtype of data"
-    )
+    input_docs = describe(data="any shape, any dtype")
+    output_doc = "The shape of data with the axis `repeats` times as long, or flat if axis is None; the dtype of data"
     repeats: int = required("The number of copies of each element.", low=0)
     axis: int | None = option(None, "The axis; None for the flattened input.")
 
@@ -60,27 +59,27 @@ class Repeat(Linear, moves=True, passing=Passing.ALIKE, input_named=True, batch_
         if shape is None:
             return shapes, [(-1,) if self.axis is None else None]
         if self.axis is None:
-            return shapes, [(times(*shape, self.repeats),)]
+            return shapes, [(length_product(*shape, self.repeats),)]
         axis = axis_of(self, self.axis, len(shape))
-        return shapes, [(*shape[:axis], times(shape[axis], self.repeats), *shape[axis + 1 :])]
+        return shapes, [(*shape[:axis], length_product(shape[axis], self.repeats), *shape[axis + 1 :])]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         outputs[0][...] = run.xp.repeat(inputs[0], self.repeats, self.axis)
 
-    def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
+    def apply_transpose(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
         axis = out.ndim - 1 if self.axis is None else self.axis % out.ndim
-        split = head.reshape(*out.shape[: axis + 1], self.repeats, *out.shape[axis + 1 :])
-        out[...] = split.sum(axis=axis + 1)
+        copies = head.reshape(*out.shape[: axis + 1], self.repeats, *out.shape[axis + 1 :])
+        out[...] = copies.sum(axis=axis + 1)
 
 
 @linear("Pad", "pad")
 class Pad(Linear, moves=True, passing=Passing.ALIKE, input_named=True, batch_wise=BatchWise.FIRST):
-    """The input with elements added around it: a constant, the edge's, or the reflected content."""
+    """The input padded with a constant, the edge elements, or a reflection."""
 
-    input_docs = described(data="any shape, any dtype")
+    input_docs = describe(data="any shape, any dtype")
     output_doc = "The shape of data plus `pad_width`, axis by axis, the dtype of data"
-    mode: Literal["constant", "edge", "reflect"] = required("The kind of the added elements.")
-    pad_width: Shape = required("The numbers of elements before and after, for each axis in turn.", low=0)
+    mode: Literal["constant", "edge", "reflect"] = required("The values to pad with.")
+    pad_width: Shape = required("The numbers of elements before and after, axis by axis.", low=0)
     constant_value: float = option(0.0, "The constant.")
 
     def _pairs(self, ndim: int) -> list[tuple[int, int]]:
@@ -107,29 +106,29 @@ class Pad(Linear, moves=True, passing=Passing.ALIKE, input_named=True, batch_wis
         x, out = inputs[0], outputs[0]
         pairs = self._pairs(x.ndim)
         if self.mode == "constant":
-            out[...] = self.constant_value
-            out[self._inner(x.shape)] = x
+            out[...] = element(self.constant_value, out.dtype)
+            out[self._interior(x.shape)] = x
         else:
             out[...] = run.xp.pad(x, pairs, mode=self.mode)
 
-    def _inner(self, shape: Shape) -> tuple[slice, ...]:
+    def _interior(self, shape: Shape) -> tuple[slice, ...]:
         return tuple(slice(low, low + n) for (low, _), n in zip(self._pairs(len(shape)), shape, strict=True))
 
-    def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
+    def apply_transpose(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
         if self.mode == "constant":
-            out[...] = head[self._inner(out.shape)]
+            out[...] = head[self._interior(out.shape)]
             return
         for axis, (pair, length) in enumerate(zip(self._pairs(out.ndim), out.shape, strict=True)):
             if pair == (0, 0):
                 continue
-            # Where each padded position came from; all that came from one are added up.
+            # origin: the source of each padded position; sum the gradients of each source.
             origin = np.pad(np.arange(length), pair, mode=self.mode)
-            folded = run.xp.zeros((length, *head.shape[:axis], *head.shape[axis + 1 :]), head.dtype)
-            run.xp.add.at(folded, run.xp.asarray(origin), run.xp.moveaxis(head, axis, 0))
-            head = run.xp.moveaxis(folded, 0, axis)
+            total = run.xp.zeros((length, *head.shape[:axis], *head.shape[axis + 1 :]), head.dtype)
+            run.xp.add.at(total, run.xp.asarray(origin), run.xp.moveaxis(head, axis, 0))
+            head = run.xp.moveaxis(total, 0, axis)
         out[...] = head
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        # The transpose belongs to the linear part, without the constant.
+        # Only the linear part has a transpose; the constant has no gradient.
         like = shape_of(inputs, 0)
         return [F.op("_backward_Pad", heads[0], like, mode=self.mode, pad_width=self.pad_width)]

@@ -1,4 +1,4 @@
-"""Operators that take a part: slices of every kind, diagonals."""
+"""Operators that select a part of an array: slices and diagonals."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from flowmx.errors import ShapeError
 from flowmx.ops.arrays.linear import Inferred, InferredTypes, Linear, linear
-from flowmx.ops.arrays.reshaping import axis_of
+from flowmx.ops.arrays.shape_arithmetic import axis_of
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Array, Run, Shape, ShapeOrNone, described, option, required
+from flowmx.ops.registry.operators import Array, Run, Shape, ShapeOrNone, describe, option, required
 from flowmx.ops.registry.traits import BatchWise, Passing
 
 Slices = tuple[slice, ...]
@@ -16,16 +16,16 @@ Slices = tuple[slice, ...]
 
 class _Slicing(Linear, moves=True):
     def key(self, shape: Shape, others: Sequence[Shape]) -> Slices:
-        """The slice of each axis, from the shapes of the input and of the other inputs."""
+        """Return the slice of each axis, from the shapes of the input and of the other inputs."""
         raise NotImplementedError
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        key = self.key(inputs[0].shape, [each.shape for each in inputs[1:]])
+        key = self.key(inputs[0].shape, [array.shape for array in inputs[1:]])
         run.xp.copyto(outputs[0], inputs[0][key])
 
-    def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
+    def apply_transpose(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
         out[...] = 0
-        out[self.key(out.shape, [each.shape for each in others])] = head
+        out[self.key(out.shape, [array.shape for array in others])] = head
 
 
 def _count(part: slice, length: int) -> int:
@@ -35,10 +35,10 @@ def _count(part: slice, length: int) -> int:
 
 
 @linear("slice", "crop")
-class Slice(_Slicing, passing=Passing.ALIKE, batch_wise=BatchWise.FIRST):
+class Slice(_Slicing, passing=Passing.ALIKE, keeps_layout=True, batch_wise=BatchWise.FIRST):
     """A part of the input: on each axis from ``begin`` to before ``end``, in steps of ``step``."""
 
-    input_docs = described(data="any shape, any dtype")
+    input_docs = describe(data="any shape, any dtype")
     output_doc = "The shape of the part, the dtype of data"
     begin: tuple[int | None, ...] = required("First index on each axis; None for the start.")
     end: tuple[int | None, ...] = required("The index after the last on each axis; None for the end.")
@@ -52,15 +52,15 @@ class Slice(_Slicing, passing=Passing.ALIKE, batch_wise=BatchWise.FIRST):
         steps = self.step or (None,) * len(self.begin)
         if not len(self.begin) == len(self.end) == len(steps):
             raise ShapeError(
-                f"{self.name}: begin is {self.begin}, end {self.end} and step {self.step}, expected as many of each"
+                f"{self.name}: begin is {self.begin}, end {self.end} and step {self.step}, expected equal lengths"
             )
         if len(self.begin) > len(shape):
             raise ShapeError(
                 f"{self.name}: begin is {self.begin}, expected at most {len(shape)} numbers for the shape {shape}"
             )
         if 0 in steps:
-            raise ShapeError(f"{self.name}: step is {self.step}, expected no 0")
-        return tuple(slice(*each) for each in zip(self.begin, self.end, steps, strict=True))
+            raise ShapeError(f"{self.name}: step is {self.step}, expected steps other than 0")
+        return tuple(slice(*bounds) for bounds in zip(self.begin, self.end, steps, strict=True))
 
     def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
         return (self.step[:1] or (1,))[0] not in (None, 1)
@@ -77,7 +77,7 @@ class Slice(_Slicing, passing=Passing.ALIKE, batch_wise=BatchWise.FIRST):
 class SliceAxis(_Slicing, passing=Passing.ALIKE, batch_wise=BatchWise.FIRST):
     """A part of the input along one axis, from ``begin`` to before ``end``."""
 
-    input_docs = described(data="any shape, any dtype")
+    input_docs = describe(data="any shape, any dtype")
     output_doc = "The shape of data with the axis end - begin long, the dtype of data"
     axis: int = required("The axis.")
     begin: int = required("First index.")
@@ -98,10 +98,10 @@ class SliceAxis(_Slicing, passing=Passing.ALIKE, batch_wise=BatchWise.FIRST):
 
 @linear("slice_like")
 class SliceLike(_Slicing, passing=Passing.ALIKE, shapes_only=("shape_like",), batch_wise=BatchWise.FIRST):
-    """The first elements of ``data``, as many on the given axes as ``shape_like`` has (default: all axes)."""
+    """The first elements of ``data`` along ``axes`` (default: all), as many as the lengths of ``shape_like``."""
 
     arguments = ("data", "shape_like")
-    input_docs = described(
+    input_docs = describe(
         data="any shape, any dtype",
         shape_like="any shape, any dtype; only its shape is used",
     )
@@ -113,14 +113,16 @@ class SliceLike(_Slicing, passing=Passing.ALIKE, shapes_only=("shape_like",), ba
         like = others[0]
         if not self.axes and len(like) != len(shape):
             raise ShapeError(
-                f"{self.name}: shape_like has shape {like}, expected {len(shape)} axes as data {shape} has"
+                f"{self.name}: shape_like has shape {like}, expected {len(shape)} axes, as in the shape {shape} of data"
             )
         key = [slice(None)] * len(shape)
         for axis in self.axes or range(len(shape)):
-            at, there = axis_of(self, axis, len(shape), "axes"), axis_of(self, axis, len(like), "axes")
-            if -1 not in (shape[at], like[there]) and like[there] > shape[at]:
-                raise ShapeError(f"{self.name}: shape_like has shape {like}, expected at most {shape[at]} on axis {at}")
-            key[at] = slice(0, like[there])
+            position, like_axis = axis_of(self, axis, len(shape), "axes"), axis_of(self, axis, len(like), "axes")
+            if -1 not in (shape[position], like[like_axis]) and like[like_axis] > shape[position]:
+                raise ShapeError(
+                    f"{self.name}: shape_like has shape {like}, expected at most {shape[position]} on axis {position}"
+                )
+            key[position] = slice(0, like[like_axis])
         return tuple(key)
 
     def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
@@ -131,8 +133,8 @@ class SliceLike(_Slicing, passing=Passing.ALIKE, shapes_only=("shape_like",), ba
         if shape is None or like is None:
             return shapes, [None]
         key = self.key(shape, [like])
-        cut = [n if part.stop is None else part.stop for part, n in zip(key, shape, strict=True)]
-        return shapes, [tuple(cut)]
+        lengths = [n if part.stop is None else part.stop for part, n in zip(key, shape, strict=True)]
+        return shapes, [tuple(lengths)]
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return dtypes, [dtypes[0]]
@@ -140,9 +142,9 @@ class SliceLike(_Slicing, passing=Passing.ALIKE, shapes_only=("shape_like",), ba
 
 @linear("diag")
 class Diag(Linear, input_named=True):
-    """The k-th diagonal of the planes of two axes, or the square matrix with a vector on its diagonal."""
+    """The k-th diagonal of the planes of two axes; for a vector, the square matrix with it on the diagonal."""
 
-    input_docs = described(data="any shape, any dtype")
+    input_docs = describe(data="any shape, any dtype")
     output_doc = (
         "(n, n) for a vector, else the shape of data without the two axes, then the diagonal; the dtype of data"
     )
@@ -157,16 +159,16 @@ class Diag(Linear, input_named=True):
         if len(shape) == 1:
             side = -1 if shape[0] == -1 else shape[0] + abs(self.k)
             return shapes, [(side, side)]
-        one = axis_of(self, self.axis1, len(shape), "axis1")
-        other = axis_of(self, self.axis2, len(shape), "axis2")
-        if one == other:
-            raise ShapeError(f"{self.name}: axis1 and axis2 are both {one}, expected two axes")
-        rest = tuple(n for axis, n in enumerate(shape) if axis not in (one, other))
-        h, w = shape[one], shape[other]
+        first = axis_of(self, self.axis1, len(shape), "axis1")
+        second = axis_of(self, self.axis2, len(shape), "axis2")
+        if first == second:
+            raise ShapeError(f"{self.name}: axis1 and axis2 are both {first}, expected two axes")
+        others = tuple(n for axis, n in enumerate(shape) if axis not in (first, second))
+        h, w = shape[first], shape[second]
         count = -1 if -1 in (h, w) else min(h, w - self.k) if self.k >= 0 else min(h + self.k, w)
         if count != -1 and count <= 0:
             raise ShapeError(f"{self.name}: k is {self.k}, but the planes are {h} by {w}")
-        return shapes, [(*rest, count)]
+        return shapes, [(*others, count)]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         x, out = inputs[0], outputs[0]
@@ -175,7 +177,7 @@ class Diag(Linear, input_named=True):
         else:
             out[...] = run.xp.diagonal(x, self.k, self.axis1, self.axis2)
 
-    def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
+    def apply_transpose(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
         if out.ndim == 1:
             out[...] = run.xp.diagonal(head, self.k)
             return

@@ -1,1 +1,1 @@
-"""Operators that the graph compiler alone makes: users never call them."""
+"""Operators that only the graph compiler creates; users never call them."""

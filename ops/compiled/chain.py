@@ -1,7 +1,7 @@
-"""A chain: several elementwise operators as one, which a kernel computes in one pass over memory.
+"""A chain: several elementwise operators fused into one, which a kernel computes in one pass over memory.
 
-The pass in ``graph/passes/chains.py`` makes chains after differentiation, so they have no gradients of their own. Any
-graph of elementwise operators may be one, with several outputs.
+The pass in ``graph/passes/chains.py`` makes chains after differentiation, so a chain has no gradient. Any graph of
+elementwise operators can become a chain, also one with several outputs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
+from flowmx.ops.arrays.linear import Inferred, InferredTypes
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, operator
 from flowmx.ops.registry.traits import BatchWise, Traits
@@ -21,69 +22,71 @@ class Link(NamedTuple):
 
     op: Operator
     inputs: tuple[int, ...]
-    """Indices of the values that it reads; values are the chain's inputs, then the links' results, in order."""
+    """Indices of the operands. Values are numbered: first the inputs of the chain, then the results of the links."""
     name: str
-    """The name of its node, for messages."""
+    """The name of its node, for error messages."""
 
 
-_KEPT = 1024
-"""Forms of chains that are kept."""
+_CACHE_SIZE = 1024
+"""Maximum number of cached chain forms."""
 
 
-class _Common(NamedTuple):
-    """The part that chains share which differ in nothing but the names of their links, as those of an unrolled cell."""
+class _SharedState(NamedTuple):
+    """The state shared by chains that differ only in the names of their links, as in an unrolled cell."""
 
-    done: tuple[tuple[int, ...], ...]
+    last_reads: tuple[tuple[int, ...], ...]
     traits: Traits
     specs: dict[Any, Any]
     prepared: dict[Any, Any]
 
 
-@lru_cache(_KEPT)
-def _common(count: int, calls: tuple[tuple[Operator, tuple[int, ...]], ...], results: tuple[int, ...]) -> _Common:
-    """The common part for so many inputs, operators with the values that they read, and results."""
-    last = {value: at for at, (_, inputs) in enumerate(calls) for value in inputs}
-    done: list[list[int]] = [[] for _ in calls]
-    for value, at in last.items():
+@lru_cache(_CACHE_SIZE)
+def _shared_state(
+    count: int, calls: tuple[tuple[Operator, tuple[int, ...]], ...], results: tuple[int, ...]
+) -> _SharedState:
+    """Return the shared state of chains of ``calls`` (operators with their operands) with ``count`` inputs."""
+    last = {value: index for index, (_, inputs) in enumerate(calls) for value in inputs}
+    last_reads: list[list[int]] = [[] for _ in calls]
+    for value, index in last.items():
         if value >= count and value not in results:
-            done[at].append(value)
-    # A loop reads an element of every input before it writes that of any output.
+            last_reads[index].append(value)
+    # A loop reads an element of every input before it writes that element of any output.
     in_place = tuple([(source, target) for target in range(len(results)) for source in range(count)])
-    return _Common(tuple(map(tuple, done)), replace(Chain.traits, in_place=in_place), {}, {})
+    return _SharedState(tuple(map(tuple, last_reads)), replace(Chain.traits, in_place=in_place), {}, {})
 
 
 @operator("_chain")
 class Chain(Operator, hidden=True, keeps_layout=True, batch_wise=BatchWise.ALL):
-    """Elementwise operators one after the other, each with one output; all outputs have one shape and dtype."""
+    """Elementwise operators in sequence, each with one output; all outputs have one shape and dtype."""
 
     arguments = ()
     count: ClassVar[int] = 0
     """The number of inputs."""
     links: ClassVar[tuple[Link, ...]] = ()
-    """The operators, in an order in which they can run."""
+    """The operators in execution order."""
     results: ClassVar[tuple[int, ...]] = ()
-    """Indices of the values that are outputs; values are the inputs, then the links' results."""
-    done: ClassVar[tuple[tuple[int, ...], ...]] = ()
-    """For each link, the values of links that nothing reads after it."""
+    """Indices of the values that are outputs."""
+    last_reads: ClassVar[tuple[tuple[int, ...], ...]] = ()
+    """For each link, the intermediate values that no later link reads."""
     prepared: ClassVar[dict[Any, Any]] = {}
-    """The place for what kernels prepare for a chain, by layout; chains that differ in names alone have it together."""
+    """Data that kernels prepare for a chain, by layout; shared by chains that differ only in names."""
 
     @classmethod
     def of(cls, count: int, links: Sequence[Link], results: Sequence[int]) -> Operator:
-        """The chain of these operators.
+        """Create a chain.
 
         Args:
-            count: how many inputs it has.
-            links: the operators, each after those whose values it reads.
-            results: which values are outputs.
+            count: the number of inputs.
+            links: the operators, each after its operands.
+            results: indices of the values that are outputs.
         """
-        made, results = cls(), tuple(results)
-        common = _common(count, tuple([(link.op, link.inputs) for link in links]), results)
-        made.__dict__.update(
-            count=count, links=tuple(links), results=results, done=common.done, traits=common.traits,
-            _specs=common.specs, prepared=common.prepared,
+        chain, results = cls(), tuple(results)
+        shared = _shared_state(count, tuple([(link.op, link.inputs) for link in links]), results)
+        chain.__dict__.update(
+            count=count, links=tuple(links), results=results, last_reads=shared.last_reads, traits=shared.traits,
+            _specs=shared.specs, prepared=shared.prepared,
         )  # fmt: skip
-        return made
+        return chain
 
     def inputs(self) -> tuple[str, ...]:
         return tuple([f"arg{index}" for index in range(self.count)])
@@ -91,25 +94,25 @@ class Chain(Operator, hidden=True, keeps_layout=True, batch_wise=BatchWise.ALL):
     def outputs(self) -> tuple[str, ...]:
         return tuple([f"output{index}" for index in range(len(self.results))])
 
-    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
-        known = list(shapes)
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        value_shapes = list(shapes)
         for link in self.links:
-            known += link.op.infer_shape([known[value] for value in link.inputs])[1]
-        return shapes, [known[value] for value in self.results]
+            value_shapes += link.op.infer_shape([value_shapes[value] for value in link.inputs])[1]
+        return shapes, [value_shapes[value] for value in self.results]
 
-    def infer_type(self, dtypes: list[DType | None]) -> tuple[list[DType | None], list[DType | None]]:
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         dtypes, _ = super().infer_type(dtypes)
         return dtypes, [dtypes[0]] * len(self.results)
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        # The outputs may lie where inputs do, which later links read.
+        # The outputs may share memory with inputs that later links read.
         like = outputs[0]
         values: list[Array] = list(inputs)
-        for link, done in zip(self.links, self.done, strict=True):
-            made = run.xp.empty_like(like)
-            link.op.forward(run, [values[value] for value in link.inputs], [made])
-            values.append(made)
-            for value in done:
+        for link, last_reads in zip(self.links, self.last_reads, strict=True):
+            result = run.xp.empty_like(like)
+            link.op.forward(run, [values[value] for value in link.inputs], [result])
+            values.append(result)
+            for value in last_reads:
                 values[value] = None
         for value, out in zip(self.results, outputs, strict=True):
             run.xp.copyto(out, values[value])

@@ -1,4 +1,4 @@
-"""An array as an operator: what a compiled graph keeps of all that depends on no variable."""
+"""Constants of compiled graphs: they replace everything that does not depend on a variable."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, ope
 
 @operator("_constant")
 class Constant(Operator, hidden=True, no_gradient=True, once=True):
-    """An array that was computed when the graph was compiled.
+    """An array computed when the graph was compiled.
 
     Args:
-        value: a NumPy array, which must not be written from now on.
+        value: a NumPy array; it becomes read-only.
     """
 
     arguments = ()
@@ -32,7 +32,7 @@ class Constant(Operator, hidden=True, no_gradient=True, once=True):
 
     @cached_property
     def number(self) -> float | None:
-        """The number that it is full of, if it is."""
+        """The number that all elements are equal to; None if they differ."""
         first = self.value.reshape(-1)[:1]
         is_full = self.value.size and self.value.tobytes() == first.tobytes() * self.value.size
         return float(first[0]) if is_full else None
@@ -40,9 +40,9 @@ class Constant(Operator, hidden=True, no_gradient=True, once=True):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Constant) or hash(self) != hash(other):
             return False
-        one, two = self.value, other.value
-        # By bytes: NaN is NaN again, and -0.0 is not 0.0.
-        return (one.shape, one.dtype, one.tobytes()) == (two.shape, two.dtype, two.tobytes())
+        own, others = self.value, other.value
+        # Compare bytes, so that NaN equals NaN, and -0.0 does not equal 0.0.
+        return (own.shape, own.dtype, own.tobytes()) == (others.shape, others.dtype, others.tobytes())
 
     def __hash__(self) -> int:
         return int(self.__dict__["_hash"])

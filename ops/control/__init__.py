@@ -1,1 +1,1 @@
-"""Operators that run what the user wrote: loops and branches over graphs, and operators in Python."""
+"""Operators that run user code: loops and branches, whose bodies are graphs, and custom operators in Python."""

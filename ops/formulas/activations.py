@@ -1,11 +1,11 @@
-"""Activations, each with its slope and the slope's derivative."""
+"""Activations with their first and second derivatives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from flowmx.ops.formulas import functions as f
+from flowmx.ops.formulas import unary_functions as f
 from flowmx.ops.formulas.expressions import Expr, Operand, Parameters, absolute, clip, minimum, number, where
 
 SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805
@@ -17,7 +17,7 @@ def softsign(x: Expr) -> Expr:
 
 
 def hard_sigmoid(p: Parameters, x: Expr) -> Expr:
-    """alpha·x + beta, within 0 and 1."""
+    """alpha·x + beta, clipped to 0 ... 1."""
     return clip(x * p.alpha + p.beta, 0.0, 1.0)
 
 
@@ -28,13 +28,13 @@ def smooth_l1(p: Parameters, x: Expr) -> Expr:
 
 
 class Activation(NamedTuple):
-    """An activation y = f(x) with its derivatives by y, so that x need not be kept."""
+    """An activation y = f(x) with its derivatives as functions of y, so that x need not be stored."""
 
     compute: Callable[[Expr], Expr]
     slope: Callable[[Expr], Expr]
-    """f'(x), of y."""
-    bend: Callable[[Expr], Expr]
-    """The derivative by y of the slope."""
+    """f'(x) as a function of y."""
+    slope_derivative: Callable[[Expr], Expr]
+    """The derivative of the slope with respect to y."""
 
 
 ACTIVATIONS = {
@@ -51,11 +51,11 @@ ACTIVATIONS = {
 
 
 class Rectifier(NamedTuple):
-    """An activation with parameters, y = f(p, x), and its derivatives by x."""
+    """An activation with parameters, y = f(p, x), and its derivatives with respect to x."""
 
     compute: Callable[[Parameters, Expr], Expr]
     slope: Callable[[Parameters, Expr], Expr]
-    bend: Callable[[Parameters, Expr], Expr]
+    second_derivative: Callable[[Parameters, Expr], Expr]
     """The second derivative."""
 
 

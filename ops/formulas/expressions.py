@@ -1,9 +1,9 @@
-"""Formulas as small graphs: what a fused loop computes for each element.
+"""Formulas as small graphs: the computation of a fused loop for each element.
 
-Python's operators on an :class:`Expr` build further ones. Leaves are the loop's inputs, numbers, and
-parameters, whose values come with each call. What depends on parameters and numbers alone is computed once a
-call, in Python's floats, not once an element. Equal expressions are the same object, so that a formula may
-name a subexpression twice and have it computed once.
+Python's operators on an :class:`Expr` build new expressions. Leaves are the inputs of the loop, numbers, and
+parameters, whose values are set in each call. Expressions of parameters and numbers only are *uniform*: they are
+computed once for each call, in Python's floats. Equal expressions are the same object, so a repeated subexpression is
+computed once.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, Union
 
 Operand = Union["Expr", float]
 
-_made: dict[Any, Expr] = {}
+_interned: dict[Any, Expr] = {}
 
-# What may be computed ahead of the loop, in Python's floats.
+# Primitives that can be computed before the loop, in Python's floats.
 _UNIFORM: dict[str, Callable[..., float]] = {
     "add": operator.add,
     "sub": operator.sub,
@@ -29,13 +29,13 @@ _UNIFORM: dict[str, Callable[..., float]] = {
 
 
 class Expr:
-    """One node: a primitive applied to others, or a leaf. Made by the functions below, never directly.
+    """A node: a primitive applied to other nodes, or a leaf. Create it with the functions below, never directly.
 
     Attributes:
-        kind: the primitive's name, or a leaf's: input, number, parameter.
-        args: its operands.
-        value: an input's position or name, a number, a parameter's name.
-        uniform: True where no input is part of it.
+        kind: the name of the primitive, or of the kind of leaf: input, number, parameter.
+        args: the operands.
+        value: the position or name of an input, the number, or the name of a parameter.
+        uniform: True if it depends on no input.
     """
 
     __slots__ = ("args", "kind", "uniform", "value")
@@ -95,7 +95,7 @@ class Expr:
         return make("and", self, other)
 
     def __bool__(self) -> bool:
-        raise TypeError("a formula's condition is known in the loop alone: use where()")
+        raise TypeError("a condition in a formula has no value outside the loop: use where()")
 
     def __repr__(self) -> str:
         inside = ", ".join(map(repr, self.args)) if self.args else self.value
@@ -103,7 +103,7 @@ class Expr:
 
 
 def make(kind: str, *operands: Operand) -> Expr:
-    """The expression of a primitive; numbers among the operands become leaves, and numbers alone one number."""
+    """Return the expression of a primitive; operands that are numbers become leaves, and constants are folded."""
     args = tuple([arg if isinstance(arg, Expr) else number(arg) for arg in operands])
     if kind in _UNIFORM and all(arg.kind == "number" for arg in args):
         return number(_UNIFORM[kind](*[arg.value for arg in args]))
@@ -113,22 +113,22 @@ def make(kind: str, *operands: Operand) -> Expr:
 def _intern(kind: str, args: tuple[Expr, ...], value: Any) -> Expr:
     # A zero's sign matters, and 1 == 1.0 == True.
     key = (kind, tuple(map(id, args)), repr(value))
-    known = _made.get(key)
-    return known if known is not None else _made.setdefault(key, Expr(kind, args, value))
+    expr = _interned.get(key)
+    return expr if expr is not None else _interned.setdefault(key, Expr(kind, args, value))
 
 
 def number(value: float) -> Expr:
-    """A number that is part of the formula."""
+    """Return a number that is part of the formula."""
     return _intern("number", (), float(value))
 
 
-def placeholder(which: int | str) -> Expr:
-    """The element of an input, or another value that the loop finds for each element."""
-    return _intern("input", (), which)
+def placeholder(name: int | str) -> Expr:
+    """Return the element of an input, or another value that the loop reads for each element."""
+    return _intern("input", (), name)
 
 
 def parameter(name: str) -> Expr:
-    """A number that comes with each call: an attribute of the operator."""
+    """Return a number that is set in each call: an attribute of the operator."""
     return _intern("parameter", (), name)
 
 
@@ -136,7 +136,7 @@ class Parameters:
     """The parameters of an operator inside a formula: ``p.lr`` is the expression of its attribute ``lr``.
 
     Attributes:
-        op: the operator itself, for parameters that the formula's form depends on.
+        op: the operator, for parameters that select the form of the formula.
     """
 
     def __init__(self, op: Any) -> None:
@@ -147,9 +147,9 @@ class Parameters:
 
 
 def evaluate(uniform: Expr, values: Callable[[str], float]) -> float:
-    """The value of an expression without inputs, where ``values(name)`` is a parameter's.
+    """Return the value of a uniform expression; ``values(name)`` returns that of a parameter.
 
-    An overflow or a division by 0 gives what it gives in a loop: infinity or NaN.
+    An overflow or a division by 0 returns infinity or NaN, as in a loop.
     """
     if uniform.kind == "number":
         return float(uniform.value)
@@ -165,71 +165,73 @@ def evaluate(uniform: Expr, values: Callable[[str], float]) -> float:
 
 
 def uniforms(outputs: Sequence[Expr]) -> list[Expr]:
-    """The largest subexpressions that come with each call (numbers excepted), each once."""
-    found: dict[Expr, None] = {}
-    seen: set[Expr] = set()
-    todo = list(outputs)[::-1]
-    while todo:
-        expr = todo.pop()
-        if expr in seen:
+    """Return the largest uniform subexpressions except numbers, without duplicates."""
+    largest: dict[Expr, None] = {}
+    visited: set[Expr] = set()
+    pending = list(outputs)[::-1]
+    while pending:
+        expr = pending.pop()
+        if expr in visited:
             continue
-        seen.add(expr)
+        visited.add(expr)
         if not expr.uniform:
-            todo += expr.args[::-1]
+            pending += expr.args[::-1]
         elif expr.kind != "number":
-            found[expr] = None
-    return list(found)
+            largest[expr] = None
+    return list(largest)
 
 
-def in_order(outputs: Sequence[Expr], known: Container[Expr]) -> list[Expr]:
-    """The expressions to compute for these, operands first, each once; what is known is not looked into."""
+def evaluation_order(outputs: Sequence[Expr], available: Container[Expr]) -> list[Expr]:
+    """Return the expressions to compute, operands first, without duplicates; do not descend into available ones."""
     order: dict[Expr, None] = {}
-    todo = list(outputs)[::-1]
-    while todo:
-        expr = todo[-1]
-        missing = [arg for arg in expr.args if arg not in order and arg not in known]
-        if expr in known or expr in order or not missing:
-            todo.pop()
-            if expr not in known:
+    pending = list(outputs)[::-1]
+    while pending:
+        expr = pending[-1]
+        operands = [arg for arg in expr.args if arg not in order and arg not in available]
+        if expr in available or expr in order or not operands:
+            pending.pop()
+            if expr not in available:
                 order[expr] = None
         else:
-            todo += missing[::-1]
+            pending += operands[::-1]
     return list(order)
 
 
-def parts_of(outputs: Sequence[Expr]) -> set[Expr]:
-    """The expressions that these are made of, each once."""
-    seen: set[Expr] = set()
-    todo = list(outputs)
-    while todo:
-        expr = todo.pop()
-        if expr not in seen:
-            seen.add(expr)
-            todo += expr.args
-    return seen
+def subexpressions(outputs: Sequence[Expr]) -> set[Expr]:
+    """Return all subexpressions, including the outputs."""
+    visited: set[Expr] = set()
+    pending = list(outputs)
+    while pending:
+        expr = pending.pop()
+        if expr not in visited:
+            visited.add(expr)
+            pending += expr.args
+    return visited
 
 
-def kinds(outputs: Sequence[Expr]) -> set[str]:
-    """The primitives that formulas use."""
-    return {expr.kind for expr in parts_of(outputs)}
+def primitives(outputs: Sequence[Expr]) -> set[str]:
+    """Return the names of the primitives in formulas."""
+    return {expr.kind for expr in subexpressions(outputs)}
 
 
-def steps(outputs: Sequence[Expr]) -> int:
-    """The approximate number of instructions an element; a division counts for several."""
-    return sum(8 if expr.kind in ("div", "sqrt") else 1 for expr in parts_of(outputs) if expr.args and not expr.uniform)
+def instruction_count(outputs: Sequence[Expr]) -> int:
+    """Return the approximate number of instructions for each element; a division counts as several."""
+    return sum(
+        8 if expr.kind in ("div", "sqrt") else 1 for expr in subexpressions(outputs) if expr.args and not expr.uniform
+    )
 
 
 # -- primitives beyond Python's operators ------------------------------------------------------------------
 
 
 def fma(a: Operand, b: Operand, c: Operand) -> Expr:
-    """The sum a · b + c, rounded once where the machine can."""
+    """The sum a · b + c, rounded once if the machine supports it."""
     return make("fma", a, b, c)
 
 
-def where(condition: Expr, yes: Operand, no: Operand) -> Expr:
-    """``yes`` where the condition holds, else ``no``."""
-    return make("select", condition, yes, no)
+def where(condition: Expr, then: Operand, otherwise: Operand) -> Expr:
+    """``then`` where the condition holds, else ``otherwise``."""
+    return make("select", condition, then, otherwise)
 
 
 def equal(a: Operand, b: Operand) -> Expr:
@@ -283,12 +285,12 @@ def ceil(x: Operand) -> Expr:
 
 
 def trunc(x: Operand) -> Expr:
-    """A number without its fraction."""
+    """The number rounded towards zero."""
     return make("trunc", x)
 
 
 def copysign(size: Operand, sign: Operand) -> Expr:
-    """The size of one, the sign of another."""
+    """The magnitude of the first operand with the sign of the second."""
     return make("copysign", size, sign)
 
 
@@ -317,24 +319,24 @@ def maximum(a: Operand, b: Operand) -> Expr:
     return _extreme(a, b, lambda x, y: x < y)
 
 
-def _extreme(a: Operand, b: Operand, gives_way: Callable[[Any, Any], Any]) -> Expr:
+def _extreme(a: Operand, b: Operand, replaces: Callable[[Any, Any], Any]) -> Expr:
     if not isinstance(a, Expr):
         a, b = b, a
     assert isinstance(a, Expr)
-    chosen = where(gives_way(a, b), b, a)  # a, where a is NaN
+    result = where(replaces(a, b), b, a)  # a, where a is NaN
     if isinstance(b, Expr) and b.kind != "number":
-        chosen = where(not_equal(b, b), b, chosen)
-    return chosen
+        result = where(not_equal(b, b), b, result)
+    return result
 
 
 def clip(x: Expr, low: Operand, high: Operand) -> Expr:
-    """A number brought into low ... high, which are no NaN; NaN stays."""
+    """A number clipped to low ... high, which must not be NaN; NaN stays."""
     x = where(x < low, low, x)
     return where(x > high, high, x)
 
 
 def polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
-    """Σ coefficients[k] · x^k: by Horner's rule where it is short, else pairwise (G. Estrin), a shorter chain."""
+    """Σ coefficients[k] · x^k: by Horner's rule if it is short, else by Estrin's scheme, a shorter chain."""
     terms = [number(coefficient) for coefficient in coefficients]
     if len(terms) < 8:
         result = terms.pop()
@@ -342,7 +344,7 @@ def polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
             result = fma(result, x, terms.pop())
         return result
     while len(terms) > 1:
-        pairs = [fma(terms[at + 1], x, terms[at]) for at in range(0, len(terms) - 1, 2)]
+        pairs = [fma(terms[index + 1], x, terms[index]) for index in range(0, len(terms) - 1, 2)]
         terms = pairs + terms[2 * len(pairs) :]
         x = x * x
     return terms[0]

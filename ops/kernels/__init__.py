@@ -1,7 +1,7 @@
-"""Faster forwards for particular devices, besides the plain ones of the operators, which stay their reference.
+"""Faster kernels for particular devices. The operators' forwards are the fallback and the reference implementation.
 
-Each package here registers its own with :func:`flowmx.ops.registry.operators.kernel` when it is imported. Importing it
-loads no library: that waits for the first call, and where the library is missing the plain forward runs.
+Each package here registers its kernels with :mod:`flowmx.ops.registry.kernels` when it is imported. Importing
+it loads no library; the first call does. If the library is missing, the operator's forward runs.
 """
 
 from __future__ import annotations
@@ -11,61 +11,86 @@ import pkgutil
 from typing import TYPE_CHECKING
 
 from flowmx.ops.registry.dtypes import FLOAT32
+from flowmx.ops.registry.kernels import load_at_first_use
 from flowmx.ops.registry.traits import Precision
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flowmx.ops.registry.dtypes import DType
-    from flowmx.ops.registry.operators import Laid, Operator
+    from flowmx.ops.registry.kernels import Laid
+    from flowmx.ops.registry.operators import Operator, Shape
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+_CUDA = f"{__name__}.cuda"
+for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
+    if _module.name != _CUDA:
+        importlib.import_module(_module.name)
+load_at_first_use("gpu", lambda: importlib.import_module(_CUDA))
 
 
-def like_channels_last(device_type: str) -> frozenset[DType]:
-    """The element types in which a device's kernels are faster with the channels contiguous in memory."""
-    from flowmx.ops.kernels import cuda
+def channels_last_dtypes(device_type: str) -> frozenset[DType]:
+    """Return the element types in which a device's kernels are faster with the channels contiguous in memory."""
     from flowmx.ops.kernels.onednn.library import library
     from flowmx.ops.quantization.ranges import INT8, INT32, UINT8
 
     if device_type == "gpu":
+        from flowmx.ops.kernels import cuda
+
         return cuda.convolution.channels_last()
-    found = library() if device_type == "cpu" else None
-    if found is None:
+    onednn = library() if device_type == "cpu" else None
+    if onednn is None:
         return frozenset()
-    return multiplied(device_type) | ({INT8, UINT8, INT32} if found.multiplies_bytes() else set())
+    return product_dtypes(device_type) | ({INT8, UINT8, INT32} if onednn.multiplies_bytes() else set())
 
 
-def multiplied(device_type: str) -> frozenset[DType]:
-    """The element types in which a device's kernels multiply, and do what is fused into a product."""
+def product_dtypes(device_type: str) -> frozenset[DType]:
+    """Return the element types in which a device's kernels compute products and fused layers."""
     from flowmx.ops.kernels.onednn.layouts import halves
 
     return frozenset([FLOAT32]) | (halves() if device_type == "cpu" else frozenset())
 
 
 def computes(device_type: str, op: Operator, dtype: DType) -> bool:
-    """Tell whether an operator's kernel computes on elements of a type of 16 bits as they are in memory."""
-    from flowmx.ops.registry.operators import kernel_for
+    """Return whether an operator's kernel computes on 16-bit elements without converting them first."""
+    from flowmx.ops.registry.kernels import kernel_for
 
     kernel = kernel_for(device_type, op.name)
     if kernel is None and op.traits.heavy and op.traits.precision in (Precision.LOW, Precision.WIDEST):
-        # By the device's product.
-        return dtype in multiplied(device_type)
-    ask = getattr(kernel, "takes", None)
-    return op.traits.moves or op.traits.repeats or bool(ask is not None and ask(op, dtype))
+        # The device's product computes it.
+        return dtype in product_dtypes(device_type)
+    takes = None if kernel is None else kernel.takes
+    return op.traits.moves or op.traits.repeats or bool(takes is not None and takes(op, dtype))
+
+
+def fastest_form(device_type: str, layer: Operator, data: Shape, dtype: DType) -> Operator:
+    """Return a layer with packed weight and the fastest algorithm for data of a shape, which may be measured now."""
+    from flowmx.ops.compiled.fused_layers import FusedConvolution
+
+    if device_type != "cpu" or type(layer) is not FusedConvolution:
+        return layer
+    from flowmx.ops.kernels.onednn.forms import winograd_side
+
+    side = winograd_side(layer, data, dtype)
+    if not side:
+        return layer
+    return FusedConvolution.create(**{**{name: getattr(layer, name) for name in layer.attributes()}, "winograd": side})
 
 
 def weight_of_link(device_type: str, op: Operator, dtype: DType, count: int) -> int | None:
-    """About how many instructions an operator of so many inputs takes as part of a chain; None where it cannot be."""
-    from flowmx.ops.kernels import cuda, llvm
+    """Estimate an operator's instructions as part of a chain; None if it cannot be in one."""
+    if device_type == "cpu":
+        from flowmx.ops.kernels import llvm
 
-    ask = {"cpu": llvm.chain.weight, "gpu": cuda.chain.weight}.get(device_type)
-    return None if ask is None else ask(op, dtype, count)
+        return llvm.chain.weight(op, dtype, count)
+    if device_type == "gpu":
+        from flowmx.ops.kernels import cuda
+
+        return cuda.chain.weight(op, dtype, count)
+    return None
 
 
 def expect_graph(device_type: str) -> None:
-    """Let the compiler of loops be loaded meanwhile, where there is one that the cache has nothing of."""
+    """Start loading the loop compiler in the background, if the device has one and the cache is empty."""
     if device_type == "cpu":
         from flowmx.ops.kernels import llvm
 
@@ -73,34 +98,39 @@ def expect_graph(device_type: str) -> None:
 
 
 def load_ahead(device_type: str) -> None:
-    """Let the compiler of loops be loaded meanwhile, where there is one: for a graph that was not met before."""
+    """Start loading the loop compiler in the background for a new graph, if the device has one."""
     if device_type == "cpu":
         from flowmx.ops.kernels import llvm
 
         if llvm.chain.can_compile():
-            llvm.program.load_ahead()
+            llvm.background_compilation.load_ahead()
 
 
 def compile_ahead(device_type: str, chains: Sequence[tuple[Operator, Sequence[Laid], Sequence[Laid]]]) -> None:
-    """Let the kernels of chains be compiled meanwhile, in this order, for inputs and outputs that lie like this."""
+    """Start compiling the kernels of chains in the background, for these layouts of inputs and outputs."""
     from flowmx.ops.kernels import llvm
-    from flowmx.ops.registry.operators import kernel_for
+    from flowmx.ops.registry.kernels import kernel_for
 
-    if kernel_for(device_type, "_chain") is llvm.chain.compute:
+    kernel = kernel_for(device_type, "_chain")
+    if kernel is not None and kernel.compute is llvm.chain.compute:
         llvm.chain.compile_ahead(chains)
 
 
 def computes_attention(device_type: str, dtype: DType, size: int, pairs: int) -> bool:
-    """Tell whether a device has a fused attention kernel that pays.
+    """Return whether a device has a fused attention kernel that is worth using.
 
     Args:
-        device_type: the device's.
-        dtype: that of queries, keys and values.
-        size: the length of these vectors.
-        pairs: how many pairs of a query and a key a head has.
+        device_type: the device type.
+        dtype: the element type of queries, keys and values.
+        size: the length of the vectors.
+        pairs: the number of query-key pairs per head.
     """
-    from flowmx.ops.kernels import cuda, llvm
-
     if device_type == "cpu":
+        from flowmx.ops.kernels import llvm
+
         return llvm.attention.takes(dtype, pairs)
-    return device_type == "gpu" and cuda.attention.takes(dtype, size)
+    if device_type == "gpu":
+        from flowmx.ops.kernels import cuda
+
+        return cuda.attention.takes(dtype, size)
+    return False

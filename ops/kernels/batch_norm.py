@@ -1,4 +1,4 @@
-"""BatchNorm: by loops of our own, else by oneDNN, else plainly."""
+"""BatchNorm by compiled loops, otherwise by oneDNN, otherwise by the operator's forward."""
 
 from __future__ import annotations
 
@@ -7,39 +7,36 @@ from typing import Any
 
 from flowmx.ops.kernels.llvm import batch_norm as loops
 from flowmx.ops.kernels.onednn import normalization as onednn
-from flowmx.ops.kernels.onednn.kernel import plainly
+from flowmx.ops.kernels.onednn.kernel import run_fallback
 from flowmx.ops.kernels.onednn.layouts import FLOATS
 from flowmx.ops.nn.normalization.batch_norm import BatchNorm
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Array, Run, kernel
-
-
-def _forward(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array], relu: bool) -> None:
-    if not (loops.forward(op, run, inputs, outputs, relu) or onednn.batch_norm(op, run, inputs, outputs, relu)):
-        plainly(op, run, inputs, outputs)
-
-
-@kernel("cpu", "BatchNorm")
-def _batch_norm(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    _forward(op, run, inputs, outputs, relu=False)
-
-
-@kernel("cpu", "_relu_BatchNorm")
-def _batch_norm_relu(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    _forward(op, run, inputs, outputs, relu=True)
-
-
-@kernel("cpu", "_backward_BatchNorm")
-def _backward_batch_norm(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    if not (loops.backward(op, inputs, outputs) or onednn.backward_batch_norm(op, inputs, outputs)):
-        plainly(op, run, inputs, outputs)
-    elif op.fix_gamma:
-        outputs[1].fill(0)
+from flowmx.ops.registry.kernels import kernel
+from flowmx.ops.registry.operators import Array, Run
 
 
 def _takes(op: Any, dtype: DType) -> bool:
     return dtype in FLOATS
 
 
-for _kernel in (_batch_norm, _batch_norm_relu, _backward_batch_norm):
-    _kernel.takes = _takes  # type: ignore[attr-defined]
+def _forward(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array], relu: bool) -> None:
+    if not (loops.forward(op, run, inputs, outputs, relu) or onednn.batch_norm(op, run, inputs, outputs, relu)):
+        run_fallback(op, run, inputs, outputs)
+
+
+@kernel("cpu", "BatchNorm", takes=_takes)
+def _batch_norm(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    _forward(op, run, inputs, outputs, relu=False)
+
+
+@kernel("cpu", "_relu_BatchNorm", takes=_takes)
+def _batch_norm_relu(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    _forward(op, run, inputs, outputs, relu=True)
+
+
+@kernel("cpu", "_backward_BatchNorm", takes=_takes)
+def _backward_batch_norm(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    if not (loops.backward(op, inputs, outputs) or onednn.backward_batch_norm(op, inputs, outputs)):
+        run_fallback(op, run, inputs, outputs)
+    elif op.fix_gamma:
+        outputs[1].fill(0)

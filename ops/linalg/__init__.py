@@ -1,1 +1,1 @@
-"""Matrix products, and MXNet's linalg in batches."""
+"""Matrix products, and MXNet's batched linear algebra."""

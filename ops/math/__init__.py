@@ -1,1 +1,1 @@
-"""Mathematics: elementwise functions, two operands, reductions, casts."""
+"""Elementwise functions, reductions, transforms and casts."""

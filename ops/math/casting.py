@@ -1,4 +1,4 @@
-"""Casts, and operators that depend on an input's shape alone: zeros_like, shape_array."""
+"""Casts, and operators that depend only on the shape of the input: zeros_like, ones_like, shape_array, size_array."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.ops.arrays.creation import Ones, Zeros
+from flowmx.ops.arrays.creation_ops import Ones, Zeros
 from flowmx.ops.arrays.linear import Inferred, InferredTypes, shape_of
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described, operator, required
+from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, describe, operator, required
 from flowmx.ops.registry.traits import BatchWise
 
 
 class _Fill(Operator, shapes_only=("data",)):
     value = 0
-    filled: type[Operator] = Zeros
+    creation_op: type[Operator] = Zeros
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         outputs[0][...] = self.value
@@ -24,8 +24,8 @@ class _Fill(Operator, shapes_only=("data",)):
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         return [None]
 
-    def without_like(self, shape: Shape, dtype: DType) -> Operator:
-        return self.filled.create(shape=shape, dtype=dtype)
+    def without_shape_inputs(self, shape: Shape, dtype: DType) -> Operator:
+        return self.creation_op.create(shape=shape, dtype=dtype)
 
 
 @operator("zeros_like")
@@ -38,7 +38,7 @@ class OnesLike(_Fill, batch_wise=BatchWise.ALL):
     """Ones of the input's shape and dtype."""
 
     value = 1
-    filled = Ones
+    creation_op = Ones
 
 
 class _Shape(Operator, no_gradient=True, shapes_only=("data",)):
@@ -50,7 +50,7 @@ class _Shape(Operator, no_gradient=True, shapes_only=("data",)):
 class ShapeArray(_Shape):
     """The input's shape, as an int64 vector."""
 
-    input_docs = described(data="any shape, any dtype")
+    input_docs = describe(data="any shape, any dtype")
     output_doc = "(number of axes,), int64"
     onnx = "Shape"
 
@@ -65,7 +65,7 @@ class ShapeArray(_Shape):
 class SizeArray(_Shape):
     """The input's number of elements, as an int64 vector of length 1."""
 
-    input_docs = described(data="any shape, any dtype")
+    input_docs = describe(data="any shape, any dtype")
     output_doc = "(1,), int64"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -77,11 +77,11 @@ class SizeArray(_Shape):
 
 @operator("Cast", "cast")
 class Cast(Operator, casts=True, batch_wise=BatchWise.ALL):
-    """The input as another element type."""
+    """The input cast to another dtype."""
 
-    input_docs = described(data="any shape, any dtype")
+    input_docs = describe(data="any shape, any dtype")
     output_doc = "The shape of data, dtype `dtype`"
-    dtype: DType = required("The wanted dtype.")
+    dtype: DType = required("The output's dtype.")
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return dtypes, [self.dtype]
@@ -95,7 +95,7 @@ class Cast(Operator, casts=True, batch_wise=BatchWise.ALL):
 
 @operator("_cast_like")
 class CastLike(Operator, hidden=True, casts=True, batch_wise=BatchWise.FIRST):
-    """The first input as the element type of the second."""
+    """The first input cast to the dtype of the second."""
 
     arguments = ("data", "like")
 
@@ -111,5 +111,5 @@ class CastLike(Operator, hidden=True, casts=True, batch_wise=BatchWise.FIRST):
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         return [F.op("_cast_like", heads[0], shape_of(inputs, 0)), None]
 
-    def without_like(self, shape: Shape, dtype: DType) -> Operator:
+    def without_shape_inputs(self, shape: Shape, dtype: DType) -> Operator:
         return Cast.create(dtype=dtype)

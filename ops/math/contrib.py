@@ -1,4 +1,4 @@
-"""Small functions of MXNet's contrib: of elements, of gradients, of positions."""
+"""Small operators of MXNet's contrib: allclose, index_array, div_sqrt_dim, gradientmultiplier, quadratic."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from flowmx.ops.arrays.linear import Inferred, InferredTypes, bound
-from flowmx.ops.arrays.reshaping import axes_of
+from flowmx.ops.arrays.linear import Inferred, InferredTypes, parameters_of
+from flowmx.ops.arrays.shape_arithmetic import axes_of
 from flowmx.ops.nn.common import expect_rank
 from flowmx.ops.registry.dtypes import BY_NAME, DType
 from flowmx.ops.registry.operators import (
@@ -16,7 +16,7 @@ from flowmx.ops.registry.operators import (
     Run,
     Shape,
     ShapeOrNone,
-    described,
+    describe,
     family,
     operator,
     option,
@@ -30,7 +30,7 @@ class AllClose(Operator, no_gradient=True, precision=Precision.WIDEST):
     """1 where |a - b| ≤ atol + rtol·|b| for all elements, else 0: uint8, of shape ()."""
 
     arguments = ("a", "b")
-    input_docs = described(
+    input_docs = describe(
         a="any shape, any dtype",
         b="the shape and dtype of a",
     )
@@ -53,18 +53,18 @@ class AllClose(Operator, no_gradient=True, precision=Precision.WIDEST):
 class IndexArray(Operator, no_gradient=True, input_named=True, shapes_only=("data",)):
     """The coordinates of each element, on a new last axis: int64 (*shape, axes)."""
 
-    input_docs = described(data="any shape, any dtype; only its shape is used")
-    output_doc = "(*shape, number of chosen axes), int64"
-    axes: Shape | None = option(None, "The axes whose coordinates to give; None for all.")
+    input_docs = describe(data="any shape, any dtype; only its shape is used")
+    output_doc = "(*shape, number of axes), int64"
+    axes: Shape | None = option(None, "The axes whose coordinates to return; None for all.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         shape = shapes[0]
         if shape is None:
             return shapes, [None]
-        return shapes, [(*shape, len(self.chosen(len(shape))))]
+        return shapes, [(*shape, len(self.selected_axes(len(shape))))]
 
-    def chosen(self, ndim: int) -> Shape:
-        """The axes, counted from the front."""
+    def selected_axes(self, ndim: int) -> Shape:
+        """Return the axes, counted from the front."""
         return tuple(range(ndim)) if self.axes is None else axes_of(self, self.axes, ndim, "axes")
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
@@ -72,16 +72,16 @@ class IndexArray(Operator, no_gradient=True, input_named=True, shapes_only=("dat
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         shape = inputs[0].shape
-        for at, axis in enumerate(self.chosen(len(shape))):
+        for index, axis in enumerate(self.selected_axes(len(shape))):
             steps = run.xp.arange(shape[axis])
-            outputs[0][..., at] = steps.reshape(-1, *(1,) * (len(shape) - axis - 1))
+            outputs[0][..., index] = steps.reshape(-1, *(1,) * (len(shape) - axis - 1))
 
 
 @operator("_contrib_div_sqrt_dim")
 class DivSqrtDim(Operator, in_place=((0, 0),), batch_wise=BatchWise.ALL):
-    """The input divided by the root of the length of its last axis."""
+    """The input divided by the square root of the length of its last axis."""
 
-    input_docs = described(data="(..., size), float")
+    input_docs = describe(data="(..., size), float")
     output_doc = "The shape and dtype of data"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -106,7 +106,7 @@ class DivSqrtDim(Operator, in_place=((0, 0),), batch_wise=BatchWise.ALL):
 @family
 class _Multiplier(Operator, in_place=((0, 0),)):
     scalar: float = option(1.0, "The number.")
-    is_int: bool = option(True, "Kept for MXNet's files.")
+    is_int: bool = option(True, "Ignored; exists for MXNet's symbol files.")
 
 
 @operator("_contrib_gradientmultiplier")
@@ -119,7 +119,7 @@ class GradientMultiplier(_Multiplier, passing=Passing.ALWAYS, batch_wise=BatchWi
         run.xp.copyto(outputs[0], inputs[0])
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        return [F.op("_contrib_backward_gradientmultiplier", heads[0], **bound(self))]
+        return [F.op("_contrib_backward_gradientmultiplier", heads[0], **parameters_of(self))]
 
 
 @operator("_contrib_backward_gradientmultiplier")
@@ -130,7 +130,7 @@ class BackwardGradientMultiplier(_Multiplier, hidden=True):
         run.xp.multiply(inputs[0], inputs[0].dtype.type(self.scalar), out=outputs[0])
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        return [F.op("_contrib_backward_gradientmultiplier", heads[0], **bound(self))]
+        return [F.op("_contrib_backward_gradientmultiplier", heads[0], **parameters_of(self))]
 
 
 # -- a polynomial ------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class Quadratic(_Quadratic, in_place=((0, 0),), input_named=True, batch_wise=Bat
         outputs[0][...] = (self.a * x + self.b) * x + self.c
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        return [F.op("_contrib_backward_quadratic", heads[0], inputs[0], **bound(self))]
+        return [F.op("_contrib_backward_quadratic", heads[0], inputs[0], **parameters_of(self))]
 
 
 @operator("_contrib_backward_quadratic")
@@ -165,5 +165,5 @@ class BackwardQuadratic(_Quadratic, hidden=True):
         outputs[0][...] = inputs[0] * (2 * self.a * inputs[1] + self.b)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        of_head = F.op("_contrib_backward_quadratic", heads[0], inputs[1], **bound(self))
-        return [of_head, heads[0] * inputs[0] * (2 * self.a)]
+        head_gradient = F.op("_contrib_backward_quadratic", heads[0], inputs[1], **parameters_of(self))
+        return [head_gradient, heads[0] * inputs[0] * (2 * self.a)]

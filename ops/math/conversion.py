@@ -1,4 +1,4 @@
-"""Copies of arrays as another element type: by what is fastest on the device, else by the array namespace."""
+"""Casts of arrays: by the device's fast kernel, or else by the array namespace."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ F = TypeVar("F", bound=Caster)
 _casters: dict[str, Caster] = {}
 
 
-def caster(device_type: str) -> Callable[[F], F]:
-    """Register a faster cast ``function(source, out)`` for a device type; it returns False where it is of no use."""
+def cast_kernel(device_type: str) -> Callable[[F], F]:
+    """Register a faster cast ``function(source, out)`` for a device type; it returns False for unsupported arrays."""
 
     def register(function: F) -> F:
         _casters[device_type] = function
@@ -24,16 +24,16 @@ def caster(device_type: str) -> Callable[[F], F]:
 
 
 def cast(run: Run, source: Array, out: Array) -> None:
-    """Copy an array into one of its shape and another element type."""
+    """Copy an array into one of the same shape and another dtype."""
     fast = _casters.get(run.device.kernels)
     if fast is None or not fast(source, out):
         run.xp.copyto(out, source, casting="unsafe")
 
 
 def as_type(run: Run, array: Array, dtype: DType) -> Array:
-    """The array as an element type; itself where it is of that type."""
+    """Return an array cast to a dtype; the array itself if it has that dtype."""
     if array.dtype == dtype:
         return array
-    made = run.xp.empty_like(array, dtype=dtype)
-    cast(run, array, made)
-    return made
+    out = run.xp.empty_like(array, dtype=dtype)
+    cast(run, array, out)
+    return out

@@ -1,6 +1,6 @@
-"""Reductions, and broadcasting, which is their reverse.
+"""Reductions, and broadcasting.
 
-As in MXNet, reducing over all axes gives the shape (1,), and ``axis=()`` means all axes.
+As in MXNet, a reduction over all axes has the shape (1,), and ``axis=()`` means all axes.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 
 from flowmx.errors import ShapeError
-from flowmx.ops.arrays.linear import Inferred, InferredTypes, Linear, bound, linear, shape_of
-from flowmx.ops.arrays.reshaping import axes_of, axis_of, expect_elements
+from flowmx.ops.arrays.linear import Inferred, InferredTypes, Linear, linear, parameters_of, shape_of
+from flowmx.ops.arrays.shape_arithmetic import axes_of, axis_of, expect_elements
 from flowmx.ops.registry.dtypes import DType, is_floating
 from flowmx.ops.registry.operators import (
     Array,
@@ -23,7 +23,7 @@ from flowmx.ops.registry.operators import (
     Run,
     Shape,
     ShapeOrNone,
-    described,
+    describe,
     family,
     operator,
     option,
@@ -31,55 +31,55 @@ from flowmx.ops.registry.operators import (
 from flowmx.ops.registry.traits import BatchParts, BatchWise, Passing, Precision
 
 
-def wide(x: Array) -> Array:
-    """Half-precision numbers as float32, to add them up in; others as they are."""
+def widen(x: Array) -> Array:
+    """Return 16-bit floats as float32, for sums; other arrays unchanged."""
     return x.astype(np.float32) if is_floating(x.dtype) and x.dtype.itemsize < 4 else x
 
 
 def reduce_into(function: Callable[..., Any], x: Array, axes: Shape, out: Array) -> None:
     """Reduce ``x`` over ``axes`` by a function of the array namespace, into ``out``."""
-    values = wide(x)
-    kept = tuple(1 if axis in axes else length for axis, length in enumerate(x.shape))
+    values = widen(x)
+    keepdims_shape = tuple(1 if axis in axes else length for axis, length in enumerate(x.shape))
     if out.flags.c_contiguous and values is x:
-        function(x, axis=axes, keepdims=True, out=out.reshape(kept))
+        function(x, axis=axes, keepdims=True, out=out.reshape(keepdims_shape))
     else:
         out[...] = function(values, axis=axes, keepdims=True).reshape(out.shape)
 
 
-_ROWS = 32
-"""As many rows are added one to another; NumPy adds all of them so, and float32 loses a digit for each ten thousand."""
+_BLOCK_ROWS = 32
+"""Rows to sum one by one. NumPy sums all rows this way; float32 then loses a digit for each ten thousand."""
 
 
-def is_of_rows(xp: Any, x: Array, axes: Shape) -> bool:
-    """Tell whether a sum over ``axes`` is one of many rows, none of them empty, which lie whole."""
+def is_row_sum(xp: Any, x: Array, axes: Shape) -> bool:
+    """Return whether a sum over ``axes`` is a sum of many contiguous, nonempty rows."""
     leading = len(axes) < x.ndim and axes == tuple(range(len(axes)))
     if xp is not np or not leading or not is_floating(x.dtype) or not x.flags.c_contiguous:
         return False
     rows: int = math.prod(x.shape[: len(axes)])
-    return rows > 2 * _ROWS and x.size > 0
+    return rows > 2 * _BLOCK_ROWS and x.size > 0
 
 
-def add_into(run: Run, x: Array, axes: Shape, out: Array) -> None:
-    """Add ``x`` up over ``axes``, into ``out``: many rows as sums of blocks of rows."""
-    if is_of_rows(run.xp, x, axes):
-        out[...] = added(run.xp, wide(x), axes).reshape(out.shape)
+def sum_into(run: Run, x: Array, axes: Shape, out: Array) -> None:
+    """Sum ``x`` over ``axes`` into ``out``; many rows are summed in blocks, for precision."""
+    if is_row_sum(run.xp, x, axes):
+        out[...] = sum_keepdims(run.xp, widen(x), axes).reshape(out.shape)
     else:
         reduce_into(run.xp.sum, x, axes, out)
 
 
-def added(xp: Any, x: Array, axes: Shape) -> Array:
-    """The sum of ``x`` over ``axes``, which stay with a length of 1; as :func:`add_into`."""
-    if not is_of_rows(xp, x, axes):
+def sum_keepdims(xp: Any, x: Array, axes: Shape) -> Array:
+    """Return the sum of ``x`` over ``axes``, which remain with length 1; many rows are summed in blocks."""
+    if not is_row_sum(xp, x, axes):
         return xp.sum(x, axis=axes, keepdims=True)
-    kept = tuple(1 if axis in axes else length for axis, length in enumerate(x.shape))
-    return _added(x.reshape(math.prod(x.shape[: len(axes)]), -1)).reshape(kept)
+    keepdims_shape = tuple(1 if axis in axes else length for axis, length in enumerate(x.shape))
+    return _sum_blocks(x.reshape(math.prod(x.shape[: len(axes)]), -1)).reshape(keepdims_shape)
 
 
-def _added(rows: Array) -> Array:
-    while len(rows) > 2 * _ROWS:
-        whole = len(rows) // _ROWS * _ROWS
-        blocks = np.add.reduce(rows[:whole].reshape(-1, _ROWS, rows.shape[1]), axis=1)
-        rows = blocks if whole == len(rows) else np.concatenate([blocks, rows[whole:].sum(axis=0, keepdims=True)])
+def _sum_blocks(rows: Array) -> Array:
+    while len(rows) > 2 * _BLOCK_ROWS:
+        full = len(rows) // _BLOCK_ROWS * _BLOCK_ROWS
+        blocks = np.add.reduce(rows[:full].reshape(-1, _BLOCK_ROWS, rows.shape[1]), axis=1)
+        rows = blocks if full == len(rows) else np.concatenate([blocks, rows[full:].sum(axis=0, keepdims=True)])
     return np.add.reduce(rows, axis=0)
 
 
@@ -87,7 +87,7 @@ def _added(rows: Array) -> Array:
 class Reduction(Operator, batch_wise=BatchWise.FIRST):
     """Base of reductions over some axes."""
 
-    input_docs = described(data="any shape, any dtype")
+    input_docs = describe(data="any shape, any dtype")
     output_doc = (
         "The shape of data without the axes, or with length 1 there (keepdims); (1,) without any; the dtype of data"
     )
@@ -99,8 +99,8 @@ class Reduction(Operator, batch_wise=BatchWise.FIRST):
         """The axes to reduce over."""
         if not self.axis:
             return tuple(range(ndim))
-        given = axes_of(self, self.axis, ndim)
-        return tuple(axis for axis in range(ndim) if (axis in given) != self.exclude)
+        named_axes = axes_of(self, self.axis, ndim)
+        return tuple(axis for axis in range(ndim) if (axis in named_axes) != self.exclude)
 
     def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
         return 0 in self.axes(len(inputs[0]))
@@ -115,7 +115,7 @@ class Reduction(Operator, batch_wise=BatchWise.FIRST):
         return shapes, [tuple(n for axis, n in enumerate(shape) if axis not in axes) or (1,)]
 
     def spread(self, head: Array, shape: Shape) -> Array:
-        """An output, broadcast over the axes that were reduced."""
+        """Return an output as a view that broadcasts over the reduced axes."""
         axes = self.axes(len(shape))
         return head.reshape(tuple(1 if axis in axes else n for axis, n in enumerate(shape)))
 
@@ -132,9 +132,9 @@ class Sum(Reduction, Linear, precision=Precision.FLOAT32):
         return super().batch_parts(inputs, outputs)
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        add_into(run, inputs[0], self.axes(inputs[0].ndim), outputs[0])
+        sum_into(run, inputs[0], self.axes(inputs[0].ndim), outputs[0])
 
-    def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
+    def apply_transpose(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
         out[...] = self.spread(head, out.shape)
 
 
@@ -148,57 +148,67 @@ class Mean(Reduction, Linear, precision=Precision.FLOAT32):
         axes = self.axes(inputs[0].ndim)
         count = math.prod(inputs[0].shape[axis] for axis in axes)
         if count and run.xp is np and is_floating(inputs[0].dtype) and inputs[0].dtype.itemsize >= 4:
-            add_into(run, inputs[0], axes, outputs[0])
+            sum_into(run, inputs[0], axes, outputs[0])
             outputs[0][...] /= count
-        else:  # of nothing, NumPy warns
+        else:  # NumPy warns about the mean of an empty array
             reduce_into(run.xp.mean, inputs[0], axes, outputs[0])
 
-    def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
+    def apply_transpose(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
         count = math.prod(out.shape[axis] for axis in self.axes(out.ndim))
         run.xp.divide(self.spread(head, out.shape), max(1, count), out=out, casting="unsafe")
 
 
-class Row(NamedTuple):
-    """One reduction: name, function of the namespace, gradient of (F, x, y, g), documentation.
+class GradientContext(NamedTuple):
+    """The functions that the gradients of reductions use."""
 
-    y and g come broadcast to the shape of x.
+    F: Any
+    spread: Callable[[Any], Any]
+    """An output, or its gradient, broadcast to the shape of the input."""
+    others: Callable[[Any], Any]
+    """For each element, the product of all others that are reduced with it."""
+
+
+class Row(NamedTuple):
+    """One reduction: name, function of the namespace, gradient of (context, x, y, g), documentation.
+
+    The output y and its gradient g have the output's shape.
     """
 
     name: str
     function: str
-    derivative: Callable[[Any, Any, Any, Any], Any]
+    derivative: Callable[[GradientContext, Any, Any, Any], Any]
     doc: str
     aliases: tuple[str, ...] = ()
     searches: bool = False
-    """True where the result is one of the elements, so that the reduced axes must not be empty."""
+    """True if the result is one of the elements, so the reduced axes must not be empty."""
     onnx: str = ""
     """The operator of ONNX, as in :class:`Operator`."""
     ufunc: str | None = None
-    """The function of NumPy whose reduction it is."""
-    summed: Callable[[Any, Array], Array] | None = None
-    """The terms of a sum, of the namespace and the input; None for others."""
+    """The NumPy ufunc whose ``reduce`` is this reduction."""
+    terms: Callable[[Any, Array], Array] | None = None
+    """For sums: the terms, as a function of the namespace and the input."""
 
 
 TABLE = [
-    Row("prod", "prod", lambda F, x, y, g: g * y / x, "The product over the given axes.", onnx="ReduceProd"),
-    Row("nansum", "nansum", lambda F, x, y, g: g * (x == x), "The sum over the given axes; NaN counts as 0.",
-        summed=lambda xp, x: xp.where(x == x, x, x.dtype.type(0))),
+    Row("prod", "prod", lambda ctx, x, y, g: ctx.spread(g) * ctx.others(x), "The product over the given axes.",
+        onnx="ReduceProd"),
+    Row("nansum", "nansum", lambda ctx, x, y, g: ctx.spread(g) * (x == x),
+        "The sum over the given axes; NaN counts as 0.", terms=lambda xp, x: xp.where(x == x, x, x.dtype.type(0))),
     Row("nanprod", "nanprod",
-        # What divides is a number everywhere, so that the gradient's own gradient is one too.
-        lambda F, x, y, g: F.where(x == x, g * y / F.where(x == x, x, F.ones_like(x)), F.zeros_like(g)),
+        lambda ctx, x, y, g: ctx.spread(g) * ctx.others(ctx.F.where(x == x, x, ctx.F.ones_like(x))) * (x == x),
         "The product over the given axes; NaN counts as 1."),
-    Row("max", "max", lambda F, x, y, g: g * (x == y), "The maximum over the given axes.", ("max_axis",), True,
-        "ReduceMax", "maximum"),
-    Row("min", "min", lambda F, x, y, g: g * (x == y), "The minimum over the given axes.", ("min_axis",), True,
-        "ReduceMin", "minimum"),
+    Row("max", "max", lambda ctx, x, y, g: ctx.spread(g) * (x == ctx.spread(y)),
+        "The maximum over the given axes.", ("max_axis",), True, "ReduceMax", "maximum"),
+    Row("min", "min", lambda ctx, x, y, g: ctx.spread(g) * (x == ctx.spread(y)),
+        "The minimum over the given axes.", ("min_axis",), True, "ReduceMin", "minimum"),
 ]  # fmt: skip
 
 
 def _register(row: Row) -> None:
     def forward(self: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         x, axes = inputs[0], self.axes(inputs[0].ndim)
-        if row.summed is not None and is_of_rows(run.xp, x, axes):
-            add_into(run, row.summed(run.xp, x), axes, outputs[0])
+        if row.terms is not None and is_row_sum(run.xp, x, axes):
+            sum_into(run, row.terms(run.xp, x), axes, outputs[0])
         else:
             reduce_into(getattr(run.xp, row.function), x, axes, outputs[0])
 
@@ -207,26 +217,31 @@ def _register(row: Row) -> None:
             expect_elements(self, shapes[0], self.axes(len(shapes[0])))
         return Reduction.infer_shape(self, shapes)
 
-    def bind(self: Any, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
-        shape, dtype = given[0]
+    def bind(self: Any, xp: Any, input_forms: Sequence[Form], output_forms: Sequence[Form]) -> Bound | None:
+        shape, dtype = input_forms[0]
         if row.ufunc is None or xp is not np or dtype not in (np.float32, np.float64) or 0 in shape:
             return None
         axes = self.axes(len(shape))
         reduce: Any = getattr(np, row.ufunc).reduce
-        kept = tuple([1 if axis in axes else length for axis, length in enumerate(shape)])
+        keepdims_shape = tuple([1 if axis in axes else length for axis, length in enumerate(shape)])
 
-        def reduced(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        def reduce_forward(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
             out = outputs[0]
             if out.flags.c_contiguous:
-                reduce(inputs[0], axes, None, out.reshape(kept), True)
+                reduce(inputs[0], axes, None, out.reshape(keepdims_shape), True)
             else:
                 self.forward(run, inputs, outputs)
 
-        return reduced
+        return reduce_forward
 
     def gradient(self: Any, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
-        y, g = (F.op("_backward_sum", each, inputs[0], **bound(self)) for each in (outputs[0], heads[0]))
-        return [row.derivative(F, inputs[0], y, g)]
+        def spread(array: Any) -> Any:
+            return F.op("_backward_sum", array, inputs[0], **parameters_of(self))
+
+        def others(array: Any) -> Any:
+            return F.op("_products_of_others", array, **parameters_of(self))
+
+        return [row.derivative(GradientContext(F, spread, others), inputs[0], outputs[0], heads[0])]
 
     body = {
         "__doc__": row.doc,
@@ -250,7 +265,7 @@ for _row in TABLE:
 class Norm(Operator, precision=Precision.FLOAT32, batch_wise=BatchWise.FIRST):
     """The L1 or L2 norm over the given axes."""
 
-    input_docs = described(data="any shape, float")
+    input_docs = describe(data="any shape, float")
     output_doc = (
         "The shape of data without the axes, or with length 1 there (keepdims); dtype `out_dtype`, or that of data"
     )
@@ -275,30 +290,32 @@ class Norm(Operator, precision=Precision.FLOAT32, batch_wise=BatchWise.FIRST):
         return dtypes, [self.out_dtype or dtypes[0]]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        x, out = wide(inputs[0]), outputs[0]
+        x, out = widen(inputs[0]), outputs[0]
+        x = x.astype(np.float64) if x.dtype.kind in "iu" else x  # squares of integers could overflow
         axes = self.axes(x.ndim)
         terms = run.xp.abs(x) if self.ord == 1 else run.xp.square(x)
-        total = added(run.xp, terms, axes)
+        total = sum_keepdims(run.xp, terms, axes)
         out[...] = (total if self.ord == 1 else run.xp.sqrt(total)).reshape(out.shape)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         x = inputs[0]
 
-        def spread(each: Any) -> Any:
+        def spread(array: Any) -> Any:
             if self.out_dtype is not None:
-                each = F.op("_cast_like", each, x)
-            return F.op("_backward_sum", each, x, axis=self.axis, keepdims=self.keepdims)
+                array = F.op("_cast_like", array, x)
+            return F.op("_backward_sum", array, x, axis=self.axis, keepdims=self.keepdims)
 
         if self.ord == 1:
             return [spread(heads[0]) * F.sign(x)]
-        return [spread(heads[0]) * x / spread(outputs[0])]
+        y = outputs[0]
+        return [spread(heads[0]) * x / spread(y + (y == 0))]  # the gradient of the norm is 0 for zeros
 
 
 @family
-class Position(Operator, no_gradient=True, batch_wise=BatchWise.FIRST):
-    """Base of searches along an axis."""
+class ArgReduction(Operator, no_gradient=True, batch_wise=BatchWise.FIRST):
+    """Base of argmax and argmin."""
 
-    input_docs = described(data="any shape, any dtype")
+    input_docs = describe(data="any shape, any dtype")
     output_doc = (
         "The shape of data without the axis, or with length 1 there (keepdims); (1,) without any; the dtype of data"
     )
@@ -321,12 +338,12 @@ class Position(Operator, no_gradient=True, batch_wise=BatchWise.FIRST):
         return shapes, [(*shape[:axis], *((1,) if self.keepdims else ()), *shape[axis + 1 :]) or (1,)]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        found = getattr(run.xp, self.function)(inputs[0], axis=self.axis)
-        outputs[0][...] = found.reshape(outputs[0].shape)
+        positions = getattr(run.xp, self.function)(inputs[0], axis=self.axis)
+        outputs[0][...] = positions.reshape(outputs[0].shape)
 
 
 @operator("argmax")
-class ArgMax(Position):
+class ArgMax(ArgReduction):
     """The position of the maximum along an axis (the first one), in the input's dtype."""
 
     function = "argmax"
@@ -334,7 +351,7 @@ class ArgMax(Position):
 
 
 @operator("argmin")
-class ArgMin(Position):
+class ArgMin(ArgReduction):
     """The position of the minimum along an axis (the first one), in the input's dtype."""
 
     function = "argmin"
@@ -345,7 +362,7 @@ class ArgMin(Position):
 class ArgMaxChannel(Operator, no_gradient=True, batch_wise=BatchWise.FIRST):
     """The position of the maximum along axis 1, in the input's dtype."""
 
-    input_docs = described(data="(batch, channels, ...), any dtype")
+    input_docs = describe(data="(batch, channels, ...), any dtype")
     output_doc = "(batch, ...), the dtype of data"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -398,7 +415,7 @@ class SumLike(Operator, hidden=True, passing=Passing.ALIKE, batch_wise=BatchWise
             axis + lead for axis, n in enumerate(out.shape) if n == 1 and data.shape[axis + lead] != 1
         )
         if axes:
-            add_into(run, data, axes, out)
+            sum_into(run, data, axes, out)
         else:
             run.xp.copyto(out, data)
 
@@ -416,41 +433,41 @@ class _Broadcast(Operator, repeats=True, passing=Passing.ALIKE, batch_wise=Batch
 
 @operator("broadcast_to")
 class BroadcastTo(_Broadcast):
-    """Repeat axes of length 1 until the shape is ``shape``; a 0 in it keeps the input's axis."""
+    """Broadcast axes of length 1 to ``shape``; a 0 in it keeps the input's axis."""
 
-    input_docs = described(data="any shape, any dtype")
+    input_docs = describe(data="any shape, any dtype")
     output_doc = "`shape`, the dtype of data"
-    shape: Shape = option((), "The wanted shape.")
+    shape: Shape = option((), "The new shape.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
-        given, wanted = shapes[0], self.shape
-        if given is None:
-            return shapes, [None if 0 in wanted else wanted]
-        padded = (1,) * (len(wanted) - len(given)) + given
-        fits = len(given) <= len(wanted) and all(
-            w == g or g in (1, -1) or w == 0 for g, w in zip(padded, wanted, strict=True)
+        data, target = shapes[0], self.shape
+        if data is None:
+            return shapes, [None if 0 in target else target]
+        padded = (1,) * (len(target) - len(data)) + data
+        fits = len(data) <= len(target) and all(
+            t == n or n in (1, -1) or t == 0 for n, t in zip(padded, target, strict=True)
         )
         if not fits:
             raise ShapeError(
-                f"broadcast_to: shape is {wanted}, which the input's shape {given} does not broadcast to: "
+                f"broadcast_to: shape is {target}, which the input's shape {data} does not broadcast to: "
                 "each axis must be equal, or 1 in the input"
             )
-        # MXNet's 0 keeps an axis; for an axis of no elements that is the same.
-        return shapes, [tuple(w or g for g, w in zip(padded, wanted, strict=True))]
+        # 0 keeps an axis, as in MXNet; for an empty axis the result is the same.
+        return shapes, [tuple(t or n for n, t in zip(padded, target, strict=True))]
 
 
 @operator("broadcast_axis", "broadcast_axes")
 class BroadcastAxis(_Broadcast):
-    """Repeat the given axes, of length 1, to the given sizes."""
+    """Broadcast axes of length 1 to new sizes."""
 
-    input_docs = described(data="any shape with length 1 on the axes, any dtype")
+    input_docs = describe(data="any shape with length 1 on the axes, any dtype")
     output_doc = "The shape of data with the new sizes, the dtype of data"
     axis: Shape = option((), "The axes.")
     size: Shape = option((), "Their sizes.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         if len(self.axis) != len(self.size):
-            raise ShapeError(f"{self.name}: axis is {self.axis} and size {self.size}, expected as many of each")
+            raise ShapeError(f"{self.name}: axis is {self.axis} and size {self.size}, expected equal lengths")
         if shapes[0] is None:
             return shapes, [None]
         shape = list(shapes[0])
@@ -465,10 +482,10 @@ class BroadcastAxis(_Broadcast):
 
 @operator("broadcast_like")
 class BroadcastLike(_Broadcast, shapes_only=("rhs",)):
-    """Repeat axes of length 1 until the shape is that of ``rhs``, or only the given axes to given axes."""
+    """Broadcast axes of length 1 to the shape of ``rhs``; with ``lhs_axes``, only these, to the axes ``rhs_axes``."""
 
     arguments = ("lhs", "rhs")
-    input_docs = described(
+    input_docs = describe(
         lhs="any shape, any dtype",
         rhs="any shape, any dtype; only its shape is used",
     )
@@ -484,28 +501,28 @@ class BroadcastLike(_Broadcast, shapes_only=("rhs",)):
             raise ShapeError(f"{self.name}: lhs_axes is (), expected at least one axis, or None for all")
         if lhs is None or rhs is None:
             return shapes, [rhs if self.lhs_axes is None else None]
-        wanted = list(rhs)
+        target = list(rhs)
         if self.lhs_axes is not None and self.rhs_axes is not None:
-            wanted = list(lhs)
+            target = list(lhs)
             if len(self.lhs_axes) != len(self.rhs_axes):
                 raise ShapeError(
-                    f"{self.name}: lhs_axes is {self.lhs_axes} and rhs_axes {self.rhs_axes}, expected as many of each"
+                    f"{self.name}: lhs_axes is {self.lhs_axes} and rhs_axes {self.rhs_axes}, expected equal lengths"
                 )
             lefts = axes_of(self, self.lhs_axes, len(lhs), "lhs_axes")
             for left, right in zip(lefts, axes_of(self, self.rhs_axes, len(rhs), "rhs_axes"), strict=True):
-                wanted[left] = rhs[right]
-        padded = (1,) * (len(wanted) - len(lhs)) + lhs
-        if len(lhs) > len(wanted) or any(
-            g != w and g != 1 and -1 not in (g, w) for g, w in zip(padded, wanted, strict=True)
+                target[left] = rhs[right]
+        padded = (1,) * (len(target) - len(lhs)) + lhs
+        if len(lhs) > len(target) or any(
+            n != t and n != 1 and -1 not in (n, t) for n, t in zip(padded, target, strict=True)
         ):
             raise ShapeError(
-                f"{self.name}: lhs has shape {lhs}, which does not broadcast to {tuple(wanted)}: "
+                f"{self.name}: lhs has shape {lhs}, which does not broadcast to {tuple(target)}: "
                 "each axis must be equal, or 1 in lhs"
             )
-        return shapes, [tuple(wanted)]
+        return shapes, [tuple(target)]
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return dtypes, [dtypes[0]]
 
-    def without_like(self, shape: Shape, dtype: DType) -> Operator:
+    def without_shape_inputs(self, shape: Shape, dtype: DType) -> Operator:
         return BroadcastTo.create(shape=shape)

@@ -1,4 +1,4 @@
-"""Elementwise choice and sums of many: where, clip, add_n."""
+"""Elementwise selection and sums of several arrays: where, clip, add_n."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 
 from flowmx.errors import ShapeError, TypeInferenceError
 from flowmx.ops.arrays.linear import Inferred, InferredTypes
-from flowmx.ops.formulas.arrays import clip, clipping
-from flowmx.ops.registry.dtypes import DType, is_floating, name_of
-from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, merge, operator, required
+from flowmx.ops.formulas.array_formula import clip, clip_ufunc
+from flowmx.ops.registry.dtypes import DType, element, is_floating, name_of
+from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, describe, merge, operator, required
 from flowmx.ops.registry.traits import BatchWise, Passing, Precision
 
 
 @operator("where")
 class Where(Operator, precision=Precision.WIDEST, batch_wise=BatchWise.EACH):
-    """``x`` where the condition is not 0, else ``y``. A condition with one axis chooses whole rows."""
+    """``x`` where the condition is not 0, else ``y``. A condition with one axis selects whole rows."""
 
     arguments = ("condition", "x", "y")
-    input_docs = described(
-        condition="the shape of x, or its first axis alone, any dtype",
+    input_docs = describe(
+        condition="the shape of x, or only its first axis, any dtype",
         x="any shape, any dtype",
         y="the shape and dtype of x",
     )
@@ -32,7 +32,7 @@ class Where(Operator, precision=Precision.WIDEST, batch_wise=BatchWise.EACH):
         condition, x, y = shapes
         shape = merge(x, y)
         if shape is False:
-            raise ShapeError(f"{self.name}: y has shape {y}, expected {x} as x has")
+            raise ShapeError(f"{self.name}: y has shape {y}, expected {x}, the shape of x")
         if condition is not None and shape is not None:
             rows = len(condition) == 1 and merge(condition, shape[:1]) is not False
             if not rows and merge(condition, shape) is False:
@@ -46,42 +46,50 @@ class Where(Operator, precision=Precision.WIDEST, batch_wise=BatchWise.EACH):
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         condition, x, y = dtypes
         if x is not None and y is not None and x != y:
-            raise TypeInferenceError(f"{self.name}: y has dtype {name_of(y)}, expected {name_of(x)} as x has")
-        known = x or y
-        return [condition, known, known], [known]
+            raise TypeInferenceError(f"{self.name}: y has dtype {name_of(y)}, expected {name_of(x)}, the dtype of x")
+        dtype = x or y
+        return [condition, dtype, dtype], [dtype]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         (condition, x, y), out = inputs, outputs[0]
-        chosen = condition != 0
-        if condition.ndim < x.ndim and run.xp is np:  # whole rows are copied several times as fast
-            out[chosen], out[~chosen] = x[chosen], y[~chosen]
+        mask = condition != 0
+        if condition.ndim < x.ndim and run.xp is np:  # copies of whole rows are several times faster
+            out[mask], out[~mask] = x[mask], y[~mask]
             return
         run.xp.copyto(out, y)
-        run.xp.copyto(out, x, where=chosen.reshape((*chosen.shape, *(1,) * (x.ndim - chosen.ndim))))
+        run.xp.copyto(out, x, where=mask.reshape((*mask.shape, *(1,) * (x.ndim - mask.ndim))))
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         zero = F.zeros_like(heads[0])
         return [None, F.where(inputs[0], heads[0], zero), F.where(inputs[0], zero, heads[0])]
 
 
+def clip_integers(xp: Any, x: Array, low: float, high: float, out: Array) -> None:
+    """Clip integers to bounds of any size: compare with the exact bounds, write the bounds converted as in C."""
+    limits, kind = np.iinfo(x.dtype), x.dtype.type
+    if low <= high and low <= limits.max and high >= limits.min:
+        clip(xp, x, kind(int(max(low, limits.min))), kind(int(min(high, limits.max))), out)
+        return
+    above, below = xp.greater(x, np.float64(high)), xp.less(x, np.float64(low))
+    out[...] = xp.where(above, element(high, x.dtype), xp.where(below, element(low, x.dtype), x))
+
+
 @operator("clip")
 class Clip(Operator, in_place=((0, 0),), keeps_layout=True, batch_wise=BatchWise.ALL):
-    """Each element taken to the nearest number from ``a_min`` to ``a_max``."""
+    """Each element clipped to ``a_min`` ... ``a_max``."""
 
     a_min: float = required("The smallest number.")
     a_max: float = required("The largest number.")
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        x = inputs[0]
-        low, high = self.a_min, self.a_max
-        if not is_floating(x.dtype):
-            limits = np.iinfo(x.dtype)
-            low, high = (int(min(max(n, limits.min), limits.max)) for n in (low, high))
-        kind = x.dtype.type
-        clip(run.xp, x, kind(low), kind(high), outputs[0])
+        x, out = inputs[0], outputs[0]
+        if is_floating(x.dtype):
+            clip(run.xp, x, x.dtype.type(self.a_min), x.dtype.type(self.a_max), out)
+        else:
+            clip_integers(run.xp, x, self.a_min, self.a_max, out)
 
     def as_ufunc(self, xp: Any, dtype: DType) -> tuple[Callable[..., Any], Any] | None:
-        return clipping(xp, dtype, self.a_min, self.a_max)
+        return clip_ufunc(xp, dtype, self.a_min, self.a_max)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         x, g = inputs[0], heads[0]
@@ -101,7 +109,7 @@ class AddN(
     precision=Precision.WIDEST,
     batch_wise=BatchWise.ALL,
 ):
-    """The sum of the inputs, which have one shape."""
+    """The sum of inputs of the same shape."""
 
     variadic = "num_args"
     onnx = "Sum"
@@ -113,8 +121,8 @@ class AddN(
             run.xp.copyto(out, inputs[0])
             return
         run.xp.add(inputs[0], inputs[1], out=out)
-        for each in inputs[2:]:
-            run.xp.add(out, each, out=out)
+        for array in inputs[2:]:
+            run.xp.add(out, array, out=out)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         return [heads[0]] * self.num_args

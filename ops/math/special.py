@@ -20,62 +20,62 @@ Core = Callable[[Any, Array], Array]
 
 
 def horner(coefficients: Sequence[float], x: Array) -> Array:
-    """The polynomial with these coefficients, the constant one first, in the dtype of ``x``."""
+    """Return a polynomial in ``x``, in its dtype; the constant coefficient comes first."""
     total = x * coefficients[-1]
-    for each in coefficients[-2:0:-1]:
-        total += each
+    for coefficient in coefficients[-2:0:-1]:
+        total += coefficient
         total *= x
     total += coefficients[0]
     return total
 
 
 def piecewise(xp: Any, x: Array, pieces: Sequence[tuple[Array, Core]], otherwise: Core) -> Array:
-    """Each function on the elements that its mask chooses, the last one on the rest."""
-    if xp is not np:  # where a mask would make the host wait, every function is computed for all
-        made = otherwise(xp, x)
+    """Apply each function to the elements in its mask, and the last one to the rest."""
+    if xp is not np:  # a mask would make the host wait, so compute every function on all elements
+        result = otherwise(xp, x)
         for mask, function in reversed(pieces):
-            made = xp.where(mask, function(xp, x), made)
-        return made
-    rest = xp.ones(x.shape, bool)
-    made = xp.empty_like(x)
-    for chosen, function in [*pieces, (None, otherwise)]:
-        mask = rest if chosen is None else chosen & rest
+            result = xp.where(mask, function(xp, x), result)
+        return result
+    remaining = xp.ones(x.shape, bool)
+    result = xp.empty_like(x)
+    for condition, function in [*pieces, (None, otherwise)]:
+        mask = remaining if condition is None else condition & remaining
         count = int(xp.count_nonzero(mask))
         if count == x.size:
             return function(xp, x)
         if count:
-            made[mask] = function(xp, x[mask])
-            rest &= ~mask
-    return made
+            result[mask] = function(xp, x[mask])
+            remaining &= ~mask
+    return result
 
 
 def sigmoid(xp: Any, x: Array, out: Array) -> None:
-    """1/(1 + e⁻ˣ), as precise far below 0, where it is small, as elsewhere."""
-    made = out if out.dtype.itemsize > 2 else xp.empty(out.shape, FLOAT32)  # 1 + e⁻ˣ would lose what small ones tell
-    xp.multiply(x, -1.0, out=made, casting="unsafe")
-    xp.exp(made, out=made)
-    xp.add(made, 1.0, out=made)
-    xp.reciprocal(made, out=made)
-    if made is not out:
-        out[...] = made
+    """Compute 1/(1 + e⁻ˣ), with full relative precision also for large negative x."""
+    work = out if out.dtype.itemsize > 2 else xp.empty(out.shape, FLOAT32)  # 1 + e⁻ˣ loses small terms in 16 bits
+    xp.multiply(x, -1.0, out=work, casting="unsafe")
+    xp.exp(work, out=work)
+    xp.add(work, 1.0, out=work)
+    xp.reciprocal(work, out=work)
+    if work is not out:
+        out[...] = work
 
 
-def blockwise(core: Core, narrow: Core | None = None) -> Callable[[Any, Array, Array], None]:
-    """A function ``(xp, x, out)`` from one of blocks in float64, and one in float32 where that is precise enough."""
+def blockwise(core: Core, float32_core: Core | None = None) -> Callable[[Any, Array, Array], None]:
+    """Return a function ``(xp, x, out)`` from a core for float64, and one for float32 if that is precise enough."""
 
     def call(xp: Any, x: Array, out: Array) -> None:
-        chosen, dtype = core, BY_NAME["float64"]
-        if narrow is not None and is_floating(x.dtype) and x.dtype.itemsize <= 4:
-            chosen, dtype = narrow, FLOAT32
+        function, dtype = core, BY_NAME["float64"]
+        if float32_core is not None and is_floating(x.dtype) and x.dtype.itemsize <= 4:
+            function, dtype = float32_core, FLOAT32
         for part, result in blocks(x, out):
-            result[...] = chosen(xp, part.reshape(-1).astype(dtype, copy=False)).reshape(result.shape)
+            result[...] = function(xp, part.reshape(-1).astype(dtype, copy=False)).reshape(result.shape)
 
     return call
 
 
 # -- erf ---------------------------------------------------------------------------------------------------
-# erf x = 1 - exp(-x·q(x)) for x ≥ 0, where q(x) = -log(erfc x)/x is smooth: one polynomial serves small x, with
-# the full relative precision, and large x, up to where erf is 1.
+# erf x = 1 - exp(-x·q(x)) for x ≥ 0, where q(x) = -log(erfc x)/x is smooth: one polynomial covers small x, with
+# full relative precision, and large x, up to erf x = 1.
 
 _ERF32 = (
     2.682470208, 0.8678436601, 0.0279590195, -0.005717098638, 0.001112262317, -0.0001919208337, -2.255117907e-5,
@@ -106,7 +106,7 @@ erf = blockwise(lambda xp, x: _erf(xp, x, _ERF, 6.0), lambda xp, x: _erf(xp, x, 
 
 
 # -- erfinv ------------------------------------------------------------------------------------------------
-# erfinv x = x·p(w) with w = -log(1 - x²), and of its root further out.
+# erfinv x = x·p(w) with w = -log(1 - x²), and x·p(√w) for larger w.
 
 _ERFINV_LOW = (
     1.501409351110792, 0.24664027674416708, -0.004177317724382954, -0.0012527079078118758, 0.0002182502643397091,

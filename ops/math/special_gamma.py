@@ -1,8 +1,7 @@
-"""The gamma function, its logarithm and that one's derivatives, on whole arrays, in float64.
+"""The gamma function, its logarithm and the derivatives of the logarithm, on whole arrays, in float64.
 
-Each is called as ``function(xp, x, out)``. From 0 to 8 the argument is brought near 2 by the recurrence, where
-a minimax polynomial serves; above, there is Stirling's series; below 0, the reflection
-from -x.
+Each is called as ``function(xp, x, out)``. Arguments from 0 to 8 are moved near 2 by the recurrence, where a minimax
+polynomial applies. Larger arguments use Stirling's series, negative ones the reflection formula.
 """
 
 from __future__ import annotations
@@ -57,12 +56,12 @@ _DIGAMMA_FAR = (
     0.08333333333333316, -0.008333333333041464, 0.003968253804594593, -0.004166622998341309, 0.007569480213048248,
     -0.02058909534736434, 0.06153858063007377,
 )  # fmt: skip
-_ROOT = (1.4616321449683622, 9.549995429965697e-17)  # in two parts, for the digits that cancel
+_ROOT = (1.4616321449683622, 9.549995429965697e-17)  # in two parts, since leading digits cancel
 
 
 def _near_two(xp: Any, x: Array) -> tuple[Array, Array, Array]:
-    """Γ(x) for x from 0 to 8 is Γ(2+u) times a product, or divided by it where the mask is set: u, product, mask."""
-    u = x - xp.ceil(x - 0.5)  # halves go down, as in the comparisons that follow
+    """Return u, a product and a mask, for x from 0 to 8: Γ(x) = Γ(2+u) · product, or Γ(2+u)/product where masked."""
+    u = x - xp.ceil(x - 0.5)  # halves round down, as in the comparisons below
     below = x <= 1.5
     product = xp.where(below, x, 1.0)
     product *= xp.where(x <= 0.5, x + 1, 1.0)
@@ -73,10 +72,10 @@ def _near_two(xp: Any, x: Array) -> tuple[Array, Array, Array]:
 
 
 def _sine(xp: Any, x: Array) -> Array:
-    """The sine of πx, exact at integers and halves."""
-    whole = xp.rint(x)
-    made = xp.sin(np.pi * (x - whole))
-    return xp.where(whole % 2 == 0, made, -made)
+    """Return the sine of πx, exact at integers and halves."""
+    nearest = xp.rint(x)
+    value = xp.sin(np.pi * (x - nearest))
+    return xp.where(nearest % 2 == 0, value, -value)
 
 
 # -- Γ -----------------------------------------------------------------------------------------------------
@@ -84,16 +83,16 @@ def _sine(xp: Any, x: Array) -> Array:
 
 def _gamma_near(xp: Any, x: Array) -> Array:
     u, product, below = _near_two(xp, x)
-    made = 1 + u * horner(_GAMMA, u)
-    return xp.where(below, made / product, made * product)
+    value = 1 + u * horner(_GAMMA, u)
+    return xp.where(below, value / product, value * product)
 
 
 def _gamma_far(xp: Any, x: Array) -> Array:
-    x = xp.minimum(x, 200.0)  # infinite long before
-    root = xp.power(x, x / 2 - 0.25)  # the whole power may be infinite where Γ is not
-    made = 1 + horner(_STIRLING, 1 / x) / x
-    made *= math.sqrt(2 * math.pi) * xp.exp(-x)
-    return made * root * root
+    x = xp.minimum(x, 200.0)  # Γ overflows long before
+    root = xp.power(x, x / 2 - 0.25)  # the full power may overflow although Γ does not
+    value = 1 + horner(_STIRLING, 1 / x) / x
+    value *= math.sqrt(2 * math.pi) * xp.exp(-x)
+    return value * root * root
 
 
 def _gamma_positive(xp: Any, x: Array) -> Array:
@@ -101,8 +100,8 @@ def _gamma_positive(xp: Any, x: Array) -> Array:
 
 
 def _gamma_negative(xp: Any, x: Array) -> Array:
-    made = -np.pi / (x * _gamma_positive(xp, -x) * _sine(xp, x))
-    return xp.where(x == xp.floor(x), np.nan, made)
+    value = -np.pi / (x * _gamma_positive(xp, -x) * _sine(xp, x))
+    return xp.where(x == xp.floor(x), np.nan, value)
 
 
 gamma = blockwise(lambda xp, x: piecewise(xp, x, [(x < 0, _gamma_negative)], _gamma_positive))
@@ -114,15 +113,15 @@ gamma = blockwise(lambda xp, x: piecewise(xp, x, [(x < 0, _gamma_negative)], _ga
 
 def _gammaln_near(xp: Any, x: Array) -> Array:
     u, product, below = _near_two(xp, x)
-    made = xp.log(product)
-    return xp.where(below, -made, made) + u * horner(_LGAMMA, u)
+    value = xp.log(product)
+    return xp.where(below, -value, value) + u * horner(_LGAMMA, u)
 
 
 def _gammaln_far(xp: Any, x: Array) -> Array:
-    made = (x - 0.5) * (xp.log(x) - 1)
-    made += 0.5 * math.log(2 * math.pi) - 0.5
-    made += horner(_STIRLING_LOG, 1 / (x * x)) / x
-    return made
+    value = (x - 0.5) * (xp.log(x) - 1)
+    value += 0.5 * math.log(2 * math.pi) - 0.5
+    value += horner(_STIRLING_LOG, 1 / (x * x)) / x
+    return value
 
 
 def _gammaln_positive(xp: Any, x: Array) -> Array:
@@ -130,8 +129,8 @@ def _gammaln_positive(xp: Any, x: Array) -> Array:
 
 
 def _gammaln_negative(xp: Any, x: Array) -> Array:
-    made = math.log(math.pi) - xp.log(-x) - xp.log(xp.abs(_sine(xp, x))) - _gammaln_positive(xp, -x)
-    return xp.where(xp.isinf(x), np.inf, made)
+    value = math.log(math.pi) - xp.log(-x) - xp.log(xp.abs(_sine(xp, x))) - _gammaln_positive(xp, -x)
+    return xp.where(xp.isinf(x), np.inf, value)
 
 
 gammaln = blockwise(lambda xp, x: piecewise(xp, x, [(x < 0, _gammaln_negative)], _gammaln_positive))
@@ -143,12 +142,12 @@ gammaln = blockwise(lambda xp, x: piecewise(xp, x, [(x < 0, _gammaln_negative)],
 
 def _digamma_near(xp: Any, x: Array) -> Array:
     y = xp.where(x < 1, x + 1, x - xp.floor(x) + 1)
-    made = ((y - _ROOT[0]) - _ROOT[1]) * horner(_DIGAMMA, y - 1.5)
-    made -= xp.where(x < 1, 1 / x, 0.0)
+    value = ((y - _ROOT[0]) - _ROOT[1]) * horner(_DIGAMMA, y - 1.5)
+    value -= xp.where(x < 1, 1 / x, 0.0)
     for step in range(1, _FAR - 1):
         before = x - step
-        made += xp.where(before >= 1, 1 / before, 0.0)
-    return xp.where(x == 0, np.inf, made)
+        value += xp.where(before >= 1, 1 / before, 0.0)
+    return xp.where(x == 0, np.inf, value)
 
 
 def _digamma_far(xp: Any, x: Array) -> Array:
@@ -161,12 +160,12 @@ def _digamma_positive(xp: Any, x: Array) -> Array:
 
 
 def _digamma_negative(xp: Any, x: Array) -> Array:
-    made = _digamma_positive(xp, -x) - 1 / x - np.pi / xp.tan(np.pi * (x - xp.rint(x)))
-    return xp.where(x == xp.floor(x), np.inf, made)
+    value = _digamma_positive(xp, -x) - 1 / x - np.pi / xp.tan(np.pi * (x - xp.rint(x)))
+    return xp.where(x == xp.floor(x), np.inf, value)
 
 
 digamma = blockwise(lambda xp, x: piecewise(xp, x, [(x < 0, _digamma_negative)], _digamma_positive))
-"""The derivative of gammaln: infinite at 0 and negative integers, as MXNet has it."""
+"""The derivative of gammaln: infinite at 0 and negative integers, as in MXNet."""
 
 
 # -- the derivatives of ψ ----------------------------------------------------------------------------------
@@ -177,38 +176,38 @@ _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617
 
 def _polygamma_positive(order: int) -> Any:
     def core(xp: Any, x: Array) -> Array:
-        # The sum of n!/(x+k)^(n+1) over all k ≥ 0: the first ones as they are, the others by Euler and Maclaurin.
+        # The sum of n!/(x+k)^(n+1) over all k ≥ 0: the first terms directly, the others by the Euler-Maclaurin formula.
         total = xp.zeros_like(x)
         for step in range(_SHIFT):
             total += (x + step) ** -(order + 1)
         total *= math.factorial(order)
         z = x + _SHIFT
-        rest = math.factorial(order - 1) * z**-order + math.factorial(order) / 2 * z ** -(order + 1)
+        remainder = math.factorial(order - 1) * z**-order + math.factorial(order) / 2 * z ** -(order + 1)
         for k, number in enumerate(_BERNOULLI, 1):
-            rest += number * math.factorial(order + 2 * k - 1) / math.factorial(2 * k) * z ** -(order + 2 * k)
-        total += rest
+            remainder += number * math.factorial(order + 2 * k - 1) / math.factorial(2 * k) * z ** -(order + 2 * k)
+        total += remainder
         return total if order % 2 else -total
 
     return core
 
 
 def _cotangent(order: int) -> list[float]:
-    """The derivative of π cot πx of that order, as coefficients of a polynomial in cot πx."""
-    made = Polynomial([0.0, np.pi])
+    """Return a derivative of π cot πx as coefficients of a polynomial in cot πx."""
+    polynomial = Polynomial([0.0, np.pi])
     for _ in range(order):
-        made = made.deriv() * Polynomial([-np.pi, 0.0, -np.pi])
-    return [float(each) for each in made.coef]
+        polynomial = polynomial.deriv() * Polynomial([-np.pi, 0.0, -np.pi])
+    return [float(coefficient) for coefficient in polynomial.coef]
 
 
 def polygamma(order: int) -> Callable[[Any, Array, Array], None]:
-    """The derivative of digamma of that order, from 0: a function ``(xp, x, out)``."""
+    """Return a derivative of digamma, from order 0, as a function ``(xp, x, out)``."""
     if order == 0:
         return digamma
     positive, cotangent = _polygamma_positive(order), _cotangent(order)
 
     def negative(xp: Any, x: Array) -> Array:
-        made = positive(xp, -x) * (-1) ** order + math.factorial(order) * (-x) ** -(order + 1)
-        made -= horner(cotangent, 1 / xp.tan(np.pi * (x - xp.rint(x))))
-        return xp.where(x == xp.floor(x), np.nan, made)
+        value = positive(xp, -x) * (-1) ** order + math.factorial(order) * (-x) ** -(order + 1)
+        value -= horner(cotangent, 1 / xp.tan(np.pi * (x - xp.rint(x))))
+        return xp.where(x == xp.floor(x), np.nan, value)
 
     return blockwise(lambda xp, x: piecewise(xp, x, [(x < 0, negative)], positive))

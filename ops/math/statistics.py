@@ -1,4 +1,4 @@
-"""Sums along the way, moments, sums of squares and histograms."""
+"""Cumulative sums, moments, sums of squares and histograms."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from flowmx.errors import DataError, ParameterError, ShapeError
 from flowmx.ops.arrays.linear import Inferred, InferredTypes, shape_of
-from flowmx.ops.arrays.reshaping import axis_of, times
-from flowmx.ops.math.reduce import Reduction, Sum, add_into, added, wide
+from flowmx.ops.arrays.shape_arithmetic import axis_of, length_product
+from flowmx.ops.math.reduce import Reduction, Sum, sum_into, sum_keepdims, widen
 from flowmx.ops.registry.dtypes import BY_NAME, FLOAT32, DType, is_floating
 from flowmx.ops.registry.operators import (
     Array,
@@ -17,7 +17,7 @@ from flowmx.ops.registry.operators import (
     Run,
     Shape,
     ShapeOrNone,
-    described,
+    describe,
     operator,
     option,
     required,
@@ -27,11 +27,11 @@ from flowmx.ops.registry.traits import BatchWise, Precision
 
 @operator("_np_cumsum", "cumsum")
 class CumSum(Operator, precision=Precision.FLOAT32, batch_wise=BatchWise.FIRST):
-    """The sums of all elements up to each one, along an axis, or in the flattened array."""
+    """The cumulative sums along an axis, or of the flattened array."""
 
     arguments = ("a",)
-    input_docs = described(a="any shape, any dtype")
-    output_doc = "The shape of a, or flat where axis is None; dtype `dtype`, or that of a (int64 for bool)"
+    input_docs = describe(a="any shape, any dtype")
+    output_doc = "The shape of a, or flat if axis is None; dtype `dtype`, or that of a (int64 for bool)"
     axis: int | None = option(None, "The axis; None for the flattened array.")
     dtype: DType | None = option(None, "The output's dtype (default: the input's).")
 
@@ -41,14 +41,14 @@ class CumSum(Operator, precision=Precision.FLOAT32, batch_wise=BatchWise.FIRST):
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         shape = shapes[0]
         if self.axis is None:
-            return shapes, [(-1,) if shape is None else (times(*shape),)]
+            return shapes, [(-1,) if shape is None else (length_product(*shape),)]
         if shape is not None:
             axis_of(self, self.axis, len(shape))
         return shapes, [shape]
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
-        summed = BY_NAME["int64"] if dtypes[0] is not None and dtypes[0].kind == "b" else dtypes[0]
-        return dtypes, [self.dtype or summed]
+        dtype = BY_NAME["int64"] if dtypes[0] is not None and dtypes[0].kind == "b" else dtypes[0]
+        return dtypes, [self.dtype or dtype]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         out = outputs[0]
@@ -68,7 +68,7 @@ class CumSum(Operator, precision=Precision.FLOAT32, batch_wise=BatchWise.FIRST):
 class Moments(Operator, precision=Precision.FLOAT32, input_named=True):
     """Mean and variance over the given axes."""
 
-    input_docs = described(data="any shape, float")
+    input_docs = describe(data="any shape, float")
     output_doc = (
         "Mean and variance: the shape of data without the axes, or with length 1 there (keepdims); the dtype of data"
     )
@@ -76,31 +76,33 @@ class Moments(Operator, precision=Precision.FLOAT32, input_named=True):
     axes: Shape | None = option(None, "The axes; None for all.")
     keepdims: bool = option(False, "Keep the reduced axes, with length 1.")
 
-    def ways(self) -> dict[str, Any]:
-        """The same as parameters of a reduction."""
+    def reduction_parameters(self) -> dict[str, Any]:
+        """Return the axes as parameters of a reduction."""
         return {"axis": self.axes, "keepdims": self.keepdims}
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
-        completed, (shape,) = Sum.create(**self.ways()).infer_shape(shapes)
+        completed, (shape,) = Sum.create(**self.reduction_parameters()).infer_shape(shapes)
         return completed, [shape, shape]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        x = wide(inputs[0])
-        reduction = Sum.create(**self.ways())
+        x = widen(inputs[0])
+        reduction = Sum.create(**self.reduction_parameters())
         assert isinstance(reduction, Reduction)
         axes = reduction.axes(x.ndim)
         count = math.prod(x.shape[axis] for axis in axes)
-        mean = added(run.xp, x, axes) / count
+        mean = sum_keepdims(run.xp, x, axes) / count
         outputs[0][...] = mean.reshape(outputs[0].shape)
         if not is_floating(x.dtype):
-            mean = run.xp.trunc(mean)  # as the output has it
-        outputs[1][...] = (added(run.xp, run.xp.square(x - mean), axes) / count).reshape(outputs[1].shape)
+            mean = run.xp.trunc(mean)  # as in the output
+        outputs[1][...] = (sum_keepdims(run.xp, run.xp.square(x - mean), axes) / count).reshape(outputs[1].shape)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         x = inputs[0]
-        of_mean, of_variance = (F.op("_backward_mean", head, x, **self.ways()) for head in heads)
-        centred = x - F.op("_backward_sum", outputs[0], x, **self.ways())
-        return [of_mean + of_variance * centred * 2.0]
+        mean_gradient, variance_gradient = (
+            F.op("_backward_mean", head, x, **self.reduction_parameters()) for head in heads
+        )
+        centered = x - F.op("_backward_sum", outputs[0], x, **self.reduction_parameters())
+        return [mean_gradient + variance_gradient * centered * 2.0]
 
 
 @operator("_square_sum")
@@ -108,20 +110,20 @@ class SquareSum(Reduction, precision=Precision.FLOAT32):
     """The sum of squares over the given axes."""
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        squares = run.xp.square(wide(inputs[0]))
-        add_into(run, squares, self.axes(squares.ndim), outputs[0])
+        squares = run.xp.square(widen(inputs[0]))
+        sum_into(run, squares, self.axes(squares.ndim), outputs[0])
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        ways = {"axis": self.axis, "keepdims": self.keepdims, "exclude": self.exclude}
-        return [F.op("_backward_sum", heads[0], inputs[0], **ways) * inputs[0] * 2.0]
+        parameters = {"axis": self.axis, "keepdims": self.keepdims, "exclude": self.exclude}
+        return [F.op("_backward_sum", heads[0], inputs[0], **parameters) * inputs[0] * 2.0]
 
 
 @operator("_backward_square_sum")
 class BackwardSquareSum(Reduction, hidden=True, precision=Precision.FLOAT32):
-    """The gradient of _square_sum: twice the data, times the head."""
+    """The gradient of _square_sum: 2 · data · head."""
 
     arguments = ("head", "data")
-    input_docs = described(head="the shape of the sums", data="any shape")
+    input_docs = describe(head="the shape of the sums", data="any shape")
     output_doc = "The shape of data"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -133,9 +135,12 @@ class BackwardSquareSum(Reduction, hidden=True, precision=Precision.FLOAT32):
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         head, data = inputs
-        ways = {"axis": self.axis, "keepdims": self.keepdims, "exclude": self.exclude}
-        twice = heads[0] * 2.0
-        return [F.op("sum", twice * data, **ways), F.op("_backward_sum", head, data, **ways) * twice]
+        parameters = {"axis": self.axis, "keepdims": self.keepdims, "exclude": self.exclude}
+        doubled = heads[0] * 2.0
+        return [
+            F.op("sum", doubled * data, **parameters),
+            F.op("_backward_sum", head, data, **parameters) * doubled,
+        ]
 
 
 @operator("multi_sum_sq")
@@ -143,7 +148,7 @@ class MultiSumSq(Operator, precision=Precision.FLOAT32):
     """The sum of the squares of each input, in one float32 array (num_arrays,)."""
 
     variadic = "num_arrays"
-    input_docs = described(data="arrays of any shapes and dtypes")
+    input_docs = describe(data="arrays of any shape and dtype")
     output_doc = "(num_arrays,), float32"
     num_arrays: int = required("Number of inputs.", low=1)
 
@@ -154,36 +159,36 @@ class MultiSumSq(Operator, precision=Precision.FLOAT32):
         return dtypes, [FLOAT32]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        for at, each in enumerate(inputs):
-            flat = wide(each).reshape(-1)
-            outputs[0][at] = run.xp.dot(flat, flat)
+        for index, array in enumerate(inputs):
+            flat = widen(array).reshape(-1)
+            outputs[0][index] = run.xp.dot(flat, flat)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        return [self._of(F, inputs[at], F.slice_axis(heads[0], axis=0, begin=at, end=at + 1))
-                for at in range(self.num_arrays)]  # fmt: skip
+        return [self._gradient_of(F, inputs[index], F.slice_axis(heads[0], axis=0, begin=index, end=index + 1))
+                for index in range(self.num_arrays)]  # fmt: skip
 
-    def _of(self, F: Any, x: Any, head: Any) -> Any:
-        whole = F.op("broadcast_like", F.op("Reshape", head, shape=(1,) * max(1, len(x.shape))), x)
-        return F.op("_cast_like", whole, x) * x * 2.0
+    def _gradient_of(self, F: Any, x: Any, head: Any) -> Any:
+        spread_head = F.op("broadcast_like", F.op("Reshape", head, shape=(1,) * max(1, len(x.shape))), x)
+        return F.op("_cast_like", spread_head, x) * x * 2.0
 
 
 @operator("_histogram")
 class Histogram(Operator, no_gradient=True):
-    """The histogram of all elements: the counts of elements between neighbouring edges, and the edges.
+    """The histogram of all elements: the counts between adjacent edges, and the edges.
 
-    The edges are the second input, ascending; or ``bin_cnt`` bins of one width cover ``range``. Numbers outside
-    are left out.
+    The edges are the second input, ascending, or ``bin_cnt`` bins of equal width that cover ``range``. Numbers outside
+    the edges are not counted.
     """
 
     arguments = ("data", "bins")
-    input_docs = described(
+    input_docs = describe(
         data="any shape, any dtype",
         bins="(edges,), the dtype of data, ascending; not with bin_cnt",
     )
     output_doc = "Counts (bins,), int64, and edges (bins + 1,), the dtype of data"
     output_names = ("output0", "output1")
-    bin_cnt: int | None = option(None, "Number of bins of one width; without it the edges are an input.", low=1)
-    range: tuple[float, ...] | None = option(None, "Lowest and highest edge of those.")
+    bin_cnt: int | None = option(None, "Number of bins of equal width; None to read the edges from an input.", low=1)
+    range: tuple[float, ...] | None = option(None, "Lowest and highest edge, with bin_cnt.")
 
     def __post_init__(self) -> None:
         if (self.bin_cnt is None) != (self.range is None):
@@ -211,9 +216,9 @@ class Histogram(Operator, no_gradient=True):
         return completed, [BY_NAME["int64"], dtype]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        # 16-bit numbers would be too coarse to place the edges in.
-        data = wide(inputs[0]).reshape(-1)
-        bins: Any = wide(inputs[1]) if self.bin_cnt is None else self.bin_cnt
+        # 16 bits are too coarse for the edges.
+        data = widen(inputs[0]).reshape(-1)
+        bins: Any = widen(inputs[1]) if self.bin_cnt is None else self.bin_cnt
         if self.bin_cnt is None and not bool((bins[1:] >= bins[:-1]).all()):
             raise DataError(f"{self.name}: input bins holds {bins}, expected edges in ascending order")
         if data.dtype.kind == "f":

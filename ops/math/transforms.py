@@ -1,4 +1,4 @@
-"""Linear transforms of vectors (Fourier, count sketch) and products of matrices' columns."""
+"""Linear transforms of vectors (Fourier, count sketch) and the Khatri-Rao product."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from flowmx.errors import ShapeError
 from flowmx.ops.arrays.indexing import add_rows, positions
 from flowmx.ops.arrays.linear import Inferred, InferredTypes, Linear, linear
-from flowmx.ops.arrays.reshaping import times
-from flowmx.ops.math.reduce import wide
+from flowmx.ops.arrays.shape_arithmetic import length_product
+from flowmx.ops.math.reduce import widen
 from flowmx.ops.nn.common import expect_rank
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import (
@@ -18,7 +18,7 @@ from flowmx.ops.registry.operators import (
     Operator,
     Run,
     ShapeOrNone,
-    described,
+    describe,
     family,
     merge,
     operator,
@@ -28,7 +28,7 @@ from flowmx.ops.registry.operators import (
 from flowmx.ops.registry.traits import Precision
 
 # -- Fourier -----------------------------------------------------------------------------------------------
-# A complex vector lies in an array as (re, im, re, im, ...).
+# A complex vector is stored as (re, im, re, im, ...).
 
 
 @family
@@ -40,17 +40,17 @@ class _Fourier(Operator, heavy=True):
 class FFT(_Fourier, precision=Precision.FLOAT32, input_named=True):
     """The discrete Fourier transform along the last axis: real (…, d) to complex (…, 2d), as (re, im) pairs."""
 
-    input_docs = described(data="(..., d), float")
+    input_docs = describe(data="(..., d), float")
     output_doc = "(..., 2·d), the dtype of data"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data = shapes[0]
         expect_rank(self, "data", data, 1)
-        return shapes, [None if data is None else (*data[:-1], times(data[-1], 2))]
+        return shapes, [None if data is None else (*data[:-1], length_product(data[-1], 2))]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        made = run.xp.fft.fft(wide(inputs[0]), axis=-1)
-        outputs[0][..., ::2], outputs[0][..., 1::2] = made.real, made.imag
+        spectrum = run.xp.fft.fft(widen(inputs[0]), axis=-1)
+        outputs[0][..., ::2], outputs[0][..., 1::2] = spectrum.real, spectrum.imag
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         return [F.op("_contrib_ifft", heads[0])]
@@ -60,7 +60,7 @@ class FFT(_Fourier, precision=Precision.FLOAT32, input_named=True):
 class IFFT(_Fourier, precision=Precision.GIVEN, input_named=True):
     """The real part of the inverse transform along the last axis, times d: complex (…, 2d) to real (…, d)."""
 
-    input_docs = described(data="(..., 2·d), float")
+    input_docs = describe(data="(..., 2·d), float")
     output_doc = "(..., d), the dtype of data"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -73,9 +73,9 @@ class IFFT(_Fourier, precision=Precision.GIVEN, input_named=True):
         return shapes, [(*data[:-1], data[-1] // 2)]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        x = wide(inputs[0])
-        made = run.xp.fft.ifft(x[..., ::2] + 1j * x[..., 1::2], axis=-1).real
-        outputs[0][...] = made * made.shape[-1]
+        x = widen(inputs[0])
+        signal = run.xp.fft.ifft(x[..., ::2] + 1j * x[..., 1::2], axis=-1).real
+        outputs[0][...] = signal * signal.shape[-1]
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         return [F.op("_contrib_fft", heads[0])]
@@ -86,10 +86,10 @@ class IFFT(_Fourier, precision=Precision.GIVEN, input_named=True):
 
 @linear("_contrib_count_sketch")
 class CountSketch(Linear, precision=Precision.FLOAT32):
-    """Each element of the last axis, with the sign ``s``, added to the place ``h``: (…, d) gives (…, out_dim)."""
+    """Each element of the last axis, multiplied by ``s``, added at position ``h``: (…, d) becomes (…, out_dim)."""
 
     arguments = ("data", "h", "s")
-    input_docs = described(
+    input_docs = describe(
         data="(..., d), float",
         h="(1, d), int or float; positions from 0 to out_dim - 1",
         s="(1, d), int or float; 1 or -1",
@@ -107,7 +107,7 @@ class CountSketch(Linear, precision=Precision.FLOAT32):
         for name, shape in zip(("h", "s"), vectors, strict=True):
             if merge(shape, expected) is False and merge(shape, data[-1:]) is False:
                 raise ShapeError(f"{self.name}: {name} has shape {shape}, expected {expected}")
-        return [data, *(expected if each is None else each for each in vectors)], [(*data[:-1], self.out_dim)]
+        return [data, *(expected if shape is None else shape for shape in vectors)], [(*data[:-1], self.out_dim)]
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return dtypes, [dtypes[0]]
@@ -115,11 +115,11 @@ class CountSketch(Linear, precision=Precision.FLOAT32):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         data, h, s = inputs
         places = positions(run.xp, h.reshape(-1), self.out_dim, "raise", self.name)
-        rows = run.xp.zeros((self.out_dim, math.prod(data.shape[:-1])), wide(outputs[0]).dtype)
+        rows = run.xp.zeros((self.out_dim, math.prod(data.shape[:-1])), widen(outputs[0]).dtype)
         add_rows(run.xp, rows, places, (data * s.reshape(-1)).reshape(-1, data.shape[-1]).T)
         outputs[0][...] = rows.T.reshape(outputs[0].shape)
 
-    def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
+    def apply_transpose(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
         h, s = others
         out[...] = head[..., positions(run.xp, h.reshape(-1), self.out_dim, "raise", self.name)] * s.reshape(-1)
 
@@ -129,10 +129,10 @@ class CountSketch(Linear, precision=Precision.FLOAT32):
 
 @operator("khatri_rao")
 class KhatriRao(Operator, precision=Precision.FLOAT32):
-    """Column by column the Kronecker product: matrices (mᵢ, n) give (Πmᵢ, n)."""
+    """The column-wise Kronecker product: matrices (mᵢ, n) give (Πmᵢ, n)."""
 
     variadic = "num_args"
-    input_docs = described(data="matrices (mᵢ, n) of one dtype")
+    input_docs = describe(data="matrices (mᵢ, n) of the same dtype")
     output_doc = "(Πmᵢ, n), the dtype of the inputs"
     num_args: int = required("Number of inputs.", low=1)
 
@@ -145,13 +145,13 @@ class KhatriRao(Operator, precision=Precision.FLOAT32):
                     raise ShapeError(f"{self.name}: input {position} has shape {shape}, expected {columns} columns")
                 columns = shape[1]
         rows = [-1 if shape is None else shape[0] for shape in shapes]
-        return [(each, columns) for each in rows], [(times(*rows), columns)]
+        return [(count, columns) for count in rows], [(length_product(*rows), columns)]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        made = inputs[0]
-        for each in inputs[1:]:
-            made = (made[:, None] * each).reshape(-1, each.shape[1])
-        outputs[0][...] = made
+        product = inputs[0]
+        for matrix in inputs[1:]:
+            product = (product[:, None] * matrix).reshape(-1, matrix.shape[1])
+        outputs[0][...] = product
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         return [
@@ -174,10 +174,10 @@ class BackwardKhatriRao(Operator, hidden=True):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         matrices = inputs[1:]
         columns = matrices[0].shape[1]
-        made = wide(inputs[0]).reshape(*(len(each) for each in matrices), columns)
-        # The others are multiplied and summed away, from the last axis on, so that the axes before keep their places.
+        gradient = widen(inputs[0]).reshape(*(len(matrix) for matrix in matrices), columns)
+        # Multiply by the other matrices and sum over their axes, last axis first: earlier axes keep their positions.
         for axis in reversed(range(len(matrices))):
             if axis != self.position:
-                factor = matrices[axis].reshape(len(matrices[axis]), *(1,) * (made.ndim - axis - 2), columns)
-                made = (made * factor).sum(axis=axis)
-        outputs[0][...] = made
+                factor = matrices[axis].reshape(len(matrices[axis]), *(1,) * (gradient.ndim - axis - 2), columns)
+                gradient = (gradient * factor).sum(axis=axis)
+        outputs[0][...] = gradient

@@ -10,14 +10,14 @@ import numpy as np
 
 from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.formulas.activations import ACTIVATIONS, RECTIFIERS, hard_sigmoid
-from flowmx.ops.formulas.arrays import OnArrays
-from flowmx.ops.formulas.frontend import OnFrontend
+from flowmx.ops.formulas.array_formula import ArrayFormula
+from flowmx.ops.formulas.frontend_formula import FrontendFormula
 from flowmx.ops.nn.common import (
     blocks,
-    bound,
     computing_dtype,
     expect_rank,
     expect_shape,
+    non_defaults,
     positive_axis,
     unchecked,
 )
@@ -30,7 +30,7 @@ from flowmx.ops.registry.operators import (
     Run,
     Shape,
     ShapeOrNone,
-    described,
+    describe,
     operator,
     option,
     required,
@@ -38,12 +38,14 @@ from flowmx.ops.registry.operators import (
 )
 from flowmx.ops.registry.traits import BatchWise, Precision, Quantization
 
-_PLAIN = {kind: OnArrays(lambda p, x, of=row: of.compute(x)) for kind, row in ACTIVATIONS.items()}
-_BACKWARD = {kind: OnArrays(lambda p, head, y, of=row: head * of.slope(y), 2) for kind, row in ACTIVATIONS.items()}
+_FORWARD = {kind: ArrayFormula(lambda p, x, of=row: of.compute(x)) for kind, row in ACTIVATIONS.items()}
+_BACKWARD = {kind: ArrayFormula(lambda p, head, y, of=row: head * of.slope(y), 2) for kind, row in ACTIVATIONS.items()}
 _ONE_BLOCK = 1 << 13
-"""Elements that are computed without cutting them."""
+"""Arrays of at most this many elements are computed without blocks."""
 _PLAIN_TYPES = (FLOAT32, np.dtype(np.float64))
-_BEND = {kind: OnFrontend(lambda p, y, of=row: of.bend(y), ("y",)) for kind, row in ACTIVATIONS.items()}
+_SLOPE_DERIVATIVE = {
+    kind: FrontendFormula(lambda p, y, of=row: of.slope_derivative(y), ("y",)) for kind, row in ACTIVATIONS.items()
+}
 
 
 @operator("Activation")
@@ -61,11 +63,11 @@ class Activation(
         if self.act_type != "relu":
             self.with_traits(quantized=None)
 
-    def bound(self, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
-        return _PLAIN[self.act_type].bound(xp, given[0][1])
+    def bound(self, xp: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+        return _FORWARD[self.act_type].bound(xp, in_forms[0][1])
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        _PLAIN[self.act_type](run.xp, inputs, outputs)
+        _FORWARD[self.act_type](run.xp, inputs, outputs)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         return [F.op("_backward_Activation", heads[0], outputs[0], act_type=self.act_type)]
@@ -73,13 +75,13 @@ class Activation(
 
 @operator("_backward_Activation")
 class BackwardActivation(Activation, hidden=True, in_place=((0, 0), (1, 0)), quantized=None, batch_wise=BatchWise.EACH):
-    """The head times the activation's derivative, of the activation's output."""
+    """The head times the activation's derivative, computed from the activation's output."""
 
     arguments = ("head", "output")
 
-    def bound(self, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
-        is_one_block = given[0] == given[1] == made[0] and math.prod(given[0][0]) <= _ONE_BLOCK
-        return _BACKWARD[self.act_type].bound(xp, given[0][1]) if is_one_block else None
+    def bound(self, xp: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+        is_one_block = in_forms[0] == in_forms[1] == out_forms[0] and math.prod(in_forms[0][0]) <= _ONE_BLOCK
+        return _BACKWARD[self.act_type].bound(xp, in_forms[0][1]) if is_one_block else None
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         for head, output, out in blocks(inputs[0], inputs[1], outputs[0]):
@@ -87,15 +89,15 @@ class BackwardActivation(Activation, hidden=True, in_place=((0, 0), (1, 0)), qua
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         head, output = inputs
-        bend = _BEND[self.act_type]
-        second = bend(F, None, *[output for _ in bend.reads])
+        formula = _SLOPE_DERIVATIVE[self.act_type]
+        second = formula(F, None, *[output for _ in formula.reads])
         return [
             F.op("_backward_Activation", heads[0], output, act_type=self.act_type),
             F.zeros_like(output) if isinstance(second, float) else heads[0] * head * second,
         ]
 
 
-_HARD_SIGMOID = OnArrays(hard_sigmoid)
+_HARD_SIGMOID = ArrayFormula(hard_sigmoid)
 
 
 @operator("hard_sigmoid")
@@ -115,9 +117,9 @@ class HardSigmoid(Operator, in_place=((0, 0),), batch_wise=BatchWise.ALL):
         return [heads[0] * (y > 0.0) * (y < 1.0) * self.alpha]
 
 
-_RECTIFIER = {kind: OnArrays(row.compute) for kind, row in RECTIFIERS.items()}
-_SLOPE = {kind: OnArrays(lambda p, head, x, of=row: head * of.slope(p, x), 2) for kind, row in RECTIFIERS.items()}
-_SECOND = {kind: OnFrontend(row.bend, ("x",)) for kind, row in RECTIFIERS.items()}
+_RECTIFIER = {kind: ArrayFormula(row.compute) for kind, row in RECTIFIERS.items()}
+_SLOPE = {kind: ArrayFormula(lambda p, head, x, of=row: head * of.slope(p, x), 2) for kind, row in RECTIFIERS.items()}
+_SECOND_DERIVATIVE = {kind: FrontendFormula(row.second_derivative, ("x",)) for kind, row in RECTIFIERS.items()}
 
 
 @operator("LeakyReLU")
@@ -131,14 +133,14 @@ class LeakyReLU(
 ):
     """Rectifiers with a slope below zero, chosen by ``act_type``.
 
-    ``leaky`` y = slope·x below 0; ``prelu`` with a learned slope gamma, one for all or one for each channel
+    ``leaky`` y = slope·x below 0; ``prelu`` with a learned slope gamma, one for all or one per channel
     (He et al., 2015); ``elu`` slope·(eˣ - 1) below 0 (Clevert et al., 2016); ``selu`` (Klambauer et al.,
     2017); ``gelu`` x·Φ(x) (Hendrycks and Gimpel, 2016); ``rrelu`` a random slope from lower_bound to
     upper_bound in training, their mean otherwise (Xu et al., 2015).
     """
 
     arguments = ("data", "gamma")
-    input_docs = described(
+    input_docs = describe(
         data="(batch, channels, ...), float",
         gamma="(channels,) or (1,), the dtype of data; only for act_type 'prelu'",
     )
@@ -176,35 +178,35 @@ class LeakyReLU(
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, x, out = run.xp, inputs[0], outputs[0]
-        plain = _RECTIFIER.get(self.act_type)
-        if plain is not None:
-            plain.run(xp, plain.numbers(self, x.dtype), inputs, outputs)
+        formula = _RECTIFIER.get(self.act_type)
+        if formula is not None:
+            formula.run(xp, formula.numbers(self, x.dtype), inputs, outputs)
             return
-        below = xp.minimum(x, 0)
+        negative = xp.minimum(x, 0)
         if self.act_type == "prelu":
-            below *= per_channel(inputs[1], x)
+            negative *= per_channel(inputs[1], x)
         else:
             slopes = outputs[1]
             if run.train:
                 slopes[...] = run.random.uniform(self.lower_bound, self.upper_bound, x.shape)
             else:
                 slopes[...] = (self.lower_bound + self.upper_bound) / 2
-            below *= slopes
+            negative *= slopes
         xp.maximum(x, 0, out=out)
-        xp.add(out, below, out=out)
+        xp.add(out, negative, out=out)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         x, head = inputs[0], heads[0]
         if self.act_type == "prelu":
-            below = head * F.op("_minimum_scalar", x, scalar=0.0)
+            negative = head * F.op("_minimum_scalar", x, scalar=0.0)
             slopes = F.op("_spread_channel", inputs[1], unchecked(inputs, 0))
             return [
                 head * ((x > 0.0) + (x <= 0.0) * slopes),
-                F.op("_gather_channel", below, unchecked(inputs, 1)),
+                F.op("_gather_channel", negative, unchecked(inputs, 1)),
             ]
         if self.act_type == "rrelu":
             return [head * ((x > 0.0) + (x <= 0.0) * outputs[1])]
-        return [F.op("_backward_LeakyReLU", head, x, **bound(self))]
+        return [F.op("_backward_LeakyReLU", head, x, **non_defaults(self))]
 
 
 @operator("_backward_LeakyReLU")
@@ -212,7 +214,7 @@ class BackwardLeakyReLU(
     LeakyReLU, hidden=True, in_place=((0, 0), (1, 0)), uses_random=False, mode_matters=False,
     batch_wise=BatchWise.EACH,
 ):  # fmt: skip
-    """The head times the derivative of leaky, elu, selu or gelu, of the data."""
+    """The head times the derivative of leaky, elu, selu or gelu, computed from the data."""
 
     arguments = ("head", "data")
 
@@ -234,28 +236,28 @@ class BackwardLeakyReLU(
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         head, x = inputs
-        bend = _SECOND[self.act_type]
-        second = bend(F, self, *[x for _ in bend.reads])
+        formula = _SECOND_DERIVATIVE[self.act_type]
+        second = formula(F, self, *[x for _ in formula.reads])
         return [
-            F.op("_backward_LeakyReLU", heads[0], x, **bound(self)),
+            F.op("_backward_LeakyReLU", heads[0], x, **non_defaults(self)),
             F.zeros_like(x) if isinstance(second, float) else heads[0] * head * second,
         ]
 
 
-def _along_front(given: Shape, data: Shape) -> Shape | None:
-    """The shape with which slopes broadcast along the channels and, where left over, the batch; None: they do not.
+def _along_front(slopes: Shape, data: Shape) -> Shape | None:
+    """Return the shape with which slopes broadcast over data (batch, channels, ...); None if they do not.
 
-    Shapes: given (), (1,), (channels,), (batch, channels) or either with ones.
+    Slopes have the shape (), (1,), (channels,), (batch, channels) or the same with ones.
     """
-    made, left = [1] * len(data), list(given)
+    shape, lengths = [1] * len(data), list(slopes)
     for axis in reversed(range(min(2, len(data)))):
-        if left and left[-1] in (1, data[axis]):
-            made[axis] = left.pop()
-    return None if left else tuple(made)
+        if lengths and lengths[-1] in (1, data[axis]):
+            shape[axis] = lengths.pop()
+    return None if lengths else tuple(shape)
 
 
 def per_channel(slopes: Array, data: Array) -> Array:
-    """Slopes shaped to broadcast along the channels (axis 1), or the batch and the channels, of the data."""
+    """Reshape slopes to broadcast along the channels (axis 1), or batch and channels, of the data."""
     shape = _along_front(slopes.shape, data.shape)
     assert shape is not None
     return slopes.reshape(shape)
@@ -263,7 +265,7 @@ def per_channel(slopes: Array, data: Array) -> Array:
 
 @operator("_spread_channel")
 class SpreadChannel(Operator, hidden=True):
-    """One number, or one for each channel (and example), repeated to the shape of ``like``."""
+    """One number, or one per channel (and sample), repeated to the shape of ``like``."""
 
     arguments = ("vector", "like")
 
@@ -279,7 +281,7 @@ class SpreadChannel(Operator, hidden=True):
 
 @operator("_gather_channel")
 class GatherChannel(Operator, hidden=True):
-    """The sum over what shares a number of ``like``: a channel (and example), or everything."""
+    """The sum over all elements, or per channel (and sample), in the shape of ``like``: the adjoint of the spread."""
 
     arguments = ("data", "like")
 
@@ -288,8 +290,8 @@ class GatherChannel(Operator, hidden=True):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         data, out = inputs[0], outputs[0]
-        kept = _along_front(out.shape, data.shape) or ()
-        axes = tuple(axis for axis, length in enumerate(kept) if length == 1)
+        shape = _along_front(out.shape, data.shape) or ()
+        axes = tuple(axis for axis, length in enumerate(shape) if length == 1)
         out[...] = data.sum(axis=axes, dtype=computing_dtype(data.dtype)).reshape(out.shape)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
@@ -300,23 +302,27 @@ class GatherChannel(Operator, hidden=True):
 
 
 def softmax_into(xp: Any, x: Array, axis: int | tuple[int, ...], out: Array) -> None:
-    """eˣ/Σeˣ along axes, shifted by the maximum so that nothing overflows."""
+    """Compute eˣ/Σeˣ along axes, shifted by the maximum to prevent overflow."""
     xp.subtract(x, x.max(axis=axis, keepdims=True), out=out)
     xp.exp(out, out=out)
     xp.divide(out, out.sum(axis=axis, keepdims=True, dtype=computing_dtype(out.dtype)), out=out, casting="unsafe")
 
 
 def refuse_length(op: Any) -> None:
-    """Refuse it: softmin and log_softmax have the parameter in MXNet too, but no input for the lengths."""
+    """Raise if use_length is set: softmin and log_softmax have the parameter, as in MXNet, but no length input.
+
+    Raises:
+        ParameterError: use_length is set.
+    """
     if op.use_length:
         raise ParameterError(f"{op.name}: use_length is True, but only softmax takes lengths")
 
 
 class _Softmax(Operator, batch_wise=BatchWise.EACH):
-    """The base of softmax, softmin and log_softmax."""
+    """Base of softmax, softmin and log_softmax."""
 
     arguments: ClassVar[tuple[str, ...]] = ("data", "length")
-    input_docs = described(
+    input_docs = describe(
         data="any shape, float",
         length="the shape of data without the axis, int; only with use_length",
     )
@@ -343,26 +349,26 @@ class _Softmax(Operator, batch_wise=BatchWise.EACH):
         return dtypes, [self.dtype or dtypes[0]]
 
     def scale(self) -> float:
-        """The factor that the data is multiplied by: 1/temperature."""
+        """Return the factor of the data: 1/temperature."""
         return 1 / (self.temperature or 1.0)
 
     def scaled(self, run: Run, inputs: Sequence[Array], out: Array) -> Array:
-        """The data times the scale, with minus infinity past each length."""
+        """Return the data times the scale; elements from each length on are minus infinity."""
         x = inputs[0] if inputs[0].dtype == out.dtype else inputs[0].astype(out.dtype)
         if self.scale() != 1:
             x = x * out.dtype.type(self.scale())
         if self.use_length:
-            x = run.xp.where(self.inside(run.xp, x, inputs[1]), x, -run.xp.inf)
+            x = run.xp.where(self.length_mask(run.xp, x, inputs[1]), x, -run.xp.inf)
         return x
 
-    def inside(self, xp: Any, x: Array, length: Array) -> Array:
-        """The mask, broadcastable to ``x``, of positions along the axis that are below the length."""
+    def length_mask(self, xp: Any, x: Array, length: Array) -> Array:
+        """Return the mask, broadcastable to ``x``, of positions along the axis that are below the length."""
         axis = self.axis % x.ndim
         position = xp.arange(x.shape[axis]).reshape(-1, *(1,) * (x.ndim - axis - 1))
         return position < xp.expand_dims(length, axis)
 
     def grads(self, gradient: Any) -> list[Any]:
-        """The gradient for the data, and none for the lengths."""
+        """Return the gradient of the data, and None for the lengths."""
         return [gradient, None][: len(self.inputs())]
 
 
@@ -373,16 +379,16 @@ class Softmax(_Softmax, in_place=((0, 0),), precision=Precision.FLOAT32):
     axis: int = option(-1, "The axis that sums to 1.")
     temperature: float | None = option(None, "T.")
     dtype: DType | None = option(None, "The output's dtype, by default the data's.")
-    use_length: bool = option(False, "Take a second input: how many positions along the axis count.")
+    use_length: bool = option(False, "Take a second input: the number of valid positions along the axis.")
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         softmax_into(run.xp, self.scaled(run, inputs, outputs[0]), self.axis, outputs[0])
         if self.use_length:
-            outputs[0][...] = run.xp.where(self.inside(run.xp, inputs[0], inputs[1]), outputs[0], 0)
+            outputs[0][...] = run.xp.where(self.length_mask(run.xp, inputs[0], inputs[1]), outputs[0], 0)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        step = F.op("_backward_softmax", heads[0], outputs[0], axis=self.axis, scaling=self.scale())
-        return self.grads(_cast_back(F, self, step, inputs))
+        gradient = F.op("_backward_softmax", heads[0], outputs[0], axis=self.axis, scaling=self.scale())
+        return self.grads(_cast_back(F, self, gradient, inputs))
 
 
 @operator("softmin")
@@ -406,14 +412,15 @@ class LogSoftmax(_Softmax, in_place=((0, 0),), precision=Precision.FLOAT32, inpu
     axis: int = option(-1, "The axis along which softmax sums to 1.")
     temperature: float | None = option(None, "T.")
     dtype: DType | None = option(None, "The output's dtype, by default the data's.")
-    use_length: bool = option(False, "Take a second input: how many positions along the axis count.")
+    use_length: bool = option(False, "Take a second input: the number of valid positions along the axis.")
 
     def __post_init__(self) -> None:
         refuse_length(self)
 
-    def bound(self, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
-        axis, dtype = self.axis, made[0][1]
-        if xp is not np or given != made or dtype not in _PLAIN_TYPES or self.scale() != 1 or 0 in given[0][0]:
+    def bound(self, xp: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+        axis, dtype = self.axis, out_forms[0][1]
+        is_plain = xp is np and in_forms == out_forms and dtype in _PLAIN_TYPES
+        if not is_plain or self.scale() != 1 or 0 in in_forms[0][0]:
             return None
 
         def forward(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -432,12 +439,12 @@ class LogSoftmax(_Softmax, in_place=((0, 0),), precision=Precision.FLOAT32, inpu
         xp.subtract(out, xp.log(total), out=out, casting="unsafe")
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        step = F.op("_backward_log_softmax", heads[0], outputs[0], axis=self.axis, scaling=self.scale())
-        return self.grads(_cast_back(F, self, step, inputs))
+        gradient = F.op("_backward_log_softmax", heads[0], outputs[0], axis=self.axis, scaling=self.scale())
+        return self.grads(_cast_back(F, self, gradient, inputs))
 
 
 class _BackwardSoftmax(Operator, hidden=True):
-    """A gradient of the head and of the output; ``scaling`` is what the data was multiplied by."""
+    """A gradient computed from head and output; ``scaling`` is the factor of the data."""
 
     arguments = ("head", "output")
     axis: int
@@ -447,7 +454,7 @@ class _BackwardSoftmax(Operator, hidden=True):
         return self.axis % len(inputs[0]) == 0
 
     def total(self, run: Run, x: Array) -> Array:
-        """The sum along the axis."""
+        """Return the sum along the axis."""
         return x.sum(axis=self.axis, keepdims=True, dtype=computing_dtype(x.dtype))
 
 
@@ -460,16 +467,16 @@ class BackwardSoftmax(_BackwardSoftmax, batch_wise=BatchWise.EACH):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         (head, y), out = inputs, outputs[0]
-        step = head - self.total(run, head * y)
-        step *= self.scaling
-        run.xp.multiply(step, y, out=out, casting="unsafe")
+        gradient = head - self.total(run, head * y)
+        gradient *= self.scaling
+        run.xp.multiply(gradient, y, out=out, casting="unsafe")
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         head, y = inputs
-        inner, other = (F.sum(each * y, axis=self.axis, keepdims=True) for each in (head, heads[0]))
+        inner, outer = (F.sum(factor * y, axis=self.axis, keepdims=True) for factor in (head, heads[0]))
         return [
             F.op("_backward_softmax", heads[0], y, axis=self.axis, scaling=self.scaling),
-            (heads[0] * (head - inner) - head * other) * self.scaling,
+            (heads[0] * (head - inner) - head * outer) * self.scaling,
         ]
 
 
@@ -482,15 +489,15 @@ class BackwardLogSoftmax(_BackwardSoftmax, batch_wise=BatchWise.EACH):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, (head, y), out = run.xp, inputs, outputs[0]
-        step = xp.exp(y) * self.total(run, head)
-        xp.subtract(head, step, out=step, casting="unsafe")
-        xp.multiply(step, self.scaling, out=out, casting="unsafe")
+        gradient = xp.exp(y) * self.total(run, head)
+        xp.subtract(head, gradient, out=gradient, casting="unsafe")
+        xp.multiply(gradient, self.scaling, out=out, casting="unsafe")
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         head, y = inputs
         probability = F.exp(y)
-        inner, other = (F.sum(each, axis=self.axis, keepdims=True) for each in (head, heads[0] * probability))
-        return [(heads[0] - other) * self.scaling, heads[0] * probability * inner * -self.scaling]
+        inner, outer = (F.sum(factor, axis=self.axis, keepdims=True) for factor in (head, heads[0] * probability))
+        return [(heads[0] - outer) * self.scaling, heads[0] * probability * inner * -self.scaling]
 
 
 def _cast_back(F: Any, op: _Softmax, gradient: Any, inputs: Sequence[Any]) -> Any:
@@ -501,14 +508,14 @@ def _cast_back(F: Any, op: _Softmax, gradient: Any, inputs: Sequence[Any]) -> An
 class SoftmaxActivation(Operator, precision=Precision.FLOAT32, batch_wise=BatchWise.FIRST):
     """Softmax along the last axis (``instance``), or over the channels, axis 1 (``channel``)."""
 
-    input_docs = described(data="(batch, channels, ...), float")
+    input_docs = describe(data="(batch, channels, ...), float")
     output_doc = "The shape and dtype of data"
     mode: Literal["channel", "instance"] = option(
         "instance", "The axis that sums to 1: the last, or the channels, axis 1."
     )
 
     def axis(self) -> int:
-        """The axis that sums to 1."""
+        """Return the axis that sums to 1."""
         return 1 if self.mode == "channel" else -1
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:

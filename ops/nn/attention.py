@@ -1,7 +1,7 @@
-"""Products of attention on projections that lie interleaved in one array, as GluonNLP's transformers have them.
+"""Attention on projections that are interleaved in one array, as in GluonNLP's transformers.
 
-Self-attention: queries, keys and values (length, batch, heads · 3 · size), for each head its query, key and
-value side by side. Between encoder and decoder: queries (length, batch, heads · size), and keys and values
+Self-attention: queries, keys and values (length, batch, heads · 3 · size), with query, key and value of each head
+side by side. Between encoder and decoder: queries (length, batch, heads · size), and keys and values
 (length, batch, heads · 2 · size). Attention has the shape (batch · heads, query length, key length).
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 
 from flowmx.errors import ShapeError
 from flowmx.ops.arrays.linear import Inferred
-from flowmx.ops.arrays.reshaping import times
-from flowmx.ops.math.reduce import wide
+from flowmx.ops.arrays.shape_arithmetic import length_product
+from flowmx.ops.math.reduce import widen
 from flowmx.ops.nn.common import expect_rank, expect_shape
 from flowmx.ops.registry.operators import (
     Array,
@@ -22,7 +22,7 @@ from flowmx.ops.registry.operators import (
     Run,
     Shape,
     ShapeOrNone,
-    described,
+    describe,
     family,
     operator,
     required,
@@ -35,10 +35,10 @@ class _Interleaved(Operator, heavy=True):
     heads: int = required("Number of heads.", low=1)
 
     def size(self, name: str, shape: Shape, parts: int) -> int:
-        """The length of one head's vectors.
+        """Return the length of one head's vectors.
 
         Raises:
-            ShapeError: the last axis does not divide into them.
+            ShapeError: the length of the last axis is not a multiple.
         """
         expect_rank(self, name, shape, 3, 3)
         if shape[2] == -1:
@@ -50,22 +50,22 @@ class _Interleaved(Operator, heavy=True):
             )
         return shape[2] // (self.heads * parts)
 
-    def part(self, x: Array, parts: int, which: int) -> Array:
-        """One of the interleaved arrays, as (batch, heads, length, size)."""
+    def part(self, x: Array, parts: int, index: int) -> Array:
+        """Return one of the interleaved arrays, as (batch, heads, length, size)."""
         length, batch, width = x.shape
-        split = wide(x).reshape(length, batch, self.heads, parts, width // (self.heads * parts))
-        return split[:, :, :, which].transpose(1, 2, 0, 3)
+        pieces = widen(x).reshape(length, batch, self.heads, parts, width // (self.heads * parts))
+        return pieces[:, :, :, index].transpose(1, 2, 0, 3)
 
-    # The same for arrays and symbols, whose shapes are not known: (batch · heads, length, size).
+    # The same for arrays and for symbols, whose shapes are unknown: (batch · heads, length, size).
 
-    def taken(self, F: Any, x: Any, parts: int, which: int) -> Any:
-        """One of the interleaved arrays."""
+    def select(self, F: Any, x: Any, parts: int, index: int) -> Any:
+        """Return one of the interleaved arrays."""
         split = F.Reshape(x, shape=(0, 0, self.heads, parts, -1))
-        one = F.slice_axis(split, axis=3, begin=which, end=which + 1)
-        return F.Reshape(F.transpose(one, axes=(1, 2, 0, 3, 4)), shape=(-3, 0, -1))
+        part = F.slice_axis(split, axis=3, begin=index, end=index + 1)
+        return F.Reshape(F.transpose(part, axes=(1, 2, 0, 3, 4)), shape=(-3, 0, -1))
 
-    def interleaved(self, F: Any, pieces: Sequence[Any]) -> Any:
-        """The reverse: one array from all its parts."""
+    def interleave(self, F: Any, pieces: Sequence[Any]) -> Any:
+        """Join all parts into one interleaved array."""
         split = F.Reshape(F.stack(*pieces, axis=2), shape=(-4, -1, self.heads, 0, 0, 0))
         return F.Reshape(F.transpose(split, axes=(2, 0, 1, 3, 4)), shape=(0, 0, -1))
 
@@ -78,11 +78,11 @@ class _Scores(_Interleaved):
         return 2 * math.prod(outputs[0]) * size, super().cost(inputs, outputs)[1]
 
     def scores(self, run: Run, queries: Array, keys: Array, out: Array) -> None:
-        scaled = queries * (1 / math.sqrt(queries.shape[-1]))
-        out[...] = run.xp.matmul(scaled, keys.swapaxes(-1, -2)).reshape(out.shape)
+        scaled_queries = queries * (1 / math.sqrt(queries.shape[-1]))
+        out[...] = run.xp.matmul(scaled_queries, keys.swapaxes(-1, -2)).reshape(out.shape)
 
-    def of_both(self, F: Any, queries: Any, keys: Any, head: Any) -> tuple[Any, Any]:
-        """The gradients of queries and keys."""
+    def input_gradients(self, F: Any, queries: Any, keys: Any, head: Any) -> tuple[Any, Any]:
+        """Return the gradients of queries and keys."""
         return (
             F.op("_contrib_div_sqrt_dim", F.batch_dot(head, keys)),
             F.op("_contrib_div_sqrt_dim", F.batch_dot(head, queries, transpose_a=True)),
@@ -97,20 +97,20 @@ class _Weighted(_Interleaved):
         return 2 * math.prod(inputs[1]) * size, super().cost(inputs, outputs)[1]
 
     def weighted_shape(self, values: Shape, attention: ShapeOrNone, parts: int) -> tuple[ShapeOrNone, ShapeOrNone]:
-        """The shape of the attention, completed, and that of the output."""
+        """Return the completed shape of the attention, and the shape of the output."""
         size = self.size(self.inputs()[0], values, parts)
-        both = (times(values[1], self.heads), -1 if parts == 2 else values[0], values[0])
-        attention = expect_shape(self, "attention", attention, both)
+        expected = (length_product(values[1], self.heads), -1 if parts == 2 else values[0], values[0])
+        attention = expect_shape(self, "attention", attention, expected)
         assert attention is not None
-        return attention, (attention[1], values[1], times(self.heads, size))
+        return attention, (attention[1], values[1], length_product(self.heads, size))
 
-    def weighted(self, run: Run, attention: Array, values: Array, out: Array) -> None:
-        sums = run.xp.matmul(wide(attention).reshape(*values.shape[:2], -1, values.shape[2]), values)
+    def weighted_sum(self, run: Run, attention: Array, values: Array, out: Array) -> None:
+        sums = run.xp.matmul(widen(attention).reshape(*values.shape[:2], -1, values.shape[2]), values)
         out[...] = sums.transpose(2, 0, 1, 3).reshape(out.shape)
 
-    def of_both(self, F: Any, attention: Any, values: Any, head: Any) -> tuple[Any, Any]:
-        """The gradients of attention and values."""
-        head = self.taken(F, head, 1, 0)
+    def input_gradients(self, F: Any, attention: Any, values: Any, head: Any) -> tuple[Any, Any]:
+        """Return the gradients of attention and values."""
+        head = self.select(F, head, 1, 0)
         return F.batch_dot(head, values, transpose_b=True), F.batch_dot(attention, head, transpose_a=True)
 
 
@@ -119,7 +119,7 @@ class SelfAttentionScores(_Scores, precision=Precision.WIDEST):
     """Products of queries and keys of self-attention, divided by √size: (batch · heads, length, length)."""
 
     arguments = ("queries_keys_values",)
-    input_docs = described(
+    input_docs = describe(
         queries_keys_values=(
             "(length, batch, heads·3·size), float; for each head its queries, keys and values, interleaved"
         ),
@@ -127,20 +127,20 @@ class SelfAttentionScores(_Scores, precision=Precision.WIDEST):
     output_doc = "(batch·heads, length, length), the dtype of queries_keys_values"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
-        given = shapes[0]
-        if given is None:
+        data = shapes[0]
+        if data is None:
             return shapes, [None]
-        self.size(self.arguments[0], given, 3)
-        return shapes, [(times(given[1], self.heads), given[0], given[0])]
+        self.size(self.arguments[0], data, 3)
+        return shapes, [(length_product(data[1], self.heads), data[0], data[0])]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        queries, keys = (self.part(inputs[0], 3, which) for which in (0, 1))
+        queries, keys = (self.part(inputs[0], 3, index) for index in (0, 1))
         self.scores(run, queries, keys, outputs[0])
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        queries, keys = (self.taken(F, inputs[0], 3, which) for which in (0, 1))
-        of_queries, of_keys = self.of_both(F, queries, keys, heads[0])
-        return [self.interleaved(F, [of_queries, of_keys, F.zeros_like(of_keys)])]
+        queries, keys = (self.select(F, inputs[0], 3, index) for index in (0, 1))
+        queries_gradient, keys_gradient = self.input_gradients(F, queries, keys, heads[0])
+        return [self.interleave(F, [queries_gradient, keys_gradient, F.zeros_like(keys_gradient)])]
 
 
 @operator("_contrib_interleaved_matmul_selfatt_valatt")
@@ -148,7 +148,7 @@ class SelfAttentionSums(_Weighted, precision=Precision.WIDEST):
     """Sums of the values of self-attention, weighted by attention: (length, batch, heads · size)."""
 
     arguments = ("queries_keys_values", "attention")
-    input_docs = described(
+    input_docs = describe(
         queries_keys_values=(
             "(length, batch, heads·3·size), float; for each head its queries, keys and values, interleaved"
         ),
@@ -157,19 +157,21 @@ class SelfAttentionSums(_Weighted, precision=Precision.WIDEST):
     output_doc = "(length, batch, heads·size), the dtype of queries_keys_values"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
-        given, attention = shapes
-        if given is None:
+        data, attention = shapes
+        if data is None:
             return shapes, [None]
-        attention, out = self.weighted_shape(given, attention, 3)
-        return [given, attention], [out]
+        attention, out = self.weighted_shape(data, attention, 3)
+        return [data, attention], [out]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        self.weighted(run, inputs[1], self.part(inputs[0], 3, 2), outputs[0])
+        self.weighted_sum(run, inputs[1], self.part(inputs[0], 3, 2), outputs[0])
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        of_attention, of_values = self.of_both(F, inputs[1], self.taken(F, inputs[0], 3, 2), heads[0])
-        zero = F.zeros_like(of_values)
-        return [self.interleaved(F, [zero, zero, of_values]), of_attention]
+        attention_gradient, values_gradient = self.input_gradients(
+            F, inputs[1], self.select(F, inputs[0], 3, 2), heads[0]
+        )
+        zero = F.zeros_like(values_gradient)
+        return [self.interleave(F, [zero, zero, values_gradient]), attention_gradient]
 
 
 @operator("_contrib_interleaved_matmul_encdec_qk")
@@ -177,7 +179,7 @@ class EncoderDecoderScores(_Scores, precision=Precision.WIDEST):
     """Products of a decoder's queries and an encoder's keys, divided by √size."""
 
     arguments = ("queries", "keys_values")
-    input_docs = described(
+    input_docs = describe(
         queries="(query length, batch, heads·size), float",
         keys_values=(
             "(length, batch, heads·2·size), the dtype of queries; for each head its keys and values, interleaved"
@@ -191,19 +193,19 @@ class EncoderDecoderScores(_Scores, precision=Precision.WIDEST):
             return shapes, [None]
         size = self.size("queries", queries, 1)
         self.size("keys_values", pairs, 2)
-        pairs = expect_shape(self, "keys_values", pairs, (-1, queries[1], times(queries[2], 2)))
+        pairs = expect_shape(self, "keys_values", pairs, (-1, queries[1], length_product(queries[2], 2)))
         assert pairs is not None and size
-        return [queries, pairs], [(times(queries[1], self.heads), queries[0], pairs[0])]
+        return [queries, pairs], [(length_product(queries[1], self.heads), queries[0], pairs[0])]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         self.scores(run, self.part(inputs[0], 1, 0), self.part(inputs[1], 2, 0), outputs[0])
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        pair = self.taken(F, inputs[0], 1, 0), self.taken(F, inputs[1], 2, 0)
-        of_queries, of_keys = self.of_both(F, *pair, heads[0])
+        pair = self.select(F, inputs[0], 1, 0), self.select(F, inputs[1], 2, 0)
+        queries_gradient, keys_gradient = self.input_gradients(F, *pair, heads[0])
         return [
-            self.interleaved(F, [of_queries]),
-            self.interleaved(F, [of_keys, F.zeros_like(of_keys)]),
+            self.interleave(F, [queries_gradient]),
+            self.interleave(F, [keys_gradient, F.zeros_like(keys_gradient)]),
         ]
 
 
@@ -212,7 +214,7 @@ class EncoderDecoderSums(_Weighted, precision=Precision.WIDEST):
     """Sums of an encoder's values, weighted by a decoder's attention: (query length, batch, heads · size)."""
 
     arguments = ("keys_values", "attention")
-    input_docs = described(
+    input_docs = describe(
         keys_values="(length, batch, heads·2·size), float; for each head its keys and values, interleaved",
         attention="(batch·heads, query length, length), the dtype of keys_values",
     )
@@ -226,8 +228,10 @@ class EncoderDecoderSums(_Weighted, precision=Precision.WIDEST):
         return [pairs, attention], [out]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        self.weighted(run, inputs[1], self.part(inputs[0], 2, 1), outputs[0])
+        self.weighted_sum(run, inputs[1], self.part(inputs[0], 2, 1), outputs[0])
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        of_attention, of_values = self.of_both(F, inputs[1], self.taken(F, inputs[0], 2, 1), heads[0])
-        return [self.interleaved(F, [F.zeros_like(of_values), of_values]), of_attention]
+        attention_gradient, values_gradient = self.input_gradients(
+            F, inputs[1], self.select(F, inputs[0], 2, 1), heads[0]
+        )
+        return [self.interleave(F, [F.zeros_like(values_gradient), values_gradient]), attention_gradient]

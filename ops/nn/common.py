@@ -1,11 +1,11 @@
-"""Helpers of the neural-network operators: scratch memory, cache-sized blocks, parameters handed on."""
+"""Helpers of the neural-network operators: scratch memory, cache-sized blocks, shape checks, linear operators."""
 
 from __future__ import annotations
 
 import math
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -15,22 +15,22 @@ from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNo
 from flowmx.ops.registry.traits import BatchParts, BatchWise
 
 _BLOCK = 1 << 14
-"""Elements of each array in a block: a handful of such blocks stay in a core's second-level cache."""
+"""Elements of a block: several such blocks fit in a core's second-level cache."""
 
-_KEPT_BYTES = 1 << 26
+_SCRATCH_LIMIT = 1 << 26
 
 _local = threading.local()
 
 
 def scratch(run: Run, slot: str, shape: Sequence[int], dtype: Any) -> Array:
-    """Uninitialised memory for the rest of this forward; a worker thread uses its own again and again.
+    """Return uninitialized memory for the rest of this forward; each worker thread reuses its buffers.
 
-    Two arrays that live at the same time need different slots.
+    Arrays in use at the same time need different slots.
     """
     if run.xp is not np:
         return run.xp.empty(shape, dtype)
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-    if nbytes > _KEPT_BYTES:
+    if nbytes > _SCRATCH_LIMIT:
         return np.empty(shape, dtype)
     buffers: dict[str, Any] = _local.__dict__
     memory = buffers.get(slot)
@@ -40,9 +40,9 @@ def scratch(run: Run, slot: str, shape: Sequence[int], dtype: Any) -> Array:
 
 
 def blocks(*arrays: Array) -> Iterator[Sequence[Array]]:
-    """The same block of each of several arrays of one shape, small enough that all stay in the cache.
+    """Iterate over corresponding cache-sized blocks of arrays of the same shape.
 
-    Where one of them is not contiguous (or on a GPU), they come whole.
+    Yield the whole arrays if one of them is not contiguous, or on a GPU.
     """
     size = arrays[0].size
     if size <= _BLOCK or not all(isinstance(a, np.ndarray) and a.flags.c_contiguous for a in arrays):
@@ -54,50 +54,50 @@ def blocks(*arrays: Array) -> Iterator[Sequence[Array]]:
 
 
 def computing_dtype(dtype: DType) -> DType:
-    """The dtype to multiply matrices and to sum in: float32 for the 16-bit ones, which have no fast product."""
+    """Return the dtype for matrix products and sums: float32 for 16-bit dtypes, which have no fast product."""
     return np.dtype(np.float32) if dtype.itemsize < 4 else dtype
 
 
-def bound(op: Operator) -> dict[str, Any]:
-    """The operator's parameters that differ from their defaults, to hand on to its backward operators."""
-    known: dict[str, Any] | None = op.__dict__.get("_bound")
-    if known is None:
-        known = {name: getattr(op, name) for name in op.attributes()}
-        object.__setattr__(op, "_bound", known)
-    return known
+def non_defaults(op: Operator) -> dict[str, Any]:
+    """Return the operator's parameters that differ from their defaults, to pass to its backward operators."""
+    parameters: dict[str, Any] | None = op.__dict__.get("_bound")
+    if parameters is None:
+        parameters = {name: getattr(op, name) for name in op.attributes()}
+        object.__setattr__(op, "_bound", parameters)
+    return parameters
 
 
-def wanted(inputs: Any, position: int) -> bool:
-    """Tell whether the gradient of an input is needed; True for symbols, whose passes prune by themselves."""
-    ask = getattr(inputs, "wanted", None)
-    return ask is None or bool(ask(position))
+def needs_gradient(inputs: Any, position: int) -> bool:
+    """Return whether the gradient of an input is needed; True for symbols, whose passes prune unused gradients."""
+    check = getattr(inputs, "needs_gradient", None)
+    return check is None or bool(check(position))
 
 
 def unchecked(values: Any, position: int) -> Any:
-    """An input of which a gradient needs the shape alone, so that a change since is no error."""
+    """Return an input whose shape alone a gradient uses, so that later changes of its elements are allowed."""
     return getattr(values, "unchecked", values.__getitem__)(position)
 
 
 def expect_shape(
-    op: Operator, name: str, given: ShapeOrNone, expected: ShapeOrNone, data: ShapeOrNone = None
+    op: Operator, name: str, shape: ShapeOrNone, expected: ShapeOrNone, data: ShapeOrNone = None
 ) -> ShapeOrNone:
-    """Merge two partly known shapes of an input, of which one follows from that of the data, if that is given.
+    """Merge an input's partly known shape with the expected one; ``data``, if given, appears in the message.
 
     Raises:
-        ShapeError: they contradict each other.
+        ShapeError: the shapes contradict each other.
     """
-    both = merge(given, expected)
-    if both is False:
+    merged: ShapeOrNone | Literal[False] = merge(shape, expected)
+    if merged is False:
         why = "" if data is None else f" for data of shape {data}"
-        raise ShapeError(f"{op.name}: input {name} has shape {given}, expected {expected}{why}")
-    return both  # type: ignore[no-any-return]
+        raise ShapeError(f"{op.name}: input {name} has shape {shape}, expected {expected}{why}")
+    return merged
 
 
 def expect_rank(op: Operator, name: str, shape: ShapeOrNone, low: int, high: int | None = None) -> None:
-    """Refuse an input with too few or too many axes.
+    """Check the number of axes of an input.
 
     Raises:
-        ShapeError: it has.
+        ShapeError: the input has too few or too many axes.
     """
     if shape is not None and not low <= len(shape) <= (high or len(shape)):
         wanted_axes = f"{low}" if high == low else f"at least {low}" if high is None else f"{low} to {high}"
@@ -105,12 +105,12 @@ def expect_rank(op: Operator, name: str, shape: ShapeOrNone, low: int, high: int
 
 
 def product(lengths: Sequence[int]) -> int:
-    """The number of elements of part of a shape, -1 where it is not known."""
+    """Return the number of elements of part of a shape, -1 if unknown."""
     return -1 if -1 in lengths else math.prod(lengths)
 
 
 def positive_axis(op: Operator, axis: int, shape: ShapeOrNone) -> int:
-    """The axis counted from the front (as given where the shape is not known yet).
+    """Return the axis counted from the front (unchanged if the shape is unknown).
 
     Raises:
         ShapeError: the input has no such axis.
@@ -123,10 +123,10 @@ def positive_axis(op: Operator, axis: int, shape: ShapeOrNone) -> int:
 
 
 class Linear(Operator, heavy=True, multiplies=True):
-    """A product of data and weight, plus a bias: linear in each. Its gradients are two more such products.
+    """A product of data and weight, plus a bias. Its gradients are two more such products.
 
     The three operators ``name``, ``_backward_name_data`` and ``_backward_name_weight`` are each other's
-    gradients, to any order.
+    gradients, of any order.
     """
 
     arguments: ClassVar[tuple[str, ...]] = ("data", "weight", "bias")
@@ -136,17 +136,17 @@ class Linear(Operator, heavy=True, multiplies=True):
         return self.arguments[: 2 if self.no_bias else 3]
 
     def bias_axis(self) -> int:
-        """The axis of the output that the bias lies along."""
+        """Return the axis of the output along which the bias varies."""
         return 1
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        given = bound(self) | {"no_bias": True}
+        parameters = non_defaults(self) | {"no_bias": True}
         grads: list[Any] = [None, None]
-        if wanted(inputs, 0):
+        if needs_gradient(inputs, 0):
             like = unchecked(inputs, 0)
-            grads[0] = F.op(f"_backward_{self.name}_data", heads[0], inputs[1], like, **given)
-        if wanted(inputs, 1):
-            grads[1] = F.op(f"_backward_{self.name}_weight", heads[0], inputs[0], **given)
+            grads[0] = F.op(f"_backward_{self.name}_data", heads[0], inputs[1], like, **parameters)
+        if needs_gradient(inputs, 1):
+            grads[1] = F.op(f"_backward_{self.name}_weight", heads[0], inputs[0], **parameters)
         if not self.no_bias:
             grads.append(F.op("_backward_bias", heads[0], axis=self.bias_axis()))
         return grads
@@ -161,22 +161,22 @@ class LinearData(Operator, hidden=True):
         return self.arguments
 
     def batch_parts(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> BatchParts | None:
-        alike = self.traits.batch_wise is BatchWise.OWN and inputs[0][:1] == inputs[2][:1]
-        return BatchParts((0, 2), (0,)) if alike else None
+        is_splittable = self.traits.batch_wise is BatchWise.OWN and inputs[0][:1] == inputs[2][:1]
+        return BatchParts((0, 2), (0,)) if is_splittable else None
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         return shapes, [shapes[2]]
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
-        # The products are those of the forward; `like` is not read.
+        # The products equal those of the forward; `like` is not read.
         head, weight, like = inputs
         return super().cost([like, weight], [head])
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        of, given = _linear_name(self), bound(self)
+        forward, parameters = _linear_name(self), non_defaults(self)
         return [
-            F.op(of, heads[0], inputs[1], **given),
-            F.op(f"_backward_{of}_weight", inputs[0], heads[0], **given),
+            F.op(forward, heads[0], inputs[1], **parameters),
+            F.op(f"_backward_{forward}_weight", inputs[0], heads[0], **parameters),
             None,
         ]
 
@@ -194,13 +194,13 @@ class LinearWeight(Operator, hidden=True):
         return super().cost([data, outputs[0]], [head])
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        of, given = _linear_name(self), bound(self)
+        forward, parameters = _linear_name(self), non_defaults(self)
         return [
-            F.op(of, inputs[1], heads[0], **given),
-            F.op(f"_backward_{of}_data", inputs[0], heads[0], unchecked(inputs, 1), **given),
+            F.op(forward, inputs[1], heads[0], **parameters),
+            F.op(f"_backward_{forward}_data", inputs[0], heads[0], unchecked(inputs, 1), **parameters),
         ]
 
 
 def _linear_name(op: Operator) -> str:
-    """The operator that a backward operator belongs to."""
+    """Return the forward operator of a backward operator."""
     return op.name.split("_")[2]

@@ -8,14 +8,14 @@ from typing import Literal
 
 from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.nn.common import Linear, LinearData, LinearWeight, expect_rank, expect_shape, product
-from flowmx.ops.nn.windows import Geometry, correlate, spread, weigh
+from flowmx.ops.nn.windows import Geometry, correlate, spread, weight_gradient
 from flowmx.ops.registry.operators import (
     Array,
     Operator,
     Run,
     Shape,
     ShapeOrNone,
-    described,
+    describe,
     operator,
     option,
     required,
@@ -27,31 +27,31 @@ LAYOUTS = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
 
 
 def check_layout(op: Operator, layout: str | None, dimensions: int, channels_last: bool = False) -> None:
-    """Refuse layouts other than channels-first, and channels-last where that is allowed.
+    """Check that the layout is channels-first, or channels-last if that is allowed.
 
     Raises:
-        ParameterError: it is another one, or there are no one to three spatial dimensions.
+        ParameterError: the layout is not supported, or the number of spatial dimensions is not 1 to 3.
     """
     if dimensions not in LAYOUTS:
-        raise ParameterError(f"{op.name}: kernel has {dimensions} numbers, expected 1, 2 or 3 (one a spatial axis)")
-    allowed = [LAYOUTS[dimensions]]
+        raise ParameterError(f"{op.name}: kernel has {dimensions} numbers, expected 1, 2 or 3 (one per spatial axis)")
+    layouts = [LAYOUTS[dimensions]]
     if channels_last:
-        allowed.append(LAYOUTS[dimensions].replace("C", "") + "C")
-    if layout is not None and layout not in allowed:
-        raise ParameterError(f"{op.name}: layout is {layout!r}, expected {' or '.join(map(repr, allowed))} or None")
+        layouts.append(LAYOUTS[dimensions].replace("C", "") + "C")
+    if layout is not None and layout not in layouts:
+        raise ParameterError(f"{op.name}: layout is {layout!r}, expected {' or '.join(map(repr, layouts))} or None")
 
 
-def per_axis(op: Operator, name: str, given: Shape, default: int, dimensions: int) -> Shape:
-    """A parameter with one number for each spatial axis; empty means the default for all.
+def per_axis(op: Operator, name: str, values: Shape, default: int, dimensions: int) -> Shape:
+    """Return a parameter with one number per spatial axis; empty means the default for all.
 
     Raises:
-        ParameterError: another count of numbers.
+        ParameterError: the count of numbers differs.
     """
-    if given and len(given) != dimensions:
+    if values and len(values) != dimensions:
         raise ParameterError(
-            f"{op.name}: {name} is {given}, expected {dimensions} numbers as kernel {getattr(op, 'kernel', ())} has"
+            f"{op.name}: {name} is {values}, expected {dimensions} numbers as kernel {getattr(op, 'kernel', ())} has"
         )
-    return given or (default,) * dimensions
+    return values or (default,) * dimensions
 
 
 def _check(op: Convolution | Deconvolution) -> None:
@@ -75,7 +75,7 @@ def _geometry(op: Convolution | Deconvolution) -> Geometry:
 
 
 def _channels(op: Convolution | Deconvolution, data: ShapeOrNone) -> int:
-    """The data's channels (-1: not known), checked against num_group."""
+    """Return the data's channels (-1: unknown), checked against num_group."""
     dimensions = len(op.kernel)
     expect_rank(op, "data", data, dimensions + 2, dimensions + 2)
     channels = -1 if data is None else data[1]
@@ -98,7 +98,7 @@ class Convolution(
     out = (size + 2·pad - dilate·(kernel - 1) - 1)//stride + 1, in one to three spatial dimensions.
     """
 
-    input_docs = described(
+    input_docs = describe(
         data="(batch, channels, *size), float; 1 to 3 spatial axes",
         weight="(num_filter, channels/num_group, *kernel), the dtype of data",
         bias="(num_filter,), the dtype of data; not with no_bias",
@@ -131,22 +131,22 @@ class Convolution(
         channels = _channels(self, data)
         inputs = channels // self.num_group if channels >= 0 else -1
         weight = expect_shape(self, "weight", weight, (self.num_filter, inputs, *self.kernel), data)
-        bias = [expect_shape(self, "bias", each, (self.num_filter,)) for each in bias]
-        return [data, weight, *bias], [self.convolved(data)]
+        bias = [expect_shape(self, "bias", shape, (self.num_filter,)) for shape in bias]
+        return [data, weight, *bias], [self.output_shape(data)]
 
     def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
-        # The states that a convolutional cell begins with have the batch that the other summand has.
+        # The begin states of a convolutional cell get their batch size from the other summand.
         data, output = shapes[0], outputs[0]
         if data is None or output is None or len(output) != len(data):
             return shapes
         size = [
-            self.geometry.input(axis, made) if given == -1 else given
-            for axis, (given, made) in enumerate(zip(data[2:], output[2:], strict=True))
+            self.geometry.input(axis, windows) if length == -1 else length
+            for axis, (length, windows) in enumerate(zip(data[2:], output[2:], strict=True))
         ]
         return [(output[0] if data[0] == -1 else data[0], data[1], *size), *shapes[1:]]
 
-    def convolved(self, data: ShapeOrNone) -> ShapeOrNone:
-        """The output's shape.
+    def output_shape(self, data: ShapeOrNone) -> ShapeOrNone:
+        """Return the output's shape.
 
         Raises:
             ShapeError: the data is smaller than one window.
@@ -154,7 +154,7 @@ class Convolution(
         if data is None:
             return None
         size = tuple(self.geometry.output(axis, length) for axis, length in enumerate(data[2:]))
-        if any(given >= 0 and made < 1 for given, made in zip(data[2:], size, strict=True)):
+        if any(length >= 0 and windows < 1 for length, windows in zip(data[2:], size, strict=True)):
             raise ShapeError(
                 f"{self.name}: input data has shape {data}, smaller than one window: kernel {self.kernel}, "
                 f"dilate {self.geometry.dilate}, pad {self.geometry.pad}"
@@ -191,12 +191,12 @@ class ConvolutionWeight(LinearWeight, Convolution, quantized=None, batch_wise=Ba
         return shapes, [(self.num_filter, inputs, *self.kernel)]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        weigh(run, self.geometry, inputs[0], inputs[1], outputs[0])
+        weight_gradient(run, self.geometry, inputs[0], inputs[1], outputs[0])
 
 
 @operator("Deconvolution")
 class Deconvolution(Linear, makes_channels_last=True, precision=Precision.LOW, batch_wise=BatchWise.FIRST):
-    """Transposed convolution: what Convolution's gradient does to its data, as a forward.
+    """Transposed convolution: Convolution's gradient with respect to its data, as a forward.
 
     Shapes: data (batch, channels, *size), weight (channels, num_filter/num_group, *kernel), bias
     (num_filter,), output (batch, num_filter, *out) with
@@ -204,7 +204,7 @@ class Deconvolution(Linear, makes_channels_last=True, precision=Precision.LOW, b
     and adj then follow.
     """
 
-    input_docs = described(
+    input_docs = describe(
         data="(batch, channels, *size), float; 1 to 3 spatial axes",
         weight="(channels, num_filter/num_group, *kernel), the dtype of data",
         bias="(num_filter,), the dtype of data; not with no_bias",
@@ -237,11 +237,11 @@ class Deconvolution(Linear, makes_channels_last=True, precision=Precision.LOW, b
         """The windows' geometry, with the defaults filled in and ``target_shape`` ignored."""
         return _geometry(self)
 
-    def fitted(self, size: Shape) -> tuple[Geometry, Shape]:
-        """The geometry and the output's spatial lengths for data of these spatial lengths.
+    def fit(self, size: Shape) -> tuple[Geometry, Shape]:
+        """Return the geometry and the output's spatial lengths for data of these spatial lengths.
 
         Raises:
-            ShapeError: ``target_shape`` is larger than what the windows reach, or nothing is left.
+            ShapeError: ``target_shape`` is larger than the windows' reach, or the output would be empty.
         """
         g = self.geometry
         full = tuple(
@@ -265,15 +265,15 @@ class Deconvolution(Linear, makes_channels_last=True, precision=Precision.LOW, b
         data, weight, *bias = shapes
         filters = self.num_filter // self.num_group
         weight = expect_shape(self, "weight", weight, (_channels(self, data), filters, *self.kernel), data)
-        bias = [expect_shape(self, "bias", each, (self.num_filter,)) for each in bias]
-        out = None if data is None else (data[0], self.num_filter, *self.fitted(data[2:])[1])
+        bias = [expect_shape(self, "bias", shape, (self.num_filter,)) for shape in bias]
+        out = None if data is None else (data[0], self.num_filter, *self.fit(data[2:])[1])
         return [data, weight, *bias], [out]
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
         return 2 * product(inputs[0]) * product(inputs[1][1:]), sum(map(product, (*inputs, *outputs)))
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        spread(run, self.fitted(inputs[0].shape[2:])[0], inputs[0], inputs[1], outputs[0])
+        spread(run, self.fit(inputs[0].shape[2:])[0], inputs[0], inputs[1], outputs[0])
         if not self.no_bias:
             out = outputs[0]
             run.xp.add(out, inputs[2].reshape(-1, *(1,) * (out.ndim - 2)), out=out)
@@ -284,7 +284,7 @@ class DeconvolutionData(LinearData, Deconvolution, batch_wise=BatchWise.OWN):
     """Gradient of Deconvolution for its data."""
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        correlate(run, self.fitted(outputs[0].shape[2:])[0], inputs[0], inputs[1], outputs[0])
+        correlate(run, self.fit(outputs[0].shape[2:])[0], inputs[0], inputs[1], outputs[0])
 
 
 @operator("_backward_Deconvolution_weight")
@@ -295,4 +295,4 @@ class DeconvolutionWeight(LinearWeight, Deconvolution, batch_wise=BatchWise.SUM)
         return shapes, [(_channels(self, shapes[1]), self.num_filter // self.num_group, *self.kernel)]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        weigh(run, self.fitted(inputs[1].shape[2:])[0], inputs[1], inputs[0], outputs[0])
+        weight_gradient(run, self.fit(inputs[1].shape[2:])[0], inputs[1], inputs[0], outputs[0])

@@ -1,4 +1,4 @@
-"""Correlation: how alike two feature maps are, at displacements of one against the other."""
+"""Correlation: the similarity of two feature maps, at displacements of one against the other."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 
 from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.arrays.linear import Inferred
-from flowmx.ops.nn.common import bound, computing_dtype, expect_rank
+from flowmx.ops.nn.common import computing_dtype, expect_rank, non_defaults
 from flowmx.ops.registry.operators import (
     Array,
     Operator,
     Run,
     Shape,
     ShapeOrNone,
-    described,
+    describe,
     operator,
     option,
     same_shape,
@@ -24,7 +24,7 @@ from flowmx.ops.registry.traits import Precision
 
 @operator("Correlation")
 class Correlation(Operator, heavy=True, precision=Precision.WIDEST):
-    """The mean product of patches of two feature maps, for every displacement up to a greatest one.
+    """The mean product of patches of two feature maps, for every displacement up to a maximum.
 
     From Dosovitskiy et al., "FlowNet", 2015. Shapes: data1 and data2 (batch, channels, height, width), output
     (batch, displacements, out height, out width), row by row of a square of 2·(max_displacement // stride2) + 1
@@ -32,12 +32,12 @@ class Correlation(Operator, heavy=True, precision=Precision.WIDEST):
     """
 
     arguments: ClassVar[tuple[str, ...]] = ("data1", "data2")
-    input_docs = described(
+    input_docs = describe(
         data1="(batch, channels, height, width), float",
         data2="the shape and dtype of data1",
     )
     output_doc = "(batch, displacements, out height, out width), the dtype of data1"
-    outputs_counted = 3
+    json_outputs = 3
     kernel_size: int = option(1, "Length of a patch; odd.", low=1)
     max_displacement: int = option(1, "The greatest displacement along either axis.", low=0)
     stride1: int = option(1, "Steps between the patches of data1.", low=1)
@@ -50,11 +50,11 @@ class Correlation(Operator, heavy=True, precision=Precision.WIDEST):
             raise ParameterError(f"{self.name}: kernel_size is {self.kernel_size}, expected an odd number")
 
     def _length(self, length: int) -> int:
-        """The number of patches along an axis; -1 where its length is not known."""
+        """Return the number of patches along an axis; -1 if its length is unknown."""
         if length == -1:
             return -1
-        free = length + 2 * self.pad_size - 2 * (self.max_displacement + self.kernel_size // 2)
-        return -(-free // self.stride1)
+        positions = length + 2 * self.pad_size - 2 * (self.max_displacement + self.kernel_size // 2)
+        return -(-positions // self.stride1)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data = same_shape(self, shapes)
@@ -72,16 +72,16 @@ class Correlation(Operator, heavy=True, precision=Precision.WIDEST):
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
         batch, displacements, height, width = outputs[-1]
-        made = batch * displacements * height * width
-        return 2 * made * inputs[0][1] * self.kernel_size**2, made
+        products = batch * displacements * height * width
+        return 2 * products * inputs[0][1] * self.kernel_size**2, products
 
-    def padded(self, xp: Any, data: Array) -> Array:
-        """The data in the computing dtype with zeros around it."""
+    def pad(self, xp: Any, data: Array) -> Array:
+        """Return the data in the computing dtype, padded with zeros."""
         pad = self.pad_size
         return xp.pad(data.astype(computing_dtype(data.dtype)), ((0, 0), (0, 0), (pad, pad), (pad, pad)))
 
     def views(self, size: Shape) -> Iterator[tuple[Any, Any]]:
-        """For each displacement, the regions of the two padded maps that are compared; ``size`` is the output's."""
+        """Iterate over the displacements: the two regions of the padded maps to compare; ``size`` is the output's."""
         lengths = [(count - 1) * self.stride1 + self.kernel_size for count in size]
         radius = self.max_displacement // self.stride2
         start = self.max_displacement
@@ -95,7 +95,7 @@ class Correlation(Operator, heavy=True, precision=Precision.WIDEST):
                 yield view(0, 0), view(y, x)
 
     def patches(self, array: Array, size: Shape) -> Iterator[Array]:
-        """For each offset in a patch, the view of a region (..., height, width) at that offset of all patches."""
+        """Iterate over the offsets in a patch: the elements of a region (..., height, width) at that offset."""
         reach = [(count - 1) * self.stride1 + 1 for count in size]
         for y in range(self.kernel_size):
             for x in range(self.kernel_size):
@@ -103,18 +103,18 @@ class Correlation(Operator, heavy=True, precision=Precision.WIDEST):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, out = run.xp, outputs[0]
-        one, other = (self.padded(xp, each) for each in inputs)
+        first, second = (self.pad(xp, data) for data in inputs)
         size = out.shape[2:]
         scale = 1 / (self.kernel_size**2 * inputs[0].shape[1])
-        for place, (here, there) in enumerate(self.views(size)):
+        for place, (region, shifted) in enumerate(self.views(size)):
             if self.is_multiply:
-                total = xp.einsum("nchw,nchw->nhw", one[here], other[there])
+                total = xp.einsum("nchw,nchw->nhw", first[region], second[shifted])
             else:
-                total = xp.abs(one[here] - other[there]).sum(axis=1)
+                total = xp.abs(first[region] - second[shifted]).sum(axis=1)
             out[:, place] = sum(self.patches(total, size)) * scale
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        return list(F.op("_backward_Correlation", heads[0], *list(inputs), **bound(self)))
+        return list(F.op("_backward_Correlation", heads[0], *list(inputs), **non_defaults(self)))
 
 
 @operator("_backward_Correlation")
@@ -128,30 +128,30 @@ class BackwardCorrelation(Correlation, hidden=True):
         return shapes, shapes[1:]
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
-        flops, moved = super().cost(inputs[1:], inputs[:1])
-        return 2 * flops, 2 * moved
+        flops, elements = super().cost(inputs[1:], inputs[:1])
+        return 2 * flops, 2 * elements
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, head = run.xp, inputs[0]
-        one, other = (self.padded(xp, each) for each in inputs[1:])
-        grads = [xp.zeros_like(each) for each in (one, other)]
+        first, second = (self.pad(xp, data) for data in inputs[1:])
+        grads = [xp.zeros_like(data) for data in (first, second)]
         size = head.shape[2:]
-        scale = 1 / (self.kernel_size**2 * one.shape[1])
-        for place, (here, there) in enumerate(self.views(size)):
-            around = xp.zeros((len(one), *one[here].shape[2:]), one.dtype)
-            for part in self.patches(around, size):
+        scale = 1 / (self.kernel_size**2 * first.shape[1])
+        for place, (region, shifted) in enumerate(self.views(size)):
+            sums = xp.zeros((len(first), *first[region].shape[2:]), first.dtype)
+            for part in self.patches(sums, size):
                 part += head[:, place] * scale
-            shares = around[:, None]
+            shares = sums[:, None]
             if self.is_multiply:
-                grads[0][here] += shares * other[there]
-                grads[1][there] += shares * one[here]
+                grads[0][region] += shares * second[shifted]
+                grads[1][shifted] += shares * first[region]
             else:
-                step = xp.where(one[here] >= other[there], shares, -shares)
-                grads[0][here] += step
-                grads[1][there] -= step
+                step = xp.where(first[region] >= second[shifted], shares, -shares)
+                grads[0][region] += step
+                grads[1][shifted] -= step
         inner = slice(self.pad_size, -self.pad_size or None)
         for out, grad in zip(outputs, grads, strict=True):
             xp.copyto(out, grad[..., inner, inner], casting="unsafe")
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        raise NotImplementedError  # no second order
+        raise NotImplementedError  # there is no second derivative

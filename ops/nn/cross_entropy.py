@@ -1,4 +1,4 @@
-"""The cross-entropy of rows of logits with class numbers as one operator: what imperative losses call."""
+"""The cross-entropy of logits and class numbers as one operator, which imperative losses call."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from typing import Any
 
 from flowmx.ops.arrays.indexing import positions
 from flowmx.ops.nn.activation import LogSoftmax
-from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, kernel_for, operator
+from flowmx.ops.registry.kernels import compute_operator
+from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, operator
 
 _LOG_SOFTMAX = LogSoftmax.create(axis=-1)
 
 
 class _Rows(Operator, hidden=True):
-    """The base: rows (batch, classes) of logits and a class number for each, where those outside are clipped."""
+    """Base of operators on logits (batch, classes) and a class number per row; numbers out of range are clipped."""
 
     def infer_type(self, dtypes: list[Any]) -> tuple[list[Any], list[Any]]:
         return dtypes, [dtypes[0]] * len(self.outputs())
 
     def places(self, xp: Any, label: Array, shape: tuple[int, ...]) -> Array:
-        """The positions of the chosen elements in an array of that shape, made flat."""
+        """Return the positions of the labels' elements in a flattened array of this shape."""
         rows, classes = shape
         return xp.arange(0, rows * classes, classes) + positions(xp, label.reshape(-1), classes, "clip", self.name)
 
 
 @operator("_class_cross_entropy")
 class ClassCrossEntropy(_Rows, hidden=True):
-    """Minus the logarithm of the softmax of each row, at the row's class; shape (batch,).
+    """The negative log-softmax of each row at the row's class; shape (batch,).
 
     The hidden output is the logarithm of the softmax.
     """
@@ -40,11 +41,7 @@ class ClassCrossEntropy(_Rows, hidden=True):
         return shapes, [None if data is None else data[:1], data]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        fast = kernel_for(run.device.kernels, _LOG_SOFTMAX.name)
-        if fast is None:
-            _LOG_SOFTMAX.forward(run, inputs[:1], outputs[1:])
-        else:
-            fast(_LOG_SOFTMAX, run, inputs[:1], outputs[1:])
+        compute_operator(_LOG_SOFTMAX, run, inputs[:1], outputs[1:])
         logs = outputs[1]
         run.xp.negative(logs.reshape(-1)[self.places(run.xp, inputs[1], logs.shape)], out=outputs[0])
 
@@ -64,13 +61,18 @@ class BackwardClassCrossEntropy(_Rows, hidden=True):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, (head, _, label, logs), out = run.xp, inputs, outputs[0]
         xp.exp(logs, out=out)
-        flat, chosen = out.reshape(-1), self.places(xp, label, out.shape)
-        flat[chosen] -= 1
+        flat, index = out.reshape(-1), self.places(xp, label, out.shape)
+        flat[index] -= 1
         xp.multiply(out, head.reshape(-1, 1), out=out)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         head, data, label, _ = inputs
-        probability, wide = F.softmax(data, axis=-1), F.expand_dims(head, axis=1)
-        chosen = F.pick(heads[0], label, axis=-1)
-        slope = F.op("_backward_softmax", F.broadcast_mul(heads[0], wide), probability, axis=-1, scaling=1.0)
-        return [F.sum(heads[0] * probability, axis=-1) - chosen, slope, None, None]  # the last follows from the data
+        probability, expanded_head = F.softmax(data, axis=-1), F.expand_dims(head, axis=1)
+        label_head = F.pick(heads[0], label, axis=-1)
+        slope = F.op("_backward_softmax", F.broadcast_mul(heads[0], expanded_head), probability, axis=-1, scaling=1.0)
+        return [
+            F.sum(heads[0] * probability, axis=-1) - label_head,
+            slope,
+            None,
+            None,
+        ]  # the last follows from the data

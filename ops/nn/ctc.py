@@ -1,9 +1,9 @@
-"""Connectionist temporal classification: the loss of a labelling whose alignment with the data is not known.
+"""Connectionist temporal classification: the loss of a labelling whose alignment with the data is unknown.
 
-The labels of an example with blanks before, between and behind them are 2·labels + 1 states. A path stays in its
-state, goes on to the next one, or over a blank between two different labels. ``alpha[t]`` is the logarithm of
-the probability of all paths' prefixes up to step t by the state that they are in; ``beta[t]`` that of their
-ends behind it. Each step is done for the whole batch at once.
+The labels of a sample with blanks before, between and after them are 2·labels + 1 states. A path stays in its
+state, moves to the next one, or skips a blank between two different labels. ``alpha[t]`` is the log-probability
+of all path prefixes up to step t, by their last state; ``beta[t]`` is that of the path suffixes after it. Each step
+is computed for the whole batch at once.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from flowmx.errors import IndexOutOfRange, ShapeError
-from flowmx.ops.arrays.indexing import whole
-from flowmx.ops.nn.common import bound, computing_dtype, expect_rank, expect_shape, unchecked
+from flowmx.ops.arrays.indexing import as_integers
+from flowmx.ops.nn.common import computing_dtype, expect_rank, expect_shape, non_defaults, unchecked
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, operator, option
+from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, describe, operator, option
 from flowmx.ops.registry.traits import Precision
 
 _NEVER = -1e30
-"""The logarithm of no probability: finite, so that differences of two are a number."""
+"""The logarithm of probability 0; finite, so that differences are not NaN."""
 
 
 class _Paths(NamedTuple):
-    """The states of a batch and how paths go through them.
+    """The states of a batch and the possible paths through them.
 
     Attributes:
         states: the class that each state emits (batch, states).
-        skips: whether a state may be entered from two before it (batch, states).
+        skips: whether a state may be entered from two states before it (batch, states).
         ends: whether a path may end in a state (batch, states).
         steps: the lengths of the data (batch,).
         possible: whether the data is long enough for the labels (batch,).
@@ -39,13 +39,13 @@ class _Paths(NamedTuple):
     steps: Array
     possible: Array
 
-    def emitted(self, xp: Any, log_softmax: Array) -> Array:
-        """The logarithm of what each state emits at each step (time, batch, states)."""
+    def emissions(self, xp: Any, log_softmax: Array) -> Array:
+        """Return the log-probability of each state's class at each step (time, batch, states)."""
         index = xp.broadcast_to(self.states, (len(log_softmax), *self.states.shape))
         return xp.maximum(xp.take_along_axis(log_softmax, index, axis=2), _NEVER)
 
     def total(self, xp: Any, last: Array) -> Array:
-        """The logarithm of the labelling's probability, from the last alpha (batch,)."""
+        """Return the logarithm of the labelling's probability, from the last alpha (batch,)."""
         return _log_sum(xp, xp.where(self.ends, last, _NEVER).T)
 
 
@@ -54,13 +54,13 @@ class CTCLoss(Operator, skips=True, mirrored=False, precision=Precision.FLOAT32)
     """Connectionist temporal classification (Graves et al., 2006): -log of the labelling's probability.
 
     Shapes: data (time, batch, classes) before softmax, label (batch, labels), output (batch,). One class is the
-    blank: the first, labels then being 1 to classes - 1 and padded with 0; or the last, labels then being 0 to
-    classes - 2 and padded with -1. Lengths that are not given: all steps, and the labels before the first
-    padding. An example whose data is too short for its labels has loss and gradient 0, as in MXNet.
+    blank: the first, with labels from 1 to classes - 1 and padding 0; or the last, with labels from 0 to
+    classes - 2 and padding -1. The lengths default to all steps, and to the labels before the first padding.
+    A sample whose data is too short for its labels has loss and gradient 0, as in MXNet.
     """
 
     arguments: ClassVar[tuple[str, ...]] = ("data", "label", "data_lengths", "label_lengths")
-    input_docs = described(
+    input_docs = describe(
         data="(time, batch, classes), float; before softmax",
         label="(batch, labels), int or float; class indices",
         data_lengths="(batch,), int or float; only with use_data_lengths",
@@ -74,8 +74,8 @@ class CTCLoss(Operator, skips=True, mirrored=False, precision=Precision.FLOAT32)
     blank_label: Literal["first", "last"] = option("first", "The class of the blank: the first or the last.")
 
     def inputs(self) -> tuple[str, ...]:
-        taken = (True, True, self.use_data_lengths, self.use_label_lengths)
-        return tuple(name for name, used in zip(CTCLoss.arguments, taken, strict=True) if used)
+        flags = (True, True, self.use_data_lengths, self.use_label_lengths)
+        return tuple(name for name, flag in zip(CTCLoss.arguments, flags, strict=True) if flag)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         data, label, *lengths = shapes
@@ -90,8 +90,8 @@ class CTCLoss(Operator, skips=True, mirrored=False, precision=Precision.FLOAT32)
         assert label is not None
         if time != -1 and label[1] > time:
             raise ShapeError(
-                f"{self.name}: input label has shape {label}, but data {data} has {time} steps: at least as many are "
-                "needed as labels"
+                f"{self.name}: input label has shape {label}, but data {data} has only {time} steps; it needs at least "
+                "one step per label"
             )
         names = self.inputs()[2:]
         lengths = [expect_shape(self, name, shape, (batch,)) for name, shape in zip(names, lengths, strict=True)]
@@ -100,65 +100,64 @@ class CTCLoss(Operator, skips=True, mirrored=False, precision=Precision.FLOAT32)
 
     def infer_type(self, dtypes: list[DType | None]) -> tuple[list[DType | None], list[DType | None]]:
         data = dtypes[0]
-        completed = [data, *(data if each is None else each for each in dtypes[1:])]
-        return completed, [data, None if data is None else computing_dtype(data)]
+        in_dtypes = [data, *(data if dtype is None else dtype for dtype in dtypes[1:])]
+        return in_dtypes, [data, None if data is None else computing_dtype(data)]
 
     def paths(self, run: Run, inputs: Sequence[Array]) -> _Paths:
-        """The states of the batch, from its labels and lengths.
+        """Return the states of the batch, from its labels and lengths.
 
         Raises:
-            IndexError: a label is no class.
+            IndexError: a label is out of range.
         """
-        xp, given = run.xp, dict(zip(CTCLoss.inputs(self), inputs, strict=True))
-        time, batch, classes = given["data"].shape
-        label = whole(given["label"])
+        xp, by_name = run.xp, dict(zip(CTCLoss.inputs(self), inputs, strict=True))
+        time, batch, classes = by_name["data"].shape
+        label = as_integers(by_name["label"])
         first = self.blank_label == "first"
         order = xp.arange(label.shape[1])
         if self.use_label_lengths:
-            counts = xp.minimum(whole(given["label_lengths"]), label.shape[1])
+            counts = xp.minimum(as_integers(by_name["label_lengths"]), label.shape[1])
         else:
-            padded = label <= 0 if first else label < 0
-            counts = (xp.cumsum(padded, axis=1) == 0).sum(axis=1)
-        used = order < counts[:, None]
-        if label.size and ((label[used] < 0) | (label[used] >= classes)).any():
-            raise IndexOutOfRange(
-                f"{self.name}: labels are from {label[used].min()} to {label[used].max()}, expected 0 to {classes - 1}"
-            )
-        label = xp.where(used, label, 0)
+            is_padding = label <= 0 if first else label < 0
+            counts = (xp.cumsum(is_padding, axis=1) == 0).sum(axis=1)
+        valid = order < counts[:, None]
+        if label.size and ((label[valid] < 0) | (label[valid] >= classes)).any():
+            low, high = label[valid].min(), label[valid].max()
+            raise IndexOutOfRange(f"{self.name}: labels are from {low} to {high}, expected 0 to {classes - 1}")
+        label = xp.where(valid, label, 0)
         steps = xp.full(batch, time)
         if self.use_data_lengths:
-            steps = xp.minimum(whole(given["data_lengths"]), time)
+            steps = xp.minimum(as_integers(by_name["data_lengths"]), time)
         states = xp.full((batch, 2 * label.shape[1] + 1), 0 if first else classes - 1)
         states[:, 1::2] = label
         different = xp.zeros(states.shape, bool)
         different[:, 3::2] = label[:, 1:] != label[:, :-1]
-        repeats = (used[:, 1:] & ~different[:, 3::2]).sum(axis=1)
-        last, place = 2 * counts[:, None], xp.arange(states.shape[1])
+        repeats = (valid[:, 1:] & ~different[:, 3::2]).sum(axis=1)
+        last, state = 2 * counts[:, None], xp.arange(states.shape[1])
         return _Paths(
             states,
             different,
-            (place == last) | ((place == last - 1) & (last > 0)),
+            (state == last) | ((state == last - 1) & (last > 0)),
             steps,
             (counts + repeats <= steps) & (steps > 0),
         )
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, paths, (out, alpha) = run.xp, self.paths(run, inputs), outputs
-        emitted = paths.emitted(xp, _log_softmax(xp, inputs[0].astype(alpha.dtype, copy=False)))
-        now = xp.full(alpha.shape[1:], _NEVER, alpha.dtype)
-        now[:, 0] = 0  # before the first step, so that it enters state 0 or 1
+        emissions = paths.emissions(xp, _log_softmax(xp, inputs[0].astype(alpha.dtype, copy=False)))
+        current = xp.full(alpha.shape[1:], _NEVER, alpha.dtype)
+        current[:, 0] = 0  # before the first step, so that it enters state 0 or 1
         skips = xp.where(paths.skips, 0, _NEVER).astype(alpha.dtype)
         for step in range(len(alpha)):
-            moved = _moved(xp, now, 0, skips)
-            moved += emitted[step]
-            now = xp.where((step < paths.steps)[:, None], moved, now)
-            alpha[step] = now
-        out[...] = xp.where(paths.possible, -paths.total(xp, now), 0)
+            next_alpha = _advance(xp, current, 0, skips)
+            next_alpha += emissions[step]
+            current = xp.where((step < paths.steps)[:, None], next_alpha, current)
+            alpha[step] = current
+        out[...] = xp.where(paths.possible, -paths.total(xp, current), 0)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        named = dict(zip(self.inputs(), list(inputs), strict=True))
-        step = F.op("_backward_CTCLoss", head=heads[0], **named, alpha=outputs[1], **bound(self))
-        return [step, F.zeros_like(unchecked(inputs, 1)), *[None] * (len(named) - 2)]
+        by_name = dict(zip(self.inputs(), list(inputs), strict=True))
+        step = F.op("_backward_CTCLoss", head=heads[0], **by_name, alpha=outputs[1], **non_defaults(self))
+        return [step, F.zeros_like(unchecked(inputs, 1)), *[None] * (len(by_name) - 2)]
 
 
 @operator("_backward_CTCLoss")
@@ -183,52 +182,52 @@ class BackwardCTCLoss(CTCLoss, hidden=True, skips=False):
             return
         paths = self.paths(run, inputs[1:-1])
         log_softmax = _log_softmax(xp, data.astype(alpha.dtype, copy=False))
-        emitted = paths.emitted(xp, log_softmax)
+        emissions = paths.emissions(xp, log_softmax)
         final = xp.where(paths.ends, 0, _NEVER).astype(alpha.dtype)
         skips = xp.where(paths.skips, 0, _NEVER).astype(alpha.dtype)
         beta, share = final, alpha - paths.total(xp, alpha[-1])[:, None]
         for step in reversed(range(len(data))):
             if step + 1 < len(data):
-                moved = _moved(xp, beta + emitted[step + 1], 1, skips)
-                beta = xp.where((step + 1 < paths.steps)[:, None], moved, final)
+                previous = _advance(xp, beta + emissions[step + 1], 1, skips)
+                beta = xp.where((step + 1 < paths.steps)[:, None], previous, final)
             share[step] += beta
         xp.exp(share, out=share)
         grad = xp.exp(log_softmax)
         rows = xp.arange(data.shape[1])
         grad[:, rows, paths.states[:, 0]] -= share[:, :, ::2].sum(axis=2)
-        # Label by label, since a class may occur several times in a labelling, but not in one place.
-        for place in range(1, share.shape[2], 2):
-            grad[:, rows, paths.states[:, place]] -= share[:, :, place]
+        # One label at a time: a class may occur several times in a labelling, but once per position.
+        for state in range(1, share.shape[2], 2):
+            grad[:, rows, paths.states[:, state]] -= share[:, :, state]
         running = paths.possible & (xp.arange(len(data))[:, None] < paths.steps)
         out[...] = xp.where(running[..., None], grad * head[:, None], 0)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        raise NotImplementedError  # no second order
+        raise NotImplementedError  # there is no second derivative
 
 
 def _log_softmax(xp: Any, data: Array) -> Array:
-    shifted = data - data.max(axis=2, keepdims=True)
-    shifted -= xp.log(xp.exp(shifted).sum(axis=2, keepdims=True))
-    return shifted
+    logs = data - data.max(axis=2, keepdims=True)
+    logs -= xp.log(xp.exp(logs).sum(axis=2, keepdims=True))
+    return logs
 
 
 def _log_sum(xp: Any, terms: Array) -> Array:
-    """Log Σ exp over the first axis. Not logaddexp, which is not vectorised as exp and log are."""
+    """Return log Σ exp over the first axis. logaddexp is slower: it is not vectorized like exp and log."""
     top = terms.max(axis=0)
     terms -= top
     xp.exp(terms, out=terms)
     return top + xp.log(terms.sum(axis=0))
 
 
-def _moved(xp: Any, now: Array, direction: int, skips: Array) -> Array:
-    """The probabilities after one step of all paths: forward in time (0), or backward (1)."""
-    terms = xp.full((3, *now.shape), _NEVER, now.dtype)
-    terms[0] = now
+def _advance(xp: Any, current: Array, direction: int, skips: Array) -> Array:
+    """Return the log-probabilities after one step of all paths: forward in time (0), or backward (1)."""
+    terms = xp.full((3, *current.shape), _NEVER, current.dtype)
+    terms[0] = current
     if direction == 0:
-        terms[1, :, 1:] = now[:, :-1]
-        terms[2, :, 2:] = now[:, :-2]
+        terms[1, :, 1:] = current[:, :-1]
+        terms[2, :, 2:] = current[:, :-2]
         terms[2] += skips
     else:
-        terms[1, :, :-1] = now[:, 1:]
-        terms[2, :, :-2] = now[:, 2:] + skips[:, 2:]
+        terms[1, :, :-1] = current[:, 1:]
+        terms[2, :, :-2] = current[:, 2:] + skips[:, 2:]
     return _log_sum(xp, terms)

@@ -1,4 +1,4 @@
-"""FullyConnected with an activation behind it, as one operator: what imperative layers call on small arrays."""
+"""FullyConnected followed by an activation, as one operator, which imperative layers call on small arrays."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any, Literal
 
 from flowmx.ops.nn.activation import Activation
 from flowmx.ops.nn.linear import FullyConnected
-from flowmx.ops.registry.operators import Array, Bound, Form, Operator, Run, kernel_for, operator, required
+from flowmx.ops.registry.kernels import kernel_for
+from flowmx.ops.registry.operators import Array, Bound, Form, Operator, Run, operator, required
 
 
 @operator("_dense")
 class Dense(FullyConnected, hidden=True, quantized=None):
-    """An activation of what FullyConnected gives, of which only the result is kept."""
+    """FullyConnected and an activation, computed in place."""
 
     act_type: Literal["relu", "sigmoid", "softrelu", "softsign", "tanh"] = required("The activation.")
 
@@ -23,12 +24,12 @@ class Dense(FullyConnected, hidden=True, quantized=None):
     @property
     def parts(self) -> tuple[Operator, Operator]:
         """The product and the activation."""
-        found: tuple[Operator, Operator] = self._parts  # type: ignore[attr-defined]
-        return found
+        parts: tuple[Operator, Operator] = vars(self)["_parts"]
+        return parts
 
-    def bound(self, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
+    def bound(self, xp: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
         product, activation = (
-            _bound(each, xp, forms, made) for each, forms in zip(self.parts, (given, made), strict=True)
+            _bound(part, xp, forms, out_forms) for part, forms in zip(self.parts, (in_forms, out_forms), strict=True)
         )
 
         def forward(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -47,10 +48,11 @@ class Dense(FullyConnected, hidden=True, quantized=None):
         return [*product.gradient(F, inputs, (), activation.gradient(F, (), outputs, heads))]
 
 
-def _bound(op: Operator, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound:
-    """The forward of one of the parts."""
+def _bound(op: Operator, xp: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound:
+    """Return the specialized forward of one of the parts."""
     if getattr(xp, "__name__", "") != "numpy":
-        return op.bound(xp, given, made) or op.forward
-    bind = getattr(kernel_for("cpu", op.name), "bind", None)
-    found: Bound | None = op.bound(xp, given, made) if bind is None else bind(op, given, made)
-    return found or op.forward
+        return op.bound(xp, in_forms, out_forms) or op.forward
+    kernel = kernel_for("cpu", op.name)
+    bind = None if kernel is None else kernel.bind
+    function = op.bound(xp, in_forms, out_forms) if bind is None else bind(op, in_forms, out_forms)
+    return function or op.forward

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from flowmx.errors import ShapeError
-from flowmx.ops.arrays.linear import Inferred, Linear, bound, linear
+from flowmx.ops.arrays.linear import Inferred, Linear, linear, parameters_of
 from flowmx.ops.nn.common import expect_rank, product
 from flowmx.ops.nn.convolution import per_axis
 from flowmx.ops.nn.windows import Geometry
@@ -18,7 +18,7 @@ from flowmx.ops.registry.operators import (
     Run,
     Shape,
     ShapeOrNone,
-    described,
+    describe,
     family,
     operator,
     option,
@@ -35,7 +35,7 @@ class _Windows(Operator, heavy=True, precision=Precision.GIVEN):
     pad: Shape = option((), "Padding with zeros on either side; 0 each by default.", low=0)
 
     def geometry(self) -> Geometry:
-        """The windows' geometry, with the defaults filled in."""
+        """Return the windows' geometry, with the defaults filled in."""
         count = len(self.kernel)
         return Geometry(
             self.kernel,
@@ -45,24 +45,24 @@ class _Windows(Operator, heavy=True, precision=Precision.GIVEN):
         )
 
     def counts(self, size: Shape) -> Shape:
-        """The number of windows on each axis.
+        """Return the number of windows on each axis.
 
         Raises:
-            ShapeError: not even one fits.
+            ShapeError: the image is smaller than one window.
         """
         g = self.geometry()
-        found = tuple(g.output(axis, length) for axis, length in enumerate(size))
-        if any(given != -1 and made < 1 for given, made in zip(size, found, strict=True)):
+        counts = tuple(g.output(axis, length) for axis, length in enumerate(size))
+        if any(extent != -1 and count < 1 for extent, count in zip(size, counts, strict=True)):
             raise ShapeError(f"{self.name}: the image is {size}, smaller than one window: {self!r}")
-        return found
+        return counts
 
     def taps(self, size: Shape) -> Iterator[tuple[Any, Any, Any]]:
-        """For each element of a window: its place, the windows where it lies in the image, and where it lies there."""
+        """Iterate over a window's elements: index, windows in which it lies in the image, positions in the image."""
         g, counts = self.geometry(), self.counts(size)
         for tap in itertools.product(*map(range, g.kernel)):
             windows, places = [], []
-            for axis, (at, length, count) in enumerate(zip(tap, size, counts, strict=True)):
-                start = at * g.dilate[axis] - g.pad[axis]
+            for axis, (index, length, count) in enumerate(zip(tap, size, counts, strict=True)):
+                start = index * g.dilate[axis] - g.pad[axis]
                 first = max(0, -(start // g.stride[axis]))
                 last = min(count, (length - 1 - start) // g.stride[axis] + 1)
                 windows.append(slice(first, max(first, last)))
@@ -70,32 +70,32 @@ class _Windows(Operator, heavy=True, precision=Precision.GIVEN):
                 places.append(slice(low, max(low, high), g.stride[axis]))
             yield tap, tuple(windows), tuple(places)
 
-    def seen(self, columns: Array, size: Shape) -> Array:
-        """Columns (N, C·kernel, windows) as (N, C, *kernel, *windows)."""
+    def by_tap(self, columns: Array, size: Shape) -> Array:
+        """Reshape columns (N, C·kernel, windows) to (N, C, *kernel, *windows)."""
         return columns.reshape(len(columns), -1, *self.kernel, *self.counts(size))
 
     def gather(self, image: Array, columns: Array) -> None:
         """Copy the image's windows into columns."""
         size = image.shape[2:]
-        seen = self.seen(columns, size)
-        seen[...] = 0
+        by_tap = self.by_tap(columns, size)
+        by_tap[...] = 0
         for tap, windows, places in self.taps(size):
-            seen[(slice(None), slice(None), *tap, *windows)] = image[(slice(None), slice(None), *places)]
+            by_tap[(slice(None), slice(None), *tap, *windows)] = image[(slice(None), slice(None), *places)]
 
     def spread(self, columns: Array, image: Array) -> None:
-        """Add the columns up where they came from."""
+        """Add the columns to the image positions that they were copied from."""
         size = image.shape[2:]
-        seen = self.seen(columns, size)
+        by_tap = self.by_tap(columns, size)
         image[...] = 0
         for tap, windows, places in self.taps(size):
-            image[(slice(None), slice(None), *places)] += seen[(slice(None), slice(None), *tap, *windows)]
+            image[(slice(None), slice(None), *places)] += by_tap[(slice(None), slice(None), *tap, *windows)]
 
 
 @linear("im2col")
 class Im2Col(_Windows, Linear, input_named=True):
-    """The windows of images as columns: (N, C, *size) gives (N, C·kernel, windows), the last axis of size fastest."""
+    """The windows of images as columns: (N, C, *size) to (N, C·kernel, windows), the last axis of size fastest."""
 
-    input_docs = described(data="(batch, channels, *size), any dtype")
+    input_docs = describe(data="(batch, channels, *size), any dtype")
     output_doc = "(batch, channels·prod(kernel), windows), the dtype of data"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -111,11 +111,11 @@ class Im2Col(_Windows, Linear, input_named=True):
         if out.flags.c_contiguous:
             self.gather(inputs[0], out)
             return
-        made = run.xp.empty(out.shape, out.dtype)
-        self.gather(inputs[0], made)
-        out[...] = made
+        columns = run.xp.empty(out.shape, out.dtype)
+        self.gather(inputs[0], columns)
+        out[...] = columns
 
-    def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
+    def apply_transpose(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
         self.spread(head, out)
 
 
@@ -126,9 +126,9 @@ class _Sized(Operator):
 
 @operator("col2im")
 class Col2Im(_Windows, _Sized, input_named=True):
-    """Images from columns: the reverse of im2col, but elements of several windows are added up."""
+    """Images from columns: the reverse of im2col, adding up elements of overlapping windows."""
 
-    input_docs = described(data="(batch, channels·prod(kernel), windows), any dtype")
+    input_docs = describe(data="(batch, channels·prod(kernel), windows), any dtype")
     output_doc = "(batch, channels, *output_size), the dtype of data"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -149,6 +149,6 @@ class Col2Im(_Windows, _Sized, input_named=True):
         self.spread(inputs[0], outputs[0])
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        ways = bound(self)
-        del ways["output_size"]
-        return [F.op("im2col", heads[0], **ways)]
+        parameters = parameters_of(self)
+        del parameters["output_size"]
+        return [F.op("im2col", heads[0], **parameters)]

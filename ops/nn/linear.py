@@ -1,4 +1,4 @@
-"""FullyConnected, and the two products that are its gradient.
+"""FullyConnected, and the two products of its gradient.
 
 The three are each other's gradients: Y = X Wᵀ, dX = H W, dW = Hᵀ X.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from flowmx.ops.math.conversion import as_type, cast
-from flowmx.ops.math.products import matmul, multiplies
+from flowmx.ops.math.matmul import matmul, try_device_product
 from flowmx.ops.nn.common import (
     Linear,
     LinearData,
@@ -32,7 +32,7 @@ from flowmx.ops.registry.operators import (
     Run,
     Shape,
     ShapeOrNone,
-    described,
+    describe,
     operator,
     option,
     required,
@@ -41,7 +41,7 @@ from flowmx.ops.registry.traits import BatchWise, Precision, Quantization
 
 
 def as_matrix(array: Array, flatten: bool) -> Array:
-    """The data as a matrix: one row an example."""
+    """Reshape the data to a matrix with one row per sample."""
     if array.ndim == 2:
         return array
     shape = array.shape
@@ -49,20 +49,20 @@ def as_matrix(array: Array, flatten: bool) -> Array:
 
 
 def multiply(run: Run, a: Array, b: Array, out: Array) -> None:
-    """Compute ``out = a @ b`` for matrices, 16 bits in float32 where the host has no product of them."""
+    """Compute ``out = a @ b`` for matrices; 16-bit dtypes in float32 if the host has no 16-bit product."""
     dtype = computing_dtype(out.dtype)
-    # A GPU multiplies 16 bits as they are, and adds up in float32.
+    # A GPU multiplies 16-bit matrices directly and accumulates in float32.
     if dtype == out.dtype or run.xp is not np:
         matmul(run, a, b, out)
-    elif not multiplies(run, a, b, out):
-        wide = scratch(run, "product", out.shape, dtype)
-        matmul(run, as_type(run, a, dtype), as_type(run, b, dtype), wide)
-        cast(run, wide, out)
+    elif not try_device_product(run, a, b, out):
+        product = scratch(run, "product", out.shape, dtype)
+        matmul(run, as_type(run, a, dtype), as_type(run, b, dtype), product)
+        cast(run, product, out)
 
 
-def _is_plain(given: Sequence[Form]) -> bool:
-    """Tell whether arrays are computed with as they are."""
-    return all(dtype in (FLOAT32, np.float64) for _, dtype in given)
+def _is_plain(forms: Sequence[Form]) -> bool:
+    """Return whether all dtypes are float32 or float64."""
+    return all(dtype in (FLOAT32, np.float64) for _, dtype in forms)
 
 
 @operator("FullyConnected")
@@ -78,7 +78,7 @@ class FullyConnected(
     without ``flatten`` the transformation applies to the last axis: (..., inputs) to (..., num_hidden).
     """
 
-    input_docs = described(
+    input_docs = describe(
         data="(batch, ...), or (..., inputs) without flatten, float",
         weight="(num_hidden, inputs), the dtype of data",
         bias="(num_hidden,), the dtype of data; not with no_bias",
@@ -86,7 +86,7 @@ class FullyConnected(
     output_doc = "(batch, num_hidden), or (..., num_hidden) without flatten, the dtype of data"
     num_hidden: int = required("Number of hidden nodes of the output.", low=1)
     no_bias: bool = option(False, "Leave the bias out.")
-    flatten: bool = option(True, "Collapse all axes of the data but the first.")
+    flatten: bool = option(True, "Collapse all axes of the data except the first.")
 
     def bias_axis(self) -> int:
         return 1 if self.flatten else -1
@@ -99,11 +99,11 @@ class FullyConnected(
         units = product(data[1:]) if self.flatten else data[-1]
         result = (data[0], self.num_hidden) if self.flatten else (*data[:-1], self.num_hidden)
         weight = expect_shape(self, "weight", weight, (self.num_hidden, units), data)
-        bias = [expect_shape(self, "bias", each, (self.num_hidden,)) for each in bias]
+        bias = [expect_shape(self, "bias", shape, (self.num_hidden,)) for shape in bias]
         return [data, weight, *bias], [result]
 
     def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
-        # The states that a cell of mx.rnn begins with have the batch that the other summand has.
+        # The begin states of an mx.rnn cell get their batch size from the other summand.
         data, *others = shapes
         if not data or data[0] != -1 or outputs[0] is None:
             return shapes
@@ -112,8 +112,8 @@ class FullyConnected(
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
         return 2 * product(outputs[0]) * inputs[1][1], sum(map(product, (*inputs, *outputs)))
 
-    def bound(self, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
-        if not _is_plain(given) or len(given[0][0]) != 2:
+    def bound(self, xp: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+        if not _is_plain(in_forms) or len(in_forms[0][0]) != 2:
             return None
         product, add = xp.matmul, None if self.no_bias else xp.add
 
@@ -138,8 +138,8 @@ class FullyConnectedData(LinearData, FullyConnected, batch_wise=BatchWise.OWN):
 
     infer_back = Operator.infer_back
 
-    def bound(self, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
-        if not _is_plain(given) or len(given[0][0]) != 2 or len(made[0][0]) != 2:
+    def bound(self, xp: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+        if not _is_plain(in_forms) or len(in_forms[0][0]) != 2 or len(out_forms[0][0]) != 2:
             return None
         product = xp.matmul
 
@@ -164,11 +164,11 @@ class FullyConnectedWeight(LinearWeight, FullyConnected, batch_wise=BatchWise.SU
         units = -1 if data is None else product(data[1:]) if self.flatten else data[-1]
         return shapes, [(self.num_hidden, units)]
 
-    def bound(self, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
-        if not _is_plain(given) or len(given[0][0]) != 2 or len(given[1][0]) != 2:
+    def bound(self, xp: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+        if not _is_plain(in_forms) or len(in_forms[0][0]) != 2 or len(in_forms[1][0]) != 2:
             return None
-        # Of one example it is an outer product, for which BLAS takes several times as long.
-        product = xp.multiply if given[0][0][0] == 1 else xp.matmul
+        # A single sample gives an outer product, for which BLAS is several times slower.
+        product = xp.multiply if in_forms[0][0][0] == 1 else xp.matmul
 
         def multiply_by_data(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
             product(inputs[0].T, inputs[1], out=outputs[0])
@@ -181,7 +181,7 @@ class FullyConnectedWeight(LinearWeight, FullyConnected, batch_wise=BatchWise.SU
 
 @operator("_backward_bias")
 class BackwardBias(Operator, hidden=True, batch_wise=BatchWise.SUM):
-    """The sum over all axes but one: the gradient of a bias along that axis."""
+    """The sum over all axes except one: the gradient of a bias along that axis."""
 
     arguments = ("head",)
     axis: int = 1
@@ -192,8 +192,8 @@ class BackwardBias(Operator, hidden=True, batch_wise=BatchWise.SUM):
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         return shapes, [None if shapes[0] is None else (shapes[0][self.axis],)]
 
-    def bound(self, xp: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
-        if xp is not np or not _is_plain(given) or len(given[0][0]) != 2 or self.axis not in (-1, 1):
+    def bound(self, xp: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+        if xp is not np or not _is_plain(in_forms) or len(in_forms[0][0]) != 2 or self.axis not in (-1, 1):
             return None
         total = np.add.reduce
 
@@ -208,7 +208,7 @@ class BackwardBias(Operator, hidden=True, batch_wise=BatchWise.SUM):
         if self.axis == -1 or head.ndim == 2:
             out[...] = head.reshape(product(head.shape[:-1]), head.shape[-1]).sum(axis=0, dtype=dtype)
         else:
-            # Along the contiguous axis first: the second sum then has little left to do.
+            # The contiguous axis first, so that the second sum is small.
             out[...] = head.reshape(*head.shape[:2], product(head.shape[2:])).sum(axis=2, dtype=dtype).sum(axis=0)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:

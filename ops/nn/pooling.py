@@ -1,20 +1,20 @@
-"""Pooling, one spatial axis after the other: a window's maximum is the maximum of its rows' maxima."""
+"""Pooling, one spatial axis at a time: a window's maximum is the maximum of its rows' maxima."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from flowmx.errors import ParameterError, ShapeError
-from flowmx.ops.arrays.reshaping import expect_elements
-from flowmx.ops.nn.common import bound, computing_dtype, expect_rank, scratch
+from flowmx.ops.arrays.shape_arithmetic import expect_elements
+from flowmx.ops.nn.common import computing_dtype, expect_rank, non_defaults, scratch
 from flowmx.ops.nn.convolution import check_layout, per_axis
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option
+from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, describe, operator, option
 from flowmx.ops.registry.traits import BatchWise, Quantization
 
 _PART_BYTES = 1 << 20
@@ -31,8 +31,8 @@ class _Axis(NamedTuple):
     windows: int
 
     def taps(self) -> Iterator[tuple[Any, Any]]:
-        """For each offset in the window: the data that it touches, and the windows that it does so for."""
-        before = (slice(None),) * self.axis
+        """Iterate over the offsets in a window: the slice of the data at that offset, and the slice of the windows."""
+        prefix = (slice(None),) * self.axis
         for offset in range(self.kernel):
             start = offset - self.pad
             low = max(0, -(start // self.stride))
@@ -40,65 +40,65 @@ class _Axis(NamedTuple):
             if low < high:
                 first = start + low * self.stride
                 last = start + (high - 1) * self.stride
-                yield (*before, slice(first, last + 1, self.stride)), (*before, slice(low, high))
+                yield (*prefix, slice(first, last + 1, self.stride)), (*prefix, slice(low, high))
 
-    def whole(self, where: Any) -> bool:
-        """True when a tap serves every window."""
+    def is_complete(self, where: Any) -> bool:
+        """Return whether a tap contributes to every window."""
         return bool(where[-1] == slice(0, self.windows))
 
     def counts(self, include_pad: bool) -> list[int]:
-        """The number of elements that each window averages over."""
+        """Return the number of elements that each window averages."""
         low, high = (-self.pad, self.length + self.pad) if include_pad else (0, self.length)
         starts = [window * self.stride - self.pad for window in range(self.windows)]
         return [max(1, min(start + self.kernel, high) - max(start, low)) for start in starts]
 
 
 def _reduce(xp: Any, ufunc: Any, empty: float, data: Array, line: _Axis, out: Array) -> None:
-    """Reduce the windows of one axis with ``maximum`` or ``add``."""
-    taps = sorted(line.taps(), key=lambda tap: not line.whole(tap[1]))
-    whole = sum(line.whole(where) for _, where in taps)
-    if whole > 1:
+    """Reduce the windows along one axis with ``maximum`` or ``add``."""
+    taps = sorted(line.taps(), key=lambda tap: not line.is_complete(tap[1]))
+    complete = sum(line.is_complete(where) for _, where in taps)
+    if complete > 1:
         ufunc(data[taps[0][0]], data[taps[1][0]], out=out)
-    elif whole == 1:
+    elif complete == 1:
         xp.copyto(out, data[taps[0][0]])
     else:
         out.fill(empty)
-    for source, where in taps[min(whole, 2) :]:
+    for source, where in taps[min(complete, 2) :]:
         ufunc(out[where], data[source], out=out[where])
 
 
 def _spread_sum(xp: Any, head: Array, line: _Axis, data: Array) -> None:
-    """Add each window's gradient to all that it covers, along one axis."""
+    """Add each window's gradient to all its elements, along one axis."""
     data.fill(0)
     for source, where in line.taps():
         xp.add(data[source], head[where], out=data[source])
 
 
 def _spread_max(run: Run, head: Array, data: Array, output: Array, line: _Axis, out: Array) -> None:
-    """Give each window's gradient to its first maximum along one axis."""
+    """Assign each window's gradient to its first maximum along one axis."""
     xp, taps = run.xp, list(line.taps())
-    # Selecting by whole-number products of the bit patterns is exact: infinity times 0 would not be.
+    # Integer products with the bit patterns select exactly, while infinity times 0 would be NaN.
     bits = f"i{head.dtype.itemsize}"
-    rest = head.view(bits)
-    left, here = (scratch(run, f"pooling {slot}", head.shape, bits) for slot in ("left", "here"))
-    if line.stride >= line.kernel and all(line.whole(where) for _, where in taps):
-        # Windows that do not overlap, of one length: what the taps before left over goes to the last.
-        if len(taps) * line.windows < line.length:  # some elements are in no window
+    remaining_bits = head.view(bits)
+    remaining, selected = (scratch(run, f"pooling {slot}", head.shape, bits) for slot in ("remaining", "selected"))
+    if line.stride >= line.kernel and all(line.is_complete(where) for _, where in taps):
+        # Windows of equal length without overlap: the last tap gets the gradients that no earlier tap took.
+        if len(taps) * line.windows < line.length:  # some elements lie outside of all windows
             out.fill(0)
-        for (source, _), (after, _) in pairwise(taps):
-            xp.copyto(here, xp.equal(data[source], output))
-            xp.multiply(rest, here, out=here)
-            out[source].view(bits)[...] = here
-            into = out[after].view(bits) if after is taps[-1][0] else left
-            rest = xp.subtract(rest, here, out=into)
+        for (source, _), (next_source, _) in pairwise(taps):
+            xp.copyto(selected, xp.equal(data[source], output))
+            xp.multiply(remaining_bits, selected, out=selected)
+            out[source].view(bits)[...] = selected
+            target = out[next_source].view(bits) if next_source is taps[-1][0] else remaining
+            remaining_bits = xp.subtract(remaining_bits, selected, out=target)
         if len(taps) == 1:
             out[taps[0][0]] = head
         return
     out.fill(0)
-    xp.copyto(left, rest)
+    xp.copyto(remaining, remaining_bits)
     for source, where in taps:
-        part = xp.multiply(left[where], xp.equal(data[source], output[where]))
-        left[where] -= part
+        part = xp.multiply(remaining[where], xp.equal(data[source], output[where]))
+        remaining[where] -= part
         out[source] += part.view(out.dtype)
 
 
@@ -117,7 +117,7 @@ class Pooling(
     with ceil, and with ``same`` (one spatial axis only) ceil((size + 2·pad)/stride).
     """
 
-    input_docs = described(
+    input_docs = describe(
         data="(batch, channels, *size), or with the channels last as `layout` says; 1 to 3 spatial axes, any dtype",
     )
     output_doc = "(batch, channels, *out), or with the channels last, the dtype of data"
@@ -134,7 +134,7 @@ class Pooling(
 
     def __post_init__(self) -> None:
         if self.channels_last:
-            # What lies channels-first in memory is no better for it.
+            # Channels are already contiguous, so another memory layout would not help.
             self.with_traits(makes_channels_last=False)
         if self.pool_type not in ("max", "avg"):
             self.with_traits(quantized=None)
@@ -143,7 +143,7 @@ class Pooling(
         if self.kernel and not self.global_pool:
             count = len(self.kernel)
             check_layout(self, self.layout, count, channels_last=True)
-            object.__setattr__(self, "pad", self.pad[:count])  # as in MXNet, which looks at no more of them
+            object.__setattr__(self, "pad", self.pad[:count])  # as in MXNet, which ignores the others
             pad = per_axis(self, "pad", self.pad, 0, count)
             per_axis(self, "stride", self.stride, 1, count)
             if any(p >= k for p, k in zip(pad, self.kernel, strict=True)):
@@ -155,36 +155,36 @@ class Pooling(
 
     @property
     def channels_last(self) -> bool:
-        """True where the channels are the last axis, not axis 1."""
+        """True if the channels are the last axis, not axis 1."""
         return self.layout is not None and self.layout.endswith("C")
 
     def channels_first(self, array: Array) -> Array:
-        """A view with the channels as axis 1."""
+        """Return a view with the channels as axis 1."""
         return array.transpose(0, -1, *range(1, array.ndim - 1)) if self.channels_last else array
 
     def spatial(self, shape: Shape) -> Shape:
-        """The spatial axes of a shape."""
+        """Return the spatial axes of a shape."""
         return shape[1:-1] if self.channels_last else shape[2:]
 
-    def replaced(self, shape: Shape, size: Shape) -> Shape:
-        """A shape with other spatial axes."""
+    def with_spatial(self, shape: Shape, size: Shape) -> Shape:
+        """Return a shape with other spatial axes."""
         return (shape[0], *size, shape[-1]) if self.channels_last else (*shape[:2], *size)
 
     def planes(self, array: Array) -> Array:
-        """The array as (planes, *size), or with the channels behind."""
+        """Return the array as (planes, *size), or unchanged if the channels are last."""
         return array if self.channels_last else array.reshape(-1, *array.shape[2:])
 
     def _windows(self, axis: int, length: int) -> int:
         if length == -1:
             return -1
         kernel, stride = self.kernel[axis], (self.stride or (1,) * 3)[axis]
-        padded = length + 2 * (self.pad or (0,) * 3)[axis]
+        extent = length + 2 * (self.pad or (0,) * 3)[axis]
         if self.pooling_convention == "same":
-            return -(-padded // stride)
-        spare = padded - kernel
+            return -(-extent // stride)
+        spare = extent - kernel
         return (spare // stride if self.pooling_convention == "valid" else -(-spare // stride)) + 1
 
-    def counted_outputs(self) -> int:
+    def json_output_count(self) -> int:
         return 2 if self.pool_type == "max" and self.kernel and not self.channels_last else 1
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
@@ -195,20 +195,20 @@ class Pooling(
             rank = len(self.layout) if self.layout else 0
             expect_rank(self, "data", data, rank or 3, rank or 5)
             expect_elements(self, data, range(1, len(data) - 1) if self.channels_last else range(2, len(data)))
-            return shapes, [self.replaced(data, (1,) * (len(data) - 2))]
+            return shapes, [self.with_spatial(data, (1,) * (len(data) - 2))]
         rank = len(self.kernel) + 2
         expect_rank(self, "data", data, rank, rank)
-        given = self.spatial(data)
-        size = tuple(self._windows(axis, length) for axis, length in enumerate(given))
-        if any(length == 0 or (length != -1 and made < 1) for length, made in zip(given, size, strict=True)):
+        extent = self.spatial(data)
+        size = tuple(self._windows(axis, length) for axis, length in enumerate(extent))
+        if any(length == 0 or (length != -1 and windows < 1) for length, windows in zip(extent, size, strict=True)):
             raise ShapeError(
                 f"{self.name}: input data has shape {data}, smaller than one window: kernel {self.kernel}, "
                 f"pad {self.pad or 0}"
             )
-        return shapes, [self.replaced(data, size)]
+        return shapes, [self.with_spatial(data, size)]
 
     def lines(self, size: Shape, out: Shape) -> list[_Axis]:
-        """The windows on each spatial axis of the data, seen as (planes, *size)."""
+        """Return the windows on each spatial axis of the data, viewed as (planes, *size)."""
         count = len(size)
         kernel = size if self.global_pool else self.kernel
         stride = (1,) * count if self.global_pool or not self.stride else self.stride
@@ -216,7 +216,7 @@ class Pooling(
         return [_Axis(i + 1, kernel[i], stride[i], pad[i], size[i], out[i]) for i in range(count)]
 
     def counts(self, xp: Any, lines: Sequence[_Axis], dtype: Any) -> Array:
-        """The number of elements that each window averages over, (*out) or, channels-last, (*out, 1)."""
+        """Return the number of elements that each window averages, (*out), or (*out, 1) with the channels last."""
         total: Array = xp.ones((), dtype)
         for line in lines:
             total = total[..., None] * xp.asarray(line.counts(self.count_include_pad is not False), dtype)
@@ -245,14 +245,14 @@ class Pooling(
             result[part] = total
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        return [F.op("_backward_Pooling", heads[0], inputs[0], outputs[0], **bound(self))]
+        return [F.op("_backward_Pooling", heads[0], inputs[0], outputs[0], **non_defaults(self))]
 
 
 @operator("_backward_Pooling")
 class BackwardPooling(Pooling, hidden=True, quantized=None, batch_wise=BatchWise.EACH):
-    """Gradient of Pooling; of several equal maxima in a window the first has it."""
+    """Gradient of Pooling; the first of several equal maxima in a window receives it."""
 
-    arguments = ("head", "data", "output")
+    arguments: ClassVar[tuple[str, ...]] = ("head", "data", "output")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         return shapes, [shapes[1]]
@@ -262,25 +262,25 @@ class BackwardPooling(Pooling, hidden=True, quantized=None, batch_wise=BatchWise
         head, data, output, out = map(self.planes, (*inputs, outputs[0]))
         for part in _parts(data):
             if self.pool_type == "max":
-                self._of_max(run, head[part], data[part], output[part], lines, out[part])
+                self._max_gradient(run, head[part], data[part], output[part], lines, out[part])
             else:
-                self._of_sum(run, head[part], data[part], output[part], lines, out[part])
+                self._sum_gradient(run, head[part], data[part], output[part], lines, out[part])
 
-    def _of_max(self, run: Run, head: Array, data: Array, output: Array, lines: list[_Axis], out: Array) -> None:
-        # Reduced from the last axis on, a window's first row with the maximum comes before its first column.
+    def _max_gradient(self, run: Run, head: Array, data: Array, output: Array, lines: list[_Axis], out: Array) -> None:
+        # Reduce from the last axis to the first: the first row with the maximum precedes its first column.
         levels = [data]
         for line in reversed(lines[1:]):
-            made = scratch(run, f"pooling level {line.axis}", _shrunk(levels[-1].shape, line), data.dtype)
-            _reduce(run.xp, run.xp.maximum, lowest(data.dtype), levels[-1], line, made)
-            levels.append(made)
+            maxima = scratch(run, f"pooling level {line.axis}", _pooled_shape(levels[-1].shape, line), data.dtype)
+            _reduce(run.xp, run.xp.maximum, lowest(data.dtype), levels[-1], line, maxima)
+            levels.append(maxima)
         for line in lines:
-            before = levels.pop()
+            level = levels.pop()
             last = line is lines[-1]
-            into = out if last else scratch(run, f"pooling gradient {line.axis}", before.shape, head.dtype)
-            _spread_max(run, head, before, output, line, into)
-            head, output = into, before
+            target = out if last else scratch(run, f"pooling gradient {line.axis}", level.shape, head.dtype)
+            _spread_max(run, head, level, output, line, target)
+            head, output = target, level
 
-    def _of_sum(self, run: Run, head: Array, data: Array, output: Array, lines: list[_Axis], out: Array) -> None:
+    def _sum_gradient(self, run: Run, head: Array, data: Array, output: Array, lines: list[_Axis], out: Array) -> None:
         xp, dtype = run.xp, computing_dtype(out.dtype)
         head, power = head.astype(dtype), (self.p_value or 1) - 1
         if self.pool_type == "avg":
@@ -290,24 +290,24 @@ class BackwardPooling(Pooling, hidden=True, quantized=None, batch_wise=BatchWise
             xp.divide(head, xp.where(size == 0, 1, size), out=head)
         for line in lines:
             shape = (*head.shape[: line.axis], line.length, *head.shape[line.axis + 1 :])
-            into = scratch(run, f"pooling gradient {line.axis}", shape, dtype)
-            _spread_sum(xp, head, line, into)
-            head = into
+            target = scratch(run, f"pooling gradient {line.axis}", shape, dtype)
+            _spread_sum(xp, head, line, target)
+            head = target
         if self.pool_type == "lp":
             xp.multiply(head, data.astype(dtype) ** power, out=head)
         out[...] = head
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         if self.pool_type == "max":
-            return [F.op("_Pooling_at_maxima", heads[0], inputs[1], **bound(self)), None, None]
+            return [F.op("_Pooling_at_maxima", heads[0], inputs[1], **non_defaults(self)), None, None]
         if self.pool_type == "lp" and self.p_value != 1:
             raise NotImplementedError
-        return [F.op("Pooling", heads[0], **bound(self)), None, None]
+        return [F.op("Pooling", heads[0], **non_defaults(self)), None, None]
 
 
 @operator("_Pooling_at_maxima")
 class PoolingAtMaxima(Pooling, hidden=True, quantized=None):
-    """Other values where each window of the data has its first maximum; 0 for windows of padding alone."""
+    """Values gathered at the first maximum of each window of the data; 0 for windows of padding only."""
 
     arguments = ("values", "data")
 
@@ -323,32 +323,32 @@ class PoolingAtMaxima(Pooling, hidden=True, quantized=None):
         xp.copyto(out, values)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        maxima = F.op("Pooling", inputs[1], **bound(self))
-        return [F.op("_backward_Pooling", heads[0], inputs[1], maxima, **bound(self)), None]
+        maxima = F.op("Pooling", inputs[1], **non_defaults(self))
+        return [F.op("_backward_Pooling", heads[0], inputs[1], maxima, **non_defaults(self)), None]
 
 
 def _first_maxima(xp: Any, values: Array, data: Array, line: _Axis) -> tuple[Array, Array]:
-    """The values at the first maximum of each window of one axis, and the maxima."""
-    kept = xp.zeros(_shrunk(values.shape, line), values.dtype)
-    best = xp.full(kept.shape, lowest(data.dtype), data.dtype)
-    found = xp.zeros(kept.shape, bool)
+    """Return the values at the first maximum of each window along one axis, and the maxima."""
+    selected = xp.zeros(_pooled_shape(values.shape, line), values.dtype)
+    best = xp.full(selected.shape, lowest(data.dtype), data.dtype)
+    is_set = xp.zeros(selected.shape, bool)
     for source, where in line.taps():
-        ahead = ~found[where] | (data[source] > best[where])
-        best[where] = xp.where(ahead, data[source], best[where])
-        kept[where] = xp.where(ahead, values[source], kept[where])
-        found[where] = True
-    return kept, best
+        is_larger = ~is_set[where] | (data[source] > best[where])
+        best[where] = xp.where(is_larger, data[source], best[where])
+        selected[where] = xp.where(is_larger, values[source], selected[where])
+        is_set[where] = True
+    return selected, best
 
 
 def _parts(planes: Array) -> Iterator[slice]:
-    """Slices of planes that fit in a core's cache."""
+    """Iterate over slices of planes that fit in a core's cache."""
     step = max(1, _PART_BYTES // max(1, math.prod(planes.shape[1:]) * planes.dtype.itemsize))
     for start in range(0, len(planes), step):
         yield slice(start, start + step)
 
 
 def _root(xp: Any, p: int | None, total: Array) -> None:
-    """The p-th root, in place."""
+    """Take the p-th root, in place."""
     if p == 2:
         xp.sqrt(total, out=total)
     elif p == 3:
@@ -356,21 +356,21 @@ def _root(xp: Any, p: int | None, total: Array) -> None:
 
 
 def lowest(dtype: DType) -> float:
-    """The maximum of an empty window: the dtype's lowest finite value, as in MXNet."""
+    """Return the maximum of an empty window: the dtype's lowest finite value, as in MXNet."""
     if dtype.kind in "iu":
         return float(np.iinfo(dtype).min)
-    return float(np.finfo(dtype).min) if dtype.kind == "f" else -(2.0 - 2.0**-7) * 2.0**127  # bfloat16's
+    return float(np.finfo(dtype).min) if dtype.kind == "f" else -(2.0 - 2.0**-7) * 2.0**127  # bfloat16
 
 
-def _shrunk(shape: Shape, line: _Axis) -> Shape:
+def _pooled_shape(shape: Shape, line: _Axis) -> Shape:
     return (*shape[: line.axis], line.windows, *shape[line.axis + 1 :])
 
 
 def _reduce_all(run: Run, ufunc: Any, empty: float, data: Array, lines: list[_Axis], out: Array) -> None:
-    """Reduce all axes; the first comes first, where the runs are longest."""
+    """Reduce all axes, beginning with the first, where contiguous runs are longest."""
     for line in lines:
         last = line is lines[-1]
-        shape = _shrunk(data.shape, line)
-        into = out if last else scratch(run, f"pooling {line.axis}", shape, out.dtype)
-        _reduce(run.xp, ufunc, empty, data, line, into)
-        data = into
+        shape = _pooled_shape(data.shape, line)
+        target = out if last else scratch(run, f"pooling {line.axis}", shape, out.dtype)
+        _reduce(run.xp, ufunc, empty, data, line, target)
+        data = target

@@ -1,14 +1,14 @@
 """Convolution as matrix products, in any number of spatial axes.
 
-The batch is cut into chunks of ``n`` examples, and each chunk is turned round so that the batch is the
-innermost axis. Copying the windows into columns (im2col) then moves runs of ``n`` times the output's width,
-one product does the chunk, and its result is turned back:
+The batch is split into chunks of ``n`` samples, and each chunk is transposed so that the batch is the
+innermost axis. Copying the windows into columns (im2col) then moves runs of ``n`` times the output's width.
+One product computes the chunk, and its result is transposed back:
 
-    data (n, C, *size)  ->  turned (C, *padded, n)  ->  columns (C, *kernel, *out, n)
+    data (n, C, *size)  ->  batch-last (C, *padded, n)  ->  columns (C, *kernel, *out, n)
     weight (F, C·kernel) @ columns  ->  (F, *out, n)  ->  output (n, F, *out)
 
-Columns are made for as many output rows at a time as fit in the cache. The two gradients walk the same way
-back. The three are each other's gradients, and :func:`spread` is also the forward of Deconvolution.
+Columns are made for as many output rows at a time as fit in the cache. The two gradients take the same steps in
+reverse. The three are each other's gradients, and :func:`spread` is also the forward of Deconvolution.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from flowmx.ops.nn.common import computing_dtype, scratch
 from flowmx.ops.registry.operators import Array, Run, Shape
 
 _CHUNK = 16
-"""Examples turned round at a time: 64 bytes of float32, a cache line."""
+"""Samples per chunk: 64 bytes of float32, a cache line."""
 _COLUMN_BYTES = 4 << 20
 
 
 class Geometry(NamedTuple):
-    """The geometry of windows over the spatial axes; each field has an int for each axis."""
+    """The geometry of windows over the spatial axes; each field has one int per axis."""
 
     kernel: Shape
     stride: Shape
@@ -38,24 +38,24 @@ class Geometry(NamedTuple):
     groups: int = 1
 
     def reach(self, axis: int) -> int:
-        """The extent of one window along an axis."""
+        """Return the extent of one window along an axis."""
         return self.dilate[axis] * (self.kernel[axis] - 1) + 1
 
     def output(self, axis: int, length: int) -> int:
-        """The number of windows along an axis; -1 where its length is not known."""
+        """Return the number of windows along an axis; -1 if its length is unknown."""
         if length == -1:
             return -1
         return (length + 2 * self.pad[axis] - self.reach(axis)) // self.stride[axis] + 1
 
     def input(self, axis: int, windows: int) -> int:
-        """The length of an axis on which so many windows fit; -1 where several lengths do."""
+        """Return the length of an axis with this number of windows; -1 if several lengths have it."""
         if windows == -1 or self.stride[axis] != 1:
             return -1
         return windows - 1 + self.reach(axis) - 2 * self.pad[axis]
 
 
 class _Plan:
-    """Chunk sizes and memory for one call."""
+    """Chunk sizes and scratch memory for one call."""
 
     def __init__(self, run: Run, g: Geometry, big: Shape, small: Shape, dtype: Any) -> None:
         self.run, self.g = run, g
@@ -80,52 +80,52 @@ class _Plan:
     def memory(self, slot: str, *shape: int) -> Array:
         return scratch(self.run, f"windows {slot}", shape, self.dtype)
 
-    def turned(self, data: Array) -> Array:
-        """A chunk of the data as (C, *padded, n), with zeros around it."""
-        made = self.memory("turned", self.channels, *self.padded, len(data))
+    def batch_last(self, data: Array) -> Array:
+        """Return a chunk of the data as (C, *padded, n), padded with zeros."""
+        planes = self.memory("turned", self.channels, *self.padded, len(data))
         if self.padded != self.size:
-            made.fill(0)
-        self.run.xp.copyto(self.interior(made), _batch_last(data), casting="unsafe")
-        return made
+            planes.fill(0)
+        self.run.xp.copyto(self.interior(planes), _batch_last(data), casting="unsafe")
+        return planes
 
-    def interior(self, turned: Array) -> Array:
-        return turned[(slice(None), *self.inside)]
+    def interior(self, planes: Array) -> Array:
+        return planes[(slice(None), *self.inside)]
 
-    def windows(self, turned: Array, rows: slice) -> Array:
-        """A view (C, *kernel, rows, *out[1:], n) of all windows of some output rows."""
-        g, steps = self.g, turned.strides
+    def windows(self, planes: Array, rows: slice) -> Array:
+        """Return a view (C, *kernel, rows, *out[1:], n) of all windows of some output rows."""
+        g, steps = self.g, planes.strides
         kernel_steps = tuple(d * s for d, s in zip(g.dilate, steps[1:-1], strict=True))
         out_steps = tuple(d * s for d, s in zip(g.stride, steps[1:-1], strict=True))
         return self.run.xp.lib.stride_tricks.as_strided(
-            turned[:, rows.start * g.stride[0] :],
-            (self.channels, *g.kernel, rows.stop - rows.start, *self.out[1:], turned.shape[-1]),
+            planes[:, rows.start * g.stride[0] :],
+            (self.channels, *g.kernel, rows.stop - rows.start, *self.out[1:], planes.shape[-1]),
             (steps[0], *kernel_steps, *out_steps, steps[-1]),
         )
 
-    def columns(self, turned: Array, rows: slice) -> Array:
-        """The windows as matrices: (groups, C/groups · kernel, rows · out[1:] · n)."""
-        view = self.windows(turned, rows)
-        made = self.memory("columns", *view.shape)
-        self.run.xp.copyto(made, view)
-        return made.reshape(self.g.groups, self.taps, -1)
+    def columns(self, planes: Array, rows: slice) -> Array:
+        """Return the windows as matrices: (groups, C/groups · kernel, rows · out[1:] · n)."""
+        view = self.windows(planes, rows)
+        columns = self.memory("columns", *view.shape)
+        self.run.xp.copyto(columns, view)
+        return columns.reshape(self.g.groups, self.taps, -1)
 
     def heads(self, small: Array) -> Array:
-        """A chunk of the small side as (F, *out, n)."""
-        made = self.memory("heads", self.filters, *self.out, len(small))
-        self.run.xp.copyto(made, _batch_last(small), casting="unsafe")
-        return made
+        """Return a chunk of the output or its gradient as (F, *out, n)."""
+        heads = self.memory("heads", self.filters, *self.out, len(small))
+        self.run.xp.copyto(heads, _batch_last(small), casting="unsafe")
+        return heads
 
     def head_rows(self, heads: Array, rows: slice) -> Array:
-        """Some rows of the small side as matrices: (groups, F/groups, rows · out[1:] · n)."""
+        """Return some rows of the output side as matrices: (groups, F/groups, rows · out[1:] · n)."""
         part = heads[:, rows]
         if part.shape != heads.shape:
-            made = self.memory("head rows", *part.shape)
-            self.run.xp.copyto(made, part)
-            part = made
+            rows_copy = self.memory("head rows", *part.shape)
+            self.run.xp.copyto(rows_copy, part)
+            part = rows_copy
         return part.reshape(self.g.groups, self.filters // self.g.groups, -1)
 
     def matrices(self, weight: Array) -> Array:
-        """The weight as (groups, F/groups, C/groups · kernel)."""
+        """Return the weight as (groups, F/groups, C/groups · kernel)."""
         shape = (self.g.groups, self.filters // self.g.groups, self.taps)
         return weight.reshape(shape).astype(self.dtype, copy=False)
 
@@ -135,14 +135,14 @@ def _batch_last(array: Array) -> Array:
 
 
 def correlate(run: Run, g: Geometry, data: Array, weight: Array, out: Array, bias: Array | None = None) -> None:
-    """The convolution of data (N, C, *size) with weight (F, C/groups, *kernel), into out (N, F, *out)."""
+    """Convolve data (N, C, *size) with weight (F, C/groups, *kernel), into out (N, F, *out)."""
     plan = _Plan(run, g, data.shape, out.shape, out.dtype)
     matrices = plan.matrices(weight)
     target = _batch_last(out)
     for chunk in plan.chunks():
-        turned = plan.turned(data[chunk])
+        planes = plan.batch_last(data[chunk])
         for rows in plan.row_blocks():
-            columns = plan.columns(turned, rows)
+            columns = plan.columns(planes, rows)
             part = target[:, rows, ..., chunk]
             result = plan.memory("result", g.groups, matrices.shape[1], columns.shape[2])
             run.xp.matmul(matrices, columns, out=result)
@@ -152,40 +152,40 @@ def correlate(run: Run, g: Geometry, data: Array, weight: Array, out: Array, bia
 
 
 def spread(run: Run, g: Geometry, head: Array, weight: Array, data: Array) -> None:
-    """The gradient of :func:`correlate` for its data: head (N, F, *out) spread into data (N, C, *size)."""
+    """Compute the gradient of :func:`correlate` for its data: spread head (N, F, *out) into data (N, C, *size)."""
     plan = _Plan(run, g, data.shape, head.shape, data.dtype)
     matrices = plan.matrices(weight).transpose(0, 2, 1)
     target = _batch_last(data)
     for chunk in plan.chunks():
         heads = plan.heads(head[chunk])
         count = heads.shape[-1]
-        turned = plan.memory("turned", plan.channels, *plan.padded, count)
-        turned.fill(0)
+        planes = plan.memory("turned", plan.channels, *plan.padded, count)
+        planes.fill(0)
         for rows in plan.row_blocks():
             matrix = plan.head_rows(heads, rows)
             columns = plan.memory("columns", g.groups, plan.taps, matrix.shape[2])
             run.xp.matmul(matrices, matrix, out=columns)
-            windows = plan.windows(turned, rows)
+            windows = plan.windows(planes, rows)
             taps = columns.reshape(windows.shape)
-            # One tap at a time: the windows of one tap never overlap.
+            # One tap at a time: the positions of one tap never overlap.
             for tap in itertools.product(*map(range, g.kernel)):
                 where = (slice(None), *tap)
                 run.xp.add(windows[where], taps[where], out=windows[where])
-        run.xp.copyto(target[..., chunk], plan.interior(turned), casting="unsafe")
+        run.xp.copyto(target[..., chunk], plan.interior(planes), casting="unsafe")
 
 
-def weigh(run: Run, g: Geometry, head: Array, data: Array, weight: Array) -> None:
-    """The gradient of :func:`correlate` for its weight, into weight (F, C/groups, *kernel)."""
+def weight_gradient(run: Run, g: Geometry, head: Array, data: Array, weight: Array) -> None:
+    """Compute the gradient of :func:`correlate` for its weight, into weight (F, C/groups, *kernel)."""
     plan = _Plan(run, g, data.shape, head.shape, weight.dtype)
     shape = (g.groups, plan.filters // g.groups, plan.taps)
     total = plan.memory("total", *shape)
     part = plan.memory("part", *shape)
     total.fill(0)
     for chunk in plan.chunks():
-        turned = plan.turned(data[chunk])
+        planes = plan.batch_last(data[chunk])
         heads = plan.heads(head[chunk])
         for rows in plan.row_blocks():
-            columns = plan.columns(turned, rows)
+            columns = plan.columns(planes, rows)
             run.xp.matmul(plan.head_rows(heads, rows), columns.transpose(0, 2, 1), out=part)
             run.xp.add(total, part, out=total)
     run.xp.copyto(weight, total.reshape(weight.shape), casting="unsafe")

@@ -1,7 +1,7 @@
-"""AdamW: Adam with the weight decay apart from the gradient (Loshchilov and Hutter, 2019).
+"""AdamW: Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
 
-The last input is the gradient's factor. Where that is 0, infinite or NaN (a loss was scaled too far), nothing
-is updated.
+The last input is the gradient's factor. If it is 0, infinite or NaN (the loss scale was too large), nothing is
+updated.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from flowmx.ops.formulas import updates
-from flowmx.ops.optimizers.groups import CLIP, Group
+from flowmx.ops.formulas import update_rules as updates
+from flowmx.ops.optimizers.multi_weight import CLIP, Group
 from flowmx.ops.optimizers.updates import Rule, Update, state_docs, update
 from flowmx.ops.registry.operators import Array, Run, operator, option, required
 
@@ -28,12 +28,12 @@ RULE = Rule(
 
 
 class _AdamW(Group):
-    more = 1
-    more_doc = "; then rescale_grad, (1,), float32"
+    extra_inputs = 1
+    extra_inputs_doc = "; then rescale_grad, (1,), float32"
     states = ("mean", "var")
 
     def rates(self) -> list[tuple[float, float, float]]:
-        """The learning rate, weight decay and eta of each weight."""
+        """Return the learning rate, weight decay and eta of each weight."""
         raise NotImplementedError
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -49,7 +49,7 @@ class _AdamW(Group):
 
 
 class _One(_AdamW):
-    count = 1  # it has no parameter that counts the weights
+    count = 1  # no parameter counts the weights
     output_doc = "The new weight: the shape and dtype of weight"
     lr: float
     wd: float

@@ -1,6 +1,6 @@
-"""LAMB: Adam's direction, with a step in proportion to the weight's norm (You et al., 2019).
+"""LAMB: Adam's direction, with a step proportional to the weight's norm (You et al., 2019).
 
-In two phases, between which the norms are taken, or for many weights at once.
+It runs in two phases, with the norms computed between them, or for many weights at once.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Hashable, Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from flowmx.ops.formulas import updates
-from flowmx.ops.formulas.arrays import OnArrays
+from flowmx.ops.formulas import update_rules as updates
+from flowmx.ops.formulas.array_formula import ArrayFormula
 from flowmx.ops.nn.common import blocks, computing_dtype, expect_shape, scratch
-from flowmx.ops.optimizers.groups import CLIP, RESCALE, Group
+from flowmx.ops.optimizers.multi_weight import CLIP, RESCALE, Group
 from flowmx.ops.optimizers.updates import Update, state_docs, sum_of_squares
 from flowmx.ops.registry.dtypes import FLOAT32, DType
+from flowmx.ops.registry.kernels import kernel_for
 from flowmx.ops.registry.operators import (
     Array,
     Operator,
     Run,
     Shape,
     ShapeOrNone,
-    kernel_for,
     operator,
     option,
     required,
@@ -38,29 +38,30 @@ _OWN: dict[str, Any] = {
     "epsilon": option(1e-6, "Added to the root of the variance."),
 }
 _BOUNDS: dict[str, Any] = {
-    "lower_bound": option(-1.0, "The least norm of the weight, where above 0."),
-    "upper_bound": option(-1.0, "The greatest norm of the weight, where above 0."),
+    "lower_bound": option(-1.0, "The minimum norm of the weight, if above 0."),
+    "upper_bound": option(-1.0, "The maximum norm of the weight, if above 0."),
 }
-_CORRECTION = option(True, "Correct the averages for their start at 0.")
+_CORRECTION = option(True, "Correct the bias of the averages, which start at 0.")
 
 
-_made: dict[Hashable, OnArrays] = {}
+_formulas: dict[Hashable, ArrayFormula] = {}
 
 
 def direction(run: Run, p: Any, inputs: Sequence[Array], out: Array) -> None:
-    """The direction of the step, from the weight, the gradient, the mean and the variance (which are updated)."""
-    form = updates.form_of_lamb(p)
-    if form not in _made:
-        _made[form] = OnArrays(updates.lamb_direction, 4, p)
-    numbers = _made[form].numbers(p, computing_dtype(out.dtype))
-    for w, grad, mean, var, made in blocks(*inputs, out):
-        _made[form].run(run.xp, numbers, (w, grad, mean, var), (made, mean, var))
+    """Compute the direction of the step from weight, gradient, mean and variance; update mean and variance."""
+    form = updates.lamb_variant_key(p)
+    if form not in _formulas:
+        _formulas[form] = ArrayFormula(updates.lamb_direction, 4, p)
+    numbers = _formulas[form].numbers(p, computing_dtype(out.dtype))
+    for w, grad, mean, var, target in blocks(*inputs, out):
+        _formulas[form].run(run.xp, numbers, (w, grad, mean, var), (target, mean, var))
 
 
 def direction_fast(run: Run, p: Any, inputs: Sequence[Array], out: Array) -> None:
-    """Do the same as :func:`direction`, by the kernel where there is one."""
-    compute = getattr(kernel_for(run.device.kernels, "lamb_update_phase1"), "compute", None)
-    if compute is None or not compute(run.xp, p, inputs, (out,)):
+    """Compute :func:`direction` by the kernel if there is one."""
+    kernel = kernel_for(run.device.kernels, "lamb_update_phase1")
+    try_compute = None if kernel is None else kernel.try_compute
+    if try_compute is None or not try_compute(run.xp, p, inputs, (out,)):
         direction(run, p, inputs, out)
 
 
@@ -68,13 +69,13 @@ _OF_DIRECTION = ("beta1", "beta2", "epsilon", "bias_correction", "rescale_grad",
 
 
 def _step(xp: Any, p: Any, lr: float, w: Array, g: Array, norms: tuple[float, float], out: Array) -> None:
-    """The step along a direction, which is overwritten, given the norms of the weight and of the direction."""
-    of_weight, of_direction = norms
+    """Compute the step along a direction, which is overwritten, from the norms of weight and direction."""
+    weight_norm, direction_norm = norms
     if p.lower_bound > 0:
-        of_weight = max(of_weight, p.lower_bound)
+        weight_norm = max(weight_norm, p.lower_bound)
     if p.upper_bound > 0:
-        of_weight = min(of_weight, p.upper_bound)
-    ratio = of_weight / of_direction if of_weight and of_direction else 1.0
+        weight_norm = min(weight_norm, p.upper_bound)
+    ratio = weight_norm / direction_norm if weight_norm and direction_norm else 1.0
     g *= w.dtype.type(lr * ratio)
     xp.subtract(w, g, out=out)
 
@@ -145,18 +146,18 @@ class _Many(Group):
     def __post_init__(self) -> None:
         super().__post_init__()
         shared = {name: getattr(self, name) for name in _OF_DIRECTION}
-        each = [SimpleNamespace(t=t, wd=wd, **shared) for t, wd in zip(self.step_count, self.wds, strict=True)]
-        object.__setattr__(self, "_each", each)
+        parameters = [SimpleNamespace(t=t, wd=wd, **shared) for t, wd in zip(self.step_count, self.wds, strict=True)]
+        object.__setattr__(self, "_each", parameters)
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp = run.xp
         groups, _ = self.parts(inputs)
-        for group, out, lr, own in zip(groups, outputs, self.learning_rates, self._each, strict=True):
+        for group, out, lr, p in zip(groups, outputs, self.learning_rates, self._each, strict=True):
             weight, grad, mean, var = group[:4]
             w = group[4] if self.mixed else weight
             g = scratch(run, "lamb direction", w.shape, mean.dtype)
             norm = _norm(xp, weight)
-            direction_fast(run, own, (w, grad, mean, var), g)
+            direction_fast(run, p, (w, grad, mean, var), g)
             _step(xp, self, lr, w, g, (norm, _norm(xp, g)), w if self.mixed else out)
             if self.mixed:
                 xp.copyto(out, w, casting="unsafe")

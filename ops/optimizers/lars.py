@@ -1,4 +1,4 @@
-"""SGD with a rate for each layer, by the norms of its weight and gradient: the steps of LARS and LBSGD."""
+"""SGD with a rate per layer, from the norms of its weight and gradient: the steps of LARS and LBSGD."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from flowmx.ops.registry.operators import Array, Run
 
 
 class _ByNorms(Update):
-    """A rule whose learning rate is multiplied by a function of both sums of squares."""
+    """A rule with a learning-rate factor computed from both sums of squares."""
 
     plain: ClassVar[Rule]
     eta: float
     eps: float
 
     def factor(self, weight: float, grad: float) -> float:
-        """The learning rate's factor, by the sums of the squares of the weight and of the gradient."""
+        """Return the learning rate's factor, from the sums of squares of weight and gradient."""
         raise NotImplementedError
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -39,12 +39,12 @@ class _LARS(_ByNorms):
 
 class _LBSGD(_ByNorms):
     def factor(self, weight: float, grad: float) -> float:
-        # MXNet's ratio is of squared norms, and of the gradient before it is rescaled.
+        # MXNet takes the ratio of squared norms, with the gradient before rescaling.
         return min(max(math.sqrt(weight / (grad + self.wd * weight + 1e-18)), 0.01), 100.0)
 
 
 _DOCS = {
-    "lars": "LARS (You et al., 2017): {} with lr · eta · |w|/(|g| + wd · |w| + eps), or lr where a norm is 0.",
+    "lars": "LARS (You et al., 2017): {} with lr · eta · |w|/(|g| + wd · |w| + eps), or lr if a norm is 0.",
     "lbsgd": "Large-batch SGD: {} with lr · √(|w|²/(|g|² + wd · |w|²)), that factor within 0.01 and 100.",
 }
 
@@ -56,9 +56,9 @@ def _register(kind: str, base: type[_ByNorms], plain: Rule) -> None:
         parameters={**plain.parameters, "eta": 0.001, "eps": 0.0},
         doc=_DOCS[kind].format(plain.doc[:-1]),
     )
-    own: Any = type(base.__name__, (base,), {"plain": plain, "__module__": __name__})
+    rule_base: Any = type(base.__name__, (base,), {"plain": plain, "__module__": __name__})
     for mixed in (False, True):
-        register_rule(rule, mixed, hidden=True, base=own)
+        register_rule(rule, mixed, hidden=True, base=rule_base)
 
 
 for _plain in RULES:

@@ -1,8 +1,8 @@
-"""Update rules of optimizers, each a row; their formulas stand in :mod:`flowmx.ops.formulas.updates`.
+"""The table of update rules of optimizers; their formulas are in :mod:`flowmx.ops.formulas.update_rules`.
 
-Called with ``out=weight`` the weight is updated in place; the states always are. Each rule starts from the
-gradient times ``rescale_grad``, clipped to ``clip_gradient`` where that is above 0 (some clip after adding
-the weight decay, as MXNet does).
+With ``out=weight`` the weight is updated in place; the states always are. Each rule starts from the gradient times
+``rescale_grad``, clipped to ±``clip_gradient`` if that is above 0 (some rules clip after adding the weight decay, as
+in MXNet).
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from flowmx.ops.formulas import updates
-from flowmx.ops.formulas.arrays import OnArrays
+from flowmx.ops.formulas import update_rules as updates
+from flowmx.ops.formulas.array_formula import ArrayFormula
 from flowmx.ops.nn.common import blocks, computing_dtype
 from flowmx.ops.registry.dtypes import FLOAT32, DType
-from flowmx.ops.registry.operators import Array, Operator, Run, described, kernel_for, operator, option, required
+from flowmx.ops.registry.kernels import kernel_for
+from flowmx.ops.registry.operators import Array, Operator, Run, describe, operator, option, required
 
 
 class Rule(NamedTuple):
@@ -23,7 +24,7 @@ class Rule(NamedTuple):
     name: str
     states: tuple[str, ...]
     parameters: dict[str, float]
-    """The rule's own parameters and their defaults."""
+    """The rule's parameters and their defaults, without the common ones."""
     decay: updates.Decay
     """The point at which wd · weight is added to the gradient."""
     update: updates.Update
@@ -34,8 +35,8 @@ class Rule(NamedTuple):
 
     @property
     def formula(self) -> updates.Update:
-        """The same, from the gradient as it comes."""
-        return updates.whole(self.update, self.decay)
+        """The update computed from the raw gradient, including rescaling, clipping and weight decay."""
+        return updates.with_preprocessing(self.update, self.decay)
 
 
 _MOMENTUM = {"momentum": 0.0}
@@ -54,7 +55,7 @@ RULES = [
           {"gamma1": 0.95, "gamma2": 0.9, "epsilon": 1e-8, "clip_weights": -1.0}, "before clipping",
           updates.rmspropalex, "RMSProp with centred variance and momentum (Graves, 2013)."),
     Rule("ftrl_update", ("z", "n"), {"lamda1": 0.01, "beta": 1.0}, "by the rule", updates.ftrl,
-          "Follow the regularised leader (McMahan et al., 2013)."),
+          "Follow the regularized leader (McMahan et al., 2013)."),
     Rule("signsgd_update", (), {}, "by the rule", updates.signsgd,
           "The gradient's sign (Bernstein et al., 2018): w = (1 - lr · wd) · w - lr · sign(g)."),
     Rule("signum_update", ("mom",), {"momentum": 0.0, "wd_lh": 0.0}, "after clipping", updates.signum,
@@ -67,7 +68,7 @@ RULES = [
 
 
 def state_docs(states: Sequence[str], mixed: bool) -> dict[str, str]:
-    """The documentation of an update's states, which are float32 in mixed precision."""
+    """Return the documentation of an update's states, which are float32 in mixed precision."""
     dtype = "float32" if mixed else "its dtype"
     return dict.fromkeys(states, f"the shape of weight, {dtype}; a state, updated in place")
 
@@ -76,11 +77,11 @@ def update(run: Run, rule: Rule, p: Any, mixed: bool, inputs: Sequence[Array], o
     """Update one weight.
 
     Args:
-        run: what a forward may ask for.
+        run: the context of the forward.
         rule: the rule.
-        p: its parameters as attributes: lr, wd, rescale_grad, clip_gradient, and the rule's own.
+        p: an object with the parameters lr, wd, rescale_grad, clip_gradient and those of the rule.
         mixed: whether the last state is a float32 copy of the weight.
-        inputs: the weight, the gradient and the states, which are updated.
+        inputs: the weight, the gradient and the states, which are updated in place.
         out: the new weight.
     """
     fast = _mixed.get(run.device.kernels) if mixed else None
@@ -90,8 +91,8 @@ def update(run: Run, rule: Rule, p: Any, mixed: bool, inputs: Sequence[Array], o
     numbers = formula.numbers(p, computing_dtype((inputs[-1] if mixed else out).dtype))
     for weight, grad, *states, target in blocks(*inputs, out):
         w = states.pop() if mixed else weight
-        into = w if mixed else target
-        formula.run(run.xp, numbers, (w, grad, *states), (into, *states))
+        destination = w if mixed else target
+        formula.run(run.xp, numbers, (w, grad, *states), (destination, *states))
         if mixed:
             run.xp.copyto(target, w, casting="unsafe")
 
@@ -102,7 +103,10 @@ _mixed: dict[str, Mixed] = {}
 
 
 def mixed_update(device_type: str) -> Callable[[X], X]:
-    """Register what updates a float32 copy and rounds it to the weight in one pass; False where it can not."""
+    """Register a function that updates a float32 copy and rounds it to the weight in one pass.
+
+    It returns False if it cannot.
+    """
 
     def register(function: X) -> X:
         _mixed[device_type] = function
@@ -111,17 +115,17 @@ def mixed_update(device_type: str) -> Callable[[X], X]:
     return register
 
 
-_made: dict[Hashable, OnArrays] = {}
+_formulas: dict[Hashable, ArrayFormula] = {}
 
 
-def _on_arrays(rule: Rule, p: Any, count: int) -> OnArrays:
-    key = (rule.name, updates.form(p))
-    if key not in _made:
-        _made[key] = OnArrays(rule.formula, count, p)
-    return _made[key]
+def _on_arrays(rule: Rule, p: Any, count: int) -> ArrayFormula:
+    key = (rule.name, updates.variant_key(p))
+    if key not in _formulas:
+        _formulas[key] = ArrayFormula(rule.formula, count, p)
+    return _formulas[key]
 
 
-class One(NamedTuple):
+class WeightUpdate(NamedTuple):
     """The update of one weight; see :func:`update`."""
 
     rule: Rule
@@ -131,42 +135,43 @@ class One(NamedTuple):
     out: Array
 
 
-Many = Callable[[Run, Sequence[One]], list[One]]
-M = TypeVar("M", bound=Many)
-_together: dict[str, Many] = {}
+BatchedUpdate = Callable[[Run, Sequence[WeightUpdate]], list[WeightUpdate]]
+M = TypeVar("M", bound=BatchedUpdate)
+_batched: dict[str, BatchedUpdate] = {}
 
 
-def together(device_type: str) -> Callable[[M], M]:
-    """Register what updates many weights at once on a device type; it gives back those that it has left alone."""
+def batched_update(device_type: str) -> Callable[[M], M]:
+    """Register a function that updates many weights at once on a device type and returns those it did not update."""
 
     def register(function: M) -> M:
-        _together[device_type] = function
+        _batched[device_type] = function
         return function
 
     return register
 
 
-def updates_together(device_type: str) -> bool:
-    """Tell whether a device type has a kernel that updates many weights at once."""
-    return device_type in _together
+def has_batched_update(device_type: str) -> bool:
+    """Return whether a device type has a kernel that updates many weights at once."""
+    return device_type in _batched
 
 
-def update_many(run: Run, ones: Sequence[One]) -> None:
-    """Update weights, all at once where the device can."""
-    many = _together.get(run.device.kernels)
-    for rule, p, mixed, inputs, out in ones if many is None else many(run, ones):
-        compute = None if mixed else getattr(kernel_for(run.device.kernels, rule.name), "compute", None)
-        if compute is None or not compute(run.xp, p, inputs, (out,)):
+def update_many(run: Run, weight_updates: Sequence[WeightUpdate]) -> None:
+    """Update weights, all at once if the device can."""
+    batched = _batched.get(run.device.kernels)
+    for rule, p, mixed, inputs, out in weight_updates if batched is None else batched(run, weight_updates):
+        kernel = None if mixed else kernel_for(run.device.kernels, rule.name)
+        try_compute = None if kernel is None else kernel.try_compute
+        if try_compute is None or not try_compute(run.xp, p, inputs, (out,)):
             update(run, rule, p, mixed, inputs, out)
 
 
 def update_fast(run: Run, rule: Rule, p: Any, mixed: bool, inputs: Sequence[Array], out: Array) -> None:
-    """Do the same as :func:`update`, by the rule's kernel where there is one; ``p`` has the rule too."""
-    update_many(run, [One(rule, p, mixed, inputs, out)])
+    """Compute :func:`update` by the rule's kernel if there is one; ``p`` also has the attribute ``rule``."""
+    update_many(run, [WeightUpdate(rule, p, mixed, inputs, out)])
 
 
 def sum_of_squares(xp: Any, array: Array) -> float:
-    """The square of an array's norm, summed in at least float32."""
+    """Return the square of an array's norm, summed in at least float32."""
     flat = array.reshape(-1)
     if flat.dtype.itemsize < 4:
         flat = flat.astype(FLOAT32)
@@ -174,9 +179,9 @@ def sum_of_squares(xp: Any, array: Array) -> float:
 
 
 class Update(Operator):
-    """The base of all update rules; its inputs have one shape."""
+    """Base of all update rules; the inputs have the same shape."""
 
-    input_docs = described(
+    input_docs = describe(
         weight="any shape, float",
         grad="the shape and dtype of weight",
         weight32="the shape of weight, float32; the master copy, updated in place",
@@ -201,11 +206,11 @@ class Update(Operator):
 
 
 REGISTERED: dict[str, Rule] = {}
-"""The rules of operators that update by nothing but the rule, by the operators' names."""
+"""Rules by operator name, for operators that apply only the rule."""
 
 
 def register_rule(rule: Rule, mixed: bool = False, hidden: bool = False, base: type[Update] = Update) -> None:
-    """Make the operator of a rule, or of its variant for 16-bit weights with a float32 copy."""
+    """Register the operator of a rule, or of its variant for 16-bit weights with a float32 copy."""
     states = (*rule.states, "weight32") if mixed else rule.states
     clip = "clip_grad" if rule.name == "ftml_update" else "clip_gradient"
     body: dict[str, Any] = {
@@ -220,12 +225,12 @@ def register_rule(rule: Rule, mixed: bool = False, hidden: bool = False, base: t
         "lr": required("Learning rate."),
     }
     tail = {"wd": (0.0, "Weight decay."), "rescale_grad": (1.0, "The gradient's factor."),
-            clip: (-1.0, "Clip the gradient to ± this where it is above 0.")}  # fmt: skip
-    # These come last in MXNet's signatures, the rest before the common ones.
+            clip: (-1.0, "Clip the gradient to ± this value if above 0.")}  # fmt: skip
+    # These come last in MXNet's signatures, the other parameters before the common ones.
     late = ("clip_weights", "wd_lh")
-    own = {name: (default, "") for name, default in rule.parameters.items()}
-    first = {name: given for name, given in own.items() if name not in late}
-    for name, (default, doc) in {**first, **tail, **own}.items():
+    parameters = {name: (default, "") for name, default in rule.parameters.items()}
+    first = {name: field for name, field in parameters.items() if name not in late}
+    for name, (default, doc) in {**first, **tail, **parameters}.items():
         body["__annotations__"][name] = float
         body[name] = option(default, doc)
     if clip != "clip_gradient":

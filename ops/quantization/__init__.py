@@ -1,1 +1,1 @@
-"""Operators on int8 and uint8 that stand for real numbers in a range, as MXNet's quantization makes them."""
+"""Operators on int8 and uint8 numbers that represent a floating-point range, as in MXNet's quantization."""

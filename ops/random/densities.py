@@ -1,8 +1,8 @@
-"""The densities of distributions at samples, each distribution a row: its logarithm, and the slopes of that.
+"""Probability densities at samples. Each row of the table has the log density of a distribution and its derivatives.
 
-A parameter of shape (m) goes with samples of shape (m, n): each of its elements with a block of samples, as
-``_sample_NAME`` draws them. Slopes are written in terms of registered operators, so that they have slopes of
-their own; logarithms against the array namespace.
+A parameter of shape (m) belongs to samples of shape (m, n): each element to a block of samples, as drawn by
+``_sample_NAME``. Derivatives are composed of registered operators, so that they have derivatives too; log densities use
+the array namespace.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from flowmx.errors import ShapeError, TypeInferenceError
 from flowmx.ops.arrays.linear import Inferred, InferredTypes, Linear, linear, shape_of
 from flowmx.ops.math.special_gamma import gammaln
-from flowmx.ops.nn.common import computing_dtype, expect_rank, expect_shape, wanted
+from flowmx.ops.nn.common import computing_dtype, expect_rank, expect_shape, needs_gradient
 from flowmx.ops.registry.dtypes import DType, is_floating, name_of
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, operator, option
 from flowmx.ops.registry.traits import Precision
@@ -30,22 +30,22 @@ class _Density(NamedTuple):
     name: str
     parameters: tuple[str, ...]
     log: Callable[..., Array]
-    """``log(xp, x, *parameters)``, which broadcast against each other: the logarithm of the density."""
+    """``log(xp, x, *parameters)``: the logarithm of the density; the arguments broadcast."""
     slopes: tuple[Slope | None, ...]
-    """``slope(F, S, x, *parameters)``: the logarithm's derivative by the sample and by each parameter, in the
-    sample's shape, into which ``S`` brings a parameter. None where MXNet's gradient is 0: samples that are integers."""
+    """``slope(F, S, x, *parameters)``: the derivatives of the logarithm with respect to the sample and each parameter,
+    in the shape of the sample, to which ``S`` spreads a parameter. None for integer samples: MXNet's gradient is 0."""
     doc: str
     vectors: bool = False
-    """True where a sample is a vector along the last axis."""
+    """True if a sample is a vector along the last axis."""
 
 
 # -- the distributions -------------------------------------------------------------------------------------
 
 
 def _lgamma(xp: Any, x: Array) -> Array:
-    made = xp.empty(x.shape)
-    gammaln(xp, x, made)
-    return made
+    out = xp.empty(x.shape)
+    gammaln(xp, x, out)
+    return out
 
 
 def _psi(F: Any, x: Any) -> Any:
@@ -65,8 +65,8 @@ def _log_poisson(xp: Any, x: Array, lam: Array) -> Array:
 
 
 def _log_negative_binomial(xp: Any, x: Array, k: Array, p: Array) -> Array:
-    ways = _lgamma(xp, x + k) - _lgamma(xp, x + 1) - _lgamma(xp, k)
-    return ways + k * xp.log(p) + x * xp.log1p(-p)
+    log_count = _lgamma(xp, x + k) - _lgamma(xp, x + 1) - _lgamma(xp, k)
+    return log_count + k * xp.log(p) + x * xp.log1p(-p)
 
 
 def _log_dirichlet(xp: Any, x: Array, alpha: Array) -> Array:
@@ -76,8 +76,8 @@ def _log_dirichlet(xp: Any, x: Array, alpha: Array) -> Array:
 
 def _slope_dispersion(F: Any, S: Any, x: Any, mu: Any, alpha: Any) -> Any:
     k, scale = 1.0 / alpha, mu * alpha + 1.0
-    known = (F.log(scale) + _psi(F, k)) * k * k - mu * k / scale
-    return S(known) + x * S(k / scale) - _psi(F, x + S(k)) * S(k * k)
+    constant = (F.log(scale) + _psi(F, k)) * k * k - mu * k / scale
+    return S(constant) + x * S(k / scale) - _psi(F, x + S(k)) * S(k * k)
 
 
 def _slope_concentration(F: Any, S: Any, x: Any, alpha: Any) -> Any:
@@ -89,7 +89,7 @@ _DENSITIES = [
     _Density(
         "uniform", ("low", "high"), lambda xp, x, low, high: -xp.log(high - low),
         (None, lambda F, S, x, low, high: S(1.0 / (high - low)), lambda F, S, x, low, high: S(1.0 / (low - high))),
-        "uniform distributions from low to high, within which all samples are taken to lie",
+        "uniform distributions from low to high, which are assumed to contain all samples",
     ),
     _Density(
         "normal", ("mu", "sigma"), _log_normal,
@@ -126,7 +126,7 @@ _DENSITIES = [
             lambda F, S, x, k, p: _psi(F, x + S(k)) + S(F.log(p) - _psi(F, k)),
             lambda F, S, x, k, p: S(k / p) - x / S(1.0 - p),
         ),
-        "how often fails what succeeds with probability p, until the k-th success (k need not be whole)",
+        "the number of failures before the k-th success of probability p (k may be fractional)",
     ),
     _Density(
         "generalized_negative_binomial", ("mu", "alpha"),
@@ -146,29 +146,29 @@ _DENSITIES = [
 # -- parameters aligned with their samples --------------------------------------------------------------------
 
 
-def _aligned(parameter: Array, rank: int, vectors: bool) -> Array:
-    """A parameter as a view of that many axes, which broadcasts against its samples."""
+def _align(parameter: Array, rank: int, vectors: bool) -> Array:
+    """Return a view of a parameter with ``rank`` axes, which broadcasts against its samples."""
     lead = parameter.ndim - vectors
     return parameter.reshape((*parameter.shape[:lead], *(1,) * (rank - parameter.ndim), *parameter.shape[lead:]))
 
 
 @linear("_spread_parameter")
 class SpreadParameter(Linear, hidden=True):
-    """Repeat each element of a parameter for all the samples that it goes with."""
+    """Repeat each element of a parameter for all its samples."""
 
     arguments = ("parameter", "sample")
     shape_only = True
-    vectors: bool = option(False, "The last axis of both is that of vectors.")
+    vectors: bool = option(False, "The last axis of both inputs is that of vectors.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return shapes, [shapes[1]]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        outputs[0][...] = _aligned(inputs[0], outputs[0].ndim, self.vectors)
+        outputs[0][...] = _align(inputs[0], outputs[0].ndim, self.vectors)
 
-    def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
-        kept = _aligned(out, head.ndim, self.vectors).shape
-        axes = tuple(axis for axis in range(head.ndim) if kept[axis] == 1 != head.shape[axis])
+    def apply_transpose(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
+        aligned_shape = _align(out, head.ndim, self.vectors).shape
+        axes = tuple(axis for axis in range(head.ndim) if aligned_shape[axis] == 1 != head.shape[axis])
         out[...] = head.sum(axis=axes, dtype=computing_dtype(head.dtype)).reshape(out.shape)
 
 
@@ -180,28 +180,28 @@ class _DensityOperator(Operator, precision=Precision.WIDEST):
     is_log: bool
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
-        sample, *rest = shapes
+        sample, *parameters = shapes
         vectors = self.distribution.vectors
         parameter: ShapeOrNone = None
-        for name, shape in zip(self.arguments[1:], rest, strict=True):
+        for name, shape in zip(self.arguments[1:], parameters, strict=True):
             parameter = expect_shape(self, name, shape, parameter)
         if vectors:
             expect_rank(self, "sample", sample, 1)
             expect_rank(self, self.arguments[1], parameter, 1)
         if sample is None:
-            return [sample, *[parameter] * len(rest)], [None]
+            return [sample, *[parameter] * len(parameters)], [None]
         if parameter is not None:
             if len(parameter) > len(sample):
                 raise ShapeError(
                     f"{self.name}: input sample has shape {sample}, expected at least the {len(parameter)} axes "
-                    f"that {self.arguments[1]} of shape {parameter} has"
+                    f"of {self.arguments[1]}, of shape {parameter}"
                 )
             lead = len(parameter) - vectors
             aligned = (*sample[:lead], *sample[len(sample) - vectors :])
             parameter = expect_shape(self, self.arguments[1], parameter, aligned)
         # A single vector has a density of shape (1,) in MXNet.
         density = (sample[:-1] or (1,)) if vectors else sample
-        return [sample, *[parameter] * len(rest)], [density]
+        return [sample, *[parameter] * len(parameters)], [density]
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         completed, outputs = super().infer_type(dtypes)
@@ -211,31 +211,35 @@ class _DensityOperator(Operator, precision=Precision.WIDEST):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         # In float64, since the logarithms of gamma functions are large and cancel.
-        sample, *rest = (each.astype(np.float64, copy=False) for each in inputs)
-        rest = [_aligned(each, sample.ndim, self.distribution.vectors) for each in rest]
-        log = self.distribution.log(run.xp, sample, *rest)
+        sample, *parameters = (array.astype(np.float64, copy=False) for array in inputs)
+        parameters = [_align(array, sample.ndim, self.distribution.vectors) for array in parameters]
+        log = self.distribution.log(run.xp, sample, *parameters)
         outputs[0][...] = log if self.is_log else run.xp.exp(log)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         sample, vectors = inputs[0], self.distribution.vectors
 
-        def spread(each: Any, vectors: bool = vectors) -> Any:
-            return F.op("_spread_parameter", each, sample, vectors=vectors)
+        def spread(parameter: Any, vectors: bool = vectors) -> Any:
+            return F.op("_spread_parameter", parameter, sample, vectors=vectors)
 
         head = heads[0] if self.is_log else heads[0] * outputs[0]
+        possible = None if self.is_log else outputs[0] != 0
         if vectors:
             head = spread(head, vectors=False)
+            possible = None if possible is None else spread(possible, vectors=False)
         grads: list[Any] = [None] * len(inputs)
-        for at, slope in enumerate(self.distribution.slopes):
-            if not wanted(inputs, at):
+        for index, slope in enumerate(self.distribution.slopes):
+            if not needs_gradient(inputs, index):
                 continue
             if slope is None:
-                grads[at] = F.zeros_like(shape_of(inputs, at))
+                grads[index] = F.zeros_like(shape_of(inputs, index))
                 continue
-            grads[at] = head * slope(F, spread, *inputs)
-            if at:
-                like = shape_of(inputs, at)
-                grads[at] = F.op("_backward__spread_parameter", grads[at], sample, like, vectors=vectors)
+            grads[index] = head * slope(F, spread, *inputs)
+            if possible is not None:  # the derivative of log 0 is not finite
+                grads[index] = F.where(possible, grads[index], F.zeros_like(grads[index]))
+            if index:
+                like = shape_of(inputs, index)
+                grads[index] = F.op("_backward__spread_parameter", grads[index], sample, like, vectors=vectors)
         return grads
 
 
@@ -253,12 +257,12 @@ for _row in _DENSITIES:
             {
                 "__module__": __name__,
                 "__doc__": f"The probability density of {_row.doc}, at each sample.\n\n"
-                "The sample's first axes are those of the parameters, which have one shape.",
+                "The sample's first axes are those of the parameters, which have the same shape.",
                 "arguments": ("sample", *_row.parameters),
                 "input_docs": _input_docs(_row),
                 "output_doc": f"{'(*shape, *samples)' if _row.vectors else 'The shape of sample'}, its dtype",
                 "distribution": _row,
-                "is_log": option(False, "Give the logarithm of the density."),
+                "is_log": option(False, "Return the logarithm of the density."),
                 "__annotations__": {"is_log": bool},
             },
         )

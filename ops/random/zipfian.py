@@ -12,35 +12,35 @@ from flowmx.ops.registry.dtypes import BY_NAME, DType
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
 
 
-def candidates(F: Any, true_classes: Any, count: int, range_max: int, **where: Any) -> tuple[Any, Any, Any]:
+def candidates(F: Any, true_classes: Any, count: int, range_max: int, **options: Any) -> tuple[Any, Any, Any]:
     """Draw classes c below ``range_max`` with P(c) = log((c + 2)/(c + 1)) / log(range_max + 1).
 
     Args:
-        F: offers every operator as a function, of arrays or of symbols.
-        true_classes: other classes whose expected counts are wanted.
-        count: how many classes to draw.
-        range_max: how many classes there are.
-        **where: further arguments of the random operator.
+        F: the frontend: every operator as a function of arrays or symbols.
+        true_classes: other classes whose expected counts to compute.
+        count: the number of classes to draw.
+        range_max: the total number of classes.
+        **options: additional arguments of the random operator.
 
     Returns:
-        the classes (count,), int64; how often each true class is expected among them; and each drawn one.
+        the classes (count,), int64; the expected counts of the true classes; the expected counts of the drawn classes.
     """
     width = math.log(range_max + 1)
-    draws = F.op("_random_uniform", low=0.0, high=width, shape=(count,), dtype="float64", **where)
-    drawn = F.op("_mod_scalar", F.Cast(F.exp(draws) - 1.0, dtype="int64"), scalar=range_max)
+    draws = F.op("_random_uniform", low=0.0, high=width, shape=(count,), dtype="float64", **options)
+    samples = F.op("_mod_scalar", F.Cast(F.exp(draws) - 1.0, dtype="int64"), scalar=range_max)
 
     def expected(classes: Any) -> Any:
         ranks = F.Cast(classes, dtype="float64")
         return F.log((ranks + 2.0) / (ranks + 1.0)) * (count / width)
 
-    return drawn, expected(true_classes), expected(drawn)
+    return samples, expected(true_classes), expected(samples)
 
 
 @operator("_sample_unique_zipfian")
 class SampleUniqueZipfian(Operator, uses_random=True, no_gradient=True):
-    """Draw classes as ``rand_zipfian`` does, but each at most once in a row, and say how many draws a row took.
+    """Draw classes like ``rand_zipfian``, without repeats within a row, and count the draws of each row.
 
-    Shapes: samples (rows, count) as given by ``shape``, trials (rows,); both are int64.
+    Shapes: samples (rows, count) = ``shape``, numbers of draws (rows,); both are int64.
     """
 
     arguments = ()
@@ -65,12 +65,12 @@ class SampleUniqueZipfian(Operator, uses_random=True, no_gradient=True):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         count = self.shape[1]
         for row, samples in enumerate(outputs[0]):
-            drawn = self._draw(run, count)
-            # Where each class first came, until there are enough of them.
-            while len(first := run.xp.unique(drawn, return_index=True)[1]) < count:
-                drawn = run.xp.concatenate([drawn, self._draw(run, len(drawn))])
+            classes = self._draw(run, count)
+            # The first position of each class; draw more until there are enough classes.
+            while len(first := run.xp.unique(classes, return_index=True)[1]) < count:
+                classes = run.xp.concatenate([classes, self._draw(run, len(classes))])
             first = run.xp.sort(first)[:count]
-            samples[...] = drawn[first]
+            samples[...] = classes[first]
             outputs[1][row] = first[-1] + 1 if count else 0
 
     def _draw(self, run: Run, count: int) -> Array:

@@ -1,1 +1,1 @@
-"""The operator registry: the base class, parameters, dtypes, and argument parsing and documentation of calls."""
+"""The operator registry: base class, parameters, dtypes, kernels, argument parsing and documentation."""

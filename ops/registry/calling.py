@@ -1,6 +1,6 @@
-"""Argument parsing for the functions derived from the registry, the same for arrays and symbols.
+"""Argument parsing for the functions derived from the registry, for arrays and symbols alike.
 
-The order of positional arguments is MXNet's: the inputs, the auxiliary states, then the parameters.
+Positional arguments have MXNet's order: inputs, auxiliary states, parameters.
 """
 
 from __future__ import annotations
@@ -38,14 +38,13 @@ def split(
     is_input: Callable[[Any], bool],
     partial: bool = False,
 ) -> tuple[Inputs, dict[str, Any]]:
-    """Sort a call's arguments into inputs by name and parameters.
+    """Split a call's arguments into inputs by name and parameters.
 
-    For an operator with any number of inputs the names are ``arg0``, ``arg1``, ..., and the parameter that
-    counts them is filled in; it may count more than are given if the call is partial. A parameter given as None is left
-    out where None is none of its values.
+    The inputs of a variadic operator are named ``arg0``, ``arg1``, ..., and the parameter that counts them is set;
+    in a partial call it may exceed their number. A parameter of None is dropped unless None is one of its values.
 
     Raises:
-        TypeError: too many arguments, one given twice, or something that is no input in an input's place.
+        TypeError: too many arguments, a duplicate one, or an input of the wrong type.
     """
     parameters = {name: value for name, value in kwargs.items() if value is not None or _takes_none(cls, name)}
     if cls.traits.open_ended:
@@ -67,26 +66,26 @@ def split(
     inputs = {name: value for name, value in inputs.items() if value is not None}
     for name, value in inputs.items():
         if not is_input(value):
-            raise ArgumentTypeError(f"{cls.name}: input {name} is {_short(value)}, expected {is_input.__name__}")
+            raise ArgumentTypeError(f"{cls.name}: input {name} is {_summary(value)}, expected {is_input.__name__}")
     return inputs, parameters
 
 
 def _order(cls: type[Operator]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of an operator's inputs, and of all that it takes, in order."""
-    known = _orders.get(cls)
-    if known is None:
+    """Return the names of an operator's inputs, and of all its arguments, in order."""
+    order = _orders.get(cls)
+    if order is None:
         names = (*cls.arguments, *cls.auxiliary)
-        known = _orders[cls] = names, (*names, *cls.parameters)
-    return known
+        order = _orders[cls] = names, (*names, *cls.parameters)
+    return order
 
 
 _orders: dict[type[Operator], tuple[tuple[str, ...], tuple[str, ...]]] = {}
 
 
 def drop_unknown(cls: type[Operator], parameters: dict[str, Any]) -> dict[str, Any]:
-    """Take out, with a warning, and return what was given to an operator that has no parameters at all.
+    """Remove and return the keywords of an operator without parameters, with a warning.
 
-    MXNet keeps such keywords as attributes of a node, and reads them nowhere.
+    MXNet stores such keywords as attributes of a node and never reads them.
     """
     if not parameters or cls.parameters or cls.traits.open_ended:
         return {}
@@ -100,7 +99,7 @@ _warned: set[tuple[str, int]] = set()
 
 
 def _takes_none(cls: type[Operator], name: str) -> bool:
-    """False for a parameter whose default a None stands for."""
+    """Return False for a parameter where None means its default."""
     parameter = cls.parameters.get(name)
     return parameter is None or parameter.optional
 
@@ -108,32 +107,34 @@ def _takes_none(cls: type[Operator], name: str) -> bool:
 def _split_variadic(
     cls: type[Operator], args: Sequence[Any], parameters: dict[str, Any], is_input: Callable[[Any], bool], partial: bool
 ) -> tuple[Inputs, dict[str, Any]]:
-    given = list(args)
-    if len(given) == 1 and isinstance(given[0], (list, tuple)):
-        given = list(given[0])
+    inputs = list(args)
+    if len(inputs) == 1 and isinstance(inputs[0], (list, tuple)):
+        inputs = list(inputs[0])
     for name in ("data", "args"):
         if name in parameters and name not in cls.parameters:
-            named = parameters.pop(name)
-            given += list(named) if isinstance(named, (list, tuple)) else [named]
-    position = len(given)
+            values = parameters.pop(name)
+            inputs += list(values) if isinstance(values, (list, tuple)) else [values]
+    position = len(inputs)
     while f"arg{position}" in parameters:
-        given.append(parameters.pop(f"arg{position}"))
+        inputs.append(parameters.pop(f"arg{position}"))
         position += 1
-    for value in given:
+    for value in inputs:
         if not is_input(value):
-            raise ArgumentTypeError(f"{cls.name}: input is {_short(value)}, expected {is_input.__name__}")
-    times, more = cls.inputs_counted
-    parameters.setdefault(cls.variadic, max(0, len(given) - more) // times)
-    expected = int(parameters[cls.variadic]) * times + more
-    if not (cls.traits.skips or expected == len(given) or (partial and expected > len(given))):
-        raise TypeError(f"{cls.name}: {cls.variadic} is {parameters[cls.variadic]}, but {len(given)} inputs were given")
-    return {f"arg{index}": value for index, value in enumerate(given)}, parameters
+            raise ArgumentTypeError(f"{cls.name}: input is {_summary(value)}, expected {is_input.__name__}")
+    group_size, extra = cls.inputs_counted
+    parameters.setdefault(cls.variadic, max(0, len(inputs) - extra) // group_size)
+    count = int(parameters[cls.variadic]) * group_size + extra
+    if not (cls.traits.skips or count == len(inputs) or (partial and count > len(inputs))):
+        raise TypeError(
+            f"{cls.name}: {cls.variadic} is {parameters[cls.variadic]}, but {len(inputs)} inputs were given"
+        )
+    return {f"arg{index}": value for index, value in enumerate(inputs)}, parameters
 
 
 def _split_open(
     cls: type[Operator], args: Sequence[Any], parameters: dict[str, Any], is_input: Callable[[Any], bool]
 ) -> tuple[Inputs, dict[str, Any]]:
-    """Sort the arguments of an operator whose parameters determine the names of its inputs."""
+    """Split the arguments of an operator whose parameters determine the names of its inputs."""
     inputs = {name: parameters.pop(name) for name in list(parameters) if is_input(parameters[name])}
     parameters = {name: value for name, value in parameters.items() if value is not None}
     op = cls.create(**parameters)
@@ -146,15 +147,15 @@ def _split_open(
         if value is None:
             continue
         if not is_input(value):
-            raise ArgumentTypeError(f"{cls.name}: input {name} is {_short(value)}, expected {is_input.__name__}")
+            raise ArgumentTypeError(f"{cls.name}: input {name} is {_summary(value)}, expected {is_input.__name__}")
         inputs[name] = value
     return inputs, parameters
 
 
-def settle(op: Operator, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Rename inputs that stand in the position of one that the operator leaves out, to the next that it takes.
+def shift_skipped(op: Operator, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Rename inputs that stand at the position of an omitted input to the next input of this instance.
 
-    So MXNet reads ``RNN(data, parameters, state, lengths, mode="gru", use_sequence_length=True)``.
+    MXNet reads ``RNN(data, parameters, state, lengths, mode="gru", use_sequence_length=True)`` in this way.
     """
     if not op.traits.skips:
         return inputs
@@ -163,74 +164,76 @@ def settle(op: Operator, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     if not extra:
         return inputs
     first = op.arguments[: len(inputs)]
-    if len(inputs) == len(names) and all(name in inputs for name in first):  # all by position
+    if len(inputs) == len(names) and all(name in inputs for name in first):  # all inputs were passed by position
         return dict(zip(names, [inputs[name] for name in first], strict=True))
-    renamed = dict(zip(extra, [name for name in names if name not in inputs], strict=False))
-    return {renamed.get(name, name): value for name, value in inputs.items()}
+    new_names = dict(zip(extra, [name for name in names if name not in inputs], strict=False))
+    return {new_names.get(name, name): value for name, value in inputs.items()}
 
 
 def in_order(op: Operator, inputs: Mapping[str, Any]) -> list[Any]:
-    """The inputs as the operator takes them.
+    """Return the inputs in the operator's order.
 
     Raises:
-        TypeError: one is missing, or one too many.
+        TypeError: an input is missing or unknown.
     """
-    inputs = settle(op, inputs)
+    inputs = shift_skipped(op, inputs)
     names = (*op.inputs(), *op.auxiliary)
-    known = names if len(names) < 16 else frozenset(names)
+    accepted = names if len(names) < 16 else frozenset(names)
     missing = [name for name in names if name not in inputs]
-    extra = [name for name in inputs if name not in known]
+    extra = [name for name in inputs if name not in accepted]
     if missing or extra:
-        problem = f"input {missing[0]} is missing" if missing else f"input {extra[0]} is not taken by {op!r}"
+        problem = f"input {missing[0]} is missing" if missing else f"{op!r} does not take input {extra[0]}"
         raise TypeError(f"{op.name}: {problem}; it takes {', '.join(names) or 'none'}")
     return [inputs[name] for name in names]
 
 
 def signature(cls: type[Operator], extra: Sequence[str]) -> inspect.Signature:
-    """The signature of a derived function; ``extra`` are keyword arguments such as ``out`` and ``name``.
+    """Return the signature of a derived function; ``extra`` are keyword arguments such as ``out`` and ``name``.
 
-    Where an operator has a parameter of such a name, it stands for both.
+    A parameter of the operator replaces an extra argument of the same name.
     """
     kind = inspect.Parameter
-    made = []
+    parameters = []
     style: Any = kind.KEYWORD_ONLY if cls.variadic or cls.traits.open_ended else kind.POSITIONAL_OR_KEYWORD
     if cls.variadic or cls.traits.open_ended:
-        made.append(kind("data", kind.VAR_POSITIONAL, annotation=Any))
+        parameters.append(kind("data", kind.VAR_POSITIONAL, annotation=Any))
     else:
-        made += [kind(name, style, default=None, annotation=Any) for name in (*cls.arguments, *cls.auxiliary)]
+        parameters += [kind(name, style, default=None, annotation=Any) for name in (*cls.arguments, *cls.auxiliary)]
     for parameter in cls.parameters.values():
-        # A dtype and a device come in many forms.
+        # Dtypes and devices have many spellings.
         annotation = Any if parameter.kind is DType or parameter.name == "ctx" else parameter.kind
         default = None if parameter.required else parameter.default
-        made.append(kind(parameter.name, style, default=default, annotation=annotation))
-    own = {each.name for each in made}
-    made += [kind(name, kind.KEYWORD_ONLY, default=None, annotation=Any) for name in extra if name not in own]
+        parameters.append(kind(parameter.name, style, default=default, annotation=annotation))
+    names = {parameter.name for parameter in parameters}
+    parameters += [kind(name, kind.KEYWORD_ONLY, default=None, annotation=Any) for name in extra if name not in names]
     if cls.traits.open_ended:
-        made.append(kind("kwargs", kind.VAR_KEYWORD, annotation=Any))
-    return inspect.Signature(made)
+        parameters.append(kind("kwargs", kind.VAR_KEYWORD, annotation=Any))
+    return inspect.Signature(parameters)
 
 
-def dress(
+def set_signature(
     function: Any, cls: type[Operator], name: str, module: str, extra: Sequence[str], *, is_method: bool = False
 ) -> None:
-    """Give a derived function its name, signature and docstring."""
+    """Set the name, signature and docstring of a derived function."""
     function.__name__ = function.__qualname__ = name
     function.__module__ = module
     function.__doc__ = documentation(cls, is_method=is_method)
     function.__signature__ = signature(cls, extra)
 
 
-def dress_method(function: Any, cls: type[Operator], name: str, module: str, owner: str, extra: Sequence[str]) -> None:
-    """Give a method its name, signature and docstring; the operator's first input is ``self``."""
-    dress(function, cls, name, module, extra, is_method=True)
-    _, *rest = function.__signature__.parameters.values()
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    function.__signature__ = function.__signature__.replace(parameters=[own, *rest])
+def set_method_signature(
+    function: Any, cls: type[Operator], name: str, module: str, owner: str, extra: Sequence[str]
+) -> None:
+    """Set the name, signature and docstring of a derived method; the operator's first input is ``self``."""
+    set_signature(function, cls, name, module, extra, is_method=True)
+    _, *parameters = function.__signature__.parameters.values()
+    self_parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    function.__signature__ = function.__signature__.replace(parameters=[self_parameter, *parameters])
     function.__qualname__ = f"{owner}.{name}"
 
 
-def _short(value: Any) -> str:
-    if hasattr(value, "shape") and hasattr(value, "dtype"):  # its elements would be waited for
+def _summary(value: Any) -> str:
+    if hasattr(value, "shape") and hasattr(value, "dtype"):  # printing its elements would wait for them
         return f"{type(value).__name__} of shape {tuple(value.shape)}"
     text = " ".join(repr(value).split())
     return f"{type(value).__name__} {text if len(text) < 40 else text[:37] + '...'}"

@@ -1,4 +1,4 @@
-"""The element types of arrays, by MXNet's names and numbers."""
+"""Element types of arrays, by MXNet's names and numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flowmx.errors import TypeInferenceError
 
 try:
     import ml_dtypes
-except ImportError:  # bfloat16 is then unknown; everything else works
+except ImportError:  # without bfloat16, everything else works
     _BFLOAT16: list[tuple[str, int, Any]] = []
 else:
     _BFLOAT16 = [("bfloat16", 12, ml_dtypes.bfloat16)]
@@ -34,17 +34,17 @@ _cache: dict[Any, DType] = {}
 
 
 def as_dtype(value: Any) -> DType:
-    """The dtype that a name, a NumPy type, a dtype or MXNet's number stands for (None: float32).
+    """Return the dtype for a name, a NumPy type, a dtype or MXNet's number (None: float32).
 
     Raises:
-        TypeInferenceError: there is no such element type.
+        TypeInferenceError: the element type is unknown.
     """
     try:
-        known = _cache.get(value)
+        cached = _cache.get(value)
     except TypeError:
-        known = None
-    if known is not None:
-        return known
+        cached = None
+    if cached is not None:
+        return cached
     dtype = _lookup(value)
     if len(_cache) < 256:
         _cache[value] = dtype
@@ -55,16 +55,16 @@ _PLAIN = re.compile(r"[<>|=]?(?:[?bBhHiIlLqQnNpPefdg]|[biuf][0-9]{1,2})|[a-z_]{3
 
 
 def dtype_named(text: str) -> DType:
-    """The dtype that NumPy has for a plain name or code, such as ``float32``, ``<f4`` or ``d``.
+    """Return NumPy's dtype for a plain name or code, such as ``float32``, ``<f4`` or ``d``.
 
-    NumPy reads more into a text: lists of fields, shapes and repeats, by Python's own parser, with as much memory as
-    they ask for. Texts come from files and clients, so none of that is let through.
+    NumPy also parses lists of fields, shapes and repeats, with Python's parser and unbounded memory. The text may come
+    from a file or a client, so only plain names are accepted.
 
     Raises:
-        TypeError: it is no plain name, or NumPy has no such dtype.
+        TypeError: the text is not a plain name, or NumPy has no such dtype.
     """
     if not _PLAIN.fullmatch(text):
-        raise TypeError(f"{text[:80]!r} is no name of a dtype, expected one such as 'float32'")
+        raise TypeError(f"{text[:80]!r} is not the name of a dtype, expected one such as 'float32'")
     return np.dtype(text)
 
 
@@ -77,26 +77,97 @@ def _lookup(value: Any) -> DType:
         return BY_FLAG[value]
     try:
         dtype: DType | None = dtype_named(value) if isinstance(value, str) else np.dtype(value)
-    except (TypeError, ValueError):  # the latter of a dtype of fields that can not be
+    except (TypeError, ValueError):  # ValueError: an invalid dtype of fields
         dtype = None
-    if dtype is not None and dtype.names == ("bfloat16",) and "bfloat16" in BY_NAME:  # as MXNet's scripts have it
+    if dtype is not None and dtype.names == ("bfloat16",) and "bfloat16" in BY_NAME:  # how MXNet's scripts spell it
         return BY_NAME["bfloat16"]
     if dtype is None or dtype not in NAMES:
         hint = "; bfloat16 needs the package ml_dtypes" if value == "bfloat16" else ""
-        raise TypeInferenceError(f"dtype is {_short(value)}, expected one of {', '.join(BY_NAME)}{hint}")
+        raise TypeInferenceError(f"dtype is {_shorten(value)}, expected one of {', '.join(BY_NAME)}{hint}")
     return dtype
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def name_of(dtype: DType) -> str:
-    """MXNet's name of a dtype, such as ``float32``."""
+    """Return MXNet's name of a dtype, such as ``float32``."""
     return NAMES[dtype]
 
 
 def is_floating(dtype: DType) -> bool:
-    """True for float16, bfloat16, float32 and float64."""
+    """Return whether a dtype is float16, bfloat16, float32 or float64."""
     return dtype.kind == "f" or NAMES.get(dtype) == "bfloat16"
+
+
+# -- numbers as elements -----------------------------------------------------------------------------------
+
+_RANGES: dict[DType, tuple[int, int]] = {
+    dtype: (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)) for dtype in NAMES if dtype.kind in "iu"
+}
+
+
+def holds(dtype: DType, value: Any) -> bool:
+    """Return whether a number is an int in the range of an integer dtype."""
+    low, high = _RANGES[dtype]
+    return isinstance(value, (int, np.integer)) and low <= int(value) <= high
+
+
+def element(value: Any, dtype: DType) -> Any:
+    """Return a number as an element of a dtype, converted as C converts a double, with every version of NumPy.
+
+    Integer dtypes truncate and wrap: in uint8, -1 becomes 255 and 300.7 becomes 44. NaN, infinities, and numbers of
+    more than 32 bits (64 for int64, uint32 and uint64), convert as the smallest number of that many bits.
+
+    Raises:
+        OverflowError: an int is too large for a double.
+    """
+    if dtype not in _RANGES or holds(dtype, value):
+        with np.errstate(over="ignore"):
+            return dtype.type(value)
+    with np.errstate(invalid="ignore"):
+        return _as_double(value).astype(dtype)
+
+
+def _as_double(value: Any) -> np.float64:
+    try:
+        return np.float64(value)
+    except OverflowError:
+        bits = value.bit_length()
+        raise OverflowError(f"the number has {bits} bits, expected an int below 2**1024, as a double holds") from None
+
+
+def elements(source: Any, dtype: DType) -> np.ndarray[Any, DType]:
+    """Return a new array with the numbers of nested lists or an array; integer dtypes wrap.
+
+    Raises:
+        ValueError, TypeError: the source has elements that are not numbers, or rows of different lengths.
+        ValueError, OverflowError: the dtype is an integer, and a number is NaN, infinite or has more than 64 bits.
+    """
+    if dtype.kind in "iu" and not isinstance(source, np.ndarray):
+        if _REFUSES:  # most lists fit
+            try:
+                return np.array(source, dtype=dtype, order="C")
+            except OverflowError:
+                pass
+        source = _as_int64(source)
+    if dtype.itemsize > 2:
+        return np.array(source, dtype=dtype, order="C")
+    with np.errstate(over="ignore"):  # float16 overflows to infinity above 65504
+        return np.array(source, dtype=dtype, order="C")
+
+
+_REFUSES = int(np.__version__.partition(".")[0]) >= 2
+"""True if NumPy raises for integers outside of a dtype; earlier versions wrap and warn."""
+
+
+def _as_int64(source: Any) -> Any:
+    """Return the integers of nested lists as an int64 array if they fit into 64 bits, else the lists."""
+    numbers = np.asarray(source)
+    if numbers.dtype.kind in "iu":
+        return numbers
+    if numbers.dtype.kind == "f" and bool((abs(numbers) < 2.0**63).all()):
+        return numbers.astype(np.int64)
+    return source

@@ -1,7 +1,6 @@
-"""Examples of the common operators, for the documentation of their functions: a call under ``mx.nd``, and its value.
+"""Examples for the documentation of common operators: a call of a function of ``mx.nd``, and its value.
 
-``A(...)`` stands for ``mx.nd.array(...)``; a result of float32 is written without ``array`` and dtype. A test computes
-them all.
+``A(...)`` stands for ``mx.nd.array(...)``; results of float32 omit ``array`` and the dtype. A test runs all of them.
 """
 
 from __future__ import annotations
@@ -200,7 +199,7 @@ EXAMPLES = {
 
 
 def example(name: str) -> tuple[str, str] | None:
-    """The example of an operator, as two lines of an interpreter's session: an expression and its value."""
+    """Return the example of an operator as two lines of an interpreter session: an expression and its value."""
     if name not in EXAMPLES:
         return None
     call, value = EXAMPLES[name].split(" -> ")

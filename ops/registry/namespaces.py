@@ -1,4 +1,4 @@
-"""Modules whose functions are derived from operators when they are asked for."""
+"""Modules whose functions are derived from operators on first access."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
-from flowmx.ops.registry.operators import registered
+from flowmx.ops.registry.operators import registered_operators
 
 _SPARSE = """
     ElementWiseSum Embedding FullyConnected LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput abs
@@ -18,16 +18,16 @@ _SPARSE = """
     sign sin sinh slice sqrt square stop_gradient sum tan tanh trunc where zeros_like
 """
 SPARSE = _SPARSE.split()
-"""The operators that ``mx.nd.sparse`` and ``mx.sym.sparse`` list, as MXNet; they have all others too."""
+"""The operators that ``mx.nd.sparse`` and ``mx.sym.sparse`` list, as in MXNet; they offer all others too."""
 
 Finders = tuple[Callable[[str], Any], Callable[[], list[str]]]
 
 
-def derived(make: Callable[[str], Any]) -> Finders:
-    """The ``__getattr__`` and ``__dir__`` of a module that has a function for each operator.
+def operator_attributes(make: Callable[[str], Any]) -> Finders:
+    """Return the ``__getattr__`` and ``__dir__`` of a module with a function for each operator.
 
     Args:
-        make: makes the function of an operator from its name; called once for each.
+        make: makes the function of an operator from its name; called once per operator.
     """
 
     @functools.cache
@@ -36,11 +36,11 @@ def derived(make: Callable[[str], Any]) -> Finders:
             raise AttributeError(name)
         return make(name)
 
-    return find, lambda: sorted(name for name, cls in registered().items() if not cls.traits.hidden)
+    return find, lambda: sorted(name for name, cls in registered_operators().items() if not cls.traits.hidden)
 
 
-def prefixed(functions: ModuleType, prefix: str, own: Iterable[str] = ()) -> Finders:
-    """The ``__getattr__`` and ``__dir__`` of a module for the operators with a prefix, which it leaves out of names.
+def prefixed_attributes(functions: ModuleType, prefix: str, own: Iterable[str] = ()) -> Finders:
+    """Return the ``__getattr__`` and ``__dir__`` of a module for the operators with a prefix, which it strips.
 
     Args:
         functions: the module of all operators.
@@ -54,6 +54,8 @@ def prefixed(functions: ModuleType, prefix: str, own: Iterable[str] = ()) -> Fin
         return getattr(functions, prefix + name)
 
     def names() -> list[str]:
-        return sorted({*own, *(name.removeprefix(prefix) for name in registered() if name.startswith(prefix))})
+        return sorted(
+            {*own, *(name.removeprefix(prefix) for name in registered_operators() if name.startswith(prefix))}
+        )
 
     return find, names

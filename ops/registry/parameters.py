@@ -1,6 +1,6 @@
-"""Typed parameters of operators: from Python values, from the strings of MXNet's JSON, and back.
+"""Typed parameters of operators: conversion from Python values and to and from the strings of MXNet's JSON.
 
-A parameter is a class attribute of its operator, its annotation is the type::
+A parameter is a class attribute of its operator; its annotation is the type::
 
     num_hidden: int = required("Number of hidden nodes.", low=1)
     kernel: Shape = ()
@@ -10,30 +10,29 @@ A parameter is a class attribute of its operator, its annotation is the type::
 from __future__ import annotations
 
 import ast
-import inspect
 import sys
-import threading
 import types
 import typing
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from flowmx import forks
 from flowmx.errors import ParameterError
 from flowmx.ops.registry.dtypes import DType, as_dtype, name_of
 
 Shape = tuple[int, ...]
 MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "MISSING"})()
-"""In place of a default where there is none."""
-_LONGEST = 1 << 14
-"""Characters of a text that Python's parser is given: it takes 500 bytes for each."""
-_SHOWN = 200
-"""Characters of a wrong value that a message shows."""
-_parsing = threading.RLock()
-"""Held around Python's parser, which until 3.13 may raise SystemError where two threads are in it."""
+"""The default of a required parameter."""
+_MAX_TEXT = 1 << 14
+"""Maximum length in characters of a text for Python's parser, which takes 500 bytes per character."""
+_MAX_VALUE_TEXT = 200
+"""Maximum length in characters of an invalid value in a message."""
+_parsing = forks.lock()
+"""Held around Python's parser: until 3.13 it may raise SystemError if two threads use it at once."""
 
 
-class Declared(NamedTuple):
+class Declaration(NamedTuple):
     """The declaration of a parameter in an operator's class body."""
 
     default: Any
@@ -43,13 +42,13 @@ class Declared(NamedTuple):
 
 
 def required(doc: str = "", low: float | None = None, high: float | None = None) -> Any:
-    """A parameter that must be given."""
-    return Declared(MISSING, doc, low, high)
+    """Declare a required parameter."""
+    return Declaration(MISSING, doc, low, high)
 
 
 def option(default: Any, doc: str = "", low: float | None = None, high: float | None = None) -> Any:
-    """A parameter with a default."""
-    return Declared(default, doc, low, high)
+    """Declare a parameter with a default."""
+    return Declaration(default, doc, low, high)
 
 
 class Parameter(NamedTuple):
@@ -65,16 +64,16 @@ class Parameter(NamedTuple):
 
     @property
     def required(self) -> bool:
-        """True when it has no default."""
+        """True if the parameter has no default."""
         return self.default is MISSING
 
     @property
     def choices(self) -> tuple[Any, ...]:
-        """The allowed values of an enumerated parameter, else empty."""
+        """The allowed values of an enumerated parameter, otherwise empty."""
         return typing.get_args(self.kind) if typing.get_origin(self.kind) is Literal else ()
 
     def describe(self) -> str:
-        """The parameter's type and range as text, for messages and documentation."""
+        """Return the parameter's type and range as text, for messages and documentation."""
         if self.choices:
             text = "one of " + ", ".join(repr(choice) for choice in self.choices)
         else:
@@ -88,10 +87,10 @@ class Parameter(NamedTuple):
         return text + (" or None" if self.optional else "")
 
     def convert(self, value: Any, operator: str) -> Any:
-        """The value in its own type, from a Python value or MXNet's string.
+        """Convert a Python value or MXNet's string to the parameter's type.
 
         Raises:
-            ParameterError: it does not fit; the message names operator and parameter.
+            ParameterError: the value is invalid; the message names operator and parameter.
         """
         if self.optional and (value is None or value == "None" or value == ""):
             return None
@@ -103,27 +102,27 @@ class Parameter(NamedTuple):
                 raise ValueError
         except (ValueError, TypeError, SyntaxError, KeyError, OverflowError):
             raise ParameterError(
-                f"{operator}: parameter {self.name} is {_short(value)}, expected {self.describe()}"
+                f"{operator}: parameter {self.name} is {_shorten(value)}, expected {self.describe()}"
             ) from None
         return converted
 
     def choice(self, value: Any) -> Any:
-        """The one of the choices that a value stands for."""
-        for allowed in self.choices:
-            if value == allowed or str(value) == str(allowed):
-                return allowed
+        """Return the choice that equals a value, or has the same text."""
+        for choice in self.choices:
+            if value == choice or str(value) == str(choice):
+                return choice
         raise ValueError(value)
 
     def render(self, value: Any) -> str:
-        """The value as MXNet's JSON writes it."""
+        """Return the value as text in MXNet's JSON."""
         if isinstance(value, np.dtype):
             return name_of(value)
         return str(value)
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
+    return text if len(text) <= _MAX_VALUE_TEXT else f"{text[:_MAX_VALUE_TEXT]}... ({len(text)} characters)"
 
 
 def _at_least(value: Any, low: float) -> bool:
@@ -162,13 +161,13 @@ def _to_str(value: Any) -> str:
 
 
 def literal(text: str) -> Any:
-    """The numbers, texts and tuples that a text of Python stands for.
+    """Evaluate a Python literal: numbers, strings and tuples.
 
     Raises:
-        ValueError, SyntaxError: it is no such text, or a longer one than is read.
+        ValueError, SyntaxError: the text is not a literal, or is too long.
     """
-    if len(text) > _LONGEST:
-        raise ValueError(f"the text has {len(text)} characters, expected at most {_LONGEST}")
+    if len(text) > _MAX_TEXT:
+        raise ValueError(f"the text has {len(text)} characters, expected at most {_MAX_TEXT}")
     try:
         with _parsing:
             return ast.literal_eval(text)
@@ -227,28 +226,28 @@ _annotations: dict[tuple[str, str], Any] = {}
 
 
 def _annotation(cls: type, name: str) -> Any:
-    """The type that a field was declared with (``get_type_hints`` would evaluate all the others too)."""
-    own = ((each, inspect.get_annotations(each)) for each in cls.__mro__)
-    declared, annotations = next(pair for pair in own if name in pair[1])
+    """Return the type of a field's declaration (``get_type_hints`` would evaluate all other fields too)."""
+    pairs = ((base, base.__annotations__) for base in cls.__mro__)
+    owner, annotations = next(pair for pair in pairs if name in pair[1])
     text = annotations[name]
     if not isinstance(text, str):
         return text
-    key = (declared.__module__, text)
+    key = (owner.__module__, text)
     if key not in _annotations:
-        _annotations[key] = eval(text, vars(sys.modules[declared.__module__]))  # our own source, not a user's
+        _annotations[key] = eval(text, vars(sys.modules[owner.__module__]))  # flowmx's source, not the user's
     return _annotations[key]
 
 
 def declare(cls: type) -> dict[str, Parameter]:
-    """The table of an operator class's parameters, in the order declared; sets the defaults as class attributes.
+    """Return an operator class's parameters, in the order declared, and set the defaults as class attributes.
 
-    Those of a base count where the base was declared too. (What ``dataclass`` would do, at a tenth of its time,
-    which matters for hundreds of operators at every import.)
+    Parameters of declared bases come first. ``dataclass`` would do the same, but takes ten times longer, which matters
+    for hundreds of operators at every import.
     """
     table: dict[str, Parameter] = {}
     for base in reversed(cls.__mro__[1:]):
         table |= base.__dict__.get("parameters", {})
-    for name, text in inspect.get_annotations(cls).items():
+    for name, text in cls.__annotations__.items():
         if not str(text).startswith(("ClassVar", "typing.ClassVar")):
             table[name] = _parameter(cls, name)
     return table
@@ -257,15 +256,15 @@ def declare(cls: type) -> dict[str, Parameter]:
 def _parameter(cls: type, name: str) -> Parameter:
     kind, optional = _annotation(cls, name), False
     if typing.get_origin(kind) in (types.UnionType, typing.Union) and type(None) in typing.get_args(kind):
-        rest = [arg for arg in typing.get_args(kind) if arg is not type(None)]
-        kind, optional = rest[0], True
+        kinds = [arg for arg in typing.get_args(kind) if arg is not type(None)]
+        kind, optional = kinds[0], True
     if typing.get_origin(kind) is not Literal and kind not in _CONVERT:
         raise TypeError(f"{cls.__name__}.{name} has the type {kind}, expected one of {list(_CONVERT)}")
-    declared = cls.__dict__.get(name, MISSING)
-    if not isinstance(declared, Declared):
-        declared = Declared(declared)
-    if declared.default is not MISSING:
-        setattr(cls, name, declared.default)
+    declaration = cls.__dict__.get(name, MISSING)
+    if not isinstance(declaration, Declaration):
+        declaration = Declaration(declaration)
+    if declaration.default is not MISSING:
+        setattr(cls, name, declaration.default)
     elif name in cls.__dict__:
         delattr(cls, name)
-    return Parameter(name, kind, optional, declared.default, declared.doc, declared.low, declared.high)
+    return Parameter(name, kind, optional, declaration.default, declaration.doc, declaration.low, declaration.high)

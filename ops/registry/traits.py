@@ -1,7 +1,7 @@
-"""The traits of an operator: what passes, plans, mixed precision and the tape must know of it beyond its signature.
+"""Traits of an operator: properties that passes, plans, mixed precision and the tape rely on.
 
-A class gives those that differ from its bases' as keywords, ``class Dropout(Operator, uses_random=True)``; of several
-bases the first that gives one wins. An instance may have others, as its parameters say (``Operator.with_traits``).
+A class sets the traits that differ from its bases' by keywords, ``class Dropout(Operator, uses_random=True)``; the
+first base that sets a trait wins. An instance may override traits by its parameters (``Operator.with_traits``).
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ __all__ = ["BatchParts", "BatchWise", "Neutral", "Passing", "Precision", "Quanti
 
 
 class Precision(Enum):
-    """The precision that mixed precision gives an operator."""
+    """The precision in which mixed precision runs an operator."""
 
     LOW = "the 16-bit type"
-    """Most of the work, sums of many products, which kernels accumulate in float32."""
+    """Operators that do most of the work: sums of many products, which kernels accumulate in float32."""
     FLOAT32 = "float32"
-    """Operators that easily overflow float16, or that sum many numbers."""
+    """Operators that easily overflow float16, or sum many numbers."""
     WIDEST = "the widest of the inputs"
     GIVEN = "as given"
 
 
 class Passing(Enum):
-    """The cases in which the first output is the first input, to the bit."""
+    """The cases in which the first output equals the first input, bit for bit."""
 
     NEVER = "never"
     ALWAYS = "always"
@@ -34,28 +34,28 @@ class Passing(Enum):
 
 
 class BatchWise(Enum):
-    """The inputs of which, in prediction, a part of the batch gives that part of the outputs' batch.
+    """The ways to compute an operator on parts of the batch (axis 0) in prediction.
 
-    In training it holds too, but where the operator draws, writes a state, or its mode matters. The batch is axis 0.
-    It is not inherited from an operator, so another one that is made of it has to say it anew.
+    It holds in training too, unless the operator draws random numbers, writes a state, or depends on the mode.
+    Subclasses of an operator do not inherit it.
     """
 
-    UNKNOWN = "not known, so that the whole batch is needed"
-    FIRST = "the first input; the others are needed whole"
-    ALL = "the inputs with the outputs' batch and number of axes; the others are broadcast, and needed whole"
-    EACH = "every input, each of which has the outputs' batch"
-    SUM = "every input, each of which has the batch; the outputs are sums over it, so that those of the parts add up"
-    OWN = "what Operator.batch_parts says"
+    UNKNOWN = "unknown: the whole batch is needed"
+    FIRST = "the first input is split; the others are needed whole"
+    ALL = "inputs with the outputs' batch and number of axes are split; the others are broadcast, and needed whole"
+    EACH = "every input has the outputs' batch and is split"
+    SUM = "every input has the batch and is split; the outputs are sums over it, added up over the parts"
+    OWN = "as Operator.batch_parts says"
 
 
 class BatchParts(NamedTuple):
-    """Inputs and outputs that go along with the batch: a part of these outputs follows from that part of these inputs.
+    """Inputs and outputs that can be split along the batch.
 
     Attributes:
         inputs: positions of inputs; the others are needed whole.
         outputs: positions of outputs.
-        sums: positions of outputs that are sums over the batch: those of the parts add up to that of the whole. The
-            others, of neither kind, are the same for each part.
+        sums: positions of outputs that are sums over the batch: add up those of the parts. Outputs in neither
+            group are the same for each part.
     """
 
     inputs: tuple[int, ...]
@@ -64,13 +64,13 @@ class BatchParts(NamedTuple):
 
 
 class Neutral(NamedTuple):
-    """The number that changes nothing as an operand of arithmetic. Of the zeros only -0.0 is neutral in a sum.
+    """The neutral element of an arithmetic operator. In a sum, -0.0 is neutral and 0.0 is not.
 
     Attributes:
         number: the number.
-        sides: the operands that may be it, 0 or 1.
-        kinds: the kinds of dtypes (as NumPy abbreviates them) in which that holds.
-        itemsize: the bytes of an element from which on it holds.
+        sides: the operands that may be this number, 0 or 1.
+        kinds: NumPy's letters for the kinds of dtypes in which it is neutral.
+        itemsize: the smallest element size in bytes for which it is neutral.
     """
 
     number: float
@@ -83,15 +83,15 @@ class Quantization(NamedTuple):
     """The quantized form of an operator.
 
     Attributes:
-        name: the operator that does the same on quantized numbers, with the same parameters. It takes the same inputs,
-            then the ends of the range of each that is quantized, and gives the ends of the output's range as well.
-        always: it is worth it by itself; others are quantized where their neighbours are.
-        real: positions of the inputs that stay as they are, with no range.
-        real_by_channel: further ones, where weights have a scale for each channel.
-        parameters: further parameters of the operator, as MXNet's JSON has them.
-        by_channel: those where weights have a scale for each channel.
-        asymmetric: positions of inputs whose range need not lie around 0; scale and shift are its ends.
-        real_output: the outputs are real numbers, with no range.
+        name: the quantized operator, with the same parameters. It takes the same inputs, then the minimum and maximum
+            of each quantized input, and also returns the minimum and maximum of the output.
+        always: quantize the operator even alone; others are quantized only next to quantized operators.
+        real: positions of inputs that stay in floating point, without a range.
+        real_by_channel: more such positions, for weights with a scale per channel.
+        parameters: additional parameters of the quantized operator, as strings of MXNet's JSON.
+        by_channel: parameters for weights with a scale per channel.
+        asymmetric: positions of inputs whose range need not be symmetric; its ends are scale and shift.
+        real_output: the outputs are in floating point, without a range.
     """
 
     name: str
@@ -109,42 +109,42 @@ class Traits:
     """The traits of an operator.
 
     Attributes:
-        skips: positions count only the inputs that an instance takes, though others lie between them.
+        skips: positional inputs skip over inputs that an instance does not take.
         open_ended: the names of inputs and parameters depend on the instance (Custom).
-        hidden: only other operators' gradients or passes use it; it gets no public function.
-        dynamic: the outputs' shapes follow from the content of inputs, so that graphs of it can not be planned.
-        detached: it runs the user's own code, which may push and wait, so that it gets threads of its own.
-        replays: it runs steps of its own again and again, which a device may capture and launch as one.
-        uses_random: the forward may draw from the device's generator, which is then a variable that it writes.
-        draws_by_part: what it draws for a part of the batch is that part of what it draws for the whole, which
-            ``Operator.skip_draws`` passes over.
+        hidden: used only by gradients and passes; it has no public function.
+        dynamic: output shapes depend on the content of inputs, so its graphs cannot be planned.
+        detached: it runs user code, which may push and wait, so it runs on separate threads.
+        replays: it runs the same steps repeatedly; a device may capture them and launch them as one.
+        uses_random: the forward may draw from the device's generator, which it then writes as a variable.
+        draws_by_part: a part of the batch draws that part of the whole batch's numbers; ``Operator.skip_draws``
+            skips the numbers of other parts.
         mode_matters: training mode changes what the forward computes.
         no_gradient: no gradient flows through it (comparisons, argmax, samplers).
         is_loss: an output layer whose gradient ignores the head gradient (SoftmaxOutput).
-        heavy: the work is more than proportional to the bytes touched (convolutions, products).
-        multiplies: where it is heavy: libraries of matrix products do the work, which make much of each byte.
-        mirrored: MXNet's mirroring computes it again in the backward pass, unless it is heavy.
-        once: a bound graph keeps the result from run to run, for as long as what it reads stays as it is.
+        heavy: the work grows faster than the bytes touched (convolutions, products).
+        multiplies: a heavy operator computed by a library of matrix products, with many operations per byte.
+        mirrored: MXNet's mirroring recomputes it in the backward pass, unless it is heavy.
+        once: a bound graph reuses the result until its inputs change.
         in_place: pairs (input, output) that may share memory.
         makes_channels_last: kernels are faster with the channels (axis 1) of inputs and outputs contiguous in memory.
-        keeps_layout: the forward may write outputs that lie in memory as its inputs do, in whatever order of axes.
-        view: the output is the first input's bytes with another shape, so that a plan needs no step for it.
+        keeps_layout: the forward may write outputs in the memory layout of its inputs, for any order of axes.
+        view: the output is the first input's memory with another shape, so a plan needs no step for it.
         casts: the output is the first input in another dtype.
-        repeats: every element of the output is one of the first input's, with the axes broadcast.
-        moves: elements of the inputs are copied to other places, and at most filled up with a number.
-        shapes_only: the names of inputs of which the forward looks at nothing but shape and dtype.
-        passing: when the first output is the first input, to the bit.
-        neutral: for arithmetic with two operands, the number that changes nothing.
-        activation: of a function, its name among the activations that layers apply.
-        precision: what it computes in under mixed precision; None is as given, and not for public heavy operators.
-        float32_where: a parameter, and the values of it for which mixed precision leaves the operator in float32.
-        input_named: MXNet's monitors call its only input data, not input0.
-        sparse: calls on arrays make sparse ones, or sparse gradients, though all inputs are dense.
-        typed_by_shapes: the outputs' dtypes may follow from the inputs' shapes, too.
-        quantized: the quantized form, where there is one.
-        requantizes: of a quantized operator, that its output is of int32, and is made bytes after it.
-        calibrates: of a quantized operator, the value whose range it wants to know: its first input, or its output.
-        batch_wise: how it goes along with the batch; asked by ``Operator.batch_parts``.
+        repeats: the output is the first input, broadcast along axes.
+        moves: elements of the inputs are copied to other positions, with at most a constant as padding.
+        shapes_only: names of inputs whose elements the forward does not read, only shape and dtype.
+        passing: when the first output equals the first input, bit for bit.
+        neutral: the neutral element, for arithmetic with two operands.
+        activation: the name of the function among the activations that layers apply.
+        precision: the precision under mixed precision; None means unchanged, and is invalid for public heavy operators.
+        float32_where: a parameter, and its values for which mixed precision leaves the operator in float32.
+        input_named: MXNet's monitors call its only input "data", not "input0".
+        sparse: calls on arrays return sparse arrays or sparse gradients, though all inputs are dense.
+        typed_by_shapes: output dtypes may also depend on input shapes.
+        quantized: the quantized form, or None.
+        requantizes: for a quantized operator: its int32 output is requantized to bytes.
+        calibrates: for a quantized operator: the value whose range it needs, its first input or its output.
+        batch_wise: how it can be split along the batch; read by ``Operator.batch_parts``.
     """
 
     skips: bool = False

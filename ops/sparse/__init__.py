@@ -1,1 +1,1 @@
-"""Sparse storage: what sparse arrays hold, and computations on it, over NumPy's arrays."""
+"""Sparse arrays: their content as NumPy arrays, and the operators on it."""

@@ -1,11 +1,12 @@
-"""The content of sparse arrays: a few NumPy arrays each, and the ways from and to dense ones.
+"""The content of sparse arrays, as NumPy arrays, and its conversion from and to dense arrays.
 
-The arrays of indices never change once they are there, so several contents may have the same; ``data`` belongs to one
-content alone, since updates of stored rows write into it.
+Index arrays never change, so several contents may share them. ``data`` belongs to one content only, since updates of
+stored rows write to it.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from flowmx.ops.registry.operators import Shape
 
 Array = np.ndarray[Any, Any]
 INDEX = np.dtype(np.int64)
-"""The dtype of all indices, MXNet's only one."""
+"""The dtype of all indices; MXNet supports no other."""
 
 
 class Csr(NamedTuple):
@@ -24,8 +25,8 @@ class Csr(NamedTuple):
 
     Attributes:
         data: the stored elements, row by row.
-        indices: the column of each, int64.
-        indptr: where each row begins in both, and the end of the last, int64 of shape (rows + 1,).
+        indices: the columns of the stored elements, int64.
+        indptr: the start of each row in data and indices, and the end of the last row; int64 of shape (rows + 1,).
     """
 
     data: Array
@@ -34,11 +35,11 @@ class Csr(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """An array of which some rows (parts along axis 0) are stored, the others being zero.
+    """An array that stores some of its rows (slices along axis 0); the other rows are zero.
 
     Attributes:
         data: the stored rows.
-        indices: the number of each, int64, ascending.
+        indices: the row numbers, int64, ascending.
     """
 
     data: Array
@@ -48,30 +49,35 @@ class Rows(NamedTuple):
 Content = Csr | Rows
 
 
-def nothing(stype: str, shape: Shape, dtype: DType) -> Content:
-    """The content of zeros."""
+def zero_content(stype: str, shape: Shape, dtype: DType) -> Content:
+    """Return the content of an array of zeros."""
     if stype == "csr":
         return Csr(np.empty(0, dtype), np.empty(0, INDEX), np.zeros(shape[0] + 1, INDEX))
     return Rows(np.empty((0, *shape[1:]), dtype), np.empty(0, INDEX))
 
 
 def from_dense(array: Array, stype: str) -> Content:
-    """Store what differs from zero of a dense array."""
+    """Return the content with the nonzero elements of a dense array."""
     if stype == "csr":
         rows, columns = np.nonzero(array)
         return Csr(
             array[rows, columns], np.ascontiguousarray(columns), _starts(np.bincount(rows, minlength=len(array)))
         )
-    flat = array.reshape(len(array), -1)
+    flat = array.reshape(len(array), math.prod(array.shape[1:]))
     rows = np.flatnonzero(flat.any(axis=1)) if flat.size else np.empty(0, INDEX)
     return Rows(array[rows], rows)
 
 
 def to_dense(content: Content, shape: Shape) -> Array:
-    """The dense array; where an element is stored twice, the last one counts."""
-    made = np.zeros(shape, content.data.dtype)
-    write_into(content, made)
-    return made
+    """Return the dense array; if an element is stored twice, the last value is used."""
+    array = np.zeros(shape, content.data.dtype)
+    write_into(content, array)
+    return array
+
+
+def as_dense(content: Array | Content, shape: Shape) -> Array:
+    """Return the dense array of a content, which may be dense already."""
+    return content if isinstance(content, np.ndarray) else to_dense(content, shape)
 
 
 def write_into(content: Content, target: Array) -> None:
@@ -82,18 +88,18 @@ def write_into(content: Content, target: Array) -> None:
         target[content.indices] = content.data
 
 
-def copied(content: Content, dtype: DType | None = None) -> Content:
-    """The content with elements of its own, as another dtype if one is given."""
+def copy_content(content: Content, dtype: DType | None = None) -> Content:
+    """Return the content with a copy of its data, cast if ``dtype`` is given."""
     return content._replace(data=content.data.astype(dtype or content.data.dtype))
 
 
 def row_numbers(content: Csr) -> Array:
-    """The row of each stored element."""
+    """Return the row of each stored element."""
     return np.repeat(np.arange(len(content.indptr) - 1), np.diff(content.indptr))
 
 
 def sorted_rows(content: Csr) -> Csr:
-    """The matrix with the columns of each row in ascending order, elements of one place summed."""
+    """Return the matrix with the columns of each row in ascending order, and duplicate elements summed."""
     rows = row_numbers(content)
     inside = rows[1:] == rows[:-1]
     if not (inside & (content.indices[1:] <= content.indices[:-1])).any():
@@ -114,39 +120,39 @@ def _starts(counts: Array) -> Array:
 
 
 def distinct(numbers: Array) -> Array:
-    """The numbers of an array of any shape, each once, ascending, int64."""
+    """Return the distinct numbers of an array of any shape, ascending, int64."""
     flat = numbers.astype(INDEX, copy=False).ravel()
     if not (flat[1:] > flat[:-1]).all():
-        flat = np.sort(flat)  # np.unique hashes, which takes many times as long
+        flat = np.sort(flat)  # many times faster than np.unique, which hashes
         flat = flat[np.concatenate(([True], flat[1:] != flat[:-1]))]
     return flat.copy() if np.may_share_memory(flat, numbers) else flat
 
 
 def union(*numbers: Array) -> Array:
-    """The numbers that are in one of several arrays, each once, ascending."""
+    """Return the distinct numbers of several arrays, ascending."""
     return distinct(np.concatenate(numbers))
 
 
 class Unordered(Rows):
-    """Rows as they were given, in another order than that of their numbers; whoever computes reads them in order."""
+    """Stored rows that are not in ascending order; sort them with :meth:`in_order` before a computation."""
 
     __slots__ = ()
 
     def in_order(self) -> Rows:
-        """The rows in the order of their numbers."""
+        """Return the rows in ascending order."""
         order = np.argsort(self.indices)
         return Rows(self.data[order], self.indices[order])
 
 
 def check_lengths(content: Content, shape: Shape) -> None:
-    """Check that the parts of a content have the axes and lengths that fit each other and the array's shape.
+    """Check that the ranks and lengths of a content's arrays match each other and the array's shape.
 
     Raises:
-        DataError: they do not.
+        DataError: they do not match.
     """
     if isinstance(content, Csr):
         data, indices, indptr = content
-        if len(shape) != 2 or any(each.ndim != 1 for each in content):
+        if len(shape) != 2 or any(part.ndim != 1 for part in content):
             raise DataError(
                 f"csr: invalid shape: data, indices and indptr have shapes {data.shape}, {indices.shape} and "
                 f"{indptr.shape}, expected one axis each, and the matrix {tuple(shape)}, expected two"
@@ -157,8 +163,8 @@ def check_lengths(content: Content, shape: Shape) -> None:
             )
         if len(indptr) != shape[0] + 1:
             raise DataError(
-                f"csr: indptr has {len(indptr)} elements, expected {shape[0] + 1}: where each of {shape[0]} rows "
-                "begins, and the last ends"
+                f"csr: indptr has {len(indptr)} elements, expected {shape[0] + 1}: the start of each of "
+                f"{shape[0]} rows, and the end of the last"
             )
         return
     data, indices = content
@@ -169,55 +175,57 @@ def check_lengths(content: Content, shape: Shape) -> None:
         )
 
 
-def usable(content: Content, shape: Shape) -> Content:
-    """A content made of parts that were given, whose lengths fit: all of it lies inside of the array.
+def validate_content(content: Content, shape: Shape) -> Content:
+    """Return a content from a user after a check of all its indices; its lengths must match.
 
-    What follows the last element of a matrix is cut off. Columns may be in any order and repeated, as in MXNet: the
-    last counts. Rows may be in any order.
+    Elements after the last row of a matrix are dropped. Columns may be in any order and repeated, as in MXNet: the last
+    value is used. Rows may be in any order.
 
     Raises:
-        DataError: an index is none of the array, rows of a matrix overlap, or a row is stored twice.
+        DataError: an index is out of range, rows of a matrix overlap, or a row is stored twice.
     """
     if isinstance(content, Csr):
         data, indices, indptr = content
         if indptr[0] != 0:
-            raise DataError(f"csr: indptr begins with {indptr[0]}, expected 0, where the first row begins")
-        _refuse(np.flatnonzero(indptr[1:] < indptr[:-1]) + 1, "csr: indptr", indptr, "no less than the one before")
+            raise DataError(f"csr: indptr begins with {indptr[0]}, expected 0, the start of the first row")
+        _raise_invalid(
+            np.flatnonzero(indptr[1:] < indptr[:-1]) + 1, "csr: indptr", indptr, "at least the number before"
+        )
         count = int(indptr[-1])
         if count > len(indices):
             raise DataError(f"csr: indptr ends with {count}, expected at most {len(indices)}, the number of elements")
         content = Csr(data[:count], indices[:count], indptr)
         outside = np.flatnonzero((content.indices < 0) | (content.indices >= shape[1]))
-        _refuse(outside, "csr: indices", indices, f"a column: it is not from 0 to {shape[1] - 1}")
+        _raise_invalid(outside, "csr: indices", indices, f"a column from 0 to {shape[1] - 1}")
         return content
     indices = content.indices
     outside = np.flatnonzero((indices < 0) | (indices >= shape[0]))
-    _refuse(outside, "row_sparse: indices", indices, f"a row: it is not from 0 to {shape[0] - 1}")
+    _raise_invalid(outside, "row_sparse: indices", indices, f"a row from 0 to {shape[0] - 1}")
     if (indices[1:] > indices[:-1]).all():
         return content
     order = np.argsort(indices, kind="stable")
-    again = order[1:][indices[order[1:]] == indices[order[:-1]]]
-    _refuse(again, "row_sparse: indices", indices, "each row once: sum rows of one number before")
+    repeated = order[1:][indices[order[1:]] == indices[order[:-1]]]
+    _raise_invalid(repeated, "row_sparse: indices", indices, "each row once; sum duplicate rows first")
     return Unordered(*content)
 
 
-def _refuse(positions: Array, name: str, indices: Array, expected: str) -> None:
-    """Raise where there are wrong indices, at some positions."""
+def _raise_invalid(positions: Array, name: str, indices: Array, expected: str) -> None:
+    """Raise a DataError for the first invalid index, if there are positions of invalid ones."""
     if len(positions):
-        at = int(positions.min())
-        raise DataError(f"{name} has {int(indices[at])} at position {at}, expected {expected}")
+        index = int(positions.min())
+        raise DataError(f"{name} has {int(indices[index])} at position {index}, expected {expected}")
 
 
-def check(content: Content, shape: Shape, full: bool) -> None:
-    """Check the form of a content.
+def check_format(content: Content, shape: Shape, full: bool) -> None:
+    """Check the format of a content.
 
     Args:
         content: the content.
-        shape: the array's.
-        full: look at every index, not at the lengths alone.
+        shape: the shape of the array.
+        full: check every index, not only the lengths.
 
     Raises:
-        DataError: it is not that of such an array.
+        DataError: the content is invalid for this shape.
     """
     check_lengths(content, shape)
     if isinstance(content, Csr):
@@ -226,7 +234,7 @@ def check(content: Content, shape: Shape, full: bool) -> None:
             raise DataError(f"csr: indptr goes from {indptr[0]} to {indptr[-1]}, expected from 0 to {len(indices)}")
     if not full:
         return
-    if isinstance(usable(content, shape), Unordered):
+    if isinstance(validate_content(content, shape), Unordered):
         raise DataError("row_sparse: indices are not ascending row numbers")
     if isinstance(content, Csr):
         rows = row_numbers(content)

@@ -1,8 +1,7 @@
-"""Shapes of sparse arrays, which are equal to no dense array's.
+"""Shapes of sparse arrays, which never equal the shape of a dense array.
 
-Whatever is remembered of calls on arrays is remembered by their shapes. A sparse array's shape is a tuple of its own
-kind: nothing that was learned of dense arrays is ever found for it, so that calls on dense arrays need not ask whether
-one is sparse.
+Caches of calls on arrays use shapes as keys. The shape of a sparse array is a separate tuple type, so it never matches
+an entry of dense arrays. Calls on dense arrays therefore need no check for sparse ones.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ class SparseShape(tuple[int, ...]):
 
     __slots__ = ()
     stype: ClassVar[str] = ""
-    """The storage type, by MXNet's name."""
+    """The storage type, as named by MXNet."""
 
     def __eq__(self, other: object) -> bool:
         return other.__class__ is self.__class__ and tuple.__eq__(self, other)
@@ -38,12 +37,12 @@ class CsrShape(SparseShape):
 
 
 class RowSparseShape(SparseShape):
-    """The shape of an array of which some rows are stored."""
+    """The shape of an array that stores some of its rows."""
 
     __slots__ = ()
     stype = "row_sparse"
 
 
 def stype_of(shape: tuple[int, ...]) -> str:
-    """The storage type of an array with a shape."""
+    """Return the storage type of an array of a shape."""
     return shape.stype if isinstance(shape, SparseShape) else "default"

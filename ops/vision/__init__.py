@@ -1,1 +1,1 @@
-"""Images and vision: changes of images, sampling, bounding boxes, regions."""
+"""Images and vision: image transforms, sampling, bounding boxes, regions of interest."""

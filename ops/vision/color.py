@@ -1,7 +1,7 @@
-"""Formulas of colour: luminance, principal components, YIQ and HLS, and the adjustments of the operators.
+"""Colour formulas: luminance, principal components, YIQ and HLS, and the adjustments of the operators.
 
-Images have the shape (..., height, width, channels), red first; ``xp`` is the module of their arrays (NumPy, or what
-stands for it on a device). `flowmx.data.augmentation` and the augmenters of `mx.image` stand on the same numbers.
+Images have the shape (..., height, width, channels), red first; ``xp`` is the array module (NumPy or CuPy).
+`flowmx.data.augmentation` and the augmenters of `mx.image` use the same constants.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LUMINANCE = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in the luminance (ITU-R BT.601)."""
 PCA_VALUES = (55.46, 4.794, 1.148)
 PCA_VECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
-"""Principal components of ImageNet's colours, and their spread (Krizhevsky et al., 2012)."""
+"""Principal components of ImageNet's colours, and their standard deviations (Krizhevsky et al., 2012)."""
 PCA = np.array(PCA_VECTORS) * PCA_VALUES
 """Matrix from shifts along the components, in standard deviations, to shifts of red, green and blue."""
 RGB_TO_YIQ = np.array([LUMINANCE, [0.596, -0.274, -0.321], [0.211, -0.523, 0.311]])
@@ -28,7 +28,7 @@ _SECTORS = np.array([[0, 3, 1], [2, 0, 1], [1, 0, 3], [1, 2, 0], [3, 1, 0], [0, 
 
 
 def yiq_rotation(turn: float) -> Any:
-    """Build the matrix (3, 3) that turns the hue of (red, green, blue) by a part of half a circle in the YIQ space."""
+    """Build the matrix (3, 3) that rotates the hue of (red, green, blue) in YIQ space; ``turn`` 1 is half a circle."""
     u, w = math.cos(math.pi * turn), math.sin(math.pi * turn)
     return YIQ_TO_RGB @ np.array([[1.0, 0.0, 0.0], [0.0, u, -w], [0.0, w, u]]) @ RGB_TO_YIQ
 
@@ -37,11 +37,11 @@ def rgb_to_hls(xp: Any, image: Array) -> tuple[Array, Array, Array]:
     """Compute hue (0 to 360 degrees), lightness and saturation (0 to 1) of colours from 0 to 1, in OpenCV's order."""
     red, green, blue = xp.moveaxis(image, -1, 0)
     high, low = image.max(-1), image.min(-1)
-    spread, total = high - low, high + low
-    is_gray = spread <= np.finfo(np.float32).eps
-    degrees = 60 / xp.where(is_gray, 1, spread)
+    chroma, total = high - low, high + low
+    is_gray = chroma <= np.finfo(np.float32).eps
+    degrees = 60 / xp.where(is_gray, 1, chroma)
     light = total / 2
-    saturation = xp.where(is_gray, 0, spread / xp.where(is_gray, 1, xp.where(light < 0.5, total, 2 - high - low)))
+    saturation = xp.where(is_gray, 0, chroma / xp.where(is_gray, 1, xp.where(light < 0.5, total, 2 - high - low)))
     hue = xp.where(
         high == red,
         (green - blue) * degrees,
@@ -76,7 +76,7 @@ def contrast(xp: Any, image: Array, factor: float) -> Array:
 
 
 def saturation(xp: Any, image: Array, factor: float) -> Array:
-    """Multiply the distance to gray, which is MXNet's: only the last channel counts."""
+    """Multiply the distance to gray; as in MXNet, gray is computed from the last channel only."""
     if image.shape[-1] == 1:
         return image
     gray = image[..., -1:] * np.float32(LUMINANCE[-1])
@@ -84,19 +84,19 @@ def saturation(xp: Any, image: Array, factor: float) -> Array:
 
 
 def hue(xp: Any, image: Array, turn: float) -> Array:
-    """Turn the hue, in the HLS space, by a part of the circle."""
+    """Rotate the hue in HLS space by a fraction of the circle."""
     if image.shape[-1] == 1:
         return image
     kind = image.dtype.type
-    degrees, light, saturated = rgb_to_hls(xp, image / xp.float32(255))
-    return hls_to_rgb(xp, (degrees + kind(turn * 360)) * kind(1 / 60), light, saturated) * xp.float32(255)
+    degrees, light, saturation = rgb_to_hls(xp, image / xp.float32(255))
+    return hls_to_rgb(xp, (degrees + kind(turn * 360)) * kind(1 / 60), light, saturation) * xp.float32(255)
 
 
 ADJUSTMENTS = {"brightness": brightness, "contrast": contrast, "saturation": saturation, "hue": hue}
-"""Functions (array module, image of floats up to 255, factor or turn) of the changed image, by what they change."""
+"""Adjustments by name: functions of the array module, an image of floats up to 255, and a factor or turn."""
 
 
 def lighting(xp: Any, image: Array, alpha: Any) -> Array:
-    """Shift the colours along their principal components; an image of one channel stays as it is."""
+    """Shift the colours along their principal components; an image of one channel is unchanged."""
     shift = PCA @ np.asarray(alpha) if image.shape[-1] == 3 else np.zeros(1)
     return image + xp.asarray(shift.astype(np.float32))

@@ -1,7 +1,7 @@
-"""Images (``mx.nd.image``): to tensors, cut, resized, mirrored, and with random changes of colour.
+"""Image transforms (``mx.nd.image``): conversion to tensors, crops, resizing, flips and random colour changes.
 
-An image has the shape (height, width, channels), a batch of them one axis more in front. Random operators draw
-one number for the whole image; as in MXNet, their gradient is the head's as it is.
+An image has the shape (height, width, channels), a batch one more axis in front. Random operators draw one number
+for the whole image; as in MXNet, their gradient is the head gradient.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from flowmx.ops.registry.operators import (
     Run,
     Shape,
     ShapeOrNone,
-    described,
+    describe,
     operator,
     option,
     required,
 )
-from flowmx.ops.vision import color, resize
+from flowmx.ops.vision import color, opencv_resize
 from flowmx.ops.vision.color import ADJUSTMENTS
 
 Inferred = tuple[list[ShapeOrNone], list[ShapeOrNone]]
@@ -34,19 +34,19 @@ InferredTypes = tuple[list[DType | None], list[DType | None]]
 
 
 def expect_image(op: Operator, shape: ShapeOrNone, batches: bool = True) -> None:
-    """Check that a shape is that of an image, or of a batch of them.
+    """Check that a shape is that of an image or a batch of images.
 
     Raises:
-        ShapeError: it is not.
+        ShapeError: the shape is not that of an image.
     """
     if shape is None or len(shape) == 3 or (batches and len(shape) == 4):
         return
-    wanted = "(height, width, channels)" + (" with or without a batch axis in front" if batches else "")
-    raise ShapeError(f"{op.name}: input data has shape {shape}, expected {wanted}")
+    expected = "(height, width, channels)" + (" with or without a batch axis in front" if batches else "")
+    raise ShapeError(f"{op.name}: input data has shape {shape}, expected {expected}")
 
 
 def _store(xp: Any, out: Array, values: Array) -> None:
-    """Put computed colours into an image: bytes are cut off at 0 and 255."""
+    """Store computed colours in an image, clipped to 0 ... 255 for bytes."""
     if out.dtype == np.uint8:
         values = xp.clip(values, 0, 255)
     xp.copyto(out, values, casting="unsafe")
@@ -57,9 +57,9 @@ def _store(xp: Any, out: Array, values: Array) -> None:
 
 @linear("_image_to_tensor")
 class ToTensor(Linear, input_named=True):
-    """An image with values up to 255 as a float32 tensor with values up to 1, its channels in front."""
+    """Convert an image with values up to 255 to a float32 tensor with values up to 1, channels first."""
 
-    input_docs = described(data="(height, width, channels) or (batch, height, width, channels), any dtype")
+    input_docs = describe(data="(height, width, channels) or (batch, height, width, channels), any dtype")
     output_doc = "(channels, height, width) or (batch, channels, height, width), float32"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -75,7 +75,7 @@ class ToTensor(Linear, input_named=True):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.divide(run.xp.moveaxis(inputs[0], -1, -3), 255, out=outputs[0], casting="unsafe")
 
-    def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
+    def apply_transpose(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
         run.xp.divide(run.xp.moveaxis(head, -3, -1), 255, out=out, casting="unsafe")
 
 
@@ -83,7 +83,7 @@ class ToTensor(Linear, input_named=True):
 class Normalize(Operator, in_place=((0, 0),), input_named=True):
     """(data - mean)/std for each channel of tensors of shape (..., channels, height, width)."""
 
-    input_docs = described(data="(channels, height, width) or (batch, channels, height, width), float")
+    input_docs = describe(data="(channels, height, width) or (batch, channels, height, width), float")
     output_doc = "The shape and dtype of data"
     mean: tuple[float, ...] = option((0.0,), "The mean of each channel, or of all.")
     std: tuple[float, ...] = option((1.0,), "The standard deviation of each channel, or of all.")
@@ -110,8 +110,8 @@ class Normalize(Operator, in_place=((0, 0),), input_named=True):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp = run.xp
-        made = inputs[0].astype(computing_dtype(inputs[0].dtype), copy=False) - self._channels(xp, self.mean)
-        xp.divide(made, self._channels(xp, self.std), out=outputs[0], casting="unsafe")
+        centered = inputs[0].astype(computing_dtype(inputs[0].dtype), copy=False) - self._channels(xp, self.mean)
+        xp.divide(centered, self._channels(xp, self.std), out=outputs[0], casting="unsafe")
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         return [F.op(self.name, heads[0], std=self.std)]
@@ -119,9 +119,9 @@ class Normalize(Operator, in_place=((0, 0),), input_named=True):
 
 @linear("_image_crop")
 class Crop(Linear):
-    """The part of images that begins at column x and row y and has this width and height."""
+    """Crop images to a region of this width and height, from column x and row y."""
 
-    input_docs = described(data="(height, width, channels) or (batch, height, width, channels), any dtype")
+    input_docs = describe(data="(height, width, channels) or (batch, height, width, channels), any dtype")
     output_doc = "The axes of data with the new height and width, the dtype of data"
     x: int = required("The first column.", low=0)
     y: int = required("The first row.", low=0)
@@ -144,16 +144,16 @@ class Crop(Linear):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         outputs[0][...] = self._part(inputs[0])
 
-    def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
+    def apply_transpose(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
         out[...] = 0
         self._part(out)[...] = head
 
 
 @operator("_image_resize")
 class Resize(Operator):
-    """Images of another size, as OpenCV computes them; there is no gradient."""
+    """Resize images like OpenCV; there is no gradient."""
 
-    input_docs = described(data="(height, width, channels) or (batch, height, width, channels), any dtype")
+    input_docs = describe(data="(height, width, channels) or (batch, height, width, channels), any dtype")
     output_doc = "The axes of data with the new height and width, the dtype of data"
     size: Shape = option((), "(width, height), or one number for both.")
     keep_ratio: bool = option(False, "With a size of one number: set the shorter side, and keep the ratio.")
@@ -176,20 +176,20 @@ class Resize(Operator):
         if len(self.size) == 1 and self.keep_ratio:
             if -1 in shape[-3:-1]:
                 return shapes, [None]
-            height, width = resize.with_shorter_side(shape[-3:-1], width)
+            height, width = opencv_resize.with_shorter_side(shape[-3:-1], width)
         return shapes, [(*shape[:-3], height, width, shape[-1])]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        resize.resize(run.xp, inputs[0], outputs[0], self.interp)
+        opencv_resize.resize(run.xp, inputs[0], outputs[0], self.interp)
 
 
-# -- mirrored ----------------------------------------------------------------------------------------------
+# -- flips -------------------------------------------------------------------------------------------------
 
 
 class _Augmentation(Operator, in_place=((0, 0),)):
-    """Base of what changes one image into another of the same shape."""
+    """Base of transforms that keep the shape of an image."""
 
-    input_docs = described(data="(height, width, channels) with 1 or 3 channels, any dtype")
+    input_docs = describe(data="(height, width, channels) with 1 or 3 channels, any dtype")
     output_doc = "The shape and dtype of data"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -239,7 +239,7 @@ for _name, _axis, _doc in (("left_right", 1, "left and right"), ("top_bottom", 0
 # -- colours -----------------------------------------------------------------------------------------------
 
 
-def _working(xp: Any, image: Array) -> Array:
+def _to_float(xp: Any, image: Array) -> Array:
     return image.astype(xp.float64 if image.dtype == np.float64 else xp.float32, copy=False)
 
 
@@ -251,13 +251,13 @@ class _RandomFactor(_Augmentation, uses_random=True):
     def __post_init__(self) -> None:
         if self.max_factor < self.min_factor:
             raise ParameterError(
-                f"{self.name}: parameter max_factor is {self.max_factor}, expected at least {self.min_factor}, as "
-                "min_factor is"
+                f"{self.name}: parameter max_factor is {self.max_factor}, expected at least min_factor, "
+                f"{self.min_factor}"
             )
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         factor = run.random.uniform(self.min_factor, self.max_factor)
-        _store(run.xp, outputs[0], type(self).adjust(run.xp, _working(run.xp, inputs[0]), factor))
+        _store(run.xp, outputs[0], type(self).adjust(run.xp, _to_float(run.xp, inputs[0]), factor))
 
 
 for _name, _adjust in ADJUSTMENTS.items():
@@ -270,8 +270,8 @@ for _name, _adjust in ADJUSTMENTS.items():
                 "__module__": __name__,
                 "adjust": staticmethod(_adjust),
                 "__annotations__": {"min_factor": float, "max_factor": float},
-                "min_factor": required("The least factor.", low=0),
-                "max_factor": required("The greatest factor.", low=0),
+                "min_factor": required("The minimum factor.", low=0),
+                "max_factor": required("The maximum factor.", low=0),
             },
         )
     )
@@ -281,10 +281,10 @@ for _name, _adjust in ADJUSTMENTS.items():
 class RandomColorJitter(_Augmentation, uses_random=True):
     """The image with brightness, contrast, saturation and hue changed at random, in random order."""
 
-    brightness: float = required("The most by which the factor of the brightness differs from 1.")
-    contrast: float = required("The same of the contrast.")
-    saturation: float = required("The same of the saturation.")
-    hue: float = required("The most by which the hue turns, as a part of the circle.")
+    brightness: float = required("The maximum difference of the brightness factor from 1.")
+    contrast: float = required("The maximum difference of the contrast factor from 1.")
+    saturation: float = required("The maximum difference of the saturation factor from 1.")
+    hue: float = required("The maximum rotation of the hue, as a fraction of the circle.")
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, out = run.xp, outputs[0]
@@ -295,16 +295,16 @@ class RandomColorJitter(_Augmentation, uses_random=True):
             most = getattr(self, name)
             if most > 0:
                 factor = run.random.uniform(-most, most) + (name != "hue")
-                _store(xp, out, ADJUSTMENTS[name](xp, _working(xp, out), factor))
+                _store(xp, out, ADJUSTMENTS[name](xp, _to_float(xp, out), factor))
 
 
 def _light(xp: Any, image: Array, out: Array, alpha: Any) -> None:
-    _store(xp, out, color.lighting(xp, _working(xp, image), alpha))
+    _store(xp, out, color.lighting(xp, _to_float(xp, image), alpha))
 
 
 @operator("_image_adjust_lighting")
 class AdjustLighting(_Augmentation):
-    """The image with the principal components of its colours shifted, as AlexNet's were in training."""
+    """Shift the principal components of the image's colours, as in the training of AlexNet."""
 
     alpha: tuple[float, ...] = required("The shift along each of the three components.")
 
@@ -318,7 +318,7 @@ class AdjustLighting(_Augmentation):
 
 @operator("_image_random_lighting")
 class RandomLighting(_Augmentation, uses_random=True):
-    """The image with the principal components of its colours shifted at random (Krizhevsky et al., 2012)."""
+    """Shift the principal components of the image's colours at random (Krizhevsky et al., 2012)."""
 
     alpha_std: float = option(0.05, "The standard deviation of the shifts.")
 

@@ -1,7 +1,7 @@
-"""Averages of cells of regions, along both axes by themselves: ROIAlign, PSROIPooling.
+"""Averages over cells of regions, separable along both axes: ROIAlign, PSROIPooling.
 
-How much each line of the data counts in a cell is a weight for each axis, so that a cell is rows · data · columnsᵀ, and
-the gradient for the data takes the same weights the other way round.
+Each line of the data has a weight in each cell along each axis, so a cell is rows · data · columnsᵀ, and the gradient
+for the data uses the transposed weights.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ import numpy as np
 
 from flowmx.errors import DataError, ShapeError
 from flowmx.ops.arrays.linear import Inferred, shape_of
-from flowmx.ops.nn.common import bound, computing_dtype
+from flowmx.ops.nn.common import computing_dtype, non_defaults
 from flowmx.ops.registry.operators import Array, Run, Shape, ShapeOrNone, operator, option, required
 from flowmx.ops.registry.traits import Precision
-from flowmx.ops.vision.regions import Regions, rounded, zeros_of_rois
+from flowmx.ops.vision.roi_pooling import Regions, round_to_integers, zeros_of_rois
 
 _PART = 1 << 22
-"""Numbers to hold at a time between the two axes."""
+"""The maximum number of intermediate elements between the two axes."""
 
 _SAMPLES = 16
-"""Samples of a cell to look at in one step."""
+"""Samples of a cell processed in one step."""
 
 
 def greatest(counts: Array) -> int:
-    """The greatest of some counts; 0 of none."""
+    """Return the maximum of counts; 0 for an empty array."""
     return int(counts.max()) if counts.size else 0
 
 
 class Spans(NamedTuple):
-    """Which lines of the data are in each cell along one axis, and how much of each.
+    """The lines of the data in each cell along one axis, and their weights.
 
     Attributes:
-        first: (regions, cells), int64.
-        behind: the line behind the last one (regions, cells), int64; not beyond the data.
-        weight: of each line from the first on (regions, cells, lines).
+        first: the first line (regions, cells), int64.
+        behind: the line after the last one (regions, cells), int64; within the data.
+        weight: the weight of each line from the first on (regions, cells, lines).
     """
 
     first: Array
@@ -48,26 +48,26 @@ class _Averages(Regions, heavy=True, precision=Precision.WIDEST):
     """Base of the operators, and of their gradients for the data."""
 
     def spans(self, xp: Any, rois: Array, size: Shape) -> tuple[Spans, Spans]:
-        """For both axes the lines of each cell."""
+        """Return the lines of each cell, for both axes."""
         raise NotImplementedError
 
     def weights(self, xp: Any, rois: Array, size: Shape) -> list[Array]:
-        """For both axes how much of each line is in each cell (regions, cells, lines)."""
-        made = []
-        for (first, behind, weight), length in zip(self.spans(xp, rois, size), size, strict=True):
+        """Return the weight of each line in each cell (regions, cells, lines), for both axes."""
+        axes_weights = []
+        for (first, stop, weight), length in zip(self.spans(xp, rois, size), size, strict=True):
             lines, total = xp.arange(length), xp.zeros((*first.shape, length), weight.dtype)
-            for place in range(weight.shape[2]):
-                at = first + place
-                total += xp.where((lines == at[..., None]) & (at < behind)[..., None], weight[..., place, None], 0)
-            made.append(total)
-        return made
+            for index in range(weight.shape[2]):
+                line = first + index
+                total += xp.where((lines == line[..., None]) & (line < stop)[..., None], weight[..., index, None], 0)
+            axes_weights.append(total)
+        return axes_weights
 
     def cells(self) -> Iterator[tuple[Any, Any, Any]]:
-        """Cells that share their channels: the channels, and which rows and columns of the grid."""
+        """Iterate over cells with the same channels: the channels, and rows and columns of the grid."""
         yield slice(None), slice(None), slice(None)
 
     def channel_steps(self) -> tuple[int, Array]:
-        """The data's channels from one of the output to the next, and the first one of each cell, in rows."""
+        """Return the step of the data's channels per output channel, and the first channel of each cell, in rows."""
         cells = np.zeros(self.grid, np.int64)
         step = 1
         for channels, rows, columns in self.cells():
@@ -75,18 +75,18 @@ class _Averages(Regions, heavy=True, precision=Precision.WIDEST):
         return step, cells
 
     def axes(self, size: Shape) -> tuple[tuple[int, int, int, int], ...]:
-        """For both axes: cells, lines, and where a region's two ends are among its four places."""
+        """Return, for both axes: cells, lines, and the positions of a region's two ends in its row."""
         return (self.grid[0], size[0], 1, 3), (self.grid[1], size[1], 0, 2)
 
     def parts(self, xp: Any, shape: Shape, dtype: Any, rois: Array) -> Iterator[tuple[int, Array, Array, Array]]:
-        """Regions of one image at a time: the image, their numbers, and the weights of both axes."""
+        """Iterate over groups of regions of one image: image, region numbers, and the weights of both axes."""
         batch, channels, height, width = shape
         images = self.images(rois, batch)
         step = max(1, _PART // max(1, self.grid[0] * channels * width))
         for image in range(batch):
-            (mine,) = xp.nonzero(images == image)
-            for start in range(0, len(mine), step):
-                numbers = mine[start : start + step]
+            (own_numbers,) = xp.nonzero(images == image)
+            for start in range(0, len(own_numbers), step):
+                numbers = own_numbers[start : start + step]
                 rows, columns = self.weights(xp, rois[numbers], (height, width))
                 yield image, numbers, rows.astype(dtype), columns.astype(dtype)
 
@@ -97,16 +97,16 @@ class _Averages(Regions, heavy=True, precision=Precision.WIDEST):
         for image, numbers, rows, columns in self.parts(xp, data.shape, data.dtype, rois):
             for channels, row, column in self.cells():
                 lines = data[image, channels].transpose(1, 0, 2)  # (height, channels, width)
-                taken = rows[:, row]
-                half = taken.reshape(-1, len(lines)) @ lines.reshape(len(lines), -1)
+                row_weights = rows[:, row]
+                half = row_weights.reshape(-1, len(lines)) @ lines.reshape(len(lines), -1)
                 half = half.reshape(len(numbers), -1, lines.shape[2])
                 full = (half @ columns[:, column].transpose(0, 2, 1)).reshape(
-                    len(numbers), taken.shape[1], lines.shape[1], -1
+                    len(numbers), row_weights.shape[1], lines.shape[1], -1
                 )
                 out[numbers, :, row, column] = full.transpose(0, 2, 1, 3)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        data = F.op(_backward(self.name), heads[0], shape_of(inputs, 0), inputs[1], **bound(self))
+        data = F.op(_backward(self.name), heads[0], shape_of(inputs, 0), inputs[1], **non_defaults(self))
         return [data, zeros_of_rois(F, inputs)]
 
 
@@ -128,27 +128,27 @@ class _BackwardAverages(_Averages, hidden=True):
         total = xp.zeros((len(out), out.shape[2], out.shape[1], out.shape[3]), dtype)
         for image, numbers, rows, columns in self.parts(xp, out.shape, dtype, rois):
             for channels, row, column in self.cells():
-                mine = head[numbers, :, row, column].astype(dtype).transpose(0, 2, 1, 3)
-                half = mine.reshape(len(numbers), -1, mine.shape[3]) @ columns[:, column]
-                taken = rows[:, row].reshape(-1, out.shape[2])
-                lines = taken.T @ half.reshape(len(taken), -1)
+                head_rows = head[numbers, :, row, column].astype(dtype).transpose(0, 2, 1, 3)
+                half = head_rows.reshape(len(numbers), -1, head_rows.shape[3]) @ columns[:, column]
+                row_weights = rows[:, row].reshape(-1, out.shape[2])
+                lines = row_weights.T @ half.reshape(len(row_weights), -1)
                 total[image][:, channels] += lines.reshape(out.shape[2], -1, out.shape[3])
         xp.copyto(out, total.transpose(0, 2, 1, 3), casting="unsafe")
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         forward = self.name.replace("_backward_", "_contrib_")
-        return [F.op(forward, heads[0], inputs[2], **bound(self)), None, F.zeros_like(shape_of(inputs, 2))]
+        return [F.op(forward, heads[0], inputs[2], **non_defaults(self)), None, F.zeros_like(shape_of(inputs, 2))]
 
 
 # -- interpolated samples ----------------------------------------------------------------------------------
 
 
 def _spans_of_samples(xp: Any, start: Array, step: Array, samples: Array, counts: Shape, size: Shape) -> list[Spans]:
-    """For both axes the lines of each cell, of which each has some samples; both are computed at once.
+    """Return the lines of each cell from its samples, for both axes at once.
 
     Args:
         xp: the array namespace.
-        start: of each region (2, regions).
+        start: the start of each region (2, regions).
         step: the size of a cell of each region (2, regions).
         samples: the number of samples in a cell of each region (2, regions).
         counts: cells along each axis.
@@ -156,53 +156,53 @@ def _spans_of_samples(xp: Any, start: Array, step: Array, samples: Array, counts
     """
     dtype, most = step.dtype, greatest(samples)
     cells, length = xp.arange(max(counts), dtype=dtype)[:, None], xp.asarray(size)[:, None, None]
-    start, step, samples = (each[..., None, None] for each in (start, step, samples))
+    start, step, samples = (values[..., None, None] for values in (start, step, samples))
     last, end = length[..., None] - 1, length[..., None]
 
-    def at(number: int) -> tuple[Array, Array, Array]:
-        """The line above each of some samples (2, regions, cells, samples), how far below they lie, which count."""
+    def samples_from(number: int) -> tuple[Array, Array, Array]:
+        """Return, for samples (2, regions, cells, samples): the line above, the distance below it, and validity."""
         sample = xp.arange(number, max(1, min(number + _SAMPLES, most)))
-        place = start + (cells + ((sample + 0.5) / samples).astype(dtype)) * step
-        used = (sample < samples) & (place >= -1) & (place <= end)
-        place = xp.where(used, xp.clip(place, 0, last), 0).astype(dtype, copy=False)
-        line = xp.floor(place)
-        return line.astype(xp.int64), place - line, used
+        position = start + (cells + ((sample + 0.5) / samples).astype(dtype)) * step
+        is_valid = (sample < samples) & (position >= -1) & (position <= end)
+        position = xp.where(is_valid, xp.clip(position, 0, last), 0).astype(dtype, copy=False)
+        line = xp.floor(position)
+        return line.astype(xp.int64), position - line, is_valid
 
-    blocks, once = range(0, most, _SAMPLES), at(0)
+    blocks, once = range(0, most, _SAMPLES), samples_from(0)
     shape = (2, start.shape[1], max(counts))
-    first, behind = xp.broadcast_to(length, shape), xp.zeros(shape, xp.int64)
+    first, stop = xp.broadcast_to(length, shape), xp.zeros(shape, xp.int64)
     for block in blocks:
-        line, _, used = at(block) if block else once
-        first = xp.minimum(first, xp.where(used, line, end).min(axis=3))
-        behind = xp.maximum(behind, xp.where(used, line + 2, 0).max(axis=3))
-    behind = xp.maximum(first, behind)
-    room = max(1, greatest(behind - first))
+        line, _, is_valid = samples_from(block) if block else once
+        first = xp.minimum(first, xp.where(is_valid, line, end).min(axis=3))
+        stop = xp.maximum(stop, xp.where(is_valid, line + 2, 0).max(axis=3))
+    stop = xp.maximum(first, stop)
+    room = max(1, greatest(stop - first))
     weight = xp.zeros(first.size * room, dtype)
     rows = xp.arange(0, weight.size, room).reshape(shape)
     for block in blocks:
-        line, below, used = at(block) if block else once
-        places, below = (rows[..., None] + (line - first[..., None]))[used], below[used]
+        line, below, is_valid = samples_from(block) if block else once
+        places, below = (rows[..., None] + (line - first[..., None]))[is_valid], below[is_valid]
         upper, lower = (xp.bincount(places + on, part, weight.size) for on, part in ((0, 1 - below), (1, below)))
         weight += (upper + lower).astype(dtype)
     weight = weight.reshape(*shape, room) / samples.astype(dtype)
-    both = zip(first, xp.minimum(behind, length), weight, counts, strict=True)
-    return [Spans(*(xp.ascontiguousarray(each[:, :count]) for each in axis)) for *axis, count in both]
+    axes = zip(first, xp.minimum(stop, length), weight, counts, strict=True)
+    return [Spans(*(xp.ascontiguousarray(values[:, :count]) for values in axis)) for *axis, count in axes]
 
 
 @operator("_contrib_ROIAlign")
 class ROIAlign(_Averages):
-    """The averages of a grid of cells over each region, of samples interpolated bilinearly.
+    """Averages of bilinearly interpolated samples in a grid of cells over each region.
 
     From He et al., "Mask R-CNN", 2017. Shapes: data (batch, channels, height, width), rois (regions, 5), output
-    (regions, channels, *pooled_size); with ``position_sensitive`` the data has that many channels for each cell.
+    (regions, channels, *pooled_size); with ``position_sensitive`` the data has that many channels per cell.
     Regions of a negative image are 0.
     """
 
     pooled_size: Shape = required("Height and width of the grid.", low=1)
-    spatial_scale: float = required("Size of the data as a multiple of the picture's.")
-    sample_ratio: int = option(-1, "Samples along each axis of a cell; one for each pixel where it is not above 0.")
-    position_sensitive: bool = option(False, "Each cell has channels of its own.")
-    aligned: bool = option(False, "Pixels' centres lie at halves.")
+    spatial_scale: float = required("Size of the data relative to the image.")
+    sample_ratio: int = option(-1, "Samples along each axis of a cell; 0 or below: one per pixel.")
+    position_sensitive: bool = option(False, "Each cell has separate channels.")
+    aligned: bool = option(False, "Pixel centres are at half-integer coordinates.")
 
     def channels(self, channels: int) -> int:
         if not self.position_sensitive:
@@ -210,12 +210,12 @@ class ROIAlign(_Averages):
         cells = self.pooled_size[0] * self.pooled_size[1]
         if channels % cells:
             raise ShapeError(
-                f"{self.name}: input data has {channels} channels, expected a multiple of {cells}, one for each cell"
+                f"{self.name}: input data has {channels} channels, expected a multiple of {cells}, one per cell"
             )
         return channels // cells
 
     def spans(self, xp: Any, rois: Array, size: Shape) -> tuple[Spans, Spans]:
-        """For both axes the lines of each cell.
+        """Return the lines of each cell, for both axes.
 
         Raises:
             ValueError: with ``aligned`` a region has no area.
@@ -248,42 +248,42 @@ class BackwardROIAlign(_BackwardAverages, ROIAlign):
     """Gradient of ROIAlign for its data."""
 
 
-# -- whole pixels ------------------------------------------------------------------------------------------
+# -- integer pixels ----------------------------------------------------------------------------------------
 
 
 @operator("_contrib_PSROIPooling")
 class PSROIPooling(_Averages):
-    """The averages of a grid of cells over each region, where each cell has channels of its own.
+    """Averages in a grid of cells over each region, where each cell has separate channels.
 
     From Dai et al., "R-FCN", 2016. Shapes: data (batch, output_dim·group_size², height, width), rois (regions, 5),
-    output (regions, output_dim, pooled_size, pooled_size). Regions are rounded to whole pixels of the picture; cells
-    outside the data, and regions of a negative image, are 0.
+    output (regions, output_dim, pooled_size, pooled_size). Regions are rounded to integer pixels of the image; cells
+    outside of the data, and regions of a negative image, are 0.
     """
 
     output_doc = "(regions, output_dim, pooled_size, pooled_size), the dtype of data"
-    spatial_scale: float = required("Size of the data as a multiple of the picture's.", low=0, high=1)
+    spatial_scale: float = required("Size of the data relative to the image.", low=0, high=1)
     output_dim: int = required("Channels of the output.", low=1)
     pooled_size: int = required("Rows and columns of cells.", low=1)
-    group_size: int = option(0, "Rows and columns of cells with channels of their own; 0: all.", low=0)
+    group_size: int = option(0, "Rows and columns of cells with separate channels; 0: all.", low=0)
 
     def channels(self, channels: int) -> int:
         return with_groups(self, channels, self.output_dim, self.group_size or self.pooled_size)
 
     def spans(self, xp: Any, rois: Array, size: Shape) -> tuple[Spans, Spans]:
         dtype = computing_dtype(rois.dtype)
-        places, scale = rounded(xp, rois[:, 1:].astype(dtype)), dtype.type(self.spatial_scale)
-        made = []
+        places, scale = round_to_integers(xp, rois[:, 1:].astype(dtype)), dtype.type(self.spatial_scale)
+        spans = []
         for count, length, low, high in self.axes(size):
             start = (places[:, low] * scale)[:, None]
             extent = xp.maximum((places[:, high] + 1)[:, None] * scale - start, dtype.type(0.1))
             step, cells = extent / dtype.type(count), xp.arange(count, dtype=dtype)
-            first, behind = xp.floor(cells * step + start), xp.ceil((cells + 1) * step + start)
-            first, behind = (xp.clip(each, 0, length).astype(xp.int64) for each in (first, behind))
-            behind = xp.maximum(first, behind)
-            room = max(1, greatest(behind - first))
-            each = (1 / xp.maximum(behind - first, 1)).astype(dtype)
-            made.append(Spans(first, behind, xp.repeat(each[..., None], room, axis=2)))
-        return made[0], made[1]
+            first, stop = xp.floor(cells * step + start), xp.ceil((cells + 1) * step + start)
+            first, stop = (xp.clip(values, 0, length).astype(xp.int64) for values in (first, stop))
+            stop = xp.maximum(first, stop)
+            room = max(1, greatest(stop - first))
+            values = (1 / xp.maximum(stop - first, 1)).astype(dtype)
+            spans.append(Spans(first, stop, xp.repeat(values[..., None], room, axis=2)))
+        return spans[0], spans[1]
 
     def cells(self) -> Iterator[tuple[Any, Any, Any]]:
         groups = self.group_size or self.pooled_size
@@ -294,17 +294,18 @@ class PSROIPooling(_Averages):
                 yield channels, slice(row, row + 1), slice(column, column + 1)
 
 
-def with_groups(op: Regions, channels: int, made: int, groups: int) -> int:
-    """Channels of the output of data with channels for each of so many groups along both axes.
+def with_groups(op: Regions, channels: int, out_channels: int, groups: int) -> int:
+    """Return the output channels for data with channels for ``groups`` × ``groups`` cells.
 
     Raises:
-        ShapeError: the data has too few.
+        ShapeError: the data has too few channels.
     """
-    if channels < made * groups**2:
+    expected = out_channels * groups**2
+    if channels < expected:
         raise ShapeError(
-            f"{op.name}: input data has {channels} channels, expected output_dim · group_size² = {made * groups**2}"
+            f"{op.name}: input data has {channels} channels, expected output_dim · group_size² = {expected}"
         )
-    return made
+    return out_channels
 
 
 @operator("_backward_PSROIPooling")

@@ -1,7 +1,8 @@
-"""Averages of samples anywhere in regions: RROIAlign (turned regions), DeformablePSROIPooling (moved cells).
+"""Averages of arbitrary samples in regions: RROIAlign (rotated regions), DeformablePSROIPooling (shifted cells).
 
-Channels that are sampled at the same positions are rows: a picture is seen as (classes, groups, groups) planes of
-pixels, each pixel a row of the channels of one class. A class has offsets of its own, a group of cells its channels.
+Channels that are sampled at the same positions form rows: an image is (classes, groups, groups) planes of pixels, and
+each pixel is a row with the channels of one class. Each class has separate offsets, and each group of cells has
+separate channels.
 """
 
 from __future__ import annotations
@@ -12,25 +13,25 @@ from typing import Any, ClassVar, NamedTuple
 
 from flowmx.errors import ShapeError
 from flowmx.ops.arrays.linear import Inferred
-from flowmx.ops.nn.common import bound, computing_dtype, expect_shape
-from flowmx.ops.registry.operators import Array, Run, Shape, ShapeOrNone, described, operator, option, required
+from flowmx.ops.nn.common import computing_dtype, expect_shape, non_defaults
+from flowmx.ops.registry.operators import Array, Run, Shape, ShapeOrNone, describe, operator, option, required
 from flowmx.ops.registry.traits import Precision
-from flowmx.ops.vision.bilinear import Corners, corners
+from flowmx.ops.vision.bilinear_sampling import Corners, corners
 from flowmx.ops.vision.region_averages import greatest, with_groups
-from flowmx.ops.vision.regions import Regions, rounded, zeros_of_rois
+from flowmx.ops.vision.roi_pooling import Regions, round_to_integers, zeros_of_rois
 
-_PART = 1 << 22
-"""Numbers to sample at a time."""
+_MAX_SAMPLED = 1 << 22
+"""The maximum number of elements sampled at a time."""
 
 
 class _Positions(NamedTuple):
-    """The places of the samples of some regions, in pixels: (regions, classes, rows, columns, samples) or broadcast.
+    """The positions of the samples of regions, in pixels: (regions, classes, rows, columns, samples), or broadcastable.
 
     Attributes:
-        y: down.
-        x: across.
-        share: what a sample counts for in its cell's average; 0 outside the data.
-        plane: the plane that it is in.
+        y: vertical positions.
+        x: horizontal positions.
+        share: the weight of a sample in its cell's average; 0 outside the data.
+        plane: the plane of each sample.
     """
 
     y: Array
@@ -39,20 +40,20 @@ class _Positions(NamedTuple):
     plane: Array
 
     def corners(self, xp: Any, height: int, width: int) -> Corners:
-        """The pixels around the samples, weighed for the averages."""
+        """Return the pixels around the samples, weighted for the averages."""
         y, x = xp.clip(self.y, 0, height - 1), xp.clip(self.x, 0, width - 1)
-        y, x, share, plane = (each.reshape(-1) for each in xp.broadcast_arrays(y, x, self.share, self.plane))
-        found = corners(xp, y, x, plane, height, width)
-        # On a line there is no slope, as in MXNet, where the line is both neighbours of the place.
-        slopes = (share * (place != xp.floor(place)) for place in (y, x))
-        return Corners(found.rows, *(a * b for a, b in zip(found[1:], (share, *slopes), strict=True)))
+        y, x, share, plane = (values.reshape(-1) for values in xp.broadcast_arrays(y, x, self.share, self.plane))
+        neighbors = corners(xp, y, x, plane, height, width)
+        # As in MXNet, the slope at an integer position is 0: both neighbours of the position are the same pixel.
+        slopes = (share * (position != xp.floor(position)) for position in (y, x))
+        return Corners(neighbors.rows, *(a * b for a, b in zip(neighbors[1:], (share, *slopes), strict=True)))
 
 
-class _Sampled(Regions, heavy=True, precision=Precision.WIDEST):
+class _RegionSampling(Regions, heavy=True, precision=Precision.WIDEST):
     """Base of the operators, and of their gradients."""
 
     def operands(self) -> tuple[str, ...]:
-        """The inputs but for the gradient of the output."""
+        """Return the names of the inputs without the gradient of the output."""
         return ("data", "rois")
 
     def inputs(self) -> tuple[str, ...]:
@@ -60,68 +61,68 @@ class _Sampled(Regions, heavy=True, precision=Precision.WIDEST):
 
     @property
     def groups(self) -> int:
-        """Groups of cells along each axis."""
+        """Return the number of groups of cells along each axis."""
         return 1
 
-    def classes(self, given: dict[str, Array]) -> int:
-        """The number of classes."""
+    def classes(self, arrays: dict[str, Array]) -> int:
+        """Return the number of classes."""
         return 1
 
     def counts(self, xp: Any, rois: Array) -> Array:
-        """Samples along both axes of a cell (2, regions)."""
+        """Return the number of samples along both axes of a cell (2, regions)."""
         raise NotImplementedError
 
-    def positions(self, xp: Any, given: dict[str, Array], regions: Array) -> _Positions:
-        """The samples of some regions."""
+    def positions(self, xp: Any, arrays: dict[str, Array], regions: Array) -> _Positions:
+        """Return the samples of some regions."""
         raise NotImplementedError
 
-    def parts(self, xp: Any, given: dict[str, Array]) -> Iterator[tuple[int, Array, Corners]]:
-        """Regions of one image at a time: the image, their numbers, the pixels around their samples."""
-        rois, (count, channels, height, width) = given["rois"], given["data"].shape
+    def parts(self, xp: Any, arrays: dict[str, Array]) -> Iterator[tuple[int, Array, Corners]]:
+        """Iterate over groups of regions of one image: image, region numbers, pixels around the samples."""
+        rois, (count, channels, height, width) = arrays["rois"], arrays["data"].shape
         images = self.images(rois, count)
         samples = greatest(self.counts(xp, rois).prod(axis=0))
-        step = max(1, _PART // max(1, samples * math.prod(self.grid) * channels))
+        step = max(1, _MAX_SAMPLED // max(1, samples * math.prod(self.grid) * channels))
         for image in range(count):
-            (mine,) = xp.nonzero(images == image)
-            for start in range(0, len(mine), step):
-                regions = mine[start : start + step]
-                yield image, regions, self.positions(xp, given, regions).corners(xp, height, width)
+            (numbers,) = xp.nonzero(images == image)
+            for start in range(0, len(numbers), step):
+                regions = numbers[start : start + step]
+                yield image, regions, self.positions(xp, arrays, regions).corners(xp, height, width)
 
-    def split(self, given: dict[str, Array]) -> Shape:
-        """The data's shape with axes (batch, classes, channels of each, groups, groups, height, width)."""
-        count, channels, *size = given["data"].shape
-        classes = self.classes(given)
+    def split(self, arrays: dict[str, Array]) -> Shape:
+        """Return the data's shape with axes (batch, classes, channels per class, groups, groups, height, width)."""
+        count, channels, *size = arrays["data"].shape
+        classes = self.classes(arrays)
         return count, classes, self.channels(channels) // classes, self.groups, self.groups, *size
 
-    def pixels(self, given: dict[str, Array]) -> Array:
-        """The images as rows of the channels of a class (batch, rows, channels)."""
-        data, (count, classes, each, *rest) = given["data"], self.split(given)
-        used = data[:, : self.used_channels(given)].reshape(count, classes, each, *rest)
-        rows: Array = used.transpose(0, 1, 3, 4, 5, 6, 2).reshape(count, classes * math.prod(rest), each)
+    def pixels(self, arrays: dict[str, Array]) -> Array:
+        """Return the images as rows of the channels of a class (batch, rows, channels)."""
+        data, (count, classes, class_channels, *rest) = arrays["data"], self.split(arrays)
+        channels = data[:, : self.used_channels(arrays)].reshape(count, classes, class_channels, *rest)
+        rows: Array = channels.transpose(0, 1, 3, 4, 5, 6, 2).reshape(count, classes * math.prod(rest), class_channels)
         return rows.astype(computing_dtype(data.dtype), copy=False)
 
-    def used_channels(self, given: dict[str, Array]) -> int:
-        """The channels of the data that cells have; others are left alone."""
-        return math.prod(self.split(given)[1:5])
+    def used_channels(self, arrays: dict[str, Array]) -> int:
+        """Return the number of channels used by cells; other channels are ignored."""
+        return math.prod(self.split(arrays)[1:5])
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        xp, given, out = run.xp, dict(zip(self.inputs(), inputs, strict=True)), outputs[0]
-        pixels, classes, cells = self.pixels(given), self.classes(given), math.prod(self.grid)
-        made = out.reshape(len(out), classes, pixels.shape[2], cells)
-        made[...] = 0
-        for image, regions, around in self.parts(xp, given):
-            values = around.sample(pixels[image]).reshape(len(regions), classes, cells, -1, pixels.shape[2])
-            made[regions] = values.sum(axis=3).swapaxes(2, 3)
+        xp, arrays, out = run.xp, dict(zip(self.inputs(), inputs, strict=True)), outputs[0]
+        pixels, classes, cells = self.pixels(arrays), self.classes(arrays), math.prod(self.grid)
+        result = out.reshape(len(out), classes, pixels.shape[2], cells)
+        result[...] = 0
+        for image, regions, neighbors in self.parts(xp, arrays):
+            values = neighbors.sample(pixels[image]).reshape(len(regions), classes, cells, -1, pixels.shape[2])
+            result[regions] = values.sum(axis=3).swapaxes(2, 3)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         name = f"_backward_{self.name.removeprefix('_contrib_')}"
-        found = F.op(name, heads[0], *inputs, **bound(self))
-        data, *others = (found,) if len(inputs) == 2 else found
+        grads = F.op(name, heads[0], *inputs, **non_defaults(self))
+        data, *others = (grads,) if len(inputs) == 2 else grads
         return [data, zeros_of_rois(F, inputs), *others]
 
 
-class _BackwardSampled(_Sampled, hidden=True):
-    """Gradients for the inputs but the regions."""
+class _BackwardRegionSampling(_RegionSampling, hidden=True):
+    """Gradients for all inputs except the regions."""
 
     arguments: ClassVar[tuple[str, ...]] = ("head", "data", "rois")
 
@@ -135,60 +136,62 @@ class _BackwardSampled(_Sampled, hidden=True):
         return shapes, [shapes[1], *shapes[3:]]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        xp, given = run.xp, dict(zip(self.inputs(), inputs, strict=True))
-        pixels, split, cells = self.pixels(given), self.split(given), math.prod(self.grid)
-        head = given["head"].reshape(len(given["rois"]), *split[1:3], cells).swapaxes(2, 3)
+        xp, arrays = run.xp, dict(zip(self.inputs(), inputs, strict=True))
+        pixels, split, cells = self.pixels(arrays), self.split(arrays), math.prod(self.grid)
+        head = arrays["head"].reshape(len(arrays["rois"]), *split[1:3], cells).swapaxes(2, 3)
         total = xp.zeros(pixels.shape, pixels.dtype)
-        for each in outputs:
-            each.fill(0)
-        for image, regions, around in self.parts(xp, given):
+        for output in outputs:
+            output.fill(0)
+        for image, regions, neighbors in self.parts(xp, arrays):
             rows = head[regions].astype(pixels.dtype, copy=False).reshape(-1, pixels.shape[2])
-            rows = rows.repeat(around.rows.shape[1] // max(1, len(rows)), axis=0)
+            rows = rows.repeat(neighbors.rows.shape[1] // max(1, len(rows)), axis=0)
             part = xp.zeros_like(total[image])
-            around.spread(xp, rows, part)
+            neighbors.scatter_gradient(xp, rows, part)
             total[image] += part
-            self.other_gradients(xp, given, outputs[1:], regions, around.slopes(xp, rows, pixels[image]))
-        used = total.reshape(*split[:2], *split[3:], split[2]).transpose(0, 1, 6, 2, 3, 4, 5)
-        channels = self.used_channels(given)
-        outputs[0][:, :channels] = used.reshape(split[0], channels, *split[5:])
+            self.other_gradients(
+                xp, arrays, outputs[1:], regions, neighbors.position_gradients(xp, rows, pixels[image])
+            )
+        data_grad = total.reshape(*split[:2], *split[3:], split[2]).transpose(0, 1, 6, 2, 3, 4, 5)
+        channels = self.used_channels(arrays)
+        outputs[0][:, :channels] = data_grad.reshape(split[0], channels, *split[5:])
 
     def other_gradients(
-        self, xp: Any, given: dict[str, Array], grads: Sequence[Array], regions: Array, slopes: tuple[Array, Array]
+        self, xp: Any, arrays: dict[str, Array], grads: Sequence[Array], regions: Array, slopes: tuple[Array, Array]
     ) -> None:
-        """Add up the gradients for what moves samples, from those for the samples' rows and columns."""
+        """Add up the gradients of the offsets, from the gradients of the samples' rows and columns."""
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         raise NotImplementedError  # no second order
 
 
 def _inside(xp: Any, y: Array, x: Array, size: Shape, margin: float, beyond: float) -> Array:
-    """Places that count: those up to a margin before the data's first lines, and up to ``beyond`` past its lengths."""
+    """Return a mask of the positions inside the data, extended by ``margin`` at its start and ``beyond`` at its end."""
     return (y >= -margin) & (y <= size[0] + beyond) & (x >= -margin) & (x <= size[1] + beyond)
 
 
-# -- turned regions ----------------------------------------------------------------------------------------
+# -- rotated regions ---------------------------------------------------------------------------------------
 
 
 @operator("_contrib_RROIAlign")
-class RROIAlign(_Sampled):
-    """The averages of a grid of cells over each turned region, of samples interpolated bilinearly.
+class RROIAlign(_RegionSampling):
+    """Averages of bilinearly interpolated samples in a grid of cells over each rotated region.
 
     From Ma et al., "Arbitrary-Oriented Scene Text Detection via Rotation Proposals", 2018. Shapes: data (batch,
-    channels, height, width), rois (regions, 6), output (regions, channels, *pooled_size). Regions of a negative image
-    are 0.
+    channels, height, width), rois (regions, 6), output (regions, channels, *pooled_size). Regions with a
+    negative image number have zero output.
     """
 
-    input_docs = described(
-        rois="(regions, 6), the dtype of data; the image's number, x and y of the centre, width, height, the angle in "
-        "degrees by which it is turned counter-clockwise"
+    input_docs = describe(
+        rois="(regions, 6), the dtype of data; the image number, x and y of the centre, width, height, the "
+        "counter-clockwise rotation in degrees"
     )
     numbers = 6
     pooled_size: Shape = required("Height and width of the grid.", low=1)
-    spatial_scale: float = required("Size of the data as a multiple of the picture's.", low=0, high=1)
-    sampling_ratio: int = option(-1, "Samples along each axis of a cell; one for each pixel where it is not above 0.")
+    spatial_scale: float = required("Size of the data relative to the image.", low=0, high=1)
+    sampling_ratio: int = option(-1, "Samples along each axis of a cell; 0 or below: one per pixel.")
 
     def sides(self, xp: Any, rois: Array) -> Array:
-        """Height and width of the regions, in pixels of the data, at least one (2, regions)."""
+        """Return height and width of the regions, in pixels of the data, at least one (2, regions)."""
         dtype = computing_dtype(rois.dtype)
         return xp.maximum(rois[:, 4:2:-1].T.astype(dtype) * dtype.type(self.spatial_scale), 1)
 
@@ -198,63 +201,65 @@ class RROIAlign(_Sampled):
         sides = self.sides(xp, rois)
         return xp.ceil(sides / xp.asarray(self.grid, sides.dtype)[:, None]).astype(int)
 
-    def positions(self, xp: Any, given: dict[str, Array], regions: Array) -> _Positions:
-        rois, size = given["rois"][regions], given["data"].shape[2:]
+    def positions(self, xp: Any, arrays: dict[str, Array], regions: Array) -> _Positions:
+        rois, size = arrays["rois"][regions], arrays["data"].shape[2:]
         dtype = computing_dtype(rois.dtype)
         sides, counts = self.sides(xp, rois), self.counts(xp, rois)
-        steps, places = sides / xp.asarray(self.grid, dtype)[:, None], []
+        steps, positions = sides / xp.asarray(self.grid, dtype)[:, None], []
         for axis in range(2):
             sample = xp.arange(int(counts[axis].max()))
             parts = ((sample + 0.5) / counts[axis][:, None]).astype(dtype)
             cells = xp.arange(self.grid[axis], dtype=dtype)[:, None] + parts[:, None, :]
-            places.append((cells * steps[axis][:, None, None] - sides[axis][:, None, None] / 2, parts < 1))
-        (down, used_down), (across, used_across) = places
+            positions.append((cells * steps[axis][:, None, None] - sides[axis][:, None, None] / 2, parts < 1))
+        (down, inside_down), (across, inside_across) = positions
         angle = xp.radians(rois[:, 5].astype(dtype))[:, None, None, None, None]
         down, across = down[:, :, None, :, None], across[:, None, :, None, :]
         center_x, center_y = rois[:, 1:3].T.astype(dtype)[..., None, None, None, None] * dtype.type(self.spatial_scale)
         x = across * xp.cos(angle) + down * xp.sin(angle) + center_x
         y = down * xp.cos(angle) - across * xp.sin(angle) + center_y
-        used = used_down[:, None, None, :, None] & used_across[:, None, None, None, :] & _inside(xp, y, x, size, 1, 0)
-        share = used / counts.prod(axis=0).astype(dtype)[:, None, None, None, None]
+        is_inside = (
+            inside_down[:, None, None, :, None] & inside_across[:, None, None, None, :] & _inside(xp, y, x, size, 1, 0)
+        )
+        share = is_inside / counts.prod(axis=0).astype(dtype)[:, None, None, None, None]
         shape = (len(rois), 1, *self.grid, -1)
         return _Positions(y.reshape(shape), x.reshape(shape), share.reshape(shape), xp.zeros((1,), int))
 
 
 @operator("_backward_RROIAlign")
-class BackwardRROIAlign(_BackwardSampled, RROIAlign):
-    """Gradient of RROIAlign for its data, which MXNet does not have."""
+class BackwardRROIAlign(_BackwardRegionSampling, RROIAlign):
+    """Gradient of RROIAlign for its data; MXNet has none."""
 
     arguments = ("head", "data", "rois")
 
 
-# -- moved cells -------------------------------------------------------------------------------------------
+# -- shifted cells -----------------------------------------------------------------------------------------
 
 
 @operator("_contrib_DeformablePSROIPooling")
-class DeformablePSROIPooling(_Sampled, precision=Precision.FLOAT32):
-    """The averages of a grid of cells over each region, each moved by an offset, with channels of its own.
+class DeformablePSROIPooling(_RegionSampling, precision=Precision.FLOAT32):
+    """Averages in a grid of cells over each region; each cell has separate channels and is shifted by an offset.
 
     From Dai et al., "Deformable Convolutional Networks", 2017. Shapes: data (batch, output_dim·group_size², height,
-    width), rois (regions, 5), trans (regions, 2·classes, part_size, part_size), how far each part is moved across and
-    down; output (regions, output_dim, pooled_size, pooled_size). Regions are rounded to whole pixels of the picture;
-    those of a negative image are 0.
+    width), rois (regions, 5), trans (regions, 2·classes, part_size, part_size), the horizontal and vertical shift of
+    each part; output (regions, output_dim, pooled_size, pooled_size). Regions are rounded to integer pixels of the
+    image; regions with a negative image number have zero output.
     """
 
     arguments: ClassVar[tuple[str, ...]] = ("data", "rois", "trans")
-    input_docs = described(
+    input_docs = describe(
         trans="(regions, 2·classes, part_size, part_size), the dtype of data; fractions of the region's sides, "
-        "multiplied with trans_std; not with no_trans"
+        "multiplied by trans_std; not with no_trans"
     )
     output_doc = "(regions, output_dim, pooled_size, pooled_size), the dtype of data"
-    outputs_counted = 2
-    spatial_scale: float = required("Size of the data as a multiple of the picture's.", low=0, high=1)
+    json_outputs = 2
+    spatial_scale: float = required("Size of the data relative to the image.", low=0, high=1)
     output_dim: int = required("Channels of the output.", low=1)
-    group_size: int = required("Rows and columns of cells with channels of their own.", low=1)
+    group_size: int = required("Rows and columns of cells with separate channels.", low=1)
     pooled_size: int = required("Rows and columns of cells.", low=1)
-    part_size: int = option(0, "Rows and columns of cells with offsets of their own; 0: all.", low=0)
+    part_size: int = option(0, "Rows and columns of cells with separate offsets; 0: all.", low=0)
     sample_per_part: int = option(1, "Samples along each axis of a cell.", low=1)
-    trans_std: float = option(0.0, "What offsets are multiplied with.", low=0, high=1)
-    no_trans: bool = option(False, "Leave the offsets out.")
+    trans_std: float = option(0.0, "The factor of the offsets.", low=0, high=1)
+    no_trans: bool = option(False, "Omit the offsets.")
 
     @property
     def groups(self) -> int:
@@ -266,18 +271,22 @@ class DeformablePSROIPooling(_Sampled, precision=Precision.FLOAT32):
     def channels(self, channels: int) -> int:
         return with_groups(self, channels, self.output_dim, self.group_size)
 
-    def classes(self, given: dict[str, Array]) -> int:
-        return 1 if self.no_trans else given["trans"].shape[1] // 2
+    def classes(self, arrays: dict[str, Array]) -> int:
+        return 1 if self.no_trans else arrays["trans"].shape[1] // 2
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         (data, rois), (out,) = super().infer_shape(shapes[:2])
         assert rois is not None
         parts = self.part_size or self.pooled_size
-        trans = [expect_shape(self, "trans", each, (rois[0], -1, parts, parts)) for each in shapes[2:]]
-        for each in trans:
-            if each is not None and each[1] != -1 and (each[1] < 2 or each[1] % 2 or self.output_dim % (each[1] // 2)):
+        trans = [expect_shape(self, "trans", shape, (rois[0], -1, parts, parts)) for shape in shapes[2:]]
+        for shape in trans:
+            if (
+                shape is not None
+                and shape[1] != -1
+                and (shape[1] < 2 or shape[1] % 2 or self.output_dim % (shape[1] // 2))
+            ):
                 raise ShapeError(
-                    f"{self.name}: input trans has {each[1]} channels, expected two for each class, and a number of "
+                    f"{self.name}: input trans has {shape[1]} channels, expected two per class, and a number of "
                     f"classes that divides output_dim {self.output_dim}"
                 )
         return [data, rois, *trans], [out]
@@ -286,65 +295,65 @@ class DeformablePSROIPooling(_Sampled, precision=Precision.FLOAT32):
         return xp.full((2, len(rois)), self.sample_per_part)
 
     def bounds(self, xp: Any, rois: Array) -> tuple[Array, Array]:
-        """The beginnings of regions, and their lengths; both down, then across (2, regions)."""
+        """Return the starts of regions and their lengths, each vertical, then horizontal (2, regions)."""
         dtype = computing_dtype(rois.dtype)
-        places, scale = rounded(xp, rois[:, 1:].T.astype(dtype)), dtype.type(self.spatial_scale)
+        places, scale = round_to_integers(xp, rois[:, 1:].T.astype(dtype)), dtype.type(self.spatial_scale)
         start, end = places[1::-1] * scale - dtype.type(0.5), (places[:1:-1] + 1) * scale - dtype.type(0.5)
         return start, xp.maximum(end - start, dtype.type(0.1))
 
     def part(self, xp: Any, dtype: Any) -> Array:
-        """The part of each row, or column, of cells (cells,)."""
+        """Return the part of each row, or column, of cells (cells,)."""
         parts = self.part_size or self.pooled_size
         return xp.floor(xp.arange(self.pooled_size, dtype=dtype) / dtype.type(self.pooled_size) * parts).astype(int)
 
-    def moved(self, xp: Any, given: dict[str, Array], regions: Array, dtype: Any) -> tuple[Array, Array]:
-        """The offsets of cells across and down, as fractions of the region (regions, classes, cells, cells)."""
+    def shifts(self, xp: Any, arrays: dict[str, Array], regions: Array, dtype: Any) -> tuple[Array, Array]:
+        """Return horizontal and vertical shifts of cells, relative to the region (regions, classes, cells, cells)."""
         if self.no_trans:
             none = xp.zeros((1, 1, 1, 1), dtype)
             return none, none
         part = self.part(xp, dtype)
-        trans = given["trans"][regions][:, :, part[:, None], part].astype(dtype) * dtype.type(self.trans_std)
+        trans = arrays["trans"][regions][:, :, part[:, None], part].astype(dtype) * dtype.type(self.trans_std)
         return trans[:, 0::2], trans[:, 1::2]
 
-    def positions(self, xp: Any, given: dict[str, Array], regions: Array) -> _Positions:
-        rois, size = given["rois"][regions], given["data"].shape[2:]
+    def positions(self, xp: Any, arrays: dict[str, Array], regions: Array) -> _Positions:
+        rois, size = arrays["rois"][regions], arrays["data"].shape[2:]
         dtype, count = computing_dtype(rois.dtype), self.sample_per_part
-        start, length = (each[..., None, None, None, None, None] for each in self.bounds(xp, rois))
+        start, length = (values[..., None, None, None, None, None] for values in self.bounds(xp, rois))
         step, cells = length / dtype.type(self.pooled_size), xp.arange(self.pooled_size, dtype=dtype)
-        right, down = (each[..., None, None] for each in self.moved(xp, given, regions, dtype))
+        right, down = (values[..., None, None] for values in self.shifts(xp, arrays, regions, dtype))
         within = xp.arange(count, dtype=dtype)
         y = cells[:, None, None, None] * step[0] + start[0] + down * length[0]
         x = cells[:, None, None] * step[1] + start[1] + right * length[1]
         y = y + within[:, None] * (step[0] / dtype.type(count))
         x = x + within * (step[1] / dtype.type(count))
-        used = _inside(xp, y, x, size, 0.5, -0.5)
-        y, x, used = (each.reshape(*each.shape[:4], -1) for each in xp.broadcast_arrays(y, x, used))
-        share = used / xp.maximum(used.sum(axis=-1, keepdims=True), 1).astype(dtype)
-        return _Positions(y, x, share, self.planes(xp, self.classes(given)))
+        is_inside = _inside(xp, y, x, size, 0.5, -0.5)
+        y, x, is_inside = (values.reshape(*values.shape[:4], -1) for values in xp.broadcast_arrays(y, x, is_inside))
+        share = is_inside / xp.maximum(is_inside.sum(axis=-1, keepdims=True), 1).astype(dtype)
+        return _Positions(y, x, share, self.planes(xp, self.classes(arrays)))
 
     def planes(self, xp: Any, classes: int) -> Array:
-        """The plane of each cell (classes, rows, columns, 1)."""
+        """Return the plane of each cell (classes, rows, columns, 1)."""
         group = xp.arange(self.pooled_size) * self.group_size // self.pooled_size
         first = xp.arange(classes)[:, None, None, None] * self.group_size
         return (first + group[:, None, None]) * self.group_size + group[:, None]
 
 
 @operator("_backward_DeformablePSROIPooling")
-class BackwardDeformablePSROIPooling(_BackwardSampled, DeformablePSROIPooling):
+class BackwardDeformablePSROIPooling(_BackwardRegionSampling, DeformablePSROIPooling):
     """Gradients of DeformablePSROIPooling for its data and its offsets."""
 
     arguments = ("head", "data", "rois", "trans")
 
     def other_gradients(
-        self, xp: Any, given: dict[str, Array], grads: Sequence[Array], regions: Array, slopes: tuple[Array, Array]
+        self, xp: Any, arrays: dict[str, Array], grads: Sequence[Array], regions: Array, slopes: tuple[Array, Array]
     ) -> None:
         if self.no_trans:
             return
         part = self.part(xp, slopes[0].dtype)
-        lengths = self.bounds(xp, given["rois"][regions])[1]
-        for place, slope, length in ((1, slopes[0], lengths[0]), (0, slopes[1], lengths[1])):
+        lengths = self.bounds(xp, arrays["rois"][regions])[1]
+        for offset, slope, length in ((1, slopes[0], lengths[0]), (0, slopes[1], lengths[1])):
             cells = slope.reshape(len(regions), -1, *self.grid, self.sample_per_part**2).sum(axis=-1)
             cells = cells * (length * length.dtype.type(self.trans_std))[:, None, None, None]
             into = xp.zeros((len(regions), cells.shape[1], *grads[0].shape[2:]), cells.dtype)
             xp.add.at(into, (slice(None), slice(None), part[:, None], part), cells)
-            grads[0][regions, place::2] = into
+            grads[0][regions, offset::2] = into

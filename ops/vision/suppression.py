@@ -1,6 +1,6 @@
-"""Greedy non-maximum suppression, which several operators of detection share.
+"""Greedy non-maximum suppression, shared by several detection operators.
 
-Boxes come by falling score; a box is left if none that is left before it overlaps it by too much.
+Boxes are sorted by descending score. A box survives if no surviving box before it overlaps it by too much.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _ROWS = 256
 
 @dataclass(frozen=True)
 class Rule:
-    """The rule by which a box is dropped.
+    """The rule for dropping boxes.
 
     Attributes:
         threshold: the intersection over union above which a box is dropped.
-        reached: an overlap equal to the threshold drops it too.
-        margin: added to each side: 1 where both ends of a box are pixels of it.
-        most: the number of boxes after which none is left any more; below 0 there is no limit.
+        reached: True if an overlap equal to the threshold also drops a box.
+        margin: added to each side: 1 if both ends of a box belong to it.
+        most: the maximum number of surviving boxes; below 0: no limit.
     """
 
     threshold: float
@@ -33,14 +33,14 @@ class Rule:
 
 @dataclass(frozen=True)
 class Boxes:
-    """The boxes of some examples, by falling score.
+    """The boxes of several samples, by descending score.
 
     Attributes:
         low: upper left corners (batch, boxes, 2).
         high: lower right corners (batch, boxes, 2).
         areas: (batch, boxes).
-        kinds: classes (batch, boxes), of which only equal ones are compared; None compares all.
-        counts: how many boxes of each example there are (batch,), int64; what follows them is not looked at.
+        kinds: classes (batch, boxes); only boxes of equal classes are compared; None compares all.
+        counts: the number of boxes of each sample (batch,), int64; later boxes are ignored.
     """
 
     low: Array
@@ -56,7 +56,7 @@ _fast: dict[str, Suppressor] = {}
 
 
 def suppressor(device_type: str) -> Callable[[F], F]:
-    """Register a faster ``function(boxes, rule)`` for a device type; it returns None where it is of no use."""
+    """Register a faster ``function(boxes, rule)`` for a device type; it returns None if it does not apply."""
 
     def register(function: F) -> F:
         _fast[device_type] = function
@@ -65,51 +65,51 @@ def suppressor(device_type: str) -> Callable[[F], F]:
     return register
 
 
-def left_of(run: Run, boxes: Boxes, rule: Rule) -> Array:
-    """Which boxes are left (batch, boxes), bool."""
+def keep_mask(run: Run, boxes: Boxes, rule: Rule) -> Array:
+    """Return the mask of surviving boxes (batch, boxes), bool."""
     fast = _fast.get(run.device.kernels)
-    found = None if fast is None else fast(boxes, rule)
-    return plain(run.xp, boxes, rule) if found is None else found
+    mask = None if fast is None else fast(boxes, rule)
+    return plain(run.xp, boxes, rule) if mask is None else mask
 
 
 def plain(xp: Any, boxes: Boxes, rule: Rule) -> Array:
-    """Which boxes are left (batch, boxes), bool, by the array namespace."""
-    made = xp.zeros(boxes.areas.shape, bool)
+    """Return the mask of surviving boxes (batch, boxes), bool, computed with the array namespace."""
+    masks = xp.zeros(boxes.areas.shape, bool)
     for example, count in enumerate(boxes.counts.tolist()):
-        left = made[example, :count]
-        left[...] = True
+        is_kept = masks[example, :count]
+        is_kept[...] = True
         for start in range(0, count, _ROWS):
-            _settle(xp, boxes, rule, example, left, start)
+            _decide_block(xp, boxes, rule, example, is_kept, start)
         if rule.most >= 0:
-            left &= xp.cumsum(left) <= rule.most
-    return made
+            is_kept &= xp.cumsum(is_kept) <= rule.most
+    return masks
 
 
-def _settle(xp: Any, boxes: Boxes, rule: Rule, example: int, left: Array, start: int) -> None:
-    """Find out which of the next boxes are left, and drop what these overlap behind them."""
-    part = slice(start, min(start + _ROWS, len(left)))
-    over = _overlapping(xp, boxes, rule, example, part, len(left))
+def _decide_block(xp: Any, boxes: Boxes, rule: Rule, example: int, is_kept: Array, start: int) -> None:
+    """Decide which of the next boxes survive, and drop the later boxes that these overlap."""
+    part = slice(start, min(start + _ROWS, len(is_kept)))
+    over = _find_overlaps(xp, boxes, rule, example, part, len(is_kept))
     size = part.stop - start
-    before, among = left[part].copy(), xp.triu(over[:, :size], 1)
-    # Each turn settles at least one more box, usually all.
+    before, among = is_kept[part].copy(), xp.triu(over[:, :size], 1)
+    # Each iteration decides at least one more box, usually all.
     while True:
-        now = before & ~among[left[part]].any(axis=0)
-        if bool((now == left[part]).all()):
+        remaining = before & ~among[is_kept[part]].any(axis=0)
+        if bool((remaining == is_kept[part]).all()):
             break
-        left[part] = now
-    left[part.stop :] &= ~over[left[part], size:].any(axis=0)
+        is_kept[part] = remaining
+    is_kept[part.stop :] &= ~over[is_kept[part], size:].any(axis=0)
 
 
-def _overlapping(xp: Any, boxes: Boxes, rule: Rule, example: int, part: slice, count: int) -> Array:
-    """Which boxes of a part would drop which of those from its start on, bool."""
-    low, high, areas = (each[example, part.start : count] for each in (boxes.low, boxes.high, boxes.areas))
+def _find_overlaps(xp: Any, boxes: Boxes, rule: Rule, example: int, part: slice, count: int) -> Array:
+    """Return a bool matrix: whether each box of a part drops each box from the start of the part on."""
+    low, high, areas = (array[example, part.start : count] for array in (boxes.low, boxes.high, boxes.areas))
     size = part.stop - part.start
     sides = xp.minimum(high[:size, None], high) - xp.maximum(low[:size, None], low) + rule.margin
     common = xp.maximum(sides, 0).prod(axis=-1)
     union = areas[:size, None] + areas - common
     overlap = xp.where(common > 0, common / xp.where(common > 0, union, 1), 0)
-    found = overlap >= rule.threshold if rule.reached else overlap > rule.threshold
+    drops = overlap >= rule.threshold if rule.reached else overlap > rule.threshold
     if boxes.kinds is not None:
         kinds = boxes.kinds[example, part.start : count]
-        found &= kinds[:size, None] == kinds
-    return found
+        drops &= kinds[:size, None] == kinds
+    return drops

@@ -10,13 +10,13 @@ from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.arrays.linear import Inferred, Linear, linear, shape_of
 from flowmx.ops.nn.common import computing_dtype, expect_rank
 from flowmx.ops.nn.convolution import Deconvolution
-from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, operator, option, required
+from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, describe, operator, option, required
 from flowmx.ops.registry.traits import BatchWise, Precision
 
 
 @linear("_repeat_pixels")
 class RepeatPixels(Linear, hidden=True):
-    """Each pixel ``scale`` times along both of the last two axes."""
+    """Repeat each pixel ``scale`` times along the last two axes."""
 
     scale: int = option(1, "The number of copies of each pixel on either axis.", low=1)
 
@@ -29,8 +29,8 @@ class RepeatPixels(Linear, hidden=True):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         _enlarge(inputs[0], _blocks(outputs[0], self.scale))
 
-    def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
-        # Rows first, which lie together in memory.
+    def apply_transpose(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
+        # Rows first: they are contiguous in memory.
         rows = head.reshape(*out.shape[:3], self.scale, head.shape[3])
         total = rows.sum(axis=3, dtype=computing_dtype(out.dtype))
         columns = (total[..., start :: self.scale] for start in range(self.scale))
@@ -38,13 +38,13 @@ class RepeatPixels(Linear, hidden=True):
 
 
 def _blocks(array: Array, scale: int) -> Array:
-    """(batch, channels, height, width) seen as (batch, channels, height/scale, scale, width/scale, scale)."""
+    """View (batch, channels, height, width) as (batch, channels, height/scale, scale, width/scale, scale)."""
     batch, channels, height, width = array.shape
     return array.reshape(batch, channels, height // scale, scale, width // scale, scale)
 
 
 def _enlarge(data: Array, blocks: Array) -> None:
-    """Repeat pixels: within the first row of each block, then row by row."""
+    """Repeat pixels within the first row of each block, then copy that row."""
     for column in range(blocks.shape[5]):
         blocks[:, :, :, 0, :, column] = data
     blocks[:, :, :, 1:] = blocks[:, :, :, :1]
@@ -62,8 +62,8 @@ class UpSampling(Operator, skips=True, heavy=True, precision=Precision.GIVEN, ba
 
     variadic = "num_args"
     arguments = ("data", "weight")
-    input_docs = described(
-        data="images (batch, channels, height, width) of one dtype; for 'bilinear' one, then the weight"
+    input_docs = describe(
+        data="images (batch, channels, height, width) of the same dtype; for 'bilinear' one image, then the weight"
     )
     output_doc = "(batch, channels, height·scale, width·scale), the dtype of the inputs"
     scale: int = required("The factor by which to enlarge.", low=1)
@@ -85,13 +85,13 @@ class UpSampling(Operator, skips=True, heavy=True, precision=Precision.GIVEN, ba
 
     @cached_property
     def deconvolution(self) -> Deconvolution:
-        """The operator behind ``bilinear``: a deconvolution of each channel by itself."""
-        made = Deconvolution.create(
+        """Return the operator behind ``bilinear``: a deconvolution with one group per channel."""
+        op = Deconvolution.create(
             kernel=(2 * self.scale - self.scale % 2,) * 2, stride=(self.scale,) * 2, pad=(self.scale // 2,) * 2,
             num_filter=self.num_filter, num_group=self.num_filter,
         )  # fmt: skip
-        assert isinstance(made, Deconvolution)
-        return made
+        assert isinstance(op, Deconvolution)
+        return op
 
     def inputs(self) -> tuple[str, ...]:
         return self.arguments if self.sample_type == "bilinear" else super().inputs()
@@ -110,8 +110,8 @@ class UpSampling(Operator, skips=True, heavy=True, precision=Precision.GIVEN, ba
         for name, shape in zip(self.inputs(), shapes, strict=True):
             if shape is not None and -1 < shape[0] != first[0] > -1:
                 raise ShapeError(f"{self.name}: input {name} has shape {shape}, expected {first[0]} images")
-            for made, length in zip(size, (shape or first)[2:], strict=True):
-                if -1 not in (made, length) and (length == 0 or made % length):
+            for out_length, length in zip(size, (shape or first)[2:], strict=True):
+                if -1 not in (out_length, length) and (length == 0 or out_length % length):
                     raise ShapeError(f"{self.name}: input {name} has shape {shape}, which does not divide {size}")
             if shape is not None and -1 not in (*size, *shape) and size[0] * shape[3] != size[1] * shape[2]:
                 raise ShapeError(f"{self.name}: input {name} has shape {shape}, expected the proportions of {size}")
@@ -127,20 +127,20 @@ class UpSampling(Operator, skips=True, heavy=True, precision=Precision.GIVEN, ba
             self.deconvolution.forward(run, inputs, outputs)
             return
         start = 0
-        for position, each in enumerate(inputs):
+        for position, image in enumerate(inputs):
             if self.multi_input_mode == "sum":
-                target = _blocks(out, self._times(each, out))
+                target = _blocks(out, self._times(image, out))
                 if position:
-                    target += each[..., None, :, None]
+                    target += image[..., None, :, None]
                     continue
             else:
-                target = _blocks(out[:, start : start + each.shape[1]], self._times(each, out))
-                start += each.shape[1]
-            _enlarge(each, target)
+                target = _blocks(out[:, start : start + image.shape[1]], self._times(image, out))
+                start += image.shape[1]
+            _enlarge(image, target)
 
     @staticmethod
     def _times(data: Any, out: Any) -> int:
-        """The factor by which an input is enlarged; both axes have the same."""
+        """Return the factor by which an input is enlarged, the same for both axes."""
         return int(out.shape[2]) // max(1, int(data.shape[2]))
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:

@@ -1,7 +1,10 @@
-"""Compares the answers that the workers of a job got: nothing lost, nothing twice, one order for all. Pure.
+"""Checks the answers that a job's workers received: no push is lost or applied twice, and all agree on one order.
 
-Each record of a ledger is a mapping, as :mod:`tests.chaos.worker` writes them: ``pushed`` (a push begins), ``pulled``
-and ``final`` (what an array had: for each block the pushes of every writer), ``ready``, ``failed``, ``ended``.
+This module does no I/O.
+
+A ledger is a list of records (mappings) that :mod:`tests.chaos.worker` writes. Their kinds are ``pushed`` (a push
+begins), ``pulled`` and ``final`` (the content of an array: for each block the number of pushes of every writer),
+``ready``, ``barrier``, ``lag``, ``failed`` and ``ended``.
 """
 
 from __future__ import annotations
@@ -15,119 +18,132 @@ __all__ = ["check"]
 Record = Mapping[str, Any]
 
 
-class Look(NamedTuple):
+class Observation(NamedTuple):
     """A worker's observation of one block.
 
     Attributes:
-        writer: who looked.
-        number: the number of its own pushes that had been acknowledged by then.
-        since: when it asked.
-        at: when the answer came.
-        counts: by writer, the pushes in the block.
+        writer: the observer.
+        number: the number of this writer's pushes that had been acknowledged by then.
+        start: the time of the request.
+        end: the time of the answer.
+        counts: the number of pushes in the block, by writer.
     """
 
     writer: int
     number: int
-    since: float
-    at: float
+    start: float
+    end: float
     counts: tuple[int, ...]
 
     @property
-    def who(self) -> str:
+    def observer(self) -> str:
+        """The writer and its progress, for messages."""
         return f"writer {self.writer} after its push {self.number}"
 
 
 def check(records: Iterable[Record], mode: str, bound: int = 0) -> list[str]:
-    """The violations that the ledgers prove; an empty list where there are none.
+    """Return the violations that the ledgers prove; the list is empty if there are no violations.
 
     Args:
-        records: of all ledgers.
+        records: the records of all ledgers.
         mode: ``"sync"``, ``"async"`` or ``"stale"``.
-        bound: of the last.
+        bound: the maximal staleness in mode ``"stale"``.
     """
-    found = list(records)
-    problems = [f"{record['key']}: {text}" for record in found for text in record.get("odd", ())]
-    problems += [f"the lag was {r['lag']}, above {bound}" for r in found if mode == "stale" and r.get("lag", 0) > bound]
-    pushed = _pushed(found)
-    starts = {record["writer"]: record["starts"] for record in found if record["kind"] == "ready"}
-    for (key, block), looks in _looks(found).items():
+    entries = list(records)
+    problems = [f"{record['key']}: {text}" for record in entries for text in record.get("errors", ())]
+    problems += [
+        f"the lag was {r['lag']}, above {bound}" for r in entries if mode == "stale" and r.get("lag", 0) > bound
+    ]
+    pushed = _pushed(entries)
+    starts = {record["writer"]: record["starts"] for record in entries if record["kind"] == "ready"}
+    for (key, block), observations in _observations(entries).items():
         texts = itertools.chain(
-            _invented(looks, pushed.get(key, {})),
-            _lost(looks),
-            _disordered(looks),
-            _rounds(looks, {who: start[key][block] for who, start in starts.items()}) if mode == "sync" else (),
+            _find_premature(observations, pushed.get(key, {})),
+            _find_lost(observations),
+            _find_contradictions(observations),
+            _find_wrong_rounds(observations, {writer: start[key][block] for writer, start in starts.items()})
+            if mode == "sync"
+            else (),
         )
         problems += [f"{key}, block {block}: {text}" for text in texts]
     return problems
 
 
 def _pushed(records: Sequence[Record]) -> dict[str, dict[int, list[tuple[int, float]]]]:
-    """By key and writer, the numbers of its pushes and when each began."""
-    found: dict[str, dict[int, list[tuple[int, float]]]] = {}
+    """Return the number and the start time of each push, by key and writer."""
+    pushes: dict[str, dict[int, list[tuple[int, float]]]] = {}
     for record in records:
         if record["kind"] == "pushed":
-            found.setdefault(record["key"], {}).setdefault(record["writer"], []).append(
-                (record["number"], record["at"])
+            pushes.setdefault(record["key"], {}).setdefault(record["writer"], []).append(
+                (record["number"], record["time"])
             )
-    return found
+    return pushes
 
 
-def _looks(records: Sequence[Record]) -> dict[tuple[str, int], list[Look]]:
-    found: dict[tuple[str, int], list[Look]] = {}
+def _observations(records: Sequence[Record]) -> dict[tuple[str, int], list[Observation]]:
+    observations: dict[tuple[str, int], list[Observation]] = {}
     for record in records:
         if record["kind"] in ("pulled", "final"):
             for block, counts in enumerate(record["counts"]):
-                look = Look(record["writer"], record["number"], record["since"], record["at"], tuple(counts))
-                found.setdefault((record["key"], block), []).append(look)
-    return found
+                observation = Observation(
+                    record["writer"], record["number"], record["start"], record["time"], tuple(counts)
+                )
+                observations.setdefault((record["key"], block), []).append(observation)
+    return observations
 
 
-def _invented(looks: Sequence[Look], pushed: Mapping[int, Sequence[tuple[int, float]]]) -> Iterator[str]:
-    """Observations of pushes that had not been made yet."""
-    for look in looks:
-        for writer, count in enumerate(look.counts):
-            most = max((number for number, at in pushed.get(writer, ()) if at <= look.at), default=0)
-            if count > most:
-                yield f"{look.who} saw {count} pushes of writer {writer}, which had made {most}"
+def _find_premature(
+    observations: Sequence[Observation], pushed: Mapping[int, Sequence[tuple[int, float]]]
+) -> Iterator[str]:
+    """Find observations of pushes that had not begun."""
+    for observation in observations:
+        for writer, count in enumerate(observation.counts):
+            begun = max((number for number, time in pushed.get(writer, ()) if time <= observation.end), default=0)
+            if count > begun:
+                yield f"{observation.observer} saw {count} pushes of writer {writer}, which had made {begun}"
 
 
-def _lost(looks: Sequence[Look]) -> Iterator[str]:
-    """Pushes that were acknowledged, and that a later observation lacks."""
-    for own, look in itertools.product(looks, looks):
-        if (own.at <= look.since or own is look) and look.counts[own.writer] < own.number:
+def _find_lost(observations: Sequence[Observation]) -> Iterator[str]:
+    """Find acknowledged pushes that a later observation does not contain."""
+    for earlier, later in itertools.product(observations, observations):
+        if (earlier.end <= later.start or earlier is later) and later.counts[earlier.writer] < earlier.number:
             yield (
-                f"push {own.number} of writer {own.writer} was acknowledged, and then {look.who} saw "
-                f"{look.counts[own.writer]} of its pushes"
+                f"push {earlier.number} of writer {earlier.writer} was acknowledged, and then {later.observer} saw "
+                f"{later.counts[earlier.writer]} of its pushes"
             )
 
 
-def _disordered(looks: Sequence[Look]) -> Iterator[str]:
-    """Two looks of which each had what the other had not, or the later less than the earlier."""
-    for one, other in itertools.combinations(looks, 2):
+def _find_contradictions(observations: Sequence[Observation]) -> Iterator[str]:
+    """Find pairs of observations that no order of the pushes explains, or whose later one has fewer pushes."""
+    for one, other in itertools.combinations(observations, 2):
         pairs = list(zip(one.counts, other.counts, strict=True))
         more, less = any(a > b for a, b in pairs), any(a < b for a, b in pairs)
-        backwards = (more and one.at <= other.since) or (less and other.at <= one.since)
+        backwards = (more and one.end <= other.start) or (less and other.end <= one.start)
         if (more and less) or backwards:
-            yield f"{one.who} saw {one.counts}, and {other.who} saw {other.counts}: there is no one order"
+            yield f"{one.observer} saw {one.counts}, and {other.observer} saw {other.counts}: no order explains both"
 
 
-def _rounds(looks: Sequence[Look], starts: Mapping[int, int]) -> Iterator[str]:
-    """Synchronous rounds that had not exactly those pushes that count.
+def _find_wrong_rounds(observations: Sequence[Observation], starts: Mapping[int, int]) -> Iterator[str]:
+    """Find synchronous rounds that do not contain exactly the expected pushes.
 
-    Push n of a writer belongs to round start + n. What a writer sees after its push n is this round, all of it.
+    Push n of a writer belongs to round start + n. After its push n, a writer sees all of this round.
     """
-    most = {who: max((look.counts[who] for look in looks), default=0) for who in starts}
-    for look in looks:
-        now = max(starts[who] + look.counts[who] for who in starts if look.counts[who]) if any(look.counts) else 0
-        mine = starts[look.writer] + look.number
-        if now > mine and look.number and _counted(look, looks):
-            yield f"{look.who} saw round {now}, expected {mine}"
-        for who, start in starts.items():
-            due = min(now - start, most[who])
-            if look.counts[who] < due:
-                yield f"{look.who} saw round {now} with {look.counts[who]} pushes of writer {who}, expected {due}"
+    totals = {writer: max((seen.counts[writer] for seen in observations), default=0) for writer in starts}
+    for observation in observations:
+        counts = observation.counts
+        current = max((starts[writer] + counts[writer] for writer in starts if counts[writer]), default=0)
+        expected = starts[observation.writer] + observation.number
+        if current > expected and observation.number and _pushed_later(observation, observations):
+            yield f"{observation.observer} saw round {current}, expected {expected}"
+        for writer, start in starts.items():
+            due = min(current - start, totals[writer])
+            if counts[writer] < due:
+                yield (
+                    f"{observation.observer} saw round {current} with {counts[writer]} pushes of writer {writer}, "
+                    f"expected {due}"
+                )
 
 
-def _counted(look: Look, looks: Sequence[Look]) -> bool:
-    """True where the observer pushed more afterwards, so that no round can have passed without it."""
-    return any(other.writer == look.writer and other.number > look.number for other in looks)
+def _pushed_later(observation: Observation, observations: Sequence[Observation]) -> bool:
+    """Return whether the observer pushed again afterwards, so that no round can have passed without it."""
+    return any(other.writer == observation.writer and other.number > observation.number for other in observations)

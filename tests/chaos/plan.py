@@ -5,23 +5,23 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from tests.chaos.proxy import Weather
+from tests.chaos.proxy import NetworkFaults
 
-__all__ = ["Event", "Plan", "planned"]
+__all__ = ["Event", "Plan", "make_plan"]
 
-LONG = 3.5  # seconds of a pause after which a node is gone for the others
+LONG = 3.5  # a node that pauses for so many seconds is declared gone
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happens once.
+    """A fault that happens once.
 
     Args:
-        after: pushes and pulls that all servers together have been sent before.
-        kind: ``kill``, ``pause``; and, of the connections of a server or of one node to the scheduler: ``cut``,
-            ``swallow`` (they never carry anything again), ``hold`` (nothing passes for a while).
-        targets: nodes; or ``"worker 0 to scheduler"``.
-        seconds: that it lasts.
+        after: the number of pushes and pulls, of all servers together, before the fault.
+        kind: ``kill`` or ``pause`` for nodes; ``cut``, ``swallow`` (block for good) or ``hold`` (block for a while) for
+            the connections of a server, or of one node to the scheduler.
+        targets: the nodes; or the connection, such as ``"worker 0 to scheduler"``.
+        seconds: the duration.
     """
 
     after: int
@@ -32,21 +32,21 @@ class Event:
 
 @dataclass(frozen=True)
 class Plan:
-    """A job and what happens to it.
+    """A job and its faults.
 
     Args:
-        seed: of everything.
+        seed: the seed of all random numbers.
         mode: ``"sync"``, ``"async"`` or ``"stale"``.
-        policy: ``"elastic"``, with processes started again, or ``"stop"``.
-        workers: how many.
-        servers: how many.
-        rounds: steps that are trained.
-        compute: seconds that a step takes besides.
+        policy: ``"elastic"``, where processes are restarted, or ``"stop"``.
+        workers: the number of workers.
+        servers: the number of servers.
+        rounds: the number of training steps.
+        compute: the seconds that a worker sleeps in each step, in place of computation.
         secret: whether requests are signed.
-        snapshot: whether the scheduler has a file.
-        reported: True where ended processes are reported to the scheduler at once, as launchers do.
-        weather: what happens to requests.
-        events: what happens once.
+        snapshot: whether the scheduler writes snapshots.
+        reported: whether ended processes are reported to the scheduler immediately, as launchers do.
+        faults: the probabilities of network faults.
+        events: the faults that happen once.
     """
 
     seed: int
@@ -59,20 +59,20 @@ class Plan:
     secret: bool = False
     snapshot: bool = True
     reported: bool = True
-    weather: Weather = Weather()
+    faults: NetworkFaults = NetworkFaults()
     events: tuple[Event, ...] = ()
 
     @property
     def may_lose(self) -> bool:
-        """True where two servers may be down at once: the job may then report a loss."""
-        gone = [event for event in self.events if event.kind == "kill" or event.seconds > 2.0]
-        return len({name for event in gone for name in event.targets if name.startswith("server")}) > 1
+        """Whether two servers may be down at once: the job may then report a loss."""
+        failures = [event for event in self.events if event.kind == "kill" or event.seconds > 2.0]
+        return len({name for event in failures for name in event.targets if name.startswith("server")}) > 1
 
 
-def planned(seed: int) -> Plan:
-    """The plan of a seed."""
-    draw = random.Random(seed)
-    workers, servers = draw.choice((2, 2, 3)), draw.choice((2, 2, 3))
+def make_plan(seed: int) -> Plan:
+    """Draw a plan from a seed."""
+    rng = random.Random(seed)
+    workers, servers = rng.choice((2, 2, 3)), rng.choice((2, 2, 3))
     policy = "stop" if seed % 5 == 4 else "elastic"
     return Plan(
         seed,
@@ -80,28 +80,28 @@ def planned(seed: int) -> Plan:
         policy=policy,
         workers=workers,
         servers=servers,
-        rounds=draw.randrange(8, 16),
-        compute=draw.choice((0.0, 0.1, 0.3)),
-        secret=draw.random() < 0.25,
-        snapshot=draw.random() < 0.5,
-        reported=draw.random() < 0.6,
-        weather=_weather(draw),
-        events=(_kill(draw, workers, servers, policy),)
+        rounds=rng.randrange(8, 16),
+        compute=rng.choice((0.0, 0.1, 0.3)),
+        secret=rng.random() < 0.25,
+        snapshot=rng.random() < 0.5,
+        reported=rng.random() < 0.6,
+        faults=_faults(rng),
+        events=(_kill(rng, workers, servers, policy),)
         if policy == "stop"
-        else tuple(_event(draw, workers, servers) for _ in range(draw.choice((1, 1, 2, 2, 3)))),
+        else tuple(_event(rng, workers, servers) for _ in range(rng.choice((1, 1, 2, 2, 3)))),
     )
 
 
-def _weather(draw: random.Random) -> Weather:
-    if draw.random() < 0.25:
-        return Weather()
-    return Weather(
-        delayed=draw.choice((0.0, 0.1, 0.4)),
-        most=draw.choice((0.02, 0.1)),
-        cut=draw.choice((0.0, 0.01, 0.03)),
-        deaf=draw.choice((0.0, 0.01, 0.03)),
-        repeated=draw.choice((0.0, 0.05, 0.2)),
-        split=draw.choice((0.0, 0.2)),
+def _faults(rng: random.Random) -> NetworkFaults:
+    if rng.random() < 0.25:
+        return NetworkFaults()
+    return NetworkFaults(
+        delay=rng.choice((0.0, 0.1, 0.4)),
+        max_delay=rng.choice((0.02, 0.1)),
+        cut_request=rng.choice((0.0, 0.01, 0.03)),
+        cut_answer=rng.choice((0.0, 0.01, 0.03)),
+        repeat=rng.choice((0.0, 0.05, 0.2)),
+        split=rng.choice((0.0, 0.2)),
     )
 
 
@@ -109,20 +109,20 @@ def _nodes(workers: int, servers: int) -> list[str]:
     return [f"worker {rank}" for rank in range(workers)] + [f"server {rank}" for rank in range(servers)]
 
 
-def _kill(draw: random.Random, workers: int, servers: int, policy: str = "elastic") -> Event:
+def _kill(rng: random.Random, workers: int, servers: int, policy: str = "elastic") -> Event:
     names = _nodes(workers, servers)
-    if policy == "elastic" or draw.random() < 0.2:
+    if policy == "elastic" or rng.random() < 0.2:
         names.append("scheduler")
-    two = policy == "elastic" and draw.random() < 0.2
-    return Event(draw.randrange(3, 60), "kill", tuple(draw.sample(names, 2 if two else 1)))
+    two = policy == "elastic" and rng.random() < 0.2
+    return Event(rng.randrange(3, 60), "kill", tuple(rng.sample(names, 2 if two else 1)))
 
 
-def _event(draw: random.Random, workers: int, servers: int) -> Event:
-    kind = draw.choice(("kill", "kill", "kill", "pause", "cut", "swallow", "hold"))
+def _event(rng: random.Random, workers: int, servers: int) -> Event:
+    kind = rng.choice(("kill", "kill", "kill", "pause", "cut", "swallow", "hold"))
     if kind == "kill":
-        return _kill(draw, workers, servers)
+        return _kill(rng, workers, servers)
     nodes = _nodes(workers, servers)
     if kind == "pause":
-        return Event(draw.randrange(3, 60), kind, (draw.choice([*nodes, "scheduler"]),), draw.choice((0.5, LONG)))
-    lines = [name for name in nodes if name.startswith("server")] + [f"{name} to scheduler" for name in nodes]
-    return Event(draw.randrange(3, 60), kind, (draw.choice(lines),), draw.choice((0.5, 1.5, LONG)))
+        return Event(rng.randrange(3, 60), kind, (rng.choice([*nodes, "scheduler"]),), rng.choice((0.5, LONG)))
+    connections = [name for name in nodes if name.startswith("server")] + [f"{name} to scheduler" for name in nodes]
+    return Event(rng.randrange(3, 60), kind, (rng.choice(connections),), rng.choice((0.5, 1.5, LONG)))

@@ -1,8 +1,8 @@
-"""A proxy for HTTP that does to a node's connections what networks do: delays, cuts, splits, holds back, repeats.
+"""An HTTP proxy that imitates a faulty network: it delays, cuts, splits, holds back and repeats requests.
 
-Requests of different connections overtake each other where they are delayed by different times. A repeated request is
-one that was recorded and comes again, whole, on another connection, when the first may have been answered long ago.
-The calls of a stream are requests too, but they share its fate, and stay in their order.
+Requests of different connections overtake each other if their delays differ. A repeated request is a copy that is sent
+on another connection, possibly long after the first was answered. The calls of a stream are requests too, but they stay
+in order, and a fault of one breaks the stream.
 """
 
 from __future__ import annotations
@@ -17,57 +17,64 @@ from flowmx.comm.stream import CALL, PREFIX
 from flowmx.comm.transfer import CONTENT_TYPE
 from flowmx.comm.websocket import BINARY
 
-__all__ = ["Proxy", "Weather"]
+__all__ = ["NetworkFaults", "Proxy"]
 
 CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
-class Weather:
+class NetworkFaults:
     """Probabilities of network faults, for each request.
 
     Args:
-        delayed: the part of the requests that are delayed, and of the answers.
-        most: seconds that a delay may take.
-        cut: the part of the requests whose connection breaks in the middle of the request.
-        deaf: the part whose connection breaks when the answer comes: what was asked is done, and nobody hears of it.
-        repeated: the part that comes again later.
-        split: the part that is sent in small pieces.
-        later: seconds after which a request may come again.
+        delay: a request or an answer is delayed.
+        max_delay: the longest delay in seconds.
+        cut_request: the connection breaks in the middle of the request.
+        cut_answer: the connection breaks before the answer arrives: the request was executed, and the sender does not
+            know it.
+        repeat: a request is sent again.
+        split: a request is sent in small pieces.
+        repeat_delays: the possible delays in seconds of a repeated request.
     """
 
-    delayed: float = 0.0
-    most: float = 0.1
-    cut: float = 0.0
-    deaf: float = 0.0
-    repeated: float = 0.0
+    delay: float = 0.0
+    max_delay: float = 0.1
+    cut_request: float = 0.0
+    cut_answer: float = 0.0
+    repeat: float = 0.0
     split: float = 0.0
-    later: tuple[float, ...] = (0.0, 0.05, 0.5, 2.0)
+    repeat_delays: tuple[float, ...] = (0.0, 0.05, 0.5, 2.0)
 
 
 class Proxy:
-    """Stands before one node.
+    """A proxy in front of one node.
 
     Args:
-        port: where the node listens, now or later.
-        weather: what happens to requests.
-        seed: of the random numbers.
-        heard: is called with the operation of each request that comes.
+        port: the node's port; the node may start later.
+        faults: the probabilities of faults.
+        seed: the seed of the random numbers.
+        on_request: called with the operation of each request.
 
     Attributes:
-        address: where it listens.
-        counts: how often what has happened.
+        address: the URL of the proxy.
+        counts: the number of requests, of each fault, and of repeated requests that the node refused.
     """
 
     def __init__(
-        self, port: int, weather: Weather, seed: int = 0, heard: Callable[[str], object] = lambda operation: None
+        self,
+        port: int,
+        faults: NetworkFaults,
+        seed: int = 0,
+        on_request: Callable[[str], object] = lambda operation: None,
     ) -> None:
         self.port = port
-        self.weather = weather
+        self.faults = faults
         self.address = ""
-        self.counts = {"requests": 0, "delayed": 0, "cut": 0, "deaf": 0, "repeated": 0, "split": 0, "refused again": 0}
+        self.counts = dict.fromkeys(
+            ("requests", "delay", "cut request", "cut answer", "repeat", "split", "refused repeats"), 0
+        )
         self._random = random.Random(seed)
-        self._heard = heard
+        self._on_request = on_request
         self._open = asyncio.Event()
         self._open.set()
         self._connections: set[_Connection] = set()
@@ -81,7 +88,7 @@ class Proxy:
         return self.address
 
     async def close(self) -> None:
-        """End everything."""
+        """Stop listening, and close all connections."""
         assert self._server is not None
         self._server.close()
         self.cut()
@@ -90,33 +97,33 @@ class Proxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def cut(self) -> None:
-        """Break all connections that there are."""
+        """Close all existing connections."""
         for connection in list(self._connections):
             connection.abort()
 
     def hold(self) -> None:
-        """Let nothing through, neither here nor there, until :meth:`release`."""
+        """Block both directions until :meth:`release`."""
         self._open.clear()
 
     def release(self) -> None:
-        """Let through what was held back."""
+        """Forward the bytes that were held back."""
         self._open.set()
 
     def swallow(self) -> None:
-        """Never let anything through any more on the connections that there are; new ones work."""
+        """Block the existing connections for good; new ones work."""
         for connection in self._connections:
             connection.swallows = True
 
-    def happens(self, what: str, share: float) -> bool:
-        """Draw whether a fault with this probability happens now, and count it."""
-        found = self._random.random() < share
-        self.counts[what] += found
-        return found
+    def draw(self, fault: str, probability: float) -> bool:
+        """Draw whether a fault happens now, and count it if it does."""
+        happens = self._random.random() < probability
+        self.counts[fault] += happens
+        return happens
 
     async def pause(self) -> None:
-        """Wait as long as what comes now is delayed, and while everything is held back."""
-        if self.happens("delayed", self.weather.delayed):
-            await asyncio.sleep(self._random.uniform(0, self.weather.most))
+        """Wait for a random delay, if one is drawn, and while the proxy is on hold."""
+        if self.draw("delay", self.faults.delay):
+            await asyncio.sleep(self._random.uniform(0, self.faults.max_delay))
         await self._open.wait()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -139,31 +146,31 @@ class Proxy:
                 connection.abort()
 
     def repeat(self, request: bytes) -> None:
-        """Let a request come again, later."""
+        """Repeat a request after a random delay."""
         task = asyncio.create_task(self._repeat(request))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _repeat(self, request: bytes) -> None:
-        await asyncio.sleep(self._random.choice(self.weather.later))
+        await asyncio.sleep(self._random.choice(self.faults.repeat_delays))
         await self._open.wait()
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
             try:
                 writer.write(request)
                 status = await reader.readuntil(b"\r\n")
-                self.counts["refused again"] += b" 200 " not in status
+                self.counts["refused repeats"] += b" 200 " not in status
             finally:
                 writer.transport.abort()
 
-    def take(self, request: bytes) -> None:
-        """A request has come."""
+    def record_request(self, request: bytes) -> None:
+        """Count a request, and report its operation."""
         self.counts["requests"] += 1
-        self._heard(request.partition(b" HTTP/")[0].rpartition(b"/")[2].decode())
+        self._on_request(request.partition(b" HTTP/")[0].rpartition(b"/")[2].decode())
 
-    def pieces(self, request: bytes) -> list[bytes]:
-        """The pieces in which a request is sent: usually one."""
-        if not self.happens("split", self.weather.split):
+    def split(self, request: bytes) -> list[bytes]:
+        """Return the pieces in which a request is sent: usually one."""
+        if not self.draw("split", self.faults.split):
             return [request]
         cuts = sorted(self._random.randrange(len(request)) for _ in range(4))
         return [request[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(request)], strict=True)]
@@ -174,20 +181,20 @@ class _Connection:
 
     def __init__(
         self, proxy: Proxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
-        upper: asyncio.StreamReader, lower: asyncio.StreamWriter,
+        node_reader: asyncio.StreamReader, node_writer: asyncio.StreamWriter,
     ) -> None:  # fmt: skip
         self._proxy = proxy
         self._reader, self._writer = reader, writer
-        self._upper, self._lower = upper, lower
-        self._deaf = False
+        self._node_reader, self._node_writer = node_reader, node_writer
+        self._cuts_answer = False
         self.swallows = False
 
     def abort(self) -> None:
         self._writer.transport.abort()
-        self._lower.transport.abort()
+        self._node_writer.transport.abort()
 
     async def run(self) -> None:
-        """Carry both directions until one ends."""
+        """Forward both directions until one ends."""
         tasks = {asyncio.create_task(self._requests()), asyncio.create_task(self._answers())}
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -202,34 +209,34 @@ class _Connection:
             posted = _as_request(request) if is_stream else request
             is_stream = is_stream or b"Upgrade: websocket\r\n" in request
             if posted:
-                proxy.take(posted)
+                proxy.record_request(posted)
             await proxy.pause()
-            if posted and proxy.happens("repeated", proxy.weather.repeated):
+            if posted and proxy.draw("repeat", proxy.faults.repeat):
                 proxy.repeat(posted)
-            if proxy.happens("cut", proxy.weather.cut):
-                self._lower.write(request[: len(request) // 2])
+            if proxy.draw("cut request", proxy.faults.cut_request):
+                self._node_writer.write(request[: len(request) // 2])
                 return
-            self._deaf = proxy.happens("deaf", proxy.weather.deaf)
-            for piece in proxy.pieces(request):
+            self._cuts_answer = proxy.draw("cut answer", proxy.faults.cut_answer)
+            for piece in proxy.split(request):
                 if not self.swallows:
-                    self._lower.write(piece)
+                    self._node_writer.write(piece)
                 await asyncio.sleep(0)
-            await self._lower.drain()
+            await self._node_writer.drain()
 
     async def _answers(self) -> None:
-        while data := await self._upper.read(CHUNK):
+        while data := await self._node_reader.read(CHUNK):
             await self._proxy.pause()
-            if self._deaf:
+            if self._cuts_answer:
                 return
             if not self.swallows:
                 self._writer.write(data)
                 await self._writer.drain()
-        while self.swallows:  # not even its end is heard of
+        while self.swallows:  # the client does not even see the end of the connection
             await asyncio.Event().wait()
 
 
 async def _request(reader: asyncio.StreamReader) -> bytes:
-    """A whole request, or nothing at the end."""
+    """Read a whole request; return no bytes at the end of the connection."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:
@@ -243,7 +250,7 @@ async def _request(reader: asyncio.StreamReader) -> bytes:
 
 
 async def _message(reader: asyncio.StreamReader) -> bytes:
-    """A whole frame of a client's WebSocket, or nothing at the end."""
+    """Read a whole WebSocket frame of a client; return no bytes at the end of the connection."""
     try:
         head = await reader.readexactly(2)
     except asyncio.IncompleteReadError:
@@ -256,7 +263,7 @@ async def _message(reader: asyncio.StreamReader) -> bytes:
 
 
 def _as_request(message: bytes) -> bytes:
-    """A call of a stream as a request of its own, without a signature; nothing of what is no call."""
+    """Return a stream's call as a separate, unsigned request; return no bytes if the message is not a call."""
     length = message[1] & 0x7F
     payload = message[{126: 8, 127: 14}.get(length, 6) :]  # the client's masks are zeros
     if message[0] & 0xF != BINARY or payload[:1] != bytes([CALL]):

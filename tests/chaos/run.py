@@ -1,4 +1,4 @@
-"""One job with its faults: starts the processes, makes happen what is planned, starts again what has ended."""
+"""Runs one job with faults: starts its processes, injects the planned faults, and restarts processes that ended."""
 
 from __future__ import annotations
 
@@ -27,39 +27,39 @@ from tests.ports import free_ports
 __all__ = ["TIMEOUT", "Outcome", "run"]
 
 TIMEOUT, HEARTBEAT, RECONNECT = 1.5, 0.2, 8.0
-LOST = "start again from a checkpoint"  # what a worker says where servers had something that nobody has any more
-DEADLINE = 40.0  # seconds that a whole run may take
+LOST = "restart from a checkpoint"  # part of a worker's message when all copies of a value are gone
+DEADLINE = 40.0  # seconds for a whole run
 MODULES = {"scheduler": "flowmx.comm.launch.scheduler", "server": "flowmx.kvstore.server.main"}
 TRAINING = {"push", "pull", "pushpull"}
 
 
 @dataclass
-class Life:
-    """One process: a node from a start to its end.
+class NodeRun:
+    """A run of a node: its process, from the start to the end.
 
     Attributes:
-        name: of the node.
-        node: its id.
-        process: it.
-        began: when.
-        log: its output.
-        writer: of a worker, its number in gradients.
-        ended: when.
-        paused: when it was stopped, and for how long.
+        name: the node's name.
+        node_id: the node's id.
+        process: the process.
+        start: the time of the start.
+        log: the file of its output.
+        writer: the worker's number in gradients; -1 for other nodes.
+        end: the time of the end; 0 while it runs.
+        pauses: the time and the duration of each pause.
     """
 
     name: str
-    node: str
+    node_id: str
     process: Process
-    began: float
+    start: float
     log: Path
     writer: int = -1
-    ended: float = 0.0
-    paused: list[tuple[float, float]] = field(default_factory=list)
+    end: float = 0.0
+    pauses: list[tuple[float, float]] = field(default_factory=list)
 
     @property
-    def said(self) -> str:
-        """Its output."""
+    def output(self) -> str:
+        """The output so far."""
         return self.log.read_text(errors="replace")
 
 
@@ -68,17 +68,17 @@ class Outcome:
     """The outcome of a run.
 
     Attributes:
-        plan: what was planned.
-        lives: all processes.
-        records: of all ledgers.
-        happened: what happened of what was planned, and when.
-        counts: what the network did.
-        hung: whether it did not end in time.
-        seconds: that it took.
+        plan: the plan.
+        runs: the runs of all nodes; a restarted node has several.
+        records: the records of all ledgers.
+        happened: the planned events that happened, each with its time.
+        counts: the number of each network fault.
+        hung: whether the job did not end in time.
+        seconds: the duration of the run.
     """
 
     plan: Plan
-    lives: list[Life]
+    runs: list[NodeRun]
     records: list[dict[str, Any]]
     happened: list[tuple[float, Event]]
     counts: Counter[str]
@@ -87,93 +87,96 @@ class Outcome:
 
     @property
     def finished(self) -> bool:
-        """True where the training completed."""
+        """Whether the training completed."""
         return any(record["kind"] == "ended" for record in self.records)
 
     @property
     def lost(self) -> bool:
-        """True where a worker reported that data is lost."""
+        """Whether a worker reported lost data."""
         return any(record["kind"] == "failed" and LOST in record["error"] for record in self.records)
 
     @property
-    def longest(self) -> float:
-        """Seconds of the longest wait of any worker for an answer, but for time in which it was paused itself."""
-        return max((self._waited(record) for record in self.records if "since" in record), default=0.0)
+    def longest_wait(self) -> float:
+        """The longest wait of any worker for an answer in seconds, without the worker's pauses."""
+        return max((self._wait(record) for record in self.records if "start" in record), default=0.0)
 
-    def _waited(self, record: dict[str, Any]) -> float:
-        life = next(life for life in self.lives if life.writer == record["writer"])
-        paused = sum(
-            max(0.0, min(start + seconds, record["at"]) - max(start, record["since"])) for start, seconds in life.paused
-        )
-        return float(record["at"] - record["since"] - paused)
+    def _wait(self, record: dict[str, Any]) -> float:
+        run = next(run for run in self.runs if run.writer == record["writer"])
+        begin, end = record["start"], record["time"]
+        paused = sum(max(0.0, min(start + seconds, end) - max(start, begin)) for start, seconds in run.pauses)
+        return float(end - begin - paused)
 
     def problems(self) -> list[str]:
-        """Everything that is not as it must be."""
-        found = check(self.records, self.plan.mode, worker.STALENESS)
-        found += self._unnamed()
+        """Return all violations of the guarantees of a job."""
+        problems = check(self.records, self.plan.mode, worker.STALENESS)
+        problems += self._find_missing_reports()
         if self.hung:
-            found.append(f"not over after {DEADLINE:g} s")
-        if self.longest > 15.0:
-            found.append(f"a worker waited for {self.longest:.1f} s")
+            problems.append(f"the job did not end within {DEADLINE:g} s")
+        if self.longest_wait > 15.0:
+            problems.append(f"a worker waited for {self.longest_wait:.1f} s")
         if self.plan.policy == "elastic" and not self.finished and not (self.plan.may_lose and self.lost):
-            found.append("the training did not come to its end")
+            problems.append("the training did not finish")
         if self.plan.policy == "stop" and self.happened:
-            found += self._not_stopped()
-        return found
+            problems += self._find_survivors()
+        return problems
 
-    def _not_stopped(self) -> list[str]:
+    def _find_survivors(self) -> list[str]:
+        """Find processes that did not fail in time, although the policy is to stop."""
         killed = {name for _, event in self.happened for name in event.targets}
         at = self.happened[0][0]
-        found = []
-        for life in self.lives:
-            if life.name in killed or life.name == "scheduler":
+        problems = []
+        for run in self.runs:
+            if run.name in killed or run.name == "scheduler":
                 continue
-            if not life.process.ended.done() or life.process.ended.result() == 0:
-                found.append(f"{life.name} went on, or ended well, without {', '.join(killed)}")
-            elif life.ended - at > 15.0:
-                found.append(f"{life.name} ended {life.ended - at:.1f} s after {', '.join(killed)}")
-        return found
+            if not run.process.ended.done() or run.process.ended.result() == 0:
+                problems.append(f"{run.name} continued, or succeeded, without {', '.join(killed)}")
+            elif run.end - at > 15.0:
+                problems.append(f"{run.name} ended {run.end - at:.1f} s after {', '.join(killed)}")
+        return problems
 
-    def _unnamed(self) -> list[str]:
-        """Processes that survived a fault and did not report the failed member."""
-        found = []
+    def _find_missing_reports(self) -> list[str]:
+        """Find processes that survived a fault and did not report the failed member."""
+        problems = []
         for at, event in self.happened:
-            gone = event.kind == "kill" or (event.kind == "pause" and event.seconds > 2 * TIMEOUT)
-            for name in event.targets if gone else ():
-                for life in self.lives:
-                    if life.name not in event.targets and life.began < at and self._knew(life, at):
+            is_lost = event.kind == "kill" or (event.kind == "pause" and event.seconds > 2 * TIMEOUT)
+            for name in event.targets if is_lost else ():
+                for run in self.runs:
+                    if run.name not in event.targets and run.start < at and self._must_report(run, at):
                         text = "the scheduler at" if name == "scheduler" else f"{name} on"
-                        if text not in life.said:
-                            found.append(f"{life.name} (process {life.process.pid}) never said that {name} was gone")
-        return found
+                        if text not in run.output:
+                            problems.append(
+                                f"{run.name} (process {run.process.pid}) did not report that {name} was gone"
+                            )
+        return problems
 
-    def _knew(self, life: Life, at: float) -> bool:
-        """True where a process was a member of the job for long enough to learn of the fault."""
+    def _must_report(self, run: NodeRun, at: float) -> bool:
+        """Return whether a process was a member of the job for long enough to report a fault at this time."""
         after = at + TIMEOUT + 2.0
-        line = f"{life.name} to scheduler"
+        connection = f"{run.name} to scheduler"
         if any(
-            line in event.targets and event.kind == "hold" and event.seconds > TIMEOUT for _, event in self.happened
+            connection in event.targets and event.kind == "hold" and event.seconds > TIMEOUT
+            for _, event in self.happened
         ):
-            return False  # for that long it was itself gone for the others, and says that the scheduler is
-        awake = all(start + seconds < at or start > after for start, seconds in life.paused)
-        killed = life.process.ended.done() and life.process.ended.result() < 0
-        return awake and (life.ended > after or (self.plan.policy == "stop" and not killed))
+            return False  # it was declared gone itself, and reports the scheduler
+        awake = all(start + seconds < at or start > after for start, seconds in run.pauses)
+        killed = run.process.ended.done() and run.process.ended.result() < 0
+        return awake and (run.end > after or (self.plan.policy == "stop" and not killed))
 
 
 async def run(plan: Plan, zygote: Zygote, folder: Path) -> Outcome:
     """Run a plan."""
-    return await _Run(plan, zygote, folder).run()
+    return await _Runner(plan, zygote, folder).run()
 
 
-class _Run:
+class _Runner:
     def __init__(self, plan: Plan, zygote: Zygote, folder: Path) -> None:
         self.plan, self.zygote, self.folder = plan, zygote, folder
         self.random = random.Random(plan.seed + 1)
-        self.lives: dict[str, Life] = {}
-        self.all: list[Life] = []
+        self.current: dict[str, NodeRun] = {}
+        self.runs: list[NodeRun] = []
         self.happened: list[tuple[float, Event]] = []
-        self.waiting = sorted(plan.events, key=lambda event: -event.after)
-        self.heard = 0
+        self.pending = sorted(plan.events, key=lambda event: -event.after)
+        self.requests = 0
         self.writers = 0
         self.over = False
         self.tasks: set[asyncio.Task[None]] = set()
@@ -200,13 +203,13 @@ class _Run:
         finally:
             await self._end()
         counts: Counter[str] = sum((Counter(proxy.counts) for proxy in self.proxies.values()), Counter())
-        return Outcome(self.plan, self.all, self._records(), self.happened, counts, hung, time.monotonic() - began)
+        return Outcome(self.plan, self.runs, self._records(), self.happened, counts, hung, time.monotonic() - began)
 
     async def _start_proxies(self) -> None:
-        lines = {name: self.ports[1 + rank] for rank, name in enumerate(self.servers)}
-        lines |= {f"{name} to scheduler": self.ports[0] for name in [*self.servers, *self.workers]}
-        for number, (name, port) in enumerate(lines.items()):
-            self.proxies[name] = Proxy(port, self.plan.weather, self.plan.seed * 100 + number, self._hear)
+        ports = {name: self.ports[1 + rank] for rank, name in enumerate(self.servers)}
+        ports |= {f"{name} to scheduler": self.ports[0] for name in [*self.servers, *self.workers]}
+        for number, (name, port) in enumerate(ports.items()):
+            self.proxies[name] = Proxy(port, self.plan.faults, self.plan.seed * 100 + number, self._record_request)
             await self.proxies[name].start()
 
     async def _train(self) -> None:
@@ -214,60 +217,61 @@ class _Run:
             await self._start(name)
         while not self.over:
             done, _ = await asyncio.wait(
-                {life.process.ended for life in self.lives.values() if not life.ended},
+                {run.process.ended for run in self.current.values() if not run.end},
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            for life in [life for life in self.lives.values() if life.process.ended in done]:
-                await self._ended(life)
-        await asyncio.wait({life.process.ended for life in self.lives.values()}, timeout=12.0)
-        for life in self.lives.values():
-            life.ended = life.ended or time.monotonic()
+            for run in [run for run in self.current.values() if run.process.ended in done]:
+                await self._handle_end(run)
+        await asyncio.wait({run.process.ended for run in self.current.values()}, timeout=12.0)
+        for run in self.current.values():
+            run.end = run.end or time.monotonic()
 
-    async def _ended(self, life: Life) -> None:
-        life.ended = time.monotonic()
-        workers = [self.lives[name] for name in self.workers]
-        if life.process.ended.result() == 0 or self.plan.policy == "stop":
-            self.over = all(worker.ended for worker in workers)
+    async def _handle_end(self, run: NodeRun) -> None:
+        """Restart the process of a node that has ended, or note that the job is over."""
+        run.end = time.monotonic()
+        workers = [self.current[name] for name in self.workers]
+        if run.process.ended.result() == 0 or self.plan.policy == "stop":
+            self.over = all(other.end for other in workers)
             return
-        if life.name in self.workers and any(other.ended and not other.process.ended.result() for other in workers):
-            self.over = all(worker.ended for worker in workers)
-            return  # others have done the work
-        if self._lost(life):
+        if run.name in self.workers and any(other.end and not other.process.ended.result() for other in workers):
+            self.over = all(other.end for other in workers)
+            return  # another worker has finished the training
+        if self._reported_loss(run):
             self.over = True
             return
         if self.plan.reported:
-            await self._tell(life)
-        if life.name in self.workers and self.writers == worker.WRITERS:
-            self.over = True  # there is no end to it
+            await self._report_end(run)
+        if run.name in self.workers and self.writers == worker.WRITERS:
+            self.over = True  # gradients have no row for another writer
             return
         await asyncio.sleep(self.random.choice((0.0, 0.0, 0.2)))
-        await self._start(life.name)
+        await self._start(run.name)
 
-    def _lost(self, life: Life) -> bool:
-        """True for a worker that has reported a loss and ended: it is not started again."""
-        return self.plan.may_lose and life.name in self.workers and LOST in life.said
+    def _reported_loss(self, run: NodeRun) -> bool:
+        """Return whether this is a worker that has reported a loss: it is not restarted."""
+        return self.plan.may_lose and run.name in self.workers and LOST in run.output
 
-    async def _tell(self, life: Life) -> None:
-        if life.name == "scheduler":
+    async def _report_end(self, run: NodeRun) -> None:
+        """Report the end of a process to the scheduler, as a launcher does."""
+        if run.name == "scheduler":
             return
         security = Security.from_file(self.secret) if self.plan.secret else None
-        how = signal.Signals(-life.process.ended.result()).name if life.process.ended.result() < 0 else "exit status 1"
+        how = signal.Signals(-run.process.ended.result()).name if run.process.ended.result() < 0 else "exit status 1"
         async with Peer(f"127.0.0.1:{self.ports[0]}", security=security, node="launcher", local=False) as peer:
             with contextlib.suppress(CommError, TimeoutError):
-                await peer.call("fail", {"who": life.node, "why": f"killed by {how}"}, timeout=1.0)
+                await peer.call("fail", {"who": run.node_id, "why": f"killed by {how}"}, timeout=1.0)
 
     # Starting
 
     async def _start(self, name: str) -> None:
         role = name.partition(" ")[0]
-        starts = sum(life.name == name for life in self.all)
+        starts = sum(run.name == name for run in self.runs)
         log = self.folder / f"{name.replace(' ', '-')}.{starts}.log"
-        node = self.nodes.get(name) or uuid.uuid4().hex
+        node_id = self.nodes.get(name) or uuid.uuid4().hex
         module, arguments, writer = self._command(name, role)
-        process = await self.zygote.start(module, arguments, self._environ(name, role, node), log)
-        life = Life(name, node, process, time.monotonic(), log, writer)
-        self.lives[name] = life
-        self.all.append(life)
+        process = await self.zygote.start(module, arguments, self._environ(name, role, node_id), log)
+        self.current[name] = NodeRun(name, node_id, process, time.monotonic(), log, writer)
+        self.runs.append(self.current[name])
 
     def _command(self, name: str, role: str) -> tuple[str, list[str], int]:
         if role == "scheduler":
@@ -285,7 +289,7 @@ class _Run:
         )
 
     def _environ(self, name: str, role: str, node: str) -> dict[str, str]:
-        found = {
+        environ = {
             "FLOWMX_ROLE": role,
             "FLOWMX_NUM_WORKERS": str(self.plan.workers),
             "FLOWMX_NUM_SERVERS": str(self.plan.servers),
@@ -298,35 +302,36 @@ class _Run:
             "FLOWMX_NODE_ID": node,
         }
         if self.plan.secret:
-            found["FLOWMX_SECRET_FILE"] = str(self.secret)
+            environ["FLOWMX_SECRET_FILE"] = str(self.secret)
         if role != "scheduler":
-            found["FLOWMX_RANK"] = name.split()[1]
-            found["FLOWMX_SCHEDULER"] = self.proxies[f"{name} to scheduler"].address
+            environ["FLOWMX_RANK"] = name.split()[1]
+            environ["FLOWMX_SCHEDULER"] = self.proxies[f"{name} to scheduler"].address
         if role == "server":
-            found["FLOWMX_NODE_ADDRESS"] = self.proxies[name].address
-        return found
+            environ["FLOWMX_NODE_ADDRESS"] = self.proxies[name].address
+        return environ
 
-    # What happens
+    # Faults
 
-    def _hear(self, operation: str) -> None:
-        self.heard += operation in TRAINING
-        while self.waiting and self.waiting[-1].after <= self.heard:
-            event = self.waiting.pop()
+    def _record_request(self, operation: str) -> None:
+        """Count a request to a server, and start the events that are due."""
+        self.requests += operation in TRAINING
+        while self.pending and self.pending[-1].after <= self.requests:
+            event = self.pending.pop()
             self.happened.append((time.monotonic(), event))
             for target in event.targets:
-                task = asyncio.create_task(_HAPPENS[event.kind](self, target, event.seconds))
+                task = asyncio.create_task(_FAULTS[event.kind](self, target, event.seconds))
                 self.tasks.add(task)
                 task.add_done_callback(self.tasks.discard)
 
     async def _kill(self, target: str, seconds: float) -> None:
-        self.lives[target].process.signal(signal.SIGKILL)
+        self.current[target].process.signal(signal.SIGKILL)
 
     async def _pause(self, target: str, seconds: float) -> None:
-        life = self.lives[target]
-        life.process.signal(signal.SIGSTOP)
-        life.paused.append((time.monotonic(), seconds))
+        run = self.current[target]
+        run.process.signal(signal.SIGSTOP)
+        run.pauses.append((time.monotonic(), seconds))
         await asyncio.sleep(seconds)
-        life.process.signal(signal.SIGCONT)
+        run.process.signal(signal.SIGCONT)
 
     async def _cut(self, target: str, seconds: float) -> None:
         self.proxies[target].cut()
@@ -342,17 +347,17 @@ class _Run:
     # The end
 
     async def _dump(self) -> None:
-        """Let everything that hangs say where."""
-        for life in self.all:
-            life.process.signal(signal.SIGUSR2)
+        """Make every process print its stacks."""
+        for run in self.runs:
+            run.process.signal(signal.SIGUSR2)
         await asyncio.sleep(0.5)
 
     async def _end(self) -> None:
         for task in self.tasks:
             task.cancel()
-        for life in self.all:
-            life.process.signal(signal.SIGKILL)
-        await asyncio.gather(*self.tasks, *(life.process.ended for life in self.all), return_exceptions=True)
+        for run in self.runs:
+            run.process.signal(signal.SIGKILL)
+        await asyncio.gather(*self.tasks, *(run.process.ended for run in self.runs), return_exceptions=True)
         await asyncio.gather(*(proxy.close() for proxy in self.proxies.values()))
 
     def _records(self) -> list[dict[str, Any]]:
@@ -360,4 +365,10 @@ class _Run:
         return [json.loads(line) for line in lines]
 
 
-_HAPPENS = {"kill": _Run._kill, "pause": _Run._pause, "cut": _Run._cut, "swallow": _Run._swallow, "hold": _Run._hold}
+_FAULTS = {
+    "kill": _Runner._kill,
+    "pause": _Runner._pause,
+    "cut": _Runner._cut,
+    "swallow": _Runner._swallow,
+    "hold": _Runner._hold,
+}

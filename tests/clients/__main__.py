@@ -1,7 +1,7 @@
-"""Packages written for MXNet, run on flowmx beside the real MXNet 1.9.1: ``make clients``.
+"""Packages written for MXNet, run on flowmx and on the real MXNet 1.9.1: ``make clients``.
 
 Makes two environments with the packages, the real MXNet in one, flowmx and its ``mxnet`` in the other; runs every case
-of each client in both; compares what they give, and prints a table (``--write`` puts it into ``docs/clients.md``).
+of each client in both; compares the results, and prints a table (``--write`` puts it into ``docs/clients.md``).
 """
 
 import argparse
@@ -84,11 +84,11 @@ def environment(folder, system):
 
 def run(python, system, client, folder, cases):
     """Run a client's cases in an environment; returns how each ended."""
-    kept = folder / "kept" / system / client
-    (kept / "outcomes.json").unlink(missing_ok=True)
+    target = folder / "kept" / system / client
+    (target / "outcomes.json").unlink(missing_ok=True)
     with (folder / f"{system}-{client}.log").open("w") as log:
         subprocess.run(
-            [python, HERE / "work.py", client, kept, *cases], stdout=log, stderr=log, check=False,
+            [python, HERE / "work.py", client, target, *cases], stdout=log, stderr=log, check=False,
             env=os.environ | ENVIRONMENT | {"CLIENTS_SHARED": str(folder / "shared")},
         )  # fmt: skip
     return outcomes(folder, system, client)
@@ -96,14 +96,14 @@ def run(python, system, client, folder, cases):
 
 def outcomes(folder, system, client):
     """Return the outcome of each case of the last run in a system."""
-    kept = folder / "kept" / system / client / "outcomes.json"
-    return json.loads(kept.read_text()) if kept.exists() else {}
+    target = folder / "kept" / system / client / "outcomes.json"
+    return json.loads(target.read_text()) if target.exists() else {}
 
 
 def arrays(folder, system, client, case):
     """Load the arrays that a case gave in a system, by name."""
-    with np.load(folder / "kept" / system / client / f"{case.replace('/', '_')}.npz") as kept:
-        return {name: kept[name].astype("float64") for name in kept.files}
+    with np.load(folder / "kept" / system / client / f"{case.replace('/', '_')}.npz") as archive:
+        return {name: archive[name].astype("float64") for name in archive.files}
 
 
 def difference(real, ours, floor):
@@ -111,8 +111,10 @@ def difference(real, ours, floor):
     if real.shape != ours.shape:
         return np.inf
     same = (real == ours) | (np.isnan(real) & np.isnan(ours))
-    found = np.abs(np.where(same, 0, real) - np.where(same, 0, ours)).max(initial=0.0) / max(largest(real), floor)
-    return np.inf if np.isnan(found) else float(found)
+    largest_difference = np.abs(np.where(same, 0, real) - np.where(same, 0, ours)).max(initial=0.0) / max(
+        largest(real), floor
+    )
+    return np.inf if np.isnan(largest_difference) else float(largest_difference)
 
 
 def largest(array):
@@ -124,8 +126,8 @@ def of_rounding(name, systems, floor):
     """Return the largest change of an array, in any system, that a change of the weights' last bit makes."""
     plain = re.sub(r"^hybridized\.", "imperative.", name)
     shaken = [re.sub(r"\.(fixed|trained)", rf".\1.shaken{index}", plain) for index in range(2)]
-    found = [difference(each[plain], each[one], floor) for each in systems for one in shaken if one in each]
-    return max(found, default=0.0)
+    differences = [difference(each[plain], each[one], floor) for each in systems for one in shaken if one in each]
+    return max(differences, default=0.0)
 
 
 def bound(name):
@@ -140,9 +142,9 @@ def compared(real, ours):
         floor = max([largest(real[name]) / 1000 for name in names], default=0.0) or 1e-30
         # A ReLU that turns the other way is seen in all gradients before it, so all share what rounding does to one.
         rounding = max([of_rounding(name, (real, ours), floor) for name in names], default=0.0)
-        found = {name: difference(real[name], ours[name], floor) for name in names}
-        wrong = [name for name in names if found[name] > max(bound(name), OF_ROUNDING * rounding)]
-        yield (max(found.values()), rounding, "".join(wrong[:1])) if names else None
+        differences = {name: difference(real[name], ours[name], floor) for name in names}
+        wrong = [name for name in names if differences[name] > max(bound(name), OF_ROUNDING * rounding)]
+        yield (max(differences.values()), rounding, "".join(wrong[:1])) if names else None
 
 
 def row(folder, client, case, of_real, of_ours):
@@ -155,11 +157,11 @@ def row(folder, client, case, of_real, of_ours):
     if real.keys() != ours.keys():
         return ["DIFFERS"], f"other arrays: {sorted(real.keys() ^ ours.keys())[:3]}"
     cells, wrong = [], ""
-    for found in compared(real, ours):
-        if found is None:
+    for comparison in compared(real, ours):
+        if comparison is None:
             cells.append("")
             continue
-        worst, rounding, name = found
+        worst, rounding, name = comparison
         wrong = name or wrong
         cells.append(("DIFFERS: " if name else "") + f"{worst:.0e}" + (f" ({rounding:.0e})" if rounding else ""))
     return cells, wrong
@@ -173,21 +175,21 @@ def main():
     parser.add_argument(
         "--keep", nargs="*", default=[], choices=SYSTEMS, help="systems whose last results are taken, where there are"
     )
-    given = parser.parse_args()
-    folder = given.folder.resolve()
+    options = parser.parse_args()
+    folder = options.folder.resolve()
     pythons = {system: environment(folder, system) for system in SYSTEMS}
     failed = 0
     for title, client in CLIENTS.items():
-        if given.names and not any(title.startswith(name) for name in given.names):
+        if options.names and not any(title.startswith(name) for name in options.names):
             continue
         real, ours = (
-            (system in given.keep and outcomes(folder, system, client))
-            or run(pythons[system], system, client, folder, given.cases)
+            (system in options.keep and outcomes(folder, system, client))
+            or run(pythons[system], system, client, folder, options.cases)
             for system in SYSTEMS
         )
         print(f"\n## {title}\n\n| case | {' | '.join(COLUMNS)} | s: MXNet | flowmx |\n|{'---|' * (len(COLUMNS) + 3)}")
         for case, of_real in real.items():
-            if given.cases and case not in given.cases:
+            if options.cases and case not in options.cases:
                 continue
             of_ours = ours.get(case, {"error": "did not come to it", "seconds": 0.0})
             cells, wrong = row(folder, client, case, of_real, of_ours)

@@ -1,4 +1,4 @@
-"""d2lzh 1.0: what the Chinese edition of "Dive into Deep Learning" trains with."""
+"""d2lzh 1.0: the training functions of the Chinese edition of "Dive into Deep Learning"."""
 
 import mxnet as mx
 import numpy as np

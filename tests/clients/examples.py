@@ -1,7 +1,7 @@
-"""MXNet 1.9.1's own ``example/`` folder: its scripts, unchanged, with made-up data.
+"""MXNet 1.9.1's own ``example/`` folder: its scripts, unchanged, with synthetic data.
 
-The scripts come from the git directory that ``MXNET_GIT`` names, at the tag 1.9.1; none is kept here. A script runs
-in a process of its own, and a case passes where the script ends well, or shows in its output what a user waits for.
+The scripts come from the git directory that ``MXNET_GIT`` names, at the tag 1.9.1; none is stored here. Each
+script runs in a separate process. A case passes if the script exits with status 0, or prints the expected output.
 """
 
 import gzip
@@ -80,11 +80,11 @@ def make(name):
     "numba.py": "jit = lambda function: function\n",
     "word2vec.py": "",
 }  # fmt: skip
-"""Packages that scripts import beside MXNet and that are gone, or changed, or download: the least that serves."""
+"""Minimal replacements of packages that scripts import and that vanished, changed, or download data."""
 
 
 class Case(NamedTuple):
-    """A script of ``example/``, how it is called, what it needs, and what it shows."""
+    """A script of ``example/``: its command line, its requirements, and its output."""
 
     script: str
     arguments: str = ""
@@ -106,20 +106,20 @@ def pictures(number, height, width, channels=1, classes=10):
     """Pictures of a bright block whose place tells the class, and their classes."""
     random = np.random.RandomState(7)
     labels = random.randint(0, classes, number).astype("uint8")
-    found = random.randint(0, 60, (number, height, width, channels)).astype("uint8")
-    for each, label in zip(found, labels, strict=True):
+    images = random.randint(0, 60, (number, height, width, channels)).astype("uint8")
+    for each, label in zip(images, labels, strict=True):
         top, left = divmod(int(label), 4)
         each[top * height // 4 :, left * width // 4 :][: height // 4, : width // 4] = 220
-    return found, labels
+    return images, labels
 
 
 def digits(folder, train=600, test=200):
     """MNIST's four files, plain and compressed."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, number in {"train": train, "t10k": test}.items():
-        found, labels = pictures(number, 28, 28)
+        images, labels = pictures(number, 28, 28)
         for kind, header, content in (
-            ("images-idx3", struct.pack(">IIII", 2051, number, 28, 28), found),
+            ("images-idx3", struct.pack(">IIII", 2051, number, 28, 28), images),
             ("labels-idx1", struct.pack(">II", 2049, number), labels),
         ):
             path, data = folder / f"{name}-{kind}-ubyte", header + content.tobytes()
@@ -131,27 +131,27 @@ def digits(folder, train=600, test=200):
 def cifar(folder, number=128):
     """CIFAR-10's six files."""
     folder.mkdir(parents=True, exist_ok=True)
-    found, labels = pictures(number, 32, 32, 3)
-    rows = np.concatenate([labels[:, None], found.transpose(0, 3, 1, 2).reshape(number, -1)], 1)
+    images, labels = pictures(number, 32, 32, 3)
+    rows = np.concatenate([labels[:, None], images.transpose(0, 3, 1, 2).reshape(number, -1)], 1)
     for name in [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]:
         (folder / f"{name}.bin").write_bytes(rows.tobytes())
 
 
 def jpeg(picture):
     """A picture's bytes as a JPEG."""
-    kept = io.BytesIO()
-    Image.fromarray(picture).save(kept, "jpeg")
-    return kept.getvalue()
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, "jpeg")
+    return buffer.getvalue()
 
 
 def records(path, number=256, size=32, classes=10):
     """A record file of JPEGs, with its index."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    found, labels = pictures(number, size, size, 3, classes)
+    images, labels = pictures(number, size, size, 3, classes)
     rows = [f"{place}\t{label}.0\t{place}.jpg\n" for place, label in enumerate(labels)]
     path.with_suffix(".lst").write_text("".join(rows))
     with path.open("wb") as file, path.with_suffix(".idx").open("w") as index:
-        for place, (picture, label) in enumerate(zip(found, labels, strict=True)):
+        for place, (picture, label) in enumerate(zip(images, labels, strict=True)):
             index.write(f"{place}\t{file.tell()}\n")
             content = struct.pack("<IfQQ", 0, float(label), place, 0) + jpeg(picture)
             file.write(struct.pack("<II", 0xCED7230A, len(content)) + content + b"\0" * (-len(content) % 4))
@@ -348,11 +348,11 @@ def at(*parts):
     return lambda folder: digits(folder.joinpath(*parts))
 
 
-def rec(**given):
+def rec(**options):
     """The maker of record files, by their paths with ``__`` for ``/``."""
 
     def make(folder):
-        for name, number in given.items():
+        for name, number in options.items():
             records(folder / f"{name.replace('__', '/')}.rec", number)
 
     return make
@@ -587,8 +587,8 @@ def sources(top, folder):
         if not path.endswith(".py"):
             continue
         text = subprocess.run([*git, "show", f"{TAG}:{path}"], capture_output=True, text=True, check=True).stdout
-        for found, instead in SUBSTITUTIONS.items():
-            text = re.sub(found, instead, text)
+        for pattern, instead in SUBSTITUTIONS.items():
+            text = re.sub(pattern, instead, text)
         place = folder / path.removeprefix("example/")
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
@@ -664,7 +664,7 @@ def output(case, folder):
 
 
 def run(case):
-    """A case as a function that gives what is compared."""
+    """Return a case as a function that returns the values to compare."""
 
     def outcome():
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:

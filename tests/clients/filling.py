@@ -27,15 +27,15 @@ def _array(param, place, name):
 
     shape = param.shape
     if name.endswith(("gamma", "running_var")):
-        found = 1 + values(place, shape, 0.2)
+        array = 1 + values(place, shape, 0.2)
     elif name.endswith(("beta", "running_mean", "bias")):
-        found = values(place, shape, 0.1)
+        array = values(place, shape, 0.1)
     elif "weight" in name:
         inputs = int(np.prod(shape[1:])) if len(shape) > 1 else 1
-        found = values(place, shape, (3.0 / max(inputs, 1)) ** 0.5)
+        array = values(place, shape, (3.0 / max(inputs, 1)) ** 0.5)
     else:
         return param.data()
-    return mx.nd.array(found, dtype=param.dtype)
+    return mx.nd.array(array, dtype=param.dtype)
 
 
 def flat(result, prefix="out"):
@@ -43,15 +43,15 @@ def flat(result, prefix="out"):
     if result is None:
         return {}
     if isinstance(result, (dict, list, tuple)):
-        found = {}
+        arrays = {}
         for key, each in sorted(result.items()) if isinstance(result, dict) else enumerate(result):
-            found.update(flat(each, f"{prefix}.{key}"))
-        return found
+            arrays.update(flat(each, f"{prefix}.{key}"))
+        return arrays
     return {prefix: result.asnumpy() if hasattr(result, "asnumpy") else np.asarray(result)}
 
 
 def drop_nothing(block):
-    """Let Dropout keep all."""
+    """Disable Dropout."""
     block.apply(lambda each: setattr(each, "_rate", 0) if type(each).__name__ == "Dropout" else None)
 
 
@@ -68,23 +68,23 @@ def trained(block, inputs, loss=None, targets=()):
     how far that goes is seen from ``shaken0``, ``shaken1``, steps with weights that differ in their last bit.
 
     loss: a function of the block's outputs; without one, the mean of their squares.
-    targets: what the block takes in training beside its inputs.
+    targets: what the block takes in training in addition to its inputs.
     """
     drop_nothing(block)
-    found, weights = {}, {param: param.data().copy() for param in block.collect_params().values()}
+    results, weights = {}, {param: param.data().copy() for param in block.collect_params().values()}
     for mode in ("imperative", "hybridized"):
         block.hybridize(mode == "hybridized")
-        found.update(flat(block(*inputs), f"{mode}.predicted"))
+        results.update(flat(block(*inputs), f"{mode}.predicted"))
         for way in ("fixed", "trained"):
             _fix_averages(block, way == "fixed")
             block.hybridize(mode == "hybridized")  # another graph
             for shake in ["", *(f".shaken{index}" for index in range(SHAKES) if mode == "imperative")]:
                 for param, weight in weights.items():
                     param.set_data(_shaken(weight, shake) if shake else weight)
-                found.update(flat(step(block, inputs, loss, targets), f"{mode}.{way}{shake}"))
+                results.update(flat(step(block, inputs, loss, targets), f"{mode}.{way}{shake}"))
         for param, weight in weights.items():
             param.set_data(weight)
-    return found
+    return results
 
 
 def _shaken(weight, name):
@@ -95,7 +95,7 @@ def _shaken(weight, name):
 
 
 def _fix_averages(block, fixed):
-    """Let all BatchNorms of a block use their running averages in training, or the batch's."""
+    """Make all BatchNorms of a block use their running averages in training, or the batch's."""
     if "use_global_stats" in getattr(block, "_kwargs", {}):
         block._kwargs["use_global_stats"] = fixed
     for each in block._children.values():
@@ -103,18 +103,18 @@ def _fix_averages(block, fixed):
 
 
 def step(block, inputs, loss=None, targets=()):
-    """The outputs of a block in training, gradients of its inputs and each seventh parameter, averages that moved.
+    """The outputs of a block in training, gradients of its inputs and each seventh parameter, and moving averages.
 
     loss: a function of the block's outputs; without one, the mean of their squares.
     """
     import mxnet as mx
 
-    given = [x.copy() for x in inputs]
-    pictures = [x for x in given if x.ndim == 4]
+    copies = [x.copy() for x in inputs]
+    pictures = [x for x in copies if x.ndim == 4]
     for x in pictures:
         x.attach_grad()  # MXNet moves the averages of a BatchNorm of data only where these want a gradient
     with mx.autograd.record():
-        outputs = block(*given, *targets)
+        outputs = block(*copies, *targets)
         total = loss(outputs) if loss else sum((each**2).mean() for each in _arrays(outputs))
     total.backward()
     params = list(block.collect_params().values())

@@ -26,17 +26,17 @@ def filled(net, *inputs):
     return net
 
 
-def detector(name, size, **given):
+def detector(name, size, **options):
     """A detector's predictions."""
 
     def run():
         from gluoncv.model_zoo import get_model
 
         x = picture(size)
-        net = filled(get_model(name, pretrained=False, pretrained_base=False, **given), x)
-        found = flat(net(x), "imperative")
+        net = filled(get_model(name, pretrained=False, pretrained_base=False, **options), x)
+        outputs = flat(net(x), "imperative")
         net.hybridize()
-        return found | flat(net(x), "hybridized")
+        return outputs | flat(net(x), "hybridized")
 
     return run
 
@@ -83,11 +83,11 @@ def ssd_training():
                     self.register_child(part)
 
         def hybrid_forward(self, F, x):
-            found = []
+            results = []
             for part in self.parts:
                 x = part(x)
-                found.append(x)
-            return found
+                results.append(x)
+            return results
 
     def loss(outputs):
         scores, boxes, anchors = outputs
@@ -113,13 +113,13 @@ def yolo_training():
     x, truth = picture(96), mx.nd.array([BOXES])
     net = filled(get_model("yolo3_mobilenet0.25_coco", pretrained=False, pretrained_base=False), x)
     transform = YOLO3DefaultTrainTransform(96, 96, net)
-    made = transform._target_generator(
+    targets = transform._target_generator(
         transform._fake_x, transform._feat_maps, transform._anchors, transform._offsets, truth, mx.nd.array([LABELS]),
         None,
     )  # fmt: skip
     fill(net)  # the transform runs the network in training mode, which moves BatchNorm's averages (docs/migration.md)
-    found = trained(net, [x], lambda losses: sum(each.sum() for each in losses), [truth, *made])
-    return flat(list(made), "target") | found
+    results = trained(net, [x], lambda losses: sum(each.sum() for each in losses), [truth, *targets])
+    return flat(list(targets), "target") | results
 
 
 # CenterNet
@@ -133,8 +133,8 @@ def center_training():
 
     x = picture(96)
     net = filled(get_model("center_net_resnet18_v1b_voc", pretrained=False, pretrained_base=False), x)
-    made = CenterNetTargetGenerator(20, 24, 24)(np.array(BOXES) / 4, np.array(LABELS))
-    heat, extents, mask, centers, center_mask = (each.expand_dims(0) for each in made)
+    targets = CenterNetTargetGenerator(20, 24, 24)(np.array(BOXES) / 4, np.array(LABELS))
+    heat, extents, mask, centers, center_mask = (each.expand_dims(0) for each in targets)
 
     def loss(outputs):
         return (
@@ -143,27 +143,27 @@ def center_training():
             + MaskedL1Loss(weight=1.0)(outputs[2], centers, center_mask)
         ).sum()
 
-    return flat(list(made), "target") | trained(net, [x], loss)
+    return flat(list(targets), "target") | trained(net, [x], loss)
 
 
 # Faster R-CNN and Mask R-CNN
 
 
 @contextlib.contextmanager
-def settled():
-    """Settle in both systems what MXNet leaves to chance.
+def deterministic():
+    """Make both systems deterministic where MXNet is not.
 
-    That are the draws by which proposals are shuffled, and what ROIAlign gives for a region of no picture: whatever lay
-    in the memory.
+    This covers the random shuffle of proposals, and the uninitialized memory that ROIAlign returns for a region of no
+    image.
     """
-    kept = [(F, F.random.uniform, F.contrib.ROIAlign) for F in (mx.nd, mx.sym)]
-    for F, _, align in kept:
+    originals = [(F, F.random.uniform, F.contrib.ROIAlign) for F in (mx.nd, mx.sym)]
+    for F, _, align in originals:
         F.random.uniform = lambda low, high, shape, F=F: F.sin(F.arange(shape[0]) * 12.9898)
-        F.contrib.ROIAlign = lambda *args, F=F, align=align, **given: _cleared(F, args[1], align(*args, **given))
+        F.contrib.ROIAlign = lambda *args, F=F, align=align, **options: _cleared(F, args[1], align(*args, **options))
     try:
         yield
     finally:
-        for F, uniform, align in kept:
+        for F, uniform, align in originals:
             F.random.uniform, F.contrib.ROIAlign = uniform, align
 
 
@@ -177,8 +177,8 @@ def rpn_targets(anchors, size):
     """Return the targets of the network of proposals for anchors by their corners: classes, boxes and masks."""
     from gluoncv.model_zoo.rcnn.rpn.rpn_target import RPNTargetGenerator
 
-    found = RPNTargetGenerator(num_sample=1000, pos_ratio=1.0)(mx.nd.array(BOXES), anchors, size, size)
-    return [mx.nd.array(each) for each in found]
+    targets = RPNTargetGenerator(num_sample=1000, pos_ratio=1.0)(mx.nd.array(BOXES), anchors, size, size)
+    return [mx.nd.array(each) for each in targets]
 
 
 def rcnn_targets():
@@ -192,7 +192,7 @@ def rcnn_targets():
     boxes, labels = mx.nd.array([BOXES]), mx.nd.array([LABELS])
     corners = np.sort(np.random.RandomState(0).uniform(0, 96, (14, 2, 2)), axis=1).reshape(14, 4).astype("float32")
     corners[:2] = [[5, 5, 41, 42], [22, 20, 85, 80]]
-    anchors, found = mx.nd.array(corners), {}
+    anchors, results = mx.nd.array(corners), {}
     generator = RCNNTargetGenerator(3, 4, 1)
     generator.initialize()
     masks = mx.nd.array((values("masks", (1, 2, 96, 96)) > 0).astype("float32"))
@@ -202,11 +202,11 @@ def rcnn_targets():
         mask_generator = MaskTargetGenerator(1, 16, 3, (14, 14))
         for each in (sampler, generator, mask_generator):
             each.hybridize(mode == "hybridized")
-        with settled():
+        with deterministic():
             rois, samples, matches = sampler(anchors.expand_dims(0), scores, boxes)
         targets = generator(rois, samples, matches, labels, boxes)
-        found[mode] = [rois, samples, matches, list(targets), mask_generator(rois, masks, matches, targets[0])]
-    return flat(found | {"rpn": rpn_targets(anchors, 96)})
+        results[mode] = [rois, samples, matches, list(targets), mask_generator(rois, masks, matches, targets[0])]
+    return flat(results | {"rpn": rpn_targets(anchors, 96)})
 
 
 def faster_rcnn():
@@ -284,14 +284,14 @@ def _rcnn(net):
             total = total + cross()(shapes[0], *drawn).sum()
         return total
 
-    with settled():
+    with deterministic():
         return trained(net, [x], loss, [boxes, labels])
 
 
 # Segmentation
 
 
-def segmentation(name, **given):
+def segmentation(name, **options):
     """A network of segmentation in training, with its loss over all its outputs."""
 
     def run():
@@ -300,7 +300,7 @@ def segmentation(name, **given):
 
         x = picture(64)
         label = mx.nd.array(np.random.RandomState(0).randint(-1, 21, (1, 64, 64)))
-        net = filled(get_model(name, pretrained=False, pretrained_base=False, crop_size=64, base_size=64, **given), x)
+        net = filled(get_model(name, pretrained=False, pretrained_base=False, crop_size=64, base_size=64, **options), x)
         criterion = MixSoftmaxCrossEntropyLoss(aux=True)
         return trained(net, [x], lambda outputs: criterion(*outputs, label).sum())
 
@@ -320,7 +320,7 @@ def segmentation_losses():
         "of ICNet": (losses.ICNetLoss(crop_size=16), [(2, 5, side, side) for side in (16, 4, 2, 1)]),
         "focal": (losses.FocalLoss(axis=-1, num_class=5), [(2, 16, 16, 5)]),
     }
-    found = {}
+    results = {}
     for name, (criterion, shapes) in cases.items():
         predicted = [mx.nd.array(values(f"{name} {place}", shape, 3)) for place, shape in enumerate(shapes)]
         for each in predicted:
@@ -328,8 +328,8 @@ def segmentation_losses():
         with mx.autograd.record():
             total = criterion(*predicted, label)
         total.backward()
-        found.update(flat({"loss": total, "gradient": [each.grad for each in predicted]}, name))
-    return found
+        results.update(flat({"loss": total, "gradient": [each.grad for each in predicted]}, name))
+    return results
 
 
 CASES = {

@@ -21,7 +21,7 @@ SIZES = dict.fromkeys(
 """Pictures' heights, where 64 is too small."""
 
 
-def made(name):
+def network_of(name):
     """A network with the values of both systems, and a small batch of pictures."""
     from gluoncv.model_zoo import get_model
 
@@ -37,7 +37,7 @@ def network(name):
     """A network in prediction and training."""
 
     def run():
-        net, x = made(name)
+        net, x = network_of(name)
         return trained(net, [x])
 
     return run

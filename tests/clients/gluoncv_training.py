@@ -1,4 +1,4 @@
-"""gluoncv 0.10.5: a step of training of every family in double precision, where roundings hide nothing."""
+"""gluoncv 0.10.5: a step of training of every family in double precision, so that rounding hides no differences."""
 
 from filling import drop_nothing, fill, flat, step
 from gluoncv_networks import FAMILIES, made
@@ -14,12 +14,12 @@ def training(name):
         net, x = made(name)
         drop_nothing(net)
         net.cast("float64")
-        found = {}
+        results = {}
         for mode in ("imperative", "hybridized"):
             net.hybridize(mode == "hybridized")
             fill(net)
-            found |= flat(step(net, [x.astype("float64")]), mode)
-        return found
+            results |= flat(step(net, [x.astype("float64")]), mode)
+        return results
 
     return run
 

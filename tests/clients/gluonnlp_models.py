@@ -10,7 +10,7 @@ def tokens(shape, highest, name="tokens"):
     return mx.nd.array(np.floor((values(name, shape) + 1) / 2 * highest).clip(0, highest - 1))
 
 
-def made(block, *inputs):
+def initialized(block, *inputs):
     """A block with known weights."""
     block.initialize(mx.init.Zero())
     fill(block, inputs)
@@ -24,7 +24,7 @@ def bert():
     encoder = BERTEncoder(num_layers=2, units=32, hidden_size=64, max_length=20, num_heads=4, dropout=0.0)
     net = BERTModel(encoder=encoder, vocab_size=50, token_type_vocab_size=2, units=32, embed_size=32, use_decoder=False)
     inputs = tokens((2, 10), 50), mx.nd.zeros((2, 10)), mx.nd.array([10, 7])
-    return trained(made(net, *inputs), inputs)
+    return trained(initialized(net, *inputs), inputs)
 
 
 def bert_decoder():
@@ -34,7 +34,7 @@ def bert_decoder():
     encoder = BERTEncoder(num_layers=1, units=16, hidden_size=32, max_length=20, num_heads=2, dropout=0.0)
     net = BERTModel(encoder=encoder, vocab_size=50, token_type_vocab_size=2, units=16, embed_size=16)
     inputs = tokens((2, 10), 50), mx.nd.zeros((2, 10)), mx.nd.array([10, 7]), mx.nd.array([[1, 2], [3, 4]])
-    return trained(made(net, *inputs), inputs)
+    return trained(initialized(net, *inputs), inputs)
 
 
 def bert_for(task):
@@ -59,7 +59,7 @@ def bert_for(task):
             )
             net = BERTClassifier(body, num_classes=3, dropout=0.0)
             inputs = tokens((2, 10), 50), mx.nd.zeros((2, 10)), mx.nd.array([10, 7])
-        return trained(made(net, *inputs), inputs)
+        return trained(initialized(net, *inputs), inputs)
 
     return run
 
@@ -104,14 +104,14 @@ def encoders():
     """Convolutional, highway and bidirectional encoders."""
     import gluonnlp as nlp
 
-    found = {}
+    results = {}
     x = mx.nd.array(values("x", (7, 2, 9)))
-    conv = made(
+    conv = initialized(
         nlp.model.ConvolutionalEncoder(embed_size=9, num_filters=(4, 5), ngram_filter_sizes=(2, 3), output_size=6), x
     )
-    found.update(flat(conv(x, mx.nd.ones((7, 2))), "convolutional"))
-    highway = made(nlp.model.Highway(9, 2), x[0])
-    found.update(flat(highway(x[0]), "highway"))
+    results.update(flat(conv(x, mx.nd.ones((7, 2))), "convolutional"))
+    highway = initialized(nlp.model.Highway(9, 2), x[0])
+    results.update(flat(highway(x[0]), "highway"))
     lm = nlp.model.BiLMEncoder(
         mode="lstmpc",
         num_layers=2,
@@ -127,8 +127,8 @@ def encoders():
     states = lm.begin_state(mx.nd.zeros, batch_size=2)
     lm(x, states)
     fill(lm, (x, states))
-    found.update(flat(lm(x, states), "bidirectional"))
-    return found
+    results.update(flat(lm(x, states), "bidirectional"))
+    return results
 
 
 def attention():
@@ -137,15 +137,15 @@ def attention():
 
     query, key, value = (mx.nd.array(values(n, (2, 5, 8))) for n in "qkv")
     mask = mx.nd.array(np.tril(np.ones((2, 5, 5))))
-    found = {}
+    results = {}
     for name, cell in {
         "dot": nlp.model.DotProductAttentionCell(scaled=True),
         "mlp": nlp.model.MLPAttentionCell(units=6),
         "heads": nlp.model.MultiHeadAttentionCell(nlp.model.DotProductAttentionCell(scaled=True), 8, 8, 8, num_heads=2),
     }.items():
-        made(cell, query, key, value, mask)
-        found.update(flat(cell(query, key, value, mask), name))
-    return found
+        initialized(cell, query, key, value, mask)
+        results.update(flat(cell(query, key, value, mask), name))
+    return results
 
 
 def transformer():
@@ -157,10 +157,10 @@ def transformer():
     encoder.initialize(mx.init.Zero())
     encoder(x, valid_length=mx.nd.array([7, 4]))
     fill(encoder, (x,))
-    found = flat(encoder(x, valid_length=mx.nd.array([7, 4])), "imperative")
+    results = flat(encoder(x, valid_length=mx.nd.array([7, 4])), "imperative")
     encoder.hybridize()
-    found.update(flat(encoder(x, valid_length=mx.nd.array([7, 4])), "hybridized"))
-    return found
+    results.update(flat(encoder(x, valid_length=mx.nd.array([7, 4])), "hybridized"))
+    return results
 
 
 def beam_search():
@@ -219,7 +219,7 @@ def optimizer():
     """Two steps of BERTAdam and of gradients clipped by their global norm."""
     import gluonnlp as nlp
 
-    net = made(mx.gluon.nn.Dense(4, in_units=3), mx.nd.ones((2, 3)))
+    net = initialized(mx.gluon.nn.Dense(4, in_units=3), mx.nd.ones((2, 3)))
     trainer = mx.gluon.Trainer(net.collect_params(), "bertadam", {"learning_rate": 0.01, "wd": 0.01})
     for _ in range(2):
         with mx.autograd.record():

@@ -1,6 +1,6 @@
 """gluonnlp 0.10 on sparse arrays: the language model with sampled softmax, word embeddings, GloVe.
 
-The models of the last two are in the scripts beside the package, which are read at the tag v0.10.0 from the git
+The models of the last two are in the scripts next to the package, which are read at the tag v0.10.0 from the git
 directory that ``GLUONNLP_GIT`` names.
 """
 
@@ -55,13 +55,13 @@ def filled(net):
 def parameters(net):
     """All weights, whole, and their gradients."""
     every = mx.nd.arange(COUNT, dtype="int64")
-    found = {}
+    results = {}
     for place, param in enumerate(net.collect_params().values()):
         is_sparse = param._stype != "default"
-        found[f"weight.{place}"] = (param.row_sparse_data(every) if is_sparse else param.data()).asnumpy()
+        results[f"weight.{place}"] = (param.row_sparse_data(every) if is_sparse else param.data()).asnumpy()
         if param.grad_req != "null":
-            found[f"gradient.{place}"] = param.grad().asnumpy()
-    return found
+            results[f"gradient.{place}"] = param.grad().asnumpy()
+    return results
 
 
 def language_model(**how):
@@ -81,7 +81,7 @@ def language_model(**how):
         hidden = net.begin_state(batch_size=batch, func=mx.nd.zeros)
         embedding = next(iter(net.embedding.collect_params().values()))
         encoder = net.encoder.collect_params().values()
-        found = {}
+        results = {}
         for step in range(3):
             x, y = words(f"x{step}", (length, batch)), words(f"y{step}", (length, batch))
             samples = (
@@ -93,18 +93,18 @@ def language_model(**how):
             hidden, ls = parallel.forward_backward((x, y, x != 0, samples, hidden))
             gradient = embedding.grad()
             gradient[:] *= batch
-            found[f"norm.{step}"] = np.array(
+            results[f"norm.{step}"] = np.array(
                 float(mx.gluon.utils.clip_global_norm([each.grad() for each in encoder], 1.0))
             )
             trainer.step(1)
-            found[f"loss.{step}"] = ls.asnumpy()
-        found.update(parameters(net) | flat(hidden, "hidden"))
+            results[f"loss.{step}"] = ls.asnumpy()
+        results.update(parameters(net) | flat(hidden, "hidden"))
         with tempfile.TemporaryDirectory() as folder:
             net.save_parameters(f"{folder}/net.params")
             whole = nlp.model.language_model.BigRNN(*sizes)
             whole.load_parameters(f"{folder}/net.params")
         out = whole(words("x9", (length, batch)), whole.begin_state(batch_size=batch, func=mx.nd.zeros))
-        return found | flat(out, "evaluated")
+        return results | flat(out, "evaluated")
 
     return run
 
@@ -113,7 +113,7 @@ def sampled_layers():
     """Layers of sampled softmax and of noise-contrastive estimation, with dense and with sparse weights."""
     import gluonnlp as nlp
 
-    found = {}
+    results = {}
     x = mx.nd.array(values("x", (6, 8)))
     label = words("label", (6,))
     samples = words("samples", (10,)), mx.nd.array(np.full(10, 0.3)), mx.nd.array(np.full(6, 0.2))
@@ -127,12 +127,12 @@ def sampled_layers():
                 total = (scores.clip(-10, 10) ** 2).sum()
             total.backward()
             trainer.step(6)
-            found.update(flat([scores.clip(-99, 99), target, x.grad], f"{name}.{keep}"))
-            found.update({f"{name}.{keep}.{part}": array for part, array in parameters(layer).items()})
-            found[f"{name}.{keep}.stypes"] = np.array(
+            results.update(flat([scores.clip(-99, 99), target, x.grad], f"{name}.{keep}"))
+            results.update({f"{name}.{keep}.{part}": array for part, array in parameters(layer).items()})
+            results[f"{name}.{keep}.stypes"] = np.array(
                 [each.grad().stype == "row_sparse" for each in layer.collect_params().values()], "float32"
             )
-    return found
+    return results
 
 
 def fixed(sampler):
@@ -165,7 +165,7 @@ def embeddings(model, subwords, optimizer):
         net.hybridize(static_alloc=True, static_shape=True)
         trainer = mx.gluon.Trainer(net.collect_params(), optimizer, {"learning_rate": 0.1})
         width = COUNT + COUNT // 2 if subwords else COUNT
-        found = {}
+        results = {}
         for step in range(3):
             one, other = words(f"one{step}", (9,), "int64"), words(f"other{step}", (9,), "int64")
             columns = [[int(each), *([COUNT + int(each) % 20, COUNT + int(each) % 7] if subwords else [])]
@@ -183,12 +183,12 @@ def embeddings(model, subwords, optimizer):
                 loss = net(bag, other, one) if model == "SG" else net(one, bag)
             loss.backward()
             trainer.step(batch_size=1)
-            found[f"loss.{step}"] = loss.asnumpy()
+            results[f"loss.{step}"] = loss.asnumpy()
         for place, param in enumerate(net.collect_params().values()):
             if param.grad_req != "null":
-                found[f"weight.{place}"] = param.data().asnumpy()
-                found[f"gradient.{place}"] = param.grad().asnumpy()
-        return found | flat(net[["word3", "word7"]], "vectors")
+                results[f"weight.{place}"] = param.data().asnumpy()
+                results[f"gradient.{place}"] = param.grad().asnumpy()
+        return results | flat(net[["word3", "word7"]], "vectors")
 
     return run
 
@@ -199,15 +199,15 @@ def glove():
     net = filled(script("train_glove").GloVe(index, output_dim=6, x_max=10, alpha=0.75))
     net.hybridize(static_alloc=True)
     trainer = mx.gluon.Trainer(net.collect_params(), "groupadagrad", {"learning_rate": 0.1, "eps": 1})
-    found = {}
+    results = {}
     for step in range(3):
         with mx.autograd.record():
             counts = mx.nd.array(1 + np.abs(values(f"counts{step}", (15,), 30)))
             loss = net(words(f"row{step}", (15,), "int32"), words(f"column{step}", (15,), "int32"), counts)
             loss.backward()
         trainer.step(batch_size=1)
-        found[f"loss.{step}"] = loss.asnumpy()
-    return found | parameters(net) | flat(net[["word3", "word7"]], "vectors")
+        results[f"loss.{step}"] = loss.asnumpy()
+    return results | parameters(net) | flat(net[["word3", "word7"]], "vectors")
 
 
 def samplers():

@@ -23,40 +23,40 @@ def estimator(kind):
     from gluonts.mx.trainer import Trainer
 
     trainer = Trainer(epochs=2, num_batches_per_epoch=2, learning_rate=1e-3, hybridize=kind != "wavenet")
-    given = {"freq": "H", "prediction_length": AHEAD, "trainer": trainer}
+    options = {"freq": "H", "prediction_length": AHEAD, "trainer": trainer}
     if kind == "deepar":
         from gluonts.model.deepar import DeepAREstimator
 
-        return DeepAREstimator(**given, context_length=12, num_layers=1, num_cells=8, dropout_rate=0.0)
+        return DeepAREstimator(**options, context_length=12, num_layers=1, num_cells=8, dropout_rate=0.0)
     if kind == "feedforward":
         from gluonts.model.simple_feedforward import SimpleFeedForwardEstimator
 
-        given.pop("freq")
-        return SimpleFeedForwardEstimator(**given, num_hidden_dimensions=[8], context_length=12)
+        options.pop("freq")
+        return SimpleFeedForwardEstimator(**options, num_hidden_dimensions=[8], context_length=12)
     if kind == "mqcnn":
         from gluonts.model.seq2seq import MQCNNEstimator
 
-        return MQCNNEstimator(**given, context_length=24)
+        return MQCNNEstimator(**options, context_length=24)
     if kind == "mqrnn":
         from gluonts.model.seq2seq import MQRNNEstimator
 
-        return MQRNNEstimator(**given, context_length=24)
+        return MQRNNEstimator(**options, context_length=24)
     if kind == "transformer":
         from gluonts.model.transformer import TransformerEstimator
 
-        return TransformerEstimator(**given, context_length=12, model_dim=8, num_heads=2, dropout_rate=0.0)
+        return TransformerEstimator(**options, context_length=12, model_dim=8, num_heads=2, dropout_rate=0.0)
     if kind == "wavenet":
         from gluonts.model.wavenet import WaveNetEstimator
 
-        return WaveNetEstimator(**given, num_parallel_samples=10, embedding_dimension=3, n_residue=4, n_skip=4)
+        return WaveNetEstimator(**options, num_parallel_samples=10, embedding_dimension=3, n_residue=4, n_skip=4)
     if kind == "nbeats":
         from gluonts.model.n_beats import NBEATSEstimator
 
-        return NBEATSEstimator(**given, num_stacks=2, widths=[8], context_length=12)
+        return NBEATSEstimator(**options, num_stacks=2, widths=[8], context_length=12)
     assert kind == "canonical", kind
     from gluonts.model.canonical import CanonicalRNNEstimator
 
-    return CanonicalRNNEstimator(**given, context_length=12, num_layers=1, num_cells=8)
+    return CanonicalRNNEstimator(**options, context_length=12, num_layers=1, num_cells=8)
 
 
 def training(kind):
@@ -69,17 +69,17 @@ def training(kind):
 
         np.random.seed(0)
         mx.random.seed(0)
-        made = estimator(kind)
+        forecaster = estimator(kind)
         data = dataset()
-        transformation = made.create_transformation()
-        network = made.create_training_network()
+        transformation = forecaster.create_transformation()
+        network = forecaster.create_training_network()
         names = get_hybrid_forward_input_names(type(network))
-        if hasattr(made, "create_training_data_loader"):
+        if hasattr(forecaster, "create_training_data_loader"):
             from gluonts.env import env
 
             with env._let(max_idle_transforms=100):
                 transformed = transformation.apply(data, is_train=True)
-            loader = made.create_training_data_loader(transformed)
+            loader = forecaster.create_training_data_loader(transformed)
         batch = next(iter(loader))
         inputs = [batch[name] for name in names]
         network.initialize(mx.init.Zero())
@@ -104,12 +104,12 @@ def forecasting(kind):
         np.random.seed(0)
         mx.random.seed(0)
         predictor = estimator(kind).train(dataset())
-        found = {}
+        results = {}
         for number, forecast in enumerate(predictor.predict(dataset())):
             mean = np.asarray(forecast.quantile(0.5))
             assert np.isfinite(mean).all()
-            found[f"shape.{number}"] = np.array(mean.shape)
-        return found
+            results[f"shape.{number}"] = np.array(mean.shape)
+        return results
 
     return run
 
@@ -120,12 +120,14 @@ def distributions():
 
     x = mx.nd.array([0.5, 1.5, 2.5])
     one, two = mx.nd.array([0.4, 1.0, 2.0]), mx.nd.array([1.0, 0.5, 0.7])
-    made = {
+    distributions_by_name = {
         "gaussian": d.Gaussian(one, two), "laplace": d.Laplace(one, two), "gamma": d.Gamma(one, two), "beta": None,
         "student": d.StudentT(one, two, two + 3), "negative binomial": d.NegativeBinomial(one, two),
         "poisson": d.Poisson(one), "uniform": d.Uniform(one - 3, two + 4),
     }  # fmt: skip
-    return flat([[each.log_prob(x), each.mean] for name, each in sorted(made.items()) if each is not None])
+    return flat(
+        [[each.log_prob(x), each.mean] for name, each in sorted(distributions_by_name.items()) if each is not None]
+    )
 
 
 KINDS = ["deepar", "feedforward", "mqcnn", "mqrnn", "transformer", "wavenet", "nbeats", "canonical"]

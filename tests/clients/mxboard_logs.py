@@ -1,4 +1,4 @@
-"""mxboard 0.1: what a training run writes for TensorBoard, read back."""
+"""mxboard 0.1: the TensorBoard files of a training run, read back."""
 
 import struct
 import tempfile
@@ -33,9 +33,9 @@ def events():
         writer.add_embedding("points", mx.nd.array(values("e", (5, 4))), labels=mx.nd.arange(5))
     written = [path for path in Path(folder).rglob("*") if path.is_file()]
     logs = [path for path in written if "events" in path.name]
-    found = {path.name: np.frombuffer(path.read_bytes(), "uint8") for path in written if path not in logs}
+    contents = {path.name: np.frombuffer(path.read_bytes(), "uint8") for path in written if path not in logs}
     events = sorted(line for path in logs for line in lines(path.read_bytes()))
-    return found | {"events": np.frombuffer("\n".join(events).encode(), "uint8")}
+    return contents | {"events": np.frombuffer("\n".join(events).encode(), "uint8")}
 
 
 def lines(data):

@@ -1,4 +1,4 @@
-"""sockeye 2.3.24 by its commands: train, checkpoint, go on, translate, score. A task: copy a sentence of ten words."""
+"""sockeye 2.3.24 by its commands: train, checkpoint, resume, translate, score. A task: copy a sentence of ten words."""
 
 import os
 import random
@@ -36,9 +36,9 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 """Starts one of sockeye's commands."""
 
 
-def command(module, *given, feed=""):
+def command(module, *args, feed=""):
     """Run one of sockeye's commands; return its output."""
-    words = [sys.executable, "-W", "ignore", "-c", START, f"sockeye.{module}", *map(str, given)]
+    words = [sys.executable, "-W", "ignore", "-c", START, f"sockeye.{module}", *map(str, args)]
     done = subprocess.run(words, input=feed, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stderr.strip()[-600:])
@@ -98,19 +98,19 @@ def codes(text):
 
 def translate():
     """Translations of the model that MXNet trained."""
-    found = command(
+    output = command(
         "translate", "--models", model(), "--use-cpu", "--beam-size", "3", feed="\n".join(sentences(12, 2)) + "\n"
     )
-    return {"text": codes(found)}
+    return {"text": codes(output)}
 
 
 def score():
     """Scores of the model that MXNet trained."""
     text = files()
-    found = command(
+    output = command(
         "score", "--model", model(), "--use-cpu", "--source", f"{text}/valid.source", "--target", f"{text}/valid.target"
     )
-    return {"scores": np.array([float(line.split("\t")[0]) for line in found.splitlines() if line])}
+    return {"scores": np.array([float(line.split("\t")[0]) for line in output.splitlines() if line])}
 
 
 def training():
@@ -118,8 +118,8 @@ def training():
     folder = SHARED / ("mxnet" if is_mxnet() else "flowmx")
     train(folder)
     assert (folder / "params.00002").exists()
-    found = command("translate", "--models", folder, "--use-cpu", "--beam-size", "2", feed="a b c d\n")
-    return {"lines": np.array(len(found.splitlines()))}
+    output = command("translate", "--models", folder, "--use-cpu", "--beam-size", "2", feed="a b c d\n")
+    return {"lines": np.array(len(output.splitlines()))}
 
 
 CASES = {"translate": translate, "score": score, "train": training}

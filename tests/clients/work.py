@@ -1,4 +1,4 @@
-"""One client in one environment: ``python work.py CLIENT FOLDER [CASE ...]`` keeps what its cases give."""
+"""One client in one environment: ``python work.py CLIENT FOLDER [CASE ...]`` saves the results of its cases."""
 
 import importlib
 import json
@@ -19,20 +19,20 @@ def main():
     client, folder, *wanted = sys.argv[1:]
     warnings.simplefilter("ignore")
     sys.path.insert(0, str(Path(__file__).resolve().parent))
-    kept = Path(folder)
-    kept.mkdir(parents=True, exist_ok=True)
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
     outcomes = {}
     for name, run in importlib.import_module(client).CASES.items():
         if wanted and name not in wanted:
             continue
         start, error = time.perf_counter(), ""
         try:
-            np.savez(kept / f"{name.replace('/', '_')}.npz", **run())
+            np.savez(target / f"{name.replace('/', '_')}.npz", **run())
         except Exception as problem:
             error = f"{type(problem).__name__}: {problem}"[:300]
             traceback.print_exc()
         outcomes[name] = {"error": error, "seconds": round(time.perf_counter() - start, 2)}
-        (kept / "outcomes.json").write_text(json.dumps(outcomes, indent=1))
+        (target / "outcomes.json").write_text(json.dumps(outcomes, indent=1))
 
 
 main()

@@ -1,14 +1,14 @@
-"""CuPy's arrays and functions, on NumPy: what works here has the names, arguments and manners of CuPy's.
+"""CuPy's arrays and functions, on NumPy: supported calls have the names, arguments and behaviour of CuPy's.
 
-``xp`` stands for the module ``cupy``, :class:`ndarray` for ``cupy.ndarray``. The numbers are NumPy's; what is refused
-is what CuPy refuses:
+``xp`` stands for the module ``cupy``, :class:`ndarray` for ``cupy.ndarray``. NumPy computes the values. As in CuPy,
+the following is refused:
 
 - names and arguments that only NumPy has (names.json, taken from the real package by record.py),
-- NumPy's arrays among the arguments, and a conversion to them that nobody asked for (``.get()`` asks),
-- more: see ``_LIMITS``.
+- NumPy arrays as arguments, and implicit conversions to NumPy arrays (``.get()`` converts explicitly),
+- the values of arguments in ``_LIMITS``.
 
-Results of no axes stay arrays. Every wait for the device (``float(x)``, ``if x:``, ``.get()``, a boolean mask) is
-counted in :data:`waits`.
+Results without axes are arrays, not numbers. Every wait for the device (``float(x)``, ``if x:``, ``.get()``, a boolean
+mask) is counted in :data:`waits`.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def _refuse(condition: bool, message: str) -> None:
 
 
 _LIMITS: dict[str, Callable[..., None]] = {
-    "sort": lambda given: _refuse(given.get("kind") not in (None, "stable"), f"kind {given.get('kind')!r}"),
-    "argsort": lambda given: _refuse(given.get("kind") not in (None, "stable"), f"kind {given.get('kind')!r}"),
-    "einsum": lambda given: _refuse(bool(given["kwargs"].keys() - {"dtype", "optimize"}), str(given.get("kwargs"))),
+    "sort": lambda source: _refuse(source.get("kind") not in (None, "stable"), f"kind {source.get('kind')!r}"),
+    "argsort": lambda source: _refuse(source.get("kind") not in (None, "stable"), f"kind {source.get('kind')!r}"),
+    "einsum": lambda source: _refuse(bool(source["kwargs"].keys() - {"dtype", "optimize"}), str(source.get("kwargs"))),
 }
 """Values of arguments that CuPy refuses."""
 
@@ -77,7 +77,7 @@ class ndarray:  # noqa: N801 - CuPy's name
         self._host: Any = _ndarray(shape, dtype, buffer, 0, strides, order)
         self._memory = memptr
 
-    # -- conversions: none to NumPy's that nobody asked for --------------------------------------------
+    # -- conversions: to NumPy only by get ------------------------------------------------------------
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()` instead.")
@@ -97,7 +97,7 @@ class ndarray:  # noqa: N801 - CuPy's name
         return NotImplemented if own is None else own(*args, **kwargs)
 
     def get(self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True) -> Any:
-        """A copy in the host's memory."""
+        """Return a copy in the host's memory."""
         waits["get"] += 1
         if out is None:
             return self._host.copy(order)
@@ -201,11 +201,11 @@ def _reach(shape: tuple[int, ...], strides: Any, itemsize: int) -> int:
 
 
 def wrap(result: Any) -> Any:
-    """NumPy's result as the device's: arrays and scalars as arrays, also within tuples and lists."""
+    """Wrap a result of NumPy: arrays and scalars become arrays of the device, also within tuples and lists."""
     if isinstance(result, (np.ndarray, np.generic)):
-        made = object.__new__(ndarray)
-        made._host, made._memory = np.asarray(result), None
-        return made
+        array = object.__new__(ndarray)
+        array._host, array._memory = np.asarray(result), None
+        return array
     if isinstance(result, tuple) and hasattr(result, "_fields"):
         return type(result)(*map(wrap, result))
     if isinstance(result, (tuple, list)):
@@ -214,7 +214,7 @@ def wrap(result: Any) -> Any:
 
 
 def _unwrap(value: Any) -> Any:
-    """An argument for NumPy's function."""
+    """Convert an argument for NumPy's function."""
     if isinstance(value, ndarray):
         return value._host
     _refuse(isinstance(value, np.ndarray), f"Unsupported type {type(value)}")
@@ -224,15 +224,15 @@ def _unwrap(value: Any) -> Any:
 
 
 def _index(key: Any) -> Any:
-    """An index: CuPy copies NumPy's arrays to the device here."""
+    """Convert an index; CuPy copies NumPy arrays in an index to the device."""
     parts = key if isinstance(key, tuple) else (key,)
     for part in parts:
         if isinstance(part, (list, np.ndarray)):
             waits["index of the host"] += 1
         elif isinstance(part, ndarray) and part.dtype == np.bool_:
             waits["mask"] += 1
-    found = tuple([part._host if isinstance(part, ndarray) else part for part in parts])
-    return found if isinstance(key, tuple) else found[0]
+    unwrapped = tuple([part._host if isinstance(part, ndarray) else part for part in parts])
+    return unwrapped if isinstance(key, tuple) else unwrapped[0]
 
 
 def _flat(values: Any) -> Iterator[Any]:
@@ -244,7 +244,7 @@ def _flat(values: Any) -> Iterator[Any]:
 
 
 class _Function:
-    """A function of CuPy's by NumPy's of that name."""
+    """A function of CuPy, computed by NumPy's function of the same name."""
 
     def __init__(self, name: str, parameters: str | None, function: Callable[..., Any]) -> None:
         self.__name__ = name
@@ -254,9 +254,9 @@ class _Function:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         name = self.__name__
         if self._signature is not None:
-            given = self._signature.bind(*args, **kwargs).arguments
+            arguments = self._signature.bind(*args, **kwargs).arguments
             if name in _LIMITS:
-                _LIMITS[name]({"kwargs": {}, **given})
+                _LIMITS[name]({"kwargs": {}, **arguments})
         kwargs.pop("blocking", None)
         if name in _WAITING:
             waits[name] += 1
@@ -276,25 +276,25 @@ class _Function:
 
 
 def _shallow(value: Any) -> Any:
-    """An argument for NumPy's function, of a function that takes the host's arrays."""
+    """Convert an argument of a function that accepts the host's arrays."""
     return type(value)(map(_shallow, value)) if isinstance(value, (tuple, list)) else getattr(value, "_host", value)
 
 
 def _signature(parameters: str) -> inspect.Signature:
-    """The signature that record.py has written in short."""
+    """Return the signature that record.py wrote in short form."""
     kinds = inspect.Parameter
-    made: list[inspect.Parameter] = []
+    entries: list[inspect.Parameter] = []
     kind: Any = kinds.POSITIONAL_OR_KEYWORD
     for part in filter(None, parameters.split(", ")):
         name = part.strip("*=")
         if part.startswith("**"):
-            made.append(kinds(name, kinds.VAR_KEYWORD))
+            entries.append(kinds(name, kinds.VAR_KEYWORD))
         elif part.startswith("*"):
             kind = kinds.KEYWORD_ONLY
-            made += [kinds(name, kinds.VAR_POSITIONAL)] if name else []
+            entries += [kinds(name, kinds.VAR_POSITIONAL)] if name else []
         else:
-            made.append(kinds(name, kind, default=None if part.endswith("=") else kinds.empty))
-    return inspect.Signature(made)
+            entries.append(kinds(name, kind, default=None if part.endswith("=") else kinds.empty))
+    return inspect.Signature(entries)
 
 
 class ufunc:  # noqa: N801 - CuPy's name
@@ -317,21 +317,21 @@ class ufunc:  # noqa: N801 - CuPy's name
             _refuse(not isinstance(value, (ndarray, type(None))), f"Unsupported type {type(value)}")
         results = self._compute(_unwrap(args[: self.nin]), _unwrap(targets), dtype, casting)
         pairs = [
-            given if given is not None else wrap(made)
-            for made, given in zip(results, targets or (None,) * self.nout, strict=True)
+            target if target is not None else wrap(result)
+            for result, target in zip(results, targets or (None,) * self.nout, strict=True)
         ]
         return pairs[0] if self.nout == 1 else tuple(pairs)
 
     def _compute(self, args: Any, targets: Any, dtype: Any, casting: Any) -> tuple[Any, ...]:
         if isinstance(self._function, np.ufunc):
             with np.errstate(all="ignore"):
-                given = {"out": targets} if targets else {}
-                found = self._function(*args, **given, dtype=dtype, casting=casting)
-        else:  # a plain function of NumPy's, such as sinc
-            found = self._function(*args)
+                out = {"out": targets} if targets else {}
+                results = self._function(*args, **out, dtype=dtype, casting=casting)
+        else:  # not a ufunc in NumPy, such as sinc
+            results = self._function(*args)
             if targets:
-                np.copyto(targets[0], found, casting=casting)
-        return found if isinstance(found, tuple) else (found,)
+                np.copyto(targets[0], results, casting=casting)
+        return results if isinstance(results, tuple) else (results,)
 
     def at(self, a: Any, indices: Any, b: Any = None) -> None:
         if self.name not in ("add", "maximum", "minimum"):
@@ -349,33 +349,33 @@ class ufunc:  # noqa: N801 - CuPy's name
 
     def reduce(self, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
         reduce = self._only("reduce", ("add", "multiply"))
-        made = wrap(reduce(array._host, axis, dtype, None if out is None else out._host, keepdims))
-        return made if out is None else out
+        result = wrap(reduce(array._host, axis, dtype, None if out is None else out._host, keepdims))
+        return result if out is None else out
 
     def accumulate(self, array: Any, axis: int = 0, dtype: Any = None, out: Any = None) -> Any:
-        made = self._only("accumulate", ("add", "multiply"))(array._host, axis, dtype, getattr(out, "_host", None))
-        return wrap(made) if out is None else out
+        result = self._only("accumulate", ("add", "multiply"))(array._host, axis, dtype, getattr(out, "_host", None))
+        return wrap(result) if out is None else out
 
     def reduceat(self, array: Any, indices: Any, axis: int = 0, dtype: Any = None, out: Any = None) -> Any:
-        made = self._only("reduceat", ("add",))(array._host, _unwrap(indices), axis, dtype, getattr(out, "_host", None))
-        return wrap(made) if out is None else out
+        sums = self._only("reduceat", ("add",))(array._host, _unwrap(indices), axis, dtype, getattr(out, "_host", None))
+        return wrap(sums) if out is None else out
 
     def outer(self, A: Any, B: Any, **kwargs: Any) -> Any:
         return self(A.reshape(A.shape + (1,) * B.ndim), B, **kwargs)
 
 
 class Namespace:
-    """A module of CuPy's: functions by NumPy, names that CuPy lacks are no attributes."""
+    """A module of CuPy, with functions computed by NumPy; names that CuPy lacks raise AttributeError."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def __getattr__(self, name: str) -> Any:
-        found = self._find(name)
-        if found is None:
+        attribute = self._find(name)
+        if attribute is None:
             raise AttributeError(f"module 'cupy{self._path and '.'}{self._path}' has no attribute {name!r} (stand-in)")
-        setattr(self, name, found)
-        return found
+        setattr(self, name, attribute)
+        return attribute
 
     def _find(self, name: str) -> Any:
         below = f"{self._path}.{name}".lstrip(".")
@@ -410,14 +410,14 @@ def _method(name: str) -> Callable[..., Any]:
     signature = _signature(NAMES["array"]["methods"][name])
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
+        arguments = signature.bind(*args, **kwargs).arguments
         if name in _LIMITS:
-            _LIMITS[name](given)
+            _LIMITS[name](arguments)
         if name in _WAITING:
             waits[name] += 1
-        out = given.get("out")
-        made = getattr(self._host, name)(*_unwrap(args), **{key: _unwrap(value) for key, value in kwargs.items()})
-        return out if out is not None else self if made is self._host else wrap(made)
+        out = arguments.get("out")
+        result = getattr(self._host, name)(*_unwrap(args), **{key: _unwrap(value) for key, value in kwargs.items()})
+        return out if out is not None else self if result is self._host else wrap(result)
 
     call.__name__ = name
     return call
@@ -433,7 +433,7 @@ _UNARY = {"neg": "negative", "pos": "positive", "abs": "absolute", "invert": "in
 
 
 def _complete() -> None:
-    """The rest of the array's attributes, by the list of CuPy's."""
+    """Add the other attributes of CuPy's arrays, from the recorded list."""
     for name in NAMES["array"]["attributes"]:
         if name not in ("flat", "cstruct", "device") and not hasattr(ndarray, name):
             setattr(ndarray, name, _attribute(name))

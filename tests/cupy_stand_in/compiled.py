@@ -1,8 +1,8 @@
 """CUDA C on the host: ``RawModule`` for the stand-in, by g++.
 
 A kernel's source is compiled as C++ with the words of CUDA C defined away, and run block by block. The threads of a
-block take turns: each runs to its next barrier (or shuffle), then the next one does, on stacks of their own. So what a
-kernel computes is computed, races within a barrier's reach apart; how fast it would be is not known here.
+block take turns: each runs to its next barrier (or shuffle), on a separate stack. So the results are those of a GPU,
+except races between two barriers; the speed on a GPU cannot be measured here.
 
 Every source takes one structure ``Args`` by value in a kernel called ``kernel``.
 """
@@ -83,12 +83,12 @@ template <typename T> static T atomicAdd(T* place, T value) { T old = *place; *p
 """
 
 DRIVER = r"""
-static const Args* given;
-static void body() { kernel(*given); fibers[current].done = true; pause_here(); }
+static const Args* kernel_args;
+static void body() { kernel(*kernel_args); fibers[current].done = true; pause_here(); }
 
 static void run_block(bool with_barriers) {
     if (!with_barriers) {
-        for (threadIdx.x = 0; threadIdx.x < blockDim.x; ++threadIdx.x) kernel(*given);
+        for (threadIdx.x = 0; threadIdx.x < blockDim.x; ++threadIdx.x) kernel(*kernel_args);
         return;
     }
     for (unsigned t = 0; t < blockDim.x; ++t) {
@@ -112,7 +112,7 @@ static void run_block(bool with_barriers) {
 }
 
 extern "C" void launch(const unsigned* grid, unsigned threads, const void* args, int with_barriers) {
-    given = (const Args*)args;
+    kernel_args = (const Args*)args;
     threadIdx = {0, 0, 0};
     blockDim = {threads, 1, 1};
     gridDim = {grid[0], grid[1], grid[2]};
@@ -136,7 +136,7 @@ def _folder() -> Any:
 
 @cache
 def _shim() -> Path:
-    """The shim, compiled once: reading the headers of mathematics takes longer than most kernels."""
+    """Return the shim, compiled once: to parse math.h takes longer than to compile most kernels."""
     path = Path(_folder().name) / "shim.h"
     path.write_text(SHIM)
     _run_compiler("-x", "c++-header", path, "-o", f"{path}.gch")
@@ -146,14 +146,14 @@ def _shim() -> Path:
 def _run_compiler(*arguments: str | Path) -> None:
     assert COMPILER is not None
     options = ["-std=c++17", "-O0", "-w", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing"]
-    made = subprocess.run([COMPILER, *options, *arguments], capture_output=True, text=True)
-    if made.returncode:
-        raise RuntimeError(f"it does not compile:\n{made.stderr}")
+    process = subprocess.run([COMPILER, *options, *arguments], capture_output=True, text=True)
+    if process.returncode:
+        raise RuntimeError(f"it does not compile:\n{process.stderr}")
 
 
 @cache
 def _compile(code: str) -> Any:
-    """The function ``launch`` of a source."""
+    """Compile a source, and return its function ``launch``."""
     path = Path(_folder().name) / hashlib.sha256(code.encode()).hexdigest()
     source = path.with_suffix(".cc")
     source.write_text(f"{code}\n{DRIVER}")
@@ -162,20 +162,20 @@ def _compile(code: str) -> Any:
 
 
 class RawModule:
-    """As CuPy's, as far as kernels use it."""
+    """The part of ``cupy.RawModule`` that kernels use."""
 
     def __init__(self, code: str, options: tuple[str, ...] = ()) -> None:
         self._code = code
 
     def get_function(self, name: str) -> Any:
-        """The kernel ``kernel``."""
+        """Return the only kernel, ``kernel``."""
         assert name == "kernel"
         launch, code = _compile(self._code), self._code
         with_barriers = any(word in code for word in ("__syncthreads()", "__shfl", "__syncwarp()"))
 
         def call(grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_mem: int = 0) -> None:
             (packed,) = args
-            # CuPy takes one array of NumPy's with one element, by value.
+            # CuPy passes a NumPy array of one element by value.
             assert isinstance(packed, np.ndarray)
             assert packed.size == 1
             assert 0 < block[0] <= 1024

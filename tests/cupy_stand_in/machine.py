@@ -1,9 +1,9 @@
-"""A stand-in for CUDA as CuPy shows it: devices with memory, streams, events, graphs, and errors that come late.
+"""A stand-in for ``cupy.cuda``: devices with memory, streams, events, graphs, and errors that are reported late.
 
-With a seed, work that is put on a stream is done later, in an order of the streams that is drawn, as far as events
-allow: where code forgets to wait, or gives memory away too early, wrong numbers come out. Work knows addresses and
-keeps nothing alive. An address that is not allocated when the work is done loses the device, as does a planted error;
-work on the null stream, or a copy from memory that is not pinned, fails the test.
+With a seed, the work on streams is deferred and then done in a random order that events permit, so code that forgets to
+wait, or releases memory too early, computes wrong numbers. Queued work holds addresses, and keeps no array alive. If an
+address is not allocated when the work is done, the device is lost, as after a planted error. Work on the null stream,
+or a copy from memory that is not pinned, fails the test.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAMES = {
     CAPTURE_ISOLATION: "cudaErrorStreamCaptureIsolation: dependency created on uncaptured work in another stream",
 }
 GARBAGE = 0xCD
-_MOST_AHEAD = 2
+_MAX_AHEAD = 2
 
 
 class CUDARuntimeError(RuntimeError):
@@ -46,7 +46,7 @@ class Fault(Exception):
 
 
 class _Record:
-    """A place in a stream."""
+    """A position in a stream, at which an event was recorded."""
 
     done = False
 
@@ -59,7 +59,7 @@ class _Here(threading.local):
 
 
 class Machine:
-    """So many devices of so much memory; a seed defers work."""
+    """Devices of equal memory size; with a seed, their work is deferred."""
 
     def __init__(self, count=2, memory=1 << 28, seed=None):
         self.count, self.memory = count, memory
@@ -100,7 +100,7 @@ class Machine:
         return address
 
     def pointer(self, size):
-        """Allocate as CuPy's own allocator does, outside of flowmx's streams."""
+        """Allocate memory like CuPy's default allocator, outside of flowmx's streams."""
         assert self.null_allowed, "memory was asked for outside of the device's streams"
         device = self.here.device
         memory = UnownedMemory(self.malloc(max(1, size), is_counted=False), size, None, device)
@@ -117,7 +117,7 @@ class Machine:
             self.used[device] -= content.size
 
     def owner(self, address):
-        """The device that has an address allocated."""
+        """Return the device on which an address is allocated."""
         with self.lock:
             index = bisect.bisect_right(self.addresses, address) - 1
             if index >= 0:
@@ -144,7 +144,7 @@ class Machine:
         return chosen
 
     def waits(self):
-        """The host waits, on the current stream: not while it is captured."""
+        """Note that the host waits for the current stream, which is an error while the stream is captured."""
         stream = self.current()
         self.check(stream.device_id)
         if stream.captured is not None:
@@ -153,7 +153,7 @@ class Machine:
         self.host_waits += 1
 
     def put(self, stream, work, label=""):
-        """Work for a stream, or for the graph that is captured there."""
+        """Put work on a stream, or into the graph that the stream is capturing."""
         assert stream.ptr or self.null_allowed, "work was put on the null stream"
         assert stream.device_id == self.here.device, "a stream of another device is current"
         self.check(stream.device_id)
@@ -165,7 +165,7 @@ class Machine:
             self.progress()
 
     def progress(self):
-        count = 1 << 30 if self.rng is None else self.rng.randrange(_MOST_AHEAD + 1)
+        count = 1 << 30 if self.rng is None else self.rng.randrange(_MAX_AHEAD + 1)
         for _ in range(count):
             if not self.step():
                 return
@@ -199,7 +199,7 @@ class Machine:
 
     def finish(self, record, device):
         while not record.done:
-            assert self.step() or record.done, "a wait for what was never launched"
+            assert self.step() or record.done, "a wait for work that was never launched"
         self.check(device)
 
     def finish_all(self, device=None):
@@ -210,7 +210,7 @@ class Machine:
         return any(each.tasks and device in (None, each.device_id) for each in self.streams)
 
     def break_down(self):
-        """Plant an error on the current stream: CUDA tells of it later."""
+        """Plant an error on the current stream; CUDA reports it later."""
 
         def fault():
             raise Fault("planted")
@@ -251,7 +251,7 @@ class Stream:
         self.machine.streams.append(self)
 
     def is_able(self):
-        """True where its next work can run now."""
+        """Return whether the next work can run now."""
         while self.tasks and self.tasks[0][0] == "wait" and self.tasks[0][1].done:
             self.tasks.popleft()
         return bool(self.tasks) and self.tasks[0][0] != "wait"
@@ -381,10 +381,10 @@ class PinnedMemory:
 
 
 def PinnedMemoryPointer(mem, offset):  # noqa: N802
-    """``cupy.cuda.PinnedMemoryPointer``: something with a buffer, which keeps the memory."""
-    made = (ctypes.c_ubyte * (mem.size - offset)).from_buffer(mem.content, offset)
-    made.mem, made.ptr = mem, mem.ptr + offset
-    return made
+    """``cupy.cuda.PinnedMemoryPointer``: an object with a buffer, which keeps the memory alive."""
+    buffer = (ctypes.c_ubyte * (mem.size - offset)).from_buffer(mem.content, offset)
+    buffer.mem, buffer.ptr = mem, mem.ptr + offset
+    return buffer
 
 
 class PinnedMemoryPool:
@@ -445,8 +445,8 @@ def cuda(machine):
            for kind in (Stream, Event, PinnedMemory, PinnedMemoryPool, MemoryPointer)},
         PinnedMemoryPointer=PinnedMemoryPointer, get_current_stream=machine.current,
         get_allocator=lambda: allocators["device"],
-        set_allocator=lambda given: allocators.update(device=given),
+        set_allocator=lambda value: allocators.update(device=value),
         alloc=lambda size: allocators["device"](size),
-        set_pinned_memory_allocator=lambda given: allocators.update(pinned=given),
+        set_pinned_memory_allocator=lambda value: allocators.update(pinned=value),
         alloc_pinned_memory=lambda size: allocators["pinned"](size),
     )  # fmt: skip

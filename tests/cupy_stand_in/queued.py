@@ -17,7 +17,7 @@ _READ = ("sum", "mean", "max", "min", "prod", "argmax", "argmin", "round", "clip
 
 
 def _span(shape, strides, itemsize):
-    """The bytes that an array reaches over, before its first element and from there on."""
+    """Return the numbers of bytes that an array spans before its first element, and from there on."""
     if 0 in shape:
         return 0, 0
     ways = [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
@@ -25,7 +25,7 @@ def _span(shape, strides, itemsize):
 
 
 class _Where:
-    """An argument as work knows it: an address, which keeps nothing alive."""
+    """An argument of queued work: an address, which keeps nothing alive."""
 
     def __init__(self, machine, array):
         self.machine = machine
@@ -47,7 +47,7 @@ def _host(address, shape, dtype, strides):
 
 
 def make(machine: Machine):
-    """A module that stands for ``cupy`` on a machine."""
+    """Make a module that replaces ``cupy`` on a machine."""
 
     def seen(value, read):
         if isinstance(value, ndarray):
@@ -67,12 +67,12 @@ def make(machine: Machine):
         machine.check(machine.here.device)
 
     def call(function, args, kwargs, outs=None):
-        """Put a function on the current stream; returns where its results will be."""
+        """Put a function on the current stream; return the arrays of its future results."""
         if outs is None:
             with np.errstate(all="ignore"):
-                found = function(*seen(args, zeros_like), **seen_all(kwargs, zeros_like))
-            several = isinstance(found, (tuple, list))
-            outs = [ndarray(np.shape(each), np.asarray(each).dtype) for each in (found if several else (found,))]
+                shapes = function(*seen(args, zeros_like), **seen_all(kwargs, zeros_like))
+            several = isinstance(shapes, (tuple, list))
+            outs = [ndarray(np.shape(each), np.asarray(each).dtype) for each in (shapes if several else (shapes,))]
         else:
             several = len(outs) > 1
         where = [_Where(machine, each) for each in outs]
@@ -119,7 +119,7 @@ def make(machine: Machine):
             return tuple(reversed(strides))
 
         def _shown(self):
-            """Its memory, of which the content may not be looked at."""
+            """Return the memory of the array; its content may not be computed yet, so it must not be read."""
             return _host(self.data.ptr, self.shape, self.dtype, self.strides)
 
         def _like(self, shown):
@@ -223,17 +223,17 @@ def make(machine: Machine):
             self.random = SimpleNamespace(Generator=Generator, Philox4x3210=Philox4x3210)
 
         def __getattr__(self, name):
-            found = getattr(np, name)
-            if isinstance(found, type) or not callable(found):
-                return found
+            attribute = getattr(np, name)
+            if isinstance(attribute, type) or not callable(attribute):
+                return attribute
 
             def function(*args, out=None, **kwargs):
-                if isinstance(found, np.ufunc) and len(args) > found.nin:
-                    args, out = args[: found.nin], args[found.nin :]
+                if isinstance(attribute, np.ufunc) and len(args) > attribute.nin:
+                    args, out = args[: attribute.nin], args[attribute.nin :]
                 outs = None if out is None else list(out) if isinstance(out, tuple) else [out]
-                if outs is not None and isinstance(found, np.ufunc):
+                if outs is not None and isinstance(attribute, np.ufunc):
                     kwargs["casting"] = "unsafe"
-                return call(found, args, kwargs, outs)
+                return call(attribute, args, kwargs, outs)
 
             return function
 
@@ -251,12 +251,12 @@ def make(machine: Machine):
             if isinstance(source, ndarray):
                 return source if dtype in (None, source.dtype) else source.astype(dtype)
             source = np.asarray(source, dtype)
-            made = ndarray(source.shape, source.dtype)
+            array = ndarray(source.shape, source.dtype)
             pinned = self.cuda.alloc_pinned_memory(max(1, source.nbytes))
             np.frombuffer(pinned, np.uint8)[: source.nbytes] = source.reshape(-1).view(np.uint8)
-            made.data.copy_from_host_async(pinned.ptr, source.nbytes)
-            kept.append(pinned)
-            return made
+            array.data.copy_from_host_async(pinned.ptr, source.nbytes)
+            sources.append(pinned)
+            return array
 
         array = asarray
 
@@ -270,7 +270,7 @@ def make(machine: Machine):
             self.state[...] = 0
 
     class Generator:
-        """Its state lies on the device and goes on there."""
+        """A generator whose state lives and advances on the device."""
 
         def __init__(self, bits):
             self.bits = bits
@@ -296,6 +296,6 @@ def make(machine: Machine):
         def standard_exponential(self, size=None, dtype=np.float64):
             return self._draw("standard_exponential", size, dtype)
 
-    kept: list[object] = []
+    sources: list[object] = []
     namespace = Namespace()
     return namespace

@@ -19,46 +19,46 @@ MODULES = ("", "linalg", "fft", "lib.stride_tricks")
 
 
 def signature(function: Any) -> str | None:
-    """The parameters, such as ``a, axis=, *, out=``; None where they cannot be known."""
+    """Return the parameters, such as ``a, axis=, *, out=``; None if they are unknown."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return _from_doc(function)
     parts = [f"{STARS.get(p.kind, '')}{p.name}{'' if p.default is p.empty else '='}" for p in parameters]
-    alone = [at for at, p in enumerate(parameters) if p.kind is p.KEYWORD_ONLY]
+    alone = [index for index, p in enumerate(parameters) if p.kind is p.KEYWORD_ONLY]
     if alone and not any(part[0] == "*" for part in parts[: alone[0]]):
         parts.insert(alone[0], "*")
     return ", ".join(parts)
 
 
 def _from_doc(function: Any) -> str | None:
-    """The same from the first line that Cython writes into a docstring."""
-    found = re.match(r"[\w.]+\((.*?)\)( ->.*)?$", (function.__doc__ or "").split("\n")[0])
-    if found is None:
+    """Return the parameters from the signature that Cython writes into the first line of a docstring."""
+    match = re.match(r"[\w.]+\((.*?)\)( ->.*)?$", (function.__doc__ or "").split("\n")[0])
+    if match is None:
         return None
-    parts = [part.strip().partition("=") for part in found[1].split(",") if part.strip()]
+    parts = [part.strip().partition("=") for part in match[1].split(",") if part.strip()]
     named = [f"{name.split()[-1]}{equals}" for name, equals, _ in parts]
     return ", ".join([name for name in named if name != "self"])
 
 
 def names(module: Any) -> dict[str, Any]:
-    """The functions, ufuncs, types and values of a module."""
-    found: dict[str, Any] = {"functions": {}, "ufuncs": {}, "values": []}
+    """Return the functions, ufuncs, types and values of a module."""
+    names: dict[str, Any] = {"functions": {}, "ufuncs": {}, "values": []}
     for name in dir(module):
         value = getattr(module, name)
         if name.startswith("_") or inspect.ismodule(value):
             continue
         if isinstance(value, cupy.ufunc):
-            found["ufuncs"][name] = {"nin": value.nin, "nout": value.nout}
+            names["ufuncs"][name] = {"nin": value.nin, "nout": value.nout}
         elif inspect.isclass(value) or not callable(value):
-            found["values"].append(name)
+            names["values"].append(name)
         else:
-            found["functions"][name] = signature(value)
-    return found
+            names["functions"][name] = signature(value)
+    return names
 
 
 def methods() -> dict[str, Any]:
-    """The methods of an array, and its other attributes."""
+    """Return the methods of an array, and its other attributes."""
     public = {name: getattr(cupy.ndarray, name) for name in dir(cupy.ndarray) if not name.startswith("_")}
     calls = {name: signature(value) for name, value in public.items() if callable(value)}
     return {"methods": calls, "attributes": [name for name in public if name not in calls]}

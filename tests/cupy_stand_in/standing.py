@@ -13,7 +13,7 @@ from tests.cupy_stand_in.queued import make
 
 @contextlib.contextmanager
 def standing(count=2, memory=1 << 28, seed=None, streams=None):
-    """A ``with`` block in which ``mx.gpu(0)`` ... are of a machine that stands for CUDA's.
+    """A ``with`` block in which ``mx.gpu(0)`` ... are devices of the stand-in machine.
 
     Args:
         count: how many.
@@ -23,13 +23,15 @@ def standing(count=2, memory=1 << 28, seed=None, streams=None):
     """
     machine = Machine(count, memory, seed)
     cp = make(machine)
-    made = {context: CudaDevice(context, cp, streams) for context in (Context("gpu", index) for index in range(count))}
-    for device in made.values():
-        device.kernels = "plain"  # kernels of CUDA's are not stood for here
-    with devices.standing_in(made):
+    by_context = {
+        context: CudaDevice(context, cp, streams) for context in (Context("gpu", index) for index in range(count))
+    }
+    for device in by_context.values():
+        device.kernels = "plain"  # the stand-in runs no CUDA kernels
+    with devices.replace_devices(by_context):
         try:
-            yield SimpleNamespace(machine=machine, cp=cp, devices=list(made.values()))
+            yield SimpleNamespace(machine=machine, cp=cp, devices=list(by_context.values()))
         finally:
             engine.wait_all(throw=False)
-            for device in made.values():
+            for device in by_context.values():
                 device.close()

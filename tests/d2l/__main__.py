@@ -1,8 +1,8 @@
 """The MXNet chapters of "Dive into Deep Learning" 0.17 on flowmx: ``python -m tests.d2l BOOK [PATTERN]``.
 
-BOOK is a checkout of the book's tag 0.17.6. Each chapter in whose path the pattern is found runs in a process of its
-own (``chapter.py``), with small data in place of what it downloads (``data.py``). What becomes of it is printed; what
-it prints itself goes into a file. Nothing is downloaded.
+BOOK is a checkout of the book's tag 0.17.6. Each chapter whose path matches the pattern runs in a separate process
+(``chapter.py``), with small data in place of its downloads (``data.py``). The outcome is printed; the chapter's output
+goes to a file. Nothing is downloaded.
 """
 
 import argparse
@@ -20,12 +20,12 @@ HERE = Path(__file__).parent
 
 def chapters(book: Path) -> list[Path]:
     """The chapters with cells for MXNet."""
-    found = sorted(book.glob("chapter_*/*.md"))
-    return [each.relative_to(book) for each in found if cells(each.read_text(encoding="utf-8"))]
+    pages = sorted(book.glob("chapter_*/*.md"))
+    return [each.relative_to(book) for each in pages if cells(each.read_text(encoding="utf-8"))]
 
 
 def run(book: Path, chapter: Path, python: str, system: str, seconds: float, output: Path) -> str:
-    """Run a chapter; returns what is wrong with it, in a line, or nothing."""
+    """Run a chapter. Return its error in one line, or an empty string."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "book" / "chapter"
         place.mkdir(parents=True)
@@ -45,7 +45,7 @@ def run(book: Path, chapter: Path, python: str, system: str, seconds: float, out
 
 
 def main() -> int:
-    """Run them, and tell how many came to their end."""
+    """Run the chapters. Return 1 if one failed, or 0."""
     parser = argparse.ArgumentParser(prog="python -m tests.d2l", description=__doc__)
     parser.add_argument("book", type=lambda text: Path(text).resolve(), help="a checkout of the book")
     parser.add_argument("pattern", nargs="?", default="", help="a regular expression")

@@ -7,7 +7,7 @@ import re
 __all__ = ["cells", "shorter"]
 
 EPOCHS, BATCH = 2, 16
-"""The most that a chapter trains, but for those of :data:`WHOLE` and :data:`LESS`."""
+"""The maximum training of a chapter, except those of :data:`WHOLE` and :data:`LESS`."""
 WHOLE = ("linear-networks", "multilayer-perceptrons", "chapter_optimization", "nadaraya", "chapter_preliminaries")
 LESS = {
     "convolutional-modern": (1, 8), "fcn": (1, 4), "recommender": (2, 512), "transformer": (20, 64),
@@ -22,13 +22,13 @@ CELL = re.compile(r"^```\{\.python[^\n}]*\}\n(.*?)^```", re.S | re.M)
 
 def cells(text: str) -> list[str]:
     """The cells of a chapter that are for MXNet."""
-    found = []
+    sources = []
     for body in CELL.findall(text):
         tab = re.match(r"\s*#@tab (.*)", body)
         tabs = tab.group(1).replace(" ", "").split(",") if tab else ["mxnet"]
         if {"mxnet", "all"} & set(tabs):
-            found.append(re.sub(r"^[%!].*$", "", body, flags=re.M))
-    return found
+            sources.append(re.sub(r"^[%!].*$", "", body, flags=re.M))
+    return sources
 
 
 def shorter(cell: str, chapter: str) -> str:

@@ -2,8 +2,8 @@
 
     python chapter.py BOOK CHAPTER [flowmx|mxnet]
 
-BOOK is a checkout of the book with its ``d2l`` package. Cells run as they stand, but that magics are left out, and that
-training is cut short (``book.py``). What they download comes from ``data.py``.
+BOOK is a checkout of the book with its ``d2l`` package. Cells run unchanged, except that magics are skipped and
+training is shortened (``book.py``). Downloads come from ``data.py``.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def stand_in(*names: str) -> None:
         try:
             __import__(name)
         except ImportError:
-            sys.modules[name] = made = mock.MagicMock(name=name)
-            made.subplots.return_value = mock.MagicMock(), mock.MagicMock()
+            sys.modules[name] = mocked = mock.MagicMock(name=name)
+            mocked.subplots.return_value = mock.MagicMock(), mock.MagicMock()
             package, _, module = name.rpartition(".")
             if package:
-                setattr(sys.modules[package], module, made)
+                setattr(sys.modules[package], module, mocked)
 
 
 def put_back() -> None:
@@ -98,7 +98,7 @@ def prepare(book: Path, chapter: str, system: str) -> None:
 def untrained(make: Callable[..., Any]) -> Callable[..., Any]:
     """A network of the zoo with random weights in place of those that are downloaded."""
 
-    def made(pretrained: bool = False, **options: Any) -> Any:
+    def construct(pretrained: bool = False, **options: Any) -> Any:
         import mxnet as mx
 
         net = make(**options)
@@ -107,7 +107,7 @@ def untrained(make: Callable[..., Any]) -> Callable[..., Any]:
             net(mx.np.zeros((1, 3, 224, 224)) if mx.util.is_np_array() else mx.nd.zeros((1, 3, 224, 224)))
         return net
 
-    return made
+    return construct
 
 
 def main() -> None:

@@ -31,14 +31,14 @@ def content(address: str) -> bytes:
         KeyError: nothing stands for that file.
     """
     name = address.rpartition("/")[2]
-    made = _MADE[name]()
-    if isinstance(made, bytes):
-        return made
-    return _zipped(made) if name.endswith(".zip") else _tarred(made)
+    archive = _MADE[name]()
+    if isinstance(archive, bytes):
+        return archive
+    return _zipped(archive) if name.endswith(".zip") else _tarred(archive)
 
 
 def images(shape: tuple[int, ...], train: bool, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pictures of ten kinds, each near a pattern of its own, and their labels."""
+    """Return images of ten classes, each close to one pattern, and their labels."""
     patterns = np.random.default_rng(7).random((10, *shape)) ** 4
     draw = np.random.default_rng(1 + train)
     labels = draw.permutation(np.arange(count, dtype=np.int32) % 10)

@@ -1,4 +1,4 @@
-"""The examples in MXNet's docstrings, beside MXNet itself: ``python -m tests.docstrings CHECKOUT PEER [PATTERN]``.
+"""The examples in MXNet's docstrings, compared with MXNet: ``python -m tests.docstrings CHECKOUT PEER [PATTERN]``.
 
 CHECKOUT is a checkout of MXNet 1.9.1, PEER an interpreter that has it. The examples of each docstring in whose path and
 name the pattern is found are run on both, and what they print and assign is compared. An example that MXNet itself
@@ -63,8 +63,8 @@ class Runner:
         if not answer:
             self.end()
             return [["raised", "Died", "the process died, or did not answer"]] * len(docstring.lines)
-        found: list[Outcome] = json.loads(answer)
-        return found
+        outcomes: list[Outcome] = json.loads(answer)
+        return outcomes
 
     @staticmethod
     def _asked(process: subprocess.Popen[str], line: str) -> str:
@@ -107,15 +107,17 @@ def main() -> int:
     ours, theirs = Runner(sys.executable, "flowmx"), Runner(args.peer, "mxnet")
     counts: collections.Counter[str] = collections.Counter()
     for docstring in chosen:
-        found, expected = ours.run(docstring), theirs.run(docstring)
+        actual, expected = ours.run(docstring), theirs.run(docstring)
         counts["examples"] += len(docstring.lines)
         counts["refused by MXNet"] += sum(each[0] == "raised" for each in expected)
         wrong = False
-        for line, our, their in differences(docstring, found, expected):
-            known = next((why for pattern, why in KNOWN.items() if re.search(pattern, f"{docstring.name}\n{line}")), "")
-            counts["meant" if known else "different"] += 1
-            wrong = wrong or not known
-            if not known:
+        for line, our, their in differences(docstring, actual, expected):
+            reason = next(
+                (why for pattern, why in KNOWN.items() if re.search(pattern, f"{docstring.name}\n{line}")), ""
+            )
+            counts["meant" if reason else "different"] += 1
+            wrong = wrong or not reason
+            if not reason:
                 print(f"--- {docstring.name}\n>>> {line}\nflowmx: {our}\nMXNet:  {their}", flush=True)
         counts["docstrings"] += 1
         counts["docstrings that differ"] += wrong

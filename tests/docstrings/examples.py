@@ -18,7 +18,7 @@ _OF_NUMPY = re.compile(r"numpy|_numpy_op_doc|npx")
 _RANDOM = re.compile(
     r"rand|shuffle|sample|multinomial|Dropout|dropout|\bempty|initialize|init_params|Xavier|Uniform|Normal|Orthogonal"
 )
-"""Of what is random, or is not written, the numbers are not compared."""
+"""Outputs that are random or uninitialized: their numbers are not compared."""
 _ARRAY = re.compile(r"<\w*NDArray [\dx]* *@\w+\(\d\)>|<Symbol [^>]*>")
 _NUMBER = re.compile(r"(?<![A-Za-z_\d.])[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|inf\b|nan\b)")
 _SPELLINGS = [
@@ -87,28 +87,28 @@ def _documented(node: ast.AST, within: str) -> Iterator[tuple[str, str]]:
 
 def _examples(text: str) -> list[str]:
     """The statements of a docstring; some go on without dots before them, some print as Python 2 did."""
-    found: list[list[str]] = []
+    groups: list[list[str]] = []
     goes_on = False
     for line in text.splitlines():
         prompt, more = _PROMPT.match(line), _CONTINUED.match(line)
-        is_open = goes_on and _is_open(found[-1])
+        is_open = goes_on and _is_open(groups[-1])
         if prompt is not None:
-            inside = prompt[1].startswith("     ") and goes_on and _is_block(found[-1])
+            inside = prompt[1].startswith("     ") and goes_on and _is_block(groups[-1])
             if is_open or inside:
-                found[-1].append(prompt[1])
+                groups[-1].append(prompt[1])
             else:
-                found.append([prompt[1]])
+                groups.append([prompt[1]])
             goes_on = True
         elif goes_on and (more is not None or is_open):
-            found[-1].append(line if more is None else more[1])
+            groups[-1].append(line if more is None else more[1])
         else:
             goes_on = False
-    statements = ["\n".join(each[1:] if each[:1] == " " else each for each in lines) for lines in found]
+    statements = ["\n".join(each[1:] if each[:1] == " " else each for each in lines) for lines in groups]
     return [_PRINTED.sub(r"\1print(\2)", each) for each in statements if re.search(r"^\s*[^\s#]", each, re.M)]
 
 
 def _is_open(lines: list[str]) -> bool:
-    """Tell whether there is a bracket that nothing closes."""
+    """Return whether a bracket is unclosed."""
     try:
         ast.parse("\n".join(lines).strip())
     except SyntaxError as error:
@@ -121,9 +121,9 @@ def _is_block(lines: list[str]) -> bool:
 
 
 def same(one: str, other: str, with_numbers: bool = True) -> bool:
-    """Tell whether two outputs say the same: numbers nearly, all else but for spaces and spellings.
+    """Return whether two outputs agree: numbers approximately, the rest except spaces and spelling.
 
-    Without numbers, types and shapes of arrays alone.
+    Without numbers, compare only the types and shapes of arrays.
     """
     if not with_numbers:
         return _ARRAY.findall(one) == _ARRAY.findall(other)

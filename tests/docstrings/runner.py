@@ -1,7 +1,7 @@
 """Run the examples of docstrings on one system: ``python runner.py [flowmx|mxnet]``.
 
 Docstrings come as lines of JSON on the standard input; for each a line goes back, with what its examples printed or
-raised. What they print to the file descriptors themselves goes to the standard error.
+raised. Output written directly to the file descriptors goes to standard error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 from typing import Any
 
 SHOWN = {"NDArray", "ndarray", "CSRNDArray", "RowSparseNDArray", "Symbol", "_Symbol"}
-"""The types of what is shown where a variable is assigned to."""
+"""The types of values that are shown when a variable is assigned."""
 SECONDS = 20
 """The most for an example."""
 
@@ -40,11 +40,11 @@ def names(of_numpy: bool) -> dict[str, Any]:
     import mxnet as mx
     import numpy
 
-    found = {
+    variables = {
         "mx": mx, "mxnet": mx, "nd": mx.nd, "sym": mx.sym, "gluon": mx.gluon, "nn": mx.gluon.nn,
         "autograd": mx.autograd, "npx": mx.npx, "np": mx.np if of_numpy else numpy, "numpy": numpy, "_np": numpy,
     }  # fmt: skip
-    return {"__name__": "__main__", **found}
+    return {"__name__": "__main__", **variables}
 
 
 def run(docstring: dict[str, Any]) -> list[list[str]]:

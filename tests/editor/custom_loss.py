@@ -1,4 +1,4 @@
-"""A loss of one's own, beside one of Gluon's."""
+"""A custom loss, next to one of Gluon."""
 
 from typing import Any
 
@@ -16,6 +16,6 @@ class Huber(gluon.loss.Loss):
 
 
 pred, label = nd.array([[0.0], [3.0]]), nd.array([[1.0], [0.0]])
-mine = Huber()(pred, label)
-theirs = gluon.loss.HuberLoss()(pred, label)
-assert mine.asnumpy().tolist() == theirs.asnumpy().tolist()
+custom = Huber()(pred, label)
+builtin = gluon.loss.HuberLoss()(pred, label)
+assert custom.asnumpy().tolist() == builtin.asnumpy().tolist()

@@ -1,4 +1,4 @@
-"""A differentiable function with a gradient of one's own."""
+"""A differentiable function with a custom gradient."""
 
 from flowmx import autograd, nd
 from flowmx.ndarray import NDArray

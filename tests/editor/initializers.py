@@ -1,4 +1,4 @@
-"""Initializers, one of them one's own."""
+"""Initializers, one of them custom."""
 
 import flowmx as mx
 from flowmx.ndarray import NDArray

@@ -1,4 +1,4 @@
-"""Keys and values, and an updater of one's own."""
+"""Keys and values, and a custom updater."""
 
 import flowmx as mx
 from flowmx.ndarray import NDArray

@@ -1,4 +1,4 @@
-"""Metrics, one of them one's own."""
+"""Metrics, one of them custom."""
 
 import numpy as np
 

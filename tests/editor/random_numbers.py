@@ -1,4 +1,4 @@
-"""Random numbers of seeds."""
+"""Random numbers from seeds."""
 
 import flowmx as mx
 

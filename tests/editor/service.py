@@ -13,9 +13,9 @@ async def total(x: NDArray) -> float:
 
 
 async def main() -> list[float]:
-    found = await asyncio.gather(*(total(mx.nd.full((3,), value)) for value in range(3)))
+    result = await asyncio.gather(*(total(mx.nd.full((3,), value)) for value in range(3)))
     await mx.nd.waitall_async()
-    return list(found)
+    return list(result)
 
 
 assert mx.run(main()) == [0, 6, 12]

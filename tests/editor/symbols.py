@@ -1,4 +1,4 @@
-"""Compose symbols and ask what follows from shapes."""
+"""Compose symbols and infer shapes."""
 
 import flowmx as mx
 

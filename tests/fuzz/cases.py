@@ -16,6 +16,7 @@ import numpy as np
 
 from flowmx.comm.frames import Message, Tensor, encode
 from flowmx.kvstore.server import protocol as p
+from flowmx.kvstore.server.missing_push import MissingPush
 from flowmx.kvstore.server.store import Value
 from flowmx.kvstore.server.wire import pack
 from flowmx.optimizer import SGD, Adam, Test
@@ -24,8 +25,8 @@ from tests.fuzz.target import SERVERS, WORKERS
 __all__ = ["WAITING", "Action", "Block"]
 
 WAITING = {
-    "init", "rest", "push", "pull", "pushpull", "row_sparse_pull", "save_states", "load_states", "heartbeat", "barrier",
-    "view", "messages",
+    "init", "rest", "push", "give_up", "pull", "pushpull", "row_sparse_pull", "save_states", "load_states", "heartbeat",
+    "barrier", "view", "messages",
 }  # fmt: skip
 """Operations whose answer may take as long as it likes: it depends on what others do."""
 
@@ -64,14 +65,14 @@ class Action:
 
     Attributes:
         endpoint: the name of the endpoint.
-        operation: what is asked.
+        operation: the name of the operation.
         body: the frame.
-        node: who signs it.
-        signature: "right", or what is wrong with it.
-        http: "plain", or what is wrong with the HTTP.
-        local: whether it goes by the unix socket.
-        shared: what the header says of shared memory, or None; the body then is the header alone, to be completed.
-        number: where there is something to choose.
+        node: the node that signs it.
+        signature: "right", or the kind of a planted fault.
+        http: "plain", or the kind of a planted fault.
+        local: whether it is sent to the unix socket.
+        shared: the header's description of shared memory, or None; the body is then an incomplete header.
+        number: a random number for choices.
     """
 
     endpoint: str
@@ -86,18 +87,18 @@ class Action:
 
     @property
     def may_wait(self):
-        """True where a missing answer may be right."""
+        """Return whether the answer may be missing."""
         return self.operation in WAITING or self.http not in ("plain", "chunked", "split", "type", "method", "encoding")
 
 
 class Block:
-    """The conversations of one life of the endpoints.
+    """The conversations between two restarts of the endpoints.
 
     Args:
-        seed: of the run.
-        number: of the block.
-        kind: "stranger" (without the secret), "outsider" (with it, but no node of the job) or "member".
-        size: how many conversations.
+        seed: the seed of the run.
+        number: the number of the block.
+        kind: "client without the secret", "outsider" (with the secret, but no node of the job) or "member".
+        size: the number of conversations.
     """
 
     def __init__(self, seed, number, kind, size=60):
@@ -118,26 +119,26 @@ class Block:
         if source.random() < 0.1:
             source.shuffle(actions)
         if source.random() < 0.1:
-            actions += actions[:2]  # what was sent already comes again
+            actions += actions[:2]  # repeats an earlier request
         return actions
 
     def _action(self, where, signed):
         source = self.source
         node, operation, header, tensors = self._valid(where)
         if self.kind == "outsider":
-            node = source.choice(["stranger", "worker0", "server9", "a" * 128, "-"])
+            node = source.choice(["outsider", "worker0", "server9", "a" * 128, "-"])
         said = node if source.random() < 0.9 else self._any_node()
         # Its incarnation alone distinguishes an outsider with a member's name.
         incarnation = 1 if node != "worker0" or self.kind != "outsider" else 2
         header = {"node": said, "incarnation": incarnation, **header}
         local = source.random() < 0.25
-        made = Action(f"{'signed' if signed else 'open'} {where}", operation, b"", node, local=local)
-        made = self._framed(made, header, tensors)
+        action = Action(f"{'signed' if signed else 'open'} {where}", operation, b"", node, local=local)
+        action = self._framed(action, header, tensors)
         if source.random() < 0.15:
-            made = replace(made, http=source.choice(HTTP), number=source.randrange(1 << 16))
-        if self.kind == "stranger" or (signed and source.random() < 0.05):
-            made = replace(made, signature=source.choice(SIGNATURES), number=source.randrange(1 << 16))
-        return made
+            action = replace(action, http=source.choice(HTTP), number=source.randrange(1 << 16))
+        if self.kind == "client without the secret" or (signed and source.random() < 0.05):
+            action = replace(action, signature=source.choice(SIGNATURES), number=source.randrange(1 << 16))
+        return action
 
     def _framed(self, action, header, tensors):
         source = self.source
@@ -226,7 +227,7 @@ class Block:
     def _worker(self, worker, operation, home):
         source = self.source
         parts = [[key, source.choice([0, 0, 0, 1]), home] for key in source.sample(KEYS, source.choice([1, 1, 2, 3]))]
-        if operation in ("push", "pull", "pushpull", "row_sparse_pull", "save_states"):
+        if operation in ("push", "pull", "pushpull", "row_sparse_pull", "save_states", "give_up"):
             parts = [[*part, *self._number(worker, part, operation)] for part in parts]
         more, tensors = {}, []
         if operation in ("init", "rest", "load_states"):
@@ -239,10 +240,12 @@ class Block:
             tensors = [self._gradient(part) for part in parts]
         elif operation == "row_sparse_pull":
             tensors = [Tensor.of(np.array(source.choice([[0], [3, 1], [9], [-1]]))) for _ in parts]
+        elif operation == "give_up":
+            more = {"why": "it failed"}
         elif operation == "load_states":
             tensors = [Tensor.of(np.frombuffer(source.randbytes(source.randrange(50)), np.uint8)) for _ in parts]
         elif operation == "set_optimizer":
-            return {"optimizer": source.choice([*(made.get_config() for made in OPTIMIZERS), None])}, []
+            return {"optimizer": source.choice([*(result.get_config() for result in OPTIMIZERS), None])}, []
         elif operation == "open":
             return {"mode": source.choice(["sync", "async"]), **source.choice([{}, {"max_staleness": 3}])}, []
         elif operation == "stats":
@@ -290,22 +293,23 @@ class Block:
                 p.PartStep("create", 1, value=value),
                 p.PartStep("enrol", 2, "worker0:1", 1, p.Member(0, 1), 0),
                 p.PartStep("rest", 3, "worker0:1", 2),
+                p.PartStep("update", source.randrange(5), merged=MissingPush("it failed"), marks=(("worker0:1", 1),)),
                 p.PartStep("update", source.randrange(5), merged=np.ones(4, np.float32), marks=(("worker0:1", 1),)),
             ]
         )
-        made = [
+        messages = [
             p.StepSent(epoch, part, 1, step), p.Copy(epoch, record), p.Have(epoch, part, source.randrange(4)),
             p.Behind(epoch, part), p.Ask(epoch, source.randrange(2)), p.Fetch(epoch, part),
             p.Tell(epoch, source.randrange(2), {part: (1, 1)}, (source.randrange(3), {"mode": ["sync", None]})),
         ]  # fmt: skip
-        packed = [pack(message) for message in source.sample(made, source.randrange(1, 3))]
+        packed = [pack(message) for message in source.sample(messages, source.randrange(1, 3))]
         header = {"messages": [[message, len(tensors)] for message, tensors in packed]}
         return header, [tensor for _, tensors in packed for tensor in tensors]
 
     # -- damage ----------------------------------------------------------------------------------------
 
     def _damaged(self, header):
-        """A header with something else in the place of one of its values, however deep it lies."""
+        """Return a header in which one value, at any depth, is replaced."""
         source = self.source
         copy = msgpack.unpackb(msgpack.packb(header), strict_map_key=False)
         places = list(_places(copy))
@@ -345,12 +349,12 @@ class Block:
             at = source.randrange(1, len(packed))
             packed[at : at + source.randrange(9)] = source.choice(ODD_BYTES)
             length = len(packed)
-        elif what == 6:  # the tensors are described otherwise
-            found = msgpack.unpackb(bytes(packed), strict_map_key=False)
-            found["tensors"] = source.choice([*ODD, *ODD_TENSORS])
-            packed = msgpack.packb(found)
+        elif what == 6:  # another description of the tensors
+            header = msgpack.unpackb(bytes(packed), strict_map_key=False)
+            header["tensors"] = source.choice([*ODD, *ODD_TENSORS])
+            packed = msgpack.packb(header)
             length = len(packed)
-        else:  # one entry of the map stands there twice, or another is put in raw
+        else:  # one entry of the map occurs twice, or a raw one is inserted
             entry = source.choice([packed[1:], b"\xa1z" + source.choice(ODD_BYTES)])
             if packed[0] & 0xF0 == 0x80 and packed[0] < 0x8F:
                 packed = bytes([packed[0] + 1]) + packed[1:] + entry
@@ -359,11 +363,11 @@ class Block:
 
 
 def _places(value):
-    """Every place inside a value: the container and the key or index."""
+    """Yield every place inside a value, as a container and a key or index."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, found in inner:
+    for key, content in inner:
         yield value, key
-        yield from _places(found)
+        yield from _places(content)
 
 
 def _holds(value, inner):
@@ -372,6 +376,6 @@ def _holds(value, inner):
 
 WORKER_OPERATIONS = [
     "position",
-    "open", "set_optimizer", "init", "rest", "push", "pull", "pushpull", "row_sparse_pull", "save_states",
+    "open", "set_optimizer", "init", "rest", "push", "pull", "pushpull", "row_sparse_pull", "save_states", "give_up",
     "load_states", "stats",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""A fuzzer of the formats that flowmx reads: damaged bodies and files are read, or refused by the exception of each.
+"""A fuzzer of the formats that flowmx reads: damaged bodies and files are read, or raise the format's exception.
 
 ``python -m tests.fuzz.formats FORMAT [seconds] [seed]`` runs it by itself, for one of `FORMATS`.
 
@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 import flowmx as mx
-from flowmx.checkpoint import content as checkpoints
+from flowmx.checkpoint import files as checkpoints
 from flowmx.checkpoint.content import Checkpoint, CheckpointError, Place
 from flowmx.data.records.framing import RecordFormatError
 from flowmx.serialization import params, safetensors
@@ -36,7 +36,7 @@ from flowmx.serve.errors import InvalidInput
 from flowmx.serve.inputs import Input, Inputs
 from flowmx.serve.open_inference import Inference
 
-__all__ = ["FAULTS", "FORMATS", "Format", "damaged", "fuzz"]
+__all__ = ["FAULTS", "FORMATS", "INPUTS", "Format", "damaged", "fuzz", "in_file", "records_of"]
 
 ROOT = Path(__file__).parent.parent.parent
 HANG = 2.0
@@ -72,13 +72,13 @@ MOST = 1 << 18
 
 
 class Format(NamedTuple):
-    """Something that is fuzzed.
+    """A format to fuzz.
 
     Attributes:
         seeds: valid inputs.
-        read: of one input.
+        read: reads one input.
         refusals: the exceptions that a damaged input may raise.
-        tokens: pieces that stand in such inputs.
+        tokens: typical pieces of such inputs.
     """
 
     seeds: list[bytes]
@@ -89,7 +89,7 @@ class Format(NamedTuple):
 
 # -- serve ---------------------------------------------------------------------------------------------
 
-INPUTS = Inputs([Input("data", (3,))], most_rows=4)
+INPUTS = Inputs([Input("data", (3,))], max_rows=4)
 ARRAY = np.arange(6, dtype=np.float32).reshape(2, 3)
 JSON = [
     b"[",
@@ -117,7 +117,9 @@ TENSOR = {"name": "data", "datatype": "FP32", "shape": [2, 3]}
 
 def _body(name: str, tokens: list[bytes]) -> Format:
     form = bodies.FORMATS[f"application/{name}"]
-    seeds = [form.write({"out": ARRAY}).replace(b"\xa7outputs", b"\xa6inputs").replace(b'"outputs"', b'"inputs"')]
+    seeds = [
+        bytes(form.write({"out": ARRAY})).replace(b"\xa7outputs", b"\xa6inputs").replace(b'"outputs"', b'"inputs"')
+    ]
     return Format(seeds, lambda data: INPUTS.read(form.read(data)), (InvalidInput,), tokens)
 
 
@@ -140,11 +142,13 @@ def _inference() -> Format:
 
 def _checkpoint() -> Format:
     content = {"a": [1, 2.5, "x", None, True, (1, 2)], "b": {"c": np.arange(3), "d": b"1234"}}
-    given = Checkpoint(Place(3, 5), {"w": ARRAY}, {"states": b"12345"}, content)
-    seeds = [b"".join(bytes(part) for part in checkpoints.dumps(given))[:-32]]
+    checkpoint = Checkpoint(Place(3, 5), {"w": ARRAY}, {"states": b"12345"}, content)
+    seeds = [b"".join(bytes(part) for part in checkpoints.dumps(checkpoint))]
 
     def read(data: bytes) -> object:
-        return checkpoints.loads(data + hashlib.blake2b(data, digest_size=32).digest())
+        end = 20 + int.from_bytes(data[12:20], "little")  # damages the header, and updates its digest
+        digest = hashlib.blake2b(data[:end], digest_size=16).digest()
+        return checkpoints.loads(data[:end] + digest + data[end + 16 :])
 
     return Format(seeds, read, (CheckpointError,), [*MSGPACK, b"\xc7\xff\2", b"\x91", b"|O", b"<f4"])
 
@@ -167,7 +171,7 @@ def _safetensors() -> Format:
     seeds = [struct.pack("<Q", len(head)) + head.encode() + ARRAY.tobytes()]
 
     def read(data: bytes) -> object:
-        return _in_file(data, safetensors.load)
+        return in_file(data, safetensors.load)
 
     return Format(seeds, read, (SafetensorsFormatError,), [*JSON, b'"BF16"', b'"shape"'])
 
@@ -179,8 +183,8 @@ def _symbol() -> Format:
     net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Flatten(pooled), num_hidden=10), name="softmax")
 
     def read(text: bytes) -> object:
-        found = mx.sym.load_json(text.decode())
-        return found.list_outputs(), found.list_arguments(), found.tojson()
+        symbol = mx.sym.load_json(text.decode())
+        return symbol.list_outputs(), symbol.list_arguments(), symbol.tojson()
 
     tokens = [
         *JSON,
@@ -202,12 +206,12 @@ def _records() -> Format:
         seed = Path(file.name).read_bytes()
 
     def read(data: bytes) -> object:
-        return _in_file(data, _records_of)
+        return in_file(data, records_of)
 
     return Format([seed], read, (RecordFormatError,), [struct.pack("<I", 0xCED7230A), b"\0\0\0\x20", b"\0\0\0\x40"])
 
 
-def _records_of(path: str) -> int:
+def records_of(path: str) -> int:
     count = 0
     with mx.recordio.MXRecordIO(path, "r") as file:
         while (record := file.read()) is not None:
@@ -219,7 +223,7 @@ def _records_of(path: str) -> int:
     return count
 
 
-def _in_file(data: bytes, read: Callable[[str], object]) -> object:
+def in_file(data: bytes, read: Callable[[str], object]) -> object:
     with tempfile.NamedTemporaryFile() as file:
         file.write(data)
         file.flush()
@@ -294,14 +298,14 @@ def _held() -> int:
     return tracemalloc.get_traced_memory()[0]
 
 
-def _child(name: str, seconds: float, seed: int, kept: str) -> None:
+def _child(name: str, seconds: float, seed: int, rest: str) -> None:
     """Read damaged inputs; SIGPROF ends the process when one takes too long, in C code too."""
     form, draw = (FORMATS | FAULTS)[name](), random.Random(seed)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     count, refused, longest, most, base = 0, 0, 0.0, 0.0, 0
     start = time.monotonic()
     tracemalloc.start()
-    with Path(kept).open("r+b", buffering=0) as last:
+    with Path(rest).open("r+b", buffering=0) as last:
         while (spent := time.monotonic() - start) < seconds:
             data = damaged(draw, form)
             last.seek(0)
@@ -336,21 +340,21 @@ def fuzz(name: str, seconds: float, seed: int | None = None) -> dict[str, float]
     """Fuzz one of `FORMATS` for some time.
 
     Returns:
-        how many inputs were read and refused, the longest in seconds, and memory in MB.
+        The numbers of inputs that were read and refused, the longest time in seconds, and the memory in MB.
 
     Raises:
         AssertionError: an input ended the process, took too long or too much, or raised another exception than those
             that refuse: it says which, with the seed and the input.
     """
     seed = random.randrange(1 << 32) if seed is None else seed
-    with tempfile.NamedTemporaryFile() as kept:
-        command = [sys.executable, "-m", "tests.fuzz.formats", "--child", name, str(seconds), str(seed), kept.name]
+    with tempfile.NamedTemporaryFile() as file:
+        command = [sys.executable, "-m", "tests.fuzz.formats", "--child", name, str(seconds), str(seed), file.name]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=4 * seconds + 120)
         if not done.returncode:
             figures: dict[str, float] = json.loads(done.stdout)
             return figures
-        (size,) = struct.unpack("<Q", kept.read(8))
-        data = kept.read(size)
+        (size,) = struct.unpack("<Q", file.read(8))
+        data = file.read(size)
     saved = Path(tempfile.gettempdir()) / f"flowmx-fuzz-{name}-{seed}"
     saved.write_bytes(data)
     raise AssertionError(

@@ -1,4 +1,4 @@
-"""The fuzzer: sends block after block, looks at what comes back and at what is left, and shrinks what it finds.
+"""The fuzzer: sends blocks of requests, checks the answers and the state afterwards, and shrinks failing blocks.
 
 ``python -m tests.fuzz.run [seconds] [seed]`` runs it by itself.
 """
@@ -27,19 +27,19 @@ __all__ = ["GROWTH", "Found", "Report", "fuzz"]
 
 ROOT = Path(__file__).parent.parent.parent
 GROWTH = 50 << 20
-KINDS = ["stranger", "outsider", "member", "member", "member"]
+KINDS = ["client without the secret", "outsider", "member", "member", "member"]
 AT_ONCE = 6
-STEADY = 0.2  # of the time, after which memory must not grow any more
+STEADY = 0.2  # fraction of the time after which memory must not grow
 STATUSES = {0, 200, 400, 401, 404, 405, 408, 409, 411, 413, 415, 417, 431, 503}
-ATTEMPTS = 40  # runs in which a conversation is made smaller
+ATTEMPTS = 40  # runs that try to shrink a conversation
 
 
 class Found(Exception):
-    """Something that must not happen.
+    """A fault of the endpoints.
 
     Attributes:
-        what: in words.
-        actions: a conversation that leads to it, or none where it is not known which does.
+        what: a description.
+        actions: the conversation that causes it; empty if unknown.
     """
 
     def __init__(self, what, actions=()):
@@ -52,10 +52,10 @@ class Report:
     """The statistics of a run.
 
     Attributes:
-        seed: of the run.
-        requests: how many were sent.
-        statuses: how many answers of each status.
-        growth: bytes by which the endpoints' process grew from the steady state to the end.
+        seed: the seed of the run.
+        requests: the number of requests.
+        statuses: the number of answers of each status.
+        growth: the growth of the endpoints' process in bytes, from the steady state to the end.
     """
 
     seed: int
@@ -65,7 +65,7 @@ class Report:
 
 
 class Target:
-    """The process with the endpoints."""
+    """The process of the endpoints."""
 
     def __init__(self, process):
         self.process = process
@@ -92,10 +92,10 @@ class Target:
             await target._reading
 
     async def ask(self, command):
-        """Have the process do something.
+        """Send a command to the process and return its answer.
 
         Raises:
-            Found: it has ended, or does not answer.
+            Found: the process has ended or does not answer.
         """
         try:
             async with asyncio.timeout(30):
@@ -110,7 +110,7 @@ class Target:
         return json.loads(line)
 
     def check(self):
-        """Raise what the process wrote that tells of a defect."""
+        """Raise an error if the output of the process shows a defect."""
         text = "".join(self.errors)
         self.errors.clear()
         if "Traceback" in text or "was never" in text:
@@ -125,7 +125,7 @@ class Target:
 
 
 class Fuzzer:
-    """One run against one target."""
+    """A run of the fuzzer against one process."""
 
     def __init__(self, target, report):
         self.target, self.report = target, report
@@ -135,11 +135,13 @@ class Fuzzer:
         """Send a block's conversations to endpoints with a new job.
 
         Raises:
-            Found: there is something.
+            Found: an answer or the state afterwards is wrong.
         """
         await self.target.ask("renew")
         await self._prepare()
-        guarded = {"stranger": {"scheduler", "app", "servers"}, "outsider": {"servers"}}.get(block.kind, set())
+        guarded = {"client without the secret": {"scheduler", "app", "servers"}, "outsider": {"servers"}}.get(
+            block.kind, set()
+        )
         before = await self.target.ask("digests")
         await self._converse(block)
         await self._sane()
@@ -178,7 +180,7 @@ class Fuzzer:
             await sender.close()
 
     async def _prepare(self):
-        """Have something in the endpoints that could be changed, and requests that may be repeated."""
+        """Store values that a fault could change, and send requests that may be repeated."""
         for kind in ("signed", "open"):
             async with self._peer(f"{kind} server0", WORKERS[0]) as peer:
                 parts = [[key, 0, 0] for key in ("w", "v", 3)]
@@ -193,10 +195,10 @@ class Fuzzer:
         await sender.close()
 
     async def _sane(self):
-        """Check that the endpoints still serve who asks rightly.
+        """Check that the endpoints still answer valid requests.
 
         Raises:
-            Found: they do not.
+            Found: an endpoint does not.
         """
         for name in self.target.endpoints:
             try:
@@ -218,7 +220,7 @@ def _array():
 
 
 def _wrong(kind, action, answer):
-    """The fault of an answer; empty where it is right."""
+    """Return the fault of an answer; empty if it is correct."""
     text = f"{answer.header.get('error', answer.header)!r:.300}"
     if answer.fault:
         return answer.fault
@@ -238,19 +240,19 @@ async def fuzz(seconds=None, blocks=None, seed=None, fault="", growth=GROWTH, at
     """Fuzz for some time, or for some blocks.
 
     Args:
-        seconds: how long.
-        blocks: how many blocks.
-        seed: by which a run is the same again; by default another one each time.
-        fault: of the endpoints, to try the fuzzer itself.
-        growth: bytes by which the process may grow.
-        attempts: runs in which a conversation that leads to something is made smaller.
-        say: called with messages of progress.
+        seconds: the duration of the run.
+        blocks: the number of blocks, instead of a duration.
+        seed: the seed, with which a run can be repeated; random by default.
+        fault: a planted fault of the endpoints, for tests of the fuzzer.
+        growth: the allowed growth of the process in bytes.
+        attempts: the number of runs that try to shrink a failing conversation.
+        say: called with progress messages.
 
     Returns:
-        what was done.
+        The statistics of the run.
 
     Raises:
-        AssertionError: something was found: it says what, with the seed and a conversation that leads to it.
+        AssertionError: a fault was found; the message has the seed and a conversation that causes it.
     """
     seed = random.randrange(1 << 32) if seed is None else seed
     report, start, number, base = Report(seed), time.monotonic(), 0, None
@@ -264,7 +266,7 @@ async def fuzz(seconds=None, blocks=None, seed=None, fault="", growth=GROWTH, at
                 raise AssertionError(await _explained(found, seed, number, block, fault, attempts)) from None
             number += 1
             share = (time.monotonic() - start) / seconds if seconds else number / blocks
-            if base is None and share >= STEADY and number >= len(KINDS):  # each kind has its buffers by then
+            if base is None and share >= STEADY and number >= len(KINDS):  # each kind has allocated its buffers
                 await target.ask("renew")
                 base = await target.ask("measure")
             if number % 50 == 0:
@@ -280,16 +282,16 @@ async def fuzz(seconds=None, blocks=None, seed=None, fault="", growth=GROWTH, at
     return report
 
 
-async def _explained(found, seed, number, block, fault, attempts):
+async def _explained(actual, seed, number, block, fault, attempts):
     """Describe a finding, with the smallest conversation that reproduces it."""
-    conversations = [found.actions] if found.actions else block.conversations
+    conversations = [actual.actions] if actual.actions else block.conversations
     actions, again = await _shrunk(block.kind, conversations, fault, attempts)
     listed = "\n".join(f"  {action!r:.900}" for action in actions) or "  (does not happen again by itself)"
-    return f"{found.what}\nseed {seed}, block {number} ({block.kind}); {again} leads to it:\n{listed}"
+    return f"{actual.what}\nseed {seed}, block {number} ({block.kind}); {again} leads to it:\n{listed}"
 
 
 async def _shrunk(kind, conversations, fault, left):
-    """Conversations without those actions that are not needed."""
+    """Return conversations without unnecessary actions."""
     actions = [action for conversation in conversations for action in conversation]
     if not await _happens(kind, actions, fault):
         return (), "nothing that was tried alone"
@@ -309,7 +311,7 @@ async def _shrunk(kind, conversations, fault, left):
 
 
 async def _happens(kind, actions, fault):
-    """True where fresh endpoints fail after these actions."""
+    """Return whether new endpoints fail after these actions."""
     alone = Block("", 0, kind, size=0)
     alone.conversations = [actions]
     async with Target.start(fault) as target:

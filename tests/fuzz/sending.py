@@ -19,8 +19,8 @@ from tests.fuzz.target import SECRET
 
 __all__ = ["Answer", "Endpoint", "Sender"]
 
-AFTER = 0.15  # seconds after which an answer that may wait is waited for no longer
-LATEST = 5.0  # seconds within which any other answer must be there
+AFTER = 0.15  # seconds to wait for an answer that may be missing
+LATEST = 5.0  # seconds within which any other answer must arrive
 SPAN = 24 << 10
 
 OURS = Security(SECRET)
@@ -36,7 +36,7 @@ CHANGES = {
 
 
 class Endpoint(NamedTuple):
-    """The address of an endpoint."""
+    """An endpoint's addresses."""
 
     port: int
     path: str
@@ -59,13 +59,13 @@ class Sender:
     """Sends actions, and keeps the connections of one conversation.
 
     Args:
-        endpoints: by name.
-        genuine: by endpoint a request that was right, to be sent once more; an action whose signature is "record" is
-            right and put there.
+        endpoints: the endpoints by name.
+        genuine: a correctly signed request for each endpoint, to be repeated; an action whose signature is "record" is
+            signed correctly and stored there.
     """
 
     def __init__(self, endpoints, genuine):
-        self.endpoints = {name: Endpoint(*found) for name, found in endpoints.items()}
+        self.endpoints = {name: Endpoint(*fields) for name, fields in endpoints.items()}
         self.genuine = genuine
         self._open = {}
 
@@ -75,7 +75,7 @@ class Sender:
         self._open.clear()
 
     async def send(self, action):
-        """Send a request, and read what comes back."""
+        """Send a request and read the answer."""
         endpoint = self.endpoints[action.endpoint]
         path = f"{endpoint.path if not action.local else ''}/v1/{action.operation}"
         body = action.body if action.shared is None else _completed(action)
@@ -111,8 +111,8 @@ class Sender:
         return answer
 
     async def _connection(self, name, endpoint, is_local):
-        found = self._open.get((name, is_local))
-        if found is None:
+        connection = self._open.get((name, is_local))
+        if connection is None:
             if is_local and endpoint.socket:
                 sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
                 try:
@@ -120,16 +120,16 @@ class Sender:
                 except OSError:
                     sock.close()
                     raise
-                found = await asyncio.open_unix_connection(sock=sock)
+                connection = await asyncio.open_unix_connection(sock=sock)
             else:
-                found = await asyncio.open_connection("127.0.0.1", endpoint.port)
-            self._open[name, is_local] = found
-        return found
+                connection = await asyncio.open_connection("127.0.0.1", endpoint.port)
+            self._open[name, is_local] = connection
+        return connection
 
     async def _drop(self, action):
-        found = self._open.pop((action.endpoint, action.local), None)
-        if found is not None:
-            found[1].transport.abort()
+        connection = self._open.pop((action.endpoint, action.local), None)
+        if connection is not None:
+            connection[1].transport.abort()
 
 
 @cache
@@ -156,7 +156,7 @@ def _signature(action, path, body):
 
 
 def _digest(body):
-    """The digest of a frame, as far as it is one: where it is not, the service refuses it before it looks."""
+    """Return the digest of a frame. For an invalid frame any value will do, since the service refuses it earlier."""
     try:
         tensors = decode([body]).tensors
     except (CommError, ValueError):
@@ -172,7 +172,7 @@ def _request(method, target, headers, version="HTTP/1.1"):
 
 
 def _http(action, path, headers, body):
-    """The bytes of a request, where in them to pause, and whether the connection is to be cut then."""
+    """Return the bytes of a request, the positions of pauses, and whether to cut the connection at the end."""
     kind, number = action.http, action.number
     length = {"Content-Length": str(len(body))}
     start = _request("POST", path, {**headers, **length})
@@ -249,7 +249,7 @@ async def _drained(writer):
 
 
 async def _read(reader, action):
-    """One answer, checked: HTTP that is right, and a frame in it where the wire says so."""
+    """Read an answer, and check that it is valid HTTP with a valid frame where the wire requires one."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     while head.startswith("HTTP/1.1 100"):
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")

@@ -1,8 +1,8 @@
-"""The process under the fuzzer: every kind of endpoint, once signed and once open to this machine.
+"""The fuzzed process: every kind of endpoint, both with signed requests and open to this machine.
 
-``python -m tests.fuzz.target [fault]`` prints where they are, as a line of JSON, and then answers the commands that
-come by standard input: ``renew`` (the endpoints go on, with a new job), ``digests`` (of what they hold) and ``measure``
-(bytes in memory, once all that is free was given back). A fault is one of ``FAULTS``: the fuzzer must find each.
+``python -m tests.fuzz.target [fault]`` prints the addresses as a line of JSON, and then answers commands from standard
+input: ``renew`` (start a new job behind the same endpoints), ``digests`` (of the endpoints' contents) and ``measure``
+(resident memory in bytes, after free memory was returned). A fault is one of ``FAULTS``; the fuzzer must find each.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ from aiohttp import web
 
 from flowmx.comm import buffers
 from flowmx.comm.client import Peer
-from flowmx.comm.exchange import Posted
+from flowmx.comm.exchange import PostedCall
 from flowmx.comm.frames import Message, Tensor
 from flowmx.comm.limits import Limits
 from flowmx.comm.logs import http_log
 from flowmx.comm.members import Job, Members
-from flowmx.comm.replay import Window
+from flowmx.comm.replay_protection import ReplayWindow
 from flowmx.comm.scheduler import Scheduler
 from flowmx.comm.security import Security
 from flowmx.comm.server import Service
@@ -45,7 +45,7 @@ JOB = Job(len(WORKERS), len(SERVERS), timeout=1e6, policy="elastic")
 
 
 class App:
-    """A user's own application, with a service mounted in it."""
+    """A user's application with a mounted service."""
 
     def __init__(self, security, fault):
         self.count, self.fault = 0, fault
@@ -94,7 +94,7 @@ class App:
 
 
 class Servers:
-    """Two servers that back each other up, of a job with two workers."""
+    """Two servers of a job with two workers; each is the other's backup."""
 
     def __init__(self, security):
         self.security = security
@@ -107,7 +107,7 @@ class Servers:
         await self.renew()
 
     async def renew(self):
-        """New servers of a new job, behind the same services."""
+        """Replace the servers by those of a new job, behind the same services."""
         for server, service in zip(self.servers, self.services, strict=False):
             await server.close()
             for name in OPERATIONS:
@@ -120,7 +120,7 @@ class Servers:
         members += [Member(name, "worker", rank, incarnation=1, epoch=1) for rank, name in enumerate(WORKERS)]
         for server in self.servers:
             server.callers.patience = 0.05
-            server.know(View("job", 1, 1, "running", tuple(members)))
+            server.update_view(View("job", 1, 1, "running", tuple(members)))
 
     def _connect(self, name):
         return lambda address: Peer(address, security=self.security, node=name)
@@ -137,8 +137,17 @@ class Servers:
             core = server.core
             whole.update(repr((core.recovery.common, core.state.mode.name)).encode())
             for part, slot in sorted(core.state.slots.items(), key=repr):
-                held = slot.value.array.tobytes() if slot.value is not None else None
-                state = (part, slot.number, slot.round, slot.marks, slot.counted, slot.turns, held, len(slot.gradients))
+                content = slot.value.array.tobytes() if slot.value is not None else None
+                state = (
+                    part,
+                    slot.number,
+                    slot.round,
+                    slot.marks,
+                    slot.counted,
+                    slot.turns,
+                    content,
+                    len(slot.gradients),
+                )
                 whole.update(repr(state).encode())
         return whole.hexdigest()
 
@@ -169,14 +178,14 @@ class Stand:
             await servers.renew()
 
     def where(self):
-        """By the name of each endpoint its port, its path, its unix socket and whether requests are signed."""
-        found = {}
+        """Return each endpoint's port, path and unix socket, and whether its requests are signed, by name."""
+        places = {}
         for kind, (scheduler, app, servers) in self.parts.items():
             for service in (scheduler.service, app.service, *servers.services):
                 is_app = service is app.service
                 port = int((app.address if is_app else service.address).rpartition(":")[2])
-                found[f"{kind} {service.name}"] = [port, "/flowmx" * is_app, service._socket, SIGNED[kind]]
-        return found
+                places[f"{kind} {service.name}"] = [port, "/flowmx" * is_app, service._socket, SIGNED[kind]]
+        return places
 
     async def digests(self):
         scheduler, app, servers = self.parts["signed"]
@@ -190,19 +199,19 @@ class Stand:
     async def measure(self):
         for _ in range(3):
             gc.collect()
-        buffers.POOL.clear()  # what it keeps for reuse has a limit of its own
+        buffers.POOL.clear()  # its cache has a separate limit
         ctypes.CDLL(None).malloc_trim(0)
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def _accept_replays():
-    admit = Window.admit
+    admit = ReplayWindow.admit
 
     def wrong(window, *arguments):
-        window._seen.clear()
+        window._nonces.clear()
         admit(window, *arguments)
 
-    Window.admit = wrong
+    ReplayWindow.admit = wrong
 
 
 def _take_no_notice_of_roles():
@@ -210,14 +219,14 @@ def _take_no_notice_of_roles():
 
 
 def _write_before_it_is_refused():
-    handle = Posted._handle
+    handle = PostedCall._handle
 
     async def wrong(exchange):
         if exchange._service.name == "app":
             asyncio.get_running_loop().stand.parts["signed"][1].count += 1
         return await handle(exchange)
 
-    Posted._handle = wrong
+    PostedCall._handle = wrong
 
 
 FAULTS = {
@@ -234,14 +243,14 @@ FAULTS = {
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """An event loop that knows the stand, for faults that reach for it."""
+    """An event loop with an attribute for the stand, which planted faults use."""
 
     stand: Stand
 
 
 def _is_of_an_optimizer(record):
-    """Let go of the traceback of an optimizer that raises: the job chose it, and every worker gets the error."""
-    if str(record.msg).startswith("key %r can not be updated"):
+    """Drop the traceback of an optimizer that raises: the job chose it, and every worker gets the error."""
+    if str(record.msg).startswith("key %r cannot be updated"):
         record.exc_info = None
     return True
 

@@ -1,4 +1,4 @@
-"""Tests on a real GPU: ``pytest tests/gpu``; without one they are skipped, and say why."""
+"""Tests on a real GPU: ``pytest tests/gpu``. Without a GPU they are skipped with the reason."""
 
 import pytest
 

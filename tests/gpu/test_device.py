@@ -1,4 +1,4 @@
-"""The interface of devices on a real GPU: the same bodies as on the others, and what only a real one can show."""
+"""The device interface on a real GPU: the tests of the other devices, and those that need real hardware."""
 
 import gc
 import time
@@ -10,10 +10,11 @@ import flowmx as mx
 from flowmx import devices
 from flowmx.engine.runtime import engine
 from flowmx.errors import DeviceError, OutOfMemory
+from flowmx.ops.registry.operators import Run
 from tests.device_bodies import *  # noqa: F403
+from tests.engine.test_serial_equivalence import check
 from tests.gpu_programs import flow_on
 from tests.programs import make
-from tests.test_serial_equivalence import check
 
 pytestmark = pytest.mark.filterwarnings("ignore::flowmx.errors.CrossDeviceWarning")
 
@@ -34,13 +35,13 @@ def device():
     return devices.get(mx.gpu(0))
 
 
-def test_a_random_program_gives_what_a_serial_run_gives(cp, places):
+def test_a_random_program_equals_a_serial_run(cp, places):
     for seed in range(1000):
         program = make(seed, length=30)
         with mx.engine.using(engine_type="NaiveEngine" if seed % 3 == 0 else "ThreadedEnginePerDevice"):
-            found = flow_on(cp)(program, places).run()
+            result = flow_on(cp)(program, places).run()
             engine.wait_all(throw=False)
-        check(program, found)
+        check(program, result)
     engine.failures.clear()
 
 
@@ -79,11 +80,11 @@ def test_shapes_that_vary_peak_near_the_largest(device):
 
 
 def test_memory_runs_out_with_the_largest_holders_named(device):
-    held = mx.nd.ones((1 << 28,), ctx=mx.gpu(0))
+    array = mx.nd.ones((1 << 28,), ctx=mx.gpu(0))
     with pytest.raises(OutOfMemory, match="largest holders") as caught:
         mx.nd.ones((mx.gpu_memory_info(0)[1],), ctx=mx.gpu(0), dtype="uint8").wait_to_read()
     assert "operation 'full'" in str(caught.value)
-    assert (held + 1).asnumpy()[-1] == 2
+    assert (array + 1).asnumpy()[-1] == 2
     engine.failures.clear()
 
 
@@ -112,7 +113,7 @@ def test_a_launch_does_not_wait():
     assert handed_over < 0.5 * (time.perf_counter() - began)
 
 
-def test_copies_overlap_with_what_is_computed():
+def test_copies_overlap_with_computation():
     """A loop bound by its loader takes at most 1.1 of the larger of copying and computing."""
     batches = [mx.nd.ones((64, 3, 512, 512), ctx=mx.cpu_pinned(0)) for _ in range(4)]
     a = mx.nd.ones((4096, 4096), ctx=mx.gpu(0)) * 1e-4
@@ -127,10 +128,10 @@ def test_copies_overlap_with_what_is_computed():
         for attempt in range(2):
             began = time.perf_counter()
             for step in range(12):
-                kept = batches[step % 4].as_in_context(mx.gpu(0)) if copying else None
+                copy = batches[step % 4].as_in_context(mx.gpu(0)) if copying else None
                 result = compute() if computing else None
             mx.nd.waitall()
-            del kept, result
+            del copy, result
             if attempt:
                 return time.perf_counter() - began
         return 0.0
@@ -156,19 +157,19 @@ def trained(context, steps):
     bound = x.simple_bind(context, data=(32, 16), grad_req="write")
     for array in bound.arg_arrays:
         array[:] = rng.standard_normal(array.shape) * 0.3
-    found = []
+    outputs = []
     for _ in range(steps):
         bound.forward(is_train=True, data=mx.nd.array(rng.standard_normal((32, 16)), ctx=context))
         bound.backward(mx.nd.ones((32, 8), ctx=context))
         for name, gradient in bound.grad_dict.items():
             bound.arg_dict[name] -= 0.01 * gradient
-        found.append(bound.outputs[0].asnumpy())
-    return found
+        outputs.append(bound.outputs[0].asnumpy())
+    return outputs
 
 
 def test_a_bound_graph_is_captured_and_replayed(graphs):
-    expected, found = trained(mx.cpu(0), 10), trained(mx.gpu(0), 10)
-    for one, other in zip(expected, found, strict=True):
+    expected, actual = trained(mx.cpu(0), 10), trained(mx.gpu(0), 10)
+    for one, other in zip(expected, actual, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
     assert graphs.captures >= 2 and graphs.replays >= 2 * 8 and not graphs.refused
 
@@ -184,25 +185,25 @@ def sliced_up(context, how):
         bound = x.simple_bind(context, data=(50, 3, 32, 32), grad_req="null")
     for array in bound.arg_arrays:
         array[:] = rng.standard_normal(array.shape) * 0.3
-    found = []
+    outputs = []
     for _ in range(4):
         bound.forward()
-        found.append(bound.outputs[0].asnumpy())
-    return bound.plan, found
+        outputs.append(bound.outputs[0].asnumpy())
+    return bound.plan, outputs
 
 
 def test_a_region_is_captured_once_and_replayed_for_each_slice(graphs):
-    (_, expected), (plan, found) = sliced_up(mx.cpu(0), "off"), sliced_up(mx.gpu(0), 16)
+    (_, expected), (plan, actual) = sliced_up(mx.cpu(0), "off"), sliced_up(mx.gpu(0), 16)
     assert "4 slices of 16 of 50, staged" in plan.explain()
-    for one, other in zip(expected, found, strict=True):
+    for one, other in zip(expected, actual, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-2, atol=1e-3 * np.abs(one).max())
     assert graphs.captures >= 1 and graphs.replays >= 4 * 4 - 1 and not graphs.refused
 
 
 def test_without_graphs_slices_lie_in_the_whole(device):
-    (_, expected), (plan, found) = sliced_up(mx.cpu(0), "off"), sliced_up(mx.gpu(0), 16)
+    (_, expected), (plan, actual) = sliced_up(mx.cpu(0), "off"), sliced_up(mx.gpu(0), 16)
     assert "staged" not in plan.explain() or device.replays
-    for one, other in zip(expected, found, strict=True):
+    for one, other in zip(expected, actual, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-2, atol=1e-3 * np.abs(one).max())
 
 
@@ -220,11 +221,11 @@ def test_steps_that_copy_from_the_host_are_not_captured(graphs, device, cp):
         outputs[0][...] = inputs[0] * float(inputs[0][0])
 
     for function, value in ((uploads, 2), (waits, 1)):
-        steps = [(function, [source._read()], [target._read()], Node)]
-        run = mx.ndarray.core.Run(device, False, {})
+        steps = [(function, [source.raw()], [target.raw()], Node)]
+        run = Run(device, False, {})
         for _ in range(4):
             mx.engine.push(
-                lambda steps=steps, run=run: mx.graph.running.steps.run_steps(run, steps, "a test", again=True),
+                lambda steps=steps, run=run: mx.graph.running.steps.run_steps(run, steps, "a test", capture=True),
                 reads=[source], writes=[target], device=mx.gpu(0),
             ).wait()  # fmt: skip
             assert target.asnumpy()[-1] == value
@@ -245,16 +246,16 @@ def test_a_graph_that_copies_plain_memory_of_the_host_is_told_from_others(cp, de
         assert copies_host_memory(stream.end_capture())
 
 
-def test_dropout_goes_on_in_a_graph_and_follows_a_seed(graphs):
+def test_dropout_advances_in_a_graph_and_follows_a_seed(graphs):
     bound = mx.sym.Dropout(mx.sym.Variable("a"), p=0.5).bind(mx.gpu(0), {"a": mx.nd.ones((300, 300), ctx=mx.gpu(0))})
 
     def drawn():
         mx.random.seed(5)
-        found = []
+        outputs = []
         for _ in range(3):
             bound.forward(is_train=True)
-            found.append(bound.outputs[0].asnumpy())
-        return found
+            outputs.append(bound.outputs[0].asnumpy())
+        return outputs
 
     runs = [drawn() for _ in range(3)]
     for run in runs:

@@ -1,4 +1,4 @@
-"""An error that the device tells of late; in a process of its own, whose CUDA is of no use afterwards."""
+"""An error that the device reports late. It makes CUDA unusable, so the test runs in a separate process."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ PROGRAM = """
     bad = cupy.RawKernel('extern "C" __global__ void bad(float* x) { x[1ull << 40] = 1; }', "bad")
     a = mx.nd.ones((4,), ctx=mx.gpu(0))
     a.wait_to_read()
-    mx.engine.push(lambda: bad((1,), (1,), (a._read(),)), writes=[a], device=mx.gpu(0), name="breaking")
+    mx.engine.push(lambda: bad((1,), (1,), (a.raw(),)), writes=[a], device=mx.gpu(0), name="breaking")
     try:
         (a * 2).asnumpy()
     except DeviceError as error:
@@ -25,7 +25,7 @@ PROGRAM = """
 """
 
 
-def test_an_error_on_the_device_is_told_and_the_cpu_goes_on():
+def test_a_device_error_is_reported_and_the_cpu_still_works():
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PROGRAM)], capture_output=True, text=True, timeout=120, check=False
     )

@@ -1,4 +1,4 @@
-"""The kernels on a real GPU: the tests of tests/test_cuda_kernels.py and test_cuda_rows.py, and every operator's rows.
+"""The kernels on a real GPU: tests/devices/test_cuda_kernels.py and test_cuda_rows.py, and every operator's rows.
 
 Without a GPU they are skipped. ``pytest tests/gpu/test_kernels.py -m "soak or not soak"`` runs all rows.
 """
@@ -9,16 +9,17 @@ import pytest
 import flowmx as mx
 from flowmx import settings
 from flowmx.ops.kernels.cuda import dnn
-from flowmx.ops.kernels.cuda.program import Program
-from flowmx.ops.registry.operators import Run, kernel_for, lookup
-from tests import test_cuda_kernels as bodies
-from tests import test_fused_attention as attentions
+from flowmx.ops.kernels.cuda.source_kernels import Program
+from flowmx.ops.registry.kernels import kernel_for
+from flowmx.ops.registry.operators import Run, lookup
+from tests.devices import test_cuda_kernels as bodies
+from tests.devices.test_cuda_dnn import CASES as CONVOLUTIONS
+from tests.devices.test_cuda_dnn import on_device
+from tests.devices.test_cuda_kernels import *  # noqa: F403 - the same bodies, on the GPU
+from tests.devices.test_cuda_kernels import CASES, by_kernel, close
+from tests.devices.test_cuda_rows import *  # noqa: F403
+from tests.graph import test_fused_attention as attentions
 from tests.graph_runs import device, run_case
-from tests.test_cuda_dnn import CASES as CONVOLUTIONS
-from tests.test_cuda_dnn import on_device
-from tests.test_cuda_kernels import *  # noqa: F403 - the same bodies, on the GPU
-from tests.test_cuda_kernels import CASES, by_kernel, close
-from tests.test_cuda_rows import *  # noqa: F403
 
 
 def missing():
@@ -39,7 +40,7 @@ def cp(monkeypatch):
     """CuPy, in the stand-in's place; float32 is computed with as float32."""
     cupy = pytest.importorskip("cupy")
     monkeypatch.setattr(bodies, "xp", cupy)
-    monkeypatch.setattr("tests.test_cuda_dnn.xp", cupy)
+    monkeypatch.setattr("tests.devices.test_cuda_dnn.xp", cupy)
     monkeypatch.setattr(attentions, "xp", cupy)
     bodies.note_launches(monkeypatch)
     with settings.override(cuda_allow_tensor_core=False), np.errstate(all="ignore"):
@@ -48,8 +49,8 @@ def cp(monkeypatch):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_every_operator_as_on_the_host(case, cp):
-    expected, found = run_case(case, np), run_case(case, cp, None, by_kernel, "gpu")
-    for ours, theirs in zip(found, expected, strict=True):
+    expected, actual = run_case(case, np), run_case(case, cp, None, by_kernel, "gpu")
+    for ours, theirs in zip(actual, expected, strict=True):
         for one, other in zip(ours, theirs, strict=True):
             close(one, other, rtol=1e-4)
 
@@ -58,23 +59,23 @@ needs_cudnn = pytest.mark.skipif(dnn.library() is None, reason="cuDNN's frontend
 
 
 def convolution(cp, shape, parameters, order, dtype="float32"):
-    """The results of a convolution and of its gradients, here and on the GPU."""
+    """Yield the results of a convolution and its gradients, on the host and on the GPU."""
     rng = np.random.default_rng(0)
     op = lookup("Convolution").create(**parameters, no_bias=True)
     completed, (out_shape,) = op.infer_shape([shape, None])
     data, weight = (rng.standard_normal(each).astype(dtype) for each in completed)
     head = rng.standard_normal(out_shape).astype(dtype)
-    for name, inputs, made in (
+    for name, inputs, result in (
         ("Convolution", [data, weight], out_shape),
         ("_backward_Convolution_data", [head, weight, data], shape),
         ("_backward_Convolution_weight", [head, data], weight.shape),
     ):
         bound = lookup(name).create(**parameters, no_bias=True)
-        expected = np.zeros(made, dtype)
+        expected = np.zeros(result, dtype)
         bound.forward(Run(device(np), True), inputs, [expected])
-        given = [on_device(each, "C" if each is weight else order) for each in inputs]
-        out = on_device(np.zeros(made, dtype), "C" if made == weight.shape else order)
-        kernel_for("gpu", name)(bound, Run(device(cp, "gpu"), True), given, [out])
+        operands = [on_device(each, "C" if each is weight else order) for each in inputs]
+        out = on_device(np.zeros(result, dtype), "C" if result == weight.shape else order)
+        kernel_for("gpu", name).compute(bound, Run(device(cp, "gpu"), True), operands, [out])
         yield out.get().astype("float32"), expected.astype("float32")
 
 
@@ -119,6 +120,6 @@ def test_attention(cp, monkeypatch, number, dtype, rtol):
 
 def test_launches_are_noted(cp):
     x = cp.ones(8, "float32")
-    kernel_for("gpu", "sigmoid")(lookup("sigmoid").create(), Run(device(cp, "gpu"), False), [x], [x])
+    kernel_for("gpu", "sigmoid").compute(lookup("sigmoid").create(), Run(device(cp, "gpu"), False), [x], [x])
     assert bodies.launched
     assert isinstance(Program.launch, type(test_launches_are_noted))

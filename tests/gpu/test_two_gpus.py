@@ -17,33 +17,33 @@ def gpus():
 
 def communicators():
     places = [get(ctx) for ctx in gpus()]
-    found = {"peers": PeerCommunicator()}
+    communicators = {"peers": PeerCommunicator()}
     if nccl.library() is not None:
-        found["nccl"] = NcclCommunicator(places, nccl.library())
-    return found
+        communicators["nccl"] = NcclCommunicator(places, nccl.library())
+    return communicators
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "int8"])
 @pytest.mark.parametrize("size", [1, 1000, 3_000_001])
 def test_communicators_give_the_sum_everywhere(dtype, size):
     rng = np.random.default_rng(size)
-    given = [rng.integers(-20, 20, size).astype(dtype) for _ in gpus()]  # of which any order gives the same sum
+    values = [rng.integers(-20, 20, size).astype(dtype) for _ in gpus()]  # of which any order gives the same sum
     places = [get(ctx) for ctx in gpus()]
     for name, communicator in communicators().items():
-        sources = [mx.nd.array(each, ctx=ctx, dtype=dtype) for each, ctx in zip(given, gpus(), strict=True)]
+        sources = [mx.nd.array(each, ctx=ctx, dtype=dtype) for each, ctx in zip(values, gpus(), strict=True)]
         totals = communicator.all_reduce(sources, places)
         totals.append(communicator.reduce(sources, places[-1]))
         for each in totals:
-            np.testing.assert_array_equal(each.asnumpy(), np.sum(given, axis=0, dtype=dtype), err_msg=name)
+            np.testing.assert_array_equal(each.asnumpy(), np.sum(values, axis=0, dtype=dtype), err_msg=name)
         copies = [mx.nd.empty(size, ctx=ctx, dtype=dtype) for ctx in gpus()[1:]]
         communicator.broadcast(sources[0], copies)
         for each in copies:
-            np.testing.assert_array_equal(each.asnumpy(), given[0], err_msg=name)
+            np.testing.assert_array_equal(each.asnumpy(), values[0], err_msg=name)
 
 
 @pytest.mark.parametrize("kvstore", ["device", "nccl"])
 @pytest.mark.parametrize("on_store", [True, False])
-@pytest.mark.filterwarnings("ignore:create. without NCCL")
+@pytest.mark.filterwarnings("ignore:create. NCCL is not available")
 def test_data_parallel_training_is_that_of_one_gpu(kvstore, on_store):
     def trained(contexts):
         mx.random.seed(1)

@@ -1,4 +1,4 @@
-"""Hosts in network namespaces, with shaped links, on which real nodes run."""
+"""Simulated hosts (network namespaces) whose links have a given bandwidth, latency and loss; they run real nodes."""
 
 from tests.hosts.job import HostedJob
 from tests.hosts.namespace import unavailable

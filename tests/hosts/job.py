@@ -1,4 +1,4 @@
-"""A flowmx job over hosts: the scheduler on one, and servers and workers wherever they are put."""
+"""A flowmx job on several hosts; the caller chooses the host of each node."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class HostedJob:
     """A job whose nodes share a secret.
 
     Args:
-        folder: where the secret is kept.
-        workers: how many.
-        servers: how many.
-        environ: settings of all nodes, beside those that make them a job.
+        folder: the folder for the file of the secret.
+        workers: the number of workers.
+        servers: the number of servers.
+        environ: additional settings of all nodes.
     """
 
     def __init__(self, folder: Path, workers: int, servers: int, environ: Mapping[str, str] | None = None) -> None:
@@ -36,7 +36,7 @@ class HostedJob:
         }
 
     async def scheduler(self, host: Host) -> Process:
-        """Start the scheduler, and wait until it can be reached."""
+        """Start the scheduler, and wait until it is ready."""
         process = await self._start(host, "scheduler", "-m", "flowmx", "scheduler")
         line = await process.line(ANNOUNCEMENT)
         self._environ["FLOWMX_SCHEDULER"] = line.removeprefix(ANNOUNCEMENT)
@@ -47,13 +47,13 @@ class HostedJob:
         return await self._start(host, f"server {rank}", "-m", "flowmx", "server", rank=rank)
 
     async def worker(self, host: Host, rank: int, *arguments: str) -> Process:
-        """Start a worker: Python with these arguments."""
+        """Start a worker: Python with the given arguments."""
         return await self._start(host, f"worker {rank}", *arguments, rank=rank)
 
     async def _start(self, host: Host, name: str, *arguments: str, rank: int | None = None) -> Process:
-        own = {"FLOWMX_ROLE": name.split()[0], "FLOWMX_NODE_HOST": host.address}
+        variables = {"FLOWMX_ROLE": name.split()[0], "FLOWMX_NODE_HOST": host.address}
         if rank is not None:
-            own["FLOWMX_RANK"] = str(rank)
-        process = await host.python(name, *arguments, environ={**self._environ, **own})
+            variables["FLOWMX_RANK"] = str(rank)
+        process = await host.python(name, *arguments, environ={**self._environ, **variables})
         self.processes[name] = process
         return process

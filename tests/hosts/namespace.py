@@ -1,7 +1,7 @@
 """A network namespace with one interface, whose packets this process reads and writes.
 
-The namespace has no name: it lives as long as somebody holds it, this process by a descriptor or what runs inside. So
-nothing is left of it when they are gone, however they went.
+The namespace has no name: it exists as long as this process has a descriptor of it or a process runs inside. So it
+disappears with them, however they end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Namespace(NamedTuple):
-    """The descriptors of a namespace: of its network, its host name, and its interface."""
+    """The descriptors of a namespace: its network, its host name and its interface."""
 
     net: int
     uts: int
@@ -39,12 +39,12 @@ class Namespace(NamedTuple):
 
     @classmethod
     def create(cls, name: str, address: str, mtu: int) -> Namespace:
-        """Make a namespace.
+        """Create a namespace.
 
         Args:
             name: its host name.
-            address: its address with the length of the network's, such as ``"10.0.0.1/24"``.
-            mtu: bytes of its longest packet.
+            address: its IP address with the prefix length, such as ``"10.0.0.1/24"``.
+            mtu: the size of its largest packet in bytes.
 
         Raises:
             OSError: the system does not allow it.
@@ -52,44 +52,44 @@ class Namespace(NamedTuple):
         return _in_a_thread(lambda: cls(*_create(name, address, mtu)))
 
     def enter(self) -> list[str]:
-        """The beginning of a command that runs inside."""
+        """Return the prefix of a command that runs inside."""
         paths = f"/proc/{os.getpid()}/fd"
         return ["nsenter", f"--net={paths}/{self.net}", f"--uts={paths}/{self.uts}", "--"]
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the descriptors."""
         for descriptor in self:
             os.close(descriptor)
 
 
 def unavailable() -> str:
-    """The reason why there can be no namespaces here; empty where there can."""
+    """Return the reason why namespaces are unavailable; empty if they are available."""
     if sys.platform != "linux":
-        return "network namespaces are Linux's"
+        return "network namespaces need Linux"
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         return f"not installed: {', '.join(missing)}"
     try:
         Namespace.create("probe", "10.255.255.1/24", 1500).close()
     except (OSError, subprocess.CalledProcessError) as error:
-        return f"no network namespaces here (they take root, and /dev/net/tun): {error}"
+        return f"no network namespace can be created (this needs root and /dev/net/tun): {error}"
     return ""
 
 
 def _in_a_thread(work: Callable[[], T]) -> T:
-    """Call `work` in a thread that is not used again: a thread that has left its namespaces does not come back."""
-    found: Future[T] = Future()
+    """Call `work` in a new thread, because a thread cannot return to its old namespaces."""
+    result: Future[T] = Future()
 
     def run() -> None:
         try:
-            found.set_result(work())
+            result.set_result(work())
         except BaseException as error:
-            found.set_exception(error)
+            result.set_exception(error)
 
     thread = threading.Thread(target=run, name="namespace")
     thread.start()
     thread.join()
-    return found.result()
+    return result.result()
 
 
 def _create(name: str, address: str, mtu: int) -> tuple[int, int, int]:
@@ -97,7 +97,7 @@ def _create(name: str, address: str, mtu: int) -> tuple[int, int, int]:
     if libc.unshare(CLONE_NEWNET | CLONE_NEWUTS):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     socket.sethostname(name)
-    # The same everywhere, and happy with packets that come in bursts: this process wakes up every millisecond.
+    # The same algorithm on all machines, and one that handles bursts: this process wakes up every millisecond.
     Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text("reno")
     tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

@@ -1,7 +1,7 @@
-"""Hosts on one switch: packets pass between the namespaces through this process, shaped by the model of the wire.
+"""Hosts on one switch: this process forwards packets between the namespaces, according to a model of the wire.
 
-Linux shapes links itself with ``tc``, but not every kernel has what delays and loses packets (netem); every one that
-has namespaces has TUN devices, and what is lost here is the same in every run.
+Linux can delay and lose packets itself (``tc`` with netem), but not every kernel has netem. Every kernel that has
+namespaces has TUN devices, and here the losses are the same in every run.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tests.hosts.wire import Link, Wire
 
 __all__ = ["Host", "Network"]
 
-MOST_READ = 64  # packets of one host before others get their turn
+MAX_READ = 64  # packets of one host before others get their turn
 
 
 class Host:
-    """A machine, as far as its processes can see: a network and a host name of its own, and the files of all.
+    """A simulated machine: its processes have a separate network and host name, and share the file system.
 
     Attributes:
-        number: among the hosts of its network.
+        number: its index in the network.
         name: its host name.
         address: its IP address.
     """
@@ -47,9 +47,9 @@ class Host:
         """Start a program on this host.
 
         Args:
-            name: what it is called.
+            name: the name of the process, for messages.
             command: the program and its arguments.
-            environ: variables, beside those of this process.
+            environ: variables to add to the environment.
         """
         process = await Process.start(
             name, [*self._namespace.enter(), *command], {**os.environ, **(environ or {})}, self._guard
@@ -63,13 +63,13 @@ class Host:
 
 
 class Network:
-    """So many hosts on a switch, while ``async with`` lasts; afterwards nothing of them is left.
+    """A number of hosts on a switch, which exist inside ``async with`` and are removed afterwards.
 
     Args:
-        hosts: how many.
-        link: how the link of each is.
-        mtu: bytes of the longest packet.
-        seed: of what is lost.
+        hosts: the number of hosts.
+        link: the link of each host.
+        mtu: the size of the largest packet in bytes.
+        seed: the seed of the losses.
 
     Example:
         >>> async with Network(3, Link(rate=100e6, latency=0.01)) as network:
@@ -80,7 +80,7 @@ class Network:
 
     def __init__(self, hosts: int, link: Link | None = None, *, mtu: int = 1500, seed: int = 0) -> None:
         if not 1 <= hosts <= 250:
-            raise ValueError(f"a network has 1 to 250 hosts, not {hosts}")
+            raise ValueError(f"hosts is {hosts}, expected 1 to 250")
         self.hosts: list[Host] = []
         self._count = hosts
         self._mtu = mtu
@@ -112,27 +112,27 @@ class Network:
         await self._end()
 
     def shape(self, link: Link, *hosts: Host) -> None:
-        """From now on, the links of these hosts (of all, where none is named) are like this."""
+        """Change the links of these hosts, or of all hosts if none is named."""
         for host in hosts or self.hosts:
             self._wire.links[host.number] = link
 
     def partition(self, *hosts: Host) -> None:
-        """Cut these hosts off from all others; among themselves they are as before."""
+        """Drop all packets between these hosts and all others."""
         numbers = {host.number for host in hosts}
         self._wire.cut(numbers, set(range(self._count)) - numbers)
 
     def cut(self, one: Host, other: Host) -> None:
-        """Let nothing pass between two hosts."""
+        """Drop all packets between two hosts."""
         self._wire.cut([one.number], [other.number])
 
     def heal(self) -> None:
         """Undo all cuts."""
         self._wire.heal()
 
-    async def stopped(self, packets: int) -> None:
-        """Wait until so many more packets were stopped by cuts: systems send again, ever more rarely."""
-        wanted = self._wire.stopped + packets
-        while self._wire.stopped < wanted:
+    async def wait_for_drops(self, packets: int) -> None:
+        """Wait until cuts have dropped this number of further packets; senders retransmit at growing intervals."""
+        total = self._wire.dropped + packets
+        while self._wire.dropped < total:
             await self._sent.next()
 
     async def _end(self) -> None:
@@ -151,9 +151,9 @@ class Network:
     def _read(self, source: int) -> None:
         now, tun = self._loop.time(), self._namespaces[source].tun
         with suppress(BlockingIOError):
-            for _ in range(MOST_READ):
+            for _ in range(MAX_READ):
                 packet = os.read(tun, 1 << 16)
-                target = self._numbers.get(packet[16:20])  # where IPv4 has the receiver's address
+                target = self._numbers.get(packet[16:20])  # the destination address of an IPv4 packet
                 if target is not None and packet[0] >> 4 == 4:
                     self._wire.send(now, source, target, packet)
         self._sent.notify()

@@ -1,6 +1,6 @@
-"""A worker that checks what comes back: ``pushing.py <rounds>``; in each round every worker pushes (rank + 1) * round.
+"""A worker that checks the sums: ``pushing.py <rounds>``; in each round every worker pushes (rank + 1) * round.
 
-Says ``round <n>`` as each begins, and at the end that all were right.
+It prints ``round <n>`` when a round begins, and at the end that all sums were right.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import sys
 
 import flowmx as mx
 
-SHAPES = {"small": (5,), "rows": (30, 40), "big": (400, 50)}  # the last is split, where the bound is low
+SHAPES = {"small": (5,), "rows": (30, 40), "big": (400, 50)}  # the last is split if the bound is low
 
 
 def train(rounds: int) -> None:
-    """Push and pull every key, so many times."""
+    """Push and pull every key in each round."""
     kv = mx.kv.create("dist_sync")
     total = sum(range(1, kv.num_workers + 1))
     values = {key: mx.nd.zeros(shape) for key, shape in SHAPES.items()}

@@ -1,8 +1,8 @@
-"""A model of a network's links: pure, with the time given, and nothing random that a seed does not fix.
+"""A model of a network's links. It does no I/O; callers pass the time, and a seed makes it deterministic.
 
-Every host has a link to one switch, with a lane each way. A packet waits for its turn on the lane, takes as long as its
-bytes need at the lane's rate, and arrives a while after; then it does the same on the way down to its receiver. What
-waits for a lane from or to different hosts takes turns, as with the fair queues that most systems have.
+Every host has a link to one switch, with a lane in each direction. A packet waits for its turn on the sender's lane, is
+transmitted at the lane's rate, and arrives at the switch after the latency. The same happens on the receiver's lane.
+Packets that wait for a lane take turns by their other host, as in the fair queues of most systems.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["Link", "Wire"]
 
 @dataclass(frozen=True)
 class Link:
-    """The link of a host, in each direction: between two hosts, both links count.
+    """The link of a host to the switch; a packet between two hosts passes both their links.
 
     Args:
-        rate: bits a second.
-        latency: seconds.
-        loss: the share of packets that are lost.
-        queue: seconds of traffic that may wait; packets that would wait longer are lost.
+        rate: the bandwidth in each direction, in bits per second.
+        latency: the latency in seconds.
+        loss: the fraction of packets that are lost.
+        queue: the longest wait of a packet in seconds; packets that would wait longer are lost.
     """
 
     rate: float = math.inf
@@ -37,11 +37,11 @@ class Link:
 
     def __post_init__(self) -> None:
         if not (self.rate > 0 and self.latency >= 0 and 0 <= self.loss <= 1 and self.queue >= 0):
-            raise ValueError(f"no link can be like this: {self}")
+            raise ValueError(f"invalid link: {self}")
 
 
 class Packet(NamedTuple):
-    """A packet on its way."""
+    """A packet in transit."""
 
     source: int
     target: int
@@ -52,8 +52,8 @@ class Lane:
     """One direction of a host's link.
 
     Args:
-        host: whose.
-        down: whether it leads to the host.
+        host: the number of the host.
+        down: whether it leads from the switch to the host.
     """
 
     def __init__(self, host: int, down: bool) -> None:
@@ -61,49 +61,49 @@ class Lane:
         self.down = down
         self.busy = False
         self.nbytes = 0
-        """Of what waits, and of what travels."""
+        """The size of the packets that wait or are being transmitted."""
         self._queues: dict[int, deque[Packet]] = {}
 
     def put(self, packet: Packet) -> None:
-        """Let a packet wait for its turn."""
+        """Append a packet to its queue."""
         self.nbytes += len(packet.content)
         self._queues.setdefault(packet.source if self.down else packet.target, deque()).append(packet)
 
     def take(self) -> Packet | None:
-        """Remove and return whose turn it is."""
+        """Remove and return the packet whose turn it is."""
         for peer, queue in self._queues.items():
             packet = queue.popleft()
             del self._queues[peer]
             if queue:
-                self._queues[peer] = queue  # the last in the round now
+                self._queues[peer] = queue  # it has its next turn after all others
             return packet
         return None
 
 
 class Event(NamedTuple):
-    """A packet has left a lane, or comes to one or (without a lane) to its receiver."""
+    """A packet leaves a lane, enters one, or (without a lane) reaches its receiver."""
 
     time: float
     number: int
     packet: Packet
-    left: Lane | None
-    into: Lane | None
+    leaves: Lane | None
+    enters: Lane | None
 
 
 class Wire:
-    """The links of all hosts, and what is under way on them.
+    """The links of all hosts, and the packets in transit.
 
     Args:
-        links: of each host.
-        seed: of what is lost.
+        links: the link of each host.
+        seed: the seed of the losses.
 
     Attributes:
-        stopped: how many packets did not pass a cut.
+        dropped: the number of packets that cuts have dropped.
     """
 
     def __init__(self, links: Sequence[Link], seed: int = 0) -> None:
         self.links = list(links)
-        self.stopped = 0
+        self.dropped = 0
         self._up, self._down = ([Lane(host, down) for host in range(len(links))] for down in (False, True))
         self._cut: set[frozenset[int]] = set()
         self._random = random.Random(seed)
@@ -111,34 +111,34 @@ class Wire:
         self._events: list[Event] = []
 
     def cut(self, one: Iterable[int], other: Iterable[int]) -> None:
-        """Let nothing pass between these hosts and those."""
+        """Drop all packets between two groups of hosts."""
         self._cut |= {frozenset(pair) for pair in itertools.product(one, other)}
 
     def heal(self) -> None:
-        """Let everything pass again."""
+        """Undo all cuts."""
         self._cut.clear()
 
     def send(self, now: float, source: int, target: int, content: bytes) -> None:
-        """A host sends a packet."""
+        """Send a packet from one host to another."""
         if frozenset((source, target)) in self._cut:
-            self.stopped += 1
+            self.dropped += 1
         else:
             self._enter(now, self._up[source], Packet(source, target, content))
 
     def due(self, now: float) -> Iterator[tuple[int, bytes]]:
-        """Take the packets that have arrived by now: (receiver, content)."""
+        """Yield the packets that have arrived by now, as (receiver, content)."""
         while self._events and self._events[0].time <= now:
-            time, _, packet, left, into = heapq.heappop(self._events)
-            if left is not None:
-                self._leave(time, left, packet)
-            elif into is not None:
-                self._enter(time, into, packet)
+            time, _, packet, leaves, enters = heapq.heappop(self._events)
+            if leaves is not None:
+                self._leave(time, leaves, packet)
+            elif enters is not None:
+                self._enter(time, enters, packet)
             else:
                 yield packet.target, packet.content
 
     @property
     def next(self) -> float | None:
-        """The time of the next event; None where nothing is on its way."""
+        """The time of the next event; None if no packet is in transit."""
         return self._events[0].time if self._events else None
 
     def _enter(self, now: float, lane: Lane, packet: Packet) -> None:
@@ -147,20 +147,20 @@ class Wire:
             return
         lane.put(packet)
         if not lane.busy:
-            self._go(now, lane)
+            self._transmit(now, lane)
 
-    def _go(self, now: float, lane: Lane) -> None:
-        """Let the next packet of a lane travel."""
+    def _transmit(self, now: float, lane: Lane) -> None:
+        """Start to transmit the next packet of a lane."""
         packet = lane.take()
         lane.busy = packet is not None
         if packet is not None:
-            self._plan(now + 8 * len(packet.content) / self.links[lane.host].rate, packet, left=lane)
+            self._schedule(now + 8 * len(packet.content) / self.links[lane.host].rate, packet, leaves=lane)
 
     def _leave(self, now: float, lane: Lane, packet: Packet) -> None:
         lane.nbytes -= len(packet.content)
-        into = None if lane.down else self._down[packet.target]
-        self._plan(now + self.links[lane.host].latency, packet, into=into)
-        self._go(now, lane)
+        enters = None if lane.down else self._down[packet.target]
+        self._schedule(now + self.links[lane.host].latency, packet, enters=enters)
+        self._transmit(now, lane)
 
-    def _plan(self, time: float, packet: Packet, left: Lane | None = None, into: Lane | None = None) -> None:
-        heapq.heappush(self._events, Event(time, next(self._numbers), packet, left, into))
+    def _schedule(self, time: float, packet: Packet, leaves: Lane | None = None, enters: Lane | None = None) -> None:
+        heapq.heappush(self._events, Event(time, next(self._numbers), packet, leaves, enters))

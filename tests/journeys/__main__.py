@@ -1,7 +1,7 @@
 """Ten first hours of a newcomer, outside of the checkout, with a Python that has the wheel: ``make journeys``.
 
-``python -m tests.journeys PYTHON [NAME ...]`` goes through them, each in an empty folder, and prints what held and what
-did not. What they do is what the documentation says: no journey looks into the source.
+``python -m tests.journeys PYTHON [NAME ...]`` runs each of them in an empty folder, and prints which passed and which
+failed. They do only what the documentation says: no journey reads the source.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ LAST = re.compile(r"flowmx: |sample |while |  made at |[A-Za-z_][\w.]*(: |$)")
 
 
 class Stuck(Exception):
-    """A journey that did not go on: what was done, and what was shown."""
+    """A journey that got stuck: the step, and its output."""
 
 
 class Newcomer:
-    """Somebody in a folder of their own, with a Python."""
+    """A newcomer with a separate folder and a Python."""
 
     def __init__(self, python: Path, folder: Path) -> None:
         self.python, self.folder = str(python), folder
-        kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONSAFEPATH")}
-        self.environ = {**kept, "OMP_NUM_THREADS": "1", "FLOWMX_RUNTIME_FOLDER": str(folder / "runtime")}
+        environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+        self.environ = {**environment, "OMP_NUM_THREADS": "1", "FLOWMX_RUNTIME_FOLDER": str(folder / "runtime")}
 
     def write(self, name: str, text: str) -> Path:
         """Write a file."""
@@ -48,7 +48,7 @@ class Newcomer:
         return path
 
     def run(self, *command: str, fails: bool = False, module: bool = False) -> str:
-        """Run a program with the Python, or a module of it; returns what it showed."""
+        """Run a program or a module with the Python. Return its output."""
         full = [self.python, *(["-m"] if module else []), *command]
         done = subprocess.run(full, cwd=self.folder, env=self.environ, capture_output=True, text=True, timeout=300)
         shown = done.stdout + done.stderr
@@ -73,8 +73,8 @@ class Newcomer:
             shown = ""
             for line in process.stdout:
                 shown += line
-                if found := re.search(r"http://127\.0\.0\.1:\d+", line):
-                    yield found[0], process
+                if address := re.search(r"http://127\.0\.0\.1:\d+", line):
+                    yield address[0], process
                     return
             raise Stuck(f"{' '.join(command)} said no address:\n{shown}")
         finally:
@@ -112,12 +112,12 @@ def notebook(user: Newcomer) -> None:
         "print('accuracy', mod.score(train, 'acc')[0][1] > 0.8)",
         "train.reset()\nawait mod.fit(train, num_epoch=1)\nmx.viz.plot_network(net, shape={'data': (1, 8)})",
     ]
-    made = {
+    document = {
         "cells": [{"cell_type": "code", "id": f"c{at}", "metadata": {}, "outputs": [], "execution_count": None,
                    "source": each} for at, each in enumerate(cells)],
         "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3"}}, "nbformat": 4, "nbformat_minor": 5,
     }  # fmt: skip
-    user.write("first.ipynb", json.dumps(made))
+    user.write("first.ipynb", json.dumps(document))
     user.program(
         "import nbformat, nbclient\nbook = nbformat.read('first.ipynb', 4)\nnbclient.NotebookClient(book).execute()\n"
         "nbformat.write(book, 'done.ipynb')\n"
@@ -362,19 +362,19 @@ def judged(user: Newcomer, name: str, wrong: Wrong) -> str:
     own.write(f"{name}.py", wrong.program)
     shown = own.run(f"{name}.py", fails=True)
     at = next(number for number, line in enumerate(wrong.program.splitlines(), 1) if line.endswith("#!"))
-    told = "\n".join(shown.rstrip().splitlines()[-CONTEXT:])
-    problems = [f"{part!r} is not said" for part in (wrong.given, wrong.expected) if part not in told]
+    tail = "\n".join(shown.rstrip().splitlines()[-CONTEXT:])
+    problems = [f"{part!r} is not said" for part in (wrong.value, wrong.expected) if part not in tail]
     if not re.search(rf'{name}\.py(", line |:){at}\b', shown):
         problems.append(f"line {at} is not named")
     if not LAST.match(shown.rstrip().splitlines()[-1]):
         problems.append("the last line is not the error")
     if "doctor" in shown:
         problems.append("the doctor is named, though nothing hangs")
-    return f"{name}: {'; '.join(problems)}\n{told}" if problems else ""
+    return f"{name}: {'; '.join(problems)}\n{tail}" if problems else ""
 
 
 def wrong_programs(user: Newcomer) -> None:
-    """Write wrong programs: each report names what was given, what was expected, and the line."""
+    """Write wrong programs: each report names the value, the expectation and the line."""
 
     def tried(name: str) -> str:
         try:
@@ -383,10 +383,10 @@ def wrong_programs(user: Newcomer) -> None:
             return f"{name}: {stuck}"
 
     with ThreadPoolExecutor(2) as threads:
-        found = [each for each in threads.map(tried, WRONG) if each]
-    print(f"  {len(WRONG) - len(found)} of {len(WRONG)} wrong programs are told as they should")
-    if found:
-        raise Stuck("\n\n".join(found))
+        failures = [each for each in threads.map(tried, WRONG) if each]
+    print(f"  {len(WRONG) - len(failures)} of {len(WRONG)} wrong programs are told as they should")
+    if failures:
+        raise Stuck("\n\n".join(failures))
 
 
 JOURNEYS: dict[str, Callable[[Newcomer], None]] = {

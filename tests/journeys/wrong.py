@@ -1,7 +1,7 @@
-"""Wrong programs, as newcomers write them: the program, and what the end of its report must say.
+"""Wrong programs, as newcomers write them: the program, and the required end of its report.
 
-The line at fault ends with ``#!``. Each is run as a program of its own, and what its terminal shows is judged: the
-line, what was given, what was expected, in the last lines.
+The line at fault ends with ``#!``. Each runs as a separate program. The last lines of its terminal must show the line,
+the value, and the expectation.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 
 class Wrong(NamedTuple):
-    """A program with what was given and what was expected, as its error says them."""
+    """A wrong program, with the value and the expectation that its error must name."""
 
     program: str
-    given: str
+    value: str
     expected: str
 
 
@@ -447,7 +447,7 @@ m = mx.mod.Module(y)
 m.fit(mx.io.NDArrayIter(np.ones((8, 4)), np.ones(8), 4))  #!
 """,
         "num_epoch",
-        "give the number",
+        "pass the number",
     ),
     "iter_lengths": Wrong(
         """\
@@ -455,7 +455,7 @@ import flowmx as mx, numpy as np
 it = mx.io.NDArrayIter(np.ones((8, 4)), np.ones(7), 4)  #!
 """,
         "(7,)",
-        "8 instances",
+        "8 samples",
     ),
     "csv_shape": Wrong(
         """\
@@ -482,7 +482,7 @@ open("i.jpg", "wb").write(b"notanimage")
 print(mx.image.imread("i.jpg").shape)  #!
 """,
         "i.jpg",
-        "no image",
+        "decoded as an image",
     ),
     "kv_key": Wrong(
         """\
@@ -666,7 +666,7 @@ open("bad.onnx", "w").write("x")
 mx.onnx.import_model("bad.onnx")  #!
 """,
         "bad.onnx",
-        "no valid ONNX model",
+        "is not a valid ONNX model",
     ),
     "clip_args": Wrong(
         """\

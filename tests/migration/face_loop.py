@@ -1,6 +1,6 @@
 # ruff: noqa (as its users write it)
-"""A face embedding with an angular margin: a loop in the manner of insightface's train.py, with an iterator, metrics
-and callbacks of its own."""
+"""A face embedding with an angular margin: a loop in the manner of insightface's train.py, with custom
+iterator, metrics and callbacks."""
 
 import logging
 import os

@@ -1,5 +1,5 @@
 # ruff: noqa (as its users write it)
-"""Softmax regression, then a perceptron with dropout, on labelled points: as a chapter of a Gluon course has it."""
+"""Softmax regression, then a perceptron with dropout, on labelled points, as in a Gluon course."""
 
 import random
 

@@ -1,12 +1,12 @@
-"""The distance from the reference that a mode may have: as far as the rounding of its dtype can lead, and no farther.
+"""The allowed distance of a mode from the reference: as far as the rounding of its dtype can lead, and no farther.
 
-An operator that adds up n numbers is off by about u·√n of what it adds up, where u is the unit roundoff of the dtype
-that it adds in (16 bits are added up in float32, and rounded at the end). What the rest of a network makes of an
-error, in the outputs, the gradients and the next steps, is not guessed but measured: the reference runs again, with
-noise of that size put on what every layer gives, and on every gradient that comes back to it. Every other run rounds
-what has noise to numbers of 16 bits where the mode's dtype has these: numbers that were near each other are equal then,
-as they may be in the mode, and a maximum's gradient goes to both. A bound is a few times the greatest deviation that
-this makes; an array whose values are all off by less than u·√n of the greatest is right in any case.
+The relative error of a sum of n numbers is about u·√n, where u is the unit roundoff of the dtype of the sum (16-bit
+numbers are summed in float32, and rounded at the end). The effect of an error on the rest of a network, on the outputs,
+the gradients and the next steps, is measured: the reference runs again, with noise of that size added to the outputs of
+every layer, and to every gradient that returns to it. If the mode's dtype has 16 bits, every other run also rounds the
+noisy numbers to 16 bits: close numbers become equal, as they may in the mode, and a maximum's gradient goes to both. A
+bound is a few times the largest resulting deviation; an array whose errors are all below u·√n of its largest value is
+always accepted.
 """
 
 from dataclasses import replace
@@ -21,25 +21,25 @@ from tests.modes.runners import flat, rounded
 
 MARGIN = 4
 RUNS = (0, 1, 24, 96)
-"""Noisy runs by which a bound is found: more where what it was found by so far does not allow an error."""
+"""The numbers of noisy runs for a bound; more are run while the bound does not allow an error."""
 GROSS = 1000
-"""An error so many times beyond what one noisy run allows needs no more of them."""
+"""An error this many times beyond the bound of one noisy run needs no further runs."""
 OPERATORS = 16
-"""Operators that round one after the other in one layer, at most."""
+"""The most consecutive rounding operators in one layer."""
 UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 GREATEST = {"float16": 65504.0}
-"""The greatest number of a dtype that networks come near to."""
+"""The largest number of each dtype that networks approach."""
 _CONTAINERS = (nn.HybridSequential, nn.Sequential, more.HybridConcurrent, more.Concurrent)
 
 
 def unit(dtype, terms):
-    """The relative error of a layer that adds up so many numbers."""
+    """Return the relative error of a layer that sums this many numbers."""
     adding = UNITS[dtype if dtype in ("float32", "float64") else "float32"]
     return UNITS[dtype] * np.sqrt(OPERATORS) + adding * np.sqrt(terms)
 
 
 class _Noise(autograd.Function):
-    """The identity, but for noise on the values and on the gradients, whose sizes are told."""
+    """The identity with noise of known size on values and gradients."""
 
     def __init__(self, random, size, tell, grid=None):
         super().__init__()
@@ -60,9 +60,9 @@ class _Noise(autograd.Function):
 
 
 class _Cancelling(autograd.Function):
-    """The identity, whose gradient has noise as great as the terms that a normalisation's gradient is a difference of.
+    """The identity, whose gradient has noise as great as the terms that a normalization's gradient is a difference of.
 
-    Where two numbers are normalised, the terms are near each other, and the difference is no more than their rounding.
+    Where two numbers are normalized, the terms are near each other, and the difference is no more than their rounding.
     """
 
     def __init__(self, random, size, heads):
@@ -79,7 +79,7 @@ class _Cancelling(autograd.Function):
 
 
 class _Heads(autograd.Function):
-    """The identity, which tells the greatest number of its gradient."""
+    """The identity, which reports the largest number of its gradient."""
 
     def __init__(self, tell):
         super().__init__()
@@ -93,13 +93,13 @@ class _Heads(autograd.Function):
         return head
 
 
-def _normalises(params):
-    """Tell whether a layer with these parameters takes means and variances over a batch now."""
+def _normalizes(params):
+    """Return whether a layer with these parameters computes batch statistics now."""
     return autograd.is_training() and "running_mean" in params
 
 
 def _gain(block, data, params):
-    """The greatest factor by which the gradient of a normalisation's output is multiplied on its way to the input."""
+    """Return the largest factor from the gradient of a normalization's output to that of its input."""
     values = data.asnumpy().astype(np.float64)
     axis = block._kwargs.get("axis", 1) % values.ndim
     variances = values.var(axis=tuple(each for each in range(values.ndim) if each != axis))
@@ -109,7 +109,7 @@ def _gain(block, data, params):
 
 
 def noisy(dtype, seed, tell=lambda greatest: None):
-    """Give a function that puts noise on the outputs of each layer of a block, and tells the greatest numbers there."""
+    """Return a function that adds noise to the outputs of each layer of a block, and reports their largest numbers."""
     random = np.random.default_rng(seed)
     grid = dtype if seed % 2 == 0 and dtype in ("float16", "bfloat16") else None
 
@@ -119,13 +119,13 @@ def noisy(dtype, seed, tell=lambda greatest: None):
     def wrap(net):
         for each in [net, *_inside(net)]:
             if not isinstance(each, _CONTAINERS):
-                _wrap(each, lambda made, size: _mapped(made, noise(size)), moved=move_averages)
-                _wrap_normalisation(each, random, dtype)
-        _wrap(net, lambda made, size: made, lambda array: _mapped(array, noise(1)))
+                _wrap(each, lambda output, size: _mapped(output, noise(size)), moved=move_averages)
+                _wrap_normalization(each, random, dtype)
+        _wrap(net, lambda output, size: output, lambda array: _mapped(array, noise(1)))
 
     def move_averages(block, data, params):
-        """Put noise on running averages, which add up all of an input in rounding of their own."""
-        if not _normalises(params):
+        """Add noise to running averages, which sum a whole input with separate rounding."""
+        if not _normalizes(params):
             return
         share = unit(dtype, data.size) * (1 - block._kwargs["momentum"])
         greatest = np.abs(data.asnumpy().astype(np.float64)).max(initial=0)
@@ -144,7 +144,7 @@ def _inside(block):
 
 
 def _wrap(block, after, before=lambda array: array, moved=lambda block, data, params: None):
-    """Let functions change what a block is given, and with the greatest number of elements of that, what it gives.
+    """Wrap a block so that functions change its inputs, and its outputs, given the largest number of input elements.
 
     ``moved`` is called with the block, its first input and its parameters by name, once it has computed.
     """
@@ -153,29 +153,29 @@ def _wrap(block, after, before=lambda array: array, moved=lambda block, data, pa
 
     def forward(*args, **params):
         sizes = [each.size for each in flat([list(args), list(params.values())]) if isinstance(each, mx.nd.NDArray)]
-        given = [each if each is mx.nd else before(each) for each in args]
-        made = after(real(*given, **params), max(sizes, default=1))
-        moved(block, next((each for each in flat([given]) if isinstance(each, mx.nd.NDArray)), None), params)
-        return made
+        arguments = [each if each is mx.nd else before(each) for each in args]
+        output = after(real(*arguments, **params), max(sizes, default=1))
+        moved(block, next((each for each in flat([arguments]) if isinstance(each, mx.nd.NDArray)), None), params)
+        return output
 
     setattr(block, name, forward)
 
 
-def _wrap_normalisation(block, random, dtype):
-    """Put noise on the gradient of what a normalisation over a batch is given."""
+def _wrap_normalization(block, random, dtype):
+    """Add noise to the gradient of a batch normalization's input."""
     name = "hybrid_forward" if hasattr(block, "hybrid_forward") else "forward"
     real = getattr(block, name)
 
     def forward(*args, **params):
-        given = [each for each in args if each is not mx.nd]
-        if not _normalises(params) or not autograd.is_recording():
+        arguments = [each for each in args if each is not mx.nd]
+        if not _normalizes(params) or not autograd.is_recording():
             return real(*args, **params)
         heads = []
-        size = unit(dtype, given[0].size) * _gain(block, given[0], params)
-        first = _Cancelling(random, size, heads)(given[0])
-        rest = iter([first, *given[1:]])
-        made = real(*(each if each is mx.nd else next(rest) for each in args), **params)
-        return _mapped(made, lambda array: _Heads(heads.append)(array))
+        size = unit(dtype, arguments[0].size) * _gain(block, arguments[0], params)
+        first = _Cancelling(random, size, heads)(arguments[0])
+        rest = iter([first, *arguments[1:]])
+        output = real(*(each if each is mx.nd else next(rest) for each in args), **params)
+        return _mapped(output, lambda array: _Heads(heads.append)(array))
 
     setattr(block, name, forward)
 
@@ -188,7 +188,7 @@ def _mapped(nested, function):
 
 
 class Reference:
-    """The right results of a network whose numbers are those of a dtype, and the distance from them that it may have.
+    """The expected results of a network with numbers of a dtype, and the allowed distance from them.
 
     Args:
         network: the network.
@@ -206,19 +206,19 @@ class Reference:
         self._deviations = dict.fromkeys(self.record, 0.0)
         self._done = 0
 
-    def differences(self, found):
-        """List what is not as it should be: the name, the error and the bound of each array that is too far off."""
+    def differences(self, results):
+        """List the arrays that are too far off: name, error and bound."""
         wrong = []
         for runs in RUNS:
             self._measure(runs)
-            wrong = self._beyond(found)
+            wrong = self._beyond(results)
             if not wrong or (runs and any(error > GROSS * bound for _, error, bound in wrong)):
                 break
         return wrong
 
-    def _beyond(self, found):
+    def _beyond(self, results):
         wrong = []
-        for name, array in found.items():
+        for name, array in results.items():
             expected = self.record[name]
             if array.shape != expected.shape:
                 wrong.append((name, np.inf, 0.0))
@@ -230,7 +230,7 @@ class Reference:
         return wrong
 
     def bound(self, name):
-        """The greatest error that an array may have."""
+        """Return the largest allowed error of an array."""
         expected = self.record[name]
         least = unit(self.dtype, expected.size) * size(expected)
         return MARGIN * max(least, self._deviations[name])
@@ -238,19 +238,19 @@ class Reference:
     def _measure(self, runs):
         while self._done < runs:
             self._done += 1
-            made = self._mode.run(self.network, self.dtype, noisy(self.dtype, self._done))
-            for name, array in made.items():
+            output = self._mode.run(self.network, self.dtype, noisy(self.dtype, self._done))
+            for name, array in output.items():
                 self._deviations[name] = max(self._deviations[name], distance(array, self._calm[name]))
 
     def greatest(self):
-        """The greatest number that occurs, also between layers: what overflows there may be gone at the end."""
+        """Return the largest number, also between layers: an overflow there may be invisible at the end."""
         between = []
         self._mode.run(self.network, self.dtype, noisy("float64", 0, between.append))
         return max(*map(size, self.record.values()), *between)
 
 
 def distance(one, other):
-    """Measure the greatest difference of two arrays: infinite where one alone is NaN, as at a pole of a gradient."""
+    """Return the largest difference of two arrays: infinite if only one is NaN, as at a pole of a gradient."""
     undefined = np.isnan(one), np.isnan(other)
     if (undefined[0] != undefined[1]).any():
         return np.inf
@@ -259,7 +259,7 @@ def distance(one, other):
 
 
 def size(array):
-    """Measure the greatest number of an array, NaN left out."""
+    """Return the largest magnitude in an array, ignoring NaN."""
     return np.abs(array[~np.isnan(array)]).max(initial=0)
 
 

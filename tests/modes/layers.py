@@ -1,7 +1,7 @@
-"""The table of Gluon's layers: for each a function from random choices and the shape of an instance to a call.
+"""The table of Gluon layers: for each, a function from random choices and the shape of a sample to a call.
 
-A function gives None where the layer takes no instances with so many axes. Where ``keep`` is true the shape must stay.
-What is drawn is what the layers' documentation allows, and nothing else: whatever fails is a fault.
+A function returns None if the layer does not accept samples with that number of axes. If ``keep`` is true the shape
+must not change. Only calls that the layers' documentation allows are drawn, so every failure is a fault.
 """
 
 import random
@@ -14,26 +14,26 @@ ACTIVATIONS = ("relu", "sigmoid", "tanh", "softrelu", "softsign")
 CHANNELS_FIRST = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
 CHANNELS_LAST = {1: "NWC", 2: "NHWC", 3: "NDHWC"}
 LARGE = 512
-"""Elements of an instance from which on it gets no larger."""
+"""The number of elements of a sample beyond which layers do not enlarge it."""
 
 
 class Draw(random.Random):
     """Random choices."""
 
     def often(self, probability):
-        """True with this probability."""
+        """Return True with this probability."""
         return self.random() < probability
 
     def maybe(self, *values, often=0.5):
-        """One of the values, or None."""
+        """Draw one of the values, or None."""
         return self.choice(values) if self.often(often) else None
 
     def divisor(self, number, least=1, most=8):
-        """A divisor of a number; 1 where there is none from ``least`` to ``most``."""
+        """Draw a divisor of a number from ``least`` to ``most``, or 1 if none exists."""
         return self.choice([each for each in range(least, most + 1) if number % each == 0] or [1])
 
     def axis(self, shape):
-        """An axis of a batch behind the first one, counted from the front or from the end."""
+        """Draw an axis of a batch after the first, counted from the front or from the end."""
         at = self.randrange(len(shape)) + 1
         return at if self.often(0.7) else at - len(shape) - 1
 
@@ -42,7 +42,7 @@ LAYERS: dict[str, Any] = {}
 
 
 def drawn(name, *ranks):
-    """Put a function into the table, for instances with so many axes (any, where none is given)."""
+    """Register a function in the table, for samples with these numbers of axes (default: any)."""
 
     def put(function):
         LAYERS[name] = lambda d, shape, keep=False: (
@@ -70,32 +70,32 @@ def dense(d, shape, keep):
 
 
 def window(d, length, transposed=False, dilate=True, large=False):
-    """Draw the way of a window along an axis."""
+    """Draw the window parameters along an axis."""
     while True:
         dilation = d.choice([1, 1, 2]) if dilate else 1
         kernel, stride, pad = d.choice([1, 2, 3, 3]), d.choice([1, 1, 1, 2, 3]), d.choice([0, 0, 1, 2])
         span = dilation * (kernel - 1) + 1
-        made = {"kernel_size": kernel, "strides": stride, "padding": pad, "dilation": dilation}
+        call = {"kernel_size": kernel, "strides": stride, "padding": pad, "dilation": dilation}
         if not transposed and span <= length + 2 * pad and pad <= span:
-            return made
+            return call
         if transposed:
-            made["output_padding"] = d.randrange(stride)
-            out = stride * (length - 1) + span - 2 * pad + made["output_padding"]
+            call["output_padding"] = d.randrange(stride)
+            out = stride * (length - 1) + span - 2 * pad + call["output_padding"]
             if 1 <= out <= (length if large else 3 * length + 2):
-                return made
+                return call
 
 
 def windows(d, lengths, **how):
-    """Draw the way of windows along several axes: numbers for all of them, or one for each."""
+    """Draw the window parameters along several axes: numbers for all of them, or one for each."""
     if d.often(0.5):
         return window(d, min(lengths), **how)
     each = [window(d, length, **how) for length in lengths]
     return {key: tuple(one[key] for one in each) for key in each[0]}
 
 
-def besides(given, **defaults):
-    """Arguments without those that have their default."""
-    return {key: value for key, value in given.items() if value != defaults.get(key, object())}
+def besides(options, **defaults):
+    """Return arguments without defaults."""
+    return {key: value for key, value in options.items() if value != defaults.get(key, object())}
 
 
 def convolution(name, axes, transposed=False):
@@ -105,11 +105,11 @@ def convolution(name, axes, transposed=False):
         channels = shape[0] if keep else groups * d.choice([1] if wide else [1, 2, 3, 4, 8])
         if keep:
             kernel, dilation = d.choice([1, 3]), d.choice([1, 1, 2])
-            given = {"kernel_size": kernel, "padding": dilation * (kernel - 1) // 2, "dilation": dilation}
+            options = {"kernel_size": kernel, "padding": dilation * (kernel - 1) // 2, "dilation": dilation}
         else:
-            given = windows(d, shape[1:], transposed=transposed, **({"large": wide} if transposed else {}))
+            options = windows(d, shape[1:], transposed=transposed, **({"large": wide} if transposed else {}))
         return layer(
-            name, channels=channels, **besides(given, strides=1, padding=0, dilation=1, output_padding=0),
+            name, channels=channels, **besides(options, strides=1, padding=0, dilation=1, output_padding=0),
             groups=groups if groups > 1 else None, layout=d.maybe(CHANNELS_FIRST[axes], often=0.1),
             activation=d.maybe(*ACTIVATIONS, often=0.3), use_bias=d.maybe(False, often=0.3),
             in_channels=d.maybe(shape[0], often=0.2),
@@ -126,12 +126,12 @@ for number in (1, 2, 3):
 def deformable(name):
     def function(d, shape, keep):
         kernel = d.choice([1, 3])
-        given = {"kernel_size": kernel, "padding": kernel // 2} if keep else windows(d, shape[1:])
-        groups = 2 if shape[0] % 2 == 0 and _area(given["kernel_size"]) % 2 == 0 and d.often(0.3) else 1
+        options = {"kernel_size": kernel, "padding": kernel // 2} if keep else windows(d, shape[1:])
+        groups = 2 if shape[0] % 2 == 0 and _area(options["kernel_size"]) % 2 == 0 and d.often(0.3) else 1
         own = d.divisor(shape[0], most=2)
         channels = shape[0] if keep else groups * d.choice([1, 2, 3])
         return layer(
-            name, channels=channels, **besides(given, kernel_size=1, strides=1, padding=0, dilation=1),
+            name, channels=channels, **besides(options, kernel_size=1, strides=1, padding=0, dilation=1),
             groups=groups if groups > 1 and channels % groups == 0 else None,
             num_deformable_group=own if own > 1 else None, use_bias=d.maybe(False, often=0.3),
             activation=d.maybe(*ACTIVATIONS, often=0.3), offset_use_bias=d.maybe(False, often=0.3),
@@ -152,7 +152,7 @@ deformable("contrib.cnn.ModulatedDeformableConvolution")
 
 
 def pooled(length, kernel, stride, pad, ceil):
-    """Tell whether every window of a pooling has something in it."""
+    """Return whether every window of a pooling contains an element."""
     last = (length + 2 * pad - kernel) // stride
     if ceil:
         last = -(-(length + 2 * pad - kernel) // stride)
@@ -169,8 +169,8 @@ def pooling(name, axes, mean):
             return layer(name, pool_size=3, strides=1, padding=1, layout=layout, **more)
         while True:
             ceil = d.often(0.3)
-            given = windows(d, lengths, dilate=False)
-            size, stride, pad = (_all(given[key], axes) for key in ("kernel_size", "strides", "padding"))
+            options = windows(d, lengths, dilate=False)
+            size, stride, pad = (_all(options[key], axes) for key in ("kernel_size", "strides", "padding"))
             if d.often(0.2):
                 stride = size
             if all(pooled(*each, ceil) for each in zip(lengths, size, stride, pad, strict=True)):
@@ -202,11 +202,11 @@ for number in (1, 2, 3):
         )
 
 
-# -- normalisation ----------------------------------------------------------------------------------------
+# -- normalization ----------------------------------------------------------------------------------------
 
 
 def statistics(d):
-    """Arguments of layers with running averages."""
+    """Draw arguments of layers with running averages."""
     return {
         "momentum": d.maybe(0.5, 0.99, often=0.3), "epsilon": d.maybe(1e-3, 1e-2, often=0.3),
         "center": d.maybe(False, often=0.2), "scale": d.maybe(False, often=0.2),
@@ -230,7 +230,7 @@ def sync_batch_norm(d, shape, keep):
     return layer("contrib.nn.SyncBatchNorm", **statistics(d), in_channels=d.maybe(shape[0], often=0.2))
 
 
-# Two numbers alone become -1 and 1, and have no gradient but rounding: nothing is normalised over two.
+# Two numbers alone become -1 and 1, and have no gradient but rounding: nothing is normalized over two.
 
 
 @drawn("nn.LayerNorm")
@@ -297,6 +297,6 @@ for number in (1, 2, 3):
         return None if keep or not fitting else layer(name, factor=_one(fitting[0]))
 
 
-def is_a(made, *names):
-    """Tell whether a call, or one inside it, makes one of these."""
-    return any(each.name in names for each in made.walk()) if isinstance(made, Layer) else False
+def is_a(call, *names):
+    """Return whether a call, or one inside it, creates one of these layers."""
+    return any(each.name in names for each in call.walk()) if isinstance(call, Layer) else False

@@ -1,4 +1,4 @@
-"""The table of losses: for each the call, and the further inputs that it takes."""
+"""The table of losses: for each, the call and its further inputs."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ LOSSES: dict[str, Any] = {}
 
 
 def drawn(name, *ranks):
-    """Put a function from random choices and the shape of what is predicted into the table."""
+    """Register a function from random choices and the prediction's shape in the table."""
 
     def put(function):
         LOSSES[name] = lambda d, shape: function(d, shape) if len(shape) in (ranks or (1, 2, 3)) else None
@@ -18,18 +18,18 @@ def drawn(name, *ranks):
 
 
 def weighted(d, shape, axes):
-    """Perhaps weights of instances."""
+    """Draw weights of samples, or none."""
     return [Input((1,) * axes, "unit")] if d.often(0.3) else []
 
 
 def elementwise(name, kind, **choices):
-    """A loss whose label is like the prediction."""
+    """Register a loss whose label has the prediction's shape."""
 
     @drawn(f"loss.{name}")
     def function(d, shape):
-        given = {key: d.maybe(*values, often=0.4) for key, values in choices.items()}
-        made = layer(f"loss.{name}", weight=d.maybe(0.5, 2.0, often=0.3), **given)
-        return made, [Input(shape, kind), *weighted(d, shape, len(shape))]
+        options = {key: d.maybe(*values, often=0.4) for key, values in choices.items()}
+        call = layer(f"loss.{name}", weight=d.maybe(0.5, 2.0, often=0.3), **options)
+        return call, [Input(shape, kind), *weighted(d, shape, len(shape))]
 
 
 elementwise("L1Loss", "label")
@@ -42,8 +42,8 @@ elementwise("SquaredHingeLoss", "sign", margin=(0.5,))
 @drawn("loss.LogisticLoss")
 def logistic(d, shape):
     binary = d.often(0.5)
-    made = layer("loss.LogisticLoss", label_format="binary" if binary else None)
-    return made, [Input(shape, "index" if binary else "sign"), *weighted(d, shape, len(shape))]
+    call = layer("loss.LogisticLoss", label_format="binary" if binary else None)
+    return call, [Input(shape, "index" if binary else "sign"), *weighted(d, shape, len(shape))]
 
 
 for alias in ("SigmoidBinaryCrossEntropyLoss", "SigmoidBCELoss"):
@@ -75,8 +75,8 @@ def divergence(d, shape):
 
 @drawn("loss.PoissonNLLLoss")
 def poisson(d, shape):
-    made = layer("loss.PoissonNLLLoss", compute_full=d.maybe(True))
-    return made, [Input(shape, "index", 5)]
+    call = layer("loss.PoissonNLLLoss", compute_full=d.maybe(True))
+    return call, [Input(shape, "index", 5)]
 
 
 @drawn("loss.CTCLoss", 2)
@@ -107,4 +107,4 @@ def metric_learning(d, shape):
 SCALAR = ("loss.PoissonNLLLoss",)
 """Losses of a whole batch, one number."""
 WHOLE = ("loss.PoissonNLLLoss", "loss.SDMLLoss")
-"""Losses in which instances meet."""
+"""Losses that combine samples."""

@@ -1,4 +1,4 @@
-"""A partitioner that draws lots: each operator is in a region or not."""
+"""A random partitioner: each operator is in a region or not."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ FLOWS = ("_foreach", "_while_loop", "_cond", "_CachedOp")
 
 @mx.sym.register_partitioner(BACKEND)
 class ByLot(mx.sym.Partitioner):
-    """Choose operators at random.
+    """Select operators at random.
 
     Its options are those of :func:`options`.
     """
@@ -22,11 +22,11 @@ class ByLot(mx.sym.Partitioner):
         self._share = self._random.choice([0.3, 0.6, 0.9, 1])
 
     def select(self, node):
-        # A region draws other random numbers than its operators do by themselves.
+        # A region draws different random numbers than its operators alone.
         draws = lookup(node.op).traits.uses_random or (node.op in FLOWS and self.options["draws"])
         return self._random.random() < self._share and not draws
 
 
 def options(network):
-    """The options of the partitioner for a network."""
+    """Return the options of the partitioner for a network."""
     return {"backend": BACKEND, "seed": network.seed, "draws": network.draws}

@@ -1,4 +1,4 @@
-"""The table of modes: in each of them a network gives the same."""
+"""The table of modes: a network returns the same results in each."""
 
 import contextlib
 from dataclasses import dataclass, field, replace
@@ -7,17 +7,18 @@ from typing import Any
 import numpy as np
 
 import flowmx as mx
-from flowmx.devices import pool
+from flowmx.devices import cpu_pool
 from flowmx.devices.sim import simulated
 from flowmx.engine.runtime import engine
 from tests.modes import lots, runners
+from tests.native_runs import eager_native_runs
 from tests.replays import eager_replays
 from tests.slicing import eager_slices
 
 
 @dataclass(frozen=True)
 class Mode:
-    """A way to carry out a network.
+    """A way to run a network.
 
     Attributes:
         runner: what does it.
@@ -29,16 +30,17 @@ class Mode:
         imported: write the block to files, and read it back.
         partitioned: some operators are in regions, which are chosen by lot.
         settings: those of the engine.
-        simulated: the arguments of a simulated machine; None where there is none.
+        simulated: the arguments of a simulated machine, or None.
         budgets: parts of its memory that a training step is to fit into, the first of them that it can.
-        leaves_out: kinds of steps that there is no way to do.
-        replayed: carry it out twice, so that its backward passes are learned and then replayed.
+        leaves_out: kinds of steps that the mode does not support.
+        replayed: run twice, so that backward passes are learned and then replayed.
+        eagerly_native: native calls are recorded in the first run of a graph.
         eagerly_sliced: predictions are sliced wherever that saves memory.
-        bulk: how many operations are gathered into one.
-        like: the mode with the same kernels, whose results it has to the last bit. Where there is none, it is compared
-            with the reference.
-        of_its_own: kinds of steps for which it has other kernels than that mode; a network that takes such a step is
-            compared with the reference.
+        bulk: how many operations are combined into one.
+        like: the mode with the same kernels, whose results must be bitwise equal. If None, the mode is compared with
+            the reference.
+        of_its_own: kinds of steps with other kernels than that mode; a network with such a step is compared with the
+            reference.
     """
 
     runner: type[runners.Runner] = runners.Gluon
@@ -54,17 +56,18 @@ class Mode:
     budgets: tuple[float, ...] = ()
     leaves_out: tuple[str, ...] = ()
     replayed: bool = False
+    eagerly_native: bool = False
     eagerly_sliced: bool = False
     bulk: int = 0
     like: str = ""
     of_its_own: tuple[str, ...] = ()
 
     def like_of(self, network):
-        """The mode that has the same kernels for all steps of a network."""
+        """Return the mode with the same kernels for all steps of a network."""
         return "" if any(step.kind in self.of_its_own for step in network.steps) else self.like
 
     def prepare(self, net, network):
-        """Hybridize the block of a network as the mode says."""
+        """Hybridize the block of a network for this mode."""
         if self.hybridize is not None:
             chosen = lots.options(network) if self.partitioned else {}
             for block in net._children.values() if self.children and net._children else [net]:
@@ -76,7 +79,7 @@ class Mode:
             runner.net.hybridize(number % 2 == 0, **self.hybridize)
 
     def fits(self, network):
-        """Tell whether a network can be carried out so."""
+        """Return whether a network can run in this mode."""
         if network.plain and (self.imported or self.is_symbolic):
             return False
         if self.runner is runners.Module and network.request != "add" and any(s.kind == "twice" for s in network.steps):
@@ -87,29 +90,31 @@ class Mode:
 
     @property
     def is_symbolic(self):
-        """True where it takes a symbol."""
+        """Return whether the mode runs a symbol."""
         return issubclass(self.runner, runners.Symbolic)
 
     @property
     def is_compiled(self):
-        """True where a graph runs."""
+        """Return whether the mode runs a graph."""
         return self.is_symbolic or self.imported or self.hybridize is not None
 
     def reference(self, network):
-        """The mode that says what is right."""
+        """Return the reference mode."""
         devices = tuple(f"cpu({number})" for number in range(len(self.devices)))
         composed = {} if network.loose and self.is_compiled else None
         of_parts = {"turns": self.turns, "children": self.children} if composed is not None else {}
         return replace(REFERENCE, devices=devices, hybridize=composed, **of_parts)
 
     def run(self, network, grid, wrap=None):
-        """Carry out a network; returns the record."""
+        """Run a network; returns the record."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(spoiled())
             if self.settings:
                 stack.enter_context(mx.engine.using(**self.settings))
             if self.eagerly_sliced:
                 stack.enter_context(eager_slices())
+            if self.eagerly_native:
+                stack.enter_context(eager_native_runs())
             if self.bulk:
                 stack.enter_context(mx.engine.bulk(self.bulk))
             if self.simulated is not None:
@@ -125,19 +130,19 @@ class Mode:
 
 @contextlib.contextmanager
 def spoiled():
-    """Let new arrays be full of NaN, so that what was never written shows."""
-    real = pool.allocate
+    """Fill new arrays with NaN, so that unwritten memory is detected."""
+    real = cpu_pool.allocate
 
     def allocate(shape, dtype):
-        made = real(shape, dtype)
-        made.reshape(-1).view(np.uint8)[...] = 255
-        return made
+        array = real(shape, dtype)
+        array.reshape(-1).view(np.uint8)[...] = 255
+        return array
 
-    pool.allocate = allocate
+    cpu_pool.allocate = allocate
     try:
         yield
     finally:
-        pool.allocate = real
+        cpu_pool.allocate = real
 
 
 STATIC = {"static_alloc": True}
@@ -148,7 +153,7 @@ REFERENCE = Mode(dtype="float64")
 
 
 def _more_dtypes():
-    """The same of other dtypes."""
+    """Return the same modes with other dtypes."""
     for dtype in ("float64", "float16", "bfloat16"):
         like = f"{dtype}, hybridized"
         if dtype != "float64":
@@ -182,6 +187,10 @@ MODES = {
     "sliced by choice": Mode(hybridize=STATIC, eagerly_sliced=True),
     "partitioned, sliced": Mode(hybridize=STATIC, partitioned=True, settings={"exec_slice": 1}),
     "sliced, checked": Mode(hybridize=STATIC, settings={"exec_slice": 2, "exec_check": True, "engine_check": True}),
+    "native runs": Mode(hybridize=BOTH, eagerly_native=True, **PACKED),
+    "native runs, training": Mode(hybridize=STATIC, eagerly_native=True, **GRAPHS),
+    "native runs, executor": Mode(runners.Bound, eagerly_native=True, **SYMBOLIC, **GRAPHS),
+    "no native runs": Mode(hybridize=BOTH, settings={"native_runs": False}, **PACKED),
     "naive": Mode(hybridize=BOTH, settings={"engine_type": "NaiveEngine"}, **PACKED),
     "pooled": Mode(hybridize=STATIC, settings={"engine_type": "ThreadedEngine"}, **GRAPHS),
     "executor": Mode(runners.Bound, **SYMBOLIC, **GRAPHS),

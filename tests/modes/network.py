@@ -1,4 +1,4 @@
-"""A network as plain data: what makes it, what goes into it, and what is done with it."""
+"""A network as plain data: the calls that build it, its inputs, and its steps."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,11 +12,11 @@ from flowmx.gluon.model_zoo import vision
 from tests.modes import parts
 
 NAMES = {**vars(parts), "contrib": contrib, "loss": loss, "mx": mx, "nn": nn, "rnn": rnn, "vision": vision}
-"""The names that the texts of layers may have."""
+"""The names that may occur in the texts of layers."""
 
 
 class Code(str):
-    """A value that is written as it stands."""
+    """A value whose text is written unchanged."""
 
     def __repr__(self):
         return str(self)
@@ -24,24 +24,24 @@ class Code(str):
 
 @dataclass(frozen=True)
 class Layer:
-    """The call that makes a block.
+    """The call that creates a block.
 
     Attributes:
         name: of what is called.
         children: the calls that make its arguments by position.
-        given: its arguments by name.
+        options: its arguments by name.
     """
 
     name: str
     children: tuple["Layer", ...] = ()
-    given: tuple[tuple[str, Any], ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
 
     def __str__(self):
         return self.text(0)
 
     def text(self, indent):
-        """The call, over several lines where it is long."""
-        arguments = [f"{name}={value!r}" for name, value in self.given]
+        """Return the call's text, over several lines if it is long."""
+        arguments = [f"{name}={value!r}" for name, value in self.options]
         short = f"{self.name}({', '.join([*map(str, self.children), *arguments])})"
         if len(short) + indent <= 100 or not self.children:
             return short
@@ -56,14 +56,14 @@ class Layer:
             yield from each.walk()
 
 
-def layer(name, /, *children, **given):
-    """A call whose arguments by name may be left out by giving None."""
-    return Layer(name, children, tuple((key, value) for key, value in given.items() if value is not None))
+def layer(name, /, *children, **options):
+    """Create a call; arguments that are None are dropped."""
+    return Layer(name, children, tuple((key, value) for key, value in options.items() if value is not None))
 
 
 @dataclass(frozen=True)
 class Input:
-    """An input: its shape without the batch, and what is in it.
+    """An input: its shape without the batch, and its content.
 
     Kinds are ``normal`` (differentiated by), ``label`` (the same, but not), ``index`` (below ``high``), ``sign``,
     ``unit`` (between 0 and 1), ``odds`` (positive, of sum 1 along the last axis), and ``padded`` (indices, then -1).
@@ -75,28 +75,28 @@ class Input:
     dtype: str = ""
 
     def draw(self, random, batch):
-        """Values for a batch."""
+        """Draw values for a batch."""
         shape = (batch, *self.shape)
         if self.kind in ("index", "padded"):
-            made = random.integers(0, self.high, shape)
+            values = random.integers(0, self.high, shape)
             if self.kind == "padded":
-                made = np.where(
-                    np.arange(self.shape[-1]) < 1 + random.integers(0, self.shape[-1], (batch, 1)), made, -1
+                values = np.where(
+                    np.arange(self.shape[-1]) < 1 + random.integers(0, self.shape[-1], (batch, 1)), values, -1
                 )
-            return made.astype(float)
+            return values.astype(float)
         if self.kind == "sign":
             return random.integers(0, 2, shape) * 2.0 - 1
         if self.kind == "unit":
             return random.uniform(0.05, 0.95, shape)
         if self.kind == "odds":
-            made = random.uniform(0.1, 1, shape)
-            return made / made.sum(axis=-1, keepdims=True)
+            values = random.uniform(0.1, 1, shape)
+            return values / values.sum(axis=-1, keepdims=True)
         return random.standard_normal(shape)
 
 
 @dataclass(frozen=True)
 class Step:
-    """Something done with the network.
+    """A step of the network.
 
     ``predict``; ``observe``, the forward pass of training alone; ``train``, with an update; ``frozen``, gradients in
     prediction mode; ``twice``, two forward passes, then both backward passes, and an update.
@@ -108,7 +108,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Network:
-    """A network and what is done with it.
+    """A network and its steps.
 
     Attributes:
         layer: what makes it.
@@ -137,28 +137,28 @@ class Network:
     scalar: bool = False
 
     def make(self):
-        """The block, not initialized."""
+        """Create the block, without initializing it."""
         return eval(str(self.layer), dict(NAMES))
 
     def names(self):
-        """The layers that it is made of."""
+        """Return the layers of the network."""
         return [each.name for each in self.layer.walk()]
 
 
 def structure(net):
-    """The parameters of a block: from the name of each to the one by which files know it."""
+    """Map the names of a block's parameters to their names in files."""
     return {param.name: name for name, param in net._collect_params_with_prefix().items()}
 
 
 def initialize(net, contexts, first):
-    """Make the parameters of a block, whose shapes follow from the first inputs."""
+    """Initialize the parameters of a block, whose shapes are inferred from the first inputs."""
     net.initialize(ctx=contexts)
     with mx.autograd.predict_mode():
         net(*first)
 
 
 def value(name, shape, seed):
-    """Numbers for a parameter: of such a size that neither values nor gradients vanish, and no bias is 0."""
+    """Draw numbers for a parameter, large enough that neither values nor gradients vanish, and no bias is 0."""
     random = np.random.default_rng([seed, *name.encode()])
     last = name.rsplit(".", 1)[-1].rsplit("_", 1)[-1]
     if last == "var":
@@ -167,12 +167,12 @@ def value(name, shape, seed):
         return random.uniform(0.5, 1.5, shape)
     if last == "alpha":
         return random.uniform(0.1, 0.5, shape)
-    made = random.standard_normal(shape)
-    return made / np.sqrt(np.prod(shape[1:])) if len(shape) > 1 else made * 0.5
+    values = random.standard_normal(shape)
+    return values / np.sqrt(np.prod(shape[1:])) if len(shape) > 1 else values * 0.5
 
 
 def contexts(names):
-    """Devices by their names."""
+    """Return devices by name."""
     return [mx.Context(*_named(name)) for name in names]
 
 

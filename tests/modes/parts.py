@@ -1,4 +1,4 @@
-"""Blocks that the fuzzer's networks are put together of, besides Gluon's own."""
+"""Blocks of the fuzzer's networks, in addition to Gluon's."""
 
 from unittest import mock
 
@@ -8,37 +8,37 @@ from flowmx.gluon.model_zoo import vision
 
 
 def chain(*blocks):
-    """Blocks in a row."""
-    made = nn.HybridSequential()
-    with made.name_scope():
-        made.add(*blocks)
-    return made
+    """Compose blocks sequentially."""
+    block = nn.HybridSequential()
+    with block.name_scope():
+        block.add(*blocks)
+    return block
 
 
 def row(*blocks):
-    """Blocks in a row that are compiled one by one."""
-    made = nn.Sequential()
-    made.add(*blocks)
-    return made
+    """Compose blocks sequentially; each is compiled separately."""
+    block = nn.Sequential()
+    block.add(*blocks)
+    return block
 
 
-def beside(*blocks, axis):
-    """Blocks that compute from the same input."""
-    made = more.HybridConcurrent(axis=axis)
-    with made.name_scope():
-        made.add(*blocks)
-    return made
+def concurrent(*blocks, axis):
+    """Apply blocks to the same input."""
+    block = more.HybridConcurrent(axis=axis)
+    with block.name_scope():
+        block.add(*blocks)
+    return block
 
 
 def apart(*blocks, axis):
-    """The same, compiled one by one."""
-    made = more.Concurrent(axis=axis)
-    made.add(*blocks)
-    return made
+    """Apply blocks to the same input; each is compiled separately."""
+    block = more.Concurrent(axis=axis)
+    block.add(*blocks)
+    return block
 
 
 class Residual(HybridBlock):
-    """The input, and what a block makes of it."""
+    """The sum of the input and a block's output."""
 
     def __init__(self, body):
         super().__init__()
@@ -62,7 +62,7 @@ class Gated(HybridBlock):
 
 
 class Twice(HybridBlock):
-    """A block on its own output."""
+    """A block applied twice."""
 
     def __init__(self, body):
         super().__init__()
@@ -87,7 +87,7 @@ class Tied(HybridBlock):
 
 
 class Scaled(HybridBlock):
-    """A parameter and a constant of the block's own, along the last axis."""
+    """A parameter and a constant, along the last axis."""
 
     def __init__(self, units):
         super().__init__()
@@ -112,7 +112,7 @@ class TimeFirst(HybridBlock):
 
 
 class WithStates(HybridBlock):
-    """A recurrent layer that is given its first states, and whose last ones are looked at."""
+    """A recurrent layer with initial states, whose final states are used."""
 
     def __init__(self, layer, batch_axis):
         super().__init__()
@@ -123,8 +123,8 @@ class WithStates(HybridBlock):
     def hybrid_forward(self, F, x):
         first = F.reshape(F.mean(x, axis=self.batch_axis, exclude=True), shape=(1, -1, 1))
         shapes = [info["shape"] for info in self.layer.state_info()]
-        given = [F.broadcast_axis(first, axis=(0, 2), size=(shape[0], shape[2])) for shape in shapes]
-        out, last = self.layer(x, given)
+        options = [F.broadcast_axis(first, axis=(0, 2), size=(shape[0], shape[2])) for shape in shapes]
+        out, last = self.layer(x, options)
         for each in last:
             shape = [-1 if axis == self.batch_axis else 1 for axis in range(3)]
             out = F.broadcast_add(out, F.reshape(F.mean(each, axis=(0, 2)), shape=shape))
@@ -132,7 +132,7 @@ class WithStates(HybridBlock):
 
 
 class WithLengths(HybridBlock):
-    """A recurrent layer that is given the lengths of its sequences (time first): 1, 2, ... and again from 1."""
+    """A recurrent layer with sequence lengths (time first): 1, 2, ... and again from 1."""
 
     def __init__(self, layer, length):
         super().__init__()
@@ -157,9 +157,9 @@ class Unrolled(HybridBlock):
         valid = None
         if self.lengths:
             valid = F.contrib.arange_like(x, axis=0) % self.length + 1
-        given = F.swapaxes(x, 0, 1) if self.layout == "TNC" else x
+        options = F.swapaxes(x, 0, 1) if self.layout == "TNC" else x
         outputs, states = self.cell.unroll(
-            self.length, given, layout=self.layout, merge_outputs=self.merge, valid_length=valid
+            self.length, options, layout=self.layout, merge_outputs=self.merge, valid_length=valid
         )
         if not self.merge:
             outputs = F.stack(*outputs, axis=self.layout.index("T"))
@@ -171,7 +171,7 @@ class Unrolled(HybridBlock):
 
 
 class PlainUnrolled(Block):
-    """A recurrent cell that is no HybridBlock, unrolled over (batch, time, channels)."""
+    """A recurrent cell that is not a HybridBlock, unrolled over (batch, time, channels)."""
 
     def __init__(self, cell, length):
         super().__init__()
@@ -182,17 +182,17 @@ class PlainUnrolled(Block):
 
 
 def stacked(*cells, plain=False):
-    """Recurrent cells on top of each other."""
+    """Stack recurrent cells."""
     from flowmx.gluon import rnn
 
-    made = rnn.SequentialRNNCell() if plain else rnn.HybridSequentialRNNCell()
+    block = rnn.SequentialRNNCell() if plain else rnn.HybridSequentialRNNCell()
     for cell in cells:
-        made.add(cell)
-    return made
+        block.add(cell)
+    return block
 
 
 class Scan(HybridBlock):
-    """Running sums over the first axis behind the batch, by a loop of the graph; a layer makes each step."""
+    """Running sums over the first axis after the batch, by a loop in the graph; a layer computes each step."""
 
     def __init__(self, units):
         super().__init__()
@@ -211,7 +211,7 @@ class Scan(HybridBlock):
 
 
 class Repeated(HybridBlock):
-    """A layer on its own output until it was there often enough, by a loop of the graph."""
+    """A layer applied to its output several times, by a loop in the graph."""
 
     def __init__(self, units, times):
         super().__init__()
@@ -224,8 +224,8 @@ class Repeated(HybridBlock):
             return count < self.times
 
         def step(count, value):
-            made = self.dense(value)
-            return made, [count + 1, made]
+            block = self.dense(value)
+            return block, [count + 1, block]
 
         count = F.sum(F.zeros_like(x))
         _, (_, last) = F.contrib.while_loop(again, step, [count, x], max_iterations=self.times + 2)
@@ -245,7 +245,7 @@ class Chosen(HybridBlock):
 
 
 class Attention(HybridBlock):
-    """Attention of a sequence to itself."""
+    """Self-attention."""
 
     def __init__(self, heads, units, interleaved=False, rate=0.0, causal=False):
         super().__init__()
@@ -279,7 +279,7 @@ class Attention(HybridBlock):
 
 
 class Several(HybridBlock):
-    """The outputs of several blocks, nested; that of the first one twice, and the input itself."""
+    """The outputs of several blocks, nested; the first one's twice, and the input."""
 
     def __init__(self, first, *others):
         super().__init__()
@@ -306,7 +306,7 @@ class WithLoss(HybridBlock):
 
 
 class Pair(HybridBlock):
-    """A block for each of two inputs, and a layer on what they make together."""
+    """A block for each of two inputs, and a layer on their combined output."""
 
     def __init__(self, one, other, units):
         super().__init__()
@@ -318,21 +318,23 @@ class Pair(HybridBlock):
 
 
 def narrow(name, by):
-    """A model of the zoo for small images, with so many times fewer channels, and 4 classes.
+    """Build a model of the zoo for small images, with a fraction of the channels, and 4 classes.
 
     The average over all that is left of an image is one over a single pixel.
     """
     classes, average = 4, nn.AvgPool2D
 
     def less(layer):
-        def make(number, *args, **given):
-            fewer = {key: max(given[key] // by, 1) for key in ("groups", "in_channels", "in_units") if given.get(key)}
-            return layer(number if number == classes else max(number // by, 2), *args, **given | fewer)
+        def make(number, *args, **options):
+            fewer = {
+                key: max(options[key] // by, 1) for key in ("groups", "in_channels", "in_units") if options.get(key)
+            }
+            return layer(number if number == classes else max(number // by, 2), *args, **options | fewer)
 
         return make
 
-    def averaged(pool_size=2, *args, **given):
-        return average(1 if pool_size >= 7 else pool_size, *args, **given)
+    def averaged(pool_size=2, *args, **options):
+        return average(1 if pool_size >= 7 else pool_size, *args, **options)
 
     with mock.patch.multiple(nn, Conv2D=less(nn.Conv2D), Dense=less(nn.Dense), AvgPool2D=averaged):
         return vision.get_model(name, classes=classes)

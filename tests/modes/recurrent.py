@@ -1,4 +1,4 @@
-"""The table of recurrent layers and cells, for instances of shape (time, channels), or (time, channels, ...)."""
+"""The table of recurrent layers and cells, for samples of shape (time, channels), or (time, channels, ...)."""
 
 from typing import Any
 
@@ -7,11 +7,11 @@ from tests.modes.network import layer
 
 CELLS: dict[str, Any] = {}
 LONGEST = 3
-"""Steps of the longest sequence that is unrolled."""
+"""The most steps that are unrolled."""
 
 
 def cell(name):
-    """Put a function from random choices, and the lengths of inputs and of outputs (None: any) to a cell."""
+    """Register a function from random choices and the numbers of inputs and outputs (None: any) to a cell."""
 
     def put(function):
         CELLS[name] = function
@@ -35,7 +35,7 @@ def recurrent_layer(name, activations=(), is_lstm=False):
         projection = d.maybe(d.randint(1, hidden), often=0.3) if is_lstm and not keep else None
         bound = d.maybe(0.3, 0.8, often=0.2) if is_lstm else None
         batch_first, way = d.often(0.5), d.choice(["alone", "alone", "states", "lengths"])
-        made = layer(
+        call = layer(
             name, hidden_size=hidden, num_layers=d.maybe(2, often=0.4), bidirectional=both or None,
             activation=d.choice(activations) if activations else None, projection_size=projection,
             state_clip_min=bound and -bound, state_clip_max=bound, dropout=d.maybe(0.4, often=0.1),
@@ -43,10 +43,10 @@ def recurrent_layer(name, activations=(), is_lstm=False):
             use_sequence_length=True if way == "lengths" else None,
         )  # fmt: skip
         if way == "lengths":
-            return layer("TimeFirst", layer("WithLengths", made, length=time))
+            return layer("TimeFirst", layer("WithLengths", call, length=time))
         if way == "states":
-            made = layer("WithStates", made, batch_axis=0 if batch_first else 1)
-        return made if batch_first else layer("TimeFirst", made)
+            call = layer("WithStates", call, batch_axis=0 if batch_first else 1)
+        return call if batch_first else layer("TimeFirst", call)
 
     drawn(name, 2)(function)
 
@@ -130,20 +130,20 @@ PLAIN = ("rnn.RNNCell", "rnn.LSTMCell", "rnn.GRUCell", "contrib.rnn.LSTMPCell")
 
 
 def any_cell(d, inputs, outputs, plain=False):
-    """A cell, without others inside where it is to be plain."""
+    """Draw a cell; a plain one contains no other cells."""
     while True:
-        made = CELLS[d.choice(PLAIN if plain else [*CELLS])](d, inputs, outputs)
-        if made is not None:
-            return made
+        call = CELLS[d.choice(PLAIN if plain else [*CELLS])](d, inputs, outputs)
+        if call is not None:
+            return call
 
 
 def unrolled(name):
     def function(d, shape, keep):
-        made = CELLS[name](d, shape[1], shape[1] if keep else None) if shape[0] <= LONGEST else None
-        if made is None:
+        call = CELLS[name](d, shape[1], shape[1] if keep else None) if shape[0] <= LONGEST else None
+        if call is None:
             return None
         return layer(
-            "Unrolled", made, length=shape[0], layout=d.maybe("TNC", often=0.4), merge=d.maybe(False, often=0.4),
+            "Unrolled", call, length=shape[0], layout=d.maybe("TNC", often=0.4), merge=d.maybe(False, often=0.4),
             lengths=d.maybe(True, often=0.3), states=d.maybe(True, often=0.4),
         )  # fmt: skip
 
@@ -166,13 +166,13 @@ def convolutional_cell(name, axes):
         pad = dilation * (kernel - 1) // 2
         if not keep and min(lengths) > dilation * (kernel - 1) and d.often(0.4):
             pad = 0
-        made = layer(
+        call = layer(
             name, input_shape=(channels, *lengths), hidden_channels=channels if keep else d.choice([1, 2, 3]),
             i2h_kernel=kernel, h2h_kernel=d.choice([1, 3]), i2h_pad=pad or None,
             i2h_dilate=dilation if dilation > 1 else None, h2h_dilate=d.maybe(2, often=0.3),
             activation=d.maybe("relu", "sigmoid", often=0.3),
         )  # fmt: skip
-        return layer("Unrolled", made, length=time, merge=d.maybe(False, often=0.4))
+        return layer("Unrolled", call, length=time, merge=d.maybe(False, often=0.4))
 
     drawn(name, axes + 2)(function)
 

@@ -1,6 +1,6 @@
-"""The fuzzer itself: random networks in many modes, each fault made as small as it goes, and a program that shows it.
+"""The fuzzer: random networks in many modes. Each fault is shrunk, and printed as a program that shows it.
 
-``python -m tests.modes.run [networks] [first seed] [mode ...]`` tries so many networks, in these modes or in all.
+``python -m tests.modes.run [networks] [first seed] [mode ...]`` tests this many networks, in these modes or in all.
 """
 
 import argparse
@@ -21,7 +21,7 @@ __all__ = ["Found", "Input", "Network", "Step", "faults", "fuzz", "quiet", "show
 
 @dataclass(frozen=True)
 class Found:
-    """A fault, and the smallest network that shows it."""
+    """A fault, and the smallest network with it."""
 
     network: Network
     fault: Fault
@@ -33,7 +33,7 @@ class Found:
 
 
 def fuzz(seeds, modes_of=lambda seed: MODES) -> Iterator[Found]:
-    """Try random networks, and give what is found.
+    """Test random networks, and yield the faults.
 
     Args:
         seeds: of the networks.
@@ -44,28 +44,28 @@ def fuzz(seeds, modes_of=lambda seed: MODES) -> Iterator[Found]:
 
 
 def faults(network, modes) -> Iterator[Found]:
-    """Find what is wrong with a network, made as small as it goes; the same in several modes once."""
-    trial, seen = Trial(network), set()
+    """Yield the shrunk faults of a network; a fault of several modes is yielded once."""
+    trial, signatures = Trial(network), set()
     for name in modes:
         fault = trial.fault(name)
-        if fault is not None and fault.signature not in seen:
-            seen.add(fault.signature)
+        if fault is not None and fault.signature not in signatures:
+            signatures.add(fault.signature)
             small = shrunk(network, lambda each, fault=fault: _shows(each, fault))
             yield Found(small, Trial(small).fault(name) or fault)
 
 
 def _shows(network, fault):
-    """Tell whether a network shows a fault of this kind, in the mode of this one."""
+    """Return whether a network has a fault of this kind, in the same mode."""
     try:
         again = Trial(network).fault(fault.mode)
     except Exception:
-        return False  # the reference does not compute it: it is no network any more
+        return False  # the reference does not compute it: the network is invalid
     return again is not None and (again.kind, again.error) == (fault.kind, fault.error)
 
 
 @contextmanager
 def quiet():
-    """Leave out warnings that random networks give rise to."""
+    """Suppress warnings that random networks cause."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="hybridize: all children of the Sequential")
         warnings.filterwarnings("ignore", message=".* accumulates in b?float16")
@@ -73,10 +73,10 @@ def quiet():
 
 
 def program(network, mode):
-    """A program that shows a fault of a network in a mode."""
-    made = network.layer.text(8) if hasattr(network.layer, "text") else str(network.layer)
+    """Return a program that shows a fault of a network in a mode."""
+    text = network.layer.text(8) if hasattr(network.layer, "text") else str(network.layer)
     lines = ["from tests.modes.run import Input, Network, Step, show", "", "show(", f"    {mode!r},", "    Network("]
-    lines.append(f'        """{made}""",')
+    lines.append(f'        """{text}""",')
     for each in fields(network):
         value = getattr(network, each.name)
         if each.name != "layer" and value != _default(each):
@@ -85,14 +85,14 @@ def program(network, mode):
 
 
 def _brief(value):
-    """A value as a program has it, without what is the default."""
+    """Return a value's text in a program, without defaults."""
     if isinstance(value, tuple):
         return f"({', '.join(map(_brief, value))}{',' if len(value) == 1 else ''})"
     if not is_dataclass(value):
         return repr(value)
     parts = [(each, getattr(value, each.name)) for each in fields(value)]
-    given = [f"{each.name}={_brief(item)}" for each, item in parts if item != _default(each)]
-    return f"{type(value).__name__}({', '.join(given)})"
+    arguments = [f"{each.name}={_brief(item)}" for each, item in parts if item != _default(each)]
+    return f"{type(value).__name__}({', '.join(arguments)})"
 
 
 def _default(field):
@@ -100,7 +100,7 @@ def _default(field):
 
 
 def show(mode, network):
-    """Print what is wrong with a network in a mode."""
+    """Print the fault of a network in a mode."""
     with quiet():
         fault = Trial(network).fault(mode)
     print("nothing is wrong" if fault is None else f"{fault.kind}\n{fault.text}")
@@ -108,19 +108,19 @@ def show(mode, network):
 
 
 def main():
-    """Run the fuzzer as the arguments say; the status is 1 where something was found."""
+    """Run the fuzzer with these arguments; the exit status is 1 if it found a fault."""
     parser = argparse.ArgumentParser("python -m tests.modes.run", description="Try random networks in many modes.")
     parser.add_argument("networks", type=int, nargs="?", default=100, help="how many (default: 100)")
     parser.add_argument("seed", type=int, nargs="?", default=0, help="of the first; the others follow (default: 0)")
     parser.add_argument("modes", nargs="*", choices=[[], *MODES], metavar="mode", help="in which (default: all)")
-    given = parser.parse_args()
-    found = 0
+    options = parser.parse_args()
+    faults = 0
     with quiet():
-        for each in fuzz(range(given.seed, given.seed + given.networks), lambda seed: given.modes or MODES):
-            found += 1
+        for each in fuzz(range(options.seed, options.seed + options.networks), lambda seed: options.modes or MODES):
+            faults += 1
             print(each, "-" * 100, sep="\n", flush=True)
-    print(f"{given.networks} networks from seed {given.seed}: {found} faults")
-    return min(found, 1)
+    print(f"{options.networks} networks from seed {options.seed}: {faults} faults")
+    return min(faults, 1)
 
 
 if __name__ == "__main__":

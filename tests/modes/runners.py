@@ -1,4 +1,4 @@
-"""Runners, which carry out a network's steps and record all that it computes: Gluon, an executor, a module.
+"""Runners, which run a network's steps and record all results: Gluon, an executor, a module.
 
 A record has an array of float64 for each name, such as ``0 train: gradient of 1.weight``.
 """
@@ -19,22 +19,22 @@ UPDATES = ("train", "twice")
 
 
 def rounded(values, dtype):
-    """Numbers as a dtype can have them."""
+    """Round numbers to a dtype."""
     return np.asarray(values, as_dtype(dtype)).astype(np.float64)
 
 
 def flat(nested):
-    """List what is in nested lists."""
+    """Flatten nested lists."""
     return [each for part in nested for each in flat(part)] if isinstance(nested, (list, tuple)) else [nested]
 
 
 def read(array):
-    """An array of any device as float64."""
+    """Read an array from any device as float64."""
     return array.asnumpy().astype(np.float64)
 
 
 class Runner:
-    """Carries out the steps of a network.
+    """Runner of a network's steps.
 
     Args:
         network: the network.
@@ -49,7 +49,7 @@ class Runner:
         self.record = {}
 
     def run(self):
-        """Carry out all steps; returns the record."""
+        """Run all steps; returns the record."""
         self.start()
         for number, step in enumerate(self.network.steps):
             if step.kind not in self.mode.leaves_out:
@@ -63,7 +63,7 @@ class Runner:
         return self.record
 
     def step(self, step, number):
-        """Carry out one step."""
+        """Run one step."""
         self.mode.begin(self, number)
         batches = [self.batch(step.batch, number, 0)]
         if step.kind == "twice":
@@ -80,81 +80,83 @@ class Runner:
         self.record[f"{self.name}: {what}"] = array
 
     def keep_all(self, what, arrays):
-        """Record arrays by their numbers."""
+        """Record arrays by number."""
         for index, array in enumerate(arrays):
             self.keep(f"{what} {index}", array)
 
     def batch(self, size, number, which):
-        """The values of all inputs."""
-        made = []
+        """Draw the values of all inputs."""
+        results = []
         for index, each in enumerate(self.network.inputs):
             random = np.random.default_rng([self.network.seed, number, which, index])
-            made.append(rounded(each.draw(random, size), self.grid))
-        return made
+            results.append(rounded(each.draw(random, size), self.grid))
+        return results
 
     def head(self, shape, *index):
-        """The gradient of an output, by the number of the batch, of the output, and (of a number) of the device."""
+        """Draw the gradient of an output, by the numbers of batch, output and (for a scalar) device."""
         seed = [self.network.seed, *self.name.encode(), *index]
         return rounded(np.random.default_rng(seed).standard_normal(shape), self.grid)
 
     def dtype_of(self, which):
-        """The dtype of an input."""
+        """Return the dtype of an input."""
         return self.network.inputs[which].dtype or self.mode.dtype
 
     def array(self, values, context, which):
-        """An input as an array."""
+        """Create an input's array."""
         return mx.nd.array(values, context, self.dtype_of(which))
 
     def fill(self, net):
-        """Give a block's parameters their values; every third stays as it is where the network says so."""
+        """Set a block's parameters; every third is skipped if the network says so."""
         for number, (name, param) in enumerate(net._collect_params_with_prefix().items()):
             if isinstance(param, gluon.Constant):
                 continue
-            made = rounded(value(name, param.shape, self.network.seed), self.grid)
-            param.set_data(mx.nd.array(made, dtype=param.dtype))
+            results = rounded(value(name, param.shape, self.network.seed), self.grid)
+            if name.endswith("gamma") and param.grad_req == "null":
+                results = np.ones_like(results)  # a BatchNorm that has no scale sets it to 1, in some modes
+            param.set_data(mx.nd.array(results, dtype=param.dtype))
             if param.grad_req != "null":
                 still = self.network.request == "some" and number % 3 == 0
                 param.grad_req = "null" if still else "add" if self.network.request == "add" else "write"
 
 
 class Gluon(Runner):
-    """A block, on one device or several, called as it is or hybridized or imported."""
+    """A block, on one or several devices, imperative, hybridized or imported."""
 
     def start(self):
-        """Make the block."""
+        """Create the block."""
         net = self.network.make()
         if self.wrap is not None:
             self.wrap(net)
         if self.mode.dtype != "float32":
             net.cast(self.mode.dtype)
         first = self.batch(self.network.steps[0].batch, 0, 0)
-        given = [self.array(values, self.contexts[0], which) for which, values in enumerate(first)]
+        feed = [self.array(values, self.contexts[0], which) for which, values in enumerate(first)]
         self.mode.prepare(net, self.network)
-        networks.initialize(net, self.contexts, given)
+        networks.initialize(net, self.contexts, feed)
         self.names = structure(net)
         self.fill(net)
-        self.net = self.imported(net, given) if self.mode.imported else net
+        self.net = self.imported(net, feed) if self.mode.imported else net
         self.params = {self.names[name]: param for name, param in self.net.collect_params().items()}
         name, arguments = self.network.optimizer
         self.trainer = gluon.Trainer(self.net.collect_params(), name, dict(arguments))
 
-    def imported(self, net, given):
-        """The block after it was written to files and read back."""
+    def imported(self, net, feed):
+        """Export the block to files and import it."""
         requests = {name: param.grad_req for name, param in net.collect_params().items()}
         if not net._active:
             net.hybridize()
-            net(*given)
-        names = ["data"] if len(given) == 1 else [f"data{index}" for index in range(len(given))]
+            net(*feed)
+        names = ["data"] if len(feed) == 1 else [f"data{index}" for index in range(len(feed))]
         with tempfile.TemporaryDirectory() as folder:
             files = net.export(Path(folder) / "net")
-            made = gluon.SymbolBlock.imports(files[0], names, files[1], ctx=self.contexts)
-        for name, param in made.collect_params().items():
+            results = gluon.SymbolBlock.imports(files[0], names, files[1], ctx=self.contexts)
+        for name, param in results.collect_params().items():
             param.grad_req = requests[name]
-        self.mode.prepare(made, self.network)
-        return made
+        self.mode.prepare(results, self.network)
+        return results
 
     def split(self, values, before=0):
-        """The parts of a batch, for the devices, as the ends of arrays with so many rows before them."""
+        """Split a batch for the devices, into views of arrays with ``before`` more rows at the start."""
         cuts = np.round(np.linspace(0, len(values[0]), len(self.contexts) + 1)).astype(int)  # as a module does
         parts = []
         for device, context in enumerate(self.contexts):
@@ -164,52 +166,52 @@ class Gluon(Runner):
         return parts
 
     def predict(self, values, train):
-        """The outputs for a batch, whose arrays are views into others."""
+        """Return the outputs for a batch whose arrays are views."""
         with autograd.train_mode() if train else autograd.predict_mode():
-            return self.joined([flat(self.net(*given)) for given in self.split(values, 1)])
+            return self.joined([flat(self.net(*feed)) for feed in self.split(values, 1)])
 
     def joined(self, parts):
-        """Arrays of several devices put together."""
-        made = [[read(each) for each in row] for row in zip(*parts, strict=True)]
-        return [np.concatenate(row) if row[0].ndim else np.stack(row) for row in made]
+        """Concatenate arrays from several devices."""
+        results = [[read(each) for each in row] for row in zip(*parts, strict=True)]
+        return [np.concatenate(row) if row[0].ndim else np.stack(row) for row in results]
 
     def heads(self, outputs, which):
-        """The gradients of the outputs on all devices."""
-        made = []
+        """Draw the gradients of the outputs on all devices."""
+        results = []
         for index, row in enumerate(zip(*outputs, strict=True)):
             if not row[0].ndim:
-                made.append([self.head((), which, index, device) for device in range(len(row))])
+                results.append([self.head((), which, index, device) for device in range(len(row))])
                 continue
             whole = self.head((sum(map(len, row)), *row[0].shape[1:]), which, index)
-            made.append(np.split(whole, np.cumsum([len(each) for each in row])[:-1]))
+            results.append(np.split(whole, np.cumsum([len(each) for each in row])[:-1]))
         return [
             [mx.nd.array(each, out.context, out.dtype) for each, out in zip(row, outs, strict=True)]
-            for row, outs in zip(zip(*made, strict=True), outputs, strict=True)
+            for row, outs in zip(zip(*results, strict=True), outputs, strict=True)
         ]
 
     def differentiate(self, batches, train):
         """Record the outputs of batches, and all gradients."""
         parts = [self.split(values) for values in batches]
-        for given in parts:
-            self.attach(given)
+        for feed in parts:
+            self.attach(feed)
         with autograd.record(train_mode=train):
-            outputs = [[flat(self.net(*given)) for given in each] for each in parts]
+            outputs = [[flat(self.net(*feed)) for feed in each] for each in parts]
         heads = [self.heads(each, which) for which, each in enumerate(outputs)]
         autograd.backward(flat(outputs), flat(heads))
-        for which, (given, made) in enumerate(zip(parts, outputs, strict=True)):
-            self.keep_all(f"batch {which}, output", self.joined(made))
+        for which, (feed, results) in enumerate(zip(parts, outputs, strict=True)):
+            self.keep_all(f"batch {which}, output", self.joined(results))
             for index, each in enumerate(self.network.inputs):
                 if each.kind == "normal":
-                    grads = [[row[index].grad] for row in given]
+                    grads = [[row[index].grad] for row in feed]
                     self.keep(f"batch {which}, gradient of input {index}", self.joined(grads)[0])
         for name, param in self.params.items():
             if param.grad_req != "null":
                 self.keep(f"gradient of {name}", sum(map(read, param.list_grad())))
 
     def attach(self, parts):
-        """Let gradients of inputs be computed."""
-        for given in parts:
-            for each, array in zip(self.network.inputs, given, strict=True):
+        """Attach gradients to the inputs."""
+        for feed in parts:
+            for each, array in zip(self.network.inputs, feed, strict=True):
                 if each.kind == "normal":
                     array.attach_grad()
 
@@ -218,14 +220,14 @@ class Gluon(Runner):
         self.trainer.step(1, ignore_stale_grad=True)
 
     def state(self):
-        """The parameters, and running averages."""
+        """Return the parameters and running averages."""
         return {
             name: sum(map(read, param.list_data())) / len(self.contexts) for name, param in self.params.items()
         }  # fmt: skip
 
 
 class Symbolic(Runner):
-    """Base of what takes a symbol of a block."""
+    """Base class of runners of a block's symbol."""
 
     def start(self):
         """Compose the symbol, and bind it."""
@@ -248,12 +250,12 @@ class Symbolic(Runner):
         self.bind([values.shape for values in first])
 
     def heads(self, outputs, which):
-        """The gradients of the outputs."""
-        made = []
+        """Draw the gradients of the outputs."""
+        results = []
         for index, out in enumerate(outputs):
             head = self.head(out.shape, which, index, *(() if out.ndim else (0,)))
-            made.append(mx.nd.array(head, out.context, out.dtype))
-        return made
+            results.append(mx.nd.array(head, out.context, out.dtype))
+        return results
 
     def differentiate(self, batches, train):
         """Record the outputs of batches, and all gradients, batch by batch."""
@@ -273,7 +275,7 @@ class Symbolic(Runner):
 
 
 class Bound(Symbolic):
-    """An executor for training, and one for prediction that has the same parameters."""
+    """An executor for training, and one for prediction with the same parameters."""
 
     def bind(self, shapes):
         """Bind the symbol for inputs of these shapes."""
@@ -282,9 +284,9 @@ class Bound(Symbolic):
             for name, each in zip(self.inputs, self.network.inputs, strict=True)
         }
         types = {name: self.dtype_of(which) for which, name in enumerate(self.inputs)}
-        given = dict(zip(self.inputs, shapes, strict=True))
+        feed = dict(zip(self.inputs, shapes, strict=True))
         requests = {name: self.requests[name] for name in self.symbol.list_arguments()}
-        self.executor = self.symbol.simple_bind(self.contexts[0], grad_req=requests, type_dict=types, **given)
+        self.executor = self.symbol.simple_bind(self.contexts[0], grad_req=requests, type_dict=types, **feed)
         self.executor.copy_params_from(self.args, self.aux)
         name, arguments = self.network.optimizer
         self.updater = mx.optimizer.get_updater(mx.optimizer.create(name, **arguments))
@@ -299,19 +301,19 @@ class Bound(Symbolic):
 
     def pass_through(self, values, which):
         """A forward and a backward pass; returns the outputs and the gradients of inputs and parameters."""
-        given = {name: self.array(values[i], self.contexts[0], i) for i, name in enumerate(self.inputs)}
-        self.reshape({name: each.shape for name, each in given.items()})
-        outputs = self.both_passes(given, which)
+        feed = {name: self.array(values[i], self.contexts[0], i) for i, name in enumerate(self.inputs)}
+        self.reshape({name: each.shape for name, each in feed.items()})
+        outputs = self.both_passes(feed, which)
         grads = self.executor.grad_dict
         return outputs, [grads[name] for name in self.inputs], {n: grads[n] for n in self.args if grads[n] is not None}
 
     def reshape(self, shapes):
-        """Bind it for other shapes of inputs."""
+        """Bind for other input shapes."""
         self.executor = self.executor.reshape(partial_shaping=True, allow_up_sizing=True, **shapes)
 
-    def both_passes(self, given, which):
+    def both_passes(self, feed, which):
         """Enqueue both passes; returns the outputs."""
-        outputs = self.executor.forward(is_train=True, **given)
+        outputs = self.executor.forward(is_train=True, **feed)
         self.executor.backward(self.heads(outputs, which))
         return outputs
 
@@ -320,19 +322,19 @@ class Bound(Symbolic):
             self.updater(number, grad, self.executor.arg_dict[name])
 
     def state(self):
-        made = {**self.executor.arg_dict, **self.executor.aux_dict}
-        return {self.names[name]: read(made[name]) for name in (*self.args, *self.aux)}
+        results = {**self.executor.arg_dict, **self.executor.aux_dict}
+        return {self.names[name]: read(results[name]) for name in (*self.args, *self.aux)}
 
 
 class Joint(Bound):
-    """An executor that runs both passes as one operation, in a part of the memory that they take otherwise."""
+    """An executor that runs both passes as one operation, in a fraction of the memory."""
 
     def bind(self, shapes):
         super().bind(shapes)
         self.reshape(dict(zip(self.inputs, shapes, strict=True)))
 
     def reshape(self, shapes):
-        """Bind it for other shapes of inputs, in the first of some parts of the memory that will do."""
+        """Bind for other input shapes, in the first sufficient fraction of the memory."""
         super().reshape(shapes)
         plain = self.executor
         for part in self.mode.budgets:
@@ -346,21 +348,21 @@ class Joint(Bound):
                 self.executor = plain
 
     def planned(self):
-        """The bytes of internal values."""
+        """Return the bytes of internal values."""
         return self.executor.internal_bytes()
 
-    def both_passes(self, given, which):
-        return self.executor.forward_backward(self.heads(self.executor.outputs, which), **given)
+    def both_passes(self, feed, which):
+        return self.executor.forward_backward(self.heads(self.executor.outputs, which), **feed)
 
 
 class Apart(Joint):
-    """The same with a forward and a backward pass, each an operation."""
+    """The same with separate forward and backward operations."""
 
     def planned(self):
         return self.executor._mode(True).plan.internal_bytes()
 
-    def both_passes(self, given, which):
-        return Bound.both_passes(self, given, which)
+    def both_passes(self, feed, which):
+        return Bound.both_passes(self, feed, which)
 
 
 class Module(Symbolic):
@@ -389,26 +391,26 @@ class Module(Symbolic):
         name, arguments = self.network.optimizer
         self.module.init_optimizer(optimizer=name, optimizer_params={**arguments, "rescale_grad": 1.0})
 
-    def given(self, values):
-        """A batch as a module takes it."""
+    def data_batch(self, values):
+        """Return a batch for a module."""
         arrays = {name: self.array(values[i], mx.cpu(), i) for i, name in enumerate(self.inputs)}
         return mx.io.DataBatch([arrays[name] for name in self.data], [arrays[name] for name in self.labels] or None)
 
     def predict(self, values, train):
-        self.module.forward(self.given(values), is_train=train)
+        self.module.forward(self.data_batch(values), is_train=train)
         return [read(each) for each in self.module.get_outputs()]
 
     def pass_through(self, values, which):
         """A forward and a backward pass; returns the outputs and the gradients of inputs and parameters."""
-        self.module.forward(self.given(values), is_train=True)
+        self.module.forward(self.data_batch(values), is_train=True)
         outputs = self.module.get_outputs()
         self.module.backward(self.heads(outputs, which))
         inputs = {}
         if self.module.inputs_need_grad:
             inputs = dict(zip(self.data, self.module.get_input_grads(), strict=True))
-        wanted = [name for name in self.args if self.requests[name] != "null"]
+        differentiable = [name for name in self.args if self.requests[name] != "null"]
         params = {}
-        for name in wanted:
+        for name in differentiable:
             first, *others = self.module._group.gradients(name)
             params[name] = sum((each.as_in_context(first.context) for each in others), start=first)
         return outputs, [inputs.get(name) for name in self.inputs], params
@@ -418,5 +420,5 @@ class Module(Symbolic):
 
     def state(self):
         # The mean over the devices; running averages inside of loops are arguments, of which a module takes the first.
-        found = {name: self.module._group.on_devices(name) for name in (*self.args, *self.aux)}
-        return {self.names[name]: sum(map(read, arrays)) / len(arrays) for name, arrays in found.items()}
+        arrays_of_devices = {name: self.module._group.on_devices(name) for name in (*self.args, *self.aux)}
+        return {self.names[name]: sum(map(read, arrays)) / len(arrays) for name, arrays in arrays_of_devices.items()}

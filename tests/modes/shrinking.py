@@ -1,4 +1,4 @@
-"""The smallest network that still shows what was found: layers, arguments, steps and inputs are left out one by one."""
+"""Shrinking of networks with a fault: layers, arguments, steps and inputs are removed one by one."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,7 +9,7 @@ ATTEMPTS = 400
 
 
 def shrunk(network, shows, attempts=ATTEMPTS):
-    """A network from which nothing can be left out.
+    """Shrink a network until nothing can be removed.
 
     Args:
         network: one that shows something.
@@ -30,11 +30,11 @@ def shrunk(network, shows, attempts=ATTEMPTS):
 
 
 def smaller(network: Network) -> Iterator[Network]:
-    """Networks with a little less, the ones with much less first."""
+    """Iterate over slightly smaller networks, the smallest first."""
     for number in range(len(network.steps)) if len(network.steps) > 1 else ():
         yield replace(network, steps=network.steps[:number] + network.steps[number + 1 :])
-    for made in _layers(network.layer):
-        yield replace(network, layer=made, inputs=_inputs(network, made))
+    for call in _layers(network.layer):
+        yield replace(network, layer=call, inputs=_inputs(network, call))
     if network.request != "write":
         yield replace(network, request="write")
     if network.optimizer != ("sgd", {"learning_rate": 0.01}):
@@ -47,34 +47,34 @@ def smaller(network: Network) -> Iterator[Network]:
         for axis, length in enumerate(each.shape):
             for less in {1, length // 2, length - 1} - {0, length}:
                 shape = (*each.shape[:axis], less, *each.shape[axis + 1 :])
-                given = replace(each, shape=shape)
-                yield replace(network, inputs=(*network.inputs[:number], given, *network.inputs[number + 1 :]))
+                smaller_input = replace(each, shape=shape)
+                yield replace(network, inputs=(*network.inputs[:number], smaller_input, *network.inputs[number + 1 :]))
 
 
-def _inputs(network, made):
-    """The inputs that a network needs, whose loss or second branch may be gone."""
-    same = made.name == network.layer.name or made.name in ("row", "chain")
-    return network.inputs if same and made.name in ("WithLoss", "Pair") else network.inputs[:1]
+def _inputs(network, call):
+    """Return the inputs that a network needs after its loss or second branch was removed."""
+    same = call.name == network.layer.name or call.name in ("row", "chain")
+    return network.inputs if same and call.name in ("WithLoss", "Pair") else network.inputs[:1]
 
 
-def _layers(made: Layer) -> Iterator[Layer]:
-    """Calls with a little less."""
-    yield from made.children
-    if len(made.children) > 1:
-        for number in range(len(made.children)):
-            yield replace(made, children=made.children[:number] + made.children[number + 1 :])
-    for number, child in enumerate(made.children):
+def _layers(call: Layer) -> Iterator[Layer]:
+    """Iterate over slightly smaller calls."""
+    yield from call.children
+    if len(call.children) > 1:
+        for number in range(len(call.children)):
+            yield replace(call, children=call.children[:number] + call.children[number + 1 :])
+    for number, child in enumerate(call.children):
         for other in _layers(child):
-            yield replace(made, children=(*made.children[:number], other, *made.children[number + 1 :]))
-    for number, (name, value) in enumerate(made.given):
-        before, after = made.given[:number], made.given[number + 1 :]
-        yield replace(made, given=(*before, *after))
+            yield replace(call, children=(*call.children[:number], other, *call.children[number + 1 :]))
+    for number, (name, value) in enumerate(call.options):
+        before, after = call.options[:number], call.options[number + 1 :]
+        yield replace(call, options=(*before, *after))
         for other in _simpler(value):
-            yield replace(made, given=(*before, (name, other), *after))
+            yield replace(call, options=(*before, (name, other), *after))
 
 
 def _simpler(value):
-    """Values that are simpler."""
+    """Iterate over simpler values."""
     if isinstance(value, bool) or not isinstance(value, (int, tuple)):
         return
     if isinstance(value, int):

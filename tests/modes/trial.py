@@ -10,14 +10,14 @@ from tests.modes.bounds import Reference
 from tests.modes.modes import MODES
 
 _LIKE = {mode.like for mode in MODES.values()}
-"""Modes that others are compared with to the last bit, whose records are kept."""
+"""Modes that others are compared with bitwise; their records are cached."""
 HALF_LIMIT = 1e3
-"""Numbers from which on float16 may overflow on the way, so that such networks are left out there."""
+"""The magnitude from which float16 may overflow in between, so that such networks are skipped there."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A network that is wrong in a mode.
+    """A network with a fault in a mode.
 
     Attributes:
         mode: which.
@@ -34,12 +34,12 @@ class Fault:
 
     @property
     def signature(self):
-        """The part that several modes with the same fault have in common, as far as one can tell."""
+        """The part that several modes with the same fault have in common."""
         return self.kind, self.error
 
 
 class Trial:
-    """A network with its references and records, which are made when they are first needed."""
+    """A network with its references and records, which are computed on demand."""
 
     def __init__(self, network):
         self.network = network
@@ -47,7 +47,7 @@ class Trial:
         self._records = {}
 
     def reference(self, mode):
-        """The right results of a mode."""
+        """Return the expected results of a mode."""
         right = mode.reference(self.network)
         key = mode.dtype, len(right.devices), right.is_compiled, right.turns, right.children
         if key not in self._references:
@@ -55,7 +55,7 @@ class Trial:
         return self._references[key]
 
     def fault(self, name):
-        """Find what is wrong in a mode; None where nothing is, or the network can not be carried out so."""
+        """Return the fault in a mode; None if there is no fault, or the network cannot run in it."""
         mode = MODES[name]
         if not mode.fits(self.network):
             return None
@@ -73,7 +73,7 @@ class Trial:
         return self._other_bits(name, expected, record) if like else self._too_far(name, record)
 
     def record(self, name):
-        """All that a mode computes."""
+        """Return all results of a mode."""
         if name in self._records:
             return self._records[name]
         mode = MODES[name]
@@ -88,7 +88,7 @@ class Trial:
         return Fault(name, "differs", "\n".join(text)) if wrong else None
 
     def _other_bits(self, name, expected, record):
-        """Find where a mode has other bits than the one that it is like.
+        """Find bitwise differences between a mode and the one that it should equal.
 
         Kernels may add up in another order on another number of threads: where bits differ, both must have the same on
         one thread, and be right as they are.

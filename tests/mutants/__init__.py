@@ -1,1 +1,1 @@
-"""Mutation testing: small faults put into the source at random, which the tests closest to them have to find."""
+"""Mutation testing: random small faults in the source must be found by the closest tests."""

@@ -1,7 +1,7 @@
 """``python -m tests.mutants COUNT SEED``: put faults into a copy of the source, and see which tests find them.
 
 Each fault (tests/mutants/faults.py) is drawn with the seed and stands in the copy alone, while the test files closest
-to it (tests/mutants/related.py) run, their closest tests first, until one fails. What failed runs once more without a
+to it (tests/mutants/related.py) run, their closest tests first, until one fails. Failed tests run once more without a
 fault at the end, so that a test that fails anyhow is not counted. ``--only 3,7`` repeats some of the faults,
 ``--files`` and ``--limit`` widen the search for those that survived, ``--list`` prints them alone. A survivor is a
 fault that changes nothing, code that nothing needs, or a test that is missing.
@@ -97,7 +97,7 @@ class Trial:
         return FAILED.findall(text) or [f"the end of the process, with {code}: {text.strip()[-200:]}"]
 
     def _test(self, arguments: list[str], weights: dict[str, float], output: int) -> NoReturn:
-        """Run pytest in the copy, and end this process with what it returns."""
+        """Run pytest in the copy, and exit with its status."""
         code = 1
         try:
             os.setsid()
@@ -116,7 +116,7 @@ class Trial:
             os._exit(code)
 
     def _write(self, path: Path, source: bytes) -> None:
-        """Write a file with a time of its own, so that no compiled file of another content is taken for its."""
+        """Write a file with a unique modification time, so that no stale compiled file matches it."""
         path.write_bytes(source)
         self._runs += 1
         os.utime(path, (self._runs, self._runs))
@@ -142,15 +142,15 @@ def main() -> None:
         trial = Trial(Path(folder) / "copy", options.files, options.limit)
         if failing := trial.failing(["--collect-only", f"tests/{min(path.name for path in trial.tests.texts)}"]):
             raise SystemExit(f"the tests do not start without a fault either: {failing[0]}")
-        found = searched(trial, chosen, [])
+        outcomes = searched(trial, chosen, [])
         without: list[str] = []
-        while failing := [test for test in trial.failing_anyhow(found.values()) if test in found.values()]:
+        while failing := [test for test in trial.failing_anyhow(outcomes.values()) if test in outcomes.values()]:
             print("these fail without a fault too:", *failing)
             without += failing
-            again = {number: chosen[number] for number, test in found.items() if test in failing}
-            found |= searched(trial, again, without)
-    survivors = [number for number, test in found.items() if test.startswith(SURVIVED)]
-    print(f"{len(found) - len(survivors)} of {len(found)} found; survivors: {survivors}")
+            again = {number: chosen[number] for number, test in outcomes.items() if test in failing}
+            outcomes |= searched(trial, again, without)
+    survivors = [number for number, test in outcomes.items() if test.startswith(SURVIVED)]
+    print(f"{len(outcomes) - len(survivors)} of {len(outcomes)} found; survivors: {survivors}")
 
 
 def _exit_code(child: int, end: float) -> int:
@@ -174,12 +174,12 @@ def _exit_code(child: int, end: float) -> int:
 
 def searched(trial: Trial, faults: dict[int, Fault], without: list[str]) -> dict[int, str]:
     """The finder of each fault, printed one by one."""
-    found = {}
+    outcomes = {}
     for number, fault in faults.items():
         began = time.monotonic()
-        found[number] = trial.found_by(fault, without)
-        print(f"{number:3} {fault}: {found[number]} ({time.monotonic() - began:.0f} s)", flush=True)
-    return found
+        outcomes[number] = trial.found_by(fault, without)
+        print(f"{number:3} {fault}: {outcomes[number]} ({time.monotonic() - began:.0f} s)", flush=True)
+    return outcomes
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The faults that a source file can be given: a flipped comparison, sign or constant, a statement left out."""
+"""Faults to inject into a source file: a flipped comparison, sign or constant, or a missing statement."""
 
 import ast
 import random
@@ -119,7 +119,7 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _change(node: ast.expr, choose: random.Random) -> str | None:
-    """The text that replaces an expression, or None for one that stays as it is."""
+    """Return the text that replaces an expression, or None to leave it unchanged."""
     match node:
         case ast.Compare(left, [first, *others], comparators):
             return _written(ast.Compare(left, [_opposite(first, choose), *others], comparators))
@@ -149,7 +149,7 @@ def _is_string(node: ast.expr) -> bool:
 
 
 def drawn(root: Path, count: int, seed: int, folders: tuple[str, ...] = FOLDERS) -> list[Fault]:
-    """Draw faults: a file, by its lines; a place in it; what is changed there.
+    """Draw faults: a file, weighted by its lines; a place in it; the change.
 
     Raises:
         ValueError: the files have not so many.
@@ -162,8 +162,8 @@ def drawn(root: Path, count: int, seed: int, folders: tuple[str, ...] = FOLDERS)
     faults: dict[Fault, None] = {}
     for _ in range(100 * count):
         [path] = choose.choices(files, weights)
-        if found := faults_of(str(path.relative_to(root)), sources[path], choose):
-            faults[choose.choice(found)] = None
+        if candidates := faults_of(str(path.relative_to(root)), sources[path], choose):
+            faults[choose.choice(candidates)] = None
         if len(faults) == count:
             return list(faults)
     raise ValueError(f"the source in {root} has {len(faults)} of the {count} faults")

@@ -16,12 +16,12 @@ OF_MODULE, OF_NAMES, OF_FUNCTION = 4, 1, 3
 """Weights of a shared word: one of the module's path, a name defined in the module, a word of the definition."""
 
 OF_IMPORT, OF_FILE_NAME = 40, 40
-"""Weights of an import of the module, and of a test file whose name has words of its path alone."""
+"""Weights of an import of the module, and of a test file whose name only has words of its path."""
 
 OF_FOLDER = {
-    "ops/": {"test_gradients": 40, "test_ops_recorded": 30},
+    "ops/": {"test_gradients": 40, "test_recorded_operators": 30},
     "ops/kernels/": {},
-    "ops/kernels/llvm/": {"test_loops": 40, "test_half_loops": 40},
+    "ops/kernels/llvm/": {"test_compiled_loops": 40, "test_half_precision_loops": 40},
     "flowmx/contrib/onnx/families/": {"test_onnx_operators": 40},
 }
 """Weights of the files that go through all that a folder has, such as the values and gradients of every operator.
@@ -29,7 +29,7 @@ OF_FOLDER = {
 The innermost folder counts.
 """
 OF_FACTS = {"test_traits": 60, "test_operator_docs": 60}
-"""Weights of the files that hold operators to what they say of themselves, for what stands in their classes."""
+"""Weights of the test files that check operator attributes, for faults in operator classes."""
 
 OF_PRIVATE_NAME = 0.3
 """Factor on the weight of a name that begins with an underscore, which tests share by chance."""
@@ -42,7 +42,7 @@ class Tests:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.texts = {path: self._text(path) for path in sorted((root / "tests").glob("test_*.py"))}
+        self.texts = {path: self._text(path) for path in sorted((root / "tests").rglob("test_*.py"))}
         self.words = {path: words_of(text) for path, text in self.texts.items()}
         self._counts = Counter(word for words in self.words.values() for word in words)
 
@@ -78,8 +78,8 @@ class Tests:
             (words_of(path), OF_MODULE),
         ):
             for word in words:
-                if known := self._counts[word]:
-                    rarity = math.log(1 + len(self.texts) / known) - math.log(2)
+                if counts := self._counts[word]:
+                    rarity = math.log(1 + len(self.texts) / counts) - math.log(2)
                     factor = OF_PRIVATE_NAME if word.startswith("_") else 1
                     weights[word] = weights.get(word, 0) + factor * weight * rarity**2
         return weights
@@ -107,10 +107,10 @@ def _helper(root: Path, module: str) -> str:
 
 def definition(module: ast.Module, function: str) -> ast.AST:
     """The definition of a dotted name in a module, or the module where the name is empty."""
-    found: ast.AST = module
+    scope: ast.AST = module
     for name in function.split(".") if function else ():
-        found = next(node for node in ast.walk(found) if getattr(node, "name", None) == name)
-    return found
+        scope = next(node for node in ast.walk(scope) if getattr(node, "name", None) == name)
+    return scope
 
 
 def dotted(path: str) -> str:

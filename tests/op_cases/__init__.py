@@ -6,11 +6,11 @@ from typing import Any
 
 
 def tables() -> dict[str, list[Any]]:
-    """The rows of each module, by its name; none for a module without a table."""
-    names = [found.name for found in pkgutil.iter_modules(__path__)]
+    """Return the rows of each module with a table, by the name of the module."""
+    names = [actual.name for actual in pkgutil.iter_modules(__path__)]
     return {name: getattr(importlib.import_module(f"{__name__}.{name}"), "CASES", []) for name in names}
 
 
 def every_case() -> list[Any]:
-    """The rows of all modules."""
+    """Return the rows of all modules."""
     return [case for table in tables().values() for case in table]

@@ -1,10 +1,10 @@
-"""BatchNorm under its other names."""
+"""BatchNorm under its aliases."""
 
 from tests.op_cases.case import Case, positive
 
 CASES = [
     Case(name, [shape, positive(3), (3,), (3,), positive(3)], {**more, **params}, 2, train=train, note=note,
-         # Beside outputs of 0 the two differ by rounding; MXNet has no gradient there outside training.
+         # Near outputs of 0 the results differ by rounding; MXNet has no gradient there outside training.
          same_gradient=train)
     for name, more in (("_contrib_BatchNormWithReLU", {}), ("_contrib_SyncBatchNorm", {"key": "layer"}))
     for shape, params, train, note in (

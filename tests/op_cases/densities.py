@@ -12,7 +12,7 @@ def _simplex(*shape):
 
 
 def _cases(name, sample, *parameters, flat=False, note=""):
-    """The density and its logarithm; ``flat`` where MXNet gives the samples no gradient."""
+    """Return cases of the density and its logarithm; ``flat`` if samples have no gradient in MXNet."""
     for params in ({}, {"is_log": True}):
         case = Case(f"_random_pdf_{name}", [sample, *parameters], params, note=note, second=not flat)
         if not flat:

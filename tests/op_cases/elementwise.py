@@ -1,4 +1,4 @@
-"""The elementwise operators of ops/math/elementwise.py, ops/math/binary.py and ops/math/select.py."""
+"""The elementwise operators of ops/math/unary.py, ops/math/binary.py and ops/math/select.py."""
 
 from tests.op_cases.case import Case, apart, fixed, positive, ties
 
@@ -10,7 +10,7 @@ def between(low, high, *shape):
 _INSIDE = between(-0.9, 0.9, 3, 4)
 _ABOVE_ONE = between(1.1, 3.0, 3, 4)
 
-# Where each function is smooth.
+# A range in which each function is smooth.
 _DOMAINS = {
     **dict.fromkeys(["negative", "square", "exp", "expm1", "sin", "cos", "tanh", "sinh", "cosh", "arctan", "arcsinh",
                      "sigmoid", "degrees", "radians", "erf", "_copy"], (3, 4)),

@@ -1,4 +1,4 @@
-"""Statistics, assignments, columns, mixed precision, transforms, older layers, attention and point processes."""
+"""Statistics, assignments, columns, mixed precision, transforms, legacy layers, attention and point processes."""
 
 from typing import Any
 

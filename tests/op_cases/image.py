@@ -1,4 +1,4 @@
-"""Images: what has no chance in it, and random operators whose range is one number."""
+"""Images: deterministic operators, and random operators whose range is one number."""
 
 from typing import Any, Mapping  # noqa: UP035  (Python 3.8's)
 
@@ -8,7 +8,7 @@ BYTES: Mapping[int, str] = {0: "uint8"}
 
 
 def pixels(*shape: int) -> Maker:
-    """Integers from 0 to 255."""
+    """Return integers from 0 to 255."""
     return lambda rng: rng.integers(0, 256, shape)
 
 
@@ -17,7 +17,7 @@ SIZES: list[Any] = [(3, 4), (9, 10), (7, 3), (4, 4)]
 CASES = [
     Case("_image_to_tensor", [pixels(4, 3, 3)], dtypes=BYTES, gradient=False),
     Case("_image_to_tensor", [pixels(2, 4, 3, 2)], gradient=False, note="batch"),
-    # Its output is always float32, too coarse for differences: tests/test_image_ops.py.
+    # The output is always float32, too coarse for finite differences; see tests/ops/test_image_ops.py.
     Case("_image_to_tensor", [(4, 3, 3)], numeric=False, recorded=False, note="gradient"),
     Case("_image_normalize", [(3, 4, 2)], {"mean": (0.5, 1, 2), "std": (3, 2, 1)}, second=True),
     Case("_image_normalize", [(2, 2, 4, 2)], {"mean": (0.5,), "std": (2,)}, recorded=False),

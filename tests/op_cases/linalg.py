@@ -1,4 +1,4 @@
-"""The operators that MXNet calls linalg. Gradients by symmetric matrices are checked in tests/test_linalg.py."""
+"""MXNet's linalg operators. tests/ops/test_linalg.py checks the gradients by symmetric matrices."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from tests.op_cases.case import Case
 
 
 def definite(*shape):
-    """Symmetric positive definite matrices."""
+    """Return symmetric positive definite matrices."""
 
     def make(rng):
         a = rng.standard_normal(shape)
@@ -18,12 +18,12 @@ def definite(*shape):
 
 
 def regular(*shape):
-    """Matrices far from singular."""
+    """Return matrices far from singular."""
     return lambda rng: rng.standard_normal(shape) + 2 * np.eye(shape[-1])
 
 
 def flipped(*shape):
-    """Matrices far from singular whose determinants are negative."""
+    """Return matrices far from singular with negative determinants."""
     return lambda rng: regular(*shape)(rng) * ([-1.0] + [1.0] * (shape[-1] - 1))
 
 

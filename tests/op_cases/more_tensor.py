@@ -31,7 +31,7 @@ ELEMENTWISE = [
         for name in _SCALARS
         for scalar in (-2.0, 0.0)
     ),
-    # Where the gradient is a choice: at 0, at equal numbers.
+    # Points at which the gradient is a convention: 0 and equal numbers.
     *(
         Case(name, [fixed([-1.0, 0.0, 2.0])], numeric=False, note="at 0")
         for name in ("abs", "relu", "sign", "softsign")

@@ -95,7 +95,7 @@ CASES = [
     Case("softmax_cross_entropy", [(4, 3), classes(3, 4)], wrt=(0,)),
 ]  # fmt: skip
 
-# Output layers: their gradients are rules of their own, compared with MXNet's.
+# Output layers: their gradients are separate rules, compared with MXNet's.
 CASES += [
     *(
         Case("SoftmaxOutput", [(5, 4), fixed([1, 0, 3, -1, 2]) if ignore else classes(4, 5)],

@@ -1,4 +1,4 @@
-"""The optimizers' update rules: inputs weight, gradient, states."""
+"""The update rules of optimizers; the inputs are weight, gradient, states."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ _FACTOR = fixed([0.5])
 
 
 def _updated(op: str, inputs: list[Any], params: dict[str, Any]) -> Case:
-    """The update of two weights, in place; in mixed precision weights and gradients are float16."""
+    """Return an update of two weights in place; in mixed precision weights and gradients are float16."""
     second = inputs.index(V)
     small = (0, 1, second, second + 1) if "mp_" in op else ()
     return Case(op, inputs, params, gradient=False, out=(0, second), dtypes=dict.fromkeys(small, "float16"))
@@ -72,7 +72,7 @@ CASES += [
          {**_RATES, "etas": (0.5, 1.0)}),
     Case("mp_lamb_update_phase1", [W, W, *_AVERAGES, W], {"wd": 0.1, "t": 2, "clip_gradient": 0.5}, gradient=False,
          dtypes={0: "float16", 1: "float16"}),
-    # MXNet leaves the float32 copy as it was, against its own documentation.
+    # MXNet does not update the float32 copy, contrary to its documentation.
     Case("mp_lamb_update_phase2", [W, W, positive(1), positive(1), W], {"lr": 0.1, "lower_bound": 1.2},
          gradient=False, recorded=False),
 ] + [

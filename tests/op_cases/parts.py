@@ -1,4 +1,4 @@
-"""A part of an array, for the gradients of views and assignments."""
+"""Parts of arrays, for the gradients of views and assignments."""
 
 from typing import Any
 

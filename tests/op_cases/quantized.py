@@ -1,6 +1,6 @@
 """Calls of the operators on int8 and uint8.
 
-Sums stay below the point from which MXNet's are wrong on processors without VNNI.
+Sums are small enough for MXNet to be right on processors without VNNI.
 """
 
 from typing import Any
@@ -13,12 +13,12 @@ Dtypes = dict[int, str]
 
 
 def whole(low: int, high: int, *shape: int) -> Maker:
-    """Whole numbers from low to high."""
+    """Return integers from low to high."""
     return lambda rng: rng.integers(low, high + 1, shape)
 
 
 def end(value: float) -> Maker:
-    """One end of a range."""
+    """Return one end of a range."""
     return fixed([value])
 
 
@@ -51,8 +51,8 @@ CONVERSIONS = [
         for low in (0.0, -300.0)
     ),
     *(
-        _case("_contrib_quantize_asym", [_REAL], known, dtypes={}, recorded=False)
-        for known in ({}, {"min_calib_range": -2.0, "max_calib_range": 2.5})
+        _case("_contrib_quantize_asym", [_REAL], ranges, dtypes={}, recorded=False)
+        for ranges in ({}, {"min_calib_range": -2.0, "max_calib_range": 2.5})
     ),
     _case("_contrib_calibrate_entropy", [whole(0, 50, 41), fixed(np.linspace(-2, 2, 42))], {"num_quantized_bins": 7},
           dtypes={}, recorded=True),

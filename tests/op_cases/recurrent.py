@@ -7,7 +7,7 @@ GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 
 
 def rnn(mode, layers=1, bidirectional=False, projection=None, time=TIME, note="", lengths=None, scale=0.5, **more):
-    """A case of RNN whose parameters are small numbers."""
+    """Return a case of RNN with small parameters."""
     directions = 2 if bidirectional else 1
     outputs = projection or UNITS
     rows = GATES[mode] * UNITS * directions
@@ -23,7 +23,7 @@ def rnn(mode, layers=1, bidirectional=False, projection=None, time=TIME, note=""
         params["bidirectional"] = True
     if projection:
         params["projection_size"] = projection
-    # MXNet ignores lengths and clipping on a CPU, has no projection's gradient there, and drops others.
+    # On a CPU, MXNet ignores lengths and clipping, has no gradient of projections, and other dropout masks.
     recorded = not lengths and not more.get("p") and "lstm_state_clip_min" not in more
     if lengths:
         inputs.append(fixed(lengths))

@@ -3,7 +3,7 @@
 from tests.op_cases.case import Case, fixed
 
 LABELS = [[1, 2, 0, 0], [3, 3, 1, 3], [4, 0, 0, 0], [0, 0, 0, 0]]
-# MXNet leaves the gradient of an example that is too short for its labels as it finds it in memory.
+# MXNet leaves uninitialized memory in the gradient of a sample that is too short for its labels.
 ODD = [[1, 2, 2, 2], [3, 3, 3, 3], [2, 1, 2, 1], [0, 4, 4, 4]]
 
 CASES = [

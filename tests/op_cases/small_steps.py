@@ -1,4 +1,4 @@
-"""Operators that stand for several where arrays are small."""
+"""Operators that replace several others on small arrays."""
 
 from tests.op_cases.case import Case, fixed
 

@@ -1,4 +1,4 @@
-"""Resampling and transforming images, and comparing them."""
+"""Resampling, transforms and correlation of images."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ SIZE = (2, 3, 5, 4)
 
 
 def smooth(*shape):
-    """Positions from -1.2 to 1.2 that are no pixels' centres, where interpolation has corners."""
+    """Return positions from -1.2 to 1.2 off the pixel centres, where interpolation is not smooth."""
     return lambda rng: rng.permutation(int(np.prod(shape))).reshape(shape) * 0.037 % 2.4 - 1.19
 
 

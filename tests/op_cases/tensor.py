@@ -16,7 +16,7 @@ _AXES: list[dict[str, Any]] = [
 
 
 def _lower(*shape):
-    """Positive definite matrices."""
+    """Return positive definite matrices."""
 
     def make(rng):
         a = rng.standard_normal(shape)

@@ -16,24 +16,24 @@ BOXES = [
 
 
 def many_boxes(rng):
-    """Boxes that overlap in chains, of three classes: two batches of 40."""
+    """Return boxes that overlap in chains, of three classes: two batches of 40."""
     corner, side = rng.uniform(0, 1, (2, 40, 2)), rng.uniform(0.2, 0.6, (2, 40, 2))
-    rest = rng.integers(0, 3, (2, 40, 1)), rng.permutation(80).reshape(2, 40, 1) / 80
-    return np.concatenate([*rest, corner, corner + side], axis=2)
+    others = rng.integers(0, 3, (2, 40, 1)), rng.permutation(80).reshape(2, 40, 1) / 80
+    return np.concatenate([*others, corner, corner + side], axis=2)
 
 
 def moved(*shape):
-    """Offsets of up to about two pixels."""
+    """Return offsets of up to about two pixels."""
     return lambda rng: rng.standard_normal(shape) * 0.9
 
 
 def scores_of_anchors(rng):
-    """Scores that differ, of twelve anchors at each of 4 x 5 places of two pictures."""
+    """Return distinct scores of twelve anchors at each of 4 x 5 positions of two images."""
     return rng.permutation(2 * 24 * 20).reshape(2, 24, 4, 5) / 960
 
 
 def first(maker):
-    """The first picture alone."""
+    """Return the first image only."""
     return lambda rng: maker(rng)[:1]
 
 
@@ -67,7 +67,7 @@ CASES = [
     ),
     *(
         Case("_contrib_box_nms", [fixed(BOXES)], params,
-             # Formats are converted without a gradient, and a class is an integer.
+             # The conversion of formats has no gradient, and a class is an integer.
              numeric=not params.keys() & {"in_format", "out_format", "id_index"},
              second=not params.keys() & {"in_format", "out_format", "id_index"})
         for params in (

@@ -1,9 +1,9 @@
-"""The checker of the tape: random programs under flowmx, against what the oracle says of them.
+"""The checker of the tape: random programs under flowmx, compared with the oracle.
 
     python -m tests.tape.check [programs] [seed]
 
-A program passes when every gradient and every array is what the oracle says, or flowmx raises an AutogradError that
-has a reason. What fails is shrunk and printed as a program that can be run.
+A program passes if every gradient and every array equals the oracle's, or flowmx raises an AutogradError for a known
+reason. A failing program is shrunk and printed as a program that can be run.
 """
 
 import itertools
@@ -41,11 +41,11 @@ class Scaled(autograd.Function):
     def forward(self, x):
         y = x.copy()
         y *= x
-        self.kept = x
+        self.x = x
         return y
 
     def backward(self, head):
-        return 6 * self.kept * head
+        return 6 * self.x * head
 
 
 class CustomSquare(mx.operator.CustomOp):
@@ -76,7 +76,7 @@ block.hybridize()
 
 
 def stretches(are_on):
-    """Tell whether backward passes gather gradients into one operation (FLOWMX_BACKWARD_BULKS)."""
+    """Set whether backward passes collect gradients in bulks (FLOWMX_BACKWARD_BULKS)."""
     engine.config = replace(engine.config, backward_bulks=are_on)
 
 
@@ -99,7 +99,7 @@ def look(what, array):
 
 
 def source(program):
-    """The lines of a program; one for each statement."""
+    """Return the lines of a program; one for each statement."""
     lines, depth, empty = [], 0, False
     for each in program:
         if each.kind == "leave":
@@ -114,9 +114,9 @@ def source(program):
 
 @dataclass
 class Outcome:
-    """The outcome of a program under flowmx: what it looked at, its arrays, an error with the statement's number."""
+    """The outcome of a program under flowmx: values that it read, its arrays, an error with the statement's number."""
 
-    seen: list[tuple[str, np.ndarray]] = field(default_factory=list)
+    values: list[tuple[str, np.ndarray]] = field(default_factory=list)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     error: Exception | None = None
     at: int = -1
@@ -128,9 +128,9 @@ def run(program):
     space = {
         "mx": mx, "nd": nd, "autograd": autograd, "Scaled": Scaled, "Square": Square, "block": block, "custom": custom,
         "chain": chain, "stretches": stretches,
-        "look": lambda what, array: outcome.seen.append((what, array.asnumpy())),
+        "look": lambda what, array: outcome.values.append((what, array.asnumpy())),
     }  # fmt: skip
-    # A name of its own, since what is warned of is warned of once a line.
+    # A unique name, since warnings are issued once for each line.
     code = compile("\n".join(source(program)) or "pass", f"<program {next(numbers)}>", "exec")
     with warnings.catch_warnings():
         stretches(True)
@@ -152,10 +152,10 @@ def run(program):
 
 
 def judge(program, world=None):
-    """Return what is wrong with a program under flowmx (None: nothing), and the kind of error that it ended with.
+    """Return the fault of a program under flowmx (None: no fault), and the kind of error that it ended with.
 
     Raises:
-        Invalid: the program says nothing.
+        Invalid: the program is invalid.
     """
     world = world or again(program)
     if world.refusal is not None:
@@ -169,30 +169,30 @@ def judge(program, world=None):
 
 
 def judged(program, world, outcome):
-    """Compare an outcome with what it must be: what is wrong, and the kind of error, as :func:`judge`."""
-    for (what, expected), (_, found) in zip(world.seen, outcome.seen, strict=False):
-        if not close(expected, found):
+    """Compare an outcome with the oracle; returns the fault and the kind of error, as :func:`judge`."""
+    for (what, expected), (_, value) in zip(world.seen, outcome.values, strict=False):
+        if not close(expected, value):
             if "was freed by" in world.excuses and not expected.any():
-                return None, "was freed by"  # nothing that was freed leads to its variables any more
-            return f"{what}: expected {shown(expected)}, got {shown(found)}", ""
+                return None, "was freed by"  # freed nodes lead to no variables any more
+            return f"{what}: expected {shown(expected)}, got {shown(value)}", ""
     if outcome.error is not None:
         return excused(outcome, world)
     if world.refusal is not None:
         return f"statement {world.refusal[0]} must be refused ({world.refusal[1]!r}), and was not", ""
-    for name, found in outcome.arrays.items():
-        if not close(world.handles[name].value, found):
-            return f"{name}: expected {shown(world.handles[name].value)}, got {shown(found)}", ""
+    for name, value in outcome.arrays.items():
+        if not close(world.handles[name].value, value):
+            return f"{name}: expected {shown(world.handles[name].value)}, got {shown(value)}", ""
     return None, ""
 
 
 def excused(outcome, world):
-    """Tell whether an error has a reason."""
+    """Compare an error with the allowed reasons; returns the fault (None: allowed), and the reason."""
     text = f"{type(outcome.error).__name__}: {outcome.error}"
     if not isinstance(outcome.error, (AutogradError, UserWarning)):
         return f"statement {outcome.at}: {text}", ""
     reasons = {reason for reason, since in world.excuses.items() if since <= outcome.at}
     if "was freed by" in reasons:
-        reasons.add("do not depend on")  # what was freed leads to no variable any more
+        reasons.add("do not depend on")  # freed nodes lead to no variable any more
     if world.refusal is not None and world.refusal[0] == outcome.at:
         reasons.add(world.refusal[1])
     for reason in sorted(reasons):
@@ -201,10 +201,10 @@ def excused(outcome, world):
     return f"statement {outcome.at} was refused without a reason: {text}", ""
 
 
-def close(expected, found):
-    if expected.shape != found.shape:
+def close(expected, value):
+    if expected.shape != value.shape:
         return False
-    return np.allclose(found, expected, TOLERANCE, TOLERANCE * max(1.0, np.max(np.abs(expected), initial=0)))
+    return np.allclose(value, expected, TOLERANCE, TOLERANCE * max(1.0, np.max(np.abs(expected), initial=0)))
 
 
 def shown(array):
@@ -215,7 +215,7 @@ def shown(array):
 
 
 def shrink(program, is_bad):
-    """A smaller program that is bad still: statements are left out, one after the other and in pairs."""
+    """Return a smaller program that is still bad, by removing statements, one by one and in groups."""
     size = max(1, len(program) // 2)
     while size:
         at, before = 0, len(program)
@@ -263,7 +263,7 @@ def is_bad(program):
 
 
 class Wrong(AssertionError):
-    """A program that does not give what it must."""
+    """A program with a wrong result."""
 
 
 @dataclass
@@ -304,11 +304,11 @@ def check(seeds, often=(), shrinks=True):
 
     Args:
         seeds: which programs.
-        often: kinds of statements that are to come often.
-        shrinks: whether to look for a smaller program where one fails.
+        often: kinds of statements to draw often.
+        shrinks: whether to search for a smaller program if one fails.
 
     Raises:
-        Wrong: one does not give what it must; the message is a smaller program that does not either.
+        Wrong: a program has a wrong result; the message is a smaller program that has one, too.
     """
     report = Report()
     for seed in seeds:

@@ -1,4 +1,4 @@
-"""Random programs: each statement is drawn, tried on the oracle, and kept if it says something."""
+"""Random programs: each statement is drawn, run on the oracle, and added if it is valid."""
 
 import copy
 import random
@@ -15,12 +15,12 @@ UNARY_NAMES = list(UNARY)
 
 
 class Maker:
-    """Makes one program.
+    """Generator of one program.
 
     Args:
         rng: the source of all decisions.
-        length: about how many statements.
-        often: kinds of statements that are to come often.
+        length: the approximate number of statements.
+        often: kinds of statements to draw often.
     """
 
     def __init__(self, rng, length, often=()):
@@ -32,7 +32,7 @@ class Maker:
         self.count = 0
 
     def make(self):
-        """The statements, and the world after them."""
+        """Return the statements."""
         if self.rng.random() < 0.15:
             self.add("stretches", "", False)
         for _ in range(self.rng.randint(1, 3)):
@@ -49,27 +49,27 @@ class Maker:
     is_over = False
 
     def add(self, kind, prefix, *args):
-        """Try a statement on the oracle; returns whether it is kept."""
+        """Run a statement on the oracle; returns whether it was added."""
         out = ""
         if prefix:
             out = f"{prefix}{self.count}"
-        made = Statement(kind, out, args)
+        statement = Statement(kind, out, args)
         self.world.at = len(self.program)
         try:
-            self.is_over = perform(self.world, made)
+            self.is_over = perform(self.world, statement)
         except Invalid:
             return False
-        if self.is_over and self.rng.random() > 0.2:  # what flowmx must refuse is the end of a program
+        if self.is_over and self.rng.random() > 0.2:  # a statement that flowmx must refuse ends the program
             self.is_over, self.world.refusal = False, None
             return False
         self.count += bool(prefix)
-        self.program.append(made)
+        self.program.append(statement)
         return True
 
     # -- drawing ---------------------------------------------------------------------------------------
 
     def name(self, wanted=lambda handle: True):
-        """A name, a recent one rather."""
+        """Draw a name, preferably a recent one."""
         names = [each for each, handle in self.world.handles.items() if wanted(handle)]
         if not names:
             raise Invalid("no such name")
@@ -84,7 +84,7 @@ class Maker:
         return self.traced() if self.rng.random() < 0.6 else self.name()
 
     def of_shape(self, shape, *others):
-        """A name of a shape that broadcasts to one."""
+        """Draw a name whose shape broadcasts to ``shape``."""
 
         def fits(handle):
             return handle.shape == shape or (
@@ -118,7 +118,7 @@ class Maker:
         return list(self.world.handles)[-1]
 
     def key(self, shape):
-        """A basic key, as text."""
+        """Draw a basic key, as text."""
         needs_elements(shape)
         parts = []
         for length in shape[: self.rng.randint(1, len(shape))]:
@@ -136,7 +136,7 @@ class Maker:
         return ", ".join(parts)
 
     def chooser(self, shape):
-        """A key with an index array, as text."""
+        """Draw a key with an index array, as text."""
         needs_elements(shape)
         length = shape[0]
         if self.rng.random() < 0.3:
@@ -278,8 +278,8 @@ class Maker:
 
     def heads(self):
         names = [self.traced() for _ in range(self.rng.choice([1, 1, 1, 2]))]
-        given = [self.head_gradient(each) if self.rng.random() < 0.4 else None for each in names]
-        return tuple(names), tuple(given)
+        head_grads = [self.head_gradient(each) if self.rng.random() < 0.4 else None for each in names]
+        return tuple(names), tuple(head_grads)
 
     def head_gradient(self, head):
         handle = self.world.handles[head]
@@ -287,15 +287,15 @@ class Maker:
         return self.name(lambda h: fits(h) and h.memory.dtype == handle.memory.dtype)
 
     def backward(self):
-        names, given = self.heads()
-        self.do_backward(names, given, self.rng.random() < 0.6)
+        names, head_grads = self.heads()
+        self.do_backward(names, head_grads, self.rng.random() < 0.6)
 
-    def do_backward(self, names, given, retain):
+    def do_backward(self, names, head_grads, retain):
         inside = self.world.scopes and self.rng.random() < 0.7
         if inside:
             while self.world.scopes:
                 self.add("leave", "")
-        if self.add("backward", "", names, given, retain):
+        if self.add("backward", "", names, head_grads, retain):
             self.look()
         if inside and not self.is_over:
             self.add("enter", "", "record")
@@ -306,12 +306,12 @@ class Maker:
                 self.add("look", "", name)
 
     def grad(self):
-        names, given = self.heads()
+        names, head_grads = self.heads()
         drawn = [self.name(lambda handle: handle.leaf is not None) for _ in range(self.rng.choice([1, 1, 2]))]
         variables = tuple(dict.fromkeys(drawn))
         retain = self.rng.choice([None, True, True])
         create = self.rng.random() < 0.7
-        if self.add("grad", "g", names, variables, given, retain, create, self.rng.randrange(len(variables))):
+        if self.add("grad", "g", names, variables, head_grads, retain, create, self.rng.randrange(len(variables))):
             self.look()
 
     def custom(self):
@@ -327,7 +327,7 @@ class Maker:
         self.add("block", "a", one, self.name(lambda handle: handle.shape == shape))
 
     def finish(self):
-        """End with backward passes over what was made last."""
+        """End with backward passes over the latest results."""
         traced = [
             name for name, handle in self.world.handles.items() if handle.line.reach is not None and not handle.leaf
         ]
@@ -337,7 +337,7 @@ class Maker:
 
 
 def needs_elements(shape):
-    """Refuse to choose from an empty array."""
+    """Raise Invalid for an empty array, which has nothing to choose from."""
     if 0 in shape:
         raise Invalid("nothing to choose from")
 
@@ -351,17 +351,17 @@ STEPS = [
 
 
 def make(seed, often=()):
-    """The program of a seed, and the world after it."""
+    """Generate the program of a seed; returns it and the world after it."""
     rng = random.Random(seed)
     maker = Maker(rng, rng.choice([8, 12, 16, 22, 30, 45]), often)
     return maker.make(), maker.world
 
 
 def again(program):
-    """The world after a program.
+    """Return the world after a program.
 
     Raises:
-        Invalid: it says nothing.
+        Invalid: the program is invalid.
     """
     world = World()
     for position, each in enumerate(program):
@@ -372,17 +372,17 @@ def again(program):
 
 
 def perform(world, statement):
-    """Run a statement on the oracle; returns whether it is one that flowmx must refuse.
+    """Run a statement on the oracle; returns whether flowmx must refuse it.
 
     Raises:
-        Invalid: it says nothing.
+        Invalid: the statement is invalid.
     """
     try:
         try:
             statement.run(world)
         except Refused as refused:
             blind = copy.deepcopy(world)
-            blind.is_blind = True  # there may be more wrong with it
+            blind.is_blind = True  # it may be invalid for other reasons, too
             statement.run(blind)
             world.refusal = world.at, str(refused)
     except KeyError:

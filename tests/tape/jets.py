@@ -1,4 +1,4 @@
-"""Numbers that know how they change: a value with its first and second derivatives in a few directions.
+"""Jets: values with their first and second derivatives in a few directions.
 
 This is forward-mode differentiation with NumPy in float64, and shares no code with flowmx: the reverse mode that is
 checked with it has nothing to do with how a jet comes by its derivatives.
@@ -7,7 +7,7 @@ checked with it has nothing to do with how a jet comes by its derivatives.
 import numpy as np
 
 DIRECTIONS = 12
-"""In how many directions the elements of all variables of a program can be changed."""
+"""The number of directions in which the elements of all variables of a program vary."""
 
 
 class Jet:
@@ -17,7 +17,7 @@ class Jet:
         value: of shape S.
         first: (DIRECTIONS, *S), or None where it is 0.
         second: (DIRECTIONS, DIRECTIONS, *S), or None where it is 0.
-        order: how many derivatives are known.
+        order: the number of known derivatives.
         reach: the variables that the value came from by recorded operators; None: it is no part of the tape.
     """
 
@@ -32,7 +32,7 @@ class Jet:
         return self.value.shape
 
     def constant(self):
-        """The value alone."""
+        """Return the value without derivatives."""
         return Jet(self.value)
 
     def blocked(self):
@@ -40,7 +40,7 @@ class Jet:
         return Jet(self.value, reach=self.reach, order=self.order)
 
     def apply(self, function, slope, curve):
-        """An elementwise function, given by itself and two derivatives."""
+        """Apply an elementwise function with its first two derivatives."""
         x, first, second = self.value, None, None
         if self.first is not None:
             one = slope(x)
@@ -51,16 +51,16 @@ class Jet:
         return Jet(function(x), first, second, self.order, self.reach)
 
     def linear(self, function):
-        """A linear function, which works on arrays with one more axis in front."""
+        """Apply a linear function that works on arrays with one more leading axis."""
         first = None if self.first is None else function(self.first)
         second = None
         if self.second is not None:
-            made = function(self.second.reshape(DIRECTIONS**2, *self.shape))
-            second = made.reshape(DIRECTIONS, DIRECTIONS, *made.shape[1:])
+            moved = function(self.second.reshape(DIRECTIONS**2, *self.shape))
+            second = moved.reshape(DIRECTIONS, DIRECTIONS, *moved.shape[1:])
         return Jet(function(self.value[None])[0], first, second, self.order, self.reach)
 
     def at(self, places):
-        """Elements by their flat positions, an array of any shape."""
+        """Select elements by flat positions, an array of any shape."""
         return self.linear(lambda x: x.reshape(len(x), -1)[:, places])
 
     def _padded(self, ndim):
@@ -124,12 +124,12 @@ def _plus(one, other):
 
 
 def _sum(one, other, first, second, order):
-    """The sum of derivatives of two jets that are broadcast."""
+    """Add derivatives of two jets with broadcasting."""
     if one is None and other is None:
         return None
     shape = np.broadcast_shapes(first.shape, second.shape)
-    found = [np.broadcast_to(each, (DIRECTIONS,) * order + shape) for each in (one, other) if each is not None]
-    return sum(found)
+    terms = [np.broadcast_to(each, (DIRECTIONS,) * order + shape) for each in (one, other) if each is not None]
+    return sum(terms)
 
 
 def join(jets, function):
@@ -148,8 +148,8 @@ def join(jets, function):
         first = function([np.zeros((DIRECTIONS, *j.shape)) if j.first is None else j.first for j in jets])
     if any(each.second is not None for each in jets):
         count = DIRECTIONS**2
-        made = function([
+        moved = function([
             np.zeros((count, *j.shape)) if j.second is None else j.second.reshape(count, *j.shape) for j in jets
         ])  # fmt: skip
-        second = made.reshape(DIRECTIONS, DIRECTIONS, *made.shape[1:])
+        second = moved.reshape(DIRECTIONS, DIRECTIONS, *moved.shape[1:])
     return Jet(function([j.value[None] for j in jets])[0], first, second, order, reach)

@@ -1,8 +1,8 @@
-"""The oracle: memory, the handles on it, and what is known of its derivatives, with NumPy alone.
+"""The oracle: memory, the handles on it, and their derivatives, with NumPy only.
 
-Every memory has values. What was recorded of them is kept in *lines*: the handles of a line read the same derivatives,
-and a write while recording changes those. `detach()`, `attach_grad()`, and views that are made outside of `record()`
-of something recorded begin another line on the same memory.
+Every memory has values. Their derivatives are stored in *lines*: the handles of a line read the same derivatives, and a
+write while recording changes them. `detach()`, `attach_grad()`, and views of recorded arrays created outside of
+`record()` start another line on the same memory.
 """
 
 import numpy as np
@@ -10,11 +10,11 @@ import numpy as np
 from tests.tape.jets import DIRECTIONS, Jet
 
 LARGEST = 30.0
-"""Values and derivatives beyond this are left out: float32 would lose too much."""
+"""The largest values and derivatives; beyond, float32 loses too much."""
 
 
 class Invalid(Exception):
-    """A statement that says nothing: shapes that do not fit, a kink, numbers that are too large."""
+    """An invalid statement: shapes that do not fit, a kink, numbers that are too large."""
 
 
 class Refused(Exception):
@@ -22,7 +22,7 @@ class Refused(Exception):
 
 
 class Leaf:
-    """A variable: the directions in which its elements can be changed, and where gradients go."""
+    """A variable: the directions in which its elements vary, and its gradient buffer."""
 
     def __init__(self, start, shape, grad, request):
         self.start, self.shape, self.grad, self.request = start, shape, grad, request
@@ -31,7 +31,7 @@ class Leaf:
 
 
 class Line:
-    """The record of a memory, as some of the handles on it see it."""
+    """The record of a memory, shared by some of the handles on it."""
 
     def __init__(self, size, kind="own"):
         self.kind = kind
@@ -46,14 +46,14 @@ class Line:
         return first, second
 
     def write(self, at, jet, is_all):
-        """Take down what was recorded of new content."""
-        for name, made, lead in (("first", jet.first, 1), ("second", jet.second, 2)):
+        """Store the derivatives of new content."""
+        for name, derivative, lead in (("first", jet.first, 1), ("second", jet.second, 2)):
             old = None if is_all else getattr(self, name)
-            if made is None and old is None:
+            if derivative is None and old is None:
                 setattr(self, name, None)
                 continue
             new = np.zeros((DIRECTIONS,) * lead + (self.size,)) if old is None else old.copy()
-            new[..., at] = 0 if made is None else made
+            new[..., at] = 0 if derivative is None else derivative
             setattr(self, name, new)
         if is_all:
             self.reach, self.order, self.is_lost = jet.reach, jet.order, False
@@ -70,9 +70,9 @@ class Memory:
         self.is_used = False
 
     def line(self, kind="own"):
-        made = Line(self.value.size, kind)
-        self.lines.append(made)
-        return made
+        line = Line(self.value.size, kind)
+        self.lines.append(line)
+        return line
 
 
 class Handle:
@@ -98,7 +98,7 @@ class World:
     Attributes:
         handles: by name.
         lists: what `autograd.grad` returned has one name for each array.
-        seen: what the program looked at: a label and an array each.
+        seen: the values that the program read: a label and an array each.
         excuses: kinds of errors that flowmx may raise, though it need not, with the statement from which on it may.
         at: the number of the statement.
         refusal: the number of a statement that flowmx must refuse, and a part of the error's text; None where there is
@@ -123,7 +123,7 @@ class World:
         return False
 
     def refuse(self, reason):
-        """Say that flowmx must raise."""
+        """Record that flowmx must raise."""
         if not self.is_blind:
             raise Refused(reason)
 
@@ -134,17 +134,17 @@ class World:
     # -- handles ---------------------------------------------------------------------------------------
 
     def new(self, jet, dtype="float32", device="cpu(0)"):
-        """A handle on new memory."""
+        """Create a handle on new memory."""
         check(jet)
         value = np.trunc(jet.value) if dtype == "int32" else jet.value
         memory = Memory(value, dtype, device)
-        made = Handle(memory, np.arange(value.size).reshape(value.shape), memory.line())
-        made.line.write(made.at, jet, True)
+        handle = Handle(memory, np.arange(value.size).reshape(value.shape), memory.line())
+        handle.line.write(handle.at, jet, True)
         memory.is_used = self.recording
-        return made
+        return handle
 
     def read(self, name):
-        """The content of a handle, as an operator takes it."""
+        """Return the content of a handle, as an operator reads it."""
         handle = self.handles[name]
         jet = Jet(handle.value)
         if self.recording:
@@ -188,7 +188,7 @@ class World:
     # -- writing ---------------------------------------------------------------------------------------
 
     def write(self, handle, jet, keeps=False):
-        """Give a handle another content, of its shape.
+        """Overwrite a handle with a content of its shape.
 
         Args:
             handle: what is written through.
@@ -201,7 +201,7 @@ class World:
             raise Invalid("shapes")
         if self.recording:
             if line.kind == "variable":
-                self.refuse("can not be changed in place while")
+                self.refuse("cannot be changed in place while")
             if jet.reach is not None and memory.leaves:
                 if any(each.leaf in memory.leaves for each in self.handles.values() if each.leaf):
                     self.refuse("shares its memory with a variable")
@@ -216,7 +216,7 @@ class World:
         self.record(handle, jet, keeps)
 
     def record(self, handle, jet, keeps=False):
-        """Take down what was recorded of a write, for all lines of a memory."""
+        """Record a write in all lines of a memory."""
         memory, line = handle.memory, handle.line
         line.write(handle.at, jet, handle.covers and not keeps)
         traced = jet.reach is not None or (keeps and line.reach is not None)
@@ -230,9 +230,9 @@ class World:
     # -- differentiating -------------------------------------------------------------------------------
 
     def _heads(self, names, head_grads, create_graph=False):
-        """Jets of the heads, and of what they are multiplied with."""
+        """Return jets of the heads, and of their head gradients."""
         pairs = []
-        for name, given in zip(names, head_grads, strict=True):
+        for name, head_grad in zip(names, head_grads, strict=True):
             handle = self.handles[name]
             if handle.line.is_lost:
                 self.refuse("was written at")
@@ -243,9 +243,9 @@ class World:
             if head.order < 1:
                 raise Invalid("order")
             weight = Jet(np.ones(head.shape))
-            if given is not None:
-                weight = self.past(self.handles[given]) if create_graph else Jet(self.handles[given].value)
-                self.handles[given].memory.is_used |= create_graph
+            if head_grad is not None:
+                weight = self.past(self.handles[head_grad]) if create_graph else Jet(self.handles[head_grad].value)
+                self.handles[head_grad].memory.is_used |= create_graph
                 if weight.shape != head.shape:
                     raise Invalid("shapes")
             pairs.append((head, weight))
@@ -254,10 +254,10 @@ class World:
     def backward(self, names, head_grads, retain):
         pairs = self._heads(names, head_grads)
         leaves = frozenset().union(*[head.reach for head, _ in pairs])
-        found = {leaf: gradient(pairs, leaf) for leaf in leaves}
-        for each in found.values():
+        gradients = {leaf: gradient(pairs, leaf) for leaf in leaves}
+        for each in gradients.values():
             check(each)
-        for leaf, each in found.items():
+        for leaf, each in gradients.items():
             flat = each.value.reshape(-1)
             leaf.grad.value[:] = leaf.grad.value + flat if leaf.request == "add" else flat
             if leaf.grad.is_used:
@@ -274,13 +274,13 @@ class World:
         pairs = self._heads(names, [None] * len(names))
         reach = frozenset().union(*[head.reach for head, _ in pairs])
         if any(leaf not in reach for leaf in leaves):
-            if create_graph and any(given and self.handles[given].line.is_lost for given in head_grads):
+            if create_graph and any(head_grad and self.handles[head_grad].line.is_lost for head_grad in head_grads):
                 self.excuse("was written at")
             self.refuse("do not depend on")
         pairs = self._heads(names, head_grads, create_graph)
         if not (create_graph if retain is None else retain):
             self.excuse("was freed by")
-        made = []
+        gradients = []
         for leaf in leaves:
             each = gradient(pairs, leaf)
             if create_graph:
@@ -289,13 +289,13 @@ class World:
                 each.reach = reach.union(*weights)
             else:
                 each = each.constant()
-            made.append(self.new(each, leaf.grad.dtype, leaf.grad.device))
-            made[-1].memory.is_used = create_graph
-        return made
+            gradients.append(self.new(each, leaf.grad.dtype, leaf.grad.device))
+            gradients[-1].memory.is_used = create_graph
+        return gradients
 
 
 def gradient(pairs, leaf):
-    """The sum of heads, each times a weight, differentiated by a variable."""
+    """Differentiate the weighted sum of heads with respect to a variable."""
     value, first = np.zeros(leaf.size), np.zeros((DIRECTIONS, leaf.size))
     own = slice(leaf.start, leaf.start + leaf.size)
     order = 2
@@ -314,7 +314,7 @@ def gradient(pairs, leaf):
 
 
 def check(jet):
-    """Refuse what float32 can not compute well.
+    """Raise Invalid for values that float32 cannot compute well.
 
     Raises:
         Invalid: there is something too large, or no number.

@@ -1,4 +1,4 @@
-"""The language of random programs: what a statement looks like in Python, and what it means to the oracle."""
+"""The language of random programs: each statement's Python text, and its effect on the oracle."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -9,11 +9,11 @@ from tests.tape.jets import Jet, join
 from tests.tape.oracle import Handle, Invalid, Memory, Refused
 
 MARGIN = 0.02
-"""The distance from a kink below which a function is not looked at."""
+"""The distance from a kink below which a statement is invalid."""
 
 
 class Statement(NamedTuple):
-    """One statement: what it does, the name that it makes (if any), and its arguments."""
+    """One statement: its kind, the name that it assigns (if any), and its arguments."""
 
     kind: str
     out: str
@@ -23,9 +23,9 @@ class Statement(NamedTuple):
         return KINDS[self.kind][0](self.out, *self.args)
 
     def run(self, world):
-        made = KINDS[self.kind][1](world, *self.args)
-        if self.out and made is not None:
-            world.handles[self.out] = made
+        result = KINDS[self.kind][1](world, *self.args)
+        if self.out and result is not None:
+            world.handles[self.out] = result
 
 
 def smooth(*kinks, step=None):
@@ -91,8 +91,8 @@ def unary(jet, name):
     unfit, *functions = UNARY[name]
     if unfit is not None:
         unfit(jet.value)
-    made = jet.apply(*functions)
-    return made.blocked() if functions[1] is nothing else made
+    result = jet.apply(*functions)
+    return result.blocked() if functions[1] is nothing else result
 
 
 def compare(one, two):
@@ -102,7 +102,7 @@ def compare(one, two):
 
 
 def pick(mask, one, two):
-    """Elements of one where the mask says so, else of the other: what a maximum and `where` do."""
+    """Select elements of one where the mask is True, else of the other, as a maximum and `where` do."""
     shape = np.broadcast_shapes(mask.shape, one.shape, two.shape)
     spread = [each._padded(len(shape)) for each in (one, two)]
     return join(spread, lambda x: np.where(mask, *(np.broadcast_to(each, (len(each), *shape)) for each in x)))
@@ -170,14 +170,14 @@ MOVES = {
 
 def move(jet, template):
     places = np.arange(jet.value.size).reshape(jet.shape)
-    found = MOVES[template](places)
-    if not isinstance(found, tuple):
-        return jet.at(found)
-    if found[0] == "sum":
+    places_found = MOVES[template](places)
+    if not isinstance(places_found, tuple):
+        return jet.at(places_found)
+    if places_found[0] == "sum":
         return jet.sum(0, keepdims=True)
     total = jet.sum()
     total = total.linear(lambda x: x.reshape(len(x), 1))
-    return total if found[0] == "total" else total * (1 / jet.value.size)
+    return total if places_found[0] == "total" else total * (1 / jet.value.size)
 
 
 # -- keys --------------------------------------------------------------------------------------------------
@@ -191,12 +191,12 @@ class _Arrays:
 
 @lru_cache(4096)
 def key_of(text):
-    """A key as NumPy takes it, from its text; index arrays are written with nd.array."""
+    """Convert a key's text to NumPy's key; index arrays are written with nd.array."""
     return eval(f"np.s_[{text}]", {"nd": _Arrays, "np": np})
 
 
 def selected(handle, text):
-    """The places of a handle's memory that a key selects; one element comes as an array of one."""
+    """Return the positions in a handle's memory that a key selects; one element becomes an array of one."""
     try:
         at = handle.at[key_of(text)]
     except IndexError:
@@ -205,7 +205,7 @@ def selected(handle, text):
 
 
 def spread(jet, shape):
-    """A jet broadcast to the shape of what is assigned to."""
+    """Broadcast a jet to the shape of an assignment's target."""
     while jet.value.ndim > len(shape) and jet.shape[0] == 1:
         jet = jet.linear(lambda x: x.reshape(len(x), *x.shape[2:]))
     try:
@@ -220,7 +220,7 @@ def spread(jet, shape):
 
 
 def like(world, *names):
-    """The dtype and device of a result."""
+    """Return the dtype and device of a result."""
     handles = [world.handles[each] for each in names]
     kinds = {(each.memory.dtype, each.memory.device) for each in handles}
     if len(kinds) > 1:
@@ -229,10 +229,10 @@ def like(world, *names):
 
 
 def floats(world, *names):
-    found = like(world, *names)
-    if found[0] == "int32":
+    places_found = like(world, *names)
+    if places_found[0] == "int32":
         raise Invalid("integers")
-    return found
+    return places_found
 
 
 def run_array(world, values, dtype, device):
@@ -287,13 +287,13 @@ def run_where(world, a, b, c):
     if not mask.shape == one.shape == two.shape:
         raise Invalid("shapes")
     smooth(0)(mask.value)
-    made = pick(mask.value != 0, one, two)
-    made.reach = (mask * 0 + made).reach
-    return world.new(made, *kind)
+    result = pick(mask.value != 0, one, two)
+    result.reach = (mask * 0 + result).reach
+    return world.new(result, *kind)
 
 
 def run_view(world, a, key):
-    """An index: places that lie one after the other are shared, others are copied."""
+    """Index a handle: contiguous positions are shared, others are copied."""
     handle = world.handles[a]
     at = selected(handle, key)
     if at.size < 2 or np.all(np.diff(at.reshape(-1)) == 1):
@@ -361,11 +361,11 @@ def run_choose(world, a, key, b):
     value = spread(value_of(world, handle, b), at.shape)
     if world.recording:
         world.read(a)
-    # The last one stays where a place is named twice.
+    # If a position occurs twice, the last value wins.
     places, first = np.unique(at.reshape(-1)[::-1], return_index=True)
     last = at.size - 1 - first
-    made = value.linear(lambda x: x.reshape(len(x), -1)[:, last])
-    write(world, Handle(handle.memory, places, handle.line), made, handle, keeps=True)
+    result = value.linear(lambda x: x.reshape(len(x), -1)[:, last])
+    write(world, Handle(handle.memory, places, handle.line), result, handle, keeps=True)
 
 
 def run_update(world, template, a, b):
@@ -385,10 +385,10 @@ def run_update(world, template, a, b):
 
 def run_into(world, name, a, b, out):
     floats(world, *(each for each in (a, b, out) if each))
-    made = unary(world.read(a), name) if not b else binary(world.read(a), world.read(b), name)
-    if made.shape != world.handles[out].shape:
+    result = unary(world.read(a), name) if not b else binary(world.read(a), world.read(b), name)
+    if result.shape != world.handles[out].shape:
         raise Invalid("shapes")
-    write(world, world.handles[out], made, world.handles[out])
+    write(world, world.handles[out], result, world.handles[out])
 
 
 def run_copyto(world, a, b):
@@ -432,19 +432,19 @@ def run_softmax(world, a):
 
 
 def run_custom(world, name, a):
-    """Functions with a gradient of the user's: `Scaled` is x² with three times its gradient, `Square` x²."""
+    """Functions with a custom gradient: `Scaled` is x² with three times its gradient, `Square` is x²."""
     kind = floats(world, a)
     x = world.read(a)
-    made = x * x
-    if name == "Scaled()" and made.first is not None:
-        made.first = made.first * 3
-    if made.reach is not None and name != "block":
-        made.order, made.second = min(made.order, 1), None
-    return world.new(made, *kind)
+    result = x * x
+    if name == "Scaled()" and result.first is not None:
+        result.first = result.first * 3
+    if result.reach is not None and name != "block":
+        result.order, result.second = min(result.order, 1), None
+    return world.new(result, *kind)
 
 
 def run_chain(world, a, count):
-    """So many small operators that their gradients do not go into one operation of the engine."""
+    """Chain so many small operators that their gradients exceed one bulk."""
     kind = floats(world, a)
     return world.new(world.read(a) * 1.01**count, *kind)
 
@@ -455,9 +455,9 @@ def run_block(world, a, b):
     if one.shape != two.shape:
         raise Invalid("shapes")
     reach = (one * 0 + two * 0).reach
-    made = unary(one * two, "tanh") * one
-    made.reach = reach
-    return world.new(made, *kind)
+    result = unary(one * two, "tanh") * one
+    result.reach = reach
+    return world.new(result, *kind)
 
 
 def run_look(world, a):
@@ -491,15 +491,15 @@ def names_text(names):
 
 
 def backward_text(out, names, head_grads, retain):
-    given = f", {names_text(head_grads)}" if any(head_grads) else ""
-    return f"autograd.backward({names_text(names)}{given}{', retain_graph=True' if retain else ''})"
+    head_text = f", {names_text(head_grads)}" if any(head_grads) else ""
+    return f"autograd.backward({names_text(names)}{head_text}{', retain_graph=True' if retain else ''})"
 
 
 def grad_text(out, names, variables, head_grads, retain, create_graph, at):
-    given = f", {names_text(head_grads)}" if any(head_grads) else ""
+    head_text = f", {names_text(head_grads)}" if any(head_grads) else ""
     more = f", retain_graph={retain}" if retain is not None else ""
     more += ", create_graph=True" if create_graph else ""
-    return f"{out} = autograd.grad({names_text(names)}, {names_text(variables)}{given}{more})[{at}]"
+    return f"{out} = autograd.grad({names_text(names)}, {names_text(variables)}{head_text}{more})[{at}]"
 
 
 def plain(values):

@@ -1,4 +1,4 @@
-"""The oracle against PyTorch, in an environment that has it, and NumPy; flowmx is not imported.
+"""Compare the oracle with PyTorch, in an environment with PyTorch and NumPy; flowmx is not imported.
 
     python -m tests.tape.under_torch [programs] [seed]
 
@@ -57,26 +57,26 @@ class Cube(torch.autograd.Function):  # type: ignore[misc]
 
 
 class Different(Exception):
-    """PyTorch can not be asked the same."""
+    """PyTorch has no equivalent."""
 
 
 class Machine:
-    """Runs statements with PyTorch."""
+    """Interpreter of statements with PyTorch."""
 
     def __init__(self, world):
         self.handles = world.handles
         self.names, self.buffers, self.requests, self.seen, self.scopes = {}, {}, {}, [], []
         self.variables = []
-        """All that there ever were, so that an id stands for one of them alone."""
+        """All tensors ever created, so that ids stay unique."""
 
     def run(self, statement):
         with torch.set_grad_enabled(self.recording):
-            made = getattr(self, statement.kind)(*statement.args)
+            result = getattr(self, statement.kind)(*statement.args)
             if statement.kind == "move" and "as_in_context" in statement.args[0]:
                 a = statement.args[1]
-                made = self.names[a] if self.handles[a] is self.handles[statement.out] else self.names[a].clone()
-        if statement.out and made is not None:
-            self.names[statement.out] = made
+                result = self.names[a] if self.handles[a] is self.handles[statement.out] else self.names[a].clone()
+        if statement.out and result is not None:
+            self.names[statement.out] = result
 
     @property
     def recording(self):
@@ -123,9 +123,9 @@ class Machine:
         return torch.where(self.names[a] != 0, self.names[b], self.names[c])
 
     def view(self, a, key):
-        made = self.names[a][self.key(key)]
-        made = made if made.is_contiguous() else made.clone()
-        return made if made.ndim else made[None]
+        result = self.names[a][self.key(key)]
+        result = result if result.is_contiguous() else result.clone()
+        return result if result.ndim else result[None]
 
     def reshape(self, a, shape):
         return self.names[a].view(shape)
@@ -182,10 +182,10 @@ class Machine:
         for x in leaves:
             x.grad = None
         heads = [self.names[each] for each in names]
-        given = [
+        head_grads_given = [
             torch.ones_like(x) if h is None else self.names[h].detach() for x, h in zip(heads, head_grads, strict=True)
         ]
-        torch.autograd.backward(heads, given, retain_graph=retain)
+        torch.autograd.backward(heads, head_grads_given, retain_graph=retain)
         for x in leaves:
             if x.grad is not None:
                 buffer = self.buffers[id(x)]
@@ -195,12 +195,16 @@ class Machine:
 
     def grad(self, names, variables, head_grads, retain, create_graph, at):
         heads = [self.names[each] for each in names]
-        given = [torch.ones_like(x) if h is None else self.names[h] for x, h in zip(heads, head_grads, strict=True)]
-        given = [x if create_graph else x.detach() for x in given]
-        wanted = [self.names[each] for each in variables]
+        head_grads_given = [
+            torch.ones_like(x) if h is None else self.names[h] for x, h in zip(heads, head_grads, strict=True)
+        ]
+        head_grads_given = [x if create_graph else x.detach() for x in head_grads_given]
+        targets = [self.names[each] for each in variables]
         with torch.enable_grad():
-            found = torch.autograd.grad(heads, wanted, given, retain, create_graph, allow_unused=True)[at]
-            return torch.zeros_like(wanted[at]).detach() if found is None else found.clone()
+            gradient = torch.autograd.grad(heads, targets, head_grads_given, retain, create_graph, allow_unused=True)[
+                at
+            ]
+            return torch.zeros_like(targets[at]).detach() if gradient is None else gradient.clone()
 
     def custom(self, name, a):
         return Cube.apply(self.names[a], 3 if name == "Scaled()" else 1)
@@ -212,7 +216,7 @@ class Machine:
         return self.names[a] * 1.01**count
 
     def stretches(self, are_on):
-        """Of no concern here."""
+        """Do nothing: irrelevant for PyTorch."""
 
     def look(self, a):
         self.seen.append(self.buffers[id(self.names[a])].detach().numpy().copy())
@@ -240,10 +244,10 @@ def compare(program, world):
         except RuntimeError as error:
             why = str(error).partition("\n")[0][:60]
             break
-    for (what, expected), found in zip(world.seen, machine.seen, strict=False):
-        if not expected.any() and found.any():
+    for (what, expected), gradient in zip(world.seen, machine.seen, strict=False):
+        if not expected.any() and gradient.any():
             return "no gradient, where zeros are written", 0
-        np.testing.assert_allclose(found, expected, 1e-6, 1e-8, err_msg=what)
+        np.testing.assert_allclose(gradient, expected, 1e-6, 1e-8, err_msg=what)
     if why == "the end" and world.refusal is None:
         for name, x in machine.names.items():
             np.testing.assert_allclose(x.detach().numpy(), world.handles[name].value, 1e-6, 1e-8, err_msg=name)

@@ -1,4 +1,4 @@
-"""``mxnet.contrib.amp.lists``: the operators that compute in each precision, under MXNet's names."""
+"""``mxnet.contrib.amp.lists``: the operators by precision, under MXNet's names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Lists(NamedTuple):
 
 
 def _lists(target_dtype: Any) -> _Lists:
-    """The lists of a 16-bit type, ``"float16"`` or ``"bfloat16"``."""
+    """Return the operator lists of a 16-bit type, ``"float16"`` or ``"bfloat16"``."""
     return _Lists(
         amp.list_lp16_ops(target_dtype), amp.list_lp16_fp32_ops(target_dtype), amp.list_fp32_ops(target_dtype),
         amp.list_conditional_fp32_ops(target_dtype), amp.list_widest_type_cast(target_dtype),

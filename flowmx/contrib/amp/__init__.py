@@ -1,4 +1,4 @@
-"""Mixed precision, under the name that MXNet 1.x has for it; see :mod:`flowmx.amp`."""
+"""``mx.contrib.amp``: the path of :mod:`flowmx.amp` (mixed precision) in MXNet 1.x."""
 
 from flowmx.amp import *  # noqa: F403
 from flowmx.amp import __all__ as __all__

@@ -1,6 +1,7 @@
-"""ONNX files, written and read (``mx.contrib.onnx``, ``mx.onnx``), with MXNet's signatures.
+"""Export and import of ONNX files (``mx.contrib.onnx``, ``mx.onnx``), with MXNet's signatures.
 
-Opset 13 and later. The package ``onnx`` is needed (``pip install 'flowmx[onnx]'``) once one of these is called.
+Opset 13 and later are supported. Calling these functions requires the package ``onnx``
+(``pip install 'flowmx[onnx]'``).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from flowmx.contrib.onnx.converters import ONNXError
 
 if TYPE_CHECKING:
-    from flowmx.gluon import SymbolBlock
+    from flowmx.gluon import HybridBlock
     from flowmx.ndarray import NDArray
     from flowmx.symbol import Symbol
 
@@ -37,32 +38,32 @@ def export_model(
     dynamic_input_shapes: Sequence[Sequence[int | str | None]] | None = None, run_shape_inference: bool = False,
     input_type: Any = None, input_shape: Sequence[Sequence[int]] | None = None, *, opset_version: int = 13,
 ) -> File:  # fmt: skip
-    """Write a model as an ONNX file, for prediction.
+    """Export a model to an ONNX file, for prediction.
 
     Args:
         sym: the symbol, or the name of its ``-symbol.json`` file.
-        params: its parameters and auxiliary states: a dict (``arg:`` and ``aux:`` before names are taken off), a list
-            of the two dicts, or the name of a ``.params`` file.
-        in_shapes: a shape for each input, in the order of ``sym.list_inputs()`` without the parameters. Labels of
-            output layers are no inputs.
-        in_types: the dtype of all inputs, or a list of theirs.
-        onnx_file_path: where to write.
-        verbose: log what was written (at level INFO).
-        dynamic: let lengths vary: those that ``dynamic_input_shapes`` says, or else whatever the model lets.
-        dynamic_input_shapes: for each input its shape with None, or a name, for each length that may vary.
-        run_shape_inference: let ONNX add the shapes of all values to the file.
-        input_type: the older name of ``in_types``.
-        input_shape: the older name of ``in_shapes``.
-        opset_version: the opset to write, 13 to 21.
+        params: its parameters and auxiliary states: a dict (the prefixes ``arg:`` and ``aux:`` are removed), a list of
+            two dicts, or the name of a ``.params`` file.
+        in_shapes: the shape of each input, in the order of ``sym.list_inputs()`` without the parameters. Labels of
+            output layers are not inputs.
+        in_types: the dtype of all inputs, or a list of dtypes.
+        onnx_file_path: the path of the file.
+        verbose: log a summary (at level INFO).
+        dynamic: allow dynamic axes: those in ``dynamic_input_shapes``, or by default all that the model permits.
+        dynamic_input_shapes: the shape of each input, with None or a name for each dynamic axis.
+        run_shape_inference: add the shapes of all values to the file.
+        input_type: the former name of ``in_types``.
+        input_shape: the former name of ``in_shapes``.
+        opset_version: the opset of the file, 13 to 21.
 
     Returns:
         ``onnx_file_path``.
 
     Raises:
         ImportError: the package onnx is not installed.
-        ONNXError: nodes that ONNX has no counterpart for; names each, and why. Nothing is written.
-        ShapeError: the shapes do not fit the symbol, or what is to vary can not.
-        ValueError: too few shapes or types, or too many.
+        ONNXError: nodes cannot be converted; the message lists them with the reasons. Nothing is written.
+        ShapeError: the shapes do not fit the symbol, or an axis cannot be dynamic.
+        ValueError: the number of shapes or types is wrong.
 
     Example:
         >>> mx.onnx.export_model("net-symbol.json", "net-0000.params", [(1, 3, 224, 224)], onnx_file_path="net.onnx",
@@ -82,10 +83,10 @@ def export_model(
 
 
 def get_operator_support(opset_version: int | None = None) -> list[str]:
-    """The names of the operators that :func:`export_model` can write.
+    """Return the names of the operators that :func:`export_model` supports.
 
     Args:
-        opset_version: has no effect: what is written needs opset 13 alone.
+        opset_version: ignored: opset 13 is sufficient.
     """
     from flowmx.contrib.onnx.export import supported
 
@@ -95,19 +96,19 @@ def get_operator_support(opset_version: int | None = None) -> list[str]:
 def import_model(
     model_file: File, *, input_shapes: Mapping[str, Sequence[int]] | None = None
 ) -> tuple[Symbol, Params, Params]:
-    """Read an ONNX file as a symbol with parameters.
+    """Import an ONNX file as a symbol with parameters.
 
     Args:
         model_file: the file.
-        input_shapes: shapes of inputs by name, for a file that leaves lengths open which its nodes need.
+        input_shapes: shapes of inputs by name, required if a node needs an axis length that the file does not define.
 
     Returns:
-        the symbol, its parameters, and its auxiliary states, as ``mx.model.load_checkpoint`` gives them.
+        the symbol, its parameters, and its auxiliary states, as in ``mx.model.load_checkpoint``.
 
     Raises:
         ImportError: the package onnx is not installed.
-        ONNXError: nodes that there is no counterpart for; names each, and why.
-        OSError: the file can not be read.
+        ONNXError: nodes cannot be converted; the message lists them with the reasons.
+        OSError: the file cannot be read.
     """
     from flowmx.contrib.onnx.graph_import import read_model
 
@@ -117,32 +118,35 @@ def import_model(
 
 def import_to_gluon(
     model_file: File, ctx: Any = None, *, input_shapes: Mapping[str, Sequence[int]] | None = None
-) -> SymbolBlock:
-    """Read an ONNX file as a Gluon block.
+) -> HybridBlock:
+    """Import an ONNX file as a Gluon block.
+
+    The block is a ``SymbolBlock`` if one graph computes all shapes that the file permits. Otherwise it imports the
+    graph again for each shape that it is called with, and its parameters exist after the first call.
 
     Args:
         model_file: the file.
-        ctx: the device, or devices, of its parameters (default: the current one).
-        input_shapes: as for :func:`import_model`.
+        ctx: the device or devices of its parameters (default: the current one).
+        input_shapes: as in :func:`import_model`.
 
     Raises:
         ImportError, ONNXError, OSError: as :func:`import_model`.
     """
-    from flowmx.contrib.onnx.graph_import import as_block
+    from flowmx.contrib.onnx.dynamic_block import as_block
 
     return as_block(model_file, ctx, input_shapes)
 
 
 def get_model_metadata(model_file: File) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
-    """The names and shapes of a file's inputs and outputs; a length that may vary is 0.
+    """Return the names and shapes of a file's inputs and outputs. The length of a dynamic axis is 0.
 
     Returns:
-        a dict of ``input_tensor_data`` and ``output_tensor_data``, each a list of (name, shape).
+        a dict with ``input_tensor_data`` and ``output_tensor_data``, lists of (name, shape).
 
     Raises:
         ImportError: the package onnx is not installed.
-        ONNXError: the file is no ONNX model.
-        OSError: it can not be read.
+        ONNXError: the file is not an ONNX model.
+        OSError: it cannot be read.
     """
     from flowmx.contrib.onnx.graph_import import metadata
 

@@ -1,4 +1,4 @@
-"""A symbol as an ONNX graph: every node by its converter, or all the reasons why not."""
+"""Conversion of a symbol to an ONNX graph, node by node."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from flowmx.contrib.onnx.converters import ONNXError, Unsupported, exporters, need_onnx
-from flowmx.contrib.onnx.lengths import Lengths, Shapes, Varying
+from flowmx.contrib.onnx.dynamic_lengths import Lengths, Shapes, Varying
+from flowmx.contrib.onnx.graph_builder import Steps, describe_names, tensor_type
 from flowmx.contrib.onnx.node_export import NodeExport
-from flowmx.contrib.onnx.steps import Steps, described, tensor_type
 from flowmx.graph import infer
 from flowmx.graph.node import Entry, Node, topological
-from flowmx.graph.quantizing.known import Ends, known_ends
+from flowmx.graph.quantizing.known_ranges import Ends, known_ends
 from flowmx.ndarray import NDArray
 from flowmx.ops.registry.operators import DType
 from flowmx.symbol import Symbol
@@ -23,37 +23,37 @@ Params = Mapping[str, NDArray]
 
 
 class GraphExport:
-    """The graph on its way into a file.
+    """The graph during export.
 
     Attributes:
         shapes: the lengths of every entry's axes.
         dtypes: the dtype of every entry.
-        names: the ONNX value that holds an entry.
-        used: the entries that something reads.
+        names: the name of the ONNX value of an entry.
+        used: the entries that are read.
         inputs: the entries of the model's inputs.
-        steps: the nodes written so far.
-        opset: the opset that is written.
+        steps: the converted nodes.
+        opset: the opset of the file.
     """
 
     def __init__(self, symbol: Symbol, params: Params, shapes: Shapes, types: Mapping[Node, DType], opset: int) -> None:
         self._params, self.shapes, self.opset = params, shapes, opset
-        self._outputs = [(each.list_outputs()[0], each._entries[0]) for each in symbol]
-        self._nodes = topological(symbol._entries)
-        known = {node: params[node.name].dtype for node in self._nodes if node.is_variable and node.name in params}
-        self.dtypes = infer.infer_types(self._nodes, {**{n: np.dtype(t) for n, t in known.items()}, **types})
-        self.used = {entry for node in self._nodes for entry in node.inputs} | set(symbol._entries)
+        self._outputs = [(output.list_outputs()[0], output.entries[0]) for output in symbol]
+        self._nodes = topological(symbol.entries)
+        dtypes = {node: params[node.name].dtype for node in self._nodes if node.is_variable and node.name in params}
+        self.dtypes = infer.infer_types(self._nodes, {**{n: np.dtype(t) for n, t in dtypes.items()}, **types})
+        self.used = {entry for node in self._nodes for entry in node.inputs} | set(symbol.entries)
         self.inputs = [Entry(node, 0) for node in types]
         self.names: dict[Entry, str] = {}
         self.steps = Steps()
         self._symbol = symbol
 
     def run(self) -> None:
-        """Write every node.
+        """Convert every node.
 
         Raises:
-            ONNXError: some can not be written; names them all.
+            ONNXError: nodes cannot be converted; the message lists all of them.
         """
-        refused = []
+        problems = []
         for node in self._nodes:
             if node.op is None:
                 self._enter_variable(node)
@@ -62,9 +62,9 @@ class GraphExport:
             try:
                 self._write(node)
             except Unsupported as error:
-                refused.append(f"{node.name!r} ({node.op.name}): {error}")
-        if refused:
-            raise ONNXError("these nodes can not be written as ONNX:\n  " + "\n  ".join(refused))
+                problems.append(f"{node.name!r} ({node.op.name}): {error}")
+        if problems:
+            raise ONNXError("these nodes cannot be exported to ONNX:\n  " + "\n  ".join(problems))
 
     def _enter_variable(self, node: Node) -> None:
         name = self.names[Entry(node, 0)] = self.steps.fresh(node.name)
@@ -75,24 +75,24 @@ class GraphExport:
         assert node.op is not None
         converter = exporters().get(node.op.name)
         if converter is None:
-            raise Unsupported("there is no converter for this operator")
+            raise Unsupported("the operator has no converter")
         site = NodeExport(self, node)
-        made = converter(site)
-        values = [made] if isinstance(made, str) else list(made)
+        result = converter(site)
+        values = [result] if isinstance(result, str) else list(result)
         for index in range(len(values), node.outputs()):
             if Entry(node, index) in self.used:
-                raise Unsupported(f"its output {node.op.outputs()[index]!r} has no counterpart")
-        own = {name for step in site.made for name in step.outputs}
+                raise Unsupported(f"its output {node.op.outputs()[index]!r} cannot be converted")
+        own_names = {name for step in site.steps for name in step.outputs}
         for index, value in enumerate(values):
             self.names[Entry(node, index)] = value
-            if value in own and values.index(value) == index:
+            if value in own_names and values.index(value) == index:
                 name = self.names[Entry(node, index)] = self.steps.fresh(node.output_name(index))
-                for step in site.made:
+                for step in site.steps:
                     step.rename(value, name)
-        self.steps.steps += site.made
+        self.steps.steps += site.steps
 
     def content(self, entry: Entry) -> np.ndarray[Any, Any]:
-        """Compute an entry that depends on parameters alone.
+        """Compute an entry that depends only on parameters.
 
         Raises:
             Unsupported: it depends on an input.
@@ -106,38 +106,38 @@ class GraphExport:
         values = {name: self._params[name] for name in symbol.list_arguments()}
         auxiliary = {name: self._params[name] for name in symbol.list_auxiliary_states()}
         (array,) = symbol.bind(None, values, grad_req="null", aux_states=auxiliary).forward()
-        made: np.ndarray[Any, Any] = array.asnumpy()
-        return made
+        content: np.ndarray[Any, Any] = array.asnumpy()
+        return content
 
     @cached_property
     def _ends(self) -> Ends:
         return known_ends(self._nodes, self.dtypes)
 
     def end(self, entry: Entry) -> np.float32:
-        """The number of an entry that is the end of a range.
+        """Return the value of an entry that is the end of a range.
 
         Raises:
-            Unsupported: it is found at each call.
+            Unsupported: it is measured at each call.
         """
-        known = self._ends.get(entry)
+        end = self._ends.get(entry)
         try:
-            return np.float32(self.content(entry).reshape(-1)[0]) if known is None else known
+            return np.float32(self.content(entry).reshape(-1)[0]) if end is None else end
         except Unsupported:
             raise Unsupported(
-                "its range is found at each call: quantize with calib_mode 'naive' or 'entropy'"
+                "its range is measured at each call: quantize with calib_mode 'naive' or 'entropy'"
             ) from None
 
     # -- the file --------------------------------------------------------------------------------------
 
     def model(self, name: str, inputs: Mapping[Entry, Sequence[str | None]]) -> Any:
-        """The model, checked.
+        """Create and check the model.
 
         Args:
-            name: of the graph.
-            inputs: names for the lengths that vary, by input and axis.
+            name: the name of the graph.
+            inputs: the names of dynamic axes, by input and axis.
 
         Raises:
-            ONNXError: it is too large for one file, or not valid.
+            ONNXError: it is too large for one file, or invalid.
         """
         onnx = need_onnx()
         results = self._results()
@@ -147,8 +147,8 @@ class GraphExport:
             raise ONNXError(f"the parameters take {size} bytes, expected less than 2 GiB, the limit of an ONNX file")
         graph = onnx.helper.make_graph(
             self.steps.nodes(), name,
-            [self._described(self.names[entry], entry, names) for entry, names in inputs.items()],
-            [self._described(value, entry, ()) for value, (_, entry) in zip(results, self._outputs, strict=True)],
+            [self._value_info(self.names[entry], entry, names) for entry, names in inputs.items()],
+            [self._value_info(value, entry, ()) for value, (_, entry) in zip(results, self._outputs, strict=True)],
             self.steps.initializers(),
         )  # fmt: skip
         opsets = [onnx.helper.make_opsetid("", self.opset)]
@@ -158,18 +158,18 @@ class GraphExport:
         return model
 
     def _results(self) -> list[str]:
-        """The names of the outputs; what is an input too, or asked for twice, is passed on under one of its own."""
-        found: list[str] = []
+        """Return the names of the outputs. An output that is also an input, or a duplicate, gets an Identity node."""
+        results: list[str] = []
         for name, entry in self._outputs:
             value = self.names[entry]
-            own = any(value in step.outputs for step in self.steps.steps)
-            if not own or value in found:
-                value = self.steps.fresh(name if not own else f"{name}_again")
-                self.steps.steps.append(_pass_on(self.names[entry], value))
-            found.append(value)
-        return found
+            is_computed = any(value in step.outputs for step in self.steps.steps)
+            if not is_computed or value in results:
+                value = self.steps.fresh(name if not is_computed else f"{name}_again")
+                self.steps.steps.append(_identity(self.names[entry], value))
+            results.append(value)
+        return results
 
-    def _described(self, value: str, entry: Entry, names: Sequence[str | None]) -> Any:
+    def _value_info(self, value: str, entry: Entry, names: Sequence[str | None]) -> Any:
         dims = [
             (names[axis] if names else None) if isinstance(length, Varying) else length
             for axis, length in enumerate(self.shapes[entry])
@@ -177,8 +177,8 @@ class GraphExport:
         return need_onnx().helper.make_tensor_value_info(value, tensor_type(self.dtypes[entry]), dims)
 
 
-def _pass_on(value: str, name: str) -> Any:
-    from flowmx.contrib.onnx.steps import Step
+def _identity(value: str, name: str) -> Any:
+    from flowmx.contrib.onnx.graph_builder import Step
 
     return Step("Identity", name, [value], [name], {})
 
@@ -188,30 +188,30 @@ def _check(onnx: Any, model: Any) -> None:
     try:
         onnx.checker.check_model(model, full_check=model.ByteSize() < 1 << 26)
     except errors as error:
-        raise ONNXError(f"ONNX does not accept what would be written: {error}") from None
+        raise ONNXError(f"the exported model is invalid: {error}") from None
 
 
 def unbound(symbol: Symbol, params: Params) -> list[Node]:
-    """The variables that are inputs of the model: no parameters, and not only labels of output layers."""
-    read: dict[Node, bool] = {}
-    for node in topological(symbol._entries):
-        for at, entry in enumerate(node.inputs):
-            label = node.op is not None and node.op.traits.is_loss and at > 0
-            read[entry.node] = read.get(entry.node, False) or not label
-    found = [node for node in topological(symbol._entries) if node.is_variable and node.name not in params]
-    return [node for node in found if read.get(node, True)]
+    """Return the variables that are inputs of the model: neither parameters nor only labels of output layers."""
+    is_input: dict[Node, bool] = {}
+    for node in topological(symbol.entries):
+        for index, entry in enumerate(node.inputs):
+            is_label = node.op is not None and node.op.traits.is_loss and index > 0
+            is_input[entry.node] = is_input.get(entry.node, False) or not is_label
+    variables = [node for node in topological(symbol.entries) if node.is_variable and node.name not in params]
+    return [node for node in variables if is_input.get(node, True)]
 
 
-def matched(nodes: Sequence[Node], shapes: Sequence[Any], what: str) -> dict[Node, Any]:
-    """One of ``shapes`` for each input.
+def match_inputs(nodes: Sequence[Node], shapes: Sequence[Any], what: str) -> dict[Node, Any]:
+    """Return a dict from each input to its element of ``shapes``.
 
     Raises:
-        ValueError: there are more or fewer.
+        ValueError: the lengths differ.
     """
     if len(shapes) != len(nodes):
-        names = described([node.name for node in nodes])
+        names = describe_names([node.name for node in nodes])
         raise ValueError(f"{what} has {len(shapes)} entries, expected one for each of the inputs: {names or 'none'}")
     return dict(zip(nodes, shapes, strict=True))
 
 
-__all__ = ["GraphExport", "Lengths", "matched", "unbound"]
+__all__ = ["GraphExport", "Lengths", "match_inputs", "unbound"]

@@ -1,27 +1,27 @@
-"""An ONNX graph as a symbol: what follows from constants and shapes is computed, everything else is converted."""
+"""Conversion of an ONNX graph to a symbol. Values that depend only on constants and shapes are computed."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
 from flowmx.contrib.onnx.converters import ONNXError, Unsupported, importers, need_onnx
+from flowmx.contrib.onnx.dynamic_lengths import Lengths, Varying, combine, trial
 from flowmx.contrib.onnx.import_constants import Array, Known, Numbers, Values, fold
-from flowmx.contrib.onnx.lengths import Lengths, Varying, joined, trial
 from flowmx.contrib.onnx.names import Names
 from flowmx.contrib.onnx.node_import import NodeImport
 from flowmx.errors import MXNetError, ShapeError
-from flowmx.gluon import SymbolBlock
 from flowmx.graph import infer
 from flowmx.graph.node import Entry, Node
 from flowmx.ndarray import NDArray
 from flowmx.ops.registry.dtypes import DType, as_dtype
+from flowmx.serialization.atomic import read_from
 from flowmx.symbol import Symbol
 from flowmx.symbol.functions import op
 
@@ -30,50 +30,64 @@ File = str | os.PathLike[str]
 
 
 class GraphImport:
-    """The graph of a file on its way into a symbol.
+    """The graph of a file during import.
 
     Attributes:
-        values: the symbol or constant of each value converted so far.
-        opset: the file's opset.
-        inputs: the names of the model's inputs.
+        values: the symbol or constant of each converted value.
+        opset: the opset of the file.
+        inputs, outputs: the inputs and outputs of the model.
     """
 
     def __init__(self, model: Any, input_shapes: Mapping[str, Sequence[int]]) -> None:
         self._graph = model.graph
-        versions = [each.version for each in model.opset_import if each.domain in ("", "ai.onnx")]
+        versions = [opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")]
         self.opset = max(versions, default=1)
         self.values: dict[str, Symbol | Known | Values] = {"": Known.constant(np.zeros(0), "")}
         self._params: dict[str, Array] = {}
-        self.fresh = Names().fresh
+        self._names = Names()
         self._variables: dict[str, Symbol] = {}
         self._shapes: dict[Entry, Lengths] = {}
         self._dtypes: dict[Entry, DType] = {}
-        to_array = need_onnx().numpy_helper.to_array
-        for each in self._graph.initializer:
-            self.values[each.name] = Known.constant(to_array(each), each.name)
-        self.inputs = [each for each in self._graph.input if each.name not in self.values]
-        for each in self.inputs:
-            dtype = np.dtype(need_onnx().helper.tensor_dtype_to_np_dtype(each.type.tensor_type.elem_type))
-            self.values[each.name] = self._variable(each.name, _lengths(each, input_shapes.get(each.name)), dtype)
+        self.values.update(self.tensors())
+        self.inputs = [value for value in self._graph.input if value.name not in self.values]
+        self.outputs = list(self._graph.output)
+        for value in self.inputs:
+            dims = _lengths(value, input_shapes.get(value.name))
+            self.values[value.name] = self._variable(value.name, dims, declared_dtype(value))
+
+    def tensors(self) -> Mapping[str, Known]:
+        """Return the constants of the model, by name."""
+        return {tensor.name: Known.of_tensor(tensor) for tensor in self._graph.initializer}
+
+    def fresh(self, name: str) -> str:
+        """Return a name that is not taken: the given one, with a number appended if necessary."""
+        return self._names.fresh(name)
 
     # -- values ----------------------------------------------------------------------------------------
 
-    def _variable(self, wanted: str, dims: Lengths, dtype: Any) -> Symbol:
-        variable = sym.Variable(self.fresh(wanted))
-        entry = variable._entries[0]
+    def _variable(self, name: str, dims: Lengths, dtype: Any) -> Symbol:
+        variable = sym.Variable(self.fresh(name))
+        entry = variable.entries[0]
         self._shapes[entry], self._dtypes[entry] = dims, as_dtype(dtype)
         return variable
 
-    def parameter(self, wanted: str, array: Array) -> Symbol:
-        """A variable with content of its own."""
+    def parameter(self, name: str, array: Array, source: str = "") -> Symbol:
+        """Create a parameter.
+
+        Args:
+            name: its name, to which a number is appended if it is taken.
+            array: its content.
+            source: the constants of the file that determine the content; "" if it also depends on shapes.
+        """
+        del source
         array = array.astype(np.float32) if array.dtype == bool else array
-        variable = self._variable(wanted, array.shape, array.dtype)
+        variable = self._variable(name, array.shape, array.dtype)
         assert variable.name is not None
         self._params[variable.name] = array
         return variable
 
     def symbol(self, name: str) -> Symbol:
-        """A value as a symbol; a constant becomes a parameter, the same one each time."""
+        """Return a value as a symbol. A constant becomes a parameter, which is shared by all uses."""
         value = self.values[name]
         if isinstance(value, Symbol):
             return value
@@ -82,85 +96,89 @@ class GraphImport:
         return self.constant(value)
 
     def constant(self, value: Known) -> Symbol:
-        """A known value as a symbol; what does not vary becomes a parameter, the same one each time."""
+        """Return a known value as a symbol. A fixed value becomes a parameter, which is shared by all uses."""
         if not value.fixed:
             if value.make is None:
-                raise Unsupported(f"{value.name!r} varies with the inputs' shapes: give input_shapes")
+                raise Unsupported(f"{value.name!r} varies with the inputs' shapes: set input_shapes")
             return value.make()
         if value.name not in self._variables:
             numbers = value.numbers
             self._variables[value.name] = (
-                self.parameter(value.name, value.trials[0]) if numbers is None else self.of_numbers(value.name, numbers)
+                self.parameter(value.name, value.trials[0], value.source)
+                if numbers is None
+                else self.quantized_parameter(value.name, numbers, value.source)
             )
         return self._variables[value.name]
 
-    def of_numbers(self, wanted: str, numbers: Numbers) -> Symbol:
-        """Parameters in whole numbers as real ones."""
+    def quantized_parameter(self, name: str, numbers: Numbers, source: str) -> Symbol:
+        """Create quantized parameters and the node that dequantizes them."""
         whole, scale = (
-            self.parameter(f"{wanted}_whole", numbers.whole),
-            self.parameter(f"{wanted}_scale", numbers.scale),
+            self.parameter(f"{name}_whole", numbers.whole, source),
+            self.parameter(f"{name}_scale", numbers.scale, source),
         )
-        return op("_dequantize_constant", whole, scale, name=self.fresh(wanted), axis=numbers.axis)
+        return op("_dequantize_constant", whole, scale, name=self.fresh(name), axis=numbers.axis)
 
-    def ruler(self, length: Varying) -> tuple[Symbol, int]:
-        """An input of the model and an axis of it, which has a length that varies.
+    def input_with(self, length: Varying) -> tuple[Symbol, int]:
+        """Return an input of the model with a varying length, and its axis.
 
         Raises:
-            Unsupported: none has.
+            Unsupported: no input has that length.
         """
-        for each in self.inputs:
-            value = self.values[each.name]
-            assert isinstance(value, Symbol)
-            dims = self.dims(value)
+        for value in self.inputs:
+            symbol = self.values[value.name]
+            assert isinstance(symbol, Symbol)
+            dims = self.dims(symbol)
             if length in dims:
-                return value, dims.index(length)
-        raise Unsupported("a length of its result varies, and is none of the inputs': give input_shapes")
+                return symbol, dims.index(length)
+        raise Unsupported("a length of its result varies, and no input has that length: set input_shapes")
 
     def dims(self, symbol: Symbol) -> Lengths:
-        """The lengths of a symbol's axes.
+        """Infer the lengths of a symbol's axes.
 
         Raises:
-            ShapeError: they contradict each other, or do not follow.
+            ShapeError: shapes are inconsistent or unknown.
         """
-        entry = symbol._entries[0]
+        entry = symbol.entries[0]
         for node in self._unknown(entry, self._shapes):
-            given = [self._shapes[each] for each in node.inputs]
-            both = [self._infer_shape(node, [trial(dims, turn) for dims in given]) for turn in (0, 1)]
+            inputs = [self._shapes[value] for value in node.inputs]
+            varies = any(isinstance(length, Varying) for dims in inputs for length in dims)
+            both = [self._infer_shape(node, [trial(dims, turn) for dims in inputs]) for turn in range(1 + varies)]
+            both = both if varies else both * 2
             for index, (first, second) in enumerate(zip(*both, strict=True)):
-                self._shapes[Entry(node, index)] = joined(first, second)
-        found = self._shapes[entry]
-        infer.known_shape(trial(found, 0), f"{symbol.name!r}")
-        return found
+                self._shapes[Entry(node, index)] = combine(first, second)
+        lengths = self._shapes[entry]
+        infer.known_shape(trial(lengths, 0), f"{symbol.name!r}")
+        return lengths
 
     @staticmethod
-    def _infer_shape(node: Node, given: list[Any]) -> list[Any]:
+    def _infer_shape(node: Node, inputs: list[Any]) -> list[Any]:
         assert node.op is not None
-        made = infer.from_inputs(node.op, given)[1]  # a state made of zeros has its batch from where it is used
+        shapes = infer.from_inputs(node.op, inputs)[1]  # zero states get their batch size from their use
         return [
             infer.known_shape(shape, node.output_name(i))
             if shape is None and i < node.visible_outputs()
             else shape or ()
-            for i, shape in enumerate(made)
+            for i, shape in enumerate(shapes)
         ]
 
     def dtype(self, symbol: Symbol) -> DType:
-        """The dtype of a symbol."""
-        entry = symbol._entries[0]
+        """Infer the dtype of a symbol."""
+        entry = symbol.entries[0]
         for node in self._unknown(entry, self._dtypes):
             assert node.op is not None
-            made = node.op.infer_type([self._dtypes[each] for each in node.inputs])[1]
-            self._dtypes.update({Entry(node, i): each or np.dtype("float32") for i, each in enumerate(made)})
+            dtypes = node.op.infer_type([self._dtypes[value] for value in node.inputs])[1]
+            self._dtypes.update({Entry(node, i): dtype or np.dtype("float32") for i, dtype in enumerate(dtypes)})
         return self._dtypes[entry]
 
     @staticmethod
-    def _unknown(entry: Entry, known: Mapping[Entry, Any]) -> list[Node]:
-        """The nodes on the way to an entry of which nothing is known yet, in order."""
+    def _unknown(entry: Entry, inferred: Mapping[Entry, Any]) -> list[Node]:
+        """Return the nodes that an entry depends on and that are not yet inferred, in order."""
         order: dict[Node, None] = {}
-        stack = [] if entry in known else [(entry.node, iter(entry.node.inputs))]
+        stack = [] if entry in inferred else [(entry.node, iter(entry.node.inputs))]
         while stack:
-            node, left = stack[-1]
-            for source in left:
-                if source not in known and source.node not in order:
+            node, sources = stack[-1]
+            for source in sources:
+                if source not in inferred and source.node not in order:
                     stack.append((source.node, iter(source.node.inputs)))
                     break
             else:
@@ -174,116 +192,183 @@ class GraphImport:
         """Convert every node.
 
         Raises:
-            ONNXError: some can not be converted; names them all, those of unknown operators before any is tried.
+            ONNXError: nodes cannot be converted. Unknown operators are listed first, before any conversion.
         """
-        refused = list(self._unknown_nodes(self._graph))
-        if not refused:
-            for node in self._graph.node:
-                try:
-                    self._convert(node)
-                except MXNetError as error:
-                    refused.append(f"{_title(node)}: {error}")
-                except Unsupported as error:
-                    refused.append(f"{_title(node)}: {error}")
-                if refused:  # what follows would be refused for the same reason
-                    break
-        if refused:
-            raise ONNXError("these nodes of the file can not be read:\n  " + "\n  ".join(refused))
+        self.check_operators()
+        for node in self._graph.node:
+            try:
+                self.convert(node)
+            except (MXNetError, Unsupported) as error:  # later nodes would fail for the same reason
+                raise cannot_import([f"{title(node)}: {error}"]) from None
 
-    def inline(self, graph: Any) -> list[Symbol | Known | Values]:
-        """Convert the nodes of a graph inside this one; returns its outputs.
+    def check_operators(self) -> None:
+        """Check that every operator has a converter.
 
         Raises:
-            Unsupported: a node can not be converted.
+            ONNXError: some have none; the message lists their nodes.
         """
-        if refused := list(self._unknown_nodes(graph)):
-            raise Unsupported("of its branch " + ", ".join(refused))
-        to_array = need_onnx().numpy_helper.to_array
-        self.values.update({each.name: Known.constant(to_array(each), each.name) for each in graph.initializer})
+        if problems := list(self._unknown_nodes(self._graph)):
+            raise cannot_import(problems)
+
+    def inline(self, graph: Any) -> list[Symbol | Known | Values]:
+        """Convert the nodes of a subgraph and return its outputs.
+
+        Raises:
+            Unsupported: a node cannot be converted.
+        """
+        self.enter(graph)
         for node in graph.node:
-            self._convert(node)
-        return [self.values[each.name] for each in graph.output]
+            self.convert(node)
+        return [self.values[output.name] for output in graph.output]
+
+    def enter(self, graph: Any) -> None:
+        """Add the constants of a subgraph to the values.
+
+        Raises:
+            Unsupported: an operator of the subgraph has no converter.
+        """
+        if problems := list(self._unknown_nodes(graph)):
+            raise Unsupported("in its branch: " + ", ".join(problems))
+        to_array = need_onnx().numpy_helper.to_array  # another branch may have a constant of the same name
+        self.values.update({tensor.name: Known.constant(to_array(tensor), tensor.name) for tensor in graph.initializer})
+
+    def select(self, condition: Symbol, first: Any, second: Any) -> list[Symbol]:
+        """Compute one of two subgraphs, the first if a condition is true.
+
+        Raises:
+            Unsupported: a node cannot be converted, or the outputs have different shapes or dtypes.
+        """
+        sides: list[list[Symbol]] = []
+        result: list[Symbol] = sym.contrib.cond(
+            condition, partial(self._branch, first, sides), partial(self._branch, second, sides)
+        )
+        for one, other in zip(*sides, strict=True):
+            kinds = [(self.dims(symbol), self.dtype(symbol)) for symbol in (one, other)]
+            if kinds[0] != kinds[1]:
+                raise Unsupported(f"its branches compute arrays of {kinds[0]} and {kinds[1]}")
+        return result
+
+    def _branch(self, graph: Any, sides: list[list[Symbol]]) -> list[Symbol]:
+        """Convert a subgraph whose names stay local, and append its outputs to ``sides``."""
+        values, variables = self.values.copy(), self._variables.copy()
+        try:
+            self.inline(graph)
+            sides.append([self.symbol(output.name) for output in graph.output])
+        finally:
+            variables |= {name: variable for name, variable in self._variables.items() if name in values}
+            self.values, self._variables = values, variables
+        return sides[-1]
 
     @staticmethod
     def _unknown_nodes(graph: Any) -> Iterator[str]:
         table = importers()
         for node in graph.node:
             if node.domain not in ("", "ai.onnx") or node.op_type not in table:
-                yield f"{_title(node)}: there is no converter for this operator"
+                yield f"{title(node)}: the operator has no converter"
 
-    def _convert(self, node: Any) -> None:
+    def convert(self, node: Any) -> None:
+        """Convert a node.
+
+        Raises:
+            Unsupported, MXNetError: it cannot be converted.
+        """
         inputs = [self.values[name] for name in node.input]
-        if all(isinstance(each, Known) for each in inputs):
-            known = [each if name else None for name, each in zip(node.input, inputs, strict=True)]
-            if node.op_type == "DequantizeLinear" and (numbers := _numbers(node, known)):  # type: ignore[arg-type]
-                self.values[node.output[0]] = Known.of_numbers(numbers, node.output[0])
+        constant_inputs = [value for value in inputs if isinstance(value, Known)]
+        if len(constant_inputs) == len(inputs):
+            constants = [value if name else None for name, value in zip(node.input, constant_inputs, strict=True)]
+            if node.op_type == "DequantizeLinear" and (numbers := _numbers(node, constants)):
+                result = Known.of_numbers(numbers, node.output[0])
+                result.is_from_file = all(value.is_from_file for value in constant_inputs)
+                self.values[node.output[0]] = result
                 return
-            made = fold(node, known, self.opset, lambda at: self._made(node)[at])  # type: ignore[arg-type]
-            if made is not None:
-                self.values.update(zip(node.output, made, strict=False))
+            results = self.fold(node, constants)
+            if results is not None:
+                self.values.update(zip(node.output, results, strict=False))
                 return
-        self.values.update(zip(node.output, self._made(node), strict=False))
+        results = self._run_converter(node)  # a branch replaces the values, and restores them
+        self.values.update(zip(node.output, results, strict=False))
 
-    def _made(self, node: Any) -> Any:
-        """Run the converter of a node; returns one value for each output."""
+    def fold(self, node: Any, inputs: Sequence[Known | None]) -> list[Known] | None:
+        """Evaluate a node on known inputs; return None if that is not possible."""
+        return fold(node, inputs, self.opset, lambda at: self._run_converter(node)[at])
+
+    def _run_converter(self, node: Any) -> Any:
+        """Run the converter of a node and return one value for each output."""
         result = importers()[node.op_type](NodeImport(self, node, self._base(node)))
         if isinstance(result, Known):
             return [result]
         if len(result) < sum(1 for name in node.output if name):
-            raise Unsupported(f"its output {node.output[len(result)]!r} has no counterpart")
+            raise Unsupported(f"its output {node.output[len(result)]!r} cannot be converted")
         return list(result)
 
     def _base(self, node: Any) -> str:
         name: str = node.name or node.output[0].removesuffix("_output")
         return name.replace("/", "_").strip("_") or node.op_type.lower()
 
-    def result(self) -> tuple[Symbol, Params, Params]:
-        """The symbol and its parameters."""
+    def compose(self, names: Sequence[str]) -> tuple[Symbol, dict[str, Array]]:
+        """Return values as one symbol, and the parameters that it reads.
+
+        Raises:
+            ONNXError: a value cannot be converted.
+        """
         outputs = []
-        for each in self._graph.output:
+        for name in names:
             try:
-                outputs.append(self.symbol(each.name))
+                outputs.append(self.symbol(name))
             except Unsupported as error:
-                raise ONNXError(f"the file's output {each.name!r} can not be read: {error}") from None
+                raise ONNXError(f"the file's output {name!r} cannot be imported: {error}") from None
         symbol = sym.Group(outputs) if len(outputs) > 1 else outputs[0]
-        auxiliary = set(symbol.list_auxiliary_states())
-        parts: tuple[Params, Params] = {}, {}
-        for name in symbol.list_inputs():
-            if name in self._params:
-                array = self._params[name]
-                parts[name in auxiliary][name] = nd.array(array, dtype=array.dtype)
-        return symbol, *parts
+        return symbol, {name: self._params[name] for name in symbol.list_inputs() if name in self._params}
 
 
-def _numbers(node: Any, given: Sequence[Known | None]) -> Numbers | None:
-    """The whole numbers that a conversion of constants makes real; None where one varies."""
-    known = [None if each is None else each.trials[0] for each in given]
-    if not all(each is None or each.fixed for each in given) or known[0] is None or known[1] is None:
+def _numbers(node: Any, inputs: Sequence[Known | None]) -> Numbers | None:
+    """Return the quantized constant of a DequantizeLinear node, or None if an input varies."""
+    arrays = [None if value is None else value.trials[0] for value in inputs]
+    if not all(value is None or value.fixed for value in inputs) or arrays[0] is None or arrays[1] is None:
         return None
-    axis = next((each.i for each in node.attribute if each.name == "axis"), 1)
-    return Numbers.of(known[0], known[1], known[2] if len(known) > 2 else None, axis)
+    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
+    return Numbers.of(arrays[0], arrays[1], arrays[2] if len(arrays) > 2 else None, axis)
 
 
-def _title(node: Any) -> str:
+def cannot_import(problems: Sequence[str]) -> ONNXError:
+    """Return the error for nodes that cannot be converted."""
+    return ONNXError("these nodes of the file cannot be imported:\n  " + "\n  ".join(problems))
+
+
+def title(node: Any) -> str:
+    """Return the name and the operator of a node, for messages."""
     kind = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
     return f"{node.name or ', '.join(node.output)!r} ({kind})"
 
 
-def _lengths(value: Any, given: Sequence[int] | None) -> Lengths:
-    """The lengths of an input, two trials of those that are open: the same for the same name, or the same axis."""
+def declared_dtype(value: Any) -> np.dtype[Any]:
+    """Return the dtype of an input or output."""
+    dtype: np.dtype[Any] = np.dtype(need_onnx().helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
+    return dtype
+
+
+def trial_shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    """Return a shape for each input of a model, with arbitrary lengths where the file leaves them open."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in constants]
+    return {value.name: trial(_lengths(value, None), 0) for value in inputs}
+
+
+def _lengths(value: Any, shape: Sequence[int] | None) -> Lengths:
+    """Return the lengths of an input. Unknown ones vary: equally for the same name, or for the same axis."""
     axes = value.type.tensor_type.shape.dim
-    if given is not None:
-        if len(given) != len(axes):
-            raise ValueError(f"input_shapes: {value.name!r} has {tuple(given)}, expected {len(axes)} axes")
-        return tuple(int(n) for n in given)
+    if shape is not None:
+        if len(shape) != len(axes):
+            raise ValueError(f"input_shapes: {value.name!r} has {tuple(shape)}, expected {len(axes)} axes")
+        return tuple(int(n) for n in shape)
     return tuple(
-        dim.dim_value if dim.HasField("dim_value") else _open(axis, len(axes), dim.dim_param)
+        dim.dim_value if dim.HasField("dim_value") else _trial_lengths(axis, len(axes), dim.dim_param)
         for axis, dim in enumerate(axes)
     )
 
 
-def _open(axis: int, rank: int, name: str) -> Varying:
-    # Images are tried with lengths that the usual networks take; different names with different lengths.
+def _trial_lengths(axis: int, rank: int, name: str) -> Varying:
+    # Sizes of images are those that common networks accept. Different names have different lengths.
     start = 224 if rank > 3 and axis > 1 else 6 + 2 * axis
     offset = sum(name.encode()) % 31 * 2
     return Varying(start + offset, 2 * (start + offset) + 4)
@@ -293,35 +378,38 @@ def _open(axis: int, rank: int, name: str) -> Varying:
 
 
 def load(path: File) -> Any:
-    """The model in a file.
+    """Load and check a model.
 
     Raises:
-        OSError: it can not be read.
-        ONNXError: it is no ONNX model.
+        OSError: the file cannot be read.
+        ONNXError: it is not an ONNX model.
     """
     onnx = need_onnx()
-    Path(path).open("rb").close()  # the same errors as for any other file
-    try:
-        model = onnx.load_model(os.fspath(path))
+
+    def parse(file: BinaryIO) -> Any:
+        model = onnx.load_model(file)
         onnx.checker.check_model(model)
+        return model
+
+    try:
+        return read_from(path, parse)
     except OSError:
         raise
-    except Exception as error:  # protobuf's and the checker's own kinds
-        raise ONNXError(f"{os.fspath(path)} is no valid ONNX model: {error}") from None
-    return model
+    except Exception as error:  # protobuf and the checker have several exception classes
+        raise ONNXError(f"{os.fspath(path)} is not a valid ONNX model: {error}") from None
 
 
 def read_model(
     path: File, input_shapes: Mapping[str, Sequence[int]] | None = None
 ) -> tuple[Symbol, Params, Params, list[str]]:
-    """The symbol, the parameters, the auxiliary states and the names of the inputs of a file.
+    """Import a file. Return the symbol, the parameters, the auxiliary states and the names of the inputs.
 
     Raises:
-        ONNXError: nodes can not be converted.
+        ONNXError: nodes cannot be converted.
         ValueError: ``input_shapes`` does not fit the inputs.
     """
     graph = GraphImport(load(path), input_shapes or {})
-    names = [each.name for each in graph.inputs]
+    names = [value.name for value in graph.inputs]
     unknown = [name for name in input_shapes or {} if name not in names]
     if unknown:
         raise ValueError(f"input_shapes: there is no input {unknown[0]!r}, expected one of {names}")
@@ -329,27 +417,21 @@ def read_model(
         graph.run()
     except ShapeError as error:
         raise ONNXError(f"the shapes of {os.fspath(path)} do not fit: {error}") from None
-    return *graph.result(), names
-
-
-def as_block(path: File, ctx: Any, input_shapes: Mapping[str, Sequence[int]] | None = None) -> SymbolBlock:
-    """A file as a Gluon block with its parameters on ``ctx``."""
-    symbol, arguments, auxiliary, names = read_model(path, input_shapes)
-    block = SymbolBlock(symbol, [sym.var(name) for name in names])
-    for name, parameter in block.collect_params().items():
-        array = {**arguments, **auxiliary}[name]
-        parameter.cast(array.dtype)
-        parameter._load_init(array, ctx)
-    return block
+    symbol, arrays = graph.compose([output.name for output in graph.outputs])
+    auxiliary = set(symbol.list_auxiliary_states())
+    parts: tuple[Params, Params] = {}, {}
+    for name, array in arrays.items():
+        parts[name in auxiliary][name] = nd.array(array, dtype=array.dtype)
+    return symbol, *parts, names
 
 
 def metadata(path: File) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
-    """Names and shapes of a file's inputs and outputs."""
+    """Return the names and shapes of a file's inputs and outputs."""
     graph = load(path).graph
-    constants = {each.name for each in graph.initializer}
+    constants = {tensor.name for tensor in graph.initializer}
 
-    def described(values: Any) -> list[tuple[str, tuple[int, ...]]]:
-        shapes = {each.name: tuple(dim.dim_value for dim in each.type.tensor_type.shape.dim) for each in values}
+    def describe(values: Any) -> list[tuple[str, tuple[int, ...]]]:
+        shapes = {value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim) for value in values}
         return [(name, shape) for name, shape in shapes.items() if name not in constants]
 
-    return {"input_tensor_data": described(graph.input), "output_tensor_data": described(graph.output)}
+    return {"input_tensor_data": describe(graph.input), "output_tensor_data": describe(graph.output)}

@@ -1,18 +1,20 @@
-"""Values that are known while a file is read: constants, and what is computed from shapes.
+"""Values that are known during import: constants, and values computed from shapes.
 
-A length that varies has one value in each of two trials, and so has all that follows from it (``lengths.py``). ONNX's
-own reference implementation computes them.
+A varying length has one value in each of two trials, and so do values computed from it (``dynamic_lengths.py``). ONNX's
+reference implementation computes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from flowmx.contrib.onnx.constant_folding import evaluate
 from flowmx.contrib.onnx.converters import need_onnx
-from flowmx.contrib.onnx.lengths import Lengths, trial
+from flowmx.contrib.onnx.dynamic_lengths import Lengths, trial
 from flowmx.symbol import Symbol
 
 Array = np.ndarray[Any, Any]
@@ -20,12 +22,12 @@ RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLik
 
 
 class Numbers(NamedTuple):
-    """Whole numbers that a constant is made of.
+    """A quantized constant: integers and their scale.
 
     Attributes:
-        whole: int8 or int32, counted from 0.
-        scale: the real numbers of a step, float32: one, or one for each place on an axis.
-        axis: which that is.
+        whole: the integers, int8 or int32, with zero point 0.
+        scale: the scale, float32: one number, or one for each position on an axis.
+        axis: that axis.
     """
 
     whole: Array
@@ -34,7 +36,7 @@ class Numbers(NamedTuple):
 
     @classmethod
     def of(cls, whole: Array, scale: Array, zero: Array | None, axis: int) -> Numbers | None:
-        """Those of a conversion to real numbers; None where their zero is none that counting from 0 could replace."""
+        """Return the constant of a DequantizeLinear node, or None if its zero point cannot be made 0."""
         if zero is not None and whole.dtype == np.uint8 and (zero == 128).all():
             whole, zero = (whole.astype(np.int16) - 128).astype(np.int8), None
         fits = whole.dtype in (np.int8, np.int32) and scale.dtype == np.float32 and scale.ndim <= 1
@@ -42,20 +44,21 @@ class Numbers(NamedTuple):
             return None
         return cls(whole, scale.reshape(-1), axis if axis >= 0 else axis + whole.ndim)
 
-    def turned(self) -> Numbers:
-        """A matrix with its axes swapped."""
+    def transposed(self) -> Numbers:
+        """Return the transposed matrix."""
         return Numbers(self.whole.T.copy(), self.scale, 1 - self.axis)
 
 
 class Known:
-    """A known array: the same in both trials, or one for each.
+    """A known array, which may differ between the trials.
 
     Attributes:
-        numbers: the whole numbers that it is made of, where it is.
-        trials: the arrays.
+        numbers: its integers and scale, if it is quantized.
+        trials: the arrays of the trials.
         name: its name in the file.
-        make: makes the symbol that computes it, where it varies.
+        make: returns the symbol that computes it, if it varies.
         like: the symbol whose shape it is.
+        is_from_file: whether it depends on constants of the file alone, and not on shapes.
     """
 
     def __init__(
@@ -64,31 +67,44 @@ class Known:
     ) -> None:  # fmt: skip
         self.trials, self.name, self.make, self.like = trials, name, make, like
         self.numbers: Numbers | None = None
+        self.is_from_file = False
 
     @classmethod
     def constant(cls, array: Array, name: str) -> Known:
-        """An array that does not vary."""
+        """Create a constant."""
         return cls((array, array), name)
 
     @classmethod
+    def of_tensor(cls, tensor: Any) -> Known:
+        """Create a constant of the file."""
+        value = cls.constant(need_onnx().numpy_helper.to_array(tensor), tensor.name)
+        value.is_from_file = True
+        return value
+
+    @classmethod
     def of_numbers(cls, numbers: Numbers, name: str) -> Known:
-        """An array that is made of whole numbers."""
+        """Create a quantized constant."""
         column = [1] * numbers.whole.ndim
         if numbers.scale.size > 1:
             column[numbers.axis] = -1
-        made = cls.constant(numbers.whole.astype(np.float32) * numbers.scale.reshape(column), name)
-        made.numbers = numbers
-        return made
+        constant = cls.constant(numbers.whole.astype(np.float32) * numbers.scale.reshape(column), name)
+        constant.numbers = numbers
+        return constant
 
     @classmethod
     def shape(cls, dims: Lengths, name: str, make: Callable[[], Symbol], like: Symbol | None) -> Known:
-        """The lengths of a value's axes, which ``make`` computes where they vary."""
-        first, second = (np.array(trial(dims, turn), np.int64) for turn in (0, 1))
+        """Create the shape of a value, which ``make`` computes if it varies."""
+        first, second = (np.array(trial(dims, index), np.int64) for index in (0, 1))
         return cls((first, second), name, make, like)
 
     @property
+    def source(self) -> str:
+        """The name of a constant that depends on the file alone; "" for other values."""
+        return self.name if self.is_from_file else ""
+
+    @property
     def fixed(self) -> bool:
-        """True where both trials gave the same array."""
+        """Whether the array is the same in both trials."""
         first, second = self.trials
         return first is second or (first.shape == second.shape and bool(np.array_equal(first, second)))
 
@@ -100,7 +116,7 @@ class Values(tuple["Symbol | Known", ...]):
 
 
 def fold(node: Any, inputs: Sequence[Known | None], opset: int, make: Callable[[int], Symbol]) -> list[Known] | None:
-    """Evaluate a node on known inputs; None where the result is not constant, or ONNX's reference fails."""
+    """Evaluate a node on known inputs. Return None if the result is not constant, or ONNX's reference fails."""
     if (
         node.op_type in RANDOM
         or "Sequence" in node.op_type
@@ -111,17 +127,29 @@ def fold(node: Any, inputs: Sequence[Known | None], opset: int, make: Callable[[
         return [inputs[0]]
     if node.op_type == "ConstantOfShape" and (inputs[0] is None or inputs[0].like is not None or not inputs[0].fixed):
         return None
-    evaluator = need_onnx().reference.ReferenceEvaluator
-    turns = (0,) if all(each is None or each.fixed for each in inputs) else (0, 1)
-    made = []
+    turns = (0,) if all(value is None or value.fixed for value in inputs) else (0, 1)
+    results = []
     for turn in turns:
-        feeds = {name: each.trials[turn] for name, each in zip(node.input, inputs, strict=True) if each is not None}
         try:
-            made.append(evaluator(node, opsets={"": opset}).run(None, feeds))
-        except Exception:  # whatever the reference has against it: the node is converted as any other
+            results.append(compute(node, [None if value is None else value.trials[turn] for value in inputs], opset))
+        except Exception:  # the reference can raise any exception; the node is then converted
             return None
-    both = zip(made[0], made[-1], strict=True)
-    return [
-        Known((np.asarray(first), np.asarray(second)), name, lambda at=at: make(at))  # type: ignore[misc]
-        for at, (name, (first, second)) in enumerate(zip(node.output, both, strict=False))
+    both = zip(results[0], results[-1], strict=True)
+    values = [
+        Known((np.asarray(first), np.asarray(second)), name, partial(make, index))
+        for index, (name, (first, second)) in enumerate(zip(node.output, both, strict=False))
     ]
+    is_from_file = all(value is None or value.is_from_file for value in inputs)
+    for value in values:
+        value.is_from_file = is_from_file
+    return values
+
+
+def compute(node: Any, inputs: Sequence[Array | None], opset: int) -> list[Array]:
+    """Compute the outputs of a node; ONNX's reference implementation may raise any exception."""
+    single = evaluate(node, inputs, opset)
+    if single is not None:
+        return [single]
+    feeds = {name: value for name, value in zip(node.input, inputs, strict=True) if value is not None}
+    evaluator = need_onnx().reference.ReferenceEvaluator(node, opsets={"": opset})
+    return [np.asarray(result) for result in evaluator.run(None, feeds)]

@@ -1,19 +1,22 @@
-"""Names in an ONNX graph, or in the symbol made of one."""
+"""Unique names in an ONNX graph or an imported symbol."""
 
 from __future__ import annotations
 
 
 class Names:
-    """The names that are taken."""
+    """The names in use."""
 
     def __init__(self) -> None:
-        self._taken: set[str] = set()
+        self._used: set[str] = set()
 
-    def fresh(self, wanted: str) -> str:
-        """A name that nothing has yet: the one wanted, or with a number behind it."""
-        name, number = wanted, 0
-        while name in self._taken:
+    def __contains__(self, name: str) -> bool:
+        return name in self._used
+
+    def fresh(self, base: str) -> str:
+        """Return an unused name: ``base``, with a number appended if necessary."""
+        name, number = base, 0
+        while name in self._used:
             number += 1
-            name = f"{wanted}_{number}"
-        self._taken.add(name)
+            name = f"{base}_{number}"
+        self._used.add(name)
         return name

@@ -1,4 +1,4 @@
-"""``mx.contrib.svrg_optimization``: gradients of less variance, from a full one every few epochs."""
+"""``mx.contrib.svrg_optimization``: stochastic variance reduced gradients."""
 
 from flowmx.contrib.svrg_optimization import svrg_module
 from flowmx.contrib.svrg_optimization.svrg_module import SVRGModule

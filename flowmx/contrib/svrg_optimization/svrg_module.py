@@ -8,9 +8,9 @@ from typing import Any
 import flowmx.ndarray as nd
 from flowmx.contrib.svrg_optimization.svrg_optimizer import _SVRGOptimizer
 from flowmx.kvstore import KVStoreBase
-from flowmx.kvstore.choice import is_elsewhere
+from flowmx.kvstore.choice import is_distributed
 from flowmx.module import Module
-from flowmx.module.base import OptimizerParams
+from flowmx.module.base_module import OptimizerParams
 from flowmx.ndarray import NDArray
 from flowmx.optimizer import Optimizer
 
@@ -18,18 +18,18 @@ __all__ = ["SVRGModule"]
 
 
 class SVRGModule(Module):
-    """A module whose gradients vary less from batch to batch (R. Johnson and T. Zhang, 2013).
+    """A module with gradients of reduced variance (R. Johnson and T. Zhang, 2013).
 
-    Every few epochs it keeps a copy of the parameters, and the average gradient of all data at that copy. Each update
-    takes the batch's gradient, less the batch's gradient at the copy, plus that average: with ``dist_sync`` over the
-    data of all workers, each of which then updates its own weights.
+    Every few epochs it copies the parameters and computes the average gradient of all data at the copy. An update uses
+    the batch's gradient, minus the batch's gradient at the copy, plus that average. With ``dist_sync`` the average is
+    over the data of all workers, and every worker updates its weights.
 
     Args:
-        symbol: the network; it and the other arguments are as for :class:`mx.mod.Module <flowmx.module.Module>`.
-        update_freq: epochs from one full gradient to the next, at least 1.
+        symbol: the network; it and the other arguments are as in :class:`mx.mod.Module <flowmx.module.Module>`.
+        update_freq: the number of epochs between full gradients, at least 1.
 
     Raises:
-        TypeError: ``update_freq`` is no int.
+        TypeError: ``update_freq`` is not an int.
         ValueError: ``update_freq`` is not positive.
 
     Example:
@@ -71,31 +71,30 @@ class SVRGModule(Module):
             {name: nd.zeros_like(group.on_devices(name)[device]) for name in self._param_names}
             for device in range(len(self._contexts))
         ]
-        if is_elsewhere(store := self._kvstore):
+        if is_distributed(store := self._kvstore):
             for key, value in zip(self._keys(), [*self._totals(), nd.zeros((1,))], strict=True):
                 store.broadcast(key, value, out=[value])
 
-    def _updates_on(self, store: KVStoreBase | None, given: Any) -> bool:
-        if not is_elsewhere(store):
-            return super()._updates_on(store, given)
+    def _updates_on(self, store: KVStoreBase | None, requested: Any) -> bool:
+        if not is_distributed(store):
+            return super()._updates_on(store, requested)
         if not store._is_synchronous:
             raise NotImplementedError(
-                f"SVRGModule: full gradients are sums over all workers, which {store.type!r} does not make: use "
+                f"SVRGModule: full gradients are sums over all workers, which {store.type!r} does not compute: use "
                 "'dist_sync'"
             )
         sparse = [name for name in self._param_names if self._arg_params[name].stype != "default"]
         if sparse:
             raise NotImplementedError(
-                f"SVRGModule: full gradients are not summed over machines for row_sparse parameters, as are "
-                f"{', '.join(sparse)}"
+                f"SVRGModule: full gradients are not summed over workers for row_sparse parameters: {', '.join(sparse)}"
             )
-        return False  # where servers update, they would take a sum of full gradients for one of gradients
+        return False  # servers would use a sum of full gradients as a gradient
 
     @property
     def _optimizer(self) -> Optimizer | None:
-        """The optimizer, as MXNet's stores keep it for weights and full gradients at once."""
-        found = super()._optimizer
-        return None if found is None else _SVRGOptimizer(found, param_idx2name=found.idx2name)
+        """The optimizer for weights and full gradients, as in MXNet's stores."""
+        optimizer = super()._optimizer
+        return None if optimizer is None else _SVRGOptimizer(optimizer, param_idx2name=optimizer.idx2name)
 
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
         super().forward(data_batch, is_train)
@@ -107,18 +106,18 @@ class SVRGModule(Module):
         self._mod_aux.backward(out_grads)
 
     def update(self) -> None:
-        """Enqueue the update of every parameter by its gradient of reduced variance."""
+        """Enqueue the update of every parameter with its variance-reduced gradient."""
         self._update_svrg_gradients()
         super().update()
 
     def update_full_grads(self, train_data: Any) -> None:
-        """Keep the parameters of now, and the average gradient of all data at them.
+        """Copy the current parameters, and compute the average gradient of all data at them.
 
         Args:
             train_data: an iterator over the data; it is reset before and afterwards.
 
         Raises:
-            ValueError: it gives no batch.
+            ValueError: it has no batch.
         """
         self._mod_aux.set_params(*self.get_params())
         train_data.reset()
@@ -128,17 +127,17 @@ class SVRGModule(Module):
             self._mod_aux.backward()
             for sums, gradients in zip(self._param_dict, self._gradients(self._mod_aux), strict=True):
                 for name, gradient in gradients.items():
-                    sums[name] += gradient  # on top of the last average, which MXNet does not take away
+                    sums[name] += gradient  # MXNet also adds to the previous average
             number, pad = number + 1, batch.pad or 0
         if not number:
-            raise ValueError("update_full_grads: train_data gave no batch: is it empty?")
+            raise ValueError("update_full_grads: train_data returned no batch: is it empty?")
         train_data.reset()
         self._average(number - pad / train_data.batch_size)
 
     def _average(self, number: float) -> None:
-        """Give every device the sums' mean over all batches, as its part of what is then summed over devices."""
+        """Set every device's sums to the mean over all batches, divided by the number of devices."""
         totals, count = self._totals(), nd.full((1,), number, ctx=self._contexts[0])
-        if is_elsewhere(store := self._kvstore):
+        if is_distributed(store := self._kvstore):
             *totals, count = self._summed_by_workers(store, [*totals, count])
         for name, total in zip(self._param_names, totals, strict=True):
             batches = count.astype(total.dtype).reshape((1,) * total.ndim) * len(self._param_dict)
@@ -146,39 +145,43 @@ class SVRGModule(Module):
                 sums[name][:] = total / batches
 
     def _totals(self) -> list[NDArray]:
-        """The sums of all devices."""
-        where = self._contexts[0]
-        return [nd.add_n(*(each[name].as_in_context(where) for each in self._param_dict)) for name in self._param_names]
+        """Return the sums over all devices."""
+        context = self._contexts[0]
+        return [
+            nd.add_n(*(sums[name].as_in_context(context) for sums in self._param_dict)) for name in self._param_names
+        ]
 
     def _keys(self) -> list[str]:
-        """The keys that a store has for sums, and for the number of batches in them."""
+        """Return a store's keys for the sums and for the number of batches."""
         return [*(f"{name}_full" for name in self._param_names), "svrg_batches"]
 
     def _summed_by_workers(self, store: KVStoreBase, values: Sequence[NDArray]) -> list[NDArray]:
-        outs = [nd.empty(each.shape, each.context, each.dtype) for each in values]
-        store._exchange(self._keys(), [[each] for each in values], [[each] for each in outs])
+        outs = [nd.empty(value.shape, value.context, value.dtype) for value in values]
+        store._exchange(self._keys(), [[value] for value in values], [[out] for out in outs])
         return outs
 
     def _update_svrg_gradients(self) -> None:
         devices = zip(self._gradients(self), self._gradients(self._mod_aux), self._param_dict, strict=True)
-        for here, kept, full in devices:
-            self._svrg_grads_update_rule(list(here.values()), [kept[n] for n in here], [full[n] for n in here])
+        for current, snapshot, full in devices:
+            self._svrg_grads_update_rule(
+                list(current.values()), [snapshot[n] for n in current], [full[n] for n in current]
+            )
 
     @staticmethod
-    def _svrg_grads_update_rule(here: list[NDArray], kept: list[NDArray], full: list[NDArray]) -> list[NDArray]:
-        """Change gradients in place: less those of the kept parameters, plus the averages of all data."""
-        for gradient, at_kept, average in zip(here, kept, full, strict=True):
-            gradient -= at_kept
+    def _svrg_grads_update_rule(current: list[NDArray], snapshot: list[NDArray], full: list[NDArray]) -> list[NDArray]:
+        """Change gradients in place: subtract those at the parameter copy, and add the averages of all data."""
+        for gradient, at_snapshot, average in zip(current, snapshot, full, strict=True):
+            gradient -= at_snapshot
             gradient += average
-        return here
+        return current
 
     @staticmethod
     def _gradients(module: Module) -> list[dict[str, NDArray]]:
-        """A module's gradients by name, for each device; parameters that are fixed have none."""
+        """Return a module's gradients by name, for each device, without fixed parameters."""
         group = module._executors("update")
         return [
-            {name: each.grad_dict[name] for name in module._param_names if each.grad_dict[name] is not None}
-            for each in group.execs
+            {name: exec.grad_dict[name] for name in module._param_names if exec.grad_dict[name] is not None}
+            for exec in group.execs
         ]
 
     async def _begin_epoch(self, epoch: int, train_data: Any) -> None:

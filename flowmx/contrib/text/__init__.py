@@ -1,4 +1,4 @@
-"""Text (``mx.contrib.text``): vocabularies, and vectors for their tokens."""
+"""Text (``mx.contrib.text``): vocabularies and embeddings of their tokens."""
 
 from __future__ import annotations
 

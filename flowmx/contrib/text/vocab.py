@@ -13,18 +13,18 @@ UNKNOWN = 0
 
 
 class Vocabulary:
-    """Numbers for tokens: the unknown one, reserved ones, then those of a text, the most frequent first.
+    """The numbers of tokens: the unknown token, reserved tokens, then those of a text, the most frequent first.
 
     Args:
-        counter: the tokens of the text, with how often each occurs.
+        counter: the counts of the tokens of the text.
         most_freq_count: the maximum number of tokens, the most frequent first (default: all).
-        min_freq: the least number of occurrences of a token.
-        unknown_token: stands for every token that has no number of its own.
-        reserved_tokens: tokens that always have a number, such as those for padding.
+        min_freq: the minimum number of occurrences of a token.
+        unknown_token: represents all tokens without a number.
+        reserved_tokens: tokens that always have a number, such as a padding token.
 
     Raises:
-        AssertionError: ``min_freq`` is not positive, the reserved tokens are not all different, the unknown one is
-            among them, or ``counter`` is none (what MXNet raises).
+        AssertionError: ``min_freq`` is not positive, the reserved tokens have duplicates or contain the unknown token,
+            or ``counter`` is not a Counter (as in MXNet).
 
     Example:
         >>> vocab = mx.contrib.text.vocab.Vocabulary(collections.Counter("a b b".split()))
@@ -66,7 +66,7 @@ class Vocabulary:
 
     @property
     def unknown_token(self) -> Any:
-        """The token that stands for unknown ones."""
+        """The token that represents unknown tokens."""
         return self._unknown_token
 
     @property
@@ -75,27 +75,27 @@ class Vocabulary:
         return self._reserved_tokens
 
     def to_indices(self, tokens: Any) -> Any:
-        """The number of a token, or those of a list of tokens."""
+        """Return the number of a token, or the numbers of a list of tokens."""
         if not isinstance(tokens, list):
             return self._token_to_idx.get(tokens, UNKNOWN)
         return [self._token_to_idx.get(token, UNKNOWN) for token in tokens]
 
     def to_tokens(self, indices: Any) -> Any:
-        """The token of a number, or those of a list of numbers.
+        """Return the token of a number, or the tokens of a list of numbers.
 
         Raises:
-            ValueError: a number belongs to no token.
+            ValueError: an unknown number.
         """
-        given = indices if isinstance(indices, list) else [indices]
-        for number in given:
+        numbers = indices if isinstance(indices, list) else [indices]
+        for number in numbers:
             if not isinstance(number, int) or number >= len(self):
-                raise ValueError(f"to_tokens: {number!r} is no token's number, expected one below {len(self)}")
-        found = [self._idx_to_token[number] for number in given]
-        return found if isinstance(indices, list) else found[0]
+                raise ValueError(f"to_tokens: no token has the number {number!r}, expected one below {len(self)}")
+        tokens = [self._idx_to_token[number] for number in numbers]
+        return tokens if isinstance(indices, list) else tokens[0]
 
 
-def _frequent(counter: Counter[Any], most: int | None, least: int, known: set[Any]) -> list[Any]:
-    """The tokens to number: the most frequent first, those that are as frequent in their own order."""
-    ordered = sorted(sorted(counter.items()), key=lambda each: -each[1])
-    chosen = [token for token, count in ordered if count >= least and token not in known]
-    return chosen[:most]
+def _frequent(counter: Counter[Any], limit: int | None, min_freq: int, excluded: set[Any]) -> list[Any]:
+    """Return the tokens by decreasing frequency; equally frequent tokens are sorted."""
+    by_frequency = sorted(sorted(counter.items()), key=lambda item: -item[1])
+    tokens = [token for token, count in by_frequency if count >= min_freq and token not in excluded]
+    return tokens[:limit]

@@ -1,6 +1,6 @@
-"""Augmentation of images of bytes, as MXNet's default augmenter does it for `ImageRecordIter`.
+"""Augmentation of uint8 images, as MXNet's default augmenter does it for `ImageRecordIter`.
 
-`augment` is the augmenter, a function of an image and its random numbers; `geometry` has what it does with pixels'
-places, `color_jitter` what it does with their colours, `normalize` puts the result into a batch, `options` are its
-parameters.
+`augment` is the augmenter, a function of an image and its random numbers; `box_augment` is that of images with boxes.
+`geometry` moves pixels, `box_geometry` computes with boxes, `color_jitter` changes colours, `normalize` writes the
+result into a batch, `options` holds the parameters.
 """

@@ -1,4 +1,4 @@
-"""Copying of an image into a batch: mirrored, normalized, channels first, in one pass over memory."""
+"""Copying of an image into a batch: one pass over memory mirrors, normalizes and moves the channels first."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from flowmx.data.codecs import Image
-from flowmx.ops.kernels.llvm.code import DATA
-from flowmx.ops.kernels.llvm.program import Program
+from flowmx.ops.kernels.llvm.assembly import DATA
+from flowmx.ops.kernels.llvm.background_compilation import Program
 
 _pack = struct.Struct("9q9d").pack
 _LANES = 16
@@ -19,7 +19,7 @@ _LANES = 16
 
 @dataclass(frozen=True)
 class Scaling:
-    """``(value - mean) * factor + shift``, a float32 each for every channel; the mean may be an image (c, h, w)."""
+    """``(value - mean) * factor + shift``, in float32, per channel; the mean may be an image (c, h, w)."""
 
     mean: Any
     factor: Any
@@ -27,41 +27,42 @@ class Scaling:
 
     @cached_property
     def numbers(self) -> list[float]:
-        """All of them, channel by channel."""
+        """Means, factors and shifts, in this order."""
         return [*self.mean.tolist(), *self.factor.tolist(), *self.shift.tolist()]
 
 
-def into(out: Any, image: Image, mirrored: bool, scaling: Scaling | None) -> None:
-    """Put an image into its place in a batch.
+def write_image(out: Any, image: Image, mirrored: bool, scaling: Scaling | None) -> None:
+    """Write an image into a batch.
 
     Args:
-        out: (channels, height, width): floats, or bytes with or without a sign.
-        image: (height, width, channels); may be a part of another.
-        mirrored: left and right exchanged.
-        scaling: the normalization of the values; None leaves them.
+        out: (channels, height, width): floats, int8 or uint8.
+        image: (height, width, channels); may be a view.
+        mirrored: whether to mirror left and right.
+        scaling: the normalization of the values; None copies them unchanged.
     """
-    if scaling is not None and out.dtype == np.float32 and _fused(out, image, mirrored, scaling):
+    if scaling is not None and out.dtype == np.float32 and _write_compiled(out, image, mirrored, scaling):
         return
-    turned = image.transpose(2, 0, 1)
+    channels_first = image.transpose(2, 0, 1)
     if scaling is not None:
         mean = scaling.mean if scaling.mean.ndim == 3 else scaling.mean[:, None, None]
-        if out.dtype == np.int8:  # MXNet takes the mean off and no more
-            turned = np.clip(turned.astype(np.int16) - _rounded(mean), -128, 127)
+        if out.dtype == np.int8:  # MXNet only subtracts the mean
+            channels_first = np.clip(channels_first.astype(np.int16) - _round_half_away(mean), -128, 127)
         else:
-            turned = (turned.astype(np.float32) - mean) * scaling.factor[:, None, None] + scaling.shift[:, None, None]
-    out[...] = turned[:, :, ::-1] if mirrored else turned
+            differences = channels_first.astype(np.float32) - mean
+            channels_first = differences * scaling.factor[:, None, None] + scaling.shift[:, None, None]
+    out[...] = channels_first[:, :, ::-1] if mirrored else channels_first
 
 
-def _rounded(mean: Any) -> Any:
-    """Round to integers, halves away from zero, as C rounds."""
+def _round_half_away(mean: Any) -> Any:
+    """Round to integers, and halves away from zero, as in C."""
     return (np.sign(mean) * np.floor(np.abs(mean) + 0.5)).astype(np.int16)
 
 
-def _fused(out: Any, image: Image, mirrored: bool, scaling: Scaling) -> bool:
-    """The same by a compiled function, where it takes such an image."""
+def _write_compiled(out: Any, image: Image, mirrored: bool, scaling: Scaling) -> bool:
+    """Write an image with the compiled function; return False if the function does not support the image."""
     height, width, channels = image.shape
-    suits = channels == 3 and width >= _LANES and image.strides[1:] == (3, 1) and out.flags.c_contiguous
-    if not suits or scaling.mean.ndim != 1:
+    is_supported = channels == 3 and width >= _LANES and image.strides[1:] == (3, 1) and out.flags.c_contiguous
+    if not is_supported or scaling.mean.ndim != 1:
         return False
     compiled = _program.get()
     if compiled is None:
@@ -75,15 +76,15 @@ def _fused(out: Any, image: Image, mirrored: bool, scaling: Scaling) -> bool:
 
 
 def _text(features: frozenset[str]) -> str:
-    """The function: row by row, 16 pixels at a time; the last 16 of a row may overlap those before."""
+    """Return the function's LLVM IR: row by row, 16 pixels at a time; the last 16 of a row may overlap the others."""
     wide = ' "min-legal-vector-width"="512"' if "avx512f" in features else ""
     lines = [f"define void @kernel(ptr noalias %data) nounwind{wide} {{", "entry:"]
     for at, name in enumerate(("source", "stride", "target", "height", "width", "plane", "mirrored"), 2):
         lines += [f"%p{at} = getelementptr i64, ptr %data, i64 {at}", f"%{name} = load i64, ptr %p{at}"]
-    for name, given in (("from", "source"), ("to", "target")):
-        lines += [f"%{given}_head = inttoptr i64 %{given} to ptr"]
-        lines += [f"%{given}_data = getelementptr i8, ptr %{given}_head, i64 {DATA}"]
-        lines += [f"%{name} = load ptr, ptr %{given}_data"]
+    for name, array in (("from", "source"), ("to", "target")):
+        lines += [f"%{array}_head = inttoptr i64 %{array} to ptr"]
+        lines += [f"%{array}_data = getelementptr i8, ptr %{array}_head, i64 {DATA}"]
+        lines += [f"%{name} = load ptr, ptr %{array}_data"]
     lines += [line for at in range(9) for line in _constant(at)]
     lines += [
         "%flips = icmp ne i64 %mirrored, 0", f"%last = sub i64 %width, {_LANES}", "br label %row",
@@ -109,7 +110,7 @@ def _text(features: frozenset[str]) -> str:
 
 
 def _constant(at: int) -> list[str]:
-    """The lines that spread one of the nine numbers over a vector."""
+    """Return the lines that broadcast one of the nine numbers to a vector."""
     vector = f"<{_LANES} x float>"
     return [
         f"%q{at} = getelementptr i64, ptr %data, i64 {9 + at}",
@@ -121,12 +122,12 @@ def _constant(at: int) -> list[str]:
 
 
 def _channel(channel: int) -> list[str]:
-    """The lines for one channel of 16 pixels."""
+    """Return the lines for one channel of 16 pixels."""
     vector = f"<{_LANES} x float>"
-    picked = ", ".join(f"i32 {channel + 3 * lane}" for lane in range(_LANES))
+    lanes = ", ".join(f"i32 {channel + 3 * lane}" for lane in range(_LANES))
     backwards = ", ".join(f"i32 {_LANES - 1 - lane}" for lane in range(_LANES))
     return [
-        f"%b{channel} = shufflevector <48 x i8> %bytes, <48 x i8> poison, <{_LANES} x i32> <{picked}>",
+        f"%b{channel} = shufflevector <48 x i8> %bytes, <48 x i8> poison, <{_LANES} x i32> <{lanes}>",
         f"%v{channel} = uitofp <{_LANES} x i8> %b{channel} to {vector}",
         f"%c{channel} = fsub {vector} %v{channel}, %n{channel}",
         f"%m{channel} = fmul {vector} %c{channel}, %n{3 + channel}",

@@ -13,28 +13,28 @@ from flowmx.ops.registry.parameters import literal
 from flowmx.suggestions import did_you_mean
 
 _IGNORED = {"verbose", "device_id", "ctx", "data_name", "label_name"}
-"""Arguments that scripts pass and that have no effect here, or are read elsewhere."""
+"""Arguments in MXNet's scripts that have no effect, or that the iterator's constructor reads."""
 _FALSE = {"0", "false", "no"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Base of the groups."""
+    """Base class of the groups of parameters."""
 
     iterator: ClassVar[str] = "ImageRecordIter"
-    """The iterator that takes them, for messages."""
+    """The name of the iterator, for messages."""
 
-    def refused(self, text: str) -> ParameterError:
-        """The error of a value that is not taken."""
+    def error(self, text: str) -> ParameterError:
+        """Return the error for an invalid value."""
         return ParameterError(f"{self.iterator}: {text}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading(Options):
-    """Options of the files that are read, and of the batches."""
+class ReadingOptions(Options):
+    """Options of the input files and of the batches."""
 
     augmenter: ClassVar[str] = "aug_default"
-    least_label_width: ClassVar[int] = 1
+    min_label_width: ClassVar[int] = 1
 
     path_imgrec: str = ""
     path_imgidx: str = ""
@@ -54,6 +54,7 @@ class Reading(Options):
     aug_seq: str = "aug_default"
     shuffle_chunk_size: int = 0
     shuffle_chunk_seed: int = 0
+    damaged_images: str = ""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -62,20 +63,20 @@ class Reading(Options):
 
     def __post_init__(self) -> None:
         if not self.path_imgrec:
-            raise self.refused("path_imgrec is missing: the .rec file to read")
+            raise self.error("path_imgrec is missing: the .rec file to read")
         if len(self.data_shape) != 3 or self.data_shape[0] not in (1, 3, 4) or min(self.data_shape) < 1:
-            raise self.refused(
+            raise self.error(
                 f"data_shape is {self.data_shape}, expected (channels, height, width) with 1, 3 or 4 channels"
             )
-        for name, least in (("batch_size", 1), ("label_width", self.least_label_width), ("preprocess_threads", 1)):
-            if getattr(self, name) < least:
-                raise self.refused(f"{name} is {getattr(self, name)}, expected at least {least}")
+        for name, minimum in (("batch_size", 1), ("label_width", self.min_label_width), ("preprocess_threads", 1)):
+            if getattr(self, name) < minimum:
+                raise self.error(f"{name} is {getattr(self, name)}, expected at least {minimum}")
         if self.aug_seq not in (self.augmenter, ""):
-            raise self.refused(f"aug_seq is {self.aug_seq!r}, expected {self.augmenter!r}, which there is")
+            raise self.error(f"aug_seq is {self.aug_seq!r}, expected {self.augmenter!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Augmenting(Options):
+class AugmentOptions(Options):
     """Options of the augmentation; see MXNet's documentation of `ImageRecordIter`."""
 
     resize: int = -1
@@ -108,31 +109,31 @@ class Augmenting(Options):
 
     def __post_init__(self) -> None:
         if self.inter_method not in (0, 1, 2, 3, 4, 9, 10):
-            raise self.refused(f"inter_method is {self.inter_method}, expected 0 to 4, 9 or 10")
+            raise self.error(f"inter_method is {self.inter_method}, expected 0 to 4, 9 or 10")
         if self.random_resized_crop:
             conflicts = {
                 "rand_crop": self.rand_crop, "max_crop_size": self.max_crop_size != -1,
                 "min_crop_size": self.min_crop_size != -1, "max_random_scale": self.max_random_scale != 1,
                 "min_random_scale": self.min_random_scale != 1,
             }  # fmt: skip
-            found = [name for name, given in conflicts.items() if given]
-            if found:
-                raise self.refused(f"random_resized_crop=True conflicts with {', '.join(found)}")
+            names = [name for name, is_set in conflicts.items() if is_set]
+            if names:
+                raise self.error(f"random_resized_crop=True conflicts with {', '.join(names)}")
         for name in ("crop_size", "random_scale", "random_area"):
             low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
             if low > high:
-                raise self.refused(f"min_{name} is {low}, more than max_{name}, which is {high}")
+                raise self.error(f"min_{name} is {low}, more than max_{name}, which is {high}")
 
     @cached_property
     def aspect_ratios(self) -> tuple[float, float]:
-        """The least and the most of width divided by height."""
+        """The minimum and the maximum of width divided by height."""
         if self.min_aspect_ratio is not None:
             return self.min_aspect_ratio, self.max_aspect_ratio
         return 1 - self.max_aspect_ratio, 1 + self.max_aspect_ratio
 
     @cached_property
     def is_affine(self) -> bool:
-        """True where images are rotated, sheared or scaled."""
+        """True if images are rotated, sheared or scaled."""
         return bool(
             self.max_rotate_angle > 0
             or self.max_shear_ratio > 0
@@ -146,13 +147,13 @@ class Augmenting(Options):
 
     @cached_property
     def changes_colors(self) -> bool:
-        """True where colours are changed at random."""
-        shares = (self.brightness, self.contrast, self.saturation, self.pca_noise)
-        return max(shares) > 0 or any((self.random_h, self.random_s, self.random_l))
+        """True if colours are changed at random."""
+        factors = (self.brightness, self.contrast, self.saturation, self.pca_noise)
+        return max(factors) > 0 or any((self.random_h, self.random_s, self.random_l))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Normalizing(Options):
+class NormalizeOptions(Options):
     """Options of the normalization: ``((value - mean) * contrast + illumination) * scale / std``."""
 
     mirror: bool = False
@@ -173,21 +174,21 @@ class Normalizing(Options):
     def __post_init__(self) -> None:
         for name in ("std_r", "std_g", "std_b", "std_a"):
             if not getattr(self, name):
-                raise self.refused(f"{name} is 0, and numbers are divided by it")
+                raise self.error(f"{name} is 0, expected another number")
 
 
-CLASSIFICATION = (Reading, Augmenting, Normalizing)
+CLASSIFICATION = (ReadingOptions, AugmentOptions, NormalizeOptions)
 
 # -- boxes -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetReading(Reading):
-    """The same for images with boxes."""
+class DetReadingOptions(ReadingOptions):
+    """Options of the input files and batches of images with boxes."""
 
     iterator: ClassVar[str] = "ImageDetRecordIter"
     augmenter: ClassVar[str] = "det_aug_default"
-    least_label_width: ClassVar[int] = -1
+    min_label_width: ClassVar[int] = -1
 
     label_width: int = -1
     label_pad_width: int = 0
@@ -196,10 +197,10 @@ class DetReading(Reading):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetAugmenting(Options):
+class DetAugmentOptions(Options):
     """Options of the augmentation of images with boxes; see MXNet's documentation of `ImageDetRecordIter`.
 
-    Those of crops are one value, or one for each of ``num_crop_sampler``.
+    Options of crops have one value, or ``num_crop_sampler`` values.
     """
 
     iterator: ClassVar[str] = "ImageDetRecordIter"
@@ -236,41 +237,42 @@ class DetAugmenting(Options):
     resize_mode: str = "force"
 
     def __post_init__(self) -> None:
-        for name, known in (("crop_emit_mode", ("center", "overlap")), ("resize_mode", ("force", "shrink", "fit"))):
-            if getattr(self, name) not in known:
-                raise self.refused(f"{name} is {getattr(self, name)!r}, expected {' or '.join(map(repr, known))}")
+        choices = (("crop_emit_mode", ("center", "overlap")), ("resize_mode", ("force", "shrink", "fit")))
+        for name, expected in choices:
+            if getattr(self, name) not in expected:
+                raise self.error(f"{name} is {getattr(self, name)!r}, expected {' or '.join(map(repr, expected))}")
         if self.inter_method not in (0, 1, 2, 3, 4, 9, 10):
-            raise self.refused(f"inter_method is {self.inter_method}, expected 0 to 4, 9 or 10")
+            raise self.error(f"inter_method is {self.inter_method}, expected 0 to 4, 9 or 10")
         if self.emit_overlap_thresh < 0:
-            raise self.refused(f"emit_overlap_thresh is {self.emit_overlap_thresh}, expected at least 0")
+            raise self.error(f"emit_overlap_thresh is {self.emit_overlap_thresh}, expected at least 0")
         count = self.num_crop_sampler
         for name in ("max_crop_trials", *(f"{end}_{kind}" for kind in _CROPS for end in ("min", "max"))):
             values = getattr(self, name)
             if count > 0 and len(values) not in (1, count):
-                raise self.refused(
-                    f"{name} has {len(values)} values, expected one or num_crop_sampler, which is {count}"
-                )
+                raise self.error(f"{name} has {len(values)} values, expected one or num_crop_sampler, which is {count}")
         for sampler in self.samplers:
             sampler.check(self)
 
     @cached_property
     def samplers(self) -> list[CropSampler]:
         """The samplers of crops."""
-        found = []
-        for at in range(max(0, self.num_crop_sampler)):
-            ranges: list[Any] = [(self._of(f"min_{kind}", at), self._of(f"max_{kind}", at)) for kind in _CROPS]
-            found.append(CropSampler._make([*ranges, self._of("max_crop_trials", at)]))
-        return found
+        samplers = []
+        for index in range(max(0, self.num_crop_sampler)):
+            ranges: list[Any] = [
+                (self._option(f"min_{kind}", index), self._option(f"max_{kind}", index)) for kind in _CROPS
+            ]
+            samplers.append(CropSampler._make([*ranges, self._option("max_crop_trials", index)]))
+        return samplers
 
-    def _of(self, name: str, sampler: int) -> Any:
+    def _option(self, name: str, sampler: int) -> Any:
         values = getattr(self, name)
         return values[sampler if len(values) > 1 else 0]
 
     @cached_property
     def changes_colors(self) -> bool:
-        """True where colours are changed at random."""
-        chances = (self.random_hue_prob, self.random_saturation_prob, self.random_illumination_prob)
-        return max(*chances, self.random_contrast_prob) > 0
+        """True if colours are changed at random."""
+        probabilities = (self.random_hue_prob, self.random_saturation_prob, self.random_illumination_prob)
+        return max(*probabilities, self.random_contrast_prob) > 0
 
 
 _CROPS = ("crop_scales", "crop_aspect_ratios", "crop_overlaps", "crop_sample_coverages", "crop_object_coverages")
@@ -278,7 +280,7 @@ Range = tuple[float, float]
 
 
 class CropSampler(NamedTuple):
-    """The ranges that crops of one kind are drawn from, and those that one must keep to with some object."""
+    """The ranges to draw crops from, and the ranges that at least one object in a crop must satisfy."""
 
     scales: Range
     aspect_ratios: Range
@@ -291,16 +293,16 @@ class CropSampler(NamedTuple):
         """Check the ranges.
 
         Raises:
-            ParameterError: one is empty.
+            ParameterError: a range is empty.
         """
         for kind, (low, high) in zip(_CROPS, self[:5], strict=True):
             if low > high or (kind == "crop_scales" and not 0 <= low < high <= 1):
-                raise options.refused(f"min_{kind} is {low} and max_{kind} is {high}: nothing lies between them")
+                raise options.error(f"min_{kind} is {low} and max_{kind} is {high}, an empty range")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetNormalizing(Options):
-    """Options of the normalization of images with boxes: ``(value - mean) / std * scale``; a std of 0 is none."""
+class DetNormalizeOptions(Options):
+    """Options of the normalization of images with boxes: ``(value - mean) / std * scale``; a std of 0 is ignored."""
 
     iterator: ClassVar[str] = "ImageDetRecordIter"
 
@@ -316,45 +318,45 @@ class DetNormalizing(Options):
     scale: float = 1.0
 
 
-DETECTION = (DetReading, DetAugmenting, DetNormalizing)
+DETECTION = (DetReadingOptions, DetAugmentOptions, DetNormalizeOptions)
 
 # -- reading ---------------------------------------------------------------------------------------------------
 
-T1 = TypeVar("T1", bound=Reading)
+T1 = TypeVar("T1", bound=ReadingOptions)
 T2 = TypeVar("T2", bound=Options)
 T3 = TypeVar("T3", bound=Options)
 
 
 def parse(
-    given: Mapping[str, Any], reading: type[T1], augmenting: type[T2], normalizing: type[T3]
+    arguments: Mapping[str, Any], reading: type[T1], augmenting: type[T2], normalizing: type[T3]
 ) -> tuple[T1, T2, T3]:
-    """The groups of parameters from the arguments of a call; texts are read as MXNet does.
+    """Parse the arguments of a call into groups of parameters; strings are parsed as in MXNet.
 
-    An unknown argument is ignored with a warning (MXNet says nothing).
+    An unknown argument is ignored with a warning (MXNet does not warn).
 
     Raises:
-        ValueError: an argument is missing, or has a value that it does not take.
+        ValueError: an argument is missing, or has an invalid value.
     """
-    known = {field.name for group in (reading, augmenting, normalizing) for field in fields(group)}
-    for name in given:
-        if name not in known and name not in _IGNORED:
-            hint = did_you_mean(name, known)
+    names = {field.name for group in (reading, augmenting, normalizing) for field in fields(group)}
+    for name in arguments:
+        if name not in names and name not in _IGNORED:
+            hint = did_you_mean(name, names)
             warnings.warn(f"{reading.iterator}: unknown argument {name!r} is ignored{hint}", stacklevel=4)
-    return _group(reading, given), _group(augmenting, given), _group(normalizing, given)
+    return _group(reading, arguments), _group(augmenting, arguments), _group(normalizing, arguments)
 
 
-def _group(group: type[T2], given: Mapping[str, Any]) -> T2:
+def _group(group: type[T2], arguments: Mapping[str, Any]) -> T2:
     return group(
         **{
-            field.name: _read(group.iterator, field.name, given[field.name], types[field.name])
+            field.name: _read(group.iterator, field.name, arguments[field.name], types[field.name])
             for types in [get_type_hints(group)]
             for field in fields(group)
-            if _is_given(given.get(field.name))
+            if _is_set(arguments.get(field.name))
         }
     )
 
 
-def _is_given(value: Any) -> bool:
+def _is_set(value: Any) -> bool:
     return value is not None and not (isinstance(value, str) and value == "None")
 
 
@@ -365,23 +367,23 @@ def _read(iterator: str, name: str, value: Any, kind: Any) -> Any:
         raise ParameterError(f"{iterator}: {name} is {value!r}, expected {getattr(kind, '__name__', kind)}") from error
 
 
-def _several(kind: type) -> Callable[[Any], tuple[Any, ...]]:
+def _tuple_reader(kind: type) -> Callable[[Any], tuple[Any, ...]]:
     def read(value: Any) -> tuple[Any, ...]:
-        parsed = literal(value) if isinstance(value, str) else value
-        return tuple(kind(each) for each in (parsed if isinstance(parsed, (list, tuple)) else [parsed]))
+        result = literal(value) if isinstance(value, str) else value
+        return tuple(kind(element) for element in (result if isinstance(result, (list, tuple)) else [result]))
 
     return read
 
 
 def _text(value: Any) -> str:
-    return str(getattr(value, "__name__", value))  # a dtype may be given as NumPy's class
+    return str(getattr(value, "__name__", value))  # a dtype may be a NumPy class
 
 
 _READERS: dict[Any, Any] = {
     bool: lambda value: value.lower() not in _FALSE if isinstance(value, str) else bool(value),
     str: _text,
-    tuple[int, ...]: _several(int),
-    tuple[float, ...]: _several(float),
+    tuple[int, ...]: _tuple_reader(int),
+    tuple[float, ...]: _tuple_reader(float),
     int | None: int,
     float | None: float,
 }

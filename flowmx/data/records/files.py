@@ -1,4 +1,4 @@
-"""Files of records: `MXRecordIO`, and `MXIndexedRecordIO` with an index beside it."""
+"""Files of records: `MXRecordIO`, and `MXIndexedRecordIO` with an index file."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from flowmx.data.records.framing import encode
 from flowmx.data.records.index import read_index
 from flowmx.data.records.reader import CHUNK, Source, Window
 from flowmx.errors import MXNetError, raised_as_mxnet
+from flowmx.overrides import is_replaced
 
 _MODES = {"r": False, "w": True}
 
 
 class MXRecordIO:
-    """A file of records, read or written one after the other.
+    """A file of records, read or written sequentially.
 
-    It may be pickled, which keeps whether it is open, but not where; after a fork the child reads on from where the
-    parent stood. A file that is written may be written by one process only.
+    A pickled file is opened again at its beginning if it was open. After a fork the child continues at the parent's
+    position. Only one process may write to a file.
 
     Args:
         uri: the file.
-        flag: ``"r"`` to read, ``"w"`` to write it anew.
+        flag: ``"r"`` to read, ``"w"`` to overwrite it.
 
     Raises:
-        ValueError: an unknown flag.
-        OSError: the file can not be opened.
+        ValueError: the flag is unknown.
+        OSError: the file cannot be opened.
 
     Example:
         >>> with mx.recordio.MXRecordIO("numbers.rec", "w") as record:
@@ -51,9 +52,9 @@ class MXRecordIO:
         self.open()
 
     def open(self) -> None:
-        """Open the file, at its beginning; one that is written becomes empty."""
+        """Open the file, at its beginning; a writable file becomes empty."""
         self.pid = os.getpid()
-        self._at = 0
+        self._position = 0
         if self.writable:
             self._out = Appender(self.uri)
         else:
@@ -62,14 +63,14 @@ class MXRecordIO:
         self.is_open = True
 
     def close(self) -> None:
-        """Close the file; a second time nothing happens."""
+        """Close the file; does nothing if it is already closed."""
         if not self.is_open:
             return
         self.is_open = False
         (self._out if self.writable else self._source).close()
 
     def reset(self) -> None:
-        """Go back to the first record; a file that is written becomes empty."""
+        """Go back to the first record; a writable file becomes empty."""
         self.close()
         self.open()
 
@@ -77,10 +78,10 @@ class MXRecordIO:
         """Write a record.
 
         Raises:
-            MXNetError: the file is read, or closed.
+            MXNetError: the file is open for reading, or closed.
             RuntimeError: another process has opened it.
-            TypeError: ``buf`` is no bytes.
-            ValueError: it is too long.
+            TypeError: ``buf`` is not bytes.
+            ValueError: ``buf`` is too long.
         """
         self._expect(writable=True)
         if not isinstance(buf, bytes | bytearray | memoryview):
@@ -88,40 +89,40 @@ class MXRecordIO:
         if self.pid != os.getpid():
             raise RuntimeError(
                 f"MXRecordIO.write: {self.uri!r} was opened by process {self.pid}, this is {os.getpid()}: open a "
-                "file of its own in each process"
+                "separate file in each process"
             )
         raw = encode(buf)
         self._out.append(raw)
-        self._at += len(raw)
+        self._position += len(raw)
 
     def read(self) -> bytes | None:
-        """The next record; None at the end.
+        """Read the next record; None at the end.
 
         Raises:
-            MXNetError: the file is written, or closed.
-            RecordFormatError: it is damaged; the message says at which offset.
+            MXNetError: the file is open for writing, or closed.
+            RecordFormatError: the file is damaged; the message has the offset.
         """
         self._expect(writable=False)
-        window, at = self._window, self._at
-        if not window.start <= at <= window.start + len(window.raw) - CHUNK // 8:
-            # Little is left of what was read: read on, so that most records lie in one piece.
-            window.start, window.raw = at, self._source.bytes_at(at, CHUNK)
+        window, offset = self._window, self._position
+        if not window.start <= offset <= window.start + len(window.raw) - CHUNK // 8:
+            # The window is nearly used up: read ahead, so that most records are contiguous.
+            window.start, window.raw = offset, self._source.bytes_at(offset, CHUNK)
             if not window.raw:
                 return None
-        elif at == window.start + len(window.raw):
+        elif offset == window.start + len(window.raw):
             return None
-        content, self._at = window.take(at)
+        content, self._position = window.take(offset)
         return content
 
     def tell(self) -> int:
-        """The offset of the next record."""
-        return self._at
+        """Return the offset of the next record."""
+        return self._position
 
     def _expect(self, writable: bool) -> None:
         if self.writable != writable or not self.is_open:
-            wanted = "write" if writable else "read"
+            action = "write" if writable else "read"
             state = f"opened with flag {self.flag!r}" if self.is_open else "closed"
-            raise MXNetError(f"{type(self).__name__}: {self.uri!r} is {state}, and can not be used to {wanted}")
+            raise MXNetError(f"{type(self).__name__}: {self.uri!r} is {state}, and cannot be used to {action}")
 
     def __enter__(self) -> Self:
         return self
@@ -135,10 +136,10 @@ class MXRecordIO:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but what is open; one that is written is closed first, since to open it again would empty it."""
+        """Return the state without open files; a writable file is closed, because opening it again empties it."""
         if self.writable:
             self.close()
-        return {name: value for name, value in self.__dict__.items() if name not in _OPEN}
+        return {name: value for name, value in self.__dict__.items() if name not in _NOT_PICKLED}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -148,12 +149,12 @@ class MXRecordIO:
             self.open()
 
 
-_OPEN = ("_out", "_source", "_window", "_index")
+_NOT_PICKLED = ("_out", "_source", "_window", "_index")
 """Attributes that are not pickled."""
 
 
 class Appender:
-    """A file that is written anew, in big pieces; the child of a fork does not write what its parent has yet to write.
+    """A new file with a large buffer; the child of a fork does not write its parent's pending bytes.
 
     Args:
         path: the file.
@@ -167,21 +168,21 @@ class Appender:
         self._size = 0
 
     def append(self, raw: bytes) -> None:
-        """Write at the end, now or later."""
+        """Append bytes; they may be written later."""
         self._pending.append(raw)
         self._size += len(raw)
-        if self._size >= _PIECE:
+        if self._size >= _BUFFER_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Hand everything to the system."""
+        """Write all pending bytes."""
         rest = memoryview(b"".join(self._pending))
         self._pending, self._size = [], 0
         while rest:
             rest = rest[self._file.write(rest) :]
 
     def close(self) -> None:
-        """Write what is left, and close the file."""
+        """Write the pending bytes, and close the file."""
         try:
             if self._pid == os.getpid():
                 self.flush()
@@ -189,25 +190,25 @@ class Appender:
             self._file.close()
 
 
-_PIECE = 1 << 20
+_BUFFER_BYTES = 1 << 20
 
 
 class MXIndexedRecordIO(MXRecordIO):
-    """A file of records with an index, a text file of keys and offsets: records are read in any order.
+    """A file of records with an index (a text file of keys and offsets), to read records in any order.
 
     Args:
         idx_path: the index.
         uri: the file of records.
-        flag: ``"r"`` to read, ``"w"`` to write both anew.
-        key_type: makes a key of its text.
+        flag: ``"r"`` to read, ``"w"`` to overwrite both files.
+        key_type: converts the text of a key to the key.
 
     Attributes:
         idx: the offset of each key.
         keys: the keys, in the order of the index.
 
     Raises:
-        ValueError: an unknown flag, or a line of the index that is no key and offset.
-        OSError: a file can not be opened.
+        ValueError: the flag is unknown, or a line of the index is not a key and an offset.
+        OSError: a file cannot be opened.
 
     Example:
         >>> with mx.recordio.MXIndexedRecordIO("numbers.idx", "numbers.rec", "w") as record:
@@ -243,8 +244,8 @@ class MXIndexedRecordIO(MXRecordIO):
                 raise
             self.keys = [key for key, _ in pairs]
             self.idx = dict(pairs)
-            edges = sorted({*self.idx.values(), self._source.size()})
-            self._sizes = dict(zip(edges, (b - a for a, b in pairwise(edges)), strict=False))
+            offsets = sorted({*self.idx.values(), self._source.size()})
+            self._sizes = dict(zip(offsets, (b - a for a, b in pairwise(offsets)), strict=False))
 
     def close(self) -> None:
         if self.is_open and self.writable:
@@ -252,40 +253,46 @@ class MXIndexedRecordIO(MXRecordIO):
         super().close()
 
     def seek(self, idx: Any) -> None:
-        """Let :meth:`read` go on at a key's record.
+        """Set the position of :meth:`read` to a key's record.
 
         Raises:
-            MXNetError: the file is written, or closed.
-            KeyError: there is no such key.
+            MXNetError: the file is open for writing, or closed.
+            KeyError: the key is unknown.
         """
         self._expect(writable=False)
-        self._at = self._offset(idx)
+        self._position = self._offset(idx)
 
     def read_idx(self, idx: Any) -> bytes:
-        """A key's record.
+        """Read a key's record.
 
         Raises:
-            MXNetError: the file is written, or closed.
-            KeyError: there is no such key.
-            RecordFormatError: no sound record is where the index says.
+            MXNetError: the file is open for writing, or closed.
+            KeyError: the key is unknown.
+            RecordFormatError: there is no valid record at the key's offset.
         """
         self._expect(writable=False)
-        at = self._offset(idx)
-        content, self._at = self._source.record(at, self._sizes.get(at, CHUNK))
+        if is_replaced(self, "seek", _seek) or is_replaced(self, "read", _read):
+            self.seek(idx)
+            return self.read()  # type: ignore[return-value]
+        offset = self._offset(idx)
+        content, self._position = self._source.record(offset, self._sizes.get(offset, CHUNK))
         return content
 
     def write_idx(self, idx: Any, buf: bytes | bytearray | memoryview) -> None:
-        """Write a record under a key; the exceptions are those of :meth:`write`."""
+        """Write a record under a key; raises the exceptions of :meth:`write`."""
         key = self.key_type(idx)
-        at = self.tell()
+        offset = self.tell()
         self.write(buf)
-        self._index.append(f"{key}\t{at}\n".encode())
-        self.idx[key] = at
+        self._index.append(f"{key}\t{offset}\n".encode())
+        self.idx[key] = offset
         self.keys.append(key)
 
     def _offset(self, key: Any) -> int:
         try:
             return self.idx[key]
         except KeyError:
-            known = f"{len(self.keys)} keys" + (f", from {self.keys[0]!r} to {self.keys[-1]!r}" if self.keys else "")
-            raise KeyError(f"{key!r} is no key of {self.idx_path!r}, which has {known}") from None
+            summary = f"{len(self.keys)} keys" + (f", from {self.keys[0]!r} to {self.keys[-1]!r}" if self.keys else "")
+            raise KeyError(f"{key!r} is not a key of {self.idx_path!r}, which has {summary}") from None
+
+
+_seek, _read = MXIndexedRecordIO.seek, MXRecordIO.read

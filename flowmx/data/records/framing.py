@@ -1,4 +1,4 @@
-"""The RecordIO format, as bytes (no files here).
+"""Encoding and decoding of the RecordIO format. This module does no I/O.
 
 A record is written as one or more parts, each at an offset that is a multiple of 4::
 
@@ -6,8 +6,8 @@ A record is written as one or more parts, each at an offset that is a multiple o
     word  (4 bytes)   the part's flag in the upper 3 bits, its length in the lower 29
     content, and zeros up to a multiple of 4
 
-The magic may begin only parts. Where it occurs in a record's content, at a multiple of 4, the record is cut there and
-those 4 bytes are left out: a flag says whether a part is the whole record, its first, middle or last one.
+The magic occurs only at the beginning of parts: a record is split wherever its content has the magic at a multiple of
+4, and those 4 bytes are omitted. The flag marks a part as a whole record, or as its first, middle or last part.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _LENGTH_BITS = 29
 
 
 class RecordFormatError(MXNetError, ValueError):
-    """A file is no RecordIO file, or damaged; the message says where."""
+    """A file is not a RecordIO file, or is damaged; the message has the offset."""
 
 
 class Part(IntEnum):
-    """The part of a record that follows a header."""
+    """The flag in a header: which part of a record follows."""
 
     WHOLE, FIRST, MIDDLE, LAST = range(4)
 
@@ -44,15 +44,15 @@ class Head(NamedTuple):
 
     @property
     def padded(self) -> int:
-        """The bytes that the content takes in the file."""
+        """Length of the content in the file, padded to a multiple of 4."""
         return -(-self.length // 4) * 4
 
 
 def encode(content: bytes | bytearray | memoryview) -> bytes:
-    """The bytes that stand for a record in a file.
+    """Encode a record for a file.
 
     Raises:
-        ValueError: it is too long.
+        ValueError: the record is too long.
     """
     content = bytes(content)
     if len(content) >= LIMIT:
@@ -72,37 +72,37 @@ def _part(flag: Part, content: bytes) -> bytes:
 
 
 def _magics(content: bytes) -> Iterator[int]:
-    """Offsets of the magic number in the content, at multiples of 4."""
-    at = content.find(MAGIC)
-    while at >= 0:
-        if at % 4 == 0:
-            yield at
-            at = content.find(MAGIC, at + 4)
+    """Iterate over the offsets of the magic number in the content, at multiples of 4."""
+    offset = content.find(MAGIC)
+    while offset >= 0:
+        if offset % 4 == 0:
+            yield offset
+            offset = content.find(MAGIC, offset + 4)
         else:
-            at = content.find(MAGIC, at + 1)
+            offset = content.find(MAGIC, offset + 1)
 
 
-def head(raw: bytes | bytearray | memoryview, offset: int, path: str) -> Head:
-    """Read a part's head.
+def read_head(raw: bytes | bytearray | memoryview, offset: int, path: str) -> Head:
+    """Read a part's header.
 
     Args:
-        raw: bytes of the file.
-        offset: where in the file the head is, for the message.
+        raw: bytes of the file, from the header on.
+        offset: the header's offset in the file, for the message.
         path: the file, for the message.
 
     Raises:
-        RecordFormatError: there is none.
+        RecordFormatError: there is no valid header.
     """
     if len(raw) < HEAD.size:
         end = f"at offset {offset + len(raw)}" if raw else f"at offset {offset} or before"
         raise RecordFormatError(
-            f"RecordIO: {path!r} ends {end}, inside the head of a record at {offset}: it was cut off"
+            f"RecordIO: {path!r} ends {end}, inside the header of a record at {offset}: it is truncated"
         )
     magic, word = HEAD.unpack_from(raw)
     if magic != MAGIC:
         raise RecordFormatError(
-            f"RecordIO: at offset {offset} of {path!r} stands {bytes(magic).hex()}, expected {MAGIC.hex()}, which "
-            "begins every record: the file is damaged there, or is no RecordIO file, or the offset is no record's"
+            f"RecordIO: {path!r} has {bytes(magic).hex()} at offset {offset}, expected {MAGIC.hex()}, which "
+            "begins every record: the file is damaged, or is not a RecordIO file, or no record begins at the offset"
         )
     flag = word >> _LENGTH_BITS
     if flag > Part.LAST:

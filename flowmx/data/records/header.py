@@ -1,4 +1,4 @@
-"""Records of images: a header with labels, and the image's file."""
+"""Records of images: a header, optional labels, and the image file."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ HEADER = struct.Struct("<IfQQ")
 
 
 class IRHeader(NamedTuple):
-    """The header before an image in its record.
+    """The header of an image's record.
 
     Attributes:
-        flag: 0, or how many labels follow the header.
-        label: the label, or an array of several.
+        flag: 0, or the number of labels after the header.
+        label: the label, or an array of labels.
         id: the number of the image.
-        id2: more of it; 0 in most files.
+        id2: the upper part of the number; 0 in most files.
     """
 
     flag: int
@@ -31,32 +31,32 @@ class IRHeader(NamedTuple):
 
 
 def pack(header: IRHeader | tuple[int, Any, int, int], s: bytes) -> bytes:
-    """A record of a header and bytes; labels of an array go between the two, as float32.
+    """Pack a header and bytes into a record; an array of labels is stored between them, as float32.
 
     Args:
-        header: the header; its flag is set by what the label is.
-        s: the bytes, an image's file mostly.
+        header: the header; its flag is derived from the label.
+        s: the bytes, usually an image file.
 
     Raises:
         ValueError: the label is neither a number nor an array of numbers, or an id is negative or too large.
     """
-    given = IRHeader(*header)
+    parsed = IRHeader(*header)
     extra = b""
-    flag, label = 0, given.label
+    flag, label = 0, parsed.label
     if not isinstance(label, Number):
         values = np.asarray(label, np.float32)
         extra, flag, label = values.tobytes(), values.size, 0.0
     try:
-        return HEADER.pack(flag, label, given.id, given.id2) + extra + s
+        return HEADER.pack(flag, label, parsed.id, parsed.id2) + extra + s
     except struct.error as error:
-        raise ValueError(f"recordio.pack: the header is {tuple(given)}, which can not be written: {error}") from error
+        raise ValueError(f"recordio.pack: the header is {tuple(parsed)}, which cannot be written: {error}") from error
 
 
 def unpack(s: bytes) -> tuple[IRHeader, bytes]:
-    """The header and the bytes of a record.
+    """Split a record into its header and bytes.
 
     Raises:
-        RecordFormatError: it is too short to be one.
+        RecordFormatError: the record is too short.
     """
     if len(s) < HEADER.size:
         raise RecordFormatError(f"recordio.unpack: the record has {len(s)} bytes, expected a header of {HEADER.size}")
@@ -72,34 +72,34 @@ def unpack(s: bytes) -> tuple[IRHeader, bytes]:
 
 
 def pack_img(header: IRHeader | tuple[int, Any, int, int], img: Any, quality: int = 95, img_fmt: str = ".jpg") -> bytes:
-    """A record of a header and an image.
+    """Pack a header and an image into a record.
 
     Args:
         header: the header.
-        img: the image, bytes of shape (height, width) or (height, width, channels), blue first as in OpenCV.
-        quality: of a JPEG file, 1 to 100; of a PNG file, how hard to compress it, 0 to 9.
+        img: the image, uint8 of shape (height, width) or (height, width, channels), blue first as in OpenCV.
+        quality: the quality of a JPEG file, 1 to 100; the compression level of a PNG file, 0 to 9.
         img_fmt: ``".jpg"`` or ``".png"``.
 
     Raises:
-        ValueError: the image, the quality or the format is none.
+        ValueError: the image, the quality or the format is invalid.
     """
-    return pack(header, codecs.encode(codecs.swapped(np.asarray(img)), img_fmt, quality))
+    return pack(header, codecs.encode(codecs.swap_channels(np.asarray(img)), img_fmt, quality))
 
 
 def unpack_img(s: bytes, iscolor: int = -1) -> tuple[IRHeader, Any]:
-    """The header and the image of a record.
+    """Split a record into its header and its decoded image.
 
     Args:
         s: the record.
-        iscolor: 1 for three channels, 0 for one, -1 for what the file has.
+        iscolor: 1 for three channels, 0 for one, -1 for as many as the file has.
 
     Returns:
-        the header, and a NumPy array of shape (height, width, channels), blue first as in OpenCV, or (height, width).
+        The header, and a NumPy array of shape (height, width, channels), blue first as in OpenCV, or (height, width).
 
     Raises:
         RecordFormatError: the record is too short.
-        ValueError: it holds no image that can be decoded.
+        ValueError: the image cannot be decoded.
     """
     header, raw = unpack(s)
-    image = codecs.decode(raw, iscolor)
-    return header, image[:, :, 0] if image.shape[2] == 1 else codecs.swapped(image)
+    image = codecs.decode(raw, iscolor, upright=True)
+    return header, image[:, :, 0] if image.shape[2] == 1 else codecs.swap_channels(image)

@@ -1,4 +1,4 @@
-"""Index files of RecordIO files: in each line a key, a tab and the offset of a record."""
+"""Index files of RecordIO files: a line has a key, a tab and the offset of a record."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from typing import Any
 from flowmx.errors import raised_as_mxnet
 from flowmx.serialization.reading import read_whole
 
-_MOST = 2**63 - 1
+_MAX_OFFSET = 2**63 - 1
 """The largest offset that a file can have."""
-_SHOWN = 80
+_EXCERPT_BYTES = 80
 
 
 @raised_as_mxnet(OSError)
 def read_index(path: str | os.PathLike[str], key_type: Callable[[str], Any] = int) -> list[tuple[Any, int]]:
-    """The keys and offsets of an index file.
+    """Read the keys and offsets of an index file.
 
     Raises:
-        ValueError: a line is no key and offset.
-        OSError: it can not be read, or is a device.
+        ValueError: a line is not a key and an offset.
+        OSError: the file cannot be read, or is a device.
     """
-    found = []
+    entries = []
     for number, raw in enumerate(io.BytesIO(read_whole(path)), 1):
         try:
             line = raw.decode().strip()
             if line:
                 key, _, offset = line.partition("\t")
-                found.append((key_type(key), _offset(offset.split("\t")[0])))
+                entries.append((key_type(key), _offset(offset.split("\t")[0])))
         except ValueError as error:
-            shown = raw[:_SHOWN].decode(errors="replace").strip()
+            excerpt = raw[:_EXCERPT_BYTES].decode(errors="replace").strip()
             raise ValueError(
-                f"line {number} of the index {os.fspath(path)!r} is {shown!r}, expected a key, a tab and an offset of "
-                f"0 to {_MOST}"
+                f"line {number} of the index {os.fspath(path)!r} is {excerpt!r}, expected a key, a tab and an offset "
+                f"of 0 to {_MAX_OFFSET}"
             ) from error
-    return found
+    return entries
 
 
 def _offset(text: str) -> int:
     offset = int(text)
-    if not 0 <= offset <= _MOST:
+    if not 0 <= offset <= _MAX_OFFSET:
         raise ValueError(f"an offset of {offset}")
     return offset

@@ -1,4 +1,4 @@
-"""Reading records of a file at any offset, by whichever thread or process."""
+"""Reading of records at any offset of a file, from any thread or process."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.data.records.framing import HEAD, MAGIC, Part, RecordFormatError, head
+from flowmx import forks
+from flowmx.data.records.framing import HEAD, MAGIC, Part, RecordFormatError, read_head
 from flowmx.data.records.index import read_index
 from flowmx.data.sharding import byte_share, share
 from flowmx.errors import raised_as_mxnet
 
 CHUNK = 1 << 18
-"""Bytes that a sequential reader asks the system for at a time: they stay in the cache of a core."""
-_SEARCHED = 1 << 16
+"""Bytes per read of a sequential reader; they fit into a core's cache."""
+_SEARCH_BYTES = 1 << 16
 
 if hasattr(os, "pread"):
 
@@ -24,9 +25,7 @@ if hasattr(os, "pread"):
         return os.pread(descriptor, size, offset)
 
 else:  # pragma: no cover - Windows
-    import threading
-
-    _lock = threading.RLock()
+    _lock = forks.lock()
 
     def _read_at(descriptor: int, size: int, offset: int) -> bytes:
         with _lock:
@@ -35,13 +34,13 @@ else:  # pragma: no cover - Windows
 
 
 class Source:
-    """A file of records, read by offset: it has no position, so threads and forked processes may share it.
+    """A file of records, read by offset: it has no position, so threads and forked processes can share it.
 
     Args:
         path: the file.
 
     Raises:
-        OSError: it can not be opened.
+        OSError: the file cannot be opened.
     """
 
     @raised_as_mxnet(OSError)
@@ -59,88 +58,88 @@ class Source:
             self.close()
 
     def size(self) -> int:
-        """The file's size, now."""
+        """Return the file's current size."""
         return os.fstat(self._descriptor).st_size
 
     def bytes_at(self, offset: int, size: int) -> bytes:
-        """Read so many bytes at an offset, fewer only at the end of the file."""
-        if size > CHUNK:  # the system is asked for no more than is there: a damaged length costs no memory
+        """Read bytes at an offset; return fewer than ``size`` only at the end of the file."""
+        if size > CHUNK:  # a damaged length must not allocate more memory than the file needs
             size = min(size, max(self.size() - offset, 0))
-        found = _read_at(self._descriptor, size, offset)
-        if len(found) in (0, size):
-            return found
-        parts = [found]
-        while found and sum(map(len, parts)) < size:  # the system may give less than was asked for
-            found = _read_at(self._descriptor, size - sum(map(len, parts)), offset + sum(map(len, parts)))
-            parts.append(found)
+        raw = _read_at(self._descriptor, size, offset)
+        if len(raw) in (0, size):
+            return raw
+        parts = [raw]
+        while raw and sum(map(len, parts)) < size:  # the system may return fewer bytes than requested
+            raw = _read_at(self._descriptor, size - sum(map(len, parts)), offset + sum(map(len, parts)))
+            parts.append(raw)
         return b"".join(parts)
 
     def record(self, offset: int, size: int = 1 << 16) -> tuple[bytes, int]:
-        """The record at an offset, and the offset behind it.
+        """Read the record at an offset; return it and the offset after it.
 
         Args:
-            offset: where its head is.
-            size: the bytes that it takes in the file, where that is known; else an estimate.
+            offset: the offset of the record's header.
+            size: the record's size in the file, or an estimate.
 
         Raises:
-            RecordFormatError: there is none, or it is damaged.
+            RecordFormatError: there is no record, or it is damaged.
         """
         return Window(self, offset, self.bytes_at(offset, size)).take(offset)
 
     def offsets(self, start: int = 0, stop: int | None = None) -> Iterator[int]:
-        """Offsets of the records in a range of the file, found by following the headers.
+        """Iterate over the offsets of the records in a range of the file, from header to header.
 
         Raises:
-            RecordFormatError: something else stands where a record was expected.
+            RecordFormatError: there is no valid header at an expected offset.
         """
         stop = self.size() if stop is None else stop
-        at = start
-        while at < stop:
-            found = head(self.bytes_at(at, HEAD.size), at, self.path)
-            if found.part in (Part.WHOLE, Part.FIRST):
-                yield at
-            at += HEAD.size + found.padded
+        offset = start
+        while offset < stop:
+            header = read_head(self.bytes_at(offset, HEAD.size), offset, self.path)
+            if header.part in (Part.WHOLE, Part.FIRST):
+                yield offset
+            offset += HEAD.size + header.padded
 
     def next_head(self, offset: int) -> int:
-        """The offset of the first record at or after an offset; the file's size where there is none.
+        """Return the offset of the first record at or after an offset, or else the file's size.
 
-        It is found by its magic, as MXNet finds where a part of a file begins.
+        Search for the magic number, as MXNet does to find the beginning of a part of a file.
         """
-        at = -(-offset // 4) * 4
+        position = -(-offset // 4) * 4
         while True:
-            raw = self.bytes_at(at, _SEARCHED + HEAD.size)
+            raw = self.bytes_at(position, _SEARCH_BYTES + HEAD.size)
             if len(raw) < HEAD.size:
                 return self.size()
-            for place in _places(raw):
-                if place % 4 == 0 and raw[place + 7] >> 5 in (Part.WHOLE, Part.FIRST):
-                    return at + place
-            at += _SEARCHED
+            for index in _find_magic(raw):
+                if index % 4 == 0 and raw[index + 7] >> 5 in (Part.WHOLE, Part.FIRST):
+                    return position + index
+            position += _SEARCH_BYTES
 
     def part(self, part_index: int, num_parts: int) -> tuple[int, int]:
-        """The range of the file whose records one of several workers reads: shares of the bytes, as MXNet cuts them.
+        """Return the range of bytes for one of several workers, as in MXNet.
 
         Raises:
-            ValueError: there is no such part.
+            ValueError: the part does not exist.
         """
         start, stop = byte_share(self.size(), part_index, num_parts)
-        return self._edge(start), self._edge(stop)
+        return self._part_boundary(start), self._part_boundary(stop)
 
-    def _edge(self, offset: int) -> int:
+    def _part_boundary(self, offset: int) -> int:
         return offset if offset in (0, self.size()) else self.next_head(offset)
 
 
-def _places(raw: bytes) -> Iterator[int]:
-    at = raw.find(MAGIC)
-    while 0 <= at <= len(raw) - HEAD.size:
-        yield at
-        at = raw.find(MAGIC, at + 1)
+def _find_magic(raw: bytes) -> Iterator[int]:
+    index = raw.find(MAGIC)
+    while 0 <= index <= len(raw) - HEAD.size:
+        yield index
+        index = raw.find(MAGIC, index + 1)
 
 
 class Window:
     """Bytes of a source that were read ahead.
 
     Args:
-        source: where more is read from.
+        source: the source of further bytes.
         start: the offset of the bytes.
         raw: the bytes.
     """
@@ -153,9 +152,9 @@ class Window:
         self.raw = raw
 
     def take(self, offset: int) -> tuple[bytes, int]:
-        """As :meth:`Source.record`, from the bytes already read as far as they reach."""
+        """Return the same as :meth:`Source.record`, reading only bytes outside the window."""
         raw, at = self.raw, offset - self.start
-        # The common case in few steps: a whole record, all of it at hand.
+        # The fast path: a whole record inside the window.
         if 0 <= at <= len(raw) - 8 and raw[at : at + 4] == MAGIC:
             word = int.from_bytes(raw[at + 4 : at + 8], "little")
             stop = at + 8 + word
@@ -164,28 +163,28 @@ class Window:
         return self._parts(offset)
 
     def _parts(self, offset: int) -> tuple[bytes, int]:
-        """A record of any number of parts, some of whose bytes may still have to be read."""
+        """Read a record of any number of parts, some of which may be outside the window."""
         content: list[bytes] = []
-        at = offset
+        part_offset = offset
         while True:
-            found = head(self._bytes(at, HEAD.size), at, self.source.path)
-            self._check_order(found.part, bool(content), at, offset)
-            content.append(self._bytes(at + HEAD.size, found.length))
-            if len(content[-1]) < found.length:
+            header = read_head(self._bytes(part_offset, HEAD.size), part_offset, self.source.path)
+            self._check_order(header.part, bool(content), part_offset, offset)
+            content.append(self._bytes(part_offset + HEAD.size, header.length))
+            if len(content[-1]) < header.length:
                 raise RecordFormatError(
                     f"RecordIO: {self.source.path!r} ends at offset {self.source.size()}, inside the record at "
-                    f"{offset}, of which {found.length} bytes were to follow offset {at + HEAD.size}: it was cut off"
+                    f"{offset}, which has {header.length} bytes after offset {part_offset + HEAD.size}: it is truncated"
                 )
-            at += HEAD.size + found.padded
-            if found.part in (Part.WHOLE, Part.LAST):
-                return content[0] if len(content) == 1 else MAGIC.join(content), at
+            part_offset += HEAD.size + header.padded
+            if header.part in (Part.WHOLE, Part.LAST):
+                return content[0] if len(content) == 1 else MAGIC.join(content), part_offset
 
-    def _check_order(self, part: Part, inside: bool, at: int, offset: int) -> None:
-        if inside != (part in (Part.MIDDLE, Part.LAST)):
-            expected = f"the rest of the record at {offset}" if inside else "the beginning of a record"
+    def _check_order(self, part: Part, is_inside: bool, part_offset: int, offset: int) -> None:
+        if is_inside != (part in (Part.MIDDLE, Part.LAST)):
+            expected = f"the rest of the record at {offset}" if is_inside else "the beginning of a record"
             raise RecordFormatError(
-                f"RecordIO: at offset {at} of {self.source.path!r} stands the {part.name.lower()} part of a record, "
-                f"expected {expected}: the file is damaged, or the offset is no record's"
+                f"RecordIO: {self.source.path!r} has the {part.name.lower()} part of a record at offset {part_offset}, "
+                f"expected {expected}: the file is damaged, or no record begins at the offset"
             )
 
     def _bytes(self, offset: int, size: int) -> bytes:
@@ -196,21 +195,20 @@ class Window:
 
 
 class Records:
-    """Some records of a file, read by number from any thread.
+    """The records in a part of a file, read by number from any thread.
 
-    Without an index the heads of all records of the part are read first; with one they need not be.
+    Without an index, the constructor reads the headers of all records in the part.
 
     Args:
         path: the file.
         index: its index.
         part_index: the index of this worker's share, from 0.
-        num_parts: the number of shares: of the file's bytes, or of the records where there is an index (as MXNet
-            cuts them).
+        num_parts: the number of shares: of the records if there is an index, else of the file's bytes (as in MXNet).
 
     Raises:
-        OSError: a file can not be read.
+        OSError: a file cannot be read.
         RecordFormatError: the file is damaged.
-        ValueError: there is no such part, or the index is damaged.
+        ValueError: the part does not exist, or the index is damaged.
     """
 
     def __init__(
@@ -220,8 +218,8 @@ class Records:
         if index:
             offsets = np.array(sorted(offset for _, offset in read_index(index)), np.int64)
             edges = np.append(offsets, self.source.size())
-            own = share(len(offsets), part_index, num_parts, "shorter last")
-            self.offsets, self._sizes = offsets[own], np.diff(edges)[own]
+            part = share(len(offsets), part_index, num_parts, "shorter last")
+            self.offsets, self._sizes = offsets[part], np.diff(edges)[part]
         else:
             start, stop = self.source.part(part_index, num_parts)
             self.offsets = np.fromiter(self.source.offsets(start, stop), np.int64)
@@ -231,10 +229,10 @@ class Records:
         return len(self.offsets)
 
     def read(self, row: int) -> bytes:
-        """The content of a record.
+        """Read the content of a record.
 
         Raises:
-            RecordFormatError: it is damaged, or the index does not fit the file.
+            RecordFormatError: the record is damaged, or the index does not match the file.
         """
         size = int(self._sizes[row])
         return self.source.record(int(self.offsets[row]), size if 0 < size < 1 << 30 else CHUNK)[0]

@@ -1,15 +1,25 @@
-"""Making one batch, in whichever process or thread."""
+"""Assembly of one batch, in any process or thread."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
+from flowmx import settings
+from flowmx.data.codecs import DamagedImageError
 from flowmx.errors import MXNetError
 
 
-class Unwanted(MXNetError):
+class BatchAbandoned(MXNetError):
     """The batch was abandoned."""
+
+
+_log = logging.getLogger("flowmx.gluon.data")
+
+
+def _is_skipped(error: BaseException) -> bool:
+    return isinstance(error, DamagedImageError) and settings.get().damaged_images == "skip"
 
 
 def make(
@@ -19,30 +29,32 @@ def make(
     number: int,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> Any:
-    """A batch of these samples; an error has a note that says of which sample it is.
+    """Make a batch of samples; an error gets a note with the number of its sample.
 
     Args:
         dataset: the samples.
-        batchify_fn: puts them together.
-        samples: their indices.
+        batchify_fn: combines a list of samples into a batch.
+        samples: their indices; damaged images are skipped if the setting ``damaged_images`` is "skip".
         number: the batch's number, for messages.
-        is_wanted: asked before each sample.
+        is_wanted: called before each sample; False abandons the batch.
 
     Raises:
-        Unwanted: it is not wanted.
+        BatchAbandoned: the batch was abandoned.
     """
-    found = []
+    batch = []
     for sample in samples:
         if not is_wanted():
-            raise Unwanted
+            raise BatchAbandoned
         try:
-            found.append(dataset[sample])
+            batch.append(dataset[sample])
         except BaseException as error:
             error.add_note(f"sample {sample!r} of batch {number}")
-            raise
+            if not _is_skipped(error) or (not batch and sample is samples[-1]):
+                raise
+            _log.warning("sample %r is skipped in batch %d: %s", sample, number, error)
     try:
-        return batchify_fn(found)
+        return batchify_fn(batch)
     except BaseException as error:
-        shown = f"{samples[:8]!r}" if len(samples) <= 8 else f"{samples[:8]!r} and {len(samples) - 8} more"
-        error.add_note(f"batchify_fn of batch {number}, with the samples {shown}")
+        summary = f"{samples[:8]!r}" if len(samples) <= 8 else f"{samples[:8]!r} and {len(samples) - 8} more"
+        error.add_note(f"batchify_fn of batch {number}, with the samples {summary}")
         raise

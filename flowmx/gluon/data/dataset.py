@@ -1,4 +1,4 @@
-"""Data sets: whatever has a length and gives a sample for each number."""
+"""Data sets: objects with a length and numbered samples."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["ArrayDataset", "Dataset", "RecordFileDataset", "SimpleDataset"]
 
 
 class Dataset:
-    """Base of the data sets: a subclass implements ``__getitem__`` and ``__len__``.
+    """Base class of data sets: a subclass implements ``__getitem__`` and ``__len__``.
 
-    Arrays, NumPy's too, and lists may be used in place of a data set. A loader's worker processes get it pickled.
+    Lists and arrays, including NumPy's, can be used as data sets. A loader pickles its data set for worker processes.
     """
 
     def __getitem__(self, idx: Any) -> Any:
@@ -33,62 +33,62 @@ class Dataset:
         return (self[i] for i in range(len(self)))
 
     def filter(self, fn: Callable[[Any], bool]) -> Dataset:
-        """The samples that a function returns True for; it is called with all of them now."""
-        return _Sampled(self, FilterSampler(fn, self))
+        """Return the samples for which a function returns True. It is called now, for all samples."""
+        return _Subset(self, FilterSampler(fn, self))
 
     def shard(self, num_shards: int, index: int) -> Dataset:
-        """One of several parts, which differ in length by at most one and hold each sample once.
+        """Return one of several disjoint parts, whose lengths differ by at most one sample.
 
-        Shard before shuffling, so that the workers of a job never have a sample twice.
+        Shard before shuffling, so that no sample goes to two workers of a job.
 
         Raises:
-            ValueError: there is no such part.
+            ValueError: the part does not exist.
         """
         if not 0 <= index < num_shards:
             raise ValueError(
                 f"Dataset.shard: index is {index} and num_shards {num_shards}, expected 0 <= index < num_shards"
             )
-        own = share(len(self), index, num_shards, "longer first")
-        return _Sampled(self, SequentialSampler(own.stop - own.start, own.start))
+        part = share(len(self), index, num_shards, "longer first")
+        return _Subset(self, SequentialSampler(part.stop - part.start, part.start))
 
     def take(self, count: int | None) -> Dataset:
-        """The first samples, at most so many; all of them for None.
+        """Return the first ``count`` samples; all of them for None.
 
         Raises:
             ValueError: ``count`` is negative.
         """
         if count is not None and count < 0:
             raise ValueError(f"Dataset.take: count is {count}, expected at least 0, or None for all")
-        return _Sampled(self, SequentialSampler(len(self) if count is None else min(count, len(self))))
+        return _Subset(self, SequentialSampler(len(self) if count is None else min(count, len(self))))
 
     def sample(self, sampler: Sampler) -> Dataset:
-        """The samples that a sampler names now, in its order.
+        """Return the samples that a sampler selects now, in its order.
 
         Raises:
-            TypeError: it is no sampler.
+            TypeError: the argument is not a sampler.
         """
         if not isinstance(sampler, Sampler):
             raise TypeError(f"Dataset.sample: sampler is {type(sampler).__name__}, expected a gluon.data.Sampler")
-        return _Sampled(self, sampler)
+        return _Subset(self, sampler)
 
     def transform(self, fn: Callable[..., Any], lazy: bool = True) -> Dataset:
-        """A data set of ``fn(*sample)``; a sample that is no tuple is the only argument.
+        """Return a data set of ``fn(*sample)``; a sample that is not a tuple is the only argument.
 
         Args:
             fn: the function.
-            lazy: call it whenever a sample is asked for; otherwise now, once for each, so that what is random about it
-                stays as it is.
+            lazy: call the function each time a sample is read. If False, call it now, once per sample, so that random
+                transforms are drawn only once.
         """
-        made = _Transformed(self, fn)
-        return made if lazy else SimpleDataset(list(made))
+        dataset = _TransformedDataset(self, fn)
+        return dataset if lazy else SimpleDataset(list(dataset))
 
     def transform_first(self, fn: Callable[[Any], Any], lazy: bool = True) -> Dataset:
-        """Transform only the first part of each sample (or a sample that is no tuple); see :meth:`transform`."""
-        return self.transform(_First(fn), lazy)
+        """Transform only the first part of each sample (or a sample that is not a tuple); see :meth:`transform`."""
+        return self.transform(_FirstTransform(fn), lazy)
 
 
 class SimpleDataset(Dataset):
-    """A list, an array, or anything with a length and numbered elements.
+    """A list, an array, or another object with a length and numbered elements.
 
     Args:
         data: the samples.
@@ -105,47 +105,47 @@ class SimpleDataset(Dataset):
 
 
 class ArrayDataset(Dataset):
-    """Several arrays or data sets of one length, side by side: a sample is a tuple with an element of each.
+    """Arrays or data sets of the same length; a sample is a tuple with one element from each.
 
     Args:
-        *args: the arrays; of one alone a sample is the element itself. The elements of a 1-D NDArray are NumPy's
+        *args: the arrays; with one array a sample is the element itself. The elements of a 1-D NDArray are NumPy
             numbers. The elements of a table of pandas, polars or Arrow are its rows, as arrays.
 
     Raises:
-        ValueError: there are none, their lengths differ, or a table has missing values.
-        TypeError: a column of a table holds no numbers.
+        ValueError: there are no arrays, their lengths differ, or a table has missing values.
+        TypeError: a column of a table is not numeric.
     """
 
     def __init__(self, *args: Any) -> None:
         if not args:
-            raise ValueError("ArrayDataset: no arrays were given, expected at least one")
+            raise ValueError("ArrayDataset: there are no arrays, expected at least one")
         args = tuple(
-            tables.as_array(f"ArrayDataset: argument {at}", each)
-            if tables.is_table(each) and not tables.is_dataset(each)
-            else each
-            for at, each in enumerate(args)
+            tables.as_array(f"ArrayDataset: argument {index}", arg)
+            if tables.is_table(arg) and not tables.is_dataset(arg)
+            else arg
+            for index, arg in enumerate(args)
         )
-        lengths = [len(each) for each in args]
+        lengths = [len(arg) for arg in args]
         if len(set(lengths)) > 1:
             raise ArgumentError(f"ArrayDataset: the arrays have lengths {lengths}, expected equal ones")
         self._length = lengths[0]
-        self._data = [each.asnumpy() if isinstance(each, NDArray) and each.ndim == 1 else each for each in args]
+        self._data = [arg.asnumpy() if isinstance(arg, NDArray) and arg.ndim == 1 else arg for arg in args]
 
     def __getitem__(self, idx: Any) -> Any:
-        return self._data[0][idx] if len(self._data) == 1 else tuple([each[idx] for each in self._data])
+        return self._data[0][idx] if len(self._data) == 1 else tuple([array[idx] for array in self._data])
 
     def __len__(self) -> int:
         return self._length
 
 
 class RecordFileDataset(Dataset):
-    """The records of a RecordIO file as bytes; its index lies beside it, with the ending ``.idx``.
+    """The records of a RecordIO file as bytes; the index has the same name with the suffix ``.idx``.
 
     Args:
         filename: the file.
 
     Raises:
-        OSError: one of the two can not be read.
+        OSError: a file cannot be read.
         ValueError: the index is damaged.
     """
 
@@ -161,8 +161,8 @@ class RecordFileDataset(Dataset):
         return len(self._record.keys)
 
 
-class _Transformed(Dataset):
-    """A data set through a function."""
+class _TransformedDataset(Dataset):
+    """A data set whose samples pass through a function."""
 
     def __init__(self, data: Any, fn: Callable[..., Any]) -> None:
         self._data = data
@@ -176,8 +176,8 @@ class _Transformed(Dataset):
         return self._fn(*sample) if isinstance(sample, tuple) else self._fn(sample)
 
 
-class _First:
-    """A function for the first argument alone; an object, so that it can be pickled."""
+class _FirstTransform:
+    """A function applied to the first argument only; a class, so that it can be pickled."""
 
     def __init__(self, fn: Callable[[Any], Any]) -> None:
         self._fn = fn
@@ -186,8 +186,8 @@ class _First:
         return (self._fn(x), *args) if args else self._fn(x)
 
 
-class _Sampled(Dataset):
-    """Samples of a data set by number."""
+class _Subset(Dataset):
+    """Samples of a data set, selected by number."""
 
     def __init__(self, data: Any, sampler: Sampler) -> None:
         self._data = data

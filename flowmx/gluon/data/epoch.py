@@ -8,30 +8,32 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flowmx import engine
+from flowmx import engine, forks
+from flowmx.data.pending_batches import Failure, PendingBatch, PendingIterator, ThreadFetch
 from flowmx.gluon.data import batch_maker, seeds
 from flowmx.gluon.data.position import Position
-from flowmx.gluon.data.workers import DataLoaderTimeout, Failed, Job, WorkerPool
+from flowmx.gluon.data.workers import DataLoaderTimeout, Job, WorkerPool
 
 if TYPE_CHECKING:
     from flowmx.gluon.data.loader import DataLoader
 
 
-class Epoch:
-    """Base of the epochs.
+class Epoch(PendingIterator[Any]):
+    """Base class of epochs. Tasks can share an epoch, and a cancelled wait loses no batch.
 
     Args:
-        position: the position in it.
+        position: the position in the epoch.
         length: the number of batches.
 
     Attributes:
-        loader: whose epoch it is, once a loop has it: so the workers live as long as the loop.
-        position: the position in it.
+        loader: the loader, while a loop uses the epoch, so that its workers live as long as the loop.
+        position: the position in the epoch.
     """
 
     loader: DataLoader | None = None
 
     def __init__(self, position: Position, length: int) -> None:
+        super().__init__()
         self.position = position
         self._length = length
 
@@ -45,35 +47,35 @@ class Epoch:
         return self
 
     def __next__(self) -> Any:
-        raise NotImplementedError
+        return self._take()
 
     async def __anext__(self) -> Any:
-        raise NotImplementedError
+        return await self._take_async()
 
     def next(self) -> Any:
-        """The next batch (MXNet's name)."""
+        """Return the next batch (MXNet's name)."""
         return self.__next__()
 
     def close(self) -> None:
-        """Give the rest of it up."""
+        """Abandon the rest of the epoch."""
         self.loader = None
 
     def __del__(self) -> None:
         self.close()
 
-    def _seed_of(self, number: int) -> int:
+    def _batch_seed(self, number: int) -> int:
         start = self.position.start
-        return seeds.derive(start.seed, start.epoch, number)
+        return seeds.batch_seed(start.seed, start.epoch, number)
 
-    def _outcome(self, made: Any) -> Any:
-        """Hand a batch to the loop, or raise the error that making it raised; the epoch ends with an error."""
-        if isinstance(made, Failed):
+    def _pop(self, result: Any) -> Any:
+        """Return a batch to the loop, or raise its error; an error ends the epoch."""
+        if isinstance(result, Failure):
             self.close()
-            if isinstance(made.error, StopIteration | StopAsyncIteration):  # these would end the loop without a word
-                raise RuntimeError(f"the data set raised {type(made.error).__name__}") from made.error
-            raise made.error
+            if isinstance(result.error, StopIteration | StopAsyncIteration):  # these would end the loop silently
+                raise RuntimeError(f"the data set raised {type(result.error).__name__}") from result.error
+            raise result.error
         self.position.advance()
-        return made if self.loader is None else self.loader._given(made)
+        return result if self.loader is None else self.loader._prepare(result)
 
     def _finish(self) -> None:
         """Mark the epoch as finished."""
@@ -81,57 +83,75 @@ class Epoch:
         self.close()
         if loader is not None and not self.position.finished:
             self.position.finished = True
-            loader._ended()
+            loader._on_epoch_end()
 
 
 class SyncEpoch(Epoch):
-    """Batches that are made when they are asked for.
+    """Batches that are made when they are requested.
 
     Args:
-        position: the position in it.
+        position: the position in the epoch.
         length: the number of batches.
         dataset: the samples.
-        batchify_fn: puts them together.
+        batchify_fn: makes a batch from a list of samples.
     """
 
     def __init__(self, position: Position, length: int, dataset: Any, batchify_fn: Callable[[list[Any]], Any]) -> None:
         super().__init__(position, length)
+        self._fetch: ThreadFetch | None = None
         self._make = partial(batch_maker.make, dataset, batchify_fn)
 
     def __next__(self) -> Any:
+        if self._fetch is not None:  # a task is waiting for the batch
+            return self._take()
         task = self._task()
         if task is None:
             self._finish()
             raise StopIteration
-        return self._outcome(self._made(*task))
+        return self._pop(self._make_batch(*task))
 
-    async def __anext__(self) -> Any:
-        task = self._task()
-        if task is None:
+    def _head(self) -> PendingBatch | None:
+        fetch = self._fetch
+        if fetch is not None:
+            if fetch.is_lost():
+                self._fetch = ThreadFetch(fetch.function)
+        elif (task := self._task()) is not None:
+            self._fetch = ThreadFetch(partial(self._make_batch, *task))
+        else:
             self._finish()
-            raise StopAsyncIteration
-        return self._outcome(await asyncio.to_thread(self._made, *task))
+        return self._fetch
+
+    def _is_pending(self, head: PendingBatch) -> bool:
+        return self._fetch is head
+
+    def _pop(self, result: Any) -> Any:
+        self._fetch = None
+        return super()._pop(result)
 
     def _task(self) -> tuple[int, list[Any]] | None:
         return self.position.take() if self.loader is not None else None
 
-    def _made(self, number: int, samples: list[Any]) -> Any:
+    def _make_batch(self, number: int, samples: list[Any]) -> Any:
         try:
-            with seeds.seeded_block(self._seed_of(number)):
+            with seeds.seeded_block(self._batch_seed(number)):
                 return self._make(samples, number)
-        except Exception as error:
-            return Failed(error)
+        except Exception as error:  # the user's batchify function may raise anything
+            return Failure(error)
+
+    def close(self) -> None:
+        super().close()
+        self._fetch = None
 
 
 class PrefetchedEpoch(Epoch):
-    """Batches that workers make ahead; each is an operation of the engine.
+    """Batches that workers make in advance; each is an operation of the engine.
 
     Args:
-        position: the position in it.
+        position: the position in the epoch.
         length: the number of batches.
         pool: makes the batches.
-        prefetch: the number of batches made ahead.
-        timeout: seconds that one may take.
+        prefetch: the number of batches made in advance.
+        timeout: the time limit of a batch, in seconds.
     """
 
     def __init__(self, position: Position, length: int, pool: WorkerPool, prefetch: int, timeout: float) -> None:
@@ -139,55 +159,59 @@ class PrefetchedEpoch(Epoch):
         self._pool = pool
         self._prefetch = prefetch
         self._timeout = timeout
+        self._fork_generation = forks.generation()
         self._ahead: deque[tuple[Job, engine.Handle]] = deque()
         self._fetch()
 
-    def __next__(self) -> Any:
-        if not self._ahead:
-            self._finish()
-            raise StopIteration
-        return self._taken(self._ahead[0][1].wait())
+    def _head(self) -> PendingBatch | None:
+        if self._fork_generation != forks.generation():
+            self._restart()
+        if self._ahead:
+            return self._ahead[0][1]
+        self._finish()
+        return None
 
-    async def __anext__(self) -> Any:
-        if not self._ahead:
-            self._finish()
-            raise StopAsyncIteration
-        return self._taken(await self._ahead[0][1])
-
-    def _taken(self, made: Any) -> Any:
+    def _pop(self, result: Any) -> Any:
         self._ahead.popleft()
-        batch = self._outcome(made)
+        batch = super()._pop(result)
         self._fetch()
         return batch
 
     def _fetch(self) -> None:
-        """Have as many batches under way as are to be ahead."""
+        """Submit jobs until `prefetch` batches are pending."""
         while len(self._ahead) < self._prefetch and (task := self.position.take()) is not None:
-            job = Job(task[1], task[0], self._seed_of(task[0]))
-            handle = engine.push(partial(_fetched, self._pool, job, self._timeout), name="DataLoader")
-            self._ahead.append((job, handle))
+            self._ahead.append(self._submit(*task))
+
+    def _submit(self, number: int, samples: list[Any]) -> tuple[Job, engine.Handle]:
+        job = Job(samples, number, self._batch_seed(number))
+        return job, engine.push(partial(_await_batch, self._pool, job, self._timeout), name="DataLoader")
+
+    def _restart(self) -> None:
+        """Submit again the jobs that were pending when this process was forked."""
+        self._fork_generation = forks.generation()
+        self._ahead = deque(
+            (job, handle) if handle.done() and handle.failure is None else self._submit(job.number, job.samples)
+            for job, handle in self._ahead
+        )
 
     def close(self) -> None:
         super().close()
-        ahead = [job for job, _ in getattr(self, "_ahead", ())]  # it may have failed before it had any
+        jobs = [job for job, _ in getattr(self, "_ahead", ())]  # __init__ may have failed
         self._ahead = deque()
-        if ahead:
-            self._pool.forget(ahead)
+        if jobs:
+            self._pool.forget(jobs)
 
 
-async def _fetched(pool: WorkerPool, job: Job, seconds: float) -> Any:
-    """Submit a job; return its batch, or a :class:`Failed`."""
+async def _await_batch(pool: WorkerPool, job: Job, seconds: float) -> Any:
+    """Submit a job; return its batch, or a :class:`Failure`."""
     pool.submit(job)
-    made = asyncio.wrap_future(job.future)
-    if pool.ends_late_ones:
-        return await made
-    await asyncio.wait([made, asyncio.wrap_future(job.begun)], return_when=asyncio.FIRST_COMPLETED)
+    batch = asyncio.wrap_future(job.future)
+    if pool.enforces_timeout:
+        return await batch
+    await asyncio.wait([batch, asyncio.wrap_future(job.started)], return_when=asyncio.FIRST_COMPLETED)
     try:
-        return await asyncio.wait_for(made, seconds)
+        return await asyncio.wait_for(batch, seconds)
     except TimeoutError:
-        return Failed(
-            DataLoaderTimeout(
-                f"batch {job.number} was not ready after {seconds:g} seconds; the DataLoader's `timeout` says how long "
-                "it may take"
-            )
+        return Failure(
+            DataLoaderTimeout(f"batch {job.number} was not ready after {seconds:g} seconds, the DataLoader's `timeout`")
         )

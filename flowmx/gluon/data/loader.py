@@ -1,4 +1,4 @@
-"""`DataLoader`: batches of a data set, made by processes or threads, some batches ahead."""
+"""`DataLoader`: batches of a data set, made in advance by processes or threads."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+from flowmx.data import rng
 from flowmx.data.batch_order import check_state
 from flowmx.devices import cpu_pinned
 from flowmx.gluon.data import batch_maker
 from flowmx.gluon.data.batchify import default_batchify_fn
 from flowmx.gluon.data.epoch import Epoch, PrefetchedEpoch, SyncEpoch
 from flowmx.gluon.data.position import EpochStart, Position
-from flowmx.gluon.data.sampler import BatchSampler, RandomSampler, SplitSampler, state_of
+from flowmx.gluon.data.sampler import BatchSampler, RandomSampler, SplitSampler, sampler_state
 from flowmx.gluon.data.seeds import Seed
 from flowmx.gluon.data.workers import ProcessPool, ThreadPool, WorkerPool
-from flowmx.gluon.data.workers import package as packages
+from flowmx.gluon.data.workers import startup_package as packages
 from flowmx.ndarray import NDArray
-from flowmx.semantics import dress
+from flowmx.semantics import with_semantics
 
 __all__ = ["DataLoader"]
 
@@ -27,35 +28,37 @@ __all__ = ["DataLoader"]
 class DataLoader:
     """Batches of a data set: ``for batch in loader``, or ``async for`` in a coroutine.
 
-    Worker processes are started with the loader, and kept over its epochs; a loop that is broken off leaves nothing
-    behind but them, and they end with the loader. An error in one comes out of the loop with the worker's traceback and
-    the number of the sample. A data set that can not be pickled is loaded by threads, with a warning.
+    The loader starts its worker processes once and keeps them for all epochs; they end with the loader. Leaving a loop
+    early discards its pending batches. The loop raises an error from a worker, with the worker's traceback and the
+    number of the sample. If a data set cannot be pickled, threads load it, with a warning.
 
-    After ``mx.random.seed`` the order and what is random about each batch are the same whatever the workers: streams
-    are started from a seed of the batch (Python's, NumPy's and flowmx's; in threads that of the augmentations alone).
+    Orders come from NumPy's generator, as in MXNet; seed it with ``numpy.random.seed``. Without workers, a batch's
+    random numbers come from the same generators as in MXNet (Python's, NumPy's, or that of ``mx.random.seed``).
+    Workers seed new streams for each batch from the states that these generators had when the loader was first used.
 
     Args:
         dataset: the samples.
         batch_size: the number of samples in a batch.
-        shuffle: in a new random order each epoch.
-        sampler: gives the order instead.
-        last_batch: the treatment of samples that fill no batch: ``"keep"`` (the default), ``"discard"`` or
+        shuffle: whether to draw a new random order for each epoch.
+        sampler: determines the order, instead of ``shuffle``.
+        last_batch: the treatment of an incomplete last batch: ``"keep"`` (the default), ``"discard"`` or
             ``"rollover"``; see :class:`BatchSampler`.
-        batch_sampler: gives lists of samples, in place of the four before.
-        batchify_fn: from a list of samples to a batch (default: :func:`default_batchify_fn`).
-        num_workers: the number of workers; with 0 a batch is made when it is asked for.
-        pin_memory: copy batches into pinned memory, from which devices copy faster.
-        pin_device_id: for which device.
-        prefetch: the number of batches made ahead (default: two for each worker).
-        thread_pool: the workers are threads; for data sets that wait for files more than they compute.
-        timeout: seconds that a worker may take for a batch.
-        auto_reload: begin the next epoch in the background as soon as one has ended, and the first at once.
+        batch_sampler: yields lists of samples; replaces the four preceding arguments.
+        batchify_fn: makes a batch from a list of samples (default: :func:`default_batchify_fn`).
+        num_workers: the number of workers; with 0, batches are made when they are requested.
+        pin_memory: copy batches into pinned memory, which speeds up copies to devices.
+        pin_device_id: the device to pin memory for.
+        prefetch: the number of batches made in advance (default: two for each worker).
+        thread_pool: use threads as workers, for data sets that mostly wait for files.
+        timeout: the time limit of a batch, in seconds.
+        auto_reload: begin the first epoch immediately, and each later one in the background when the previous one
+            ends.
         num_parts: the number of workers of a distributed job that share the samples; see :class:`SplitSampler`.
         part_index: the index of this worker's share, from 0.
 
     Raises:
-        ValueError: arguments that exclude each other, or are missing.
-        Exception: (from the loop) what the data set or ``batchify_fn`` raised.
+        ValueError: arguments conflict, or are missing.
+        Exception: (from the loop) an error of the data set or of ``batchify_fn``.
         DataLoaderWorkerError: (from the loop) a worker process has ended.
         DataLoaderTimeout: (from the loop) a batch took too long.
 
@@ -105,11 +108,11 @@ class DataLoader:
         self._prefetch = 2 * self._num_workers if prefetch is None else max(0, int(prefetch))
         self._thread_pool = thread_pool
         self._timeout = timeout
-        self._seed = Seed()
-        self._epochs = 0  # that were begun
-        self._resumed: dict[str, Any] | None = None
-        self._latest: Position | None = None  # where the latest loop stands
-        self._iter: Epoch | None = None  # one that was begun ahead
+        self._seed = Seed(self._samples() or 0, batch_size or 0)
+        self._epochs = 0  # the number of epochs that have begun
+        self._resume_state: dict[str, Any] | None = None
+        self._latest: Position | None = None  # the position of the latest loop
+        self._iter: Epoch | None = None  # an epoch that began in the background
         self._pool = self._start_workers() if self._num_workers else None
         if self._pool is not None:
             weakref.finalize(self, self._pool.close)
@@ -118,7 +121,7 @@ class DataLoader:
             self.refresh()
 
     def _start_workers(self) -> WorkerPool:
-        """Start the workers: processes, or threads where `thread_pool` is set or the data set can not be pickled."""
+        """Start the workers: processes, or threads if `thread_pool` is set or the data set cannot be pickled."""
         if not self._thread_pool:
             packages.stop_main()
             try:
@@ -126,14 +129,14 @@ class DataLoader:
                 return ProcessPool(self._num_workers, content, self._timeout)
             except packages.PackageError as error:
                 warnings.warn(
-                    f"DataLoader: the data set or batchify_fn can not be handed to worker processes, so threads load "
+                    f"DataLoader: the data set or batchify_fn cannot be sent to worker processes, so threads load "
                     f"instead: {error}. Use functions and classes of a module's top level, or pass thread_pool=True",
                     stacklevel=3,
                 )
         dataset, batchify_fn = self._dataset, self._batchify_fn
         return ThreadPool(
             self._num_workers,
-            lambda job: batch_maker.make(dataset, batchify_fn, job.samples, job.number, lambda: job.wanted),
+            lambda job: batch_maker.make(dataset, batchify_fn, job.samples, job.number, lambda: job.is_needed),
         )
 
     def __len__(self) -> int:
@@ -148,7 +151,7 @@ class DataLoader:
     # -- epochs ------------------------------------------------------------------------------------------------
 
     def _begin(self) -> Epoch:
-        """The next epoch, for a loop."""
+        """Return the next epoch, for a loop."""
         epoch, self._iter = self._iter or self._new_epoch(), None
         epoch.loader = self
         self._latest = epoch.position
@@ -160,15 +163,19 @@ class DataLoader:
         self._iter = self._new_epoch()
 
     def clean(self) -> None:
-        """Forget an epoch that was begun in the background; the next loop begins it anew."""
+        """Discard an epoch that began in the background; the next loop starts it again."""
         if self._iter is not None:
-            self._resumed = self._iter.position.state()
+            self._resume_state = self._iter.position.state()
             self._iter.close()
             self._iter = None
 
     def _new_epoch(self) -> Epoch:
-        position = self._resume(self._resumed) if self._resumed else Position(self._start(), iter(self._batch_sampler))
-        self._resumed = None
+        position = (
+            self._resume(self._resume_state)
+            if self._resume_state
+            else Position(self._start(), iter(self._batch_sampler))
+        )
+        self._resume_state = None
         self._epochs = position.start.epoch + 1
         length = len(self) if hasattr(self._batch_sampler, "__len__") else 0
         if self._pool is None:
@@ -176,78 +183,81 @@ class DataLoader:
         return PrefetchedEpoch(position, length, self._pool, max(1, self._prefetch), self._timeout)
 
     def _start(self) -> EpochStart:
-        """The starting point of the next epoch: its number, seed and the state of the sampler."""
+        """Return the starting point of the next epoch: its number, its seed and the state of the sampler."""
         seed, is_new = self._seed.value()
         if is_new:
             self._epochs = 0
         try:
-            return EpochStart(self._epochs, seed, state_of(self._batch_sampler), 0)
+            return EpochStart(self._epochs, seed, sampler_state(self._batch_sampler), 0)
         except NotImplementedError:
             return EpochStart(self._epochs, seed, None, 0)
 
     def _resume(self, state: dict[str, Any]) -> Position:
-        """The position that a state describes."""
+        """Return the position that a state describes."""
         start = EpochStart(int(state["epoch"]), int(state["seed"]), state["sampler"], int(state["given"]))
         self._seed.set(start.seed)
         if start.sampler is None:
             return Position(start, iter([list(batch) for batch in state["rest"]]))
         self._batch_sampler.set_state(start.sampler)
-        return Position(start, itertools.islice(iter(self._batch_sampler), start.given, None))
+        return Position(start, itertools.islice(iter(self._batch_sampler), start.consumed, None))
 
-    def _ended(self) -> None:
-        """A loop has come to its end."""
+    def _on_epoch_end(self) -> None:
+        """Begin the next epoch in the background, with `auto_reload`."""
         if self.auto_reload and self._iter is None:
             self.refresh()
 
-    # -- the middle of an epoch --------------------------------------------------------------------------------
+    # -- the position in an epoch ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """The position of the latest loop over the loader, as plain data, for a checkpoint.
+        """Return the position of the latest loop over the loader, as plain data, for a checkpoint.
 
-        A loader made with the same arguments, given this by :meth:`set_state`, goes on with the batch that comes next
-        here: the next loop over it is the rest of the epoch. For a sampler of your own without ``state()`` it holds the
-        rest of the epoch's samples.
+        :meth:`set_state` of a loader with the same arguments restores it: the next loop continues with the next batch
+        of the epoch. If a custom sampler has no ``state()``, the state includes the rest of the epoch's samples. It
+        also includes the states of Python's, NumPy's and flowmx's random generators, which draw orders and
+        augmentations; :meth:`set_state` restores them.
         """
         if self._latest is not None and not self._latest.finished:
-            found = self._latest.state()
+            position = self._latest.state()
         elif self._iter is not None:
-            found = self._iter.position.state()
+            position = self._iter.position.state()
         else:
-            found = self._resumed or self._before()
-        return {**found, "samples": self._samples()}
+            position = self._resume_state or self._state_before_epoch()
+        return {**position, "samples": self._samples(), "random": rng.all_states()}
 
-    def _before(self) -> dict[str, Any]:
-        """The state before the next epoch, which is begun only where its order is not known otherwise."""
+    def _state_before_epoch(self) -> dict[str, Any]:
+        """Return the state before the next epoch; begins the epoch if the sampler has no state."""
         start = self._start()
         if start.sampler is not None:
-            return {**start._asdict(), "rest": None}
+            return start.state(start.consumed, None)
         self._iter = self._new_epoch()
         return self._iter.position.state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from where a loader stood that was made with the same arguments.
+        """Restore the position of a loader with the same arguments.
 
         Raises:
-            ValueError: it had another number of samples, or this is no loader's state.
+            ValueError: the state has another number of samples, or is not a loader's state.
         """
         check_state(state, {"samples": self._samples()})
         self.clean()
         self._latest = None
-        self._resumed = {name: state[name] for name in ("epoch", "seed", "sampler", "given", "rest")}
+        self._resume_state = {name: state[name] for name in ("epoch", "seed", "sampler", "given", "rest")}
+        if "random" in state:
+            rng.set_all_states(state["random"])
 
     def _samples(self) -> int | None:
         return len(self._dataset) if hasattr(self._dataset, "__len__") else None
 
     # -- batches -----------------------------------------------------------------------------------------------
 
-    def _given(self, batch: Any) -> Any:
-        """A batch as the loop gets it."""
-        return dress(batch if self._pinned is None else _moved(batch, self._pinned))
+    def _prepare(self, batch: Any) -> Any:
+        """Copy a batch to pinned memory, if requested, and convert it to NumPy-like arrays in NumPy mode."""
+        return with_semantics(batch if self._pinned is None else _to_context(batch, self._pinned))
 
 
 def _size(batch_size: int | None) -> int:
     if batch_size is None:
-        raise ValueError("DataLoader: batch_size is missing: give it, or a batch_sampler")
+        raise ValueError("DataLoader: batch_size is missing: pass it, or a batch_sampler")
     return batch_size
 
 
@@ -257,14 +267,14 @@ def _sampler(length: int, shuffle: bool, num_parts: int, part_index: int) -> Spl
     )
 
 
-def _expect_none(name: str, given: Any, **others: Any) -> None:
-    """Check that what another argument decides was not given too."""
-    found = [other for other, value in others.items() if value is not None]
-    if given is not None and found:
-        raise ValueError(f"DataLoader: {name} was given, and {' and '.join(found)} as well: {name} decides that")
+def _expect_none(name: str, value: Any, **others: Any) -> None:
+    """Check that an argument does not conflict with others."""
+    conflicts = [other for other, argument in others.items() if argument is not None]
+    if value is not None and conflicts:
+        raise ValueError(f"DataLoader: {name} conflicts with {' and '.join(conflicts)}: pass only {name}")
 
 
-def _moved(batch: Any, context: Any) -> Any:
+def _to_context(batch: Any, context: Any) -> Any:
     if isinstance(batch, NDArray):
         return batch.as_in_context(context)
-    return [_moved(each, context) for each in batch] if isinstance(batch, (list, tuple)) else batch
+    return [_to_context(part, context) for part in batch] if isinstance(batch, (list, tuple)) else batch

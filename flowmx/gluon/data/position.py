@@ -1,4 +1,4 @@
-"""The position in an epoch, kept apart from the loop, so that a loader knows it of a loop that was broken off."""
+"""The position in an epoch, a separate object: a loader still knows it after the loop has been abandoned."""
 
 from __future__ import annotations
 
@@ -14,53 +14,62 @@ class EpochStart(NamedTuple):
     Attributes:
         epoch: its number.
         seed: the seed of its batches' random numbers.
-        sampler: the state of the sampler before it; None where that has none.
-        given: batches that were given before, where it is resumed.
+        sampler: the state of the sampler before the epoch; None if the sampler has no state.
+        consumed: the number of batches that the loop had consumed, for a resumed epoch.
     """
 
     epoch: int
     seed: int
     sampler: Any
-    given: int
+    consumed: int
+
+    def state(self, consumed: int, rest: list[list[Any]] | None) -> dict[str, Any]:
+        """Return the position after `consumed` batches, as plain data.
+
+        Args:
+            consumed: the number of batches since the start of the epoch.
+            rest: the samples of the remaining batches; None if they follow from the sampler's state.
+        """
+        return {"epoch": self.epoch, "seed": self.seed, "sampler": self.sampler, "given": consumed, "rest": rest}
 
 
 class Position:
     """The current position in an epoch.
 
     Args:
-        start: where it begins.
+        start: the starting point.
         batches: the samples of each batch from there on.
 
     Attributes:
-        given: batches that the loop has got.
+        consumed: the number of batches that the loop has consumed.
         finished: True once the epoch has ended.
     """
 
     def __init__(self, start: EpochStart, batches: Iterator[list[Any]]) -> None:
         self.start = start
-        self.given = start.given
+        self.consumed = start.consumed
         self.finished = False
         self._batches = batches
         self._in_flight: deque[list[Any]] = deque()
 
     def take(self) -> tuple[int, list[Any]] | None:
-        """The number and the samples of the next batch to make; None where there is none."""
+        """Return the number and the samples of the next batch to make; None at the end."""
         samples = next(self._batches, None)
         if samples is None:
             return None
         self._in_flight.append(samples)
-        return self.given + len(self._in_flight) - 1, samples
+        return self.consumed + len(self._in_flight) - 1, samples
 
     def advance(self) -> None:
-        """Count the next batch as given to the loop."""
+        """Count the next batch as consumed."""
         self._in_flight.popleft()
-        self.given += 1
+        self.consumed += 1
 
     def state(self) -> dict[str, Any]:
-        """The position as plain data; where the sampler has no state, with the rest of the epoch's samples."""
+        """Return the position as plain data. It lists the remaining samples if the sampler has no state."""
         rest = None
         if self.start.sampler is None:
-            left = list(self._batches)
-            self._batches = iter(left)
-            rest = [list(batch) for batch in itertools.chain(self._in_flight, left)]
-        return {**self.start._asdict(), "given": self.given, "rest": rest}
+            remaining = list(self._batches)
+            self._batches = iter(remaining)
+            rest = [list(batch) for batch in itertools.chain(self._in_flight, remaining)]
+        return self.start.state(self.consumed, rest)

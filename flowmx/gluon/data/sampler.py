@@ -1,7 +1,7 @@
-"""Samplers: in which order samples come, and which make up a batch.
+"""Samplers: the order of samples, and their division into batches.
 
-An order follows from a seed and the number of the epoch, so that :meth:`state` is a few numbers. A sampler without
-:meth:`state` works too; a loader's state then holds what is left of the epoch.
+Random orders come from NumPy's generator, as in MXNet; seed it with ``numpy.random.seed``. :meth:`state` returns the
+state of that generator. It is optional: without it, a loader's state holds the rest of the epoch.
 """
 
 from __future__ import annotations
@@ -9,24 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from flowmx.data import rng
 from flowmx.data.sharding import share
-from flowmx.gluon.data.seeds import Seed
 
 __all__ = ["BatchSampler", "FilterSampler", "RandomSampler", "Sampler", "SequentialSampler", "SplitSampler"]
 
-_ENDS: dict[str, Callable[[int, int, int], int]] = {
-    "keep": lambda count, size, left: -(-count // size),
-    "discard": lambda count, size, left: count // size,
-    "rollover": lambda count, size, left: (count + left) // size,
+_BATCH_COUNTS: dict[str, Callable[[int, int, int], int]] = {
+    "keep": lambda count, size, rest: -(-count // size),
+    "discard": lambda count, size, rest: count // size,
+    "rollover": lambda count, size, rest: (count + rest) // size,
 }
-"""The number of batches, by the treatment of numbers that fill no batch."""
+"""The number of batches, by the treatment of an incomplete last batch."""
 
 
 class Sampler:
-    """Base of the samplers: a subclass implements ``__iter__`` and ``__len__``.
+    """Base class of samplers: a subclass implements ``__iter__`` and ``__len__``.
 
-    One whose order changes from epoch to epoch implements :meth:`state` and :meth:`set_state` too.
+    A sampler whose order changes from epoch to epoch also implements :meth:`state` and :meth:`set_state`.
     """
 
     def __iter__(self) -> Iterator[Any]:
@@ -36,20 +37,20 @@ class Sampler:
         raise NotImplementedError(f"{type(self).__name__} must implement __len__()")
 
     def state(self) -> Any:
-        """The state that determines the order of the next epoch, as plain data."""
-        raise NotImplementedError(f"{type(self).__name__} does not say where it stands: it must implement state()")
+        """Return the state that determines the order of the next epoch, as plain data."""
+        raise NotImplementedError(f"{type(self).__name__} must implement state() to save its position")
 
     def set_state(self, state: Any) -> None:
-        """Let the order of the next epoch be that which it was when the state was taken."""
+        """Restore a state: the next epoch has the order that followed it."""
         raise NotImplementedError(f"{type(self).__name__} must implement set_state(state)")
 
 
 class SequentialSampler(Sampler):
-    """The numbers from ``start`` on, in order.
+    """The indices from ``start``, in order.
 
     Args:
         length: the number of indices.
-        start: the first.
+        start: the first index.
     """
 
     def __init__(self, length: int, start: int = 0) -> None:
@@ -63,76 +64,68 @@ class SequentialSampler(Sampler):
         return self._length
 
     def state(self) -> None:
-        """Nothing: each epoch is like the last."""
+        """Return None: all epochs are equal."""
 
     def set_state(self, state: None) -> None:
-        """Nothing to set."""
+        """Do nothing."""
 
 
 class SplitSampler(Sampler):
-    """One worker's share of the numbers from 0 on, in a new random order each epoch, or in order.
+    """One worker's share of the indices below ``length``, in a new random order each epoch, or in order.
 
-    All shares have the same length, so that workers that wait for one another make as many steps: where the numbers do
-    not divide evenly, some shares begin with the last numbers of the one before.
+    All shares have the same length, so that synchronized workers make the same number of steps: if the indices do
+    not divide evenly, some shares begin with the last indices of the previous share.
 
     Args:
         length: the number of indices.
         num_parts: the number of workers that share them.
-        part_index: the index of this worker's share, from 0.
-        shuffle: in random order.
+        part_index: the number of this worker's share, from 0.
+        shuffle: whether the order is random.
 
     Raises:
-        ValueError: there is no such share, or there are fewer numbers than workers.
+        ValueError: the share does not exist, or there are fewer indices than workers.
     """
 
     def __init__(self, length: int, num_parts: int = 1, part_index: int = 0, shuffle: bool = True) -> None:
-        own = share(length, part_index, num_parts, "equal")
+        part = share(length, part_index, num_parts, "equal")
         if num_parts > 1 and length < num_parts:
             raise ValueError(
-                f"{type(self).__name__}: {length} samples can not be shared by num_parts = {num_parts} workers"
+                f"{type(self).__name__}: {length} samples cannot be shared by num_parts = {num_parts} workers"
             )
-        self._start: int = own.start
-        self._share: int = own.stop - own.start
+        self._start: int = part.start
+        self._share: int = part.stop - part.start
         self._shuffle = shuffle
-        self._seed = Seed()
-        self._epoch = 0
+        self._generator_state: list[Any] | None = None
+        """The state of NumPy's generator for the next order, if :meth:`set_state` set it."""
 
     def __iter__(self) -> Iterator[int]:
-        if not self._shuffle:
-            return iter(range(self._start, self._start + self._share))
-        seed = self._settled()
-        self._epoch += 1
-        order = rng.seeded(seed, self._epoch - 1).permutation(self._share)
-        return iter((order + self._start).tolist())
+        order = np.arange(self._start, self._start + self._share)
+        if self._shuffle:
+            generator_state, self._generator_state = self._generator_state, None
+            if generator_state is None or generator_state == rng.numpy_state():
+                rng.numpy().shuffle(order)
+            else:  # NumPy's generator has already drawn this order
+                rng.replay_generator(generator_state).shuffle(order)
+        return iter(order.tolist())
 
     def __len__(self) -> int:
         return self._share
 
-    def _settled(self) -> int:
-        """The seed; after ``mx.random.seed`` another one, with which epochs are counted from 0."""
-        seed, is_new = self._seed.value()
-        if is_new:
-            self._epoch = 0
-        return seed
+    def state(self) -> dict[str, Any]:
+        """Return the state of NumPy's generator, which draws the next order."""
+        return {"numpy": self._generator_state or rng.numpy_state()} if self._shuffle else {}
 
-    def state(self) -> dict[str, int]:
-        if not self._shuffle:
-            return {}
-        return {"seed": self._settled(), "lap": self._epoch}
-
-    def set_state(self, state: dict[str, int]) -> None:
-        if state:
-            self._seed.set(int(state["seed"]))
-            self._epoch = int(state["lap"])
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._generator_state = list(state["numpy"]) if state else None
 
 
 class RandomSampler(SplitSampler):
-    """The numbers from 0 to ``length``, or one worker's share of them, in a new random order each epoch.
+    """The indices below ``length``, or one worker's share of them, in a new random order each epoch.
 
     Args:
         length: the number of indices.
         num_parts: the number of workers that share them; see :class:`SplitSampler`.
-        part_index: the index of this worker's share, from 0.
+        part_index: the number of this worker's share, from 0.
     """
 
     def __init__(self, length: int, num_parts: int = 1, part_index: int = 0) -> None:
@@ -140,7 +133,7 @@ class RandomSampler(SplitSampler):
 
 
 class FilterSampler(SequentialSampler):
-    """The numbers of the samples that a function returns True for; it is called with all of them now.
+    """The indices of the samples for which a function returns True; the constructor calls it for all samples.
 
     Args:
         fn: the function.
@@ -156,16 +149,16 @@ class FilterSampler(SequentialSampler):
 
 
 class BatchSampler(Sampler):
-    """Lists of numbers, a batch each, from another sampler.
+    """Lists of indices from another sampler, one list per batch.
 
     Args:
         sampler: the other sampler.
-        batch_size: numbers in a batch.
-        last_batch: the treatment of numbers that fill no batch: ``"keep"`` makes a smaller one of them, ``"discard"``
-            drops them, ``"rollover"`` puts them before the next epoch's first.
+        batch_size: the length of the lists.
+        last_batch: the treatment of an incomplete last batch: ``"keep"`` returns it, ``"discard"`` drops it,
+            ``"rollover"`` moves it to the beginning of the next epoch.
 
     Raises:
-        ValueError: ``batch_size`` or ``last_batch`` has another value.
+        ValueError: ``batch_size`` or ``last_batch`` is invalid.
 
     Example:
         >>> list(BatchSampler(SequentialSampler(10), 3, "keep"))
@@ -175,7 +168,7 @@ class BatchSampler(Sampler):
     def __init__(self, sampler: Any, batch_size: int, last_batch: str = "keep") -> None:
         if batch_size < 1:
             raise ValueError(f"BatchSampler: batch_size is {batch_size}, expected at least 1")
-        if last_batch not in _ENDS:
+        if last_batch not in _BATCH_COUNTS:
             raise ValueError(f"BatchSampler: last_batch is {last_batch!r}, expected 'keep', 'discard' or 'rollover'")
         self._sampler = sampler
         self._batch_size = batch_size
@@ -187,8 +180,8 @@ class BatchSampler(Sampler):
         return self._batches(batch, iter(self._sampler))
 
     def _batches(self, batch: list[Any], order: Iterator[Any]) -> Iterator[list[Any]]:
-        for each in order:
-            batch.append(each)
+        for index in order:
+            batch.append(index)
             if len(batch) == self._batch_size:
                 yield batch
                 batch = []
@@ -198,26 +191,26 @@ class BatchSampler(Sampler):
             yield batch
 
     def __len__(self) -> int:
-        return _ENDS[self._last_batch](len(self._sampler), self._batch_size, len(self._prev))
+        return _BATCH_COUNTS[self._last_batch](len(self._sampler), self._batch_size, len(self._prev))
 
     def state(self) -> dict[str, Any]:
-        """The state of the wrapped sampler, and the indices that roll over into the next epoch.
+        """Return the state of the wrapped sampler, and the indices that roll over into the next epoch.
 
         Raises:
-            NotImplementedError: its sampler does not say.
+            NotImplementedError: the wrapped sampler has no state.
         """
-        return {"prev": list(self._prev), "sampler": state_of(self._sampler)}
+        return {"prev": list(self._prev), "sampler": sampler_state(self._sampler)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._sampler.set_state(state["sampler"])
         self._prev = list(state["prev"])
 
 
-def state_of(sampler: Any) -> Any:
-    """The state that determines a sampler's next epoch.
+def sampler_state(sampler: Any) -> Any:
+    """Return the state that determines a sampler's next epoch.
 
     Raises:
-        NotImplementedError: it does not say.
+        NotImplementedError: the sampler has no state.
     """
     if not hasattr(sampler, "state"):
         raise NotImplementedError(f"{type(sampler).__name__} has no state()")

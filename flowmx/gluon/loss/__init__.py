@@ -1,6 +1,6 @@
-"""Losses: one number for each instance of a batch."""
+"""Losses: one number for each sample of a batch."""
 
-from flowmx.gluon.loss.base import Loss
+from flowmx.gluon.loss.base_loss import Loss
 from flowmx.gluon.loss.classification import (
     HingeLoss,
     KLDivLoss,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.gluon.loss.base import Loss
+from flowmx.gluon.loss.base_loss import Loss
 from flowmx.ndarray import NDArray, core
 from flowmx.ndarray.functions import op
 from flowmx.ops.registry.dtypes import FLOAT32
@@ -17,17 +17,17 @@ __all__ = [
     "SoftmaxCrossEntropyLoss", "SquaredHingeLoss",
 ]  # fmt: skip
 
-_MOST_AT_ONCE = 1 << 16
-"""Elements of logits up to which a cross-entropy is one operator; parts of larger ones are computed on all cores."""
+_MAX_FUSED_SIZE = 1 << 16
+"""Largest number of logits for which the cross-entropy is one operator; larger ones are split among all cores."""
 
 
 class SigmoidBinaryCrossEntropyLoss(Loss):
-    """The cross-entropy of independent yes/no decisions, the mean of each instance.
+    """The cross-entropy of independent yes/no decisions, averaged over each sample.
 
     Args:
-        from_sigmoid: the predictions are probabilities; otherwise a sigmoid makes them such.
+        from_sigmoid: the predictions are probabilities; otherwise a sigmoid is applied to them.
         weight: a factor.
-        batch_axis: that of the instances.
+        batch_axis: the axis of the samples.
         **kwargs: ``prefix`` and ``params``.
     """
 
@@ -39,32 +39,32 @@ class SigmoidBinaryCrossEntropyLoss(Loss):
 
     def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None, pos_weight: Any = None) -> Any:
         label = F.reshape_like(label, pred)
-        entropy = self._of_probabilities if self._from_sigmoid else self._of_logits
+        entropy = self._probabilities_entropy if self._from_sigmoid else self._logits_entropy
         return self._mean(F, entropy(F, pred, label, pos_weight), sample_weight)
 
-    def _of_logits(self, F: Any, pred: Any, label: Any, pos_weight: Any) -> Any:
-        tail = F.Activation(-F.abs(pred), act_type="softrelu")  # log(1 + exp(-|x|)) can not overflow
+    def _logits_entropy(self, F: Any, pred: Any, label: Any, pos_weight: Any) -> Any:
+        tail = F.Activation(-F.abs(pred), act_type="softrelu")  # log(1 + exp(-|x|)) cannot overflow
         if pos_weight is None:
             return F.relu(pred) - pred * label + tail
         factor = 1 + F.broadcast_mul(label, pos_weight - 1)
         return pred - pred * label + factor * (tail + F.relu(-pred))
 
-    def _of_probabilities(self, F: Any, pred: Any, label: Any, pos_weight: Any) -> Any:
-        yes = F.log(pred + 1e-12) * label
+    def _probabilities_entropy(self, F: Any, pred: Any, label: Any, pos_weight: Any) -> Any:
+        positive = F.log(pred + 1e-12) * label
         if pos_weight is not None:
-            yes = F.broadcast_mul(yes, pos_weight)
-        return -(yes + F.log(1.0 - pred + 1e-12) * (1.0 - label))
+            positive = F.broadcast_mul(positive, pos_weight)
+        return -(positive + F.log(1.0 - pred + 1e-12) * (1.0 - label))
 
 
 class SoftmaxCrossEntropyLoss(Loss):
-    """The cross-entropy of one class among several, the mean of each instance.
+    """The cross-entropy of one class among several, averaged over each sample.
 
     Args:
-        axis: that of the classes.
-        sparse_label: labels are numbers of classes; otherwise probabilities of all classes.
-        from_logits: the predictions are logarithms of probabilities; otherwise a log-softmax makes them such.
+        axis: the axis of the classes.
+        sparse_label: labels are class numbers; otherwise probabilities of all classes.
+        from_logits: the predictions are logarithms of probabilities; otherwise a log-softmax is applied to them.
         weight: a factor.
-        batch_axis: that of the instances.
+        batch_axis: the axis of the samples.
         **kwargs: ``prefix`` and ``params``.
     """
 
@@ -76,7 +76,7 @@ class SoftmaxCrossEntropyLoss(Loss):
         self._axis, self._sparse_label, self._from_logits = axis, sparse_label, from_logits
 
     def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
-        if sample_weight is None and isinstance(pred, NDArray) and self._is_one_operator(pred, label):
+        if sample_weight is None and isinstance(pred, NDArray) and self._can_fuse(pred, label):
             return op("_class_cross_entropy", pred, label)
         if not self._from_logits:
             pred = F.log_softmax(pred, axis=self._axis)
@@ -86,9 +86,9 @@ class SoftmaxCrossEntropyLoss(Loss):
             loss = -F.sum(pred * F.reshape_like(label, pred), axis=self._axis, keepdims=True)
         return self._mean(F, loss, sample_weight)
 
-    def _is_one_operator(self, pred: NDArray, label: Any) -> bool:
-        """Tell whether the loss of these arrays is one operator: small rows of logits, one class number for each."""
-        shape = pred._shape
+    def _can_fuse(self, pred: NDArray, label: Any) -> bool:
+        """Return whether one operator can compute this loss: few logits, one class number for each row."""
+        shape = pred.dims
         return (
             self._sparse_label
             and not self._from_logits
@@ -96,24 +96,24 @@ class SoftmaxCrossEntropyLoss(Loss):
             and self._batch_axis == 0
             and len(shape) == 2
             and self._axis in (-1, 1)
-            and 0 < shape[0] * shape[1] <= _MOST_AT_ONCE
-            and pred._dtype in (FLOAT32, np.dtype(np.float64))
+            and 0 < shape[0] * shape[1] <= _MAX_FUSED_SIZE
+            and pred.element_type in (FLOAT32, np.dtype(np.float64))
             and core.casting is None
             and isinstance(label, NDArray)
-            and label._shape in ((shape[0],), (shape[0], 1))
-            and not isinstance(label._shape, SparseShape)
+            and label.dims in ((shape[0],), (shape[0], 1))
+            and not isinstance(label.dims, SparseShape)
             and not isinstance(shape, SparseShape)
         )
 
 
 class KLDivLoss(Loss):
-    """The Kullback-Leibler divergence of predicted from given distributions, the sum of each instance.
+    """The Kullback-Leibler divergence of predicted from target distributions, summed over each sample.
 
     Args:
-        from_logits: the predictions are logarithms of probabilities; otherwise a log-softmax makes them such.
-        axis: that of the classes.
+        from_logits: the predictions are logarithms of probabilities; otherwise a log-softmax is applied to them.
+        axis: the axis of the classes.
         weight: a factor.
-        batch_axis: that of the instances.
+        batch_axis: the axis of the samples.
         **kwargs: ``prefix`` and ``params``.
     """
 
@@ -126,17 +126,17 @@ class KLDivLoss(Loss):
     def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
         if not self._from_logits:
             pred = F.log_softmax(pred, axis=self._axis)
-        loss = self._weighted(F, label * (F.log(label + 1e-12) - pred), sample_weight)
+        loss = self._apply_weights(F, label * (F.log(label + 1e-12) - pred), sample_weight)
         return F.sum(loss, axis=self._batch_axis, exclude=True)
 
 
 class HingeLoss(Loss):
-    """``max(0, margin - pred * label)`` for labels -1 and 1, the mean of each instance.
+    """``max(0, margin - pred * label)`` for labels -1 and 1, averaged over each sample.
 
     Args:
-        margin: up to where a right prediction costs.
+        margin: the value of ``pred * label`` from which on the loss is 0.
         weight: a factor.
-        batch_axis: that of the instances.
+        batch_axis: the axis of the samples.
         **kwargs: ``prefix`` and ``params``.
     """
 
@@ -147,28 +147,28 @@ class HingeLoss(Loss):
     def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
         return self._mean(F, self._cost(F, F.relu(self._margin - pred * F.reshape_like(label, pred))), sample_weight)
 
-    def _cost(self, F: Any, missing: Any) -> Any:
-        return missing
+    def _cost(self, F: Any, shortfall: Any) -> Any:
+        return shortfall
 
 
 class SquaredHingeLoss(HingeLoss):
     """The square of :class:`HingeLoss` (before the mean); the arguments are the same."""
 
-    def _cost(self, F: Any, missing: Any) -> Any:
-        return F.square(missing)
+    def _cost(self, F: Any, shortfall: Any) -> Any:
+        return F.square(shortfall)
 
 
 class LogisticLoss(Loss):
-    """``log(1 + exp(-pred * label))``, the mean of each instance.
+    """``log(1 + exp(-pred * label))``, averaged over each sample.
 
     Args:
         weight: a factor.
-        batch_axis: that of the instances.
+        batch_axis: the axis of the samples.
         label_format: ``"signed"`` for labels -1 and 1, ``"binary"`` for 0 and 1.
         **kwargs: ``prefix`` and ``params``.
 
     Raises:
-        ValueError: another label format.
+        ValueError: the label format is unknown.
     """
 
     def __init__(

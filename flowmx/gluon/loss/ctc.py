@@ -1,10 +1,10 @@
-"""The loss of sequences whose labels are not aligned with them."""
+"""Connectionist temporal classification (CTC): the loss for sequences with unaligned labels."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from flowmx.gluon.loss.base import Loss
+from flowmx.gluon.loss.base_loss import Loss
 
 __all__ = ["CTCLoss"]
 
@@ -12,24 +12,24 @@ __all__ = ["CTCLoss"]
 class CTCLoss(Loss):
     """Connectionist temporal classification (Graves et al., ICML 2006); the last class is the blank.
 
-    Labels are class numbers, padded with -1 where ``label_lengths`` are not given.
+    Predictions are logits. Labels are class numbers; without ``label_lengths``, short ones are padded with -1.
 
     Args:
-        layout: of the predictions before a softmax, ``"NTC"`` or ``"TNC"``: batch, time, classes.
-        label_layout: ``"NT"`` or ``"TN"``.
+        layout: the layout of the predictions, ``"NTC"`` or ``"TNC"``: batch, time, classes.
+        label_layout: the layout of the labels, ``"NT"`` or ``"TN"``.
         weight: a factor.
         **kwargs: ``prefix`` and ``params``.
 
     Raises:
-        ValueError: another layout.
+        ValueError: a layout is unknown.
     """
 
     def __init__(
         self, layout: str = "NTC", label_layout: str = "NT", weight: float | None = None, **kwargs: Any
     ) -> None:
-        for name, given, known in (("layout", layout, ("NTC", "TNC")), ("label_layout", label_layout, ("NT", "TN"))):
-            if given not in known:
-                raise ValueError(f"CTCLoss: {name} is {given!r}, expected {' or '.join(map(repr, known))}")
+        for name, value, choices in (("layout", layout, ("NTC", "TNC")), ("label_layout", label_layout, ("NT", "TN"))):
+            if value not in choices:
+                raise ValueError(f"CTCLoss: {name} is {value!r}, expected {' or '.join(map(repr, choices))}")
         super().__init__(weight, label_layout.index("N"), **kwargs)
         self._layout, self._label_layout = layout, label_layout
 
@@ -45,4 +45,4 @@ class CTCLoss(Loss):
             pred, label, data_lengths=pred_lengths, label_lengths=label_lengths,
             use_data_lengths=pred_lengths is not None, use_label_lengths=label_lengths is not None, blank_label="last",
         )  # fmt: skip
-        return self._weighted(F, loss, sample_weight)
+        return self._apply_weights(F, loss, sample_weight)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from flowmx.gluon.loss.base import Loss
+from flowmx.gluon.loss.base_loss import Loss
 
 __all__ = ["HuberLoss", "L1Loss", "L2Loss", "PoissonNLLLoss"]
 
 
 class L2Loss(Loss):
-    """``weight / 2 * (label - pred)²``, the mean of each instance.
+    """``weight / 2 * (label - pred)²``, averaged over each sample.
 
     Args:
         weight: the factor.
-        batch_axis: that of the instances.
+        batch_axis: the axis of the samples.
         **kwargs: ``prefix`` and ``params``.
     """
 
@@ -27,11 +27,11 @@ class L2Loss(Loss):
 
 
 class L1Loss(Loss):
-    """``weight * |label - pred|``, the mean of each instance.
+    """``weight * |label - pred|``, averaged over each sample.
 
     Args:
         weight: the factor.
-        batch_axis: that of the instances.
+        batch_axis: the axis of the samples.
         **kwargs: ``prefix`` and ``params``.
     """
 
@@ -43,14 +43,14 @@ class L1Loss(Loss):
 
 
 class HuberLoss(Loss):
-    """The mean of each instance, with ``d = |label - pred|``, of ``d - rho / 2`` over rho, else ``d² / (2 * rho)``.
+    """With ``d = |label - pred|``: ``d - rho / 2`` above rho, else ``d² / (2 * rho)``, averaged over each sample.
 
     Huber, Robust Estimation of a Location Parameter, 1964.
 
     Args:
-        rho: where the loss turns from a square into a line.
+        rho: the distance at which the loss changes from quadratic to linear.
         weight: a factor.
-        batch_axis: that of the instances.
+        batch_axis: the axis of the samples.
         **kwargs: ``prefix`` and ``params``.
     """
 
@@ -70,9 +70,9 @@ class PoissonNLLLoss(Loss):
 
     Args:
         weight: a factor.
-        from_logits: the predictions are logarithms of the rates; otherwise the rates.
-        batch_axis: that of the instances.
-        compute_full: add Stirling's approximation of the term that has no prediction in it, for counts over 1.
+        from_logits: whether the predictions are logarithms of the rates, instead of rates.
+        batch_axis: the axis of the samples.
+        compute_full: add Stirling's approximation of the term without the prediction, for counts over 1.
         **kwargs: ``prefix`` and ``params``.
     """
 
@@ -90,7 +90,7 @@ class PoissonNLLLoss(Loss):
         else:
             loss = pred - target * F.log(pred + epsilon)
         if self._compute_full:
-            large = F.maximum(target, 1.0)  # the logarithm of a count of 0 would be NaN, though it does not count
+            large = F.maximum(target, 1.0)  # the logarithm of a count of 0 would be NaN, and NaN * 0 is NaN
             stirling = large * F.log(large) - large + 0.5 * F.log(2 * math.pi * large)
             loss = loss + stirling * (target > 1)
-        return F.mean(self._weighted(F, loss, sample_weight))
+        return F.mean(self._apply_weights(F, loss, sample_weight))

@@ -1,24 +1,27 @@
-"""Losses of vectors that are to be near each other, or far from each other."""
+"""Losses that pull related vectors together and push unrelated ones apart."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from flowmx.gluon.loss.base import Loss
+from flowmx import ndarray as nd
+from flowmx import symbol as sym
+from flowmx.gluon.loss.base_loss import Loss
 from flowmx.gluon.loss.classification import KLDivLoss
+from flowmx.overrides import is_replaced
 
 __all__ = ["CosineEmbeddingLoss", "SDMLLoss", "TripletLoss"]
 
 
 class TripletLoss(Loss):
-    """``max(0, |pred - positive|² - |pred - negative|² + margin)`` of each instance.
+    """``max(0, |pred - positive|² - |pred - negative|² + margin)`` of each sample.
 
     Schroff et al., FaceNet: A Unified Embedding for Face Recognition and Clustering, CVPR 2015.
 
     Args:
-        margin: the distance by which the negative one is to be farther.
+        margin: the difference of the two squared distances at which the loss becomes 0.
         weight: a factor.
-        batch_axis: that of the instances.
+        batch_axis: the axis of the samples.
         **kwargs: ``prefix`` and ``params``.
     """
 
@@ -29,7 +32,7 @@ class TripletLoss(Loss):
     def hybrid_forward(self, F: Any, pred: Any, positive: Any, negative: Any) -> Any:
         near, far = (F.square(F.reshape_like(other, pred) - pred) for other in (positive, negative))
         difference = F.sum(near - far, axis=self._batch_axis, exclude=True)
-        return self._weighted(F, F.relu(difference + self._margin), None)
+        return self._apply_weights(F, F.relu(difference + self._margin), None)
 
 
 class CosineEmbeddingLoss(Loss):
@@ -37,8 +40,8 @@ class CosineEmbeddingLoss(Loss):
 
     Args:
         weight: a factor.
-        batch_axis: that of the instances.
-        margin: up to which cosine vectors are far enough from each other.
+        batch_axis: the axis of the samples.
+        margin: cosine below which two vectors are far enough apart.
         **kwargs: ``prefix`` and ``params``.
     """
 
@@ -48,28 +51,29 @@ class CosineEmbeddingLoss(Loss):
 
     def hybrid_forward(self, F: Any, input1: Any, input2: Any, label: Any, sample_weight: Any = None) -> Any:
         label = F.reshape(label, shape=(-1, 1))
-        cosine = self._cosine(F, F.reshape_like(input1, input2), input2)
+        cosine = self._cosine_similarity(F, F.reshape_like(input1, input2), input2)
         near = (1 - cosine) * (label == 1)
         far = F.relu((label == -1) * (cosine - self._margin))
-        return self._weighted(F, near + far, sample_weight)
+        return self._apply_weights(F, near + far, sample_weight)
 
-    def _cosine(self, F: Any, x: Any, y: Any) -> Any:
+    def _cosine_similarity(self, F: Any, x: Any, y: Any, axis: int = -1) -> Any:
         x_norm, y_norm, dot = (
-            F.reshape(each, shape=(-1, 1)) for each in (F.norm(x, axis=-1), F.norm(y, axis=-1), F.sum(x * y, axis=-1))
+            F.reshape(number, shape=(-1, 1))
+            for number in (F.norm(x, axis=axis), F.norm(y, axis=axis), F.sum(x * y, axis=axis))
         )
         product = F.maximum(x_norm * y_norm, 1e-12)
         return dot / (product + (product == 0))  # 1e-12 is 0 in float16
 
 
 class SDMLLoss(Loss):
-    """Smoothed deep metric learning: row i of one batch is to be nearer to row i of the other than to its other rows.
+    """Smoothed deep metric learning: row i of one batch should be nearest to row i of the other batch.
 
     Bonadiman et al., Large Scale Question Paraphrase Retrieval with Smoothed Deep Metric Learning, 2019.
 
     Args:
-        smoothing_parameter: the probability that is spread over the other rows.
-        weight: kept for MXNet's scripts, which ignores it too.
-        batch_axis: kept likewise: the batch is the first axis.
+        smoothing_parameter: the probability spread over the other rows.
+        weight: ignored, as in MXNet.
+        batch_axis: ignored, as in MXNet; the batch is the first axis.
         **kwargs: ``prefix`` and ``params``.
     """
 
@@ -81,15 +85,33 @@ class SDMLLoss(Loss):
         self.smoothing_parameter = smoothing_parameter
 
     def hybrid_forward(self, F: Any, x1: Any, x2: Any) -> Any:
-        differences = F.broadcast_sub(F.expand_dims(x1, axis=1), F.expand_dims(x2, axis=0))
-        distances = F.sum(F.square(differences), axis=2)
-        return self.kl_loss(F.log_softmax(-distances, axis=1), self._labels(F, x1))
+        return self._loss(F, x1, x2)
 
-    def _labels(self, F: Any, rows: Any) -> Any:
-        """Most of the probability for the same row, the rest for the others."""
-        number = F.contrib.arange_like(rows, axis=0)
+    # As in MXNet, subclasses may override these three methods.
+
+    def _loss(self, F: Any, x1: Any, x2: Any) -> Any:
+        if is_replaced(self, "_compute_labels", _compute_labels):  # an override takes the number of rows
+            labels = self._compute_labels(F, x1.shape[0]).as_in_context(x1.context)
+        else:
+            labels = self._labels(F, F.contrib.arange_like(x1, axis=0))
+        return self.kl_loss(F.log_softmax(-self._compute_distances(x1, x2), axis=1), labels)
+
+    def _compute_distances(self, x1: Any, x2: Any) -> Any:
+        """Return the squared distance of each row of one batch from each row of the other, shape (batch, batch)."""
+        F = nd if isinstance(x1, nd.NDArray) else sym
+        return F.sum(F.square(F.broadcast_sub(F.expand_dims(x1, axis=1), F.expand_dims(x2, axis=0))), axis=2)
+
+    def _compute_labels(self, F: Any, batch_size: int) -> Any:
+        """Return the probabilities that the rows belong together, shape (batch, batch)."""
+        return self._labels(F, F.arange(batch_size))
+
+    def _labels(self, F: Any, number: Any) -> Any:
+        """Return 1 - ``smoothing_parameter`` for the same row, and the rest spread evenly over the other rows."""
         same = F.broadcast_equal(F.expand_dims(number, axis=0), F.expand_dims(number, axis=1))
         others = F.sum(F.ones_like(number)) - 1
         return same * (1 - self.smoothing_parameter) + F.broadcast_div(
             (1 - same) * self.smoothing_parameter, F.reshape(others, shape=(1, 1))
         )
+
+
+_compute_labels = SDMLLoss._compute_labels

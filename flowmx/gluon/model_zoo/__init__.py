@@ -1,4 +1,4 @@
-"""Models that are ready to be used: ``mx.gluon.model_zoo``."""
+"""Predefined models: ``mx.gluon.model_zoo``."""
 
 from flowmx.gluon.model_zoo import model_store, vision
 

@@ -1,6 +1,6 @@
-"""Files of weights of the model zoo: in a folder, and fetched from MXNet's repository where they are not there.
+"""The model zoo's files of weights: local files, downloaded from MXNet's repository if they are missing.
 
-They are kept as MXNet keeps them, as ``<name>-<first eight digits of their SHA-1>.params`` in ``~/.mxnet/models`` or
+They have MXNet's names, ``<name>-<first eight digits of their SHA-1>.params``, and are stored in ``~/.mxnet/models`` or
 the folder ``models`` of the setting ``home``.
 """
 
@@ -13,12 +13,12 @@ import warnings
 import zipfile
 from pathlib import Path
 
-from flowmx.download import ChecksumError, DownloadError, alone, check_sha1, data_dir, fetch, repository
+from flowmx.download import ChecksumError, DownloadError, check_sha1, data_dir, exclusive_part, fetch, repository
 
 __all__ = ["get_model_file", "purge", "short_hash"]
 
 Root = str | os.PathLike[str] | None
-"""A folder; None is the usual one."""
+"""A folder; None is the default one."""
 
 _model_sha1 = {
     "alexnet": "44335d1f0046b328243b32a26a4fbd62d9057b45",
@@ -59,10 +59,10 @@ _model_sha1 = {
 
 
 def short_hash(name: str) -> str:
-    """The eight digits in the name of a model's file.
+    """Return the eight digits in the name of a model's file.
 
     Raises:
-        ValueError: MXNet published no weights for a model of that name.
+        ValueError: MXNet has published no weights for this name.
     """
     if name not in _model_sha1:
         raise ValueError(f"there are no published weights for {name!r}, only for {', '.join(_model_sha1)}")
@@ -70,39 +70,39 @@ def short_hash(name: str) -> str:
 
 
 def get_model_file(name: str, root: Root = None) -> str:
-    """The file of a model's weights: ``<root>/<name>-<hash>.params``, or else ``<root>/<name>.params``.
+    """Return the file of a model's weights: ``<root>/<name>-<hash>.params``, or else ``<root>/<name>.params``.
 
-    A file with MXNet's hash in its name must hold what MXNet published, and is fetched anew where it does not; one
-    without it may hold any weights. Where there is neither, what MXNet published is fetched from ``gluon_repo``.
+    A file with MXNet's hash in its name must have the published content, and is downloaded again otherwise; a file
+    without it may have any weights. If both are missing, the published file is downloaded from ``gluon_repo``.
 
     Args:
         name: the model's name in the zoo.
         root: the folder (default: ``models`` in the setting ``home``).
 
     Raises:
-        DownloadError: it can not be fetched (a FileNotFoundError, too); the message says where to put it.
-        ChecksumError: what was fetched is not what MXNet published (a ValueError, too).
-        ValueError: MXNet published no weights for a model of that name.
+        DownloadError: the file cannot be downloaded (also a FileNotFoundError); the message says where to put it.
+        ChecksumError: the downloaded file differs from the published one (also a ValueError).
+        ValueError: MXNet has published no weights for this name.
     """
     folder = _folder(root)
     published = folder / f"{name}-{short_hash(name)}.params"
-    own = folder / f"{name}.params"
+    custom = folder / f"{name}.params"
     if published.exists():
         if check_sha1(published, _model_sha1[name]):
             return str(published)
         warnings.warn(f"{published} is not the file that MXNet published (another SHA-1): fetching it", stacklevel=2)
-    elif own.exists():
-        return str(own)
+    elif custom.exists():
+        return str(custom)
     folder.mkdir(parents=True, exist_ok=True)
-    with alone(folder / f".{published.name}.lock") as lock:
+    with exclusive_part(folder / f".{published.name}.lock") as lock:
         try:
             if not published.exists() or not check_sha1(published, _model_sha1[name]):
-                _fetch(name, published)
+                _download(name, published)
         except ChecksumError:
             raise
         except DownloadError as error:
             raise DownloadError(
-                f"the weights of {name!r} are neither at {published} nor at {own}, and {error}"
+                f"the weights of {name!r} are neither at {published} nor at {custom}, and {error}"
             ) from error
         finally:
             lock.discard()
@@ -113,19 +113,19 @@ def _folder(root: Root) -> Path:
     return data_dir() / "models" if root is None else Path(root).expanduser()
 
 
-def _fetch(name: str, published: Path) -> None:
-    """Fetch MXNet's archive of a model's weights, and take them out of it."""
+def _download(name: str, published: Path) -> None:
+    """Download MXNet's archive of a model's weights, and extract them."""
     archive, url = published.with_suffix(".zip"), f"{repository()}gluon/models/{published.stem}.zip"
-    fetch(url, archive, anew=True)
+    fetch(url, archive, force=True)
     unpacked = published.with_name(f".{published.name}.{secrets.token_hex(4)}")
     try:
         with zipfile.ZipFile(archive) as files, files.open(published.name) as source, unpacked.open("wb") as target:
             shutil.copyfileobj(source, target)
         if not check_sha1(unpacked, _model_sha1[name]):
-            raise ChecksumError(f"{url} holds other weights than MXNet published for {name!r} (another SHA-1)")
+            raise ChecksumError(f"{url} has other weights than those that MXNet published for {name!r} (another SHA-1)")
         unpacked.replace(published)
     except (zipfile.BadZipFile, KeyError) as error:
-        raise ChecksumError(f"{url} is no archive with {published.name} in it: {error}") from error
+        raise ChecksumError(f"{url} is not an archive with {published.name} in it: {error}") from error
     finally:
         archive.unlink(missing_ok=True)
         unpacked.unlink(missing_ok=True)
@@ -135,7 +135,7 @@ def purge(root: Root = None) -> None:
     """Remove all files of weights from a folder.
 
     Raises:
-        FileNotFoundError: there is no such folder.
+        FileNotFoundError: the folder does not exist.
     """
     for path in list(_folder(root).iterdir()):
         if path.suffix == ".params":

@@ -40,12 +40,12 @@ class LeakyReLU(Layer):
         **kwargs: ``prefix`` and ``params``.
 
     Raises:
-        ValueError: a negative slope.
+        ValueError: the slope is negative.
     """
 
     def __init__(self, alpha: float, **kwargs: Any) -> None:
         if alpha < 0:
-            raise ValueError(f"LeakyReLU: alpha is {alpha}, expected a slope from 0")
+            raise ValueError(f"LeakyReLU: alpha is {alpha}, expected 0 or more")
         super().__init__(**kwargs)
         self._alpha = alpha
 
@@ -62,7 +62,7 @@ class PReLU(Layer):
     He et al., Delving Deep into Rectifiers, ICCV 2015.
 
     Args:
-        alpha_initializer: of the slope.
+        alpha_initializer: the initializer of the slope.
         in_channels: 1 for one slope, or the number of channels.
         **kwargs: ``prefix`` and ``params``.
     """
@@ -82,7 +82,7 @@ class ELU(Layer):
     Clevert et al., Fast and Accurate Deep Network Learning by Exponential Linear Units, ICLR 2016.
 
     Args:
-        alpha: the bound for negative inputs.
+        alpha: the magnitude of the limit for large negative inputs.
         **kwargs: ``prefix`` and ``params``.
     """
 

@@ -1,4 +1,4 @@
-"""Containers, and the layers that neither convolve nor normalize."""
+"""Containers, and layers other than convolutions and normalization."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
 from flowmx.engine import origin
-from flowmx.gluon.base import A, Block
+from flowmx.gluon.base_block import A, Block
 from flowmx.gluon.hybrid import HybridBlock, Layer
 from flowmx.gluon.nn.activations import Activation
 from flowmx.ndarray import NDArray, core
@@ -21,41 +21,42 @@ from flowmx.ops.sparse.shapes import SparseShape
 
 __all__ = ["Dense", "Dropout", "Embedding", "Flatten", "HybridLambda", "HybridSequential", "Lambda", "Sequential"]
 
-_AT_ONCE = (FLOAT32, np.dtype(np.float64))
-_MOST_AT_ONCE = 1 << 14
-"""Elements of a dense layer's result up to which it is one operator with its activation."""
+_FUSED_DTYPES = (FLOAT32, np.dtype(np.float64))
+_MAX_FUSED = 1 << 14
+"""The maximum number of elements in a dense layer's result for fusing the activation into the operator."""
 
 
 class _Stack(Block):
-    """Children in a row, each computing from the one before."""
+    """A chain of children: the output of one is the input of the next."""
 
-    if TYPE_CHECKING:  # nearly all give one array
+    if TYPE_CHECKING:  # nearly all return one array
 
         def __call__(self, x: A, /) -> A: ...
 
     def add(self, *blocks: Block) -> None:
-        """Put blocks at the end."""
+        """Append blocks."""
         for block in blocks:
             self.register_child(block)
 
-    def _through(self, x: Any, args: tuple[Any, ...]) -> Any:
+    def _apply_all(self, x: Any, args: tuple[Any, ...]) -> Any:
         if args:
             raise TypeError(f"{type(self).__name__} {self.name!r}: {1 + len(args)} inputs were given, expected one")
         for block in self._children.values():
             x = block(x)
         return x
 
-    def _shown(self) -> Iterator[tuple[str, Block]]:
+    def _repr_items(self) -> Iterator[tuple[str, Block]]:
         return iter(self._children.items())
 
     def __getitem__(self, key: int | slice) -> Any:
-        """One of the blocks, or a container of several, which shares their parameters."""
-        found = list(self._children.values())[key]
-        if isinstance(found, Block):
-            return found
-        part = type(self)(prefix=self._prefix)
-        part.add(*found)
-        return part
+        """Return a block, or for a slice a container of blocks that shares their parameters."""
+        blocks = list(self._children.values())[key]
+        if isinstance(blocks, Block):
+            return blocks
+        container = type(self)(prefix=self._prefix)
+        with container.name_scope():
+            container.add(*blocks)
+        return container
 
     def __len__(self) -> int:
         return len(self._children)
@@ -65,7 +66,7 @@ class _Stack(Block):
 
 
 class Sequential(_Stack):
-    """Blocks in a row.
+    """A chain of blocks: the output of one is the input of the next.
 
     Args:
         prefix: as for ``Block``.
@@ -77,12 +78,12 @@ class Sequential(_Stack):
     """
 
     def forward(self, x: Any, *args: Any) -> Any:
-        """The last block's output."""
-        return self._through(x, args)
+        """Return the last block's output."""
+        return self._apply_all(x, args)
 
     def hybridize(self, active: bool = True, **kwargs: Any) -> None:
         """Hybridize the children, one by one."""
-        if self._children and all(isinstance(each, HybridBlock) for each in self._children.values()):
+        if self._children and all(isinstance(child, HybridBlock) for child in self._children.values()):
             warnings.warn(
                 f"hybridize: all children of the Sequential {self.name!r} are HybridBlocks: HybridSequential compiles "
                 "them together, which is faster",
@@ -92,7 +93,7 @@ class Sequential(_Stack):
 
 
 class HybridSequential(_Stack, HybridBlock):
-    """HybridBlocks in a row, which are compiled together.
+    """A chain of HybridBlocks, compiled into one graph.
 
     Args:
         prefix: as for ``Block``.
@@ -100,7 +101,7 @@ class HybridSequential(_Stack, HybridBlock):
     """
 
     def hybrid_forward(self, F: Any, x: Any, *args: Any) -> Any:
-        return self._through(x, args)
+        return self._apply_all(x, args)
 
 
 class Dense(Layer):
@@ -110,11 +111,11 @@ class Dense(Layer):
         units: the number of outputs.
         activation: the name of an activation, or None.
         use_bias: add a bias.
-        flatten: collapse all axes of the input but the first; otherwise only the last is transformed.
-        dtype: of the parameters.
-        weight_initializer: of the weight.
-        bias_initializer: of the bias.
-        in_units: the number of inputs (default: seen at the first call).
+        flatten: collapse all axes of the input except the first. If False, transform only the last axis.
+        dtype: the element type of the parameters.
+        weight_initializer: the initializer of the weight.
+        bias_initializer: the initializer of the bias.
+        in_units: the number of inputs (default: inferred at the first call).
         **kwargs: ``prefix`` and ``params``.
     """
 
@@ -135,10 +136,10 @@ class Dense(Layer):
             self.act = None if activation is None else Activation(activation, prefix=f"{activation}_")
 
     def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:
-        if self.act is not None and isinstance(x, NDArray) and self._is_one_operator(x, weight):
-            given = (x, weight) if bias is None else (x, weight, bias)
+        if self.act is not None and isinstance(x, NDArray) and self._can_fuse_activation(x, weight):
+            inputs = (x, weight) if bias is None else (x, weight, bias)
             return op(
-                "_dense", *given, num_hidden=self._units, no_bias=bias is None, flatten=self._flatten,
+                "_dense", *inputs, num_hidden=self._units, no_bias=bias is None, flatten=self._flatten,
                 act_type=self.act._act_type,
             )  # fmt: skip
         out = F.FullyConnected(
@@ -146,20 +147,22 @@ class Dense(Layer):
         )
         return out if self.act is None else self.act(out)
 
-    def _is_one_operator(self, x: NDArray, weight: NDArray) -> bool:
-        """Tell whether product and activation are one operator: where the result is small, and nobody looks between."""
-        act, shape = self.act, x._shape
+    def _can_fuse_activation(self, x: NDArray, weight: NDArray) -> bool:
+        """Return whether to fuse product and activation: the result is small, and no hook needs the product."""
+        act, shape = self.act, x.dims
         return (
             type(act) is Activation
+            and Activation.hybrid_forward is _ACTIVATION
+            and "hybrid_forward" not in act.__dict__
             and not (act._forward_hooks or act._forward_pre_hooks or act._active or origin.names_layers)
             and core.casting is None
-            and x._dtype in _AT_ONCE
-            and weight._dtype is x._dtype
+            and x.element_type in _FUSED_DTYPES
+            and weight.element_type is x.element_type
             and len(shape) == 2
-            and weight._shape[1:] == shape[1:]  # else FullyConnected says what does not fit
-            and 0 < shape[0] * self._units <= _MOST_AT_ONCE
+            and weight.dims[1:] == shape[1:]  # FullyConnected raises an error otherwise
+            and 0 < shape[0] * self._units <= _MAX_FUSED
             and not isinstance(shape, SparseShape)
-            and not isinstance(weight._shape, SparseShape)
+            and not isinstance(weight.dims, SparseShape)
         )
 
     def __repr__(self) -> str:
@@ -167,12 +170,15 @@ class Dense(Layer):
         return f"{type(self).__name__}({inputs or None} -> {units}, {self.act or 'linear'})"
 
 
+_ACTIVATION = Activation.hybrid_forward
+
+
 class Dropout(Layer):
     """Dropout: training zeroes random elements with probability ``rate``, and scales the others by 1/(1 - rate).
 
     Args:
         rate: the probability of a zero, from 0 to 1.
-        axes: axes along which one decision counts.
+        axes: axes that share one random mask.
         **kwargs: ``prefix`` and ``params``.
     """
 
@@ -190,14 +196,14 @@ class Dropout(Layer):
 
 
 class Embedding(Layer):
-    """Rows of a table, by index.
+    """Rows of a table, selected by index.
 
     Args:
         input_dim: the number of rows.
-        output_dim: their length.
-        dtype: of the table.
-        weight_initializer: of the table.
-        sparse_grad: let the gradient be row_sparse, with the rows that a batch has used alone.
+        output_dim: the length of a row.
+        dtype: the element type of the table.
+        weight_initializer: the initializer of the table.
+        sparse_grad: use a row_sparse gradient, with only the rows of the batch.
         **kwargs: ``prefix`` and ``params``.
     """
 
@@ -220,7 +226,7 @@ class Embedding(Layer):
 
 
 class Flatten(Layer):
-    """Collapses all axes but the first."""
+    """Collapses all axes except the first."""
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         return F.flatten(x)
@@ -233,16 +239,16 @@ class Lambda(Block):
     """A function of arrays as a block.
 
     Args:
-        function: the function, or the name of one of ``mx.nd``.
+        function: the function, or the name of a function of ``mx.nd``.
         prefix: as for ``Block``.
 
     Raises:
-        ValueError: there is no function of that name, or it is no function.
+        ValueError: the function's name is unknown, or it is not callable.
     """
 
     def __init__(self, function: str | Callable[..., Any], prefix: str | None = None) -> None:
         super().__init__(prefix=prefix)
-        self._func_impl = _named_function(nd, function)
+        self._func_impl = _find_function(nd, function)
 
     def forward(self, *args: Any) -> Any:
         """Call the function."""
@@ -256,18 +262,18 @@ class HybridLambda(HybridBlock):
     """A function of arrays or symbols as a block.
 
     Args:
-        function: called as ``function(F, *inputs)``, or the name of one of both ``mx.nd`` and ``mx.sym``.
+        function: called as ``function(F, *inputs)``, or the name of a function of both ``mx.nd`` and ``mx.sym``.
         prefix: as for ``Block``.
 
     Raises:
-        ValueError: there is no function of that name, or it is no function.
+        ValueError: the function's name is unknown, or it is not callable.
     """
 
     def __init__(self, function: str | Callable[..., Any], prefix: str | None = None) -> None:
         super().__init__(prefix=prefix)
         self._function = function
         for module in (nd, sym):
-            _named_function(module, function)
+            _find_function(module, function)
 
     def hybrid_forward(self, F: Any, x: Any, *args: Any) -> Any:
         if isinstance(self._function, str):
@@ -279,8 +285,8 @@ class HybridLambda(HybridBlock):
         return f"{type(self).__name__}({label})"
 
 
-def _named_function(module: Any, function: str | Callable[..., Any]) -> Callable[..., Any]:
-    found = getattr(module, function, None) if isinstance(function, str) else function
-    if not callable(found):
+def _find_function(module: Any, function: str | Callable[..., Any]) -> Callable[..., Any]:
+    result = getattr(module, function, None) if isinstance(function, str) else function
+    if not callable(result):
         raise ValueError(f"Lambda: {function!r} is neither a function nor the name of one in {module.__name__}")
-    return found
+    return result

@@ -1,8 +1,8 @@
 """Convolutions and pooling over one, two or three axes.
 
-Lengths (of kernels, strides, padding) are one number for all axes, or one for each. The arguments of convolutions are
-written down at ``_Conv``. Pooling layers take ``pool_size``, ``strides`` (None: the size), ``padding``, ``layout``,
-``ceil_mode`` (whether a last window may reach beyond the end), and those of means ``count_include_pad``.
+Kernel sizes, strides and padding are one number for all axes, or one per axis. ``_Conv`` documents the arguments of
+convolutions. Pooling layers take ``pool_size``, ``strides`` (None: the size), ``padding``, ``layout``,
+``ceil_mode`` (whether a last window may extend beyond the end), and average pooling also ``count_include_pad``.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ Lengths = int | Sequence[int]
 
 
 class _Spatial(Layer):
-    """A layer that works along so many axes of its input."""
+    """A layer that works along one, two or three axes of its input."""
 
     axes: ClassVar[int]
     layouts: ClassVar[tuple[str, ...]]
 
     def _lengths(self, name: str, value: Lengths) -> tuple[int, ...]:
-        """A number for each axis."""
-        made = (value,) * self.axes if isinstance(value, int) else tuple(value)
-        if len(made) != self.axes:
+        """Return a number for each axis."""
+        lengths = (value,) * self.axes if isinstance(value, int) else tuple(value)
+        if len(lengths) != self.axes:
             raise ValueError(f"{type(self).__name__}: {name} is {value!r}, expected a number or {self.axes} of them")
-        return made
+        return lengths
 
     def _layout(self, layout: str | None) -> str:
         if layout is None:
@@ -49,23 +49,23 @@ class _Conv(_Spatial):
 
     Args:
         channels: the number of output channels.
-        kernel_size: the lengths of the kernel, one or one for each axis.
-        strides: the steps.
+        kernel_size: the lengths of the kernel, one number or one per axis.
+        strides: the step of the kernel along each axis.
         padding: zeros added at each side.
-        dilation: the distance of the kernel's elements.
-        groups: into how many groups the channels are split.
-        layout: the order of the axes. With the channels last, they are last in the weight too, and inputs, weights and
-            outputs are transposed.
+        dilation: the distance between the kernel's elements.
+        groups: the number of groups of channels.
+        layout: the order of the axes. If the channels are last, they are last in the weight too, and the layer
+            transposes inputs, weights and outputs.
         activation: the name of an activation, or None.
         use_bias: add a bias.
-        weight_initializer: of the weight.
-        bias_initializer: of the bias.
-        in_channels: the number of input channels (default: seen at the first call).
+        weight_initializer: the initializer of the weight.
+        bias_initializer: the initializer of the bias.
+        in_channels: the number of input channels (default: inferred at the first call).
         prefix: as for ``Block``.
         params: as for ``Block``.
 
     Raises:
-        ValueError: a layout or lengths that do not fit.
+        ValueError: the layout or the number of lengths is invalid.
     """
 
     op_name = "Convolution"
@@ -87,8 +87,8 @@ class _Conv(_Spatial):
             self._kwargs["adj"] = self._lengths("output_padding", adj)
         self._is_channels_last = layout.endswith("C")
         data = sym.var("data", shape=(1, in_channels, *self.axes * (0,)))
-        composed = getattr(sym, self.op_name)(data, **self._kwargs)
-        _, weight, *shapes = composed.infer_shape_partial()[0]
+        symbol = getattr(sym, self.op_name)(data, **self._kwargs)
+        _, weight, *shapes = symbol.infer_shape_partial()[0]
         if self._is_channels_last:
             weight = (weight[0], *weight[2:], weight[1])
         with self.name_scope():
@@ -105,7 +105,7 @@ class _Conv(_Spatial):
         compute = getattr(F, self.op_name)
         if self._is_channels_last:
             last = self.axes + 1
-            x, weight = (F.transpose(each, axes=(0, last, *range(1, last))) for each in (x, weight))
+            x, weight = (F.transpose(array, axes=(0, last, *range(1, last))) for array in (x, weight))
             out = F.transpose(compute(x, weight, bias, name="fwd", **self._kwargs), axes=(0, *range(2, last + 1), 1))
         else:
             out = compute(x, weight, bias, name="fwd", **self._kwargs)
@@ -113,15 +113,15 @@ class _Conv(_Spatial):
 
     def __repr__(self) -> str:
         shape = self.weight.shape or (0, 0)
-        given = self._kwargs
+        options = self._kwargs
         parts = [
             f"{shape[-1 if self._is_channels_last else 1] or None} -> {shape[0]}",
-            f"kernel_size={given['kernel']}",
-            f"stride={given['stride']}",
+            f"kernel_size={options['kernel']}",
+            f"stride={options['stride']}",
         ]
-        parts += [f"padding={given['pad']}"] if any(given["pad"]) else []
-        parts += [f"dilation={given['dilate']}"] if set(given["dilate"]) != {1} else []
-        parts += [f"groups={given['num_group']}"] if given["num_group"] != 1 else []
+        parts += [f"padding={options['pad']}"] if any(options["pad"]) else []
+        parts += [f"dilation={options['dilate']}"] if set(options["dilate"]) != {1} else []
+        parts += [f"groups={options['num_group']}"] if options["num_group"] != 1 else []
         parts += ["bias=False"] if self.bias is None else []
         parts += [repr(self.act)] if self.act is not None else []
         return f"{type(self).__name__}({', '.join(parts)})"
@@ -156,7 +156,7 @@ class Conv2D(_Conv):
 
 
 class Conv3D(_Conv):
-    """A convolution over three axes: volumes, films."""
+    """A convolution over three axes: volumes, videos."""
 
     axes, layouts = 3, ("NCDHW", "NDHWC")
 
@@ -180,18 +180,18 @@ class Conv3DTranspose(_ConvTranspose):
 
 
 class _Pooling(_Spatial):
-    """A pooling layer; ``extra`` are parameters of the operator."""
+    """A pooling layer; ``extra`` are additional parameters of the operator."""
 
     pool_type: ClassVar[str]
 
     def _pool(
         self, size: Lengths, strides: Lengths | None, padding: Lengths, layout: str | None, ceil_mode: bool,
-        whole: bool = False, **extra: Any,
+        is_global: bool = False, **extra: Any,
     ) -> None:  # fmt: skip
         kernel = self._lengths("pool_size", size)
         self._kwargs: dict[str, Any] = {
             "kernel": kernel, "stride": kernel if strides is None else self._lengths("strides", strides),
-            "pad": self._lengths("padding", padding), "global_pool": whole, "pool_type": self.pool_type,
+            "pad": self._lengths("padding", padding), "global_pool": is_global, "pool_type": self.pool_type,
             "layout": self._layout(layout), "pooling_convention": "full" if ceil_mode else "valid", **extra,
         }  # fmt: skip
 
@@ -202,11 +202,11 @@ class _Pooling(_Spatial):
         return F.Pooling(x, name="fwd", **self._kwargs)
 
     def __repr__(self) -> str:
-        given = self._kwargs
+        options = self._kwargs
         return (
-            f"{type(self).__name__}(size={given['kernel']}, stride={given['stride']}, padding={given['pad']}, "
-            f"ceil_mode={given['pooling_convention'] == 'full'}, global_pool={given['global_pool']}, "
-            f"pool_type={given['pool_type']}, layout={given['layout']})"
+            f"{type(self).__name__}(size={options['kernel']}, stride={options['stride']}, padding={options['pad']}, "
+            f"ceil_mode={options['pooling_convention'] == 'full'}, global_pool={options['global_pool']}, "
+            f"pool_type={options['pool_type']}, layout={options['layout']})"
         )
 
 
@@ -235,7 +235,7 @@ class _AvgPool(_Pooling):
 class _GlobalPool(_Pooling):
     def __init__(self, layout: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._pool(1, None, 0, layout, ceil_mode=True, whole=True)
+        self._pool(1, None, 0, layout, ceil_mode=True, is_global=True)
 
 
 class MaxPool1D(_MaxPool):
@@ -259,7 +259,7 @@ class MaxPool3D(_MaxPool):
         self, pool_size: Lengths = 2, strides: Lengths | None = None, padding: Lengths = 0, ceil_mode: bool = False,
         layout: str | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
-        # MXNet has the last two the other way round here.
+        # MXNet swaps the last two arguments here.
         super().__init__(pool_size, strides, padding, layout, ceil_mode, **kwargs)
 
 
@@ -324,14 +324,14 @@ class GlobalAvgPool3D(_GlobalPool):
 
 
 class ReflectionPad2D(Layer):
-    """Puts mirrored pixels around images, (batch, channels, height, width).
+    """Pads images (batch, channels, height, width) by reflection.
 
     Args:
-        padding: the elements added at each side, or before and after for each of the four axes, eight numbers.
+        padding: the number of elements added at each side, or eight numbers: before and after, for each axis.
         **kwargs: ``prefix`` and ``params``.
 
     Raises:
-        ValueError: neither one number nor eight.
+        ValueError: ``padding`` is neither one number nor eight.
     """
 
     def __init__(self, padding: int | tuple[int, ...] = 0, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Layers that normalize: over the batch, over each instance, over groups of channels."""
+"""Normalization layers: over the batch, over each sample, over groups of channels."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ __all__ = ["BatchNorm", "BatchNormReLU", "GroupNorm", "InstanceNorm", "LayerNorm
 
 
 class BatchNorm(Layer):
-    """Normalizes over the batch in training, and by running statistics in prediction.
+    """Normalizes over the batch in training, and with running statistics in prediction.
 
     Ioffe and Szegedy, Batch Normalization, ICML 2015.
 
     Args:
-        axis: that of the channels.
-        momentum: of the running statistics.
-        epsilon: is added to the variance.
+        axis: the axis of the channels.
+        momentum: the momentum of the running statistics.
+        epsilon: added to the variance.
         center: learn an offset (beta).
         scale: learn a factor (gamma).
         use_global_stats: use the running statistics in training too.
-        beta_initializer: of the offset.
-        gamma_initializer: of the factor.
-        running_mean_initializer: of the running mean.
-        running_variance_initializer: of the running variance.
-        in_channels: the number of channels (default: seen at the first call).
+        beta_initializer: the initializer of the offset.
+        gamma_initializer: the initializer of the factor.
+        running_mean_initializer: the initializer of the running mean.
+        running_variance_initializer: the initializer of the running variance.
+        in_channels: the number of channels (default: inferred at the first call).
         **kwargs: ``prefix`` and ``params``.
     """
 
@@ -49,9 +49,9 @@ class BatchNorm(Layer):
         self.running_var = _vector(self, "running_var", in_channels, running_variance_initializer, False)
 
     def cast(self, dtype: Any) -> None:
-        """Change the element type of its parameters; with inputs of 16 bits they stay float32."""
-        given = as_dtype(dtype)
-        super().cast("float32" if given.itemsize == 2 and is_floating(given) else dtype)
+        """Change the element type of the parameters; they stay float32 for inputs of 16 bits."""
+        kind = as_dtype(dtype)
+        super().cast("float32" if kind.itemsize == 2 and is_floating(kind) else dtype)
 
     def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
         return F.BatchNorm(x, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs)
@@ -68,16 +68,16 @@ class BatchNormReLU(BatchNorm):
 
 
 class LayerNorm(Layer):
-    """Normalizes each instance over one axis (Ba et al., Layer Normalization, 2016).
+    """Normalizes each sample over one axis (Ba et al., Layer Normalization, 2016).
 
     Args:
-        axis: over which.
-        epsilon: is added to the variance.
+        axis: the axis.
+        epsilon: added to the variance.
         center: learn an offset (beta).
         scale: learn a factor (gamma).
-        beta_initializer: of the offset.
-        gamma_initializer: of the factor.
-        in_channels: the length of the axis (default: seen at the first call).
+        beta_initializer: the initializer of the offset.
+        gamma_initializer: the initializer of the factor.
+        in_channels: the length of the axis (default: inferred at the first call).
         prefix: as for ``Block``.
         params: as for ``Block``.
     """
@@ -101,16 +101,16 @@ class LayerNorm(Layer):
 
 
 class InstanceNorm(Layer):
-    """Normalizes each channel of each instance (Ulyanov et al., Instance Normalization, 2016).
+    """Normalizes each channel of each sample (Ulyanov et al., Instance Normalization, 2016).
 
     Args:
-        axis: that of the channels.
-        epsilon: is added to the variance.
+        axis: the axis of the channels.
+        epsilon: added to the variance.
         center: learn an offset (beta).
         scale: learn a factor (gamma).
-        beta_initializer: of the offset.
-        gamma_initializer: of the factor.
-        in_channels: the number of channels (default: seen at the first call).
+        beta_initializer: the initializer of the offset.
+        gamma_initializer: the initializer of the factor.
+        in_channels: the number of channels (default: inferred at the first call).
         **kwargs: ``prefix`` and ``params``.
     """
 
@@ -135,15 +135,15 @@ class InstanceNorm(Layer):
 
 
 class GroupNorm(Layer):
-    """Normalizes groups of channels of each instance (Wu and He, Group Normalization, ECCV 2018).
+    """Normalizes groups of channels of each sample (Wu and He, Group Normalization, ECCV 2018).
 
     Args:
-        num_groups: into how many groups the channels are split.
-        epsilon: is added to the variance.
+        num_groups: the number of groups of channels.
+        epsilon: added to the variance.
         center: learn an offset (beta), one for each group.
-        scale: learn a factor (gamma), likewise.
-        beta_initializer: of the offset.
-        gamma_initializer: of the factor.
+        scale: learn a factor (gamma), one for each group.
+        beta_initializer: the initializer of the offset.
+        gamma_initializer: the initializer of the factor.
         prefix: as for ``Block``.
         params: as for ``Block``.
     """
@@ -159,16 +159,16 @@ class GroupNorm(Layer):
         self.beta = _vector(self, "beta", num_groups, beta_initializer, center)
 
     def hybrid_forward(self, F: Any, data: Any, gamma: Any, beta: Any) -> Any:
-        given = self._kwargs
-        return F.GroupNorm(data, gamma=gamma, beta=beta, num_groups=given["num_groups"], eps=given["eps"])
+        options = self._kwargs
+        return F.GroupNorm(data, gamma=gamma, beta=beta, num_groups=options["num_groups"], eps=options["eps"])
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{key}={value!r}" for key, value in self._kwargs.items())
-        return f"{type(self).__name__}({shown})"
+        options = ", ".join(f"{key}={value!r}" for key, value in self._kwargs.items())
+        return f"{type(self).__name__}({options})"
 
 
 def _vector(block: HybridBlock, name: str, length: int, init: Any, learned: bool) -> Any:
-    """A parameter of one axis, with a gradient where it is learned."""
+    """Return a parameter with one axis, and with a gradient if it is learned."""
     return block.params.get(
         name, grad_req="write" if learned else "null", shape=(length,), init=init, allow_deferred_init=True,
         differentiable=learned,
@@ -176,5 +176,5 @@ def _vector(block: HybridBlock, name: str, length: int, init: Any, learned: bool
 
 
 def _norm_text(block: Any, parameters: dict[str, Any]) -> str:
-    shown = ", ".join(f"{key}={value!r}" for key, value in parameters.items())
-    return f"{type(block).__name__}({shown}, in_channels={block.gamma.shape[0] or None})"
+    options = ", ".join(f"{key}={value!r}" for key, value in parameters.items())
+    return f"{type(block).__name__}({options}, in_channels={block.gamma.shape[0] or None})"

@@ -2,10 +2,10 @@
 
 from flowmx.gluon.rnn import rnn_cell, rnn_layer
 from flowmx.gluon.rnn.bidirectional import BidirectionalCell
-from flowmx.gluon.rnn.cells import GRUCell, LSTMCell, RNNCell
-from flowmx.gluon.rnn.layers import GRU, LSTM, RNN
+from flowmx.gluon.rnn.gated_cells import GRUCell, LSTMCell, RNNCell
 from flowmx.gluon.rnn.modifiers import DropoutCell, ModifierCell, ResidualCell, ZoneoutCell
-from flowmx.gluon.rnn.recurrent import HybridRecurrentCell, RecurrentCell
+from flowmx.gluon.rnn.recurrent_cell import HybridRecurrentCell, RecurrentCell
+from flowmx.gluon.rnn.rnn_layer import GRU, LSTM, RNN
 from flowmx.gluon.rnn.stacks import HybridSequentialRNNCell, SequentialRNNCell
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Two cells that go through a sequence in opposite directions."""
+"""Two cells that process a sequence in opposite directions."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any, NoReturn
 
 from flowmx import ndarray as nd
 from flowmx.gluon.rnn import sequences
-from flowmx.gluon.rnn.recurrent import HybridRecurrentCell, RecurrentCell
+from flowmx.gluon.rnn.recurrent_cell import HybridRecurrentCell, RecurrentCell
 
 __all__ = ["BidirectionalCell"]
 
 
 class BidirectionalCell(HybridRecurrentCell):
-    """Joins the outputs of a cell from the first step to the last, and of one from the last to the first.
+    """Concatenates the outputs of two cells, one for each direction.
 
     Args:
-        l_cell: from the first step to the last.
-        r_cell: from the last to the first.
-        output_prefix: comes before the names of the joined outputs in a graph.
+        l_cell: the cell that runs from the first step to the last.
+        r_cell: the cell that runs from the last step to the first.
+        output_prefix: the prefix of the names of the outputs in a graph.
     """
 
     def __init__(self, l_cell: RecurrentCell, r_cell: RecurrentCell, output_prefix: str = "bi_") -> None:
@@ -28,12 +28,14 @@ class BidirectionalCell(HybridRecurrentCell):
         self._output_prefix = output_prefix
 
     def __call__(self, inputs: Any, states: Any) -> NoReturn:
-        """Refuse a single step: the backward direction needs the whole sequence.
+        """Refuse to compute single steps, because the backward direction needs the merged sequence.
 
         Raises:
             NotImplementedError: always.
         """
-        raise NotImplementedError("a BidirectionalCell makes no single steps, since it needs the end first: use unroll")
+        raise NotImplementedError(
+            "a BidirectionalCell cannot compute single steps, because it reads the merged sequence: use unroll"
+        )
 
     def __repr__(self) -> str:
         forward, backward = self._cells
@@ -44,40 +46,40 @@ class BidirectionalCell(HybridRecurrentCell):
         return list(self._children.values())
 
     def state_info(self, batch_size: int = 0) -> list[dict[str, Any]]:
-        """The shape and layout of each state of both cells."""
+        """Return the shape and layout of each state of both cells."""
         return [info for cell in self._cells for info in cell.state_info(batch_size)]
 
     def begin_state(self, batch_size: int = 0, func: Callable[..., Any] = nd.zeros, **kwargs: Any) -> list[Any]:
-        """The first states of both cells; the arguments are those of ``RecurrentCell.begin_state``."""
-        self._refuse_modified()
+        """Return the initial states of both cells; the arguments are those of ``RecurrentCell.begin_state``."""
+        self._check_unmodified()
         return [state for cell in self._cells for state in cell.begin_state(batch_size, func=func, **kwargs)]
 
     def unroll(
         self, length: int, inputs: Any, begin_state: list[Any] | None = None, layout: str = "NTC",
         merge_outputs: bool | None = None, valid_length: Any = None,
     ) -> tuple[Any, list[Any]]:  # fmt: skip
-        """Unroll both cells; see ``RecurrentCell.unroll``. The second begins at the end of each instance."""
+        """Unroll both cells; see ``RecurrentCell.unroll``. The second begins at the end of each sequence."""
         self.reset()
-        each = sequences.steps(inputs, length, layout)
-        states = sequences.zero_states(self.begin_state, each) if begin_state is None else begin_state
-        forward, backward = self._cells
-        own = len(forward.state_info())
-        ahead, ahead_states = forward.unroll(length, each, states[:own], layout, merge_outputs, valid_length)
-        back, back_states = backward.unroll(
-            length, sequences.reversed_in_time(each, valid_length), states[own:], layout, False, valid_length
+        steps = sequences.steps(inputs, length, layout)
+        states = sequences.zero_states(self.begin_state, steps) if begin_state is None else begin_state
+        l_cell, r_cell = self._cells
+        count = len(l_cell.state_info())
+        forward, forward_states = l_cell.unroll(length, steps, states[:count], layout, merge_outputs, valid_length)
+        backward, backward_states = r_cell.unroll(
+            length, sequences.reverse_time(steps, valid_length), states[count:], layout, False, valid_length
         )
-        back = sequences.reversed_in_time(back, valid_length)
-        merge = isinstance(ahead, sequences.Leaf) if merge_outputs is None else merge_outputs
-        outputs = self._joined(ahead, back, layout, merge)
+        backward = sequences.reverse_time(backward, valid_length)
+        merge = isinstance(forward, sequences.Leaf) if merge_outputs is None else merge_outputs
+        outputs = self._concatenate(forward, backward, layout, merge)
         if valid_length is not None:
-            whole = outputs if merge else sequences.merged(outputs, layout)
-            whole = sequences.masked(whole, valid_length, layout)
-            outputs = whole if merge else sequences.steps(whole, length, layout)
-        return outputs, ahead_states + back_states
+            merged = outputs if merge else sequences.merge_steps(outputs, layout)
+            merged = sequences.mask(merged, valid_length, layout)
+            outputs = merged if merge else sequences.steps(merged, length, layout)
+        return outputs, forward_states + backward_states
 
-    def _joined(self, ahead: Any, back: list[Any], layout: str, merge: bool) -> Any:
-        F, prefix = sequences.namespace(back), self._output_prefix
+    def _concatenate(self, forward: Any, backward: list[Any], layout: str, merge: bool) -> Any:
+        F, prefix = sequences.namespace(backward), self._output_prefix
         if merge:
-            return F.concat(ahead, sequences.merged(back, layout), dim=2, name=f"{prefix}out")
-        pairs = zip(sequences.steps(ahead, len(back), layout), back, strict=True)
+            return F.concat(forward, sequences.merge_steps(backward, layout), dim=2, name=f"{prefix}out")
+        pairs = zip(sequences.steps(forward, len(backward), layout), backward, strict=True)
         return [F.concat(one, other, dim=1, name=f"{prefix}t{step}") for step, (one, other) in enumerate(pairs)]

@@ -1,4 +1,4 @@
-"""Cells that change what other cells compute: dropout, zoneout, residual connections."""
+"""Cells that modify other cells: dropout, zoneout, residual connections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from flowmx import ndarray as nd
 from flowmx.gluon.rnn import sequences
 from flowmx.gluon.rnn.bidirectional import BidirectionalCell
-from flowmx.gluon.rnn.recurrent import HybridRecurrentCell, RecurrentCell
+from flowmx.gluon.rnn.recurrent_cell import HybridRecurrentCell, RecurrentCell
 
 __all__ = ["DropoutCell", "ModifierCell", "ResidualCell", "ZoneoutCell"]
 
@@ -17,16 +17,16 @@ C = TypeVar("C", bound=Any)
 
 
 class DropoutCell(HybridRecurrentCell):
-    """Dropout of the input, with no states; for stacks of cells.
+    """Dropout of the input, without states; for stacks of cells.
 
     Args:
-        rate: the part that becomes zero in training.
-        axes: axes along which one decision counts.
+        rate: the fraction to drop in training.
+        axes: axes that share one random mask.
         prefix: as for ``Block``.
         params: as for ``Block``.
 
     Raises:
-        TypeError: the rate is no number.
+        TypeError: the rate is not a number.
     """
 
     def __init__(self, rate: float, axes: tuple[int, ...] = (), prefix: str | None = None, params: Any = None) -> None:
@@ -54,20 +54,20 @@ class DropoutCell(HybridRecurrentCell):
         self, length: int, inputs: Any, begin_state: list[Any] | None = None, layout: str = "NTC",
         merge_outputs: bool | None = None, valid_length: Any = None,
     ) -> tuple[Any, list[Any]]:  # fmt: skip
-        """Drop inputs of a whole sequence, which stays one array or a list unless ``merge_outputs`` says otherwise."""
+        """Drop inputs of a whole sequence, which stays an array or a list unless ``merge_outputs`` is set."""
         self.reset()
         merge = isinstance(inputs, sequences.Leaf) if merge_outputs is None else merge_outputs
         states = [] if begin_state is None else begin_state
         if merge:
-            whole = inputs if isinstance(inputs, sequences.Leaf) else sequences.merged(inputs, layout)
-            dropped: tuple[Any, list[Any]] = self.hybrid_forward(sequences.namespace(whole), whole, states)
-            return dropped
+            sequence = inputs if isinstance(inputs, sequences.Leaf) else sequences.merge_steps(inputs, layout)
+            result: tuple[Any, list[Any]] = self.hybrid_forward(sequences.namespace(sequence), sequence, states)
+            return result
         return super().unroll(length, inputs, states, layout, merge_outputs)
 
 
 @contextmanager
 def unmodified(cell: C) -> Iterator[C]:
-    """Let the cell inside a modifier be called as its own user may call it."""
+    """Allow direct calls of the cell inside a modifier, in a ``with`` block."""
     cell._modified = False
     try:
         yield cell
@@ -76,18 +76,18 @@ def unmodified(cell: C) -> Iterator[C]:
 
 
 class ModifierCell(HybridRecurrentCell):
-    """Base of cells around another cell, whose parameters and states they have. Only the outer one is called.
+    """Base class of cells that wrap another cell, with its parameters and states. Only the outer cell is called.
 
     Args:
-        base_cell: the cell inside.
+        base_cell: the inner cell.
 
     Raises:
-        ValueError: the cell is inside another one already.
+        ValueError: the cell is already inside another modifier.
     """
 
     def __init__(self, base_cell: RecurrentCell) -> None:
         if base_cell._modified:
-            raise ValueError(f"{type(self).__name__}: the cell {base_cell.name!r} is inside a modifier already")
+            raise ValueError(f"{type(self).__name__}: the cell {base_cell.name!r} is already inside a modifier")
         super().__init__(prefix=base_cell.prefix + self._alias(), params=None)
         base_cell._modified = True
         self.base_cell = base_cell
@@ -97,49 +97,51 @@ class ModifierCell(HybridRecurrentCell):
 
     @property
     def params(self) -> Any:
-        """Those of the cell inside."""
+        """The parameters of the inner cell."""
         return self.base_cell.params
 
     def state_info(self, batch_size: int = 0) -> list[dict[str, Any]]:
-        """The state descriptions of the wrapped cell."""
+        """Return the shape and layout of each state of the inner cell."""
         return self.base_cell.state_info(batch_size)
 
     def begin_state(self, batch_size: int = 0, func: Callable[..., Any] = nd.zeros, **kwargs: Any) -> list[Any]:
-        """The first states of the cell inside (arrays by default, where MXNet makes symbols)."""
-        self._refuse_modified()
+        """Return the initial states of the inner cell (arrays by default, where MXNet makes symbols)."""
+        self._check_unmodified()
         with unmodified(self.base_cell) as cell:
             return cell.begin_state(batch_size, func=func, **kwargs)
 
 
-class _RememberingCell(ModifierCell):
-    """A modifier that keeps arrays from step to step, so its own steps are not compiled: those of the cell inside are.
+class _StatefulModifier(ModifierCell):
+    """A modifier that keeps arrays between steps, so only the inner cell's steps are compiled.
 
-    Inside a hybridized block that unrolls it, all steps are part of one graph.
+    If a hybridized block unrolls the modifier, all steps are part of one graph.
     """
 
     def hybridize(self, active: bool = True, *args: Any, **kwargs: Any) -> None:
-        """Hybridize the cell inside."""
+        """Hybridize the inner cell."""
         super().hybridize(active, *args, **kwargs)
         self._active = False
 
 
-class ZoneoutCell(_RememberingCell):
+class ZoneoutCell(_StatefulModifier):
     """Zoneout: in training, random elements of outputs and states keep their value of the previous step.
 
     Krueger et al., Zoneout: Regularizing RNNs by Randomly Preserving Hidden Activations, 2016.
 
     Args:
-        base_cell: the cell inside.
-        zoneout_outputs: the part of the outputs that stays.
-        zoneout_states: the part of the states that stays.
+        base_cell: the inner cell.
+        zoneout_outputs: the fraction of the outputs that keep their value.
+        zoneout_states: the fraction of the states that keep their value.
 
     Raises:
-        ValueError: the cell can not make single steps, since it is bidirectional.
+        ValueError: the cell is bidirectional, and cannot compute single steps.
     """
 
     def __init__(self, base_cell: RecurrentCell, zoneout_outputs: float = 0.0, zoneout_states: float = 0.0) -> None:
         if isinstance(base_cell, BidirectionalCell):
-            raise ValueError("ZoneoutCell: a BidirectionalCell makes no single steps: put the cells inside it in these")
+            raise ValueError(
+                "ZoneoutCell: a BidirectionalCell cannot compute single steps: wrap each of the two cells inside it"
+            )
         super().__init__(base_cell)
         self.zoneout_outputs, self.zoneout_states = zoneout_outputs, zoneout_states
         self._prev_output: Any = None
@@ -151,21 +153,21 @@ class ZoneoutCell(_RememberingCell):
         return "zoneout"
 
     def reset(self) -> None:
-        """Forget the last output too."""
+        """Reset the counters, and drop the last output."""
         super().reset()
         self._prev_output = None
 
     def hybrid_forward(self, F: Any, inputs: Any, states: Any) -> Any:
-        output, following = self.base_cell(inputs, states)
-        before = F.zeros_like(output) if self._prev_output is None else self._prev_output
-        output = mixed(F, self.zoneout_outputs, output, before)
-        following = [mixed(F, self.zoneout_states, new, old) for new, old in zip(following, states, strict=True)]
+        output, next_states = self.base_cell(inputs, states)
+        previous = F.zeros_like(output) if self._prev_output is None else self._prev_output
+        output = mix(F, self.zoneout_outputs, output, previous)
+        next_states = [mix(F, self.zoneout_states, new, old) for new, old in zip(next_states, states, strict=True)]
         self._prev_output = output
-        return output, following
+        return output, next_states
 
 
-def mixed(F: Any, rate: float, new: Any, old: Any) -> Any:
-    """Something new, but what was there before in random places, of that rate."""
+def mix(F: Any, rate: float, new: Any, old: Any) -> Any:
+    """Return new values, with a random fraction ``rate`` replaced by the old ones."""
     return F.where(F.Dropout(F.ones_like(new), p=rate), new, old) if rate else new
 
 
@@ -173,7 +175,7 @@ class ResidualCell(ModifierCell):
     """Adds the input to the output (Wu et al., Google's Neural Machine Translation System, 2016).
 
     Args:
-        base_cell: the cell inside, whose outputs are as long as its inputs.
+        base_cell: the inner cell, whose outputs have the shape of its inputs.
     """
 
     def hybrid_forward(self, F: Any, inputs: Any, states: Any) -> Any:
@@ -184,18 +186,18 @@ class ResidualCell(ModifierCell):
         self, length: int, inputs: Any, begin_state: list[Any] | None = None, layout: str = "NTC",
         merge_outputs: bool | None = None, valid_length: Any = None,
     ) -> tuple[Any, list[Any]]:  # fmt: skip
-        """Unroll the cell inside, and add the inputs; see ``RecurrentCell.unroll``."""
+        """Unroll the inner cell, and add the inputs; see ``RecurrentCell.unroll``."""
         self.reset()
         with unmodified(self.base_cell) as cell:
             outputs, states = cell.unroll(length, inputs, begin_state, layout, merge_outputs, valid_length)
         F = sequences.namespace(outputs)
         if not isinstance(outputs, sequences.Leaf):
-            each = sequences.steps(self._added(inputs, layout, valid_length), length, layout)
-            return [F.elemwise_add(one, other) for one, other in zip(outputs, each, strict=True)], states
-        return F.elemwise_add(outputs, self._added(inputs, layout, valid_length, merge=True)), states
+            steps = sequences.steps(self._mask_inputs(inputs, layout, valid_length), length, layout)
+            return [F.elemwise_add(output, step) for output, step in zip(outputs, steps, strict=True)], states
+        return F.elemwise_add(outputs, self._mask_inputs(inputs, layout, valid_length, merge=True)), states
 
-    def _added(self, inputs: Any, layout: str, valid_length: Any, merge: bool = False) -> Any:
-        """The inputs, with zeros behind the end of each instance."""
+    def _mask_inputs(self, inputs: Any, layout: str, valid_length: Any, merge: bool = False) -> Any:
+        """Return the inputs, with zeros after the end of each sequence."""
         if (merge or valid_length is not None) and not isinstance(inputs, sequences.Leaf):
-            inputs = sequences.merged(inputs, layout)
-        return inputs if valid_length is None else sequences.masked(inputs, valid_length, layout)
+            inputs = sequences.merge_steps(inputs, layout)
+        return inputs if valid_length is None else sequences.mask(inputs, valid_length, layout)

@@ -1,4 +1,4 @@
-"""Recurrent cells on top of each other."""
+"""Stacks of recurrent cells."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
 from flowmx.gluon.rnn import sequences
-from flowmx.gluon.rnn.recurrent import HybridRecurrentCell, RecurrentCell
-from flowmx.gluon.utils import indented
+from flowmx.gluon.rnn.recurrent_cell import HybridRecurrentCell, RecurrentCell
+from flowmx.gluon.utils import indent
 
 __all__ = ["HybridSequentialRNNCell", "SequentialRNNCell"]
 
 
 class _CellStack(RecurrentCell):
-    """Cells in a row; its states are theirs, one after another."""
+    """Stacked cells, whose states are concatenated."""
 
     def add(self, cell: RecurrentCell) -> None:
-        """Put a cell on top."""
+        """Add a cell on top."""
         self.register_child(cell)
 
     def _cells(self) -> list[Any]:
         return list(self._children.values())
 
     def __repr__(self) -> str:
-        inner = "\n".join(f"({key}): {indented(repr(cell), 2)}" for key, cell in self._children.items())
+        inner = "\n".join(f"({key}): {indent(repr(cell), 2)}" for key, cell in self._children.items())
         return f"{type(self).__name__}(\n{inner}\n)"
 
     def __getitem__(self, index: int) -> Any:
@@ -35,16 +35,16 @@ class _CellStack(RecurrentCell):
         return len(self._children)
 
     def state_info(self, batch_size: int = 0) -> list[dict[str, Any]]:
-        """The shape and layout of each state of each cell."""
+        """Return the shape and layout of each state of each cell."""
         return [info for cell in self._cells() for info in cell.state_info(batch_size)]
 
     def begin_state(self, batch_size: int = 0, func: Callable[..., Any] = nd.zeros, **kwargs: Any) -> list[Any]:
-        """The first states of all cells; the arguments are those of ``RecurrentCell.begin_state``."""
-        self._refuse_modified()
+        """Return the initial states of all cells; the arguments are those of ``RecurrentCell.begin_state``."""
+        self._check_unmodified()
         return [state for cell in self._cells() for state in cell.begin_state(batch_size, func, **kwargs)]
 
-    def _each(self, states: Any) -> Iterator[tuple[Any, Any]]:
-        """Iterate over (cell, its part of the states)."""
+    def _cells_and_states(self, states: Any) -> Iterator[tuple[Any, Any]]:
+        """Iterate over (cell, the cell's states)."""
         start = 0
         for cell in self._cells():
             end = start + len(cell.state_info())
@@ -52,12 +52,12 @@ class _CellStack(RecurrentCell):
             start = end
 
     def _step(self, inputs: Any, states: Any) -> tuple[Any, list[Any]]:
-        """Compute a step: each cell reads the output of the one before."""
-        following: list[Any] = []
-        for cell, own in self._each(states):
-            inputs, own = cell(inputs, own)
-            following += own
-        return inputs, following
+        """Compute a step: the input of a cell is the output of the previous one."""
+        next_states: list[Any] = []
+        for cell, cell_states in self._cells_and_states(states):
+            inputs, new_states = cell(inputs, cell_states)
+            next_states += new_states
+        return inputs, next_states
 
     def unroll(
         self, length: int, inputs: Any, begin_state: list[Any] | None = None, layout: str = "NTC",
@@ -67,18 +67,18 @@ class _CellStack(RecurrentCell):
         self.reset()
         states = sequences.zero_states(self.begin_state, inputs, layout) if begin_state is None else begin_state
         outputs = inputs
-        following: list[Any] = []
-        for number, (cell, own) in enumerate(self._each(states), 1):
-            # Between cells either form is invisible; a graph stays as MXNet would compose it.
-            inner = None if sequences.namespace(outputs) is sym else True
-            merge = merge_outputs if number == len(self) else inner
-            outputs, own = cell.unroll(length, outputs, own, layout, merge, valid_length)
-            following += own
-        return outputs, following
+        next_states: list[Any] = []
+        for number, (cell, cell_states) in enumerate(self._cells_and_states(states), 1):
+            # Between the cells, merged outputs give the same result as lists; but a graph must match MXNet's.
+            merge_inner = None if sequences.namespace(outputs) is sym else True
+            merge = merge_outputs if number == len(self) else merge_inner
+            outputs, new_states = cell.unroll(length, outputs, cell_states, layout, merge, valid_length)
+            next_states += new_states
+        return outputs, next_states
 
 
 class SequentialRNNCell(_CellStack):
-    """Cells in a row.
+    """Stacked cells.
 
     Args:
         prefix: as for ``Block``.
@@ -98,7 +98,7 @@ class SequentialRNNCell(_CellStack):
 
 
 class HybridSequentialRNNCell(_CellStack, HybridRecurrentCell):
-    """Cells in a row that are compiled together.
+    """Stacked cells that are compiled together.
 
     Args:
         prefix: as for ``Block``.

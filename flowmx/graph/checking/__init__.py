@@ -1,1 +1,1 @@
-"""Checks of plans: random legal orders, and free memory overwritten."""
+"""Checks of plans: random valid orders, and overwritten free memory."""

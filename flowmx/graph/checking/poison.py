@@ -1,7 +1,7 @@
-"""The bytes of a plan's arenas that hold no value, to be overwritten as steps are done.
+"""Overwrite the bytes of a plan's arenas that hold no value after each step.
 
-A plan that lets values share memory wrongly often gives right results: what was given up too early is still there. Not
-so where all that holds no value is written over: as floating numbers the pattern is NaN.
+A plan that shares memory wrongly often computes correct results, since a value released too early is still there. With
+free bytes overwritten, such a plan computes NaN, which the pattern is as a floating-point number.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ PATTERN = 0xFF
 
 Forward = Callable[[Run, Sequence[Array], Sequence[Array]], None]
 ByteRange = tuple[int, int]
-"""Position of the first byte, and of the one after the last."""
+"""The position of the first byte, and of the one after the last."""
 
 
 class Group(NamedTuple):
-    """Steps between which nothing can be said to be free.
+    """Steps between which it is unknown which bytes are free.
 
     Attributes:
-        chains: rows of steps that may run at the same time; a single step where none runs at the same time.
-        taken: the bytes that they begin to use, for each device.
-        freed: the bytes that hold no value any more once all are done, for each device.
+        chains: sequences of steps that may run concurrently; a single step if none do.
+        taken: the bytes that they start to use, for each device.
+        freed: the bytes that hold no value once all have run, for each device.
     """
 
     chains: Sequence[Sequence[Node]]
     taken: Mapping[Context | None, list[ByteRange]]
     freed: Mapping[Context | None, list[ByteRange]]
 
-    def alone(self) -> Node | None:
-        """The step, if it runs alone; None where there are several."""
+    def single_step(self) -> Node | None:
+        """Return the step if it runs alone, or None."""
         return self.chains[0][0] if len(self.chains) == 1 else None
 
 
 def groups(plan: Plan) -> list[Group]:
-    """The steps of a plan, with what becomes free.
+    """Return the steps of a plan, with the bytes that become free.
 
-    A plan that lets nothing share memory keeps its values, and nothing becomes free.
+    A plan without shared memory keeps its values, so nothing becomes free.
     """
     occupancy = Occupancy(plan)
     contexts, lives, offsets = occupancy.contexts, plan.lives, plan.arena.offsets
@@ -54,33 +54,35 @@ def groups(plan: Plan) -> list[Group]:
         born[life.first].append(place)
         dying[life.last].append(place)
     alive: dict[Context | None, dict[int, ByteRange]] = {context: {} for context in contexts}
-    found, step = [], 0
+    result, step = [], 0
     for chains in _stages(plan, occupancy.steps):
-        now = range(step, step := step + sum(map(len, chains)))
+        stage_steps = range(step, step := step + sum(map(len, chains)))
         taken: dict[Context | None, list[ByteRange]] = {}
         freed: dict[Context | None, list[ByteRange]] = {}
-        for place in (place for each in now for place in born[each]):
+        for place in (place for number in stage_steps for place in born[number]):
             extent = alive[contexts[place]][place] = (offsets[place], offsets[place] + lives[place].size)
             taken.setdefault(contexts[place], []).append(extent)
-        ended = [(contexts[place], alive[contexts[place]].pop(place)) for each in now for place in dying[each]]
+        ended = [
+            (contexts[place], alive[contexts[place]].pop(place)) for number in stage_steps for place in dying[number]
+        ]
         for context, extent in ended if not plan.keeps_values else ():
-            freed.setdefault(context, []).extend(without(extent, alive[context].values()))
-        found.append(Group(chains, taken, freed))
-    return found
+            freed.setdefault(context, []).extend(subtract_ranges(extent, alive[context].values()))
+        result.append(Group(chains, taken, freed))
+    return result
 
 
 def _stages(plan: Plan, steps: Sequence[Node]) -> Iterator[list[list[Node]]]:
-    """The steps in rows that may run at the same time, one alone wherever that can be."""
-    known = set(steps)
+    """Iterate over the steps in concurrent sequences, or one by one where possible."""
+    members = set(steps)
     for stage in (*plan.stages[0], *plan.stages[1]):
-        chains = [row for chain in stage if (row := [node for node in chain if node in known])]
+        chains = [row for chain in stage if (row := [node for node in chain if node in members])]
         yield from [chains] if len(chains) > 1 else ([[node]] for chain in chains for node in chain)
     if not any(plan.stages):
         yield from ([[node]] for node in steps)
 
 
-def without(extent: ByteRange, others: Iterable[ByteRange]) -> list[ByteRange]:
-    """The parts of a byte range that no other range covers."""
+def subtract_ranges(extent: ByteRange, others: Iterable[ByteRange]) -> list[ByteRange]:
+    """Return the parts of a byte range that no other range covers."""
     rest, (start, stop) = [], extent
     for low, high in sorted(other for other in others if other[0] < stop and other[1] > start):
         if low > start:
@@ -96,14 +98,14 @@ def fill(memory: Array, ranges: Iterable[ByteRange]) -> None:
 
 
 class Poisoned:
-    """Wraps forwards so that they overwrite all bytes without living values.
+    """Wraps forwards so that they overwrite all bytes that hold no live value.
 
-    What becomes free while several steps may run is written over before the next step that runs alone: nobody can
-    tell which of several ends last.
+    Bytes that become free while several steps may run are overwritten before the next step that runs alone, since it is
+    unknown which of them ends last.
 
     Args:
-        plan: the plan that they belong to.
-        memory: gives the arena of a device.
+        plan: the plan of the steps.
+        memory: returns the arena of a device.
     """
 
     def __init__(self, plan: Plan, memory: Callable[[Context | None], Array]) -> None:
@@ -116,21 +118,27 @@ class Poisoned:
     def _plan_fills(self) -> None:
         """Decide which bytes to overwrite before and after each step that runs alone."""
         plan = self._plan
-        waiting: dict[Context | None, list[ByteRange]] = {each: [(0, nbytes)] for each, nbytes in plan.arenas.items()}
+        waiting: dict[Context | None, list[ByteRange]] = {
+            context: [(0, nbytes)] for context, nbytes in plan.arenas.items()
+        }
         for group in groups(plan):
             for context, taken in group.taken.items():
-                waiting[context] = [rest for extent in waiting[context] for rest in without(extent, taken)]
-            node = group.alone()
-            here = None if node is None else plan.graph.context(node)
-            if node is not None and here in waiting and any(plan.nbytes(Entry(node, i)) for i in range(node.outputs())):
-                self._fills[node] = (waiting[here], list(group.freed.get(here, ())))
-                waiting[here] = []
+                waiting[context] = [rest for extent in waiting[context] for rest in subtract_ranges(extent, taken)]
+            node = group.single_step()
+            context_of_node = None if node is None else plan.graph.context(node)
+            if (
+                node is not None
+                and context_of_node in waiting
+                and any(plan.nbytes(Entry(node, i)) for i in range(node.outputs()))
+            ):
+                self._fills[node] = (waiting[context_of_node], list(group.freed.get(context_of_node, ())))
+                waiting[context_of_node] = []
             for context, freed in group.freed.items():
-                if node not in self._fills or context is not here:
+                if node not in self._fills or context is not context_of_node:
                     waiting[context] += freed
 
     def wrap(self, forward: Forward, node: Node) -> Forward:
-        """The forward of a step of the plan, with what is written over before and after it."""
+        """Wrap the forward of a step so that it overwrites free bytes before and after."""
         if node not in self._fills:
             return forward
         before, after = self._fills[node]

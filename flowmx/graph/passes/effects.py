@@ -1,4 +1,4 @@
-"""Side effects of operators (BatchNorm's running mean, Dropout's draw), which every pass must keep."""
+"""Side effects of operators (BatchNorm's running mean, Dropout's draw), which every pass must preserve."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from functools import wraps
 
 from flowmx.graph.graph import Graph, Options, is_pure
 
-__all__ = ["keeping_effects"]
+__all__ = ["preserving_effects"]
 
 Pass = Callable[[Graph, Options], Graph]
 
 
-def keeping_effects(simplify: Pass) -> Pass:
-    """A pass that leaves a graph as it is where it would lose an effect.
+def preserving_effects(simplify: Pass) -> Pass:
+    """Make a pass return the old graph if the new one would lose an effect.
 
-    An operator of whose output only the shape is wanted is not needed for the outputs. It is left out, but for the few
-    graphs where it would have changed a state or drawn numbers.
+    If only the shape of an operator's output is read, a pass removes the operator, except in the few graphs in which it
+    would have changed a state or drawn numbers.
     """
 
     @wraps(simplify)
-    def kept(graph: Graph, options: Options) -> Graph:
-        found = simplify(graph, options)
-        return found if found is graph or _effects(found) == _effects(graph) else graph
+    def checked(graph: Graph, options: Options) -> Graph:
+        result = simplify(graph, options)
+        return result if result is graph or _effects(result) == _effects(graph) else graph
 
-    return kept
+    return checked
 
 
 def _effects(graph: Graph) -> int:

@@ -1,12 +1,12 @@
-"""Fusion: neighbouring operators become one where a kernel does them in one go.
+"""Fusion: adjacent operators become one if a kernel computes them together.
 
-What is fused: into a convolution or FullyConnected the bias, the addition and the activation after it, so that of
+A convolution or FullyConnected absorbs the bias, the addition and the activation after it, so that
 
     relu(Convolution(x) + bias + other)
 
-nothing remains but one step, which may write over ``other`` (in the element types for which there are kernels); a
-ReLU into BatchNorm; and the two sums over a convolution's head that are its weight's and its bias's gradient. Of two
-layers that are added, the later one adds.
+is one step, which may overwrite ``other`` (for dtypes with kernels). BatchNorm absorbs a ReLU. The gradients of a
+convolution's weight and bias, two sums over the gradient of its output, become one step. A sum of two layers is fused
+into the later layer.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
-from flowmx.ops.arrays.shape import Reshape
-from flowmx.ops.compiled.fused import (
+from flowmx.ops.arrays.reshape import Reshape
+from flowmx.ops.compiled.fused_layers import (
     BatchNormRelu,
     ConvolutionWeightBias,
     Fused,
@@ -32,7 +32,7 @@ from flowmx.ops.compiled.fused import (
 from flowmx.ops.math.binary import SUMS
 from flowmx.ops.math.select import Clip
 from flowmx.ops.nn.activation import Activation, LeakyReLU
-from flowmx.ops.nn.common import bound
+from flowmx.ops.nn.common import non_defaults
 from flowmx.ops.nn.convolution import Convolution, ConvolutionWeight, DeconvolutionWeight
 from flowmx.ops.nn.linear import BackwardBias, FullyConnected, FullyConnectedWeight
 from flowmx.ops.nn.normalization.batch_norm import BatchNorm
@@ -45,25 +45,25 @@ FUSED: dict[type, type[Operator]] = {
     FullyConnected: FusedFullyConnected,
     FusedFullyConnected: FusedFullyConnected,
 }
-"""For each layer that others go into, the operator that the whole becomes."""
-_WIDE: dict[type, type[Operator]] = {
+"""For each layer, the operator of the layer with fused operators."""
+_FLOAT32_OPERATORS: dict[type, type[Operator]] = {
     ConvolutionWeight: WideConvolutionWeight,
     DeconvolutionWeight: WideDeconvolutionWeight,
     FullyConnectedWeight: WideFullyConnectedWeight,
 }
-"""For the gradient of each layer's weight the operator that gives it in float32."""
-_THEN = Fused.parameters["then"].choices
+"""For the gradient of each layer's weight, the operator that computes it in float32."""
+_ACTIVATIONS = Fused.parameters["then"].choices
 
 
 @dataclass
 class _Group:
-    """A layer and what goes into it.
+    """A layer and the operators to fuse into it.
 
     Attributes:
         layer: the convolution or product.
-        members: what goes into it, in order.
-        bias, addend: what these add.
-        then, slope, top: the activation, as :class:`flowmx.ops.compiled.fused.Fused` has it.
+        members: the operators to fuse, in order.
+        bias, addend: the entries that they add.
+        then, slope, top: the activation, as in :class:`flowmx.ops.compiled.fused_layers.Fused`.
     """
 
     layer: Node
@@ -76,39 +76,41 @@ class _Group:
 
 
 def fuse(graph: Graph, options: Options) -> Graph:
-    """The same outputs and gradients, by fewer steps."""
+    """Compute the same outputs and gradients in fewer steps."""
     rewriter = Rewriter(graph)
-    groups = _groups(rewriter, options.multiplied)
+    groups = _groups(rewriter, options.product_dtypes)
     fused = {node for group in groups.values() for node in (group.layer, *group.members)}
     relus = _relus(rewriter)
     biases = _biases(rewriter.nodes)
-    widened = _widened(rewriter, options.multiplied)
+    widened = _casts_of_weights(rewriter, options.product_dtypes)
     if not (groups or relus or biases or widened):
         return graph
-    late = _behind(graph.heads, rewriter.nodes) if biases else set()
-    gone: set[Node] = set()
-    """Nodes that went into one before them."""
+    second_order = _dependents(graph.heads, rewriter.nodes) if biases else set()
+    removed: set[Node] = set()
+    """Nodes that are fused into earlier nodes."""
     for node in rewriter.nodes:
         if node in groups:
-            _put_group(rewriter, groups[node], node)
-        elif node.op is None or node in fused or node in gone:
+            _replace_group(rewriter, groups[node], node)
+        elif node.op is None or node in fused or node in removed:
             continue
         elif node in relus:
-            _put(rewriter, node, BatchNormRelu, [Entry(relus[node], 0)])
-            gone.add(relus[node])
-            rewriter.note(f"{relus[node].name} went into {node.name}")
+            _replace(rewriter, node, BatchNormRelu, [Entry(relus[node], 0)])
+            removed.add(relus[node])
+            rewriter.note(f"{relus[node].name} is fused into {node.name}")
         elif (
             type(node.op) is ConvolutionWeight
             and (bias := biases.get(node.inputs[0])) is not None
-            and (node in late) == (bias in late)
+            and (node in second_order) == (bias in second_order)
         ):
-            _put(rewriter, node, ConvolutionWeightBias, [Entry(node, 0), Entry(bias, 0)])
-            gone.add(bias)
+            _replace(rewriter, node, ConvolutionWeightBias, [Entry(node, 0), Entry(bias, 0)])
+            removed.add(bias)
             rewriter.note(f"{bias.name} is computed with {node.name}")
         elif node in widened:
-            made = rewriter.make(_WIDE[type(node.op)].create(**bound(node.op)), _renewed(rewriter, node), node)
-            rewriter.replace(Entry(widened[node], 0), Entry(made, 0))
-            gone.add(widened[node])
+            wide = rewriter.make(
+                _FLOAT32_OPERATORS[type(node.op)].create(**non_defaults(node.op)), _new_inputs(rewriter, node), node
+            )
+            rewriter.replace(Entry(widened[node], 0), Entry(wide, 0))
+            removed.add(widened[node])
             rewriter.note(f"{node.name} is computed in float32, to which it was cast")
         else:
             rewriter.keep(node)
@@ -116,76 +118,80 @@ def fuse(graph: Graph, options: Options) -> Graph:
 
 
 def _biases(nodes: Iterable[Node]) -> dict[Entry, Node]:
-    """For each gradient of a convolution's output that its filters' gradient reads, the sum that is its bias's."""
+    """Return the sums for bias gradients, by the output gradient that they read."""
     if not any(type(node.op) is ConvolutionWeight for node in nodes):
         return {}
     return {node.inputs[0]: node for node in nodes if isinstance(node.op, BackwardBias) and node.op.axis == 1}
 
 
-def _behind(heads: Sequence[Node], nodes: Iterable[Node]) -> set[Node]:
-    """The nodes that depend on the outputs' gradients, which a forward pass has only for gradients of gradients."""
-    found = set(heads)
+def _dependents(heads: Sequence[Node], nodes: Iterable[Node]) -> set[Node]:
+    """Return the nodes that depend on the outputs' gradients; in a forward pass, only higher derivatives do."""
+    dependents = set(heads)
     for node in nodes:
-        if any(each.node in found for each in node.inputs):
-            found.add(node)
-    return found
+        if any(entry.node in dependents for entry in node.inputs):
+            dependents.add(node)
+    return dependents
 
 
-def fused(layer: Node, **changes: Any) -> Operator:
-    """The operator of a layer and of what goes into it.
+def fused_operator(layer: Node, **changes: Any) -> Operator:
+    """Return the operator of a layer with fused operators.
 
     Args:
-        layer: a node of one of the operators in ``FUSED``.
-        **changes: the parameters that are not those of the layer.
+        layer: a node whose operator is in ``FUSED``.
+        **changes: the additional parameters.
     """
     assert layer.op is not None
-    return FUSED[type(layer.op)].create(**{**bound(layer.op), **changes})
+    return FUSED[type(layer.op)].create(**{**non_defaults(layer.op), **changes})
 
 
-# -- layers and what follows them -----------------------------------------------------------------------
+# -- layers and their users -----------------------------------------------------------------------------
 
 
 def _groups(rewriter: Rewriter, dtypes: Collection[DType]) -> dict[Node, _Group]:
-    """Groups of nodes to fuse, by the last node of each; later layers choose first."""
+    """Return groups of nodes to fuse, by their last node; later layers choose first."""
     layers = [node for node in reversed(rewriter.nodes) if type(node.op) in FUSED]
     readers = {entry: node for node in rewriter.nodes for entry in node.inputs} if layers else {}
-    taken: set[Node] = set()
-    found = {}
+    members: set[Node] = set()
+    groups = {}
     for node in layers:
         if rewriter.dtypes[Entry(node, 0)] in dtypes:
-            group = _grown(rewriter, node, readers, taken)
-            taken.update(group.members)
+            group = _group_of(rewriter, node, readers, members)
+            members.update(group.members)
             if group.members:
-                found[group.members[-1]] = group
-    return found
+                groups[group.members[-1]] = group
+    return groups
 
 
-def _grown(rewriter: Rewriter, layer: Node, readers: dict[Entry, Node], taken: set[Node]) -> _Group:
-    """A layer with all that goes into it."""
+def _group_of(rewriter: Rewriter, layer: Node, readers: dict[Entry, Node], members: set[Node]) -> _Group:
+    """Return a layer with all operators that can be fused into it."""
     group = _Group(layer, then=getattr(layer.op, "then", ""))
     end = Entry(layer, 0)
     while rewriter.uses.get(end) == 1 and end in readers and not group.then:
         user = readers[end]
-        near = rewriter.graph.context(user) is rewriter.graph.context(layer)
-        if not near or user in taken or not (_adds(rewriter, group, user, end) or _acts(group, user)):
+        is_near = rewriter.graph.context(user) is rewriter.graph.context(layer)
+        if (
+            not is_near
+            or user in members
+            or not (_fuse_addend(rewriter, group, user, end) or _fuse_activation(group, user))
+        ):
             break
         group.members.append(user)
         end = Entry(user, 0)
     return group
 
 
-def _acts(group: _Group, user: Node) -> bool:
-    """Tell whether a node is an activation that the layer's kernel can apply; if so, note it in the group."""
+def _fuse_activation(group: _Group, user: Node) -> bool:
+    """Return whether a node is an activation that the layer's kernel can apply; if so, record it in the group."""
     kind = activation_of(user)
-    if not kind or kind not in _THEN:
+    if not kind or kind not in _ACTIVATIONS:
         return False
     group.then, group.slope = kind, getattr(user.op, "slope", group.slope)
     group.top = getattr(user.op, "a_max", group.top)
     return True
 
 
-def _adds(rewriter: Rewriter, group: _Group, user: Node, end: Entry) -> bool:
-    """Tell whether a node adds something that the layer's kernel can add; if so, note it in the group."""
+def _fuse_addend(rewriter: Rewriter, group: _Group, user: Node, end: Entry) -> bool:
+    """Return whether a node adds an entry that the layer's kernel can add; if so, record it in the group."""
     if not isinstance(user.op, SUMS) or group.addend is not None:
         return False
     other = user.inputs[1] if user.inputs[0] == end else user.inputs[0]
@@ -198,15 +204,15 @@ def _adds(rewriter: Rewriter, group: _Group, user: Node, end: Entry) -> bool:
     op: Any = group.layer.op
     axis = op.bias_axis() % len(shape)
     vector = (*(1,) * axis, shape[axis], *(1,) * (len(shape) - axis - 1))
-    given = (*(1,) * (len(shape) - len(rewriter.shapes[other])), *rewriter.shapes[other])
-    if given != vector or not op.no_bias or group.bias is not None:
+    padded = (*(1,) * (len(shape) - len(rewriter.shapes[other])), *rewriter.shapes[other])
+    if padded != vector or not op.no_bias or group.bias is not None:
         return False
     group.bias = other
     return True
 
 
-def _put_group(rewriter: Rewriter, group: _Group, last: Node) -> None:
-    """Put a layer and what goes into it in the place of the last of them."""
+def _replace_group(rewriter: Rewriter, group: _Group, last: Node) -> None:
+    """Replace a layer and its group with one node, at the position of the last."""
     layer, entries = group.layer, [rewriter.new(entry) for entry in group.layer.inputs]
     changes: dict[str, Any] = {}
     if group.bias is not None:
@@ -221,67 +227,67 @@ def _put_group(rewriter: Rewriter, group: _Group, last: Node) -> None:
         changes["slope"] = group.slope
     if group.then == "clip":
         changes["top"] = group.top
-    made = rewriter.make(fused(layer, **changes), entries, layer)
-    rewriter.replace(Entry(last, 0), Entry(made, 0))
+    layer_ = rewriter.make(fused_operator(layer, **changes), entries, layer)
+    rewriter.replace(Entry(last, 0), Entry(layer_, 0))
     for member in group.members:
-        rewriter.note(f"{member.name} went into {layer.name}")
+        rewriter.note(f"{member.name} is fused into {layer.name}")
 
 
 def _as_vector(rewriter: Rewriter, entry: Entry, like: Node) -> Entry:
-    """An entry with one axis, by a node that only looks at it otherwise where it has more."""
+    """Return an entry as a vector, through a reshape if it has more axes."""
     shape = rewriter.shapes[entry]
     if len(shape) == 1:
         return entry
     return Entry(rewriter.make(Reshape.create(shape=(prod(shape),)), [entry], like), 0)
 
 
-# -- what goes into others --------------------------------------------------------------------------------
+# -- other fusions ------------------------------------------------------------------------------------
 
 
 def _relus(rewriter: Rewriter) -> dict[Node, Node]:
-    """Each BatchNorm that a ReLU goes into, and that ReLU."""
-    found = {}
+    """Return each BatchNorm that a ReLU can be fused into, with the ReLU."""
+    matches = {}
     for node in rewriter.nodes:
         if not node.inputs or type(node.inputs[0].node.op) is not BatchNorm:
             continue
         source = node.inputs[0]
         if source.index == 0 and activation_of(node) == "relu" and rewriter.uses[source] == 1:
-            found[source.node] = node
-    return found
+            matches[source.node] = node
+    return matches
 
 
-def _widened(rewriter: Rewriter, dtypes: Collection[DType]) -> dict[Node, Node]:
-    """Gradients of weights in 16 bits that are only cast to float32, and those casts."""
-    found = {}
+def _casts_of_weights(rewriter: Rewriter, dtypes: Collection[DType]) -> dict[Node, Node]:
+    """Return gradients of 16-bit weights that are only cast to float32, with the casts."""
+    matches = {}
     for node in rewriter.nodes:
         if node.op is not None and node.op.traits.casts and rewriter.dtypes[Entry(node, 0)] == FLOAT32:
             source = node.inputs[0]
             is_half = rewriter.dtypes[source] in dtypes and rewriter.dtypes[source] != FLOAT32
-            if is_half and type(source.node.op) in _WIDE and rewriter.uses[source] == 1:
-                found[source.node] = node
-    return found
+            if is_half and type(source.node.op) in _FLOAT32_OPERATORS and rewriter.uses[source] == 1:
+                matches[source.node] = node
+    return matches
 
 
-def _renewed(rewriter: Rewriter, node: Node) -> list[Entry]:
+def _new_inputs(rewriter: Rewriter, node: Node) -> list[Entry]:
     return [rewriter.new(entry) for entry in node.inputs]
 
 
-def _put(rewriter: Rewriter, node: Node, kind: type[Operator], stands_for: list[Entry]) -> None:
-    """Replace a node by one of another operator, with its parameters and inputs.
+def _replace(rewriter: Rewriter, node: Node, kind: type[Operator], entries: list[Entry]) -> None:
+    """Replace a node with a node of another operator, with the same parameters and inputs.
 
-    Its first outputs replace the entries that it stands for, besides the outputs of the node.
+    The first outputs of the new node also replace ``entries``.
     """
     assert node.op is not None
-    op = kind.create(**bound(node.op))
-    made = rewriter.make(op, [rewriter.new(entry) for entry in node.inputs], node)
+    op = kind.create(**non_defaults(node.op))
+    new = rewriter.make(op, [rewriter.new(entry) for entry in node.inputs], node)
     for index in range(node.outputs()):
-        rewriter.replace(Entry(node, index), Entry(made, index))
-    for index, entry in enumerate(stands_for):
-        rewriter.replace(entry, Entry(made, index))
+        rewriter.replace(Entry(node, index), Entry(new, index))
+    for index, entry in enumerate(entries):
+        rewriter.replace(entry, Entry(new, index))
 
 
 def activation_of(node: Node) -> str:
-    """Which activation a node is; empty where it is none."""
+    """Return the name of a node's activation; empty if the node is not an activation."""
     op: Any = node.op
     if type(op) in (Activation, LeakyReLU):
         return str(op.act_type)

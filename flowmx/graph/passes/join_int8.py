@@ -1,7 +1,8 @@
-"""Layers between conversions from and to bytes, as ONNX's quantized models have them: in prediction they work on bytes.
+"""int8 prediction: layers between dequantize and quantize operators, as in quantized ONNX models, compute in int8.
 
-A layer whose data and weight are made of bytes, with the sum, the activation and the conversion to bytes behind it, is
-one step. What only moves bytes, or takes their maxima, is done to bytes where the conversions around it are the same.
+A layer with dequantized data and weight becomes one step together with the addition, the activation and the quantize
+operator after it. Operators that only move elements, or take maxima, run on int8 if the scale and zero point before and
+after them are the same.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.graph.graph import Graph, Options, Rewriter
+from flowmx.graph.graph import Graph, Options, Rewriter, is_run_invariant
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes.fuse import activation_of
 from flowmx.ops.arrays.repeating import Pad
@@ -19,75 +20,75 @@ from flowmx.ops.math.binary import SUMS
 from flowmx.ops.nn.convolution import Convolution
 from flowmx.ops.nn.linear import FullyConnected
 from flowmx.ops.nn.pooling import Pooling
-from flowmx.ops.quantization.linear import (
+from flowmx.ops.quantization.int8_layers import Int8Convolution, Int8FullyConnected, layer_parameters
+from flowmx.ops.quantization.ranges import INT8, UINT8
+from flowmx.ops.quantization.zero_point import (
     BytesPooling,
     DequantizeConstant,
     DequantizeLinear,
     LinearEnds,
     QuantizeLinear,
 )
-from flowmx.ops.quantization.ranges import INT8, UINT8
-from flowmx.ops.quantization.sums import Int8Convolution, Int8FullyConnected, layer_of
 from flowmx.ops.registry.operators import Operator
 
 _LAYERS: dict[type, type[Operator]] = {Convolution: Int8Convolution, FullyConnected: Int8FullyConnected}
 _FROM_INT8 = 128
-"""The number that is added to an int8 to count it as uint8."""
+"""The offset that maps int8 to uint8."""
 
 
 def join_bytes(graph: Graph, options: Options) -> Graph:
-    """Let layers between conversions from and to bytes compute on bytes."""
+    """Make layers between dequantize and quantize operators compute in int8."""
     if graph.train or graph.heads or not any(isinstance(node.op, DequantizeLinear) for node in graph.nodes()):
         return graph
-    return _Joining(_unsigned(graph)).result()
+    return _Joining(_to_unsigned(graph)).result()
 
 
 def _readers(graph: Graph) -> dict[Entry, list[Node]]:
-    found: dict[Entry, list[Node]] = {}
+    readers: dict[Entry, list[Node]] = {}
     for node in graph.nodes():
         for entry in node.inputs:
-            found.setdefault(entry, []).append(node)
-    return found
+            readers.setdefault(entry, []).append(node)
+    return readers
 
 
-def _unsigned(graph: Graph) -> Graph:
-    """The graph with uint8 in the place of int8 that has its zero below 0: what is never negative begins at 0 then."""
-    rewriter, readers, wanted = Rewriter(graph), _readers(graph), set(graph.wanted())
+def _to_unsigned(graph: Graph) -> Graph:
+    """Replace int8 that has its zero point below 0 with uint8, so that nonnegative values start at 0."""
+    rewriter, readers, results = Rewriter(graph), _readers(graph), set(graph.results())
     for node in rewriter.nodes:
-        op, made = node.op, Entry(node, 0)
-        users = readers.get(made, [])
+        op, output = node.op, Entry(node, 0)
+        users = readers.get(output, [])
         if (
             isinstance(op, QuantizeLinear)
             and op.dtype == INT8
             and op.zero < 0
-            and made not in wanted
+            and output not in results
             and all(isinstance(user.op, DequantizeLinear) and user.op.zero == op.zero for user in users)
         ):
-            other = QuantizeLinear.create(scale=op.scale, zero=op.zero + _FROM_INT8, made="uint8")
+            other = QuantizeLinear.create(scale=op.scale, zero=op.zero + _FROM_INT8, out_dtype="uint8")
             new = rewriter.make(other, [rewriter.new(node.inputs[0])], node)
             for user in users:
                 assert isinstance(user.op, DequantizeLinear)
                 back = DequantizeLinear.create(scale=user.op.scale, zero=user.op.zero + _FROM_INT8)
                 rewriter.replace(Entry(user, 0), Entry(rewriter.make(back, [Entry(new, 0)], user), 0))
-        elif op is not None and not rewriter.is_replaced(made):
+        elif op is not None and not rewriter.is_replaced(output):
             rewriter.keep(node)
     return rewriter.result()
 
 
 @dataclass
 class _Group:
-    """A layer on bytes and what goes into it.
+    """A layer and the operators to join with it.
 
     Attributes:
-        layer: the layer of real numbers.
-        end: the last node that it stands for.
-        inner: those in between, in order.
-        bias: what is added to each row, where the layer has no bias itself.
-        addend: the conversion of what is added.
-        then: the activation, as :class:`Int8` has it.
-        top: the upper end of clip, a real number.
-        made: the conversion of the output; None where that stays real.
-        first: another one before the addend or the activation.
+        layer: the floating-point layer.
+        end: the last node that it replaces.
+        inner: the nodes in between, in order.
+        bias: the vector that is added to each row, if the layer has no bias.
+        addend: the dequantize node of the addend.
+        then: the activation, as in :class:`Int8`.
+        top: the upper bound of clip, in floating point.
+        quantize: the quantize operator of the output; None if that stays floating point.
+        inner_quantize: an earlier one, before the addend or the activation.
     """
 
     layer: Node
@@ -97,8 +98,8 @@ class _Group:
     addend: Node | None = None
     then: str = ""
     top: float = 0.0
-    made: QuantizeLinear | None = None
-    first: QuantizeLinear | None = None
+    quantize: QuantizeLinear | None = None
+    inner_quantize: QuantizeLinear | None = None
 
 
 class _Joining:
@@ -108,26 +109,26 @@ class _Joining:
         self._rewriter = Rewriter(graph)
         self._graph = graph
         self._users = _readers(graph)
-        self._wanted = set(graph.wanted())
+        self._results = set(graph.results())
         groups: dict[Node, _Group] = {}
-        taken: set[Node] = set()
+        members: set[Node] = set()
         for node in reversed(self._rewriter.nodes):
-            if node not in taken and self._is_layer(node):
-                group = self._grown(node, taken)
+            if node not in members and self._is_layer(node):
+                group = self._group_of(node, members)
                 groups[group.end] = group
-                taken.update((group.layer, *group.inner, group.end))
+                members.update((group.layer, *group.inner, group.end))
         for node in self._rewriter.nodes:
             if node in groups:
-                self._put(groups[node])
-            elif node.op is not None and node not in taken and not self._moved(node):
+                self._replace(groups[node])
+            elif node.op is not None and node not in members and not self._move(node):
                 self._rewriter.keep(node)
 
     def result(self) -> Graph:
-        """The new graph."""
+        """Return the new graph."""
         return self._rewriter.result()
 
     def _is_layer(self, node: Node) -> bool:
-        if type(node.op) not in _LAYERS or not isinstance(_viewed(node.inputs[0])[0].op, DequantizeLinear):
+        if type(node.op) not in _LAYERS or not isinstance(_split_views(node.inputs[0])[0].op, DequantizeLinear):
             return False
         weight = node.inputs[1].node
         if not isinstance(weight.op, DequantizeConstant) or self._graph.dtypes[weight.inputs[0]] != INT8:
@@ -135,129 +136,137 @@ class _Joining:
         if self._graph.shapes[weight.inputs[1]] != (1,) and weight.op.axis != 0:
             return False
         plain = not isinstance(node.op, Convolution) or (node.op.layout in (None, "NCHW") and len(node.op.kernel) == 2)
-        return plain and all(_stays(entry) for entry in node.inputs[2:])
+        return plain and all(is_run_invariant(entry.node) for entry in node.inputs[2:])
 
     def _only_user(self, node: Node) -> Node | None:
-        """The one node that reads the output of another, which nobody else wants."""
+        """Return the only reader of a node's output, or None if there are several or it is a result."""
         entry = Entry(node, 0)
         users = self._users.get(entry, [])
-        return users[0] if len(users) == 1 and entry not in self._wanted else None
+        return users[0] if len(users) == 1 and entry not in self._results else None
 
-    def _grown(self, layer: Node, taken: set[Node]) -> _Group:
-        """A layer with all that goes into it."""
+    def _group_of(self, layer: Node, members: set[Node]) -> _Group:
+        """Return a layer with all operators that can be joined with it."""
         group = _Group(layer, layer)
-        self._shift(group)
-        self._activate(group)
-        self._convert(group)
-        if group.made is not None and not group.then:
-            self._go_on(group, taken)
+        self._add_bias(group)
+        self._add_activation(group)
+        self._add_quantize(group)
+        if group.quantize is not None and not group.then:
+            self._extend(group, members)
         return group
 
-    def _shift(self, group: _Group) -> None:
-        """Take in the sum of a product's rows and a vector that stays the same."""
+    def _add_bias(self, group: _Group) -> None:
+        """Join the addition of a constant vector to the rows of a product."""
         user, op = self._only_user(group.end), group.layer.op
         if user is None or not isinstance(user.op, SUMS) or not isinstance(op, FullyConnected) or not op.no_bias:
             return
         others = [entry for entry in user.inputs if entry.node is not group.end]
-        if len(others) == 1 and _stays(others[0]) and self._graph.shapes[others[0]] == (op.num_hidden,):
-            self._take(group, user)
+        if len(others) == 1 and is_run_invariant(others[0].node) and self._graph.shapes[others[0]] == (op.num_hidden,):
+            self._append(group, user)
             group.bias = others[0]
 
-    def _activate(self, group: _Group) -> None:
+    def _add_activation(self, group: _Group) -> None:
         user = self._only_user(group.end)
         kind = "" if user is None else activation_of(user)
         if user is not None and kind in ("relu", "clip"):
-            self._take(group, user)
+            self._append(group, user)
             group.then, group.top = kind, getattr(user.op, "a_max", 0.0)
 
-    def _convert(self, group: _Group) -> None:
+    def _add_quantize(self, group: _Group) -> None:
         user = self._only_user(group.end)
-        # An activation comes last, when a zero point would have been added.
+        # Kernels apply the activation last, after adding the zero point, which must then be 0.
         if user is not None and isinstance(user.op, QuantizeLinear) and not (group.then and user.op.zero):
-            self._take(group, user)
-            group.made = user.op
+            self._append(group, user)
+            group.quantize = user.op
 
-    def _go_on(self, group: _Group, taken: set[Node]) -> None:
-        """Take in the sum with other bytes, or the activation, behind the conversions, and what converts that."""
+    def _extend(self, group: _Group, members: set[Node]) -> None:
+        """Join an addition or activation after a quantize and dequantize pair, and the quantize operator after it."""
         back = self._only_user(group.end)
         if back is None or not isinstance(back.op, DequantizeLinear):
             return
-        wide = _Group(group.layer, back, [*group.inner, group.end], group.bias, first=group.made)
+        wide = _Group(group.layer, back, [*group.inner, group.end], group.bias, inner_quantize=group.quantize)
         total = self._only_user(back)
         if total is not None and isinstance(total.op, SUMS) and isinstance(group.layer.op, Convolution):
             wide.addend = self._other(total, back)
             if wide.addend is None:
                 return
-            self._take(wide, total)
-        self._activate(wide)
+            self._append(wide, total)
+        self._add_activation(wide)
         if wide.end is not back:
-            self._convert(wide)
-        if wide.made is not None and not taken.intersection((*wide.inner, wide.end)):
+            self._add_quantize(wide)
+        if wide.quantize is not None and not members.intersection((*wide.inner, wide.end)):
             group.__dict__.update(wide.__dict__)
 
     def _other(self, total: Node, back: Node) -> Node | None:
-        """The conversion of bytes that a node adds to another conversion, of arrays of one shape."""
+        """Return the dequantize node that a node adds to another one, if all shapes are equal."""
         others = [entry.node for entry in total.inputs if entry.node is not back]
         shapes = {self._graph.shapes[entry] for entry in (*total.inputs, Entry(total, 0))}
         fits = len(others) == 1 and isinstance(others[0].op, DequantizeLinear) and len(shapes) == 1
         return others[0] if fits else None
 
     @staticmethod
-    def _take(group: _Group, node: Node) -> None:
+    def _append(group: _Group, node: Node) -> None:
         if group.end is not group.layer:
             group.inner.append(group.end)
         group.end = node
 
-    def _put(self, group: _Group) -> None:
-        """Put a layer on bytes in the place of a group."""
+    def _replace(self, group: _Group) -> None:
+        """Replace a group with a layer that computes in int8.
+
+        In units of the output's scale, the output is the scaled sums + factor * addend + shift. If the group quantizes
+        twice, the sums are first rounded to the inner scale and clamped to the inner dtype.
+        """
         rewriter, node, op = self._rewriter, group.layer, group.layer.op
         assert op is not None
-        (back, views), weight = _viewed(node.inputs[0]), node.inputs[1].node
-        source, made, addend = back.op, group.made, group.addend
+        (back, views), weight = _split_views(node.inputs[0]), node.inputs[1].node
+        source, quantize, addend = back.op, group.quantize, group.addend
         assert isinstance(source, DequantizeLinear)
-        out_scale, shift, factor = (made.scale, float(made.zero), 0.0) if made is not None else (1.0, 0.0, 0.0)
-        given: dict[str, Any] = {**layer_of(op), "scaled": True, "no_bias": False}
+        out_scale, shift, factor = 1.0, 0.0, 0.0
+        if quantize is not None:
+            out_scale, shift = quantize.scale, float(quantize.zero)
+        parameters: dict[str, Any] = {**layer_parameters(op), "scaled": True, "no_bias": False}
         if addend is not None:
             assert isinstance(addend.op, DequantizeLinear)
             factor = addend.op.scale / out_scale
             shift -= factor * addend.op.zero
-        scale, first = out_scale, group.first
-        if first is not None:
-            ends_of_type = np.iinfo(first.dtype)
-            low, high = float(ends_of_type.min - first.zero), float(ends_of_type.max - first.zero)
-            given |= {"inner": first.scale / out_scale, "low": low, "high": high, "shift": shift}
-            scale, shift = first.scale, 0.0
+        scale, inner = out_scale, group.inner_quantize
+        if inner is not None:
+            info = np.iinfo(inner.dtype)
+            low, high = float(info.min - inner.zero), float(info.max - inner.zero)
+            parameters |= {"inner": inner.scale / out_scale, "low": low, "high": high, "shift": shift}
+            scale, shift = inner.scale, 0.0
+        # The vectors of scales and biases, computed once.
         bias = [*node.inputs[2:], *([] if group.bias is None else [group.bias])]
         ends = LinearEnds.create(
             biased=bool(bias), data_scale=source.scale, data_zero=source.zero, out_scale=scale,
             shift=shift,
         )  # fmt: skip
-        read = [rewriter.new(entry) for entry in (*weight.inputs, *bias)]
-        vectors = rewriter.make(ends, read, node, f"{node.name} ends")
-        given["made"] = "float32" if made is None else made.made
+        constants = [rewriter.new(entry) for entry in (*weight.inputs, *bias)]
+        vectors = rewriter.make(ends, constants, node, f"{node.name} ends")
+        parameters["out_dtype"] = "float32" if quantize is None else quantize.out_dtype
+        # The layer on the undequantized data.
         data = rewriter.new(back.inputs[0])
         for view in views:
             assert view.op is not None
             data = Entry(rewriter.make(view.op, [data], view), 0)
         if isinstance(op, Convolution) and source.zero and any(op.pad or ()):
-            data, given["pad"] = self._padded(data, op, source.zero, node), (0,) * len(op.kernel)
-        given |= {"unsigned": rewriter.dtypes[data] == UINT8, "then": group.then, "top": group.top / out_scale}
+            data, parameters["pad"] = self._pad(data, op, source.zero, node), (0,) * len(op.kernel)
+        parameters |= {"unsigned": rewriter.dtypes[data] == UINT8, "then": group.then, "top": group.top / out_scale}
         inputs = [data, rewriter.new(weight.inputs[0]), Entry(vectors, 0), Entry(vectors, 1)]
         if addend is not None:
-            given |= {"added": True, "factor": factor}
+            parameters |= {"added": True, "factor": factor}
             inputs.append(rewriter.new(addend.inputs[0]))
-        layer = rewriter.make(_LAYERS[type(op)].create(**given), inputs, node)
+        layer = rewriter.make(_LAYERS[type(op)].create(**parameters), inputs, node)
         rewriter.replace(Entry(group.end, 0), Entry(layer, 0))
-        rewriter.note(f"{node.name} works on bytes")
+        rewriter.note(f"{node.name} computes in int8")
 
-    def _padded(self, data: Entry, op: Convolution, zero: int, like: Node) -> Entry:
-        """Bytes with a border of those that stand for 0."""
-        width = (0, 0, 0, 0, *(each for pad in op.pad for each in (pad, pad)))
+    def _pad(self, data: Entry, op: Convolution, zero: int, like: Node) -> Entry:
+        """Pad with the byte that represents 0."""
+        width = (0, 0, 0, 0, *(count for pad in op.pad for count in (pad, pad)))
         padding = Pad.create(mode="constant", pad_width=width, constant_value=zero)
         return Entry(self._rewriter.make(padding, [data], like, f"{like.name} padded"), 0)
 
-    def _moved(self, node: Node) -> bool:
-        """Do to bytes what only moves numbers, or takes maxima, between the same conversions; False elsewhere."""
+    def _move(self, node: Node) -> bool:
+        """Run an operator that moves elements or takes maxima on int8; return False if the scales differ."""
         if not isinstance(node.op, QuantizeLinear):
             return False
         inner = node.inputs[0].node
@@ -270,33 +279,28 @@ class _Joining:
         data = self._rewriter.new(back.inputs[0])
         traits = inner.op.traits
         if isinstance(inner.op, Pooling):
-            made = self._pooled(inner, data)
+            moved = self._pool(inner, data)
         elif traits.view or (traits.moves and not isinstance(inner.op, Pad)):
-            made = self._rewriter.make(inner.op, [data], inner)
+            moved = self._rewriter.make(inner.op, [data], inner)
         else:
             return False
-        if made is None:
+        if moved is None:
             return False
-        self._rewriter.replace(Entry(node, 0), Entry(made, 0))
+        self._rewriter.replace(Entry(node, 0), Entry(moved, 0))
         return True
 
-    def _pooled(self, node: Node, data: Entry) -> Node | None:
+    def _pool(self, node: Node, data: Entry) -> Node | None:
         op: Any = node.op
         if op.pool_type != "max" or op.channels_last:
             return None
-        given = {name: getattr(op, name) for name in op.attributes()}
-        return self._rewriter.make(BytesPooling.create(**given), [data], node)
+        parameters = {name: getattr(op, name) for name in op.attributes()}
+        return self._rewriter.make(BytesPooling.create(**parameters), [data], node)
 
 
-def _viewed(entry: Entry) -> tuple[Node, list[Node]]:
-    """The node of which an entry is a view, and the nodes that make it so, in order."""
+def _split_views(entry: Entry) -> tuple[Node, list[Node]]:
+    """Return the node that an entry is a view of, and the view nodes in order."""
     views: list[Node] = []
     while entry.node.op is not None and entry.node.op.traits.view:
         views.insert(0, entry.node)
         entry = entry.node.inputs[0]
     return entry.node, views
-
-
-def _stays(entry: Entry) -> bool:
-    """True for what is the same from run to run."""
-    return entry.node.op is None or entry.node.op.traits.once

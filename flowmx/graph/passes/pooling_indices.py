@@ -1,39 +1,39 @@
-"""Max pooling whose gradient is wanted notes where the maxima were, so that it need not look for them again.
+"""Record the positions of maxima in max pooling that is differentiated, so that its gradient need not search again.
 
-A note takes a byte for each element of the output, and is a value of the plan like any other.
+The indices take a byte for each element of the output, and are a value of the plan.
 """
 
 from __future__ import annotations
 
 from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
-from flowmx.ops.compiled.pooling import BackwardNotedPooling, NotedPooling
-from flowmx.ops.nn.common import bound
+from flowmx.ops.compiled.pooling_indices import BackwardPoolingWithIndices, PoolingWithIndices
+from flowmx.ops.nn.common import non_defaults
 from flowmx.ops.nn.pooling import BackwardPooling, Pooling
-from flowmx.ops.registry.operators import kernel_for
+from flowmx.ops.registry.kernels import kernel_for
 
 
-def note_maxima(graph: Graph, options: Options) -> Graph:
-    """Let each max pooling with a gradient hand it a note, where kernels do so."""
-    if kernel_for(options.device_type, NotedPooling.name) is None:
+def record_pooling_indices(graph: Graph, options: Options) -> Graph:
+    """Make each max pooling with a gradient pass indices to it, if kernels support that."""
+    if kernel_for(options.device_type, PoolingWithIndices.name) is None:
         return graph
-    noted = {node.inputs[2].node for node in graph.nodes() if _is_max(node, BackwardPooling)}
-    if not noted:
+    recorded = {node.inputs[2].node for node in graph.nodes() if _is_max(node, BackwardPooling)}
+    if not recorded:
         return graph
     rewriter = Rewriter(graph)
     for node in rewriter.nodes:
         if node.op is None:
             continue
         inputs = [rewriter.new(entry) for entry in node.inputs]
-        if node in noted and _is_max(node, Pooling):
-            made = rewriter.make(NotedPooling.create(**bound(node.op)), inputs, node)
+        if node in recorded and _is_max(node, Pooling):
+            new = rewriter.make(PoolingWithIndices.create(**non_defaults(node.op)), inputs, node)
         elif _is_max(node, BackwardPooling) and _is_max(node.inputs[2].node, Pooling):
-            note = Entry(inputs[2].node, 1)
-            made = rewriter.make(BackwardNotedPooling.create(**bound(node.op)), [*inputs, note], node)
+            indices = Entry(inputs[2].node, 1)
+            new = rewriter.make(BackwardPoolingWithIndices.create(**non_defaults(node.op)), [*inputs, indices], node)
         else:
             rewriter.keep(node)
             continue
-        rewriter.replace(Entry(node, 0), Entry(made, 0))
+        rewriter.replace(Entry(node, 0), Entry(new, 0))
     return rewriter.result()
 
 

@@ -8,24 +8,24 @@ import numpy as np
 
 from flowmx import devices
 from flowmx.devices import cpu
-from flowmx.graph.graph import Graph, Options, Rewriter, is_pure, written
+from flowmx.graph.graph import Graph, Options, Rewriter, is_pure, written_variables
 from flowmx.graph.node import Entry, Node
-from flowmx.graph.passes.effects import keeping_effects
-from flowmx.ndarray.core import forward_of
+from flowmx.graph.passes.effects import preserving_effects
+from flowmx.ndarray.computations import forward_of
 from flowmx.ops.compiled.constant import Constant
 from flowmx.ops.registry.operators import Array, Operator, Run
 
 SMALL = 1 << 16
-"""Bytes of a value that costs nothing to keep."""
-_WORK = 1 << 20
-"""Bytes of a value up to which a constant is computed on the way to a small one."""
+"""The maximum size in bytes of a value that is negligible to keep."""
+_FOLD_LIMIT = 1 << 20
+"""The maximum size in bytes of an intermediate constant that is computed for a small one."""
 
 
-@keeping_effects
+@preserving_effects
 def fold_constants(graph: Graph, options: Options) -> Graph:
-    """Compute what depends on no variable now, where keeping it costs next to nothing.
+    """Compute values that depend on no variable now, if keeping them is negligible.
 
-    A constant of more than 64 KiB stays a node: kept from run to run it would take memory that others could share.
+    A constant of more than 64 KiB stays a node: kept between runs, it would take memory that others could share.
     """
     folding = _Folding(graph)
     for node in folding.rewriter.nodes:
@@ -35,173 +35,176 @@ def fold_constants(graph: Graph, options: Options) -> Graph:
 
 
 class _Folding:
-    """The constants found so far."""
+    """A pass over a graph, with the constants so far."""
 
     def __init__(self, graph: Graph) -> None:
         self.rewriter = Rewriter(graph)
         self._graph = graph
-        self._wanted = set(graph.wanted())
+        self._results = set(graph.results())
         self._device = devices.get(cpu(0))
         self._run = Run(self._device, graph.train)
         self._reads = dict(self.rewriter.uses)
         self._values: dict[Entry, Array] = {}
-        self._made: dict[tuple[Constant, object], Node] = {}
-        self._alone: dict[Operator, tuple[int, bool]] = {}
-        """For each operator how many inputs it only looks at the form of, and whether it can do without them."""
+        self._constants: dict[tuple[Constant, object], Node] = {}
+        self._shape_only: dict[Operator, tuple[int, bool]] = {}
+        """For each operator, the number of inputs used only for their shape, and whether it can drop them."""
 
     def visit(self, node: Node, op: Operator) -> None:
-        """Compute a node if it is constant; else let it read what has been folded."""
-        known, inputs = self._values, node.inputs
-        if op not in self._alone:
-            self._alone[op] = len(op.only_shapes()), type(op).without_like is not Operator.without_like
-        alone, may_go = self._alone[op]
-        if alone < len(inputs) and not may_go and known.keys().isdisjoint(inputs):
+        """Compute a node if it is constant; otherwise replace its inputs that are constant."""
+        values_, inputs = self._values, node.inputs
+        if op not in self._shape_only:
+            self._shape_only[op] = (
+                len(op.shape_only_inputs()),
+                type(op).without_shape_inputs is not Operator.without_shape_inputs,
+            )
+        shape_only, is_droppable = self._shape_only[op]
+        if shape_only < len(inputs) and not is_droppable and values_.keys().isdisjoint(inputs):
             self.rewriter.keep(node)
             return
-        read = [entry for entry in inputs if entry in known]
-        if max(len(read), alone) < len(inputs):
-            self._keep(node, op, read)
+        constants = [entry for entry in inputs if entry in values_]
+        if max(len(constants), shape_only) < len(inputs):
+            self._keep(node, op, constants)
         else:
             outputs = [Entry(node, index) for index in range(node.outputs())]
-            values = self._computed(node, op, outputs)
-            known.update(zip(outputs, values or (), strict=values is not None))
-            if values is None or max(value.nbytes for value in values) > SMALL:
-                self._keep(node, op, read)
-        for entry in read:
+            results = self._compute(node, op, outputs)
+            values_.update(zip(outputs, results or (), strict=results is not None))
+            if results is None or max(value.nbytes for value in results) > SMALL:
+                self._keep(node, op, constants)
+        for entry in constants:
             self._reads[entry] -= 1
             if not self._reads[entry]:
-                known.pop(entry, None)
+                values_.pop(entry, None)
 
-    def _computed(self, node: Node, op: Operator, outputs: list[Entry]) -> list[Array] | None:
-        """The outputs of a node that is constant and light; None for others."""
+    def _compute(self, node: Node, op: Operator, outputs: list[Entry]) -> list[Array] | None:
+        """Return the outputs of a node that is constant and cheap, else None."""
         if (
             op.traits.heavy
             or op.traits.once
             or not is_pure(op, self._graph.train)
-            or not self._wanted.isdisjoint(outputs)
+            or not self._results.isdisjoint(outputs)
         ):
             return None
-        if not 0 < sum(_nbytes(self.rewriter, entry) for entry in outputs) <= _WORK:
+        if not 0 < sum(_nbytes(self.rewriter, entry) for entry in outputs) <= _FOLD_LIMIT:
             return None
-        value = self._form if len(op.only_shapes()) == len(node.inputs) else self._values.get
+        value = self._form if len(op.shape_only_inputs()) == len(node.inputs) else self._values.get
         inputs = [value(entry) for entry in node.inputs]
-        return None if any(each is None for each in inputs) else self._forward(op, inputs, outputs)
+        return None if any(array is None for array in inputs) else self._forward(op, inputs, outputs)
 
     def _form(self, entry: Entry) -> Array:
-        """An array with the shape and the dtype of an entry, for operators that look at nothing else."""
+        """Return an array with the shape and dtype of an entry, for operators that use only these."""
         return np.broadcast_to(np.zeros((), self._graph.dtypes[entry]), self._graph.shapes[entry])
 
     def _forward(self, op: Operator, inputs: list[Array], outputs: list[Entry]) -> list[Array] | None:
-        """Compute a node's outputs as the graph would at run time; None if that fails, as it then will again."""
-        made = [np.empty(self._graph.shapes[entry], self._graph.dtypes[entry]) for entry in outputs]
+        """Compute a node's outputs as the graph would at run time; return None if that fails."""
+        arrays = [np.empty(self._graph.shapes[entry], self._graph.dtypes[entry]) for entry in outputs]
         try:
             with np.errstate(all="ignore"):
-                forward_of(op, self._device)(self._run, inputs, made)
-        except Exception:
+                forward_of(op, self._device)(self._run, inputs, arrays)
+        except Exception:  # any error of an operator: the run reports it
             return None
-        return made
+        return arrays
 
-    def _keep(self, node: Node, op: Operator, read: list[Entry]) -> None:
-        for entry in read:
+    def _keep(self, node: Node, op: Operator, constants: list[Entry]) -> None:
+        for entry in constants:
             value = self._values[entry]
             if value.nbytes <= SMALL:
                 self._fold(entry, value)
-        if not self._alone[op][1]:
+        if not self._shape_only[op][1]:
             self.rewriter.keep(node)
             return
         shape = self._graph.shapes[Entry(node, 0)]
-        plain = op.without_like(shape, self._graph.dtypes[Entry(node, 0)]) if shape and 0 not in shape else None
-        if plain is not None:  # what was only looked at then need not be there any more
-            alone = op.only_shapes()
-            inputs = [self.rewriter.new(entry) for at, entry in enumerate(node.inputs) if at not in alone]
+        plain = op.without_shape_inputs(shape, self._graph.dtypes[Entry(node, 0)]) if shape and 0 not in shape else None
+        if plain is not None:  # inputs used only for their shape are no longer needed
+            positions = op.shape_only_inputs()
+            inputs = [self.rewriter.new(entry) for index, entry in enumerate(node.inputs) if index not in positions]
             self.rewriter.replace(Entry(node, 0), Entry(self.rewriter.make(plain, inputs, node), 0))
         else:
             self.rewriter.keep(node)
 
     def _fold(self, entry: Entry, value: Array) -> None:
-        """Let a kept array stand for an entry; equal ones are one."""
+        """Replace an entry with a kept array; equal arrays share one node."""
         if isinstance(self.rewriter.new(entry).node.op, Constant):
             return
         op, context = Constant(value), self._graph.context(entry.node)
-        known = self._made.get((op, context))
-        if known is None:
-            known = self._made[op, context] = self.rewriter.make(op, [], entry.node)
-        self.rewriter.replace(entry, Entry(known, 0))
+        node = self._constants.get((op, context))
+        if node is None:
+            node = self._constants[op, context] = self.rewriter.make(op, [], entry.node)
+        self.rewriter.replace(entry, Entry(node, 0))
         self.rewriter.note(f"{entry.node.output_name(entry.index)} is computed once, when the graph is bound")
 
 
-def _nbytes(known: Rewriter | Graph, entry: Entry) -> int:
-    return math.prod(known.shapes[entry]) * known.dtypes[entry].itemsize
+def _nbytes(graph: Rewriter | Graph, entry: Entry) -> int:
+    return math.prod(graph.shapes[entry]) * graph.dtypes[entry].itemsize
 
 
-# -- the same thing twice ----------------------------------------------------------------------------------
+# -- common subexpressions ---------------------------------------------------------------------------------
 
 
 def merge_common(graph: Graph, options: Options) -> Graph:
-    """Compute the same thing once.
+    """Compute common subexpressions once.
 
-    The same is: an equal operator, the same inputs, the same device, and nothing comes of it but its outputs. What
-    the backward pass would compute again is taken from the forward pass only where it lives until then anyway, or is
-    small: else it would take memory all along between the two.
+    Nodes are common if they have equal operators, the same inputs and the same device, and no side effects. The
+    backward pass reuses a value of the forward pass only if that lives until then anyway, or is small: otherwise it
+    would take memory all the time in between.
     """
     if not options.merge:
         return graph
     rewriter = Rewriter(graph)
-    changing = written(rewriter.nodes, graph.train)
-    forward, lasting = set(graph.forward()), _lasting(graph)
-    says: dict[Operator, int | None] = {}
-    """For each operator the number of what it says; None where it does more than that."""
+    changing = written_variables(rewriter.nodes, graph.train)
+    forward, kept_entries = set(graph.forward()), _kept_entries(graph)
+    operator_numbers: dict[Operator, int | None] = {}
+    """For each operator, the number of its key; None if it has side effects."""
     numbers: dict[object, int] = {}
-    known: dict[object, tuple[Node, Node]] = {}
+    firsts: dict[object, tuple[Node, Node]] = {}
     for node in rewriter.nodes:
         op = node.op
         if op is None:
             continue
-        if op not in says:
-            says[op] = numbers.setdefault(_says(op), len(numbers)) if is_pure(op, graph.train) else None
-        kept, said = rewriter.keep(node), says[op]
-        inputs = kept.inputs
-        if said is None or (changing and any(entry.node in changing for entry in inputs)):
+        if op not in operator_numbers:
+            operator_numbers[op] = numbers.setdefault(_key(op), len(numbers)) if is_pure(op, graph.train) else None
+        copy, number = rewriter.keep(node), operator_numbers[op]
+        inputs = copy.inputs
+        if number is None or (changing and any(entry.node in changing for entry in inputs)):
             continue
-        key = (said, inputs, graph.context(node) if graph.groups else None)
-        first, made = known.get(key, (None, node))
+        key = (number, inputs, graph.context(node) if graph.groups else None)
+        first, representative = firsts.get(key, (None, node))
         if first is None:
             if inputs or _is_small(graph, node):
-                known[key] = (node, kept)
+                firsts[key] = (node, copy)
             continue
         outputs = [Entry(node, index) for index in range(node.outputs())]
         if (
             (first in forward) == (node in forward)
             or _is_small(graph, node)
             or op.traits.view
-            or all(Entry(first, index) in lasting for index in range(len(outputs)))
+            or all(Entry(first, index) in kept_entries for index in range(len(outputs)))
         ):
             for entry in outputs:
-                rewriter.replace(entry, Entry(made, entry.index))
-            rewriter.note(f"{node.name} is what {first.name} is already")
+                rewriter.replace(entry, Entry(representative, entry.index))
+            rewriter.note(f"{node.name} equals {first.name}, and is computed once")
         else:
-            known[key] = (node, kept)
+            firsts[key] = (node, copy)
     return rewriter.result()
 
 
 def _is_small(graph: Graph, node: Node) -> bool:
-    """Tell whether the outputs of a node cost nothing to keep."""
+    """Return whether the outputs of a node are negligible to keep."""
     return sum([_nbytes(graph, Entry(node, index)) for index in range(node.outputs())]) <= SMALL
 
 
-def _says(op: Operator) -> object:
-    """A key that is equal for operators with the same result: class and parameters, else the operator itself."""
-    if not op.is_said_by_parameters():
+def _key(op: Operator) -> object:
+    """Return a key that is equal for operators with the same result: class and parameters, or the operator itself."""
+    if not op.is_defined_by_parameters():
         return op
     cls = type(op)
-    return cls, tuple([repr(getattr(op, name)) for name in cls.parameters])  # as texts: 0.0 and -0.0 are two
+    return cls, tuple([repr(getattr(op, name)) for name in cls.parameters])  # repr: 0.0 and -0.0 differ
 
 
-def _lasting(graph: Graph) -> set[Entry]:
-    """The entries that outlive the forward pass: outputs, and those that the backward pass reads."""
+def _kept_entries(graph: Graph) -> set[Entry]:
+    """Return the entries that outlive the forward pass: outputs, and those that the backward pass reads."""
     forward = set(graph.forward())
-    found = set(graph.outputs)
+    entries = set(graph.outputs)
     for node in graph.nodes():
         if node not in forward:
-            found.update(node.inputs)
-    return found
+            entries.update(node.inputs)
+    return entries

@@ -1,9 +1,9 @@
-"""Prediction in 16 bits where a processor, or a kernel, has no arithmetic for them: in float32.
+"""16-bit prediction in float32, if a processor or a kernel has no 16-bit arithmetic.
 
-Operator by operator, each kernel would cast what it reads and what it makes. Here only what comes into a region of such
-operators and goes out of it is cast; the values between have more digits, and all that other passes do for float32 is
-done for them too. Parameters are cast once. Where the processor multiplies numbers of 16 bits, operators whose kernels
-take them stay as they are, except between those that do not.
+If each operator cast separately, every kernel would cast its inputs and outputs. This pass casts only at the borders of
+a region of such operators; the values inside have more digits, and all other passes for float32 apply to them.
+Parameters are cast once. If the processor has 16-bit products, operators with such kernels stay as they are, except
+between operators without.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from flowmx.graph.graph import Graph, Options, Rewriter, multiplies
 from flowmx.graph.node import Entry, Node
 from flowmx.ops import kernels
-from flowmx.ops.compiled.widened import Widened
+from flowmx.ops.compiled.cast_parameters import CastParameter
 from flowmx.ops.math.casting import Cast
 from flowmx.ops.registry.dtypes import FLOAT32, DType, is_floating
 from flowmx.ops.registry.operators import Operator
@@ -21,7 +21,7 @@ from flowmx.ops.second_names import RNNParamConcat
 
 
 def widen(graph: Graph, options: Options) -> Graph:
-    """Compute in float32 what has no kernel in 16 bits, where nothing is differentiated."""
+    """Compute operators without 16-bit kernels in float32, in graphs without gradients."""
     halves = {entry for entry, dtype in graph.dtypes.items() if _is_half(dtype)}
     if graph.train or graph.heads or options.device_type != "cpu" or not halves or graph.groups:
         return graph
@@ -35,67 +35,67 @@ def _is_half(dtype: DType) -> bool:
 
 
 class _Widening:
-    """One walk over a graph."""
+    """One pass over a graph."""
 
     def __init__(self, graph: Graph, options: Options) -> None:
         self._rewriter = Rewriter(graph)
         self._options = options
-        self._parameters = {each for each in _parameters(graph) if each.name not in options.varying}
+        self._parameters = {node for node in _parameters(graph) if node.name not in options.varying}
         self._wide: dict[Entry, Entry] = {}
-        """For each entry of 16 bits of the old graph the same in float32."""
+        """The float32 version of each 16-bit entry of the old graph."""
         self._narrow: dict[Entry, Entry] = {}
-        """For each of them that was computed in float32 a copy in 16 bits."""
+        """The 16-bit copy of each of them that was computed in float32."""
         for node in self._rewriter.nodes:
-            if node.op is not None and not self._cast_once(node, node.op) and not self._widened(node, node.op):
+            if node.op is not None and not self._cast_parameter(node, node.op) and not self._widen(node, node.op):
                 for entry in node.inputs:
                     self._as_half(entry)
                 self._rewriter.keep(node)
-        for entry in graph.wanted():
+        for entry in graph.results():
             self._as_half(entry)
 
     def result(self) -> Graph:
         return self._rewriter.result()
 
-    def _widened(self, node: Node, op: Operator) -> bool:
-        """Compute a node in float32; False where it must stay as it is."""
+    def _widen(self, node: Node, op: Operator) -> bool:
+        """Compute a node in float32; return False if it must stay as it is."""
         rewriter, dtypes = self._rewriter, self._rewriter.graph.dtypes
-        made = [Entry(node, index) for index in range(node.outputs())]
-        halves = [dtypes[entry] for entry in (*node.inputs, *made) if _is_half(dtypes[entry])]
-        if not halves or self._stays(node, op, halves[0]):
+        outputs = [Entry(node, index) for index in range(node.outputs())]
+        halves = [dtypes[entry] for entry in (*node.inputs, *outputs) if _is_half(dtypes[entry])]
+        if not halves or self._stays_half(node, op, halves[0]):
             return False
         traits = op.traits
         if op.subgraphs or op.updates or traits.detached or traits.casts or traits.once or not node.inputs:
             return False
         shapes = tuple([rewriter.graph.shapes[entry] for entry in node.inputs])
         spec = op.spec(shapes, tuple([_widest(dtypes[entry]) for entry in node.inputs]))
-        if [_widest(dtypes[entry]) for entry in made] != spec.dtypes:
-            return False  # a parameter says what it makes
+        if [_widest(dtypes[entry]) for entry in outputs] != spec.dtypes:
+            return False  # a parameter sets the dtype
         copy = rewriter.make(op, [self._as_wide(entry) for entry in node.inputs], node)
-        for old, new in zip(made, (Entry(copy, index) for index in range(len(made))), strict=True):
+        for old, new in zip(outputs, (Entry(copy, index) for index in range(len(outputs))), strict=True):
             if _is_half(dtypes[old]):
                 self._wide[old] = new
             else:
                 rewriter.replace(old, new)
         return True
 
-    def _stays(self, node: Node, op: Operator, dtype: DType) -> bool:
-        """Tell whether a node is computed in 16 bits: its kernel does so, and not all that it reads is float32 now."""
-        if dtype not in self._options.multiplied or not kernels.computes(self._options.device_type, op, dtype):
+    def _stays_half(self, node: Node, op: Operator, dtype: DType) -> bool:
+        """Return whether a node stays in 16 bits: it has a kernel, and not all its 16-bit inputs are float32 now."""
+        if dtype not in self._options.product_dtypes or not kernels.computes(self._options.device_type, op, dtype):
             return False
         halves = [entry for entry in node.inputs if _is_half(self._rewriter.graph.dtypes[entry])]
         return op.traits.multiplies or not halves or not all(map(self._is_wide, halves))
 
     def _is_wide(self, entry: Entry) -> bool:
-        """Tell whether an entry of 16 bits is computed in float32, and was in 16 bits for no reader so far."""
+        """Return whether a 16-bit entry is computed in float32, and no reader has needed it in 16 bits so far."""
         return entry in self._wide and entry not in self._narrow and not isinstance(self._wide[entry].node.op, Cast)
 
-    def _cast_once(self, node: Node, op: Operator) -> bool:
-        """Cast a parameter once and for all; False for other nodes."""
+    def _cast_parameter(self, node: Node, op: Operator) -> bool:
+        """Cast a parameter once; return False for other nodes."""
         if not op.traits.casts or node.inputs[0].node not in self._parameters:
             return False
         dtype = self._rewriter.graph.dtypes[Entry(node, 0)]
-        made = self._rewriter.make(Widened.create(dtype=dtype), list(node.inputs), node)
-        self._rewriter.replace(Entry(node, 0), Entry(made, 0))
+        cast = self._rewriter.make(CastParameter.create(dtype=dtype), list(node.inputs), node)
+        self._rewriter.replace(Entry(node, 0), Entry(cast, 0))
         return True
 
     def _as_wide(self, entry: Entry) -> Entry:
@@ -103,20 +103,20 @@ class _Widening:
         if not _is_half(rewriter.graph.dtypes[entry]):
             return rewriter.new(entry)
         if entry not in self._wide:
-            kind = Widened if entry.node in self._parameters else Cast
-            made = rewriter.make(kind.create(dtype=FLOAT32), [rewriter.new(entry)], entry.node)
-            self._wide[entry] = Entry(made, 0)
+            kind = CastParameter if entry.node in self._parameters else Cast
+            cast = rewriter.make(kind.create(dtype=FLOAT32), [rewriter.new(entry)], entry.node)
+            self._wide[entry] = Entry(cast, 0)
         return self._wide[entry]
 
     def _as_half(self, entry: Entry) -> None:
-        """Let an entry that was computed in float32 be there in 16 bits, too."""
+        """Provide an entry that was computed in float32 in 16 bits, too."""
         rewriter = self._rewriter
         dtype = rewriter.graph.dtypes[entry]
-        is_made = entry in self._wide and entry.node.op is not None and rewriter.new(entry) == entry
-        if is_made and entry not in self._narrow and not isinstance(self._wide[entry].node.op, Cast):
-            made = rewriter.make(Cast.create(dtype=dtype), [self._wide[entry]], entry.node)
-            self._narrow[entry] = Entry(made, 0)
-            rewriter.replace(entry, Entry(made, 0))
+        is_computed = entry in self._wide and entry.node.op is not None and rewriter.new(entry) == entry
+        if is_computed and entry not in self._narrow and not isinstance(self._wide[entry].node.op, Cast):
+            cast = rewriter.make(Cast.create(dtype=dtype), [self._wide[entry]], entry.node)
+            self._narrow[entry] = Entry(cast, 0)
+            rewriter.replace(entry, Entry(cast, 0))
 
 
 def _widest(dtype: DType) -> DType:
@@ -124,30 +124,30 @@ def _widest(dtype: DType) -> DType:
 
 
 def _parameters(graph: Graph) -> set[Node]:
-    """The variables that are read as parameters alone, as any type: after the data of operators that have some.
+    """Return the variables that are read only as parameters: as inputs after the data of operators.
 
-    Views of them, and the vector that a recurrent layer's are joined to, are read as they are.
+    Views and concatenations of parameters count as the parameters.
     """
-    found: set[Node] = set()
-    others = {node for entry in graph.wanted() for node in _sources(entry)}
+    parameters: set[Node] = set()
+    others = {node for entry in graph.results() for node in _sources(entry)}
     for node in graph.nodes():
-        if node.op is None or not _passes_on(node.op):
-            for at, entry in enumerate(node.inputs):
-                is_data = node.op is None or at == 0 or node.op.arguments[:1] != ("data",)
-                (others if is_data else found).update(_sources(entry))
-    return {node for node in found - others if node.is_variable}
+        if node.op is None or not _forwards_values(node.op):
+            for index, entry in enumerate(node.inputs):
+                is_data = node.op is None or index == 0 or node.op.arguments[:1] != ("data",)
+                (others if is_data else parameters).update(_sources(entry))
+    return {node for node in parameters - others if node.is_variable}
 
 
-def _passes_on(op: Operator) -> bool:
-    """Tell whether an operator only hands on what it reads: in another type or shape, or joined to a vector."""
+def _forwards_values(op: Operator) -> bool:
+    """Return whether an operator only casts, reshapes or concatenates its inputs."""
     return op.traits.casts or op.traits.view or type(op) is RNNParamConcat
 
 
 def _sources(entry: Entry) -> Iterator[Node]:
-    """Iterate over the nodes whose values come through such operators to an entry."""
+    """Iterate over the nodes whose values reach an entry through such operators."""
     op = entry.node.op
-    if op is None or not _passes_on(op):
+    if op is None or not _forwards_values(op):
         yield entry.node
         return
-    for each in entry.node.inputs if type(op) is RNNParamConcat else entry.node.inputs[:1]:
-        yield from _sources(each)
+    for source in entry.node.inputs if type(op) is RNNParamConcat else entry.node.inputs[:1]:
+        yield from _sources(source)

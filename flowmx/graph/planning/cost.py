@@ -1,4 +1,4 @@
-"""Estimates of the time of steps, by which plans are compared."""
+"""Time estimates of steps, for comparing plans."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ from flowmx import settings
 from flowmx.devices import threads
 from flowmx.graph.graph import Graph
 from flowmx.graph.node import Entry, Node
-from flowmx.graph.planning.live import Shapes, nbytes
+from flowmx.graph.planning.live_bytes import Shapes, nbytes
 from flowmx.ops.compiled.chain import Chain
-from flowmx.ops.registry.operators import kernel_for
+from flowmx.ops.registry.kernels import kernel_for
 from flowmx.ops.registry.traits import BatchParts
 
 _STEP_NS = 40_000
-"""Nanoseconds that one more step takes, in the middle of a network that has put everything else into the caches."""
+"""Nanoseconds of an additional step, in the middle of a network whose data fills the caches."""
 _LOOSE_NS = 150_000
-"""The same where the step's kernel looks at its arrays each time."""
-_ORDER_NS = 40_000
-"""The same of the primitive that brings weights into order."""
-_NS_A_BYTE = 0.35
-"""Nanoseconds of one core for each byte of weights that are brought into order once more."""
+"""Nanoseconds of an additional step whose kernel inspects its arrays each time."""
+_REORDER_NS = 40_000
+"""Nanoseconds of the primitive that reorders weights."""
+_NS_PER_BYTE = 0.35
+"""Nanoseconds on one core for each byte of weights that is reordered again."""
 _ALIASED = 3
-"""The factor that it takes longer by where all rows fall into the same lines of the first cache."""
+"""The factor for reordering if all rows map to the same lines of the first-level cache."""
 _PAGE = 4096
-"""The distance of rows in bytes where they do."""
+"""The distance of rows in bytes at which all rows map to the same cache lines."""
 _MEMORY_NS = 0.05
-"""Nanoseconds for each byte that comes from memory or goes there, for all cores together."""
+"""Nanoseconds for each byte to or from memory, for all cores together."""
 _CACHE_NS = 0.02
-"""The same of the last cache."""
-_FLOPS_A_NS = 100
-"""Of one core."""
-_ELEMENTS_A_NS = 4
+"""Nanoseconds for each byte to or from the last-level cache, for all cores together."""
+_FLOPS_PER_NS = 100
+"""Floating-point operations per nanosecond and core."""
+_ELEMENTS_PER_NS = 4
 
 
 def cores() -> int:
-    """The number of threads that a kernel uses here."""
+    """Return the number of threads that a kernel uses here."""
     return threads.kernel_threads(settings.get())
 
 
 def nanoseconds(node: Node, form: Shapes, cores: int) -> float:
-    """About how long an operator takes at least, on so many cores."""
+    """Return the approximate lower bound of an operator's time on ``cores`` cores."""
     assert node.op is not None
     flops, elements = node.op.cost(*form)
-    return max(flops / _FLOPS_A_NS, elements / _ELEMENTS_A_NS) / cores
+    return max(flops / _FLOPS_PER_NS, elements / _ELEMENTS_PER_NS) / cores
 
 
 @cache
-def last_level() -> int:
-    """The bytes of the processor's last cache; those of a usual one where the system does not say."""
+def last_level_cache() -> int:
+    """Return the bytes of the processor's last-level cache, or a typical size if the system does not report it."""
     try:
         text = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text().strip()
         return int(text[:-1]) << {"K": 10, "M": 20}[text[-1]]
@@ -60,66 +60,67 @@ def last_level() -> int:
         return 32 << 20
 
 
-def in_memory(costs: Any, moved: Any, part: Any = 1) -> Any:
-    """The nanoseconds that steps take, whose values come from the last cache where they fit into half of it.
+def with_memory_traffic(costs: Any, moved: Any, part: Any = 1) -> Any:
+    """Return the nanoseconds of steps, whose values come from the last-level cache if they fit into half of it.
 
     Args:
-        costs: what each takes at least, however fast its values come.
+        costs: a lower bound for each, independent of memory traffic.
         moved: the bytes that each reads and writes for the whole batch.
-        part: the part of the batch that it takes at a time.
+        part: the part of the batch that is processed at a time.
     """
-    each = np.where(moved * part > last_level() / 2, _MEMORY_NS, _CACHE_NS)
-    return np.maximum(costs, moved * each)
+    ns_per_byte = np.where(moved * part > last_level_cache() / 2, _MEMORY_NS, _CACHE_NS)
+    return np.maximum(costs, moved * ns_per_byte)
 
 
-def once_more(graph: Graph, node: Node, parts: BatchParts, cores: int) -> float:
-    """About how many nanoseconds it costs to run an operator once more, for another slice of the batch."""
+def repetition(graph: Graph, node: Node, parts: BatchParts, cores: int) -> float:
+    """Return the approximate nanoseconds of running an operator again, for another slice of the batch."""
     assert node.op is not None
     if node.op.traits.view:
         return 0
-    whole = [0 if at in parts.inputs else nbytes(graph, each) for at, each in enumerate(node.inputs)]
-    made = [nbytes(graph, Entry(node, index)) for index in range(node.outputs())]
-    added = sum(made[at] for at in parts.sums)
-    is_tied = isinstance(node.op, Chain) or hasattr(kernel_for("cpu", node.op.name), "tie")
-    more = float(_STEP_NS if is_tied else _LOOSE_NS)
-    # Training reads matrices as they lie.
+    whole = [0 if position in parts.inputs else nbytes(graph, entry) for position, entry in enumerate(node.inputs)]
+    outputs = [nbytes(graph, Entry(node, index)) for index in range(node.outputs())]
+    added = sum(outputs[position] for position in parts.sums)
+    kernel = kernel_for("cpu", node.op.name)
+    is_tied = isinstance(node.op, Chain) or (kernel is not None and kernel.tie is not None)
+    nanoseconds = float(_STEP_NS if is_tied else _LOOSE_NS)
+    # Training reads matrices without reordering them.
     if node.op.traits.heavy and len(whole) > 1 and whole[1] and not (graph.train and _is_matrix(graph, node.inputs[1])):
         whole[1] = 0
-        more += ordering(graph, node, cores)
-    each = _MEMORY_NS if graph.train else _NS_A_BYTE / cores
-    return more + each * (node.op.bytes_read(whole, sum(made)) + 3 * added)
+        nanoseconds += reorder_cost(graph, node, cores)
+    ns_per_byte = _MEMORY_NS if graph.train else _NS_PER_BYTE / cores
+    return nanoseconds + ns_per_byte * (node.op.bytes_read(whole, sum(outputs)) + 3 * added)
 
 
 def _is_matrix(graph: Graph, entry: Entry) -> bool:
     return len(graph.shapes[entry]) == 2
 
 
-def ordering(graph: Graph, node: Node, cores: int) -> float:
-    """About how many nanoseconds a layer takes to bring its weight into order."""
+def reorder_cost(graph: Graph, node: Node, cores: int) -> float:
+    """Return the approximate nanoseconds for a layer to reorder its weight."""
     weight = node.inputs[1]
     size, rows = nbytes(graph, weight), max(1, graph.shapes[weight][0])
-    slower = _ALIASED if size // rows % _PAGE == 0 else 1
-    return _ORDER_NS + slower * _NS_A_BYTE * size / cores
+    factor = _ALIASED if size // rows % _PAGE == 0 else 1
+    return _REORDER_NS + factor * _NS_PER_BYTE * size / cores
 
 
 class Costs(Protocol):
-    """Estimates of a kind of device, in nanoseconds."""
+    """Time estimates for a kind of device, in nanoseconds."""
 
     def nanoseconds(self, node: Node, form: Shapes) -> float:
-        """About how long an operator takes at least, however fast its values come."""
+        """Return a lower bound of an operator's time, independent of memory traffic."""
 
-    def in_memory(self, costs: Any, moved: Any, part: Any = 1) -> Any:
-        """The time of steps of which that is known, and the bytes that each moves; a part of the batch at a time."""
+    def with_memory_traffic(self, costs: Any, moved: Any, part: Any = 1) -> Any:
+        """Return the time of steps for a part of the batch, from their lower bounds and the bytes they move."""
 
-    def once_more(self, graph: Graph, node: Node, parts: BatchParts) -> float:
-        """The cost of running an operator once more, for another slice of the batch."""
+    def repetition(self, graph: Graph, node: Node, parts: BatchParts) -> float:
+        """Return the cost of running an operator again, for another slice of the batch."""
 
-    def ordering(self, graph: Graph, node: Node) -> float:
-        """The time to bring a layer's weight into order for another slice."""
+    def reorder_cost(self, graph: Graph, node: Node) -> float:
+        """Return the time to reorder a layer's weight for another slice."""
 
 
-class Processor:
-    """The costs of steps on the processor."""
+class ProcessorCosts:
+    """Time estimates on the processor."""
 
     def __init__(self) -> None:
         self._cores = cores()
@@ -127,11 +128,11 @@ class Processor:
     def nanoseconds(self, node: Node, form: Shapes) -> float:
         return nanoseconds(node, form, self._cores)
 
-    def in_memory(self, costs: Any, moved: Any, part: Any = 1) -> Any:
-        return in_memory(costs, moved, part)
+    def with_memory_traffic(self, costs: Any, moved: Any, part: Any = 1) -> Any:
+        return with_memory_traffic(costs, moved, part)
 
-    def once_more(self, graph: Graph, node: Node, parts: BatchParts) -> float:
-        return once_more(graph, node, parts, self._cores)
+    def repetition(self, graph: Graph, node: Node, parts: BatchParts) -> float:
+        return repetition(graph, node, parts, self._cores)
 
-    def ordering(self, graph: Graph, node: Node) -> float:
-        return ordering(graph, node, self._cores)
+    def reorder_cost(self, graph: Graph, node: Node) -> float:
+        return reorder_cost(graph, node, self._cores)

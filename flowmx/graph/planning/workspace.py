@@ -1,7 +1,7 @@
-"""Workspace bytes of kernels: room for copies in other layouts, and scratch memory.
+"""Workspaces of kernels: memory for copies in other layouts, and scratch memory.
 
-A kernel says how many, for arrays that lie as the plan lets them lie; the plan gives it a place in the arena for that
-one step.
+A kernel reports the bytes it needs for arrays in the plan's layouts; the plan assigns it a place in the arena for its
+step.
 """
 
 from __future__ import annotations
@@ -14,52 +14,53 @@ from flowmx.graph.graph import Options
 from flowmx.graph.node import Entry, Node
 from flowmx.ops.compiled.sliced import Sliced
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import PLANNED, Laid, Shape, workspace_of
+from flowmx.ops.registry.kernels import PLANNED, Laid, workspace_of
+from flowmx.ops.registry.operators import Shape
 
 if TYPE_CHECKING:
     from flowmx.graph.plan import Plan
 
 
 def workspaces(plan: Plan, steps: Sequence[Node], options: Options) -> dict[int, int]:
-    """The bytes of workspace of each step that needs any, by its position."""
-    found = {}
-    known: dict[object, int] = {}
+    """Return the bytes of workspace of each step that needs one, by position."""
+    result = {}
+    cache: dict[object, int] = {}
     for position, node in enumerate(steps):
         assert node.op is not None
         if isinstance(node.op, Sliced):
-            found[position] = max(PLANNED, node.op.plan.arena.size)
+            result[position] = max(PLANNED, node.op.plan.arena.size)
             continue
         context = plan.graph.context(node)
-        ask = workspace_of(options.device_type if context is None else context.kernels, node.op)
-        if ask is not None:
-            inputs = [laid(plan, entry) for entry in node.inputs]
-            outputs = [laid(plan, Entry(node, index)) for index in range(node.outputs())]
-            key = (ask, node.op, *inputs, *outputs)  # others are like it, as in an unrolled network
-            nbytes = known.get(key)
+        query = workspace_of(options.device_type if context is None else context.kernels, node.op)
+        if query is not None:
+            inputs = [value_layout(plan, entry) for entry in node.inputs]
+            outputs = [value_layout(plan, Entry(node, index)) for index in range(node.outputs())]
+            key = (query, node.op, *inputs, *outputs)  # equal steps share it, as in an unrolled network
+            nbytes = cache.get(key)
             if nbytes is None:
-                nbytes = known[key] = ask(node.op, inputs, outputs)
+                nbytes = cache[key] = query(node.op, inputs, outputs)
             if nbytes >= PLANNED:
-                found[position] = nbytes
-    return found
+                result[position] = nbytes
+    return result
 
 
-def laid(plan: Plan, entry: Entry) -> Laid:
-    """The memory layout of a value: shape, strides and dtype."""
-    return lying(plan.graph.shapes[entry], entry in plan.channels_last, plan.graph.dtypes[entry])
+def value_layout(plan: Plan, entry: Entry) -> Laid:
+    """Return the memory layout of a value: shape, strides and dtype."""
+    return array_layout(plan.graph.shapes[entry], entry in plan.channels_last, plan.graph.dtypes[entry])
 
 
 @lru_cache(4096)
-def lying(shape: Shape, channels_last: bool, dtype: DType) -> Laid:
-    """The memory layout of an array in C order, or with axis 1 innermost."""
+def array_layout(shape: Shape, channels_last: bool, dtype: DType) -> Laid:
+    """Return the memory layout of an array in C order, or with axis 1 innermost."""
     return Laid(shape, strides(shape, channels_last), dtype)
 
 
 @lru_cache(4096)
 def strides(shape: Shape, channels_last: bool) -> Shape:
-    """The strides of an array, counted in elements: in C order, or with axis 1 innermost."""
+    """Return the strides of an array in elements: in C order, or with axis 1 innermost."""
     order: Collection[int] = (0, *range(2, len(shape)), 1) if channels_last else range(len(shape))
-    made, step = [0] * len(shape), 1
+    result, step = [0] * len(shape), 1
     for axis in reversed(list(order)):
-        made[axis] = step
+        result[axis] = step
         step *= max(1, shape[axis])
-    return tuple(made)
+    return tuple(result)

@@ -1,1 +1,1 @@
-"""Quantized forms of graphs: which nodes become quantized, with what ranges, and what goes together."""
+"""Quantization of graphs: node selection, calibrated ranges, and fusion of layers."""

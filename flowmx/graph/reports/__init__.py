@@ -1,1 +1,1 @@
-"""Reports on plans, in words and pictures, and memory estimates of networks."""
+"""Reports on plans as text and pictures, and memory estimates of networks."""

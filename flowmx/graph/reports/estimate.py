@@ -1,8 +1,8 @@
-"""Estimates of a network's memory, before any of it is allocated.
+"""Memory estimates of a network, before it is allocated.
 
-The figures are those of the plan that an executor would run, so they are not near what it binds, but equal to it. Left
-out are the interpreter and its libraries, scratch memory of kernels, values inside bodies of loops and branches, and
-what the training loop itself holds.
+The figures are those of the plan that an executor would run, so they equal what it binds. They exclude the interpreter
+and its libraries, scratch memory of kernels, values inside bodies of loops and branches, and memory of the training
+loop.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from flowmx.graph.graph import Graph
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
 from flowmx.graph.reports.occupancy import Occupancy
-from flowmx.graph.reports.sizes import in_words
-from flowmx.graph.reports.unfolded import unfolded
+from flowmx.graph.reports.sizes import format_bytes
+from flowmx.graph.reports.unfolded import unfold
 
 _GRADIENT_STEP = re.compile(r"(.*)_backward\d+")
 
@@ -31,9 +31,9 @@ class Layer(NamedTuple):
 
     Attributes:
         name: the name of its node.
-        parameters: of its parameters (those that several layers read count for the first), auxiliary states included.
-        activations: of its results and of those of its gradient, if none shared memory.
-        at_peak: of those alive when most is alive.
+        parameters: bytes of its parameters, including auxiliary states (shared ones count for their first reader).
+        activations: bytes of its results and of those of its gradient, if none shared memory.
+        at_peak: bytes of those alive at the peak.
     """
 
     name: str
@@ -44,20 +44,20 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes that a bound network takes. Made by :meth:`flowmx.sym.Symbol.memory_estimate`.
+    """Bytes of a bound network, computed by :meth:`flowmx.sym.Symbol.memory_estimate`.
 
     Attributes:
-        parameters: of the arguments that are learned.
-        auxiliary: of auxiliary states.
-        inputs: of the other arguments: those whose shapes were given, and labels.
-        gradients: of the gradient arrays.
-        optimizer_state: of what the optimizer keeps.
-        outputs: of the output arrays.
-        heads: of the arrays for the outputs' gradients.
-        activations: of all internal values together, as planned.
-        by_layer: for each layer.
-        by_device: the sum of all on each device.
-        plan: what would run; ``plan.explain()`` tells more.
+        parameters: bytes of the trained arguments.
+        auxiliary: bytes of auxiliary states.
+        inputs: bytes of the other arguments: those whose shapes were passed, and labels.
+        gradients: bytes of the gradient arrays.
+        optimizer_state: bytes of the optimizer state.
+        outputs: bytes of the output arrays.
+        heads: bytes of the arrays for the outputs' gradients.
+        activations: bytes of all internal values together, as planned.
+        by_layer: the bytes of each layer.
+        by_device: the total bytes on each device.
+        plan: the plan; see ``plan.explain()``.
     """
 
     parameters: int
@@ -74,15 +74,15 @@ class MemoryEstimate:
 
     @property
     def peak(self) -> int:
-        """The most bytes in use at one time: the sum of all, for a bound network gives none of it back."""
+        """Maximum number of bytes in use at one time: the sum of all, since a bound network releases nothing."""
         return sum(nbytes for _, nbytes in self._parts())
 
     def fits(self, where: int | Context | Device) -> bool:
-        """Tell whether the network fits into so many bytes, or into a device's free memory.
+        """Return whether the network fits into a number of bytes, or into a device's free memory.
 
         Args:
-            where: bytes; or a device, of whose memory counts what is free now. Of a network that is placed on several
-                devices, this one among them, only the part that is there has to fit.
+            where: bytes, or a device whose currently free memory counts. If the network is placed on several devices
+                including this one, only the part on this device counts.
         """
         if isinstance(where, int):
             return self.peak <= where
@@ -90,19 +90,19 @@ class MemoryEstimate:
         return self.by_device.get(device.context, self.peak) <= device.memory_info()[0]
 
     def table(self, limit: int | None = None) -> str:
-        """The figures as text, of all layers or of the largest ones."""
+        """Return the figures as text, for all layers or for the largest ones."""
         lines = [f"{'Training' if self.plan.graph.train else 'Prediction'}, bytes in memory"]
-        lines += [f"  {name:24}{in_words(nbytes):>12}" for name, nbytes in self._parts()]
-        lines += [f"  {'peak':24}{in_words(self.peak):>12}"]
+        lines += [f"  {name:24}{format_bytes(nbytes):>12}" for name, nbytes in self._parts()]
+        lines += [f"  {'peak':24}{format_bytes(self.peak):>12}"]
         if len(self.by_device) > 1:
-            lines += [f"  {f'on {where}':24}{in_words(nbytes):>12}" for where, nbytes in self.by_device.items()]
+            lines += [f"  {f'on {where}':24}{format_bytes(nbytes):>12}" for where, nbytes in self.by_device.items()]
         lines += ["", f"{'Layer':40}{'parameters':>14}{'activations':>14}{'at the peak':>14}"]
         shown = self.by_layer
         if limit is not None and len(shown) > limit:
             largest = set(sorted(shown, key=lambda layer: sum(layer[1:]), reverse=True)[:limit])
             shown = tuple(layer for layer in shown if layer in largest)
         for name, *sizes in shown:
-            lines.append(f"{name[:39]:40}{''.join(f'{in_words(nbytes):>14}' for nbytes in sizes)}")
+            lines.append(f"{name[:39]:40}{''.join(f'{format_bytes(nbytes):>14}' for nbytes in sizes)}")
         if len(shown) < len(self.by_layer):
             lines.append(f"... and {len(self.by_layer) - len(shown)} more layers")
         return "\n".join(lines)
@@ -126,71 +126,71 @@ def estimate(
     differentiated: Collection[Node],
     state: StateBytes,
 ) -> MemoryEstimate:
-    """Add up what a bound plan takes.
+    """Add up the bytes of a bound plan.
 
     Args:
         graph: the graph before the passes.
-        plan: what was made of it.
+        plan: its plan.
         arguments: its variables, without auxiliary states.
-        auxiliary: these.
-        inputs: the names of arguments that are no parameters.
-        differentiated: the arguments that get gradient arrays.
-        state: the bytes that an optimizer keeps for a parameter.
+        auxiliary: the auxiliary states.
+        inputs: the names of arguments that are not parameters.
+        differentiated: the arguments with gradient arrays.
+        state: returns the bytes of an optimizer's state for a parameter.
     """
     by_device: dict[Context | None, int] = {}
 
-    def summed(entries: Collection[Entry], size: Callable[[Entry], int] = plan.nbytes) -> int:
-        """The bytes of arrays, each on its node's device."""
+    def sum_bytes(entries: Collection[Entry], size: Callable[[Entry], int] = plan.nbytes) -> int:
+        """Return the bytes of arrays, each on its node's device."""
         sizes = [(graph.context(entry.node), size(entry)) for entry in entries]
         for context, nbytes in sizes:
             by_device[context] = by_device.get(context, 0) + nbytes
         return sum(nbytes for _, nbytes in sizes)
 
-    fed = [Entry(node, 0) for node in arguments if node.name in inputs]
-    learned = [Entry(node, 0) for node in arguments if node.name not in inputs]
-    kept = summed(plan.kept)
+    input_entries = [Entry(node, 0) for node in arguments if node.name in inputs]
+    parameters = [Entry(node, 0) for node in arguments if node.name not in inputs]
+    separate = sum_bytes(plan.separate)
     for context, nbytes in plan.arenas.items():
         by_device[context] = by_device.get(context, 0) + nbytes
     return MemoryEstimate(
-        parameters=summed(learned),
-        auxiliary=summed([Entry(node, 0) for node in auxiliary]),
-        inputs=summed(fed),
-        gradients=summed([Entry(node, 0) for node in arguments if node in differentiated]),
-        optimizer_state=summed(
-            [each for each in learned if each.node in differentiated], lambda each: state(each.node)
+        parameters=sum_bytes(parameters),
+        auxiliary=sum_bytes([Entry(node, 0) for node in auxiliary]),
+        inputs=sum_bytes(input_entries),
+        gradients=sum_bytes([Entry(node, 0) for node in arguments if node in differentiated]),
+        optimizer_state=sum_bytes(
+            [entry for entry in parameters if entry.node in differentiated], lambda entry: state(entry.node)
         ),
-        outputs=summed(graph.outputs),
-        heads=summed([Entry(node, 0) for node in _heads_read(graph, plan)]),
-        activations=plan.arena.size + kept,
-        by_layer=tuple(_layers(graph, unfolded(plan), [*(entry.node for entry in learned), *auxiliary])),
+        outputs=sum_bytes(graph.outputs),
+        heads=sum_bytes([Entry(node, 0) for node in _heads_read(graph, plan)]),
+        activations=plan.arena.size + separate,
+        by_layer=tuple(_layers(graph, unfold(plan), [*(entry.node for entry in parameters), *auxiliary])),
         by_device=by_device,
         plan=plan,
     )
 
 
 def _heads_read(graph: Graph, plan: Plan) -> list[Node]:
-    """The variables for gradients of outputs that something reads: losses ignore theirs."""
+    """Return the variables for gradients of outputs that are read: losses ignore theirs."""
     read = {entry.node for node in (*plan.forward, *plan.backward) for entry in node.inputs}
     read |= {entry.node for entry in plan.gradients.values()}
     return [head for head in graph.heads if head in read]
 
 
-def _layers(graph: Graph, plan: Plan, owned: Sequence[Node]) -> list[Layer]:
-    """The bytes of each layer, in the order of the forward pass."""
+def _layers(graph: Graph, plan: Plan, variables: Sequence[Node]) -> list[Layer]:
+    """Return the bytes of each layer, in the order of the forward pass."""
     operators = graph.forward()
     parameters, activations, at_peak = ({node.name: 0 for node in operators} for _ in range(3))
 
     def add(table: dict[str, int], name: str, nbytes: int) -> None:
-        for each in (parameters, activations, at_peak):
-            each.setdefault(name, 0)
+        for other in (parameters, activations, at_peak):
+            other.setdefault(name, 0)
         table[name] += nbytes
 
     owner = {entry.node: node for node in reversed(operators) for entry in node.inputs if entry.node.is_variable}
-    for variable in owned:
+    for variable in variables:
         add(parameters, owner.get(variable, variable).name, plan.nbytes(Entry(variable, 0)))
-    for entry in (*plan.place, *plan.kept):
+    for entry in (*plan.place, *plan.separate):
         add(activations, _layer(entry.node), plan.nbytes(entry))
-    for entry in plan.kept:
+    for entry in plan.separate:
         add(at_peak, _layer(entry.node), plan.nbytes(entry))
     for node, nbytes in _alive_at_peak(plan):
         add(at_peak, _layer(node), nbytes)
@@ -198,20 +198,20 @@ def _layers(graph: Graph, plan: Plan, owned: Sequence[Node]) -> list[Layer]:
 
 
 def _layer(node: Node) -> str:
-    """The layer that a node belongs to: its own name, or for a step of a gradient that of the node it is of."""
-    found = _GRADIENT_STEP.fullmatch(node.name)
-    return found[1] if found else node.name
+    """Return the layer of a node: its name, or for a gradient step the name of the forward node."""
+    match = _GRADIENT_STEP.fullmatch(node.name)
+    return match[1] if match else node.name
 
 
 def _alive_at_peak(plan: Plan) -> list[tuple[Node, int]]:
-    """The values alive at the peak of each arena: the node of each, and its bytes."""
-    where, found = Occupancy(plan), []
-    at = {node: step for step, node in enumerate(where.steps)}
+    """Return the values alive at the peak of each arena, as pairs of node and bytes."""
+    occupancy, result = Occupancy(plan), []
+    positions = {node: step for step, node in enumerate(occupancy.steps)}
     for context in plan.arenas:
-        _, peak = where.peak(context)
-        for place in where.places(context):
+        _, peak = occupancy.peak(context)
+        for place in occupancy.places(context):
             life = plan.lives[place]
             if life.first <= peak <= life.last:
-                there = [entry.node for entry in where.members[place] if at[entry.node] <= peak]
-                found.append((there[-1] if there else where.node(place), life.size))
-    return found
+                nodes = [entry.node for entry in occupancy.members[place] if positions[entry.node] <= peak]
+                result.append((nodes[-1] if nodes else occupancy.node(place), life.size))
+    return result

@@ -1,7 +1,7 @@
-"""The memory plan as a picture: where each value lies, over the steps of a run.
+"""The memory plan as a picture: the place of each value, over the steps of a run.
 
-A place in an arena is a bar: the steps in which it is needed to the right, its bytes upwards. Next to it are the bytes
-alive at each step and the greatest of these sums, the lower bound. SVG is written here; PNG needs matplotlib.
+A place in an arena is a bar: horizontally its steps, vertically its bytes. A line shows the bytes alive at each step,
+another one their maximum, the lower bound. SVG is written here; PNG needs matplotlib.
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flowmx.graph.node import Node
-from flowmx.graph.plan import Plan
-from flowmx.graph.planning.memory import Life
+from flowmx.graph.planning.arena_packing import Life
 from flowmx.graph.reports.occupancy import Occupancy
-from flowmx.graph.reports.sizes import in_words
-from flowmx.graph.reports.unfolded import unfolded
+from flowmx.graph.reports.sizes import format_bytes
+from flowmx.graph.reports.unfolded import unfold
 from flowmx.serialization.atomic import replace_file
+
+if TYPE_CHECKING:
+    from flowmx.graph.plan import Plan
 
 COLOURS = {"forward": "#4477aa", "gradient": "#ee7733", "workspace": "#228833"}
 _FONT = 'font-family="sans-serif" font-size="12"'
@@ -26,7 +28,7 @@ _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 1000, 380, 90, 20, 40, 40
 
 
 class Bar(NamedTuple):
-    """A place in an arena: its steps, its bytes, and what lies there."""
+    """A place in an arena: its steps, its bytes, and its values."""
 
     life: Life
     offset: int
@@ -38,8 +40,8 @@ class Panel(NamedTuple):
     """The arena of one device.
 
     Attributes:
-        device: its name.
-        bars: the places in it.
+        device: the name of the device.
+        bars: the places in the arena.
         alive: the bytes alive at each step, and after the last one.
         size: the bytes of the arena.
     """
@@ -51,35 +53,33 @@ class Panel(NamedTuple):
 
     @property
     def bound(self) -> int:
-        """The most bytes alive at one step."""
+        """Maximum number of bytes alive at one step."""
         return max(self.alive, default=0)
 
 
 def panels(plan: Plan) -> list[Panel]:
-    """The panels of the picture, one for each device."""
-    where = Occupancy(unfolded(plan))
-    plan = where.plan
+    """Return the panels of the picture, one for each device."""
+    occupancy = Occupancy(unfold(plan))
+    plan = occupancy.plan
     return [
         Panel(
             str(context or "device"),
-            [_bar(where, place) for place in where.places(context)],
-            where.alive(context),
+            [_bar(occupancy, place) for place in occupancy.places(context)],
+            occupancy.alive(context),
             size,
         )
         for context, size in plan.arenas.items()
     ]
 
 
-def _bar(where: Occupancy, place: int) -> Bar:
-    life = where.plan.lives[place]
-    kind = "workspace" if not where.members[place] else "forward" if life.first < where.forward else "gradient"
-    return Bar(life, where.plan.arena.offsets[place], kind, tuple(where.names(place)))
+def _bar(occupancy: Occupancy, place: int) -> Bar:
+    life = occupancy.plan.lives[place]
+    kind = "workspace" if not occupancy.members[place] else "forward" if life.first < occupancy.forward else "gradient"
+    return Bar(life, occupancy.plan.arena.offsets[place], kind, tuple(occupancy.names(place)))
 
 
 def draw(plan: Plan, path: str | Path | None = None) -> str:
     """Draw a plan; see :func:`flowmx.viz.plot_memory`."""
-    if not isinstance(plan, Plan):
-        raise TypeError(f"plot_memory: {type(plan).__name__} was given, expected an Executor or its plan")
     text = _svg(plan)
     if path is None:
         return text
@@ -97,16 +97,16 @@ def draw(plan: Plan, path: str | Path | None = None) -> str:
 
 
 def _svg(plan: Plan) -> str:
-    plan = unfolded(plan)
-    where, found = Occupancy(plan), panels(plan)
-    height = max(1, len(found)) * _HEIGHT
+    plan = unfold(plan)
+    occupancy, all_panels = Occupancy(plan), panels(plan)
+    height = max(1, len(all_panels)) * _HEIGHT
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" {_FONT}>',
         f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
     ]
-    for number, panel in enumerate(found):
+    for number, panel in enumerate(all_panels):
         lines.append(f'<g transform="translate(0 {number * _HEIGHT})">')
-        lines += _svg_panel(panel, where.steps, where.forward)
+        lines += _svg_panel(panel, occupancy.steps, occupancy.forward)
         lines.append("</g>")
     return "\n".join([*lines, "</svg>", ""])
 
@@ -143,11 +143,12 @@ def _svg_panel(panel: Panel, steps: Sequence[Node], forward: int) -> Iterator[st
     level = floor - panel.bound * high
     yield (
         f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{level:.2f}" y2="{level:.2f}" stroke="{_BOUND}" '
-        f'stroke-dasharray="6 4"><title>lower bound: {in_words(panel.bound)}</title></line>'
+        f'stroke-dasharray="6 4"><title>lower bound: {format_bytes(panel.bound)}</title></line>'
     )
     for part in range(5):
         nbytes = panel.size * part / 4
-        yield f'<text x="{_LEFT - 6}" y="{floor - nbytes * high + 4:.2f}" text-anchor="end">{in_words(nbytes)}</text>'
+        y = floor - nbytes * high + 4
+        yield f'<text x="{_LEFT - 6}" y="{y:.2f}" text-anchor="end">{format_bytes(nbytes)}</text>'
     yield f'<text x="{_LEFT}" y="{_HEIGHT - 8}">{len(steps)} steps</text>'
 
 
@@ -158,14 +159,14 @@ def _legend() -> Iterator[str]:
 
 
 def _heading(panel: Panel) -> str:
-    return f"{panel.device}: {in_words(panel.size)}, at most {in_words(panel.bound)} alive"
+    return f"{panel.device}: {format_bytes(panel.size)}, at most {format_bytes(panel.bound)} alive"
 
 
 def _title(bar: Bar, steps: Sequence[Node]) -> str:
     life = bar.life
     until = f"{life.last} ({steps[life.last].name})" if life.last < len(steps) else "the end"
     return (
-        f"{', '.join(bar.values)}: {in_words(life.size)} at {bar.offset}, "
+        f"{', '.join(bar.values)}: {format_bytes(life.size)} at {bar.offset}, "
         f"from step {life.first} ({steps[life.first].name}) to {until}"
     )
 
@@ -180,10 +181,10 @@ def _png(plan: Plan, path: str | Path) -> None:
         raise ImportError(
             "plot_memory: PNG needs matplotlib: pip install 'flowmx[viz]'; a path that ends in .svg needs nothing"
         ) from None
-    found = panels(plan)
-    figure: Any = Figure(figsize=(12, 4.5 * max(1, len(found))), layout="constrained")
-    for number, panel in enumerate(found):
-        axes = figure.add_subplot(len(found), 1, number + 1)
+    all_panels = panels(plan)
+    figure: Any = Figure(figsize=(12, 4.5 * max(1, len(all_panels))), layout="constrained")
+    for number, panel in enumerate(all_panels):
+        axes = figure.add_subplot(len(all_panels), 1, number + 1)
         axes.bar(
             [bar.life.first for bar in panel.bars],
             [bar.life.size / (1 << 20) for bar in panel.bars],

@@ -1,12 +1,12 @@
-"""Numbers of bytes, as people read them."""
+"""Formatting of byte counts."""
 
 from __future__ import annotations
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def in_words(nbytes: float) -> str:
-    """A number of bytes with the unit that fits it, such as ``12.3 MiB``."""
+def format_bytes(nbytes: float) -> str:
+    """Return a number of bytes with a suitable unit, such as ``12.3 MiB``."""
     power = 0
     while abs(nbytes) >= 1024 and power < len(_UNITS) - 1:
         nbytes /= 1024

@@ -1,1 +1,1 @@
-"""Compiled plans at work: their steps with arrays, memory for their values, and where their results go."""
+"""Execution of compiled plans: steps bound to arrays, memory for values, and arrays for results."""

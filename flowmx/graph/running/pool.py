@@ -1,4 +1,4 @@
-"""Runners of one plan for calls: each call takes one, with memory, and gives it back when it is done with it."""
+"""Runners of one plan for calls: each call takes one, with memory, and returns it at the end."""
 
 from __future__ import annotations
 
@@ -7,36 +7,44 @@ from collections.abc import Sequence
 from flowmx.devices import Device
 from flowmx.graph import collector
 from flowmx.graph.node import Entry
-from flowmx.graph.running.memory import Blocks
+from flowmx.graph.running.arenas import Blocks
 from flowmx.graph.running.results import Results
 from flowmx.graph.running.runner import Runner
 
 
 class Pool:
-    """The runners of a plan for one device, as many as have been at work at the same time.
+    """The runners of a plan for one device: as many as have run concurrently.
 
     Args:
         results: of the plan.
-        device: where it runs.
+        device: the device.
         train: whether in training mode.
-        where: what messages call the graph.
-        blocks: where the memory comes from; None: each runner has some of its own.
-        given: the entries whose arrays are others in each call.
+        where: the name of the graph in messages.
+        blocks: supplies the memory (None: each runner allocates some).
+        call_entries: the entries whose arrays change with each call.
     """
 
     def __init__(
-        self, results: Results, device: Device, train: bool, where: str, blocks: Blocks | None, given: Sequence[Entry]
-    ) -> None:
+        self, results: Results, device: Device, train: bool, where: str, blocks: Blocks | None,
+        call_entries: Sequence[Entry],
+    ) -> None:  # fmt: skip
         self.results = results
-        self._made_of = results, {results.plan.graph.default: device}, train, where
+        self._arguments = results, {results.plan.graph.default: device}, train, where
         self._device = device
         self._blocks = blocks
-        self._given = given
-        self._nothing = [None] * len(given)
+        self._call_entries = call_entries
+        self._nothing = [None] * len(call_entries)
         self._free: list[Runner] = []
+        self._count = 0
+        self._runner_bytes = sum(map(results.plan.nbytes, results.plan.separate))
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes that its runners keep from call to call, such as packed filters."""
+        return self._count * self._runner_bytes
 
     def take(self) -> Runner:
-        """A runner with memory, for one call."""
+        """Return a runner with memory, for one call."""
         try:
             runner = self._free.pop()
         except IndexError:
@@ -45,17 +53,35 @@ class Pool:
             runner.block = self._blocks.take(runner, runner.block)
         return runner
 
+    def take_short(self) -> Runner | None:
+        """Return a free runner with memory, if its forward pass takes little time; otherwise None."""
+        try:
+            runner = self._free.pop()
+        except IndexError:
+            return None
+        if not runner.whole_forward.is_short:
+            self._free.append(runner)
+            return None
+        if self._blocks is not None:
+            runner.block = self._blocks.take(runner, runner.block)
+        return runner
+
     @collector.paused()
     def _make(self) -> Runner:
-        runner = Runner(*self._made_of)
-        runner.allocate_kept()
+        runner = Runner(*self._arguments)
+        runner.allocate_separate()
+        self._count += 1
         if self._blocks is None:
             runner.block = Blocks(self._device).take(runner, None)
         return runner
 
     def give(self, runner: Runner) -> None:
-        """Take a runner back, which then holds nothing of the call but the parameters."""
-        runner.bind(self._given, self._nothing)
+        """Take a runner back, and unbind the arrays of the call except the parameters."""
+        runner.bind(self._call_entries, self._nothing)
+        self.give_unbound(runner)
+
+    def give_unbound(self, runner: Runner) -> None:
+        """Take back a runner to which no arrays of the call are bound."""
         if self._blocks is not None and runner.block is not None:
             self._blocks.give(runner.block)
         self._free.append(runner)

@@ -1,19 +1,21 @@
-"""Results of a plan: the arrays that they go to, and the pieces of the backward pass after which gradients are there.
+"""Results of a plan: the arrays that they are written to, and the backward pieces after which gradients are complete.
 
-Pure. A result that the plan writes into memory from outside is written straight into the array for it. Any other is
-brought there by an *ending*, a step after those of the pass.
+A result in external memory is written directly to its array. Any other result is copied there by an *ending*, a step
+after those of the pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
 from flowmx.graph.node import Entry, Node
-from flowmx.graph.plan import Plan
-from flowmx.graph.planning import handover
+from flowmx.graph.planning import pass_pieces
+
+if TYPE_CHECKING:
+    from flowmx.graph.plan import Plan
 
 _live: WeakValueDictionary[int, Results] = WeakValueDictionary()
 
@@ -23,19 +25,19 @@ observers: list[Callable[[Results], None]] = []
 
 
 def live() -> list[Results]:
-    """The results of all plans that are in use."""
-    # Their references are copied at once, while other threads may compile.
-    return [each for reference in _live.valuerefs() if (each := reference()) is not None]
+    """Return the results of all plans in use."""
+    # valuerefs() copies the references in one step: other threads may compile.
+    return [results for reference in _live.valuerefs() if (results := reference()) is not None]
 
 
 class Ending(NamedTuple):
-    """A step that brings a result to the array for it.
+    """A step that copies a result to its array.
 
     Attributes:
-        node: whose result it is: an operator's, or the gradient of a variable.
-        target: the entry to put the array under.
-        source: the value; None: zeros.
-        adds: True where it is added to the content of the array.
+        node: the operator of the result, or the variable of the gradient.
+        target: the entry of the array.
+        source: the value (None: zeros).
+        adds: whether it is added to the content of the array.
     """
 
     node: Node
@@ -45,7 +47,7 @@ class Ending(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A part of a backward pass: its nodes, and the variables whose gradients are there after it."""
+    """A part of a backward pass: its nodes, and the variables whose gradients are complete after it."""
 
     nodes: set[Node]
     gradients: list[Node]
@@ -55,13 +57,12 @@ class Results:
     """The results of a plan.
 
     Args:
-        plan: whose.
-        requests: ``write`` or ``add`` for each variable whose gradient is handed out; by default all that the plan
-            makes are written.
+        plan: the plan.
+        requests: ``write`` or ``add`` for each variable whose gradient is returned (default: write all of the plan).
 
     Attributes:
-        outputs: for each output the entry to put its array under.
-        gradients: likewise for gradients, by variable; none where there is nothing to add.
+        outputs: the entry of the array of each output.
+        gradients: likewise for gradients, by variable; without those that add nothing.
         endings: of the forward and of the backward pass.
     """
 
@@ -80,7 +81,7 @@ class Results:
                 self.gradients[node] = self._target(source, node, self.endings[1], adds)
 
     def _target(self, source: Entry | None, node: Node, endings: list[Ending], adds: bool = False) -> Entry:
-        """The entry to put the array for a result under."""
+        """Return the entry of the array for a result."""
         plan = self.plan
         if source in plan.external and source not in plan.root and source not in self._straight and not adds:
             assert source is not None
@@ -90,24 +91,25 @@ class Results:
         endings.append(Ending(node, target, source, adds))
         return target
 
-    def handed_over(self, nodes: Sequence[Node]) -> list[list[Node]]:
-        """For each node, the variables whose gradients it writes straight into the arrays for them."""
-        made = {target: variable for variable, target in self.gradients.items()}
+    def direct_gradients(self, nodes: Sequence[Node]) -> list[list[Node]]:
+        """Return for each node the variables whose gradients it writes directly to their arrays."""
+        variables = {target: variable for variable, target in self.gradients.items()}
         return [
-            [made[entry] for index in range(node.outputs()) if (entry := Entry(node, index)) in made] for node in nodes
+            [variables[entry] for index in range(node.outputs()) if (entry := Entry(node, index)) in variables]
+            for node in nodes
         ]
 
     def nbytes(self, variables: Sequence[Node]) -> int:
-        """Bytes of some variables."""
+        """Return the bytes of variables."""
         return sum(self.plan.nbytes(Entry(node, 0)) for node in variables)
 
     @cached_property
     def pieces(self) -> list[Piece]:
-        """The backward pass, cut where it makes many gradients: the first are used while the others are computed."""
-        found = self.handed_over(self.plan.backward)
-        at = handover.cuts([self.nbytes(variables) for variables in found])
-        rows = zip(handover.pieces(self.plan.backward, at), handover.pieces(found, at), strict=True)
-        cut = [Piece(set(nodes), [variable for variables in made for variable in variables]) for nodes, made in rows]
+        """The backward pass, cut after steps that complete many gradients: these are used while others are computed."""
+        gradients = self.direct_gradients(self.plan.backward)
+        at = pass_pieces.cuts([self.nbytes(variables) for variables in gradients])
+        rows = zip(pass_pieces.pieces(self.plan.backward, at), pass_pieces.pieces(gradients, at), strict=True)
+        cut = [Piece(set(nodes), [variable for variables in parts for variable in variables]) for nodes, parts in rows]
         straight = {variable for piece in cut for variable in piece.gradients}
         cut[-1].gradients.extend(variable for variable in self.gradients if variable not in straight)
         return cut

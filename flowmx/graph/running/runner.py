@@ -1,7 +1,7 @@
-"""Runners: plans with arrays, ready to run again and again.
+"""Runners: plans bound to arrays, which run repeatedly.
 
-A :class:`Runner` has an arena for each device, and an array for whatever lies outside of them, put there with
-:meth:`Runner.put`. Its user sees to it that no two runs of the same one overlap.
+A :class:`Runner` is bound to an arena for each device, and to an array for each external entry (:meth:`Runner.put`).
+The caller ensures that runs of the same runner do not overlap.
 """
 
 from __future__ import annotations
@@ -17,34 +17,43 @@ from flowmx import settings
 from flowmx.devices import Context, Device
 from flowmx.graph.checking.poison import Poisoned
 from flowmx.graph.node import Entry, Node
-from flowmx.graph.planning.workspace import laid
-from flowmx.graph.running.ahead import compile_loops
+from flowmx.graph.planning.workspace import value_layout
+from flowmx.graph.running.compile_ahead import compile_loops
+from flowmx.graph.running.native import NativeSteps, can_run_natively, computes_natively
 from flowmx.graph.running.results import Ending, Results
 from flowmx.graph.running.slices import InSlices, Summing
 from flowmx.graph.running.steps import Part, Step
-from flowmx.ndarray.core import forward_of
+from flowmx.ndarray.computations import forward_of
 from flowmx.ops.compiled.chain import Chain
 from flowmx.ops.compiled.sliced import Sliced, Summed
-from flowmx.ops.registry.operators import Array, Run, Shape, TiedForward, tied_forward
+from flowmx.ops.kernels.recording import current
+from flowmx.ops.registry.kernels import TiedForward, tied_forward
+from flowmx.ops.registry.operators import Array, Run, Shape
 
 if TYPE_CHECKING:
-    from flowmx.graph.running.memory import Block
+    from flowmx.graph.running.arenas import Block
+
+
+Readers = list[tuple[list[Array], int, Shape | None, TiedForward | None]]
+"""The steps that use an entry. For each: its list of arrays, the position in it, the shape if the step uses a view, and
+the step's forward if it depends on the array. The last two are None otherwise."""
 
 
 class Runner:
     """A plan with its arrays.
 
     Args:
-        results: what runs, and where its results go.
-        devices: where, by context; a plan that names no context is given one device under None.
+        results: the plan and its results.
+        devices: the devices by context; a plan without contexts has one device, under None.
         train: whether in training mode.
-        where: what messages call the graph.
+        where: the name of the graph in messages.
 
     Attributes:
-        once, forward, backward: the steps of the plan; their lists of arrays change as arrays are put.
-        tied: the forwards that are tied to a step's arrays, by node.
-        endings: those that bring results to their arrays after the forward pass, and after the backward pass.
-        block: the memory of its last call, where it runs for calls.
+        once, forward, backward: the steps of the plan; their lists of arrays change as arrays are bound.
+        tied: the forwards that are bound to the arrays of a step, by node.
+        endings: the steps that copy results to their arrays, after the forward and after the backward pass.
+        parameters: the parameter arrays that the caller bound last.
+        block: the memory of its last call, in a pool.
     """
 
     def __init__(self, results: Results, devices: Mapping[Context | None, Device], train: bool, where: str) -> None:
@@ -56,53 +65,68 @@ class Runner:
         self._where = where
         self._memo: dict[Any, Any] = {}
         self.block: Block | None = None
-        self._readers: defaultdict[Entry, list[tuple[list[Array], int, Shape | None, TiedForward | None]]]
-        self._readers = defaultdict(list)
-        self._settled: dict[Context | None, Array | None] = dict.fromkeys(plan.arenas)
-        self._poisoned = Poisoned(plan, self._settled.__getitem__) if settings.get().exec_check else None
+        self.call: list[Readers] | None = None
+        """The readers of the arrays of a call, for :meth:`bind_call`; set by the caller."""
+        self._readers: defaultdict[Entry, Readers] = defaultdict(list)
+        self._arena_memory: dict[Context | None, Array | None] = dict.fromkeys(plan.arenas)
+        self._poisoned = Poisoned(plan, self._arena_memory.__getitem__) if settings.get().exec_check else None
         self.tied: dict[Node, TiedForward] = {}
-        self.kept: list[Array] = []
-        """The arrays of parameters that were put last, for whoever puts them."""
+        self.parameters: list[Array] = []
         self.arrays: dict[Entry, Array] = {}
-        """The arrays put in place of entries."""
+        """The bound arrays by entry."""
         self.once, self.forward, self.backward = (
             [step for node in nodes if (step := self._step_of(node)) is not None]
             for nodes in (plan.once, plan.forward, plan.backward)
         )
-        self.endings = tuple([[self._step_of_ending(each) for each in group] for group in results.endings])
+        self.endings = tuple([[self._step_of_ending(ending) for ending in group] for group in results.endings])
         self._compile_ahead()
 
     def _compile_ahead(self) -> None:
-        """Let what the steps run be compiled while the first ones already do."""
+        """Start compiling the loops of the steps, while the first ones already run."""
         nodes = [step.node for step in (*self.once, *self.forward, *self.backward) if type(step.node.op) is Chain]
         if nodes:
-            compile_loops(nodes, lambda entry: laid(self.plan, entry), self.device(nodes[0]).kernels)
+            compile_loops(nodes, lambda entry: value_layout(self.plan, entry), self.device(nodes[0]).kernels)
 
     def part(self, device: Device, once: Sequence[Step] = (), steps: Sequence[Step] = ()) -> Part:
-        """Steps to run as one operation of a device."""
-        return Part(Run(device, self._train, self._memo), self._where, once, steps)
+        """Return steps to run as one operation of a device."""
+        is_native = self._poisoned is None and can_run_natively(device)
+        launcher = NativeSteps(self._is_planned, self._flops) if is_native else None
+        return Part(Run(device, self._train, self._memo), self._where, once, steps, launcher)
+
+    def _is_planned(self, array: Array) -> bool:
+        """Return whether an array is in an arena, so that its layout is that of the plan."""
+        memories = [memory for memory in self._arena_memory.values() if memory is not None]
+        return any(array.base is memory or array.base is memory.base for memory in memories)
+
+    def _flops(self, step: Step) -> int:
+        """Return the number of floating-point operations of a step; an ending has none."""
+        node, shapes = step.node, self.plan.graph.shapes
+        if node.op is None or len(step.inputs) != len(node.inputs):
+            return 0
+        outputs = [shapes[Entry(node, index)] for index in range(node.outputs())]
+        return node.op.cost([shapes[entry] for entry in node.inputs], outputs)[0]
 
     @cached_property
     def whole_forward(self) -> Part:
-        """The forward pass of a plan for one device, its endings included."""
+        """The forward pass of a plan for one device, including its endings."""
         return self.part(self._devices[self.plan.graph.default], self.once, [*self.forward, *self.endings[0]])
 
     @cached_property
     def backward_pieces(self) -> list[Part]:
-        """The pieces of its backward pass, its endings included."""
+        """The pieces of its backward pass, including its endings."""
         device = self._devices[self.plan.graph.default]
         rows = [[step for step in self.backward if step.node in piece.nodes] for piece in self.results.pieces]
         rows[-1] += self.endings[1]
         return [self.part(device, steps=row) for row in rows]
 
     def _step_of(self, node: Node) -> Step | None:
-        """The step of a node, its arrays still missing; None where it has nothing to do."""
+        """Return the step of a node, without arrays, or None if it has nothing to do."""
         assert node.op is not None
         outputs = [Entry(node, index) for index in range(node.outputs())]
         if outputs[0] in self.plan.root:
             return None
         shapes = self.plan.graph.shapes
-        if all(0 in shapes[each] for each in outputs) and not node.op.writes_more():
+        if all(0 in shapes[entry] for entry in outputs) and not node.op.writes_inputs():
             return None
         tied = self._tied_forward(node)
         if tied is not None:
@@ -110,44 +134,48 @@ class Runner:
         device = self.device(node)
         if tied is None:
             forward = forward_of(node.op, device)
-        else:  # of slices each step takes its time
+        else:  # slices time each step
             forward = tied if isinstance(node.op, Sliced) else device.timed(node.op, tied)
+        is_native = computes_natively(device.kernels, node.op) if tied is None else tied.only_native
         if self._poisoned is not None and not node.op.traits.once:
             forward = self._poisoned.wrap(forward, node)
-        return self._step(forward, node.inputs, outputs, node)
+        return self._step(forward, node.inputs, outputs, node, is_native)
 
     def _tied_forward(self, node: Node) -> TiedForward | None:
-        """The forward of a node that is tied to its arrays, if there is one."""
+        """Return the forward of a node that is bound to its arrays, if there is one."""
         assert node.op is not None
         if isinstance(node.op, Sliced):
             inner = Runner(Results(node.op.plan), self._devices, self._train, self._where)
             return InSlices(node.op, inner, self._where)
         if isinstance(node.op, Summed):
             return Summing()
-        return tied_forward(self.device(node).kernels, node.op)
+        predicts = not (self._train or self.plan.gradients)
+        return tied_forward(self.device(node).kernels, node.op, predicts)
 
     def _step_of_ending(self, ending: Ending) -> Step:
         forward = _accumulate if ending.adds else _copy if ending.source else _clear
-        return self._step(forward, [ending.source] if ending.source else [], [ending.target], ending.node)
+        is_native = forward is _copy
+        return self._step(forward, [ending.source] if ending.source else [], [ending.target], ending.node, is_native)
 
     def _step(
-        self, forward: Callable[..., None], inputs: Sequence[Entry], outputs: Sequence[Entry], node: Node
+        self, forward: Callable[..., None], inputs: Sequence[Entry], outputs: Sequence[Entry], node: Node,
+        is_native: bool,
     ) -> Step:  # fmt: skip
-        """A step that reads and writes what is put for these entries."""
-        made = Step(forward, [None] * len(inputs), [None] * len(outputs), node)
+        """Return a step that reads and writes the arrays bound to these entries."""
+        step = Step(forward, [None] * len(inputs), [None] * len(outputs), node, is_native)
         tied = self.tied.get(node)
         if tied is not None:
             tied.stale = True
         root_of, shapes, readers = self.plan.root.get, self.plan.graph.shapes, self._readers
-        for entries, arrays in ((inputs, made.inputs), (outputs, made.outputs)):
+        for entries, arrays in ((inputs, step.inputs), (outputs, step.outputs)):
             for position, entry in enumerate(entries):
                 root = root_of(entry)
                 shape = None if root is None else shapes[entry]
                 readers[root or entry].append((arrays, position, shape, tied))
-        return made
+        return step
 
     def device(self, node: Node) -> Device:
-        """The device that a node runs on."""
+        """Return the device that a node runs on."""
         graph = self.plan.graph
         return self._devices[graph.context(node) if graph.groups else graph.default]
 
@@ -155,24 +183,41 @@ class Runner:
         """Set the array of an entry (None: none) from the next run on; its views follow."""
         self.bind((entry,), (array,))
 
-    def bind(self, entries: Iterable[Entry], given: Iterable[Array | None]) -> None:
-        """Put an array for each of these entries, where it is another one."""
-        known, readers = self.arrays, self._readers
-        for entry, array in zip(entries, given, strict=True):
-            if known.get(entry) is not array:
-                known[entry] = array
+    def bind(self, entries: Iterable[Entry], new_arrays: Iterable[Array | None]) -> None:
+        """Bind an array to each entry, if it changes."""
+        bound, readers = self.arrays, self._readers
+        for entry, array in zip(entries, new_arrays, strict=True):
+            if bound.get(entry) is not array:
+                bound[entry] = array
                 for arrays, position, shape, tied in readers.get(entry, ()):
                     arrays[position] = array if shape is None or array is None else array.reshape(shape)
                     if tied is not None:
                         tied.stale = True
 
-    def settle(self, context: Context | None, memory: Array | None) -> bool:
-        """Put everything that lies in the arena of a device, which are these bytes; False where it lies there already.
+    def bind_call(self, call: Sequence[Readers], arrays: Iterable[Array | None]) -> None:
+        """Bind arrays for one call to entries that are unbound before and after it: the short form of :meth:`bind`.
 
-        Where there is no memory, this must be called again before the next run.
+        Args:
+            call: the readers of each entry.
+            arrays: an array for each entry; None after the call.
+        """
+        for readers, array in zip(call, arrays, strict=True):
+            for arrays_of_step, position, shape, tied in readers:
+                arrays_of_step[position] = array if shape is None or array is None else array.reshape(shape)
+                if tied is not None:
+                    tied.stale = True
+
+    def readers(self, entries: Sequence[Entry]) -> list[Readers]:
+        """Return the readers of each entry, for :meth:`bind_call`."""
+        return [self._readers.get(entry, []) for entry in entries]
+
+    def bind_arena(self, context: Context | None, memory: Array | None) -> bool:
+        """Bind all values in the arena of a device to this memory; return False if they already are.
+
+        With no memory, this must be called again before the next run.
         """
         plan = self.plan
-        if self._settled.get(context, memory) is memory:
+        if self._arena_memory.get(context, memory) is memory:
             return False
 
         offsets = plan.arena.offsets
@@ -185,36 +230,39 @@ class Runner:
             if plan.graph.context(node) is context and node in self.tied:
                 start = offsets[place]
                 self.tied[node].use(None if memory is None else memory[start : start + plan.lives[place].size])
-        self._settled[context] = memory
+        self._arena_memory[context] = memory
         return True
 
-    def unsettle(self, memory: Array) -> None:
-        """Let go of the arena in these bytes, if there is one."""
-        for context, settled in self._settled.items():
-            if settled is memory:
-                self.settle(context, None)
+    def unbind_arena(self, memory: Array) -> None:
+        """Unbind the values in the arena with this memory, if there is one."""
+        for context, arena in self._arena_memory.items():
+            if arena is memory:
+                self.bind_arena(context, None)
 
     def _shaped(self, memory: Array, start: int, entry: Entry) -> Array:
-        """The bytes of an arena from ``start`` on as the array of an entry."""
+        """Return the bytes of an arena from ``start`` on as the array of an entry."""
         graph = self.plan.graph
         shape, dtype = graph.shapes[entry], graph.dtypes[entry]
         if entry not in self.plan.channels_last and type(memory) is np.ndarray:
-            return np.ndarray(shape, dtype, memory, start)  # in one call, of which big graphs make thousands
+            return np.ndarray(shape, dtype, memory, start)  # one call: large graphs make thousands
         flat = memory[start : start + self.plan.nbytes(entry)].view(dtype)
         if entry not in self.plan.channels_last:
             return flat.reshape(shape)
         rank = len(shape)
         return flat.reshape(shape[0], *shape[2:], shape[1]).transpose(0, rank - 1, *range(1, rank - 1))
 
-    def allocate_kept(self, entries: Iterable[Entry] | None = None) -> None:
-        """Allocate and put what has memory of its own, or those entries of it, where that is not done."""
+    def allocate_separate(self, entries: Iterable[Entry] | None = None) -> None:
+        """Allocate and bind the entries with separate memory, or some of them, unless they are bound."""
         graph = self.plan.graph
-        for entry in self.plan.kept if entries is None else entries:
+        for entry in self.plan.separate if entries is None else entries:
             if self.arrays.get(entry) is None:
                 self.put(entry, self.device(entry.node).allocate(graph.shapes[entry], graph.dtypes[entry]))
 
 
 def _copy(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    recording = current()
+    if recording is not None:
+        recording.add_copy(outputs[0], inputs[0])
     run.xp.copyto(outputs[0], inputs[0], casting="unsafe")
 
 

@@ -1,4 +1,4 @@
-"""The forward of a region that runs in slices: its plan's runner, given a part of the batch at a time."""
+"""The forward of a region that runs in slices: the runner of its plan, bound to one part of the batch at a time."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ if TYPE_CHECKING:
 
 
 class Summing:
-    """The forward of a sum over slices: it writes what the first one gives, and adds that of the others."""
+    """The forward of a sum over slices: it writes the first term and adds the others."""
 
     adds = False
     stale: bool | None = None
+    only_native = False
 
     def use(self, memory: Array | None) -> None:
-        """Nothing: it needs no memory."""
+        """Do nothing: it needs no memory."""
 
     def __call__(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Write or add."""
+        """Write or add the term of a slice."""
         if self.adds:
             run.xp.add(outputs[0], inputs[0], out=outputs[0])
         else:
@@ -32,22 +33,22 @@ class Summing:
 
 
 class Drawing:
-    """The forward of an operator that draws random numbers, which for each slice begins where the whole batch has it.
+    """The forward of a random operator, which for each slice starts at the generator state of the whole batch.
 
-    So the numbers are those of the whole batch, though others are drawn between them.
+    So the numbers equal those of the whole batch, though others are drawn in between.
 
     Args:
-        forward: the operator's.
+        forward: the operator's forward.
         op: the operator.
-        shapes: of its outputs, in a slice.
+        shapes: the shapes of its outputs, in a slice.
     """
 
     def __init__(self, forward: Callable[..., None], op: Operator, shapes: Sequence[Shape]) -> None:
         self._forward, self._op, self._shapes = forward, op, shapes
         self._states: Iterator[Any] = iter(())
 
-    def look_ahead(self, run: Run, count: int) -> None:
-        """Pass over what it draws for so many slices, and note where each begins."""
+    def prepare(self, run: Run, count: int) -> None:
+        """Skip the draws of ``count`` slices, and record the state where each begins."""
         states = []
         for _ in range(count):
             states.append(run.device.generator.state)
@@ -67,16 +68,17 @@ class InSlices:
     Args:
         op: the operator.
         runner: of the operator's plan.
-        where: what messages call the graph.
+        where: the name of the graph in messages.
     """
 
     stale: bool | None = None
+    only_native = False
 
     def __init__(self, op: Sliced, runner: Runner, where: str) -> None:
         self._op, self._runner, self._where = op, runner, where
         self._steps = [*runner.forward, *runner.endings[0], *runner.backward, *runner.endings[1]]
-        self._before, self._steps, self._after = _parted(self._steps)
-        self._sums = [each for each in runner.tied.values() if isinstance(each, Summing)]
+        self._before, self._steps, self._after = _split(self._steps)
+        self._sums = [forward for forward in runner.tied.values() if isinstance(forward, Summing)]
         self._draws: list[Drawing] = []
         for at, step in enumerate(self._steps):
             if step.node.op is not None and step.node.op.draws(runner.plan.graph.train):
@@ -91,9 +93,9 @@ class InSlices:
         self._entries_parts = [entries[at] for at in self._parts]
 
     def use(self, memory: Array | None) -> None:
-        """Work in this memory from now on."""
+        """Use this memory from now on."""
         for context in self._runner.plan.arenas:
-            self._runner.settle(context, memory)
+            self._runner.bind_arena(context, memory)
 
     def __call__(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute all slices."""
@@ -101,7 +103,7 @@ class InSlices:
         arrays = [*inputs, *outputs]
         runner.bind(self._entries_whole, [arrays[at] for at in self._whole])
         for draw in self._draws:
-            draw.look_ahead(run, len(op.starts))
+            draw.prepare(run, len(op.starts))
         after = run.device.generator.state if self._draws else None
         examples, length = op.batch
         for number, starts in enumerate(op.starts):
@@ -109,18 +111,18 @@ class InSlices:
             where = f"{self._where} (examples {begin} to {begin + length - 1} of {examples})"
             cut = [arrays[at][starts[at] : starts[at] + op.rows[at]] for at in self._parts]
             runner.bind(self._entries_parts, cut)
-            for each in self._sums:
-                each.adds = number > 0
+            for term in self._sums:
+                term.adds = number > 0
             run_steps(run, self._before, where)
-            run_steps(run, self._steps, where, again=op.staged)
+            run_steps(run, self._steps, where, capture=op.staged)
             run_steps(run, self._after, where)
         if self._draws:
             run.device.generator.state = after
         runner.bind(self._entries_parts, [None] * len(self._parts))
 
 
-def _parted(steps: list[Step]) -> tuple[list[Step], list[Step], list[Step]]:
-    """The copies that steps begin with, what is between, and those that they end with."""
+def _split(steps: list[Step]) -> tuple[list[Step], list[Step], list[Step]]:
+    """Return the copies at the beginning, the steps in between, and the copies at the end."""
     is_copy = [isinstance(step.node.op, Staged) for step in steps]
     start = (*is_copy, False).index(False)
     stop = len(steps) - (*is_copy[:start:-1], False).index(False)

@@ -1,7 +1,7 @@
-"""Images with boxes (``mx.image.detection``): augmenters that change both, and batches.
+"""Images with boxes (``mx.image.detection``): augmenters that transform both, and iterators over batches.
 
-The label of an image is an array with a row for each object: its class, then left, top, right and bottom as shares of
-the image's width and height, then what else there is.
+The label of an image is an array with a row for each object: its class, then left, top, right and bottom as fractions
+of the image's width and height, then other values.
 """
 
 from flowmx.image.detection.augmenters import (

@@ -1,4 +1,4 @@
-"""Augmenters that change an image and its boxes."""
+"""Augmenters that transform an image and its boxes."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ import numpy as np
 
 from flowmx import ndarray as nd
 from flowmx.data import rng
+from flowmx.data.augmentation import box_geometry
 from flowmx.image import augmenters, functions
-from flowmx.image.augmenters import Augmenter, Described
+from flowmx.image.augmenters import Augmenter, AugmenterBase, ShuffledList
 from flowmx.ndarray import NDArray
 
 Label = np.ndarray[Any, Any]
 
 
-class DetAugmenter(Described):
-    """Base of these augmenters: called with an image and its label, it returns both."""
+class DetAugmenter(AugmenterBase):
+    """Base class of augmenters of images with boxes: called with an image and its label, it returns both."""
 
     def __call__(self, src: NDArray, label: Label) -> tuple[NDArray, Label]:
         raise NotImplementedError(f"{type(self).__name__} must implement __call__(src, label)")
 
 
 class DetBorrowAug(DetAugmenter):
-    """An augmenter that leaves boxes where they are.
+    """Apply an augmenter that does not move boxes.
 
     Raises:
-        TypeError: it is no augmenter.
+        TypeError: the argument is not an augmenter.
     """
 
     def __init__(self, augmenter: Augmenter) -> None:
@@ -47,47 +48,49 @@ class DetBorrowAug(DetAugmenter):
 
 
 class DetRandomSelectAug(DetAugmenter):
-    """One of several augmenters at random, or, with a probability, none.
+    """Apply one of several augmenters, selected at random; with probability ``skip_prob``, apply none.
 
     Raises:
-        ValueError: one is no DetAugmenter.
+        ValueError: an element is not a DetAugmenter.
     """
 
     def __init__(self, aug_list: DetAugmenter | Sequence[DetAugmenter], skip_prob: float = 0) -> None:
         super().__init__(skip_prob=skip_prob)
-        self.aug_list = [aug_list] if isinstance(aug_list, DetAugmenter) else list(aug_list)
-        if not all(isinstance(each, DetAugmenter) for each in self.aug_list):
-            raise ValueError("DetRandomSelectAug: aug_list holds something else than DetAugmenters")
+        self.aug_list = ShuffledList([aug_list] if isinstance(aug_list, DetAugmenter) else aug_list)
+        if not all(isinstance(augmenter, DetAugmenter) for augmenter in self.aug_list):
+            raise ValueError("DetRandomSelectAug: aug_list may only hold DetAugmenters")
         self.skip_prob = skip_prob if self.aug_list else 1
 
     def dumps(self) -> Any:
-        return [type(self).__name__.lower(), [each.dumps() for each in self.aug_list]]
+        return [type(self).__name__.lower(), [augmenter.dumps() for augmenter in self.aug_list]]
 
     def __call__(self, src: NDArray, label: Label) -> tuple[NDArray, Label]:
-        if rng.current().random() < self.skip_prob:
+        if rng.python().random() < self.skip_prob:
             return src, label
-        return rng.current().choice(self.aug_list)(src, label)
+        rng.python().shuffle(self.aug_list)
+        augmenter: DetAugmenter = self.aug_list[0]
+        return augmenter(src, label)
 
 
 class DetHorizontalFlipAug(DetAugmenter):
-    """Mirrored, with the boxes, with this probability."""
+    """Mirror an image and its boxes with probability ``p``."""
 
     def __init__(self, p: float) -> None:
         super().__init__(p=p)
         self.p = p
 
     def __call__(self, src: NDArray, label: Label) -> tuple[NDArray, Label]:
-        if rng.current().random() < self.p:
+        if rng.python().random() < self.p:
             src = nd.flip(src, axis=1)
-            label[:, [1, 3]] = 1.0 - label[:, [3, 1]]
+            box_geometry.mirror(label[:, 1:5])
         return src, label
 
 
-# -- cutting and padding -----------------------------------------------------------------------------------
+# -- cropping and padding ----------------------------------------------------------------------------------
 
 
 class _Rectangle(NamedTuple):
-    """A rectangle beside an image, in pixels."""
+    """A rectangle relative to an image, in pixels; it may extend beyond the image."""
 
     x: int
     y: int
@@ -99,23 +102,18 @@ def _range(value: Any) -> tuple[float, float]:
     return (value, value) if isinstance(value, Real) else tuple(value)
 
 
-def _allows_crops(name: str, areas: tuple[float, float], ratios: tuple[float, float], least: float) -> bool:
-    """Tell whether the ranges of areas and aspect ratios allow any crop; warns where they do not."""
-    bad_areas = areas[1] <= least or areas[0] > areas[1]
+def _check_ranges(name: str, areas: tuple[float, float], ratios: tuple[float, float], minimum: float) -> bool:
+    """Return whether the ranges of areas and aspect ratios allow any crop; warn if they do not."""
+    bad_areas = areas[1] <= minimum or areas[0] > areas[1]
     bad_ratios = ratios[0] <= 0 or ratios[0] > ratios[1]
-    for argument, value, bad in (("area_range", areas, bad_areas), ("aspect_ratio_range", ratios, bad_ratios)):
-        if bad:
+    for argument, value, is_bad in (("area_range", areas, bad_areas), ("aspect_ratio_range", ratios, bad_ratios)):
+        if is_bad:
             warnings.warn(f"{name} does nothing: its {argument} is {value}", stacklevel=3)
     return not (bad_areas or bad_ratios)
 
 
-def _areas(boxes: Label) -> Any:
-    """The areas of boxes (left, top, right, bottom)."""
-    return np.maximum(0, boxes[:, 2] - boxes[:, 0]) * np.maximum(0, boxes[:, 3] - boxes[:, 1])
-
-
-def _relative_to(label: Label, frame: _Rectangle, height: int, width: int) -> Label:
-    """The label with boxes as shares of a frame instead of the image."""
+def _to_frame(label: Label, frame: _Rectangle, height: int, width: int) -> Label:
+    """Convert a label's boxes from fractions of the image to fractions of a frame."""
     out = label.copy()
     out[:, [1, 3]] = (out[:, [1, 3]] * width - frame.x) / frame.width
     out[:, [2, 4]] = (out[:, [2, 4]] * height - frame.y) / frame.height
@@ -123,14 +121,14 @@ def _relative_to(label: Label, frame: _Rectangle, height: int, width: int) -> La
 
 
 class DetRandomCropAug(DetAugmenter):
-    """A random part that holds enough of the objects in it; objects of which little is left are dropped.
+    """Crop at random, keeping enough of the objects; drop objects of which too little remains.
 
     Args:
-        min_object_covered: the part must hold at least this share of every object that it touches.
-        aspect_ratio_range: the least and the most of its width divided by its height.
-        area_range: the least and the most of the image's area that it takes.
-        min_eject_coverage: an object of which less than this share is left is dropped.
-        max_attempts: after so many tries the image stays as it is.
+        min_object_covered: the crop must contain at least this fraction of every object that it overlaps.
+        aspect_ratio_range: the smallest and the largest width divided by height.
+        area_range: the smallest and the largest fraction of the image's area.
+        min_eject_coverage: drop an object if less than this fraction of it remains.
+        max_attempts: the number of attempts; the image is not cropped if all fail.
     """
 
     def __init__(
@@ -149,65 +147,62 @@ class DetRandomCropAug(DetAugmenter):
         self.min_object_covered = min_object_covered
         self.min_eject_coverage = min_eject_coverage
         self.max_attempts = max_attempts
-        self.enabled = _allows_crops("DetRandomCropAug", self.area_range, self.aspect_ratio_range, 0)
+        self.enabled = _check_ranges("DetRandomCropAug", self.area_range, self.aspect_ratio_range, 0)
 
     def __call__(self, src: NDArray, label: Label) -> tuple[NDArray, Label]:
         height, width = src.shape[:2]
         for _ in range(self.max_attempts if self.enabled else 0):
             frame = self._frame(height, width)
             if frame is not None and self._covers(label, frame, height, width):
-                left = self._remaining(label, frame, height, width)
-                if len(left):
-                    return functions.fixed_crop(src, *frame), left
+                objects = self._remaining(label, frame, height, width)
+                if len(objects):
+                    return functions.fixed_crop(src, *frame), objects
         return src, label
 
     def _frame(self, height: int, width: int) -> _Rectangle | None:
-        """A random part; None where it does not fit."""
-        low, high = (share * height * width for share in self.area_range)
-        ratio = rng.current().uniform(*self.aspect_ratio_range)
-        most = min(round(math.sqrt(high / ratio)), height, int((width + 0.4999999) / ratio))
-        least = min(round(math.sqrt(low / ratio)), most)
-        h = rng.current().randint(least, most)
-        # One row more or less, where rounding has missed the range.
+        """Draw a random crop; return None if it does not fit."""
+        low, high = (fraction * height * width for fraction in self.area_range)
+        ratio = rng.python().uniform(*self.aspect_ratio_range)
+        max_h = min(round(math.sqrt(high / ratio)), height, int((width + 0.4999999) / ratio))
+        min_h = min(round(math.sqrt(low / ratio)), max_h)
+        h = rng.python().randint(min_h, max_h) if min_h < max_h else max_h
+        # Add or remove one row if rounding left the range.
         h += (h * round(h * ratio) < low) - (h * round(h * ratio) > high)
         w = round(h * ratio)
         if not (low <= h * w <= high and 0 < w <= width and 0 < h <= height):
             return None
-        return _Rectangle(rng.current().randint(0, width - w), rng.current().randint(0, height - h), w, h)
+        y, x = rng.python().randint(0, height - h), rng.python().randint(0, width - w)
+        return _Rectangle(x, y, w, h)
 
     def _covers(self, label: Label, frame: _Rectangle, height: int, width: int) -> bool:
-        """True where a crop touches an object, and covers enough of every object that it touches."""
+        """Return whether a crop overlaps an object, and contains enough of every object that it overlaps."""
         boxes = label[:, 1:5]
-        boxes = boxes[_areas(boxes) * width * height > 2]
+        boxes = boxes[box_geometry.areas(boxes) * width * height > 2]
         edges = np.array([frame.x, frame.y, frame.x + frame.width, frame.y + frame.height])
         left, top, right, bottom = edges / [width, height, width, height]
-        common = np.stack([
-            np.maximum(boxes[:, 0], left), np.maximum(boxes[:, 1], top),
-            np.minimum(boxes[:, 2], right), np.minimum(boxes[:, 3], bottom),
-        ], 1)  # fmt: skip
-        covered = _areas(common) / _areas(boxes)
-        covered = covered[covered > 0]
-        return frame.width * frame.height >= 2 and covered.size > 0 and covered.min() > self.min_object_covered
+        coverage = box_geometry.intersection_areas(boxes, left, top, right, bottom) / box_geometry.areas(boxes)
+        coverage = coverage[coverage > 0]
+        return frame.width * frame.height >= 2 and coverage.size > 0 and coverage.min() > self.min_object_covered
 
     def _remaining(self, label: Label, frame: _Rectangle, height: int, width: int) -> Label:
-        """The objects of which enough is left, seen from the part."""
-        out = _relative_to(label, frame, height, width)
+        """Return the objects with enough coverage, relative to the crop."""
+        out = _to_frame(label, frame, height, width)
         out[:, 1:5] = np.clip(out[:, 1:5], 0, 1)
-        share = frame.width * frame.height / (width * height)
+        fraction = frame.width * frame.height / (width * height)
         with np.errstate(divide="ignore", invalid="ignore"):
-            kept = _areas(out[:, 1:5]) * share / _areas(label[:, 1:5])
-        is_valid = (out[:, 3] > out[:, 1]) & (out[:, 4] > out[:, 2]) & (kept > self.min_eject_coverage)
-        left: Label = out[is_valid]
-        return left
+            coverage = box_geometry.areas(out[:, 1:5]) * fraction / box_geometry.areas(label[:, 1:5])
+        is_valid = (out[:, 3] > out[:, 1]) & (out[:, 4] > out[:, 2]) & (coverage > self.min_eject_coverage)
+        objects: Label = out[is_valid]
+        return objects
 
 
 class DetRandomPadAug(DetAugmenter):
-    """The image somewhere in a larger frame of one colour.
+    """Place the image at a random position in a larger frame of one colour.
 
     Args:
-        aspect_ratio_range: the least and the most of the frame's width divided by its height.
-        area_range: the least and the most of its area, as a multiple of the image's.
-        max_attempts: after so many tries the image stays as it is.
+        aspect_ratio_range: the smallest and the largest width of the frame divided by its height.
+        area_range: the smallest and the largest area of the frame, as a multiple of the image's.
+        max_attempts: the number of attempts; the image is not changed if all fail.
         pad_val: the colour.
     """
 
@@ -225,25 +220,25 @@ class DetRandomPadAug(DetAugmenter):
             pad_val=self.pad_val,
         )  # fmt: skip
         self.max_attempts = max_attempts
-        self.enabled = _allows_crops("DetRandomPadAug", self.area_range, self.aspect_ratio_range, 1.0)
+        self.enabled = _check_ranges("DetRandomPadAug", self.area_range, self.aspect_ratio_range, 1.0)
 
     def __call__(self, src: NDArray, label: Label) -> tuple[NDArray, Label]:
         height, width = src.shape[:2]
         for _ in range(self.max_attempts if self.enabled else 0):
             w, h = self._size(height, width)
-            if h - height < 2 or w - width < 2:  # so narrow a border does not help
+            if h - height < 2 or w - width < 2:  # too narrow a border
                 continue
-            y, x = rng.current().randint(0, h - height), rng.current().randint(0, w - width)
-            padded = functions.copyMakeBorder(src, y, h - y - height, x, w - x - width, values=self.pad_val)
-            return padded, _relative_to(label, _Rectangle(-x, -y, w, h), height, width)
+            y, x = rng.python().randint(0, h - height), rng.python().randint(0, w - width)
+            frame = functions.copyMakeBorder(src, y, h - y - height, x, w - x - width, values=self.pad_val)
+            return frame, _to_frame(label, _Rectangle(-x, -y, w, h), height, width)
         return src, label
 
     def _size(self, height: int, width: int) -> tuple[int, int]:
-        low, high = (share * height * width for share in self.area_range)
-        ratio = rng.current().uniform(*self.aspect_ratio_range)
-        most = round(math.sqrt(high / ratio))
-        least = max(round(math.sqrt(low / ratio)), int((width + 0.499999) / ratio), height)
-        h = rng.current().randint(min(least, most), most)
+        low, high = (fraction * height * width for fraction in self.area_range)
+        ratio = rng.python().uniform(*self.aspect_ratio_range)
+        max_h = round(math.sqrt(high / ratio))
+        min_h = max(round(math.sqrt(low / ratio)), int((width + 0.499999) / ratio), height)
+        h = rng.python().randint(min_h, max_h) if min_h < max_h else max_h
         return round(h * ratio), h
 
 
@@ -258,20 +253,20 @@ def CreateMultiRandCropAugmenter(  # noqa: N802 - MXNet's name
     max_attempts: Any = 50,
     skip_prob: float = 0,
 ) -> DetRandomSelectAug:
-    """One of several :class:`DetRandomCropAug` at random: each argument may be a list with a value for each.
+    """Return a random selection of several :class:`DetRandomCropAug`: each argument may be a list of values.
 
     Raises:
-        ValueError: lists of different lengths.
+        ValueError: the lists have different lengths.
     """
-    given = [min_object_covered, aspect_ratio_range, area_range, min_eject_coverage, max_attempts]
-    lists = [each if isinstance(each, list) else [each] for each in given]
+    arguments = [min_object_covered, aspect_ratio_range, area_range, min_eject_coverage, max_attempts]
+    lists = [argument if isinstance(argument, list) else [argument] for argument in arguments]
     count = max(map(len, lists))
-    if any(len(each) not in (1, count) for each in lists):
+    if any(len(values) not in (1, count) for values in lists):
         raise ValueError(
             f"CreateMultiRandCropAugmenter: lists of {sorted({*map(len, lists)})} values, expected 1 or {count}"
         )
-    aligned = zip(*(each * (count // len(each)) for each in lists), strict=True)
-    return DetRandomSelectAug([DetRandomCropAug(*arguments) for arguments in aligned], skip_prob)
+    rows = zip(*(values * (count // len(values)) for values in lists), strict=True)
+    return DetRandomSelectAug([DetRandomCropAug(*row) for row in rows], skip_prob)
 
 
 def CreateDetAugmenter(  # noqa: N802 - MXNet's name
@@ -296,46 +291,54 @@ def CreateDetAugmenter(  # noqa: N802 - MXNet's name
     max_attempts: Any = 50,
     pad_val: Any = (127, 127, 127),
 ) -> list[DetAugmenter]:
-    """The augmenters that are usual for detection.
+    """Return the usual augmenters for detection.
 
     Args:
-        data_shape: the shape that images get, (channels, height, width).
-        resize: the length of the shorter side, before all else; 0 leaves it.
-        rand_crop: the probability that a part is cut out (see :class:`DetRandomCropAug`).
+        data_shape: the shape of the results, (channels, height, width).
+        resize: the length of the shorter side, before all other transforms; 0 does not resize.
+        rand_crop: the probability of a crop (see :class:`DetRandomCropAug`).
         rand_pad: the probability of a frame (see :class:`DetRandomPadAug`).
         rand_gray: the probability of gray.
-        rand_mirror: mirror every second image, at random.
-        mean: the mean of each channel, which is subtracted; True for ImageNet's.
-        std: the standard deviation of each channel, a divisor; True for ImageNet's.
-        brightness: at most this share brighter or darker.
-        contrast: likewise.
-        saturation: likewise.
+        rand_mirror: mirror left and right with probability 0.5.
+        mean: the mean of each channel, to subtract; True for ImageNet's.
+        std: the standard deviation of each channel, to divide by; True for ImageNet's.
+        brightness: the largest difference of the brightness factor from 1.
+        contrast: the largest difference of the contrast factor from 1.
+        saturation: the largest difference of the saturation factor from 1.
         pca_noise: the standard deviation of the noise along the principal components of the colours.
-        hue: likewise, of half a circle.
+        hue: the largest rotation, as a fraction of half a circle.
         inter_method: the interpolation; see :func:`~flowmx.image.imresize`.
-        min_object_covered: see :class:`DetRandomCropAug`, of which there may be several (lists).
-        aspect_ratio_range: likewise, and of frames.
-        area_range: likewise; frames take its upper end.
-        min_eject_coverage: likewise.
-        max_attempts: likewise, and of frames.
+        min_object_covered: see :class:`DetRandomCropAug`; a list makes several croppers.
+        aspect_ratio_range: like ``min_object_covered``; also for frames.
+        area_range: like ``min_object_covered``; its upper end is also used for frames.
+        min_eject_coverage: like ``min_object_covered``.
+        max_attempts: like ``min_object_covered``; also for frames.
         pad_val: the colour of frames.
     """
-    found: list[DetAugmenter] = []
+    sequence: list[DetAugmenter] = []
     if resize > 0:
-        found.append(DetBorrowAug(augmenters.ResizeAug(resize, inter_method)))
+        sequence.append(DetBorrowAug(augmenters.ResizeAug(resize, inter_method)))
     if rand_crop > 0:
-        found.append(CreateMultiRandCropAugmenter(
+        sequence.append(CreateMultiRandCropAugmenter(
             min_object_covered, aspect_ratio_range, area_range, min_eject_coverage, max_attempts, 1 - rand_crop,
         ))  # fmt: skip
     if rand_mirror:
-        found.append(DetHorizontalFlipAug(0.5))
+        sequence.append(DetHorizontalFlipAug(0.5))
     if rand_pad > 0:
         frame = DetRandomPadAug(aspect_ratio_range, (1.0, area_range[1]), max_attempts, pad_val)
-        found.append(DetRandomSelectAug([frame], 1 - rand_pad))
-    borrowed: list[Augmenter] = [
+        sequence.append(DetRandomSelectAug([frame], 1 - rand_pad))
+    colours = augmenters.colour_augmenters(brightness, contrast, saturation, hue, pca_noise, rand_gray)
+    return sequence + _image_augmenters(data_shape, inter_method, colours, mean, std)
+
+
+def _image_augmenters(
+    data_shape: Sequence[int], inter_method: int, colours: Sequence[Augmenter], mean: Any, std: Any
+) -> list[DetAugmenter]:
+    """Return the last augmenters, which leave the labels unchanged: resizing, colours, normalization."""
+    image_augmenters: list[Augmenter] = [
         augmenters.ForceResizeAug((data_shape[2], data_shape[1]), inter_method),
         augmenters.CastAug(),
-        *augmenters.colour_augmenters(brightness, contrast, saturation, hue, pca_noise, rand_gray),
+        *colours,
         *augmenters.normalizing_augmenters(mean, std, np.array),
     ]
-    return found + [DetBorrowAug(each) for each in borrowed]
+    return [DetBorrowAug(augmenter) for augmenter in image_augmenters]

@@ -1,4 +1,4 @@
-"""Sums over devices with memory of their own: many small arrays as one, concurrent with what the devices compute."""
+"""Sums over devices with separate memory: small arrays are sent in buckets, concurrently with computation."""
 
 from flowmx.kvstore.allreduce import nccl
 from flowmx.kvstore.allreduce.communicator import Communicator, PeerCommunicator

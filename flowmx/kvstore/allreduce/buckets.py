@@ -1,24 +1,25 @@
-"""Buckets: small arrays of one kind that are exchanged as one; joining and splitting of arrays."""
+"""Buckets: small arrays of one kind that are exchanged as one array; joining and splitting them."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 
 from flowmx.devices import Device
+from flowmx.devices.launch_traits import LaunchTraits, Moves, set_launch_traits
 from flowmx.engine import Actor
-from flowmx.kvstore.allreduce.communicator import Moves, empty_on, enqueue
+from flowmx.kvstore.allreduce.communicator import empty_on, enqueue
 from flowmx.ndarray import NDArray
 
-__all__ = ["divide", "joined", "piece", "split"]
+__all__ = ["divide", "join", "piece", "split"]
 
 
 def divide(sizes: Sequence[int], kinds: Sequence[Hashable], limit: int) -> list[list[int]]:
-    """Divide arrays into buckets, in the order in which a bucket is complete.
+    """Divide arrays into buckets, in the order in which buckets become complete.
 
     Args:
-        sizes: their bytes, in the order in which they will be there.
-        kinds: what arrays of a bucket have in common.
-        limit: most bytes of a bucket; one that has more by itself is alone.
+        sizes: the sizes of the arrays in bytes, in the order in which they will be ready.
+        kinds: the kinds of the arrays; a bucket has arrays of one kind.
+        limit: maximum size of a bucket in bytes (``FLOWMX_KVSTORE_REDUCE_BUCKET_SIZE``); bigger arrays are alone.
 
     Returns:
         The positions in each bucket.
@@ -27,82 +28,84 @@ def divide(sizes: Sequence[int], kinds: Sequence[Hashable], limit: int) -> list[
         >>> divide([10, 10, 99, 10], ["a", "a", "b", "a"], 20)
         [[0, 1], [2], [3]]
     """
-    found: list[list[int]] = []
-    filling: dict[Hashable, tuple[list[int], int]] = {}
-    for place, (nbytes, kind) in enumerate(zip(sizes, kinds, strict=True)):
-        bucket, filled = filling.get(kind, ([], 0))
+    buckets: list[list[int]] = []
+    open_buckets: dict[Hashable, tuple[list[int], int]] = {}
+    for position, (nbytes, kind) in enumerate(zip(sizes, kinds, strict=True)):
+        bucket, filled = open_buckets.get(kind, ([], 0))
         if not bucket or filled + nbytes > limit:
             bucket, filled = [], 0
-            found.append(bucket)
-        bucket.append(place)
-        filling[kind] = bucket, filled + nbytes
-    return sorted(found, key=lambda bucket: bucket[-1])
+            buckets.append(bucket)
+        bucket.append(position)
+        open_buckets[kind] = bucket, filled + nbytes
+    return sorted(buckets, key=lambda bucket: bucket[-1])
 
 
-def joined(arrays: Sequence[NDArray], actor: Actor, priority: int = 0) -> NDArray:
-    """Enqueue a flat array of what arrays of one device hold; one that is alone is looked at where it is."""
+def join(arrays: Sequence[NDArray], actor: Actor, priority: int = 0) -> NDArray:
+    """Enqueue joining arrays of one device into a flat array; return a single array itself."""
     if len(arrays) == 1:
         return arrays[0]
-    device = arrays[0]._storage.device
-    whole = empty_on(device, sum(each.size for each in arrays), arrays[0]._dtype)
-    enqueue(_join, (list(arrays), whole), arrays, [whole], actor, "kvstore join", priority)
-    return whole
+    device = arrays[0].storage.device
+    joined = empty_on(device, sum(array.size for array in arrays), arrays[0].element_type)
+    enqueue(_join_op, (list(arrays), joined), arrays, [joined], actor, "kvstore join", priority)
+    return joined
 
 
-def split(whole: NDArray, targets: Sequence[Sequence[NDArray]], priority: int = 0) -> None:
-    """Enqueue that arrays on a flat array's device get its pieces, one after the other.
+def split(joined: NDArray, targets: Sequence[Sequence[NDArray]], priority: int = 0) -> None:
+    """Enqueue splitting a flat array into its consecutive pieces, on the same device.
 
     Args:
-        whole: the flat array.
-        targets: for each piece, where it goes to: several arrays of one shape.
-        priority: higher is done earlier among what is ready.
+        joined: the flat array.
+        targets: the targets of each piece: one or more arrays of the same shape.
+        priority: operations with higher priority run first among those that are ready.
     """
-    arrays = [each for several in targets for each in several]
-    starts = [start for start, several in zip(_starts(targets), targets, strict=True) for _ in several]
-    enqueue(_split, (whole, starts, arrays), [whole], arrays, whole._storage.device.compute, "kvstore split", priority)
+    arrays = [array for copies in targets for array in copies]
+    starts = [start for start, copies in zip(_starts(targets), targets, strict=True) for _ in copies]
+    enqueue(
+        _split_op, (joined, starts, arrays), [joined], arrays, joined.storage.device.compute, "kvstore split", priority
+    )
 
 
-def piece(whole: NDArray, start: int, shape: tuple[int, ...]) -> NDArray:
-    """A piece of a flat array as an array of this shape, in the same memory."""
+def piece(joined: NDArray, start: int, shape: tuple[int, ...]) -> NDArray:
+    """Return a view of a piece of a flat array, with this shape."""
     size = 1
     for length in shape:
         size *= length
-    return whole.reshape(-1)[start : start + size].reshape(shape)
+    return joined.reshape(-1)[start : start + size].reshape(shape)
 
 
 def devices_of(arrays: Iterable[NDArray]) -> tuple[Device, ...]:
-    """The device of each array, in their order."""
-    return tuple([each._storage.device for each in arrays])
+    """Return the devices of arrays, in their order."""
+    return tuple([array.storage.device for array in arrays])
 
 
 def _starts(targets: Sequence[Sequence[NDArray]]) -> list[int]:
     starts = [0]
-    for several in targets:
-        starts.append(starts[-1] + several[0].size)
+    for copies in targets:
+        starts.append(starts[-1] + copies[0].size)
     return starts[:-1]
 
 
 # -- operations ----------------------------------------------------------------------------------------------
 
 
-def _join(arrays: Sequence[NDArray], whole: NDArray) -> None:
-    flat = [each._read().reshape(-1) for each in arrays]
-    whole._storage.device.xp.concatenate(flat, out=whole._written())
+def _join_op(arrays: Sequence[NDArray], joined: NDArray) -> None:
+    parts = [array.raw().reshape(-1) for array in arrays]
+    joined.storage.device.xp.concatenate(parts, out=joined.raw_for_writing())
 
 
-def _split(whole: NDArray, starts: Sequence[int], arrays: Sequence[NDArray]) -> None:
-    given = whole._read().reshape(-1)
-    for start, each in zip(starts, arrays, strict=True):
-        each._storage.device.copy(given[start : start + each.size].reshape(each._shape), each._written())
+def _split_op(joined: NDArray, starts: Sequence[int], arrays: Sequence[NDArray]) -> None:
+    parts = joined.raw().reshape(-1)
+    for start, array in zip(starts, arrays, strict=True):
+        array.storage.device.copy(parts[start : start + array.size].reshape(array.dims), array.raw_for_writing())
 
 
-def _moved_to_join(arrays: Sequence[NDArray], whole: NDArray) -> Moves:
-    return [("here", 2 * whole.size * whole._dtype.itemsize)]
+def _bytes_of_join(arrays: Sequence[NDArray], joined: NDArray) -> Moves:
+    return [("here", 2 * joined.size * joined.element_type.itemsize)]
 
 
-def _moved_to_split(whole: NDArray, starts: Sequence[int], arrays: Sequence[NDArray]) -> Moves:
-    return [("here", 2 * each.size * each._dtype.itemsize) for each in arrays]
+def _bytes_of_split(joined: NDArray, starts: Sequence[int], arrays: Sequence[NDArray]) -> Moves:
+    return [("here", 2 * array.size * array.element_type.itemsize) for array in arrays]
 
 
-_join.moves = _moved_to_join  # type: ignore[attr-defined]
-_split.moves = _moved_to_split  # type: ignore[attr-defined]
+set_launch_traits(_join_op, LaunchTraits(moves=_bytes_of_join))
+set_launch_traits(_split_op, LaunchTraits(moves=_bytes_of_split))

@@ -1,14 +1,14 @@
 """Sums over GPUs by NCCL, through CuPy.
 
-NCCL's kernels on the devices wait for each other, so every device must get the same collectives in the same order: two
-devices that begin with different ones wait for ever. So a collective is one operation of the engine, which launches
-the part of each device in one group call; and all collectives of the process write one variable, so that the engine
-launches them in the order pushed, whichever communicator and thread they come from.
+NCCL's kernels on the devices wait for each other, so every device must run the same collectives in the same order: two
+devices that start with different ones deadlock. Therefore a collective is one operation of the engine, which launches
+the parts of all devices in one group call; and all collectives of the process write one variable, so that the engine
+launches them in the order in which they were enqueued, from any communicator and thread.
 
-The parts run on streams of their own, while the devices compute. The operation's own stream, one of the first
-device's, goes before these and after them: what waits for the operation waits for all of them.
+The parts run on dedicated streams, concurrently with computation. The operation's stream, one of the first device, is
+ordered before and after them: waiting for the operation waits for all parts.
 
-Which way a sum takes is NCCL's choice, so sums of more than two devices may differ in their last bits from those of
+NCCL chooses the algorithm of a sum, so sums over more than two devices may differ in their last bits from those of
 :class:`~flowmx.kvstore.allreduce.communicator.PeerCommunicator`, and with the size of buckets.
 """
 
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from flowmx.devices import Device
+from flowmx.devices.launch_traits import LaunchTraits, set_launch_traits
 from flowmx.devices.streams import Stream, current_stream
 from flowmx.engine import Variable
 from flowmx.kvstore.allreduce.communicator import Communicator, PeerCommunicator, empty_on, enqueue
@@ -27,34 +28,34 @@ from flowmx.ops.registry.dtypes import name_of
 
 __all__ = ["NcclCommunicator", "are_gpus", "library"]
 
-_TURN = Variable("turn of collectives")
-"""Written by each collective: they are launched in the order pushed."""
+_ORDER = Variable("turn of collectives")
+"""Every collective writes it, so they are launched in the order in which they were enqueued."""
 
 
 def library() -> Any:
-    """CuPy's module of NCCL; None where there is none."""
+    """Return CuPy's module of NCCL; None where it is not available."""
     try:
-        found = importlib.import_module("cupy.cuda.nccl")
+        module = importlib.import_module("cupy.cuda.nccl")
     except ImportError:
         return None
-    return found if getattr(found, "available", False) else None
+    return module if getattr(module, "available", False) else None
 
 
 def are_gpus(devices: Iterable[Device]) -> bool:
-    """Tell whether all devices are GPUs of this machine, not simulated ones."""
-    return all(each.context.device_type == "gpu" and hasattr(each, "number") for each in devices)
+    """Return whether all devices are GPUs of this machine, not simulated ones."""
+    return all(device.context.device_type == "gpu" and hasattr(device, "number") for device in devices)
 
 
 class NcclCommunicator(Communicator):
-    """Collectives of some GPUs; what NCCL can not do (a dtype that it does not know) is done by peers' copies.
+    """Collectives over some GPUs by NCCL; for dtypes that NCCL does not support, copies between peers are used.
 
     Args:
-        devices: the GPUs, all that its arrays will be on.
+        devices: the GPUs that its arrays will be on.
         nccl: the module of NCCL.
-        stream_of: makes the stream on which a device's parts run.
+        stream_of: makes the stream for a device's parts.
 
     Raises:
-        RuntimeError: NCCL can not be used with these.
+        RuntimeError: NCCL does not work with these GPUs.
     """
 
     def __init__(self, devices: Sequence[Device], nccl: Any, stream_of: Callable[[Any], Stream] | None = None) -> None:
@@ -68,113 +69,113 @@ class NcclCommunicator(Communicator):
     def reduce(self, sources: Sequence[NDArray], device: Device, priority: int = 0) -> NDArray:
         if self._type_of(sources[0]) is None:
             return self._peers.reduce(sources, device, priority)
-        root, total = self._ranks[device], empty_on(device, sources[0].size, sources[0]._dtype)
+        root, total = self._ranks[device], empty_on(device, sources[0].size, sources[0].element_type)
         results = [total if rank == root else None for rank in range(len(self.devices))]
-        self._push("reduce", self._of_all(sources), results, (self._nccl.NCCL_SUM, root), priority)
+        self._push("reduce", self._by_rank(sources), results, (self._nccl.NCCL_SUM, root), priority)
         return total
 
     def all_reduce(self, sources: Sequence[NDArray], devices: Sequence[Device], priority: int = 0) -> list[NDArray]:
         if self._type_of(sources[0]) is None:
             return self._peers.all_reduce(sources, devices, priority)
-        results = [empty_on(each, sources[0].size, sources[0]._dtype) for each in self.devices]
-        self._push("allReduce", self._of_all(sources), results, (self._nccl.NCCL_SUM,), priority)
+        results = [empty_on(device, sources[0].size, sources[0].element_type) for device in self.devices]
+        self._push("allReduce", self._by_rank(sources), results, (self._nccl.NCCL_SUM,), priority)
         return [results[self._ranks[device]] for device in devices]
 
     def broadcast(self, source: NDArray, targets: Sequence[NDArray], priority: int = 0) -> None:
         if self._type_of(source) is None:
             self._peers.broadcast(source, targets, priority)
             return
-        root = self._ranks[source._storage.device]
-        wanted = {each._storage.device: each for each in targets}
-        results = [wanted.get(each) for each in self.devices]
+        root = self._ranks[source.storage.device]
+        target_on = {array.storage.device: array for array in targets}
+        results = [target_on.get(array) for array in self.devices]
         for rank, device in enumerate(self.devices):
-            if rank != root and results[rank] is None:  # it takes part
-                results[rank] = empty_on(device, source.size, source._dtype)
-        sources = [source if rank == root else each for rank, each in enumerate(results)]
+            if rank != root and results[rank] is None:  # it participates, and discards the result
+                results[rank] = empty_on(device, source.size, source.element_type)
+        sources = [source if rank == root else array for rank, array in enumerate(results)]
         self._push("broadcast", sources, results, (root,), priority)
 
     def _type_of(self, array: NDArray) -> Any:
-        return getattr(self._nccl, f"NCCL_{name_of(array._dtype).upper()}", None)
+        return getattr(self._nccl, f"NCCL_{name_of(array.element_type).upper()}", None)
 
-    def _of_all(self, sources: Sequence[NDArray]) -> list[NDArray | None]:
-        """For each rank its source; None where it has none, and takes part with zeros."""
-        found: list[NDArray | None] = [None] * len(self.devices)
-        for each in sources:
-            found[self._ranks[each._storage.device]] = each
-        return found
+    def _by_rank(self, sources: Sequence[NDArray]) -> list[NDArray | None]:
+        """Return the source of each rank; None where it has none, and participates with zeros."""
+        by_rank: list[NDArray | None] = [None] * len(self.devices)
+        for source in sources:
+            by_rank[self._ranks[source.storage.device]] = source
+        return by_rank
 
     def _push(
         self, method: str, sources: Sequence[NDArray | None], results: Sequence[NDArray | None],
         options: tuple[int, ...], priority: int,
     ) -> None:  # fmt: skip
-        written = [each for each in results if each is not None]
-        given = [each for each in sources if each is not None and not any(each is result for result in written)]
+        outputs = [array for array in results if array is not None]
+        inputs = [array for array in sources if array is not None and not any(array is result for result in outputs)]
         actor = self.devices[0].copy_actor(self.devices[1])
         arguments = (self, method, list(sources), list(results), options)
-        enqueue(_collective, arguments, given, written, actor, f"kvstore {method}", priority, [_TURN])
+        enqueue(_collective, arguments, inputs, outputs, actor, f"kvstore {method}", priority, [_ORDER])
 
     def launch(
         self, method: str, sources: Sequence[NDArray | None], results: Sequence[NDArray | None],
         options: tuple[int, ...],
     ) -> None:  # fmt: skip
-        """Launch a collective: the parts of all devices, in a group call, after and before the current stream."""
+        """Launch the parts of a collective on all devices in a group call, ordered with the current stream."""
         leader = current_stream()
         assert leader is not None
-        form = next(each for each in (*sources, *results) if each is not None)
-        begun = leader.record()
+        sample = next(array for array in (*sources, *results) if array is not None)
+        begin_event = leader.record()
         parts = []
         for device, stream, source, result in zip(self.devices, self._streams, sources, results, strict=True):
-            with stream:  # and so with its device as CUDA's current one
-                stream.wait(begun)
-                parts.append(_memory(device, source, result, form))
+            with stream:  # also makes its device CUDA's current one
+                stream.wait(begin_event)
+                parts.append(_buffers(device, source, result, sample))
         self._nccl.groupStart()
         try:
-            for comm, stream, (sent, received) in zip(self._comms, self._streams, parts, strict=True):
-                pointers = _address(sent), _address(received)
-                getattr(comm, method)(*pointers, form.size, self._type_of(form), *options, _raw(stream))
+            for comm, stream, (send, receive) in zip(self._comms, self._streams, parts, strict=True):
+                pointers = _address(send), _address(receive)
+                getattr(comm, method)(*pointers, sample.size, self._type_of(sample), *options, _raw(stream))
         finally:
             self._nccl.groupEnd()
         for stream in self._streams:
             with stream:
-                ended = stream.record()
-            leader.wait(ended)
+                end_event = stream.record()
+            leader.wait(end_event)
 
 
 def _collective(communicator: NcclCommunicator, *arguments: Any) -> None:
     communicator.launch(*arguments)
 
 
-_collective.moves_memory = True  # type: ignore[attr-defined]  # a simulated device must not put it off
+set_launch_traits(_collective, LaunchTraits(moves_memory=True))
 
 
-def _memory(device: Device, source: NDArray | None, result: NDArray | None, form: NDArray) -> tuple[Any, Any]:
-    """Send and receive buffers of a rank: zeros if it has no source; the send buffer twice if it wants no result."""
-    received = None if result is None else result._written()
+def _buffers(device: Device, source: NDArray | None, result: NDArray | None, sample: NDArray) -> tuple[Any, Any]:
+    """Return the send and receive buffers of a rank: zeros without a source; the send buffer twice without a result."""
+    receive = None if result is None else result.raw_for_writing()
     if source is None:
-        sent = device.allocate((form.size,), form._dtype)
-        sent[...] = 0
+        send = device.allocate((sample.size,), sample.element_type)
+        send[...] = 0
     else:
-        sent = received if source is result else source._read().reshape(-1)
-    return sent, sent if received is None else received
+        send = receive if source is result else source.raw().reshape(-1)
+    return send, send if receive is None else receive
 
 
 def _number(device: Any) -> int:
-    """CUDA's number of a GPU."""
+    """Return CUDA's number of a GPU."""
     return int(device.number)
 
 
 def _stream_of(device: Any) -> Stream:
-    """A stream like those on which a device's copies from peers run."""
-    made: Stream = type(device.peers.streams[0])(device, "collectives")
-    return made
+    """Make a stream like those for a device's copies from peers."""
+    stream: Stream = type(device.peers.streams[0])(device, "collectives")
+    return stream
 
 
 def _raw(stream: Any) -> int:
-    """A stream's address, as CuPy takes it."""
+    """Return a stream's address for CuPy."""
     return int(stream.raw.ptr)
 
 
 def _address(array: Any) -> int:
-    """Address of an array's first byte, of CuPy's or, on a simulated device, of NumPy's."""
+    """Return the address of an array's first byte: a CuPy array or, on a simulated device, a NumPy array."""
     pointer = getattr(array.data, "ptr", None)
     return int(array.__array_interface__["data"][0] if pointer is None else pointer)

@@ -1,4 +1,4 @@
-"""Launching jobs: on a Dask or Ray cluster from Python, and all of them from the command line."""
+"""Launching distributed jobs: on a Dask or Ray cluster from Python, or on any site from the command line."""
 
 from __future__ import annotations
 
@@ -31,23 +31,24 @@ def launch(
     """Run a distributed job on a Dask or Ray cluster.
 
     Args:
-        client: a ``distributed.Client`` of it, or ``"ray"`` for the Ray cluster that this program is connected to.
-        what: the workers' program: a command as a list or as text, or a function that they import, itself or as
-            ``"module:function"``. Nothing of this process travels: a function comes from its module.
-        env: variables of the processes, besides those of the cluster's workers and flowmx's own of this process.
-        folder: their working folder; by default that of the cluster's workers.
-        output: is given the name of a process and a line that it wrote; by default standard output gets both.
+        client: a ``distributed.Client``, or ``"ray"`` for the Ray cluster that this program is connected to.
+        what: the workers' program: a command as a list or a string, or a function that the workers import, as an
+            object or as ``"module:function"``. Functions are not pickled: workers import them from their modules.
+        env: environment variables of the processes, added to those of the cluster's workers and to the flowmx
+            variables of this process.
+        folder: the working folder of the processes; by default that of the cluster's workers.
+        output: called with the name of a process and each line that it writes; by default both are printed.
         **options: ``workers``, ``servers``, ``policy``, ``restarts``, ``grace``, ``snapshot``, ``snapshot_every``, as
             in ``python -m flowmx launch``.
 
     Returns:
-        a :class:`Job`, whose end is waited for by ``await job`` or, where a client of Dask's is not asynchronous, by
-        ``job.result()``.
+        a :class:`Job`. Wait for its end with ``await job``, or with ``job.result()`` where the Dask client is not
+        asynchronous.
 
     Raises:
-        ValueError: there is no such function for other processes, or a number is out of range.
-        TypeError: there is no such option.
-        RuntimeError: this program is connected to no Ray cluster.
+        ValueError: other processes cannot import the function, or a number is out of range.
+        TypeError: an option is unknown.
+        RuntimeError: this program is not connected to a Ray cluster.
 
     Example:
         >>> job = mx.kv.launch(client, ["python", "train.py"], workers=2, servers=1)
@@ -59,14 +60,16 @@ def launch(
     from flowmx.comm.launch.plan import Plan
     from flowmx.kvstore.launching.job import Job
 
-    own, command = _command(what)
-    more = dict(env or {})
-    plan = Plan(command, own=own, environ={**os.environ, **more}, forward=tuple(more), **options)
+    is_flowmx_command, command = _command(what)
+    variables = dict(env or {})
+    plan = Plan(
+        command, is_flowmx=is_flowmx_command, environ={**os.environ, **variables}, forward=tuple(variables), **options
+    )
     if client == "ray":
         return Job(plan, lambda: _on_ray(plan, folder), output or print_line, asynchronous=False)
     address, security = client.scheduler.address, client.security
-    make = partial(_on_dask, plan, address, security, folder)
-    return Job(plan, make, output or print_line, bool(client.asynchronous))
+    make_site = partial(_on_dask, plan, address, security, folder)
+    return Job(plan, make_site, output or print_line, bool(client.asynchronous))
 
 
 def _on_ray(plan: Plan, folder: str) -> Site:
@@ -76,13 +79,13 @@ def _on_ray(plan: Plan, folder: str) -> Site:
 
 
 def _on_dask(plan: Plan, address: str, security: Any, folder: str) -> Site:
-    from flowmx.kvstore.launching.dask import Cluster  # so is Dask
+    from flowmx.kvstore.launching.dask import Cluster  # Dask is an extra
 
     return Cluster(plan, address, security, folder)
 
 
 def _command(what: Any) -> tuple[bool, tuple[str, ...]]:
-    """The workers' program, and whether it is one of flowmx's own commands."""
+    """Return whether the workers' program is a command of flowmx, and the program."""
     if callable(what):
         from flowmx.kvstore.launching.call import name_of
 

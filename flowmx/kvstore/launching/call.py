@@ -1,4 +1,4 @@
-"""``python -m flowmx call module:function``: a worker's program that is a function."""
+"""``python -m flowmx call module:function``: run a function as a worker's program."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 from flowmx.engine.loops import run
 from flowmx.tools import usage
@@ -17,49 +17,48 @@ __all__ = ["find", "main", "name_of"]
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """The name by which another process imports a function.
+    """Return the name by which another process imports a function.
 
     Raises:
-        ValueError: there is none: it is of the main program, or defined inside another function.
+        ValueError: the function belongs to the main program, or is defined inside another function.
     """
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if module in (None, "__main__") or not name or "<" in name:
         raise ValueError(
-            f"{function!r} can not be imported by other processes: put it at the top of a module that they have, "
+            f"{function!r} cannot be imported by other processes: define it at the top level of a module of theirs, "
             'or launch a command, such as ["python", "train.py"]'
         )
     return f"{module}:{name}"
 
 
 def find(name: str) -> Callable[..., Any]:
-    """The function of a name, ``module:function``.
+    """Import the function that ``module:function`` names.
 
     Raises:
-        ValueError: there is no such module, or it has no such function.
+        ValueError: the module does not exist, or has no such function.
     """
     module, _, path = name.partition(":")
     try:
         function = attrgetter(path)(import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{name!r} names no function, as in 'module:function': {error}") from error
+        raise ValueError(f"{name!r} is not the name of a function, such as 'module:function': {error}") from error
     if not callable(function):
-        raise ValueError(f"{name!r} is {function!r}, which is no function")
-    found: Callable[..., Any] = function
-    return found
+        raise ValueError(f"{name!r} is {function!r}, expected a function")
+    return cast("Callable[..., Any]", function)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Call a function with the arguments that follow, as text; a coroutine function is run."""
+    """Call a function with the arguments that follow, as strings; a coroutine function is run."""
     parser = usage.parser("call", "Call a function of a module; a coroutine function is run.", ["jobs.train:main 10"])
     parser.add_argument("function", metavar="MODULE:FUNCTION")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments, as text")
-    given = parser.parse_args(argv)
-    sys.path.insert(0, "")  # as `python -m` has it: modules of the working folder
-    result = find(given.function)(*given.arguments)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments, as strings")
+    options = parser.parse_args(argv)
+    sys.path.insert(0, "")  # import from the working folder, as `python -m` does
+    result = find(options.function)(*options.arguments)
     if inspect.isawaitable(result):
-        run(_of(result))
+        run(_await(result))
     return 0
 
 
-async def _of(awaitable: Any) -> Any:
+async def _await(awaitable: Any) -> Any:
     return await awaitable

@@ -1,4 +1,4 @@
-"""``python -m flowmx launch``: a job on this machine, on hosts that ssh reaches, on a Dask or a Ray cluster."""
+"""``python -m flowmx launch``: run a job on this machine, on hosts over ssh, or on a Dask or Ray cluster."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from flowmx import settings
 from flowmx.comm.launch.child import Output
 from flowmx.comm.launch.hosts import Site
 from flowmx.comm.launch.job import Launcher, Plan, print_line
-from flowmx.comm.launch.ssh import SSH, Named, Ssh, named, read_hostfile
+from flowmx.comm.launch.ssh import SSH, HostSpec, SshSite, parse_hosts, read_hostfile
 from flowmx.comm.members import POLICIES
+from flowmx.kvstore import imports
 from flowmx.tools import usage
 
 __all__ = ["main", "parser"]
@@ -27,77 +28,87 @@ def parser() -> argparse.ArgumentParser:
     """Make the argument parser of ``launch``.
 
     Raises:
-        SettingError: a setting, which is a default here, has a wrong value.
+        SettingError: a setting that is the default of an option has an invalid value.
     """
-    found = usage.parser(
-        "launch", "Run a distributed job: on this machine, on hosts that ssh reaches, on a Dask or a Ray cluster.",
+    options = usage.parser(
+        "launch", "Run a distributed job: on this machine, on hosts over ssh, or on a Dask or Ray cluster.",
         ["--workers 2 --servers 2 -- python train.py", "--hosts alpha,beta --workers 4 --servers 2 -- python train.py"],
-        exits={1: "a process failed; its own status, where it has another"},
+        exits={1: "a process failed; if its exit status is another one, that status"},
         usage="flowmx launch [options] -- COMMAND ...",
     )  # fmt: skip
-    _add_job(found)
-    _add_places(found)
-    _add_pods(found)
-    found.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the workers' program")
-    return found
+    _add_job(options)
+    _add_locations(options)
+    _add_pods(options)
+    options.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the workers' program")
+    return options
 
 
-def _add_job(found: argparse.ArgumentParser) -> None:
+def _add_job(options: argparse.ArgumentParser) -> None:
     config = settings.get()
-    found.add_argument(
+    options.add_argument(
         "--workers", type=int, default=config.num_workers, help="workers of the job (default: %(default)s)"
     )
-    found.add_argument(
+    options.add_argument(
         "--servers", type=int, default=config.num_servers, help="servers of the job (default: %(default)s)"
     )
-    found.add_argument(
+    options.add_argument(
         "--policy",
         choices=POLICIES,
         default=config.kvstore_policy,
-        help="what a lost node means (default: %(default)s)",
+        help="what happens when a node is lost (default: %(default)s)",
     )
-    found.add_argument(
-        "--restarts", type=int, default=3, help="processes started again under elastic, at most (default: %(default)s)"
+    options.add_argument(
+        "--restarts",
+        type=int,
+        default=3,
+        help="maximum number of restarts of processes under elastic (default: %(default)s)",
     )
-    found.add_argument(
-        "--grace", type=float, default=10.0, help="seconds to end in before being killed (default: %(default)s)"
+    options.add_argument(
+        "--grace", type=float, default=10.0, help="seconds between SIGTERM and SIGKILL (default: %(default)s)"
     )
-    snapshot = "folder for the servers' snapshots, from which another job goes on; by default temporary, under elastic"
-    found.add_argument("--snapshot", type=Path, default=config.snapshot or None, help=snapshot)
-    found.add_argument(
+    snapshot_help = (
+        "folder for the servers' snapshots, from which another job resumes; by default temporary, under elastic"
+    )
+    options.add_argument("--snapshot", type=Path, default=config.snapshot or None, help=snapshot_help)
+    options.add_argument(
         "--snapshot-every", type=float, default=60.0, help="seconds between snapshots (default: %(default)s)"
     )
-    dashboard = "serve a page of all processes on this port of 127.0.0.1, or a free one; each has its own besides"
-    found.add_argument("--dashboard", type=usage.port, nargs="?", const=0, metavar="PORT", help=dashboard)
+    imports.add_argument(options)
+    dashboard_help = (
+        "serve a page of all processes on this port of 127.0.0.1, or a free one; each process also has a page"
+    )
+    options.add_argument("--dashboard", type=usage.port, nargs="?", const=0, metavar="PORT", help=dashboard_help)
 
 
-def _add_places(found: argparse.ArgumentParser) -> None:
-    places = found.add_mutually_exclusive_group()
-    places.add_argument("--hosts", type=named, help="hosts that ssh reaches: a,b,c")
-    places.add_argument("--hostfile", type=Path, help="file of such hosts: a line each, name [slots=n] [address=a]")
+def _add_locations(options: argparse.ArgumentParser) -> None:
+    places = options.add_mutually_exclusive_group()
+    places.add_argument("--hosts", type=parse_hosts, help="hosts to reach over ssh: a,b,c")
+    places.add_argument("--hostfile", type=Path, help="file of such hosts, one per line: name [slots=n] [address=a]")
     places.add_argument("--cluster", help="address of a Dask cluster's scheduler: tcp://...")
-    ray = "run it on a Ray cluster: its address, host:port (default: the one of this machine)"
-    places.add_argument("--ray", nargs="?", const="auto", metavar="ADDRESS", help=ray)
-    found.add_argument("--ssh", default=SSH, help="the command that reaches hosts (%(default)s)")
-    found.add_argument("--python", default="", help="Python of the hosts, with flowmx (that of this machine)")
-    found.add_argument("--folder", default="", help="working folder on the hosts (that of this machine)")
-    forwarded = "a variable to forward to the hosts, besides FLOWMX_* and PYTHONPATH; may be given again"
-    found.add_argument("--env", action="append", default=[], metavar="NAME", help=forwarded)
+    ray_help = "run on a Ray cluster: its address, host:port (default: the cluster of this machine)"
+    places.add_argument("--ray", nargs="?", const="auto", metavar="ADDRESS", help=ray_help)
+    options.add_argument("--ssh", default=SSH, help="the command that connects to hosts (%(default)s)")
+    options.add_argument("--python", default="", help="Python on the hosts, with flowmx (default: as here)")
+    options.add_argument("--folder", default="", help="working folder on the hosts (default: as here)")
+    env_help = "a variable to forward to the hosts, besides FLOWMX_* and PYTHONPATH; can be repeated"
+    options.add_argument("--env", action="append", default=[], metavar="NAME", help=env_help)
 
 
-def _add_pods(found: argparse.ArgumentParser) -> None:
-    pods = found.add_argument_group("kubernetes", "write a manifest for `kubectl apply -f -` to the output")
+def _add_pods(options: argparse.ArgumentParser) -> None:
+    pods = options.add_argument_group("kubernetes", "write a manifest for `kubectl apply -f -` to the output")
     pods.add_argument("--kubernetes", metavar="IMAGE", help="the image of all containers, with flowmx and the program")
-    pods.add_argument("--name", default="flowmx", help="of the job (default: %(default)s)")
-    pods.add_argument("--namespace", default="", help="of all objects")
-    jobset = "one JobSet in place of a Job for each role (the cluster has JobSet's controller)"
-    pods.add_argument("--jobset", action="store_true", help=jobset)
-    limits = "of a worker: cpu=4, memory=8Gi, nvidia.com/gpu=1; may be given again"
-    pods.add_argument("--resource", action="append", default=[], metavar="NAME=N", help=limits)
+    pods.add_argument("--name", default="flowmx", help="name of the job (default: %(default)s)")
+    pods.add_argument("--namespace", default="", help="namespace of all objects")
+    jobset_help = "one JobSet instead of a Job per role (needs the JobSet controller in the cluster)"
+    pods.add_argument("--jobset", action="store_true", help=jobset_help)
+    user_help = "user ID that containers run as, under the profile `restricted` (default: that of the image)"
+    pods.add_argument("--user", type=int, metavar="UID", help=user_help)
+    resources = "resource of a worker: cpu=4, memory=8Gi, nvidia.com/gpu=1; can be repeated"
+    pods.add_argument("--resource", action="append", default=[], metavar="NAME=N", help=resources)
 
 
 Watch = Callable[[int], AbstractContextManager[Output]]
-"""Serves a page of the job's processes on a port; what it gives is told each line of each process."""
+"""Serves a page of the job's processes on a port; yields a function that receives each line of each process."""
 
 
 def main(argv: Sequence[str] | None = None, watch: Watch | None = None) -> int:
@@ -105,74 +116,81 @@ def main(argv: Sequence[str] | None = None, watch: Watch | None = None) -> int:
 
     Args:
         argv: the arguments.
-        watch: serves the job's page, where one is asked for.
+        watch: serves the job's page, if the options ask for one.
     """
-    found = parser()
-    given = found.parse_args(argv)
-    command = given.command[1:] if given.command[:1] == ["--"] else given.command
+    options = parser()
+    arguments = options.parse_args(argv)
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
-        found.error("there is no command for the workers: flowmx launch --workers 2 -- python train.py")
-    plan = _plan(given, command)
-    if given.kubernetes:
-        return _write_manifest(plan, given)
-    if given.dashboard is None or watch is None:
-        return asyncio.run(_run(plan, given, print_line))
-    with watch(given.dashboard) as heard:
+        options.error("missing command for the workers: flowmx launch --workers 2 -- python train.py")
+    plan = _plan(arguments, command)
+    if arguments.kubernetes:
+        return _write_manifest(plan, arguments)
+    if arguments.dashboard is None or watch is None:
+        return asyncio.run(_run(plan, arguments, print_line))
+    with watch(arguments.dashboard) as show:
 
         def output(name: str, line: str) -> None:
-            heard(name, line)
+            show(name, line)
             print_line(name, line)
 
-        return asyncio.run(_run(plan, given, output))
+        return asyncio.run(_run(plan, arguments, output))
 
 
-def _write_manifest(plan: Plan, given: argparse.Namespace) -> int:
+def _write_manifest(plan: Plan, arguments: argparse.Namespace) -> int:
     from flowmx.kvstore.launching.kubernetes import Pods, manifest
 
-    wrong = [each for each in given.resource if "=" not in each]
-    if wrong:
-        raise ValueError(f"--resource is {wrong[0]!r}, expected NAME=N, such as cpu=4")
-    resources = dict(each.split("=", 1) for each in given.resource)
-    pods = Pods(given.kubernetes, given.name, given.namespace, resources, jobset=given.jobset)
+    invalid = [text for text in arguments.resource if "=" not in text]
+    if invalid:
+        raise ValueError(f"--resource is {invalid[0]!r}, expected NAME=N, such as cpu=4")
+    resources = dict(text.split("=", 1) for text in arguments.resource)
+    pods = Pods(
+        arguments.kubernetes,
+        arguments.name,
+        arguments.namespace,
+        resources,
+        jobset=arguments.jobset,
+        user=arguments.user,
+    )
     json.dump(manifest(plan, pods), sys.stdout, indent=2)
     sys.stdout.write("\n")
     return 0
 
 
-def _plan(given: argparse.Namespace, command: Sequence[str]) -> Plan:
+def _plan(arguments: argparse.Namespace, command: Sequence[str]) -> Plan:
     return Plan(
         command,
-        given.workers,
-        given.servers,
-        given.policy,
-        given.restarts,
-        given.grace,
-        str(given.snapshot.absolute()) if given.snapshot else "",
-        given.snapshot_every,
-        forward=given.env,
-        environ=_environment(given.dashboard),
+        arguments.workers,
+        arguments.servers,
+        arguments.policy,
+        arguments.restarts,
+        arguments.grace,
+        str(arguments.snapshot.absolute()) if arguments.snapshot else "",
+        arguments.snapshot_every,
+        forward=[*arguments.env, *([imports.VARIABLE] if arguments.imports else [])],
+        environ=imports.with_imports(_environment(arguments.dashboard), arguments.imports),
     )
 
 
 def _environment(dashboard: int | None) -> dict[str, str]:
-    """The environment of the job's processes: this one's, and the setting that serves a dashboard on a free port."""
+    """Return the environment of the job's processes: this process's, with a dashboard on a free port if enabled."""
     return {**os.environ} | ({} if dashboard is None else {"FLOWMX_DASHBOARD": "0"})
 
 
-async def _run(plan: Plan, given: argparse.Namespace, output: Output) -> int:
-    return await Launcher(plan, output, _site(plan, given)).run()
+async def _run(plan: Plan, arguments: argparse.Namespace, output: Output) -> int:
+    return await Launcher(plan, output, _site(plan, arguments)).run()
 
 
-def _site(plan: Plan, given: argparse.Namespace) -> Site | None:
-    """The site of the job; None for this machine."""
-    if given.cluster:
+def _site(plan: Plan, arguments: argparse.Namespace) -> Site | None:
+    """Return the site of the job; None for this machine."""
+    if arguments.cluster:
         from flowmx.kvstore.launching import dask  # an extra
 
-        return dask.Cluster(plan, given.cluster, folder=given.folder)
-    if given.ray:
+        return dask.Cluster(plan, arguments.cluster, folder=arguments.folder)
+    if arguments.ray:
         from flowmx.kvstore.launching import ray  # an extra
 
-        ray.connect(given.ray)
-        return ray.Cluster(plan, given.folder)
-    hosts: list[Named] = given.hosts or (read_hostfile(given.hostfile) if given.hostfile else [])
-    return Ssh(plan, hosts, shlex.split(given.ssh), given.python, given.folder) if hosts else None
+        ray.connect(arguments.ray)
+        return ray.Cluster(plan, arguments.folder)
+    hosts: list[HostSpec] = arguments.hosts or (read_hostfile(arguments.hostfile) if arguments.hostfile else [])
+    return SshSite(plan, hosts, shlex.split(arguments.ssh), arguments.python, arguments.folder) if hosts else None

@@ -1,4 +1,4 @@
-"""A Dask cluster as the site of a job: each of its workers is a host, with as many slots as it has threads."""
+"""A Dask cluster as the site of a job: each Dask worker is a host, with one slot per thread."""
 
 from __future__ import annotations
 
@@ -17,75 +17,75 @@ from distributed.comm.addressing import get_address_host
 from flowmx import settings
 from flowmx.comm.clock import Clock, within
 from flowmx.comm.errors import PeerGone
+from flowmx.comm.exit_reason import describe
 from flowmx.comm.frames import Message
 from flowmx.comm.launch.child import Output
 from flowmx.comm.launch.hosts import Host
-from flowmx.comm.launch.plan import Order, Plan, job_secret
+from flowmx.comm.launch.plan import Plan, ProcessSpec, job_secret
 from flowmx.comm.node import Connection
 from flowmx.comm.notifier import Notifier
-from flowmx.comm.verdict import describe
-from flowmx.kvstore.launching import node
+from flowmx.kvstore.launching import dask_task
 
 __all__ = ["Cluster"]
 
 LOST = 255  # the status of a process whose Dask worker is lost
-PATIENCE = 5.0  # seconds in which a Dask worker answers
-ALL = "all"  # Dask's own events: workers that come and go
+PATIENCE = 5.0  # seconds to wait for an answer of a Dask worker
+ALL = "all"  # the topic of Dask's events: workers that are added and removed
 
 
-class Supervised:
-    """A process under a task of Dask.
+class DaskProcess:
+    """A process that runs under a Dask task.
 
     Args:
-        host: where.
-        order: for the process.
-        key: of the task.
-        future: of the task.
-        output: is given its name and each of its lines.
+        host: the Dask worker that runs it.
+        spec: describes the process.
+        key: the key of the task.
+        future: the future of the task.
+        output: called with the name of the process and each line that it writes.
 
     Attributes:
         name, node, status, lost, ended: as in :class:`~flowmx.comm.launch.hosts.Process`.
-        future: of the task.
-        holds: whether the task keeps its slot.
+        future: the future of the task.
+        holds: whether the task occupies its slot.
     """
 
-    def __init__(self, host: DaskWorker, order: Order, key: str, future: Any, output: Output, holds: bool) -> None:
-        self.name, self.node, self.host, self.key, self.holds = order.name, order.node, host, key, holds
+    def __init__(self, host: DaskWorker, spec: ProcessSpec, key: str, future: Any, output: Output, holds: bool) -> None:
+        self.name, self.node, self.host, self.key, self.holds = spec.name, spec.node, host, key, holds
         self.status: int | None = None
         self.lost = False
         self.future = future
         self._output = output
-        self._heard = 0
+        self._lines_written = 0
         self._notifier = Notifier()
         self._lost_event = asyncio.Event()
         self.ended = asyncio.create_task(self._follow())
 
     @property
-    def how(self) -> str:
+    def status_text(self) -> str:
         """Description of how the process ended, for messages."""
         if self.lost:
-            return f"the Dask worker {self.host.name} is gone"
+            return f"the Dask worker {self.host.name} is lost"
         return "it runs" if self.status is None else describe(self.status)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process and all that it started."""
+        """Send a signal to the process and its children."""
         if self.status is None:
             self.host.site.spawn(self._signal(number))
 
     async def _signal(self, number: int) -> None:
-        here = await self.host.site.ask(self.host.name, node.control, self.key, number)
-        if not here and number == signal.SIGKILL:  # it has not started, and must not
+        is_running = await self.host.site.ask(self.host.name, dask_task.control, self.key, number)
+        if not is_running and number == signal.SIGKILL:  # not started yet: keep it from starting
             await self.future.cancel()
 
-    def take_lines(self, lines: list[str]) -> None:
+    def write_lines(self, lines: list[str]) -> None:
         """Write lines of the process to the output."""
         for line in lines:
             self._output(self.name, line)
-        self._heard += len(lines)
+        self._lines_written += len(lines)
         self._notifier.notify()
 
-    def lose(self) -> None:
-        """Note that the Dask worker was lost."""
+    def mark_lost(self) -> None:
+        """Record that the Dask worker was lost."""
         self._lost_event.set()
 
     async def _follow(self) -> int:
@@ -93,7 +93,7 @@ class Supervised:
         await asyncio.wait({result, lost}, return_when=asyncio.FIRST_COMPLETED)
         if result.done() and not self._lost_event.is_set():
             status, lines = result.result()
-            await within(Clock(), 1.0, lambda: self._all(lines))
+            await within(Clock(), 1.0, lambda: self._all_lines(lines))
         else:
             self.lost, status = True, LOST
             await self.future.cancel()  # Dask would wait for another worker of that address
@@ -103,17 +103,17 @@ class Supervised:
         self.status = status
         return status
 
-    async def _result(self) -> node.Ended:
+    async def _result(self) -> dask_task.Ended:
         try:
-            return node.Ended(*await self.future)
-        except Exception as error:
+            return dask_task.Ended(*await self.future)
+        except Exception as error:  # the task may raise anything
             self._output(self.name, f"its Dask task failed: {type(error).__name__}: {error}")
-            return node.Ended(1, 0)
-        except asyncio.CancelledError:  # of the future; where it is this task's, its outcome is not looked at
-            return node.Ended(-signal.SIGKILL, 0)
+            return dask_task.Ended(1, 0)
+        except asyncio.CancelledError:  # the future was cancelled, or this task, whose result is unused
+            return dask_task.Ended(-signal.SIGKILL, 0)
 
-    async def _all(self, lines: int) -> None:
-        while self._heard < lines:
+    async def _all_lines(self, lines: int) -> None:
+        while self._lines_written < lines:
             await self._notifier.next()
 
 
@@ -122,31 +122,31 @@ class DaskWorker:
 
     Args:
         name: its address in Dask.
-        slots: its threads.
-        site: of which it is a part.
+        slots: the number of its threads.
+        site: the cluster that it belongs to.
     """
 
     def __init__(self, name: str, slots: int, site: Cluster) -> None:
         self.name, self.slots, self.site = name, slots, site
-        # Workers inside one process have no address; what they start is on its machine.
+        # Workers inside this process have no address; their processes run on this machine.
         self.address = "127.0.0.1" if name.startswith("inproc://") else get_address_host(name)
         self.scratch = site.scratch
 
-    async def start(self, order: Order, output: Output) -> Supervised:
-        """Start a process under a task that keeps one of the slots, except for a scheduler, which takes hardly any."""
+    async def start(self, spec: ProcessSpec, output: Output) -> DaskProcess:
+        """Start a process under a task that occupies a slot; a scheduler needs hardly any CPU and occupies none."""
         await self._make_room()
-        return self.site.submit(self, order, output, holds=order.name != "scheduler")
+        return self.site.submit(self, spec, output, holds=spec.name != "scheduler")
 
     async def _make_room(self) -> None:
-        """Free a slot for one more process if this job's processes hold all slots of the Dask worker."""
-        holders = [found for found in self.site.running(self.name) if found.holds]
+        """Free a slot for one more process if this job's processes occupy all slots of the Dask worker."""
+        holders = [process for process in self.site.running(self.name) if process.holds]
         if len(holders) >= self.slots:
             holders[0].holds = False
-            await self.site.ask(self.name, node.give_room, holders[0].key)
+            await self.site.ask(self.name, dask_task.free_slot, holders[0].key)
 
 
 class Relay:
-    """A connection to the job's scheduler by way of Dask: its views come as events, other calls go to its Dask worker.
+    """A connection to the job's scheduler through Dask: views arrive as events, other calls go to its Dask worker.
 
     Args:
         site: the cluster.
@@ -165,21 +165,21 @@ class Relay:
         """Call an operation.
 
         Raises:
-            PeerGone: there is no answer.
+            PeerGone: the scheduler does not answer.
         """
         if "epoch" in header:
-            await within(Clock(), timeout or PATIENCE, lambda: self._site.newer(header["epoch"]))
+            await within(Clock(), timeout or PATIENCE, lambda: self._site.wait_for_view(header["epoch"]))
             return Message({"view": self._site.view}, []) if self._site.view else _no_answer(operation)
         process = self._site.scheduler
         if process is None:
             return _no_answer(operation)
         answer = await self._site.ask(
-            process.host.name, node.relay, process.key, operation, header, timeout or PATIENCE
+            process.host.name, dask_task.relay, process.key, operation, header, timeout or PATIENCE
         )
         return Message(answer, []) if answer else _no_answer(operation)
 
     async def close(self) -> None:
-        """Do nothing: no connection is held."""
+        """Do nothing: there is no connection to close."""
 
 
 def _no_answer(operation: str) -> Message:
@@ -190,10 +190,10 @@ class Cluster:
     """The workers of a Dask cluster.
 
     Args:
-        plan: what is to be launched.
-        address: of Dask's scheduler.
-        security: of Dask's connections.
-        folder: the processes' working folder; by default that of the Dask workers.
+        plan: the job to launch.
+        address: the address of Dask's scheduler.
+        security: the security settings of Dask's connections.
+        folder: the working folder of the processes; by default that of the Dask workers.
     """
 
     def __init__(self, plan: Plan, address: str, security: Any = None, folder: str = "") -> None:
@@ -203,22 +203,22 @@ class Cluster:
         self.topic = f"flowmx-{secrets.token_hex(4)}"
         self.scratch = f"/tmp/{self.topic}" if plan.policy == "elastic" else ""
         self.view: dict[str, Any] = {}
-        self.scheduler: Supervised | None = None
-        # A client of our own: what it submits ends with it, and nobody else's event handlers are in its way.
+        self.scheduler: DaskProcess | None = None
+        # A separate client: its tasks end with it, and it does not share event handlers with the user's client.
         self._client = Client(address, security=security, asynchronous=True, set_as_default=False, name="flowmx-launch")
         self._hosts: dict[str, DaskWorker] = {}
-        self._processes: dict[str, Supervised] = {}
+        self._processes: dict[str, DaskProcess] = {}
         self._notifier = Notifier()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         await self._client
         try:
-            await self._look()
-            await self._check()
+            await self._update_hosts()
+            await self._check_workers()
             self.secret = job_secret(settings.get().secret_file)
-            self._client.subscribe_topic(self.topic, self._hear)
-            self._client.subscribe_topic(ALL, self._hear_dask)
+            self._client.subscribe_topic(self.topic, self._receive)
+            self._client.subscribe_topic(ALL, self._receive_dask_event)
         except BaseException:
             await self._client.close()
             raise
@@ -230,70 +230,70 @@ class Cluster:
         try:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             if self.scratch:
-                await asyncio.gather(*(self.ask(name, node.remove, self.scratch) for name in self._hosts))
-            await self._client.cancel([found.future for found in self._processes.values()])
+                await asyncio.gather(*(self.ask(name, dask_task.remove, self.scratch) for name in self._hosts))
+            await self._client.cancel([process.future for process in self._processes.values()])
         finally:
             for topic in (self.topic, ALL):
                 self._client.unsubscribe_topic(topic)
             await self._client.close()
 
-    async def _check(self) -> None:
-        """Check that there are workers, and that they have flowmx.
+    async def _check_workers(self) -> None:
+        """Check that there are workers, and that they can import flowmx.
 
         Raises:
-            ValueError: there is none.
-            RuntimeError: one lacks flowmx.
+            ValueError: the cluster has no workers.
+            RuntimeError: a worker cannot import flowmx.
         """
         if not self._hosts:
             raise ValueError(f"the Dask cluster at {self._client.scheduler.address} has no workers")
-        found = await self._client.run(node.machine, on_error="return")
-        for name, answer in found.items():
+        answers = await self._client.run(dask_task.machine, on_error="return")
+        for name, answer in answers.items():
             if isinstance(answer, Exception):
-                raise RuntimeError(f"the Dask worker {name} can not use flowmx, as installed here: {answer}")
+                raise RuntimeError(f"the Dask worker {name} cannot use the flowmx that is installed here: {answer}")
 
     def hosts(self) -> Sequence[Host]:
         """The current Dask workers."""
         return list(self._hosts.values())
 
     def connect(self, scheduler: str) -> Connection:
-        """A connection to the job's scheduler."""
+        """Return a connection to the job's scheduler."""
         return Relay(self)
 
-    def tell(self, line: str) -> None:
-        """Add a line of the launcher's to the job's events."""
-        self.spawn(self._tell(line))
+    def log_message(self, line: str) -> None:
+        """Log a line of the launcher as an event of the job."""
+        self.spawn(self._log(line))
 
-    async def _tell(self, line: str) -> None:
+    async def _log(self, line: str) -> None:
         await self._client.log_event(self.topic, {"name": "launch", "lines": [line]})
 
-    # Processes
+    # Processes.
 
-    def submit(self, host: DaskWorker, order: Order, output: Output, holds: bool) -> Supervised:
-        """Have Dask start a process."""
-        key = f"flowmx {order.name}-{self.topic}-{len(self._processes)}".replace(" ", "-")
-        order = replace(order, folder=self.folder)
+    def submit(self, host: DaskWorker, spec: ProcessSpec, output: Output, holds: bool) -> DaskProcess:
+        """Start a process under a new Dask task."""
+        key = f"flowmx {spec.name}-{self.topic}-{len(self._processes)}".replace(" ", "-")
+        spec = replace(spec, folder=self.folder)
         future = self._client.submit(
-            node.run, order, self.topic, holds, key=key, workers=[host.name], allow_other_workers=False, pure=False
+            dask_task.run, spec, self.topic, holds, key=key, workers=[host.name], allow_other_workers=False, pure=False
         )
-        self._processes[key] = process = Supervised(host, order, key, future, output, holds)
-        if order.name == "scheduler":
+        self._processes[key] = process = DaskProcess(host, spec, key, future, output, holds)
+        if spec.name == "scheduler":
             self.scheduler = process
         if host.name not in self._hosts:
-            process.lose()
+            process.mark_lost()
         return process
 
-    def running(self, host: str) -> list[Supervised]:
-        """The processes on a Dask worker that have not ended."""
-        return [found for found in self._processes.values() if found.host.name == host and found.status is None]
+    def running(self, host: str) -> list[DaskProcess]:
+        """Return the processes on a Dask worker that have not ended."""
+        return [process for process in self._processes.values() if process.host.name == host and process.status is None]
 
     async def ask(self, host: str, function: Any, *arguments: Any) -> Any:
-        """Have a Dask worker call a function; None where it does not answer."""
+        """Call a function on a Dask worker; return None if it does not answer."""
         if host not in self._hosts:
             return None
         with contextlib.suppress(Exception):  # Dask's errors have no common base
             async with asyncio.timeout(PATIENCE):
-                found = await self._client.run(function, *arguments, workers=[host], on_error="ignore")
-                return found.get(host)
+                answers = await self._client.run(function, *arguments, workers=[host], on_error="ignore")
+                return answers.get(host)
         return None
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -302,32 +302,32 @@ class Cluster:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def newer(self, epoch: int) -> None:
-        """Wait for a view of another epoch."""
+    async def wait_for_view(self, epoch: int) -> None:
+        """Wait for a view with another epoch."""
         while self.view.get("epoch", 0) == epoch:
             await self._notifier.next()
 
-    # Events
+    # Events.
 
-    def _hear(self, event: tuple[float, Any]) -> None:
+    def _receive(self, event: tuple[float, Any]) -> None:
         message = event[1]
         process = self._processes.get(message.get("key", ""))
         if process is not None and "lines" in message:
-            process.take_lines(message["lines"])
+            process.write_lines(message["lines"])
         if process is not None and process is self.scheduler and "view" in message:
             self.view = message["view"]
             self._notifier.notify()
 
-    async def _hear_dask(self, event: tuple[float, Any]) -> None:
+    async def _receive_dask_event(self, event: tuple[float, Any]) -> None:
         action, worker = event[1].get("action"), event[1].get("worker")
         if action == "remove-worker":
             self._hosts.pop(worker, None)
             for process in self.running(worker):
-                process.lose()
+                process.mark_lost()
         elif action == "add-worker":
-            await self._look()
+            await self._update_hosts()
 
-    async def _look(self) -> None:
+    async def _update_hosts(self) -> None:
         workers = (await self._client.scheduler.identity())["workers"]
         for name in workers:
             self._hosts.setdefault(name, DaskWorker(name, workers[name]["nthreads"], self))

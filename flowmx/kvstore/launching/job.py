@@ -1,4 +1,4 @@
-"""A job on a Dask or Ray cluster, as its user has it: what :func:`flowmx.kvstore.launch` returns."""
+"""A job on a Dask or Ray cluster: the handle that :func:`flowmx.kvstore.launch` returns."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Result:
     """The result of a job that has ended.
 
     Attributes:
-        status: 0, or that of the process that failed first.
-        failure: who failed, where and why; empty where nobody did.
+        status: 0, or the exit status of the process that failed first.
+        failure: which process failed, where and why; empty without a failure.
         logs: every line, with the name of the process that wrote it; ``"launch"`` is the launcher.
-        placement: the Dask worker or Ray node of each process, where it was started last.
+        placement: the Dask worker or Ray node on which each process was last started.
     """
 
     status: int
@@ -39,15 +39,15 @@ class Result:
 
 
 class Job:
-    """A job that was launched: ``await`` it, or call :meth:`result`, as a Dask client is asynchronous or not.
+    """A launched job: ``await`` it, or call :meth:`result` where the Dask client is not asynchronous.
 
     Attributes:
         logs: the lines so far, each with the name of the process that wrote it.
     """
 
-    def __init__(self, plan: Plan, make: Callable[[], Site], output: Output, asynchronous: bool) -> None:
+    def __init__(self, plan: Plan, make_site: Callable[[], Site], output: Output, asynchronous: bool) -> None:
         self.logs: list[tuple[str, str]] = []
-        self._plan, self._make, self._show = plan, make, output
+        self._plan, self._make_site, self._output = plan, make_site, output
         self._asynchronous = asynchronous
         self._launcher: Launcher | None = None
         self._ready = threading.Event()
@@ -55,19 +55,19 @@ class Job:
         self._loop: asyncio.AbstractEventLoop
         self._task: asyncio.Task[Result]
         if asynchronous:
-            self._begin()
+            self._start()
         else:
             threading.Thread(target=lambda: asyncio.run(self._main()), name="flowmx launch", daemon=True).start()
             self._ready.wait()
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.create_task(self._run())
         self._task.add_done_callback(self._finish)
         self._ready.set()
 
     async def _main(self) -> None:
-        self._begin()
+        self._start()
         await asyncio.wait({self._task})
 
     def _finish(self, task: asyncio.Task[Result]) -> None:
@@ -79,17 +79,17 @@ class Job:
             self._future.set_result(task.result())
 
     async def _run(self) -> Result:
-        self._launcher = Launcher(self._plan, self._hear, self._make())
+        self._launcher = Launcher(self._plan, self._log_line, self._make_site())
         status = await self._launcher.run(signals=False)
         return Result(status, self._launcher.failure, self.logs, self.placement)
 
-    def _hear(self, name: str, line: str) -> None:
+    def _log_line(self, name: str, line: str) -> None:
         self.logs.append((name, line))
-        self._show(name, line)
+        self._output(name, line)
 
     @property
     def placement(self) -> dict[str, str]:
-        """The Dask worker or Ray node of each process that was started."""
+        """The Dask worker or Ray node of each process."""
         hosts = self._launcher.hosts if self._launcher is not None else {}
         return {name: host.name for name, host in hosts.items()}
 
@@ -101,20 +101,20 @@ class Job:
         return asyncio.shield(asyncio.wrap_future(self._future)).__await__()
 
     def result(self, timeout: float | None = None) -> Result:
-        """Wait for the job's end; return how it ended.
+        """Wait for the end of the job; return its result.
 
         Args:
-            timeout: seconds after which to give up waiting; the job goes on.
+            timeout: maximum seconds to wait; the job continues after a timeout.
 
         Raises:
-            TimeoutError: it has not ended by then.
-            CancelledError: it was cancelled.
-            RuntimeError: the client is asynchronous, whose loop this would block: ``await`` the job.
+            TimeoutError: the job has not ended within `timeout`.
+            CancelledError: the job was cancelled.
+            RuntimeError: the client is asynchronous, and this would block its loop: ``await`` the job.
         """
         if self._asynchronous:
             raise RuntimeError("this job was launched by an asynchronous client: `await job`")
         return self._future.result(timeout)
 
     def cancel(self) -> None:
-        """End the job: its processes are asked to end, then killed. Who waits for it gets a CancelledError."""
+        """Cancel the job: its processes are terminated, then killed. Callers that wait for it get a CancelledError."""
         self._loop.call_soon_threadsafe(self._task.cancel)

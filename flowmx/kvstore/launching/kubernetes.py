@@ -1,4 +1,7 @@
-"""Manifest of a job for Kubernetes: an indexed Job for each role, a headless Service, and the job's secret. Pure."""
+"""Kubernetes manifest of a job: an indexed Job for each role, a headless Service, and the job's secret.
+
+This module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flowmx.comm.launch.plan import Plan
-from flowmx.kvstore.launching.slot import ROLES
+from flowmx.kvstore.launching.process_numbers import ROLES
 
 __all__ = ["Pods", "manifest"]
 
 SCHEDULER_PORT, SERVER_PORT = 9091, 9092
 _SECRETS = "/run/secrets/flowmx"
+_GROUP = 65532  # the group ID of "nonroot" in distroless images
 _KEY = "secret"
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,40}[a-z0-9])?")
 
@@ -24,15 +28,17 @@ class Pods:
     """The pods of a job.
 
     Args:
-        image: of all containers; it has flowmx and the workers' program.
-        name: of the job: lower-case letters, digits and dashes.
-        namespace: of all objects; empty leaves it to ``kubectl``.
-        resources: of a worker, as Kubernetes names them: ``{"cpu": "4", "nvidia.com/gpu": "1"}``.
-        seconds: that pods have to end in: SIGTERM, then SIGKILL.
-        jobset: one JobSet (https://jobset.sigs.k8s.io) in place of the Jobs and their Service.
+        image: the image of all containers, with flowmx and the workers' program.
+        name: the name of the job: lower-case letters, digits and dashes.
+        namespace: the namespace of all objects; empty for the default of ``kubectl``.
+        resources: the limits of a worker, in Kubernetes' names: ``{"cpu": "4", "nvidia.com/gpu": "1"}``.
+        seconds: the grace period of pods between SIGTERM and SIGKILL.
+        jobset: use one JobSet (https://jobset.sigs.k8s.io) instead of the Jobs and their Service.
+        user: the ID of the user that containers run as, in the profile ``restricted`` of the Pod Security
+            Standards; None for the default of the image.
 
     Raises:
-        ValueError: a name is none of Kubernetes'.
+        ValueError: the name or the user is invalid.
     """
 
     image: str
@@ -41,14 +47,17 @@ class Pods:
     resources: Mapping[str, str] = field(default_factory=dict)
     seconds: int = 30
     jobset: bool = False
+    user: int | None = None
 
     @property
     def scheduler(self) -> str:
-        """The scheduler's address: Jobs of a JobSet have a number of their own in the names of their pods."""
+        """The scheduler's address: in a JobSet, pod names also contain the number of the Job."""
         number = "0-0" if self.jobset else "0"
         return f"{self.name}-scheduler-{number}.{self.name}:{SCHEDULER_PORT}"
 
     def __post_init__(self) -> None:
+        if self.user is not None and self.user < 1:
+            raise ValueError(f"the user is {self.user}, expected a number of at least 1: 0 is root")
         if not _NAME.fullmatch(self.name):
             raise ValueError(
                 f"the name is {self.name!r}, expected at most 42 lower-case letters, digits and dashes, such as 'train'"
@@ -61,14 +70,20 @@ def manifest(plan: Plan, pods: Pods, secret: str = "") -> dict[str, Any]:
     Args:
         plan: the job.
         pods: its pods.
-        secret: what all nodes share (default: a new one).
+        secret: the secret that all nodes share (default: a new one).
     """
     counts = {"scheduler": 1, "server": plan.servers, "worker": plan.workers}
     key = {_KEY: secret or secrets.token_hex(32)}
     jobs = [_job(plan, pods, role, counts[role]) for role in ROLES if counts[role]]
-    keeper = {"apiVersion": "v1", "kind": "Secret", "metadata": _metadata(pods), "type": "Opaque", "stringData": key}
+    secret_object = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _metadata(pods),
+        "type": "Opaque",
+        "stringData": key,
+    }
     items = [_jobset(pods, jobs)] if pods.jobset else [_service(pods), *jobs]
-    return {"apiVersion": "v1", "kind": "List", "items": [keeper, *items]}
+    return {"apiVersion": "v1", "kind": "List", "items": [secret_object, *items]}
 
 
 def _metadata(pods: Pods, role: str = "") -> dict[str, Any]:
@@ -80,10 +95,10 @@ def _metadata(pods: Pods, role: str = "") -> dict[str, Any]:
 
 
 def _service(pods: Pods) -> dict[str, Any]:
-    """The Service that gives pods their names; it has no address of its own."""
+    """Return the headless Service that gives pods their DNS names."""
     spec = {
         "clusterIP": "None",
-        "publishNotReadyAddresses": True,  # nodes look for each other before they are ready
+        "publishNotReadyAddresses": True,  # nodes connect to each other before they are ready
         "selector": {"app.kubernetes.io/instance": pods.name},
         "ports": [{"name": "scheduler", "port": SCHEDULER_PORT}, {"name": "server", "port": SERVER_PORT}],
     }
@@ -91,16 +106,16 @@ def _service(pods: Pods) -> dict[str, Any]:
 
 
 def _jobset(pods: Pods, jobs: list[dict[str, Any]]) -> dict[str, Any]:
-    """A JobSet of the Jobs: it makes the Service, ends all where one fails, and is done when they are."""
+    """Return a JobSet of the Jobs: it makes the Service, stops all Jobs if one fails, and ends when all have ended."""
     replicated = []
-    for each in jobs:
-        spec, labels = each["spec"], each["metadata"]["labels"]
-        del spec["template"]["spec"]["subdomain"]  # which the JobSet gives
+    for job in jobs:
+        spec, labels = job["spec"], job["metadata"]["labels"]
+        del spec["template"]["spec"]["subdomain"]  # the JobSet sets it
         role = labels["app.kubernetes.io/component"]
         replicated.append({"name": role, "replicas": 1, "template": {"metadata": {"labels": labels}, "spec": spec}})
     spec = {
         "network": {"enableDNSHostnames": True, "subdomain": pods.name, "publishNotReadyAddresses": True},
-        "failurePolicy": {"maxRestarts": 0},  # the job's own policy says which containers start again
+        "failurePolicy": {"maxRestarts": 0},  # the policy of the flowmx job decides about restarts
         "successPolicy": {"operator": "All"},
         "replicatedJobs": replicated,
     }
@@ -114,6 +129,7 @@ def _job(plan: Plan, pods: Pods, role: str, count: int) -> dict[str, Any]:
         "subdomain": pods.name,
         "restartPolicy": "OnFailure" if is_elastic else "Never",
         "terminationGracePeriodSeconds": pods.seconds,
+        "securityContext": _security(pods),
         "containers": [_container(plan, pods, role)],
         "volumes": [{"name": "secret", "secret": {"secretName": pods.name, "defaultMode": 0o440}}],
     }
@@ -125,14 +141,23 @@ def _job(plan: Plan, pods: Pods, role: str, count: int) -> dict[str, Any]:
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
 
 
+def _security(pods: Pods) -> dict[str, Any]:
+    """Return a pod's security context. All containers are in the group of its volumes, so they can read the secret."""
+    context: dict[str, Any] = {"fsGroup": pods.user or _GROUP, "fsGroupChangePolicy": "OnRootMismatch"}
+    if pods.user is None:
+        return context
+    user = {"runAsNonRoot": True, "runAsUser": pods.user, "runAsGroup": pods.user}
+    return {**context, **user, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
 def _container(plan: Plan, pods: Pods, role: str) -> dict[str, Any]:
     options = {
         "--role": role, "--scheduler": pods.scheduler, "--workers": str(plan.workers), "--servers": str(plan.servers),
-        "--server-port": str(SERVER_PORT), "--policy": plan.policy,
+        "--server-port": str(SERVER_PORT), "--policy": plan.policy, "--job": plan.job,
     }  # fmt: skip
     if plan.snapshot:
         options |= {"--snapshot": plan.snapshot, "--snapshot-every": str(plan.snapshot_every)}
-    command = ["python", "-m", "flowmx", "node", *(text for pair in options.items() for text in pair)]
+    command = ["python", "-m", "flowmx", "node", *(word for pair in options.items() for word in pair)]
     container: dict[str, Any] = {
         "name": role,
         "image": pods.image,
@@ -140,12 +165,14 @@ def _container(plan: Plan, pods: Pods, role: str) -> dict[str, Any]:
         "env": [
             {"name": "FLOWMX_SECRET_FILE", "value": f"{_SECRETS}/{_KEY}"},
             {"name": "FLOWMX_NODE_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-            *({"name": each, "value": plan.environ[each]} for each in plan.forward if each in plan.environ),
+            *({"name": name, "value": plan.environ[name]} for name in plan.forward if name in plan.environ),
         ],
         "volumeMounts": [{"name": "secret", "mountPath": _SECRETS, "readOnly": True}],
     }
+    if pods.user is not None:
+        container["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     if role == "worker":
-        # A worker that is busy for long is not dead: the scheduler judges it by its heartbeats.
+        # No probes: a busy worker is not dead, and the scheduler watches its heartbeats.
         return container | ({"resources": {"limits": dict(pods.resources)}} if pods.resources else {})
     port = {"port": SCHEDULER_PORT if role == "scheduler" else SERVER_PORT}
     return container | {

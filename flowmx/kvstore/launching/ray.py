@@ -1,4 +1,4 @@
-"""A Ray cluster as the site of a job: each of its nodes is a host, with as many slots as it has CPUs."""
+"""A Ray cluster as the site of a job: each Ray node is a host, with one slot per CPU."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flowmx import settings
-from flowmx.comm.launch.agent import started
+from flowmx.comm.exit_reason import describe
+from flowmx.comm.launch.agent import run_process
 from flowmx.comm.launch.child import Child, Output
-from flowmx.comm.launch.hosts import Host, peer
-from flowmx.comm.launch.plan import Order, Plan, job_secret
+from flowmx.comm.launch.hosts import Host, connect_to
+from flowmx.comm.launch.plan import Plan, ProcessSpec, job_secret
 from flowmx.comm.node import Connection
-from flowmx.comm.verdict import describe
 
 __all__ = ["Cluster", "connect"]
 
 LOST = 255  # the status of a process whose Ray node is lost
-LOOK = 1.0  # seconds between looks at which nodes are alive
-SOON = 0.05  # seconds for which lines are collected
+CHECK_INTERVAL = 1.0  # seconds between checks which nodes are alive
+FLUSH_DELAY = 0.05  # seconds for which lines are collected
 
 
 def connect(address: str) -> None:
-    """Connect this program to a Ray cluster, whose workers' own lines are not shown.
+    """Connect this program to a Ray cluster, without printing the output of Ray's workers.
 
     Raises:
-        ConnectionError: there is none.
+        ConnectionError: there is no cluster at this address.
     """
     ray.init(address, log_to_driver=False, logging_level="ERROR")
 
 
-class Keeper:
-    """The actor on a Ray node: it has one process of a job as a child, and ends with it."""
+class ProcessActor:
+    """The actor on a Ray node: it runs one process of a job as its child, and ends with it."""
 
     def __init__(self) -> None:
         self._child: Child | None = None
         self._lines: list[str] = []
 
-    async def run(self, order: Order) -> AsyncIterator[list[str] | int]:
-        """Run a process to its end: its lines, some at a time, and last its status, negative for a signal."""
-        async with started(order, lambda _, line: self._lines.append(line)) as self._child:
+    async def run(self, spec: ProcessSpec) -> AsyncIterator[list[str] | int]:
+        """Run a process to completion: yield its lines in batches, then its status, negative for a signal."""
+        async with run_process(spec, lambda _, line: self._lines.append(line)) as self._child:
             while not self._child.ended.done():
-                await asyncio.wait({self._child.ended}, timeout=SOON)
+                await asyncio.wait({self._child.ended}, timeout=FLUSH_DELAY)
                 if self._lines:
                     lines, self._lines = self._lines, []
                     yield lines
@@ -68,38 +68,38 @@ class Keeper:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class Kept:
-    """A process under an actor of Ray.
+class RayProcess:
+    """A process that runs under a Ray actor.
 
     Args:
-        host: where.
-        order: for the process.
-        actor: that has it.
-        output: is given its name and each of its lines.
-        holds: whether the actor keeps a CPU.
+        host: the Ray node that runs it.
+        spec: describes the process.
+        actor: the actor that runs it.
+        output: called with the name of the process and each line that it writes.
+        holds: whether the actor occupies a CPU.
 
     Attributes:
         name, node, status, lost, ended: as in :class:`~flowmx.comm.launch.hosts.Process`.
     """
 
-    def __init__(self, host: RayNode, order: Order, actor: Any, output: Output, holds: bool) -> None:
-        self.name, self.node, self.host, self.actor, self.holds = order.name, order.node, host, actor, holds
+    def __init__(self, host: RayNode, spec: ProcessSpec, actor: Any, output: Output, holds: bool) -> None:
+        self.name, self.node, self.host, self.actor, self.holds = spec.name, spec.node, host, actor, holds
         self.status: int | None = None
         self.lost = False
         self._output = output
         self._killed = False
-        self._reading = asyncio.create_task(self._read(order))
+        self._reading = asyncio.create_task(self._read(spec))
         self.ended = asyncio.create_task(self._follow())
 
     @property
-    def how(self) -> str:
+    def status_text(self) -> str:
         """Description of how the process ended, for messages."""
         if self.lost:
-            return f"the Ray node {self.host.name} is gone, or its actor"
+            return f"the Ray node {self.host.name} or its actor is lost"
         return "it runs" if self.status is None else describe(self.status)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process and all that it started."""
+        """Send a signal to the process and its children."""
         if self.status is not None:
             return
         self.actor.signal.remote(int(number))
@@ -108,12 +108,12 @@ class Kept:
             asyncio.get_running_loop().call_later(1.0, self.kill)
 
     def kill(self) -> None:
-        """End the actor, which may not have begun; its process dies with it."""
+        """Kill the actor, even if it has not started; its process dies with it."""
         if self.status is None:
             ray.kill(self.actor)
 
-    def lose(self) -> None:
-        """Note that the Ray node was lost."""
+    def mark_lost(self) -> None:
+        """Record that the Ray node was lost."""
         self._reading.cancel()
 
     async def _follow(self) -> int:
@@ -124,10 +124,10 @@ class Kept:
             ray.kill(self.actor)
         return status
 
-    async def _read(self, order: Order) -> int:
+    async def _read(self, spec: ProcessSpec) -> int:
         try:
-            async for found in self.actor.run.options(num_returns="streaming").remote(order):
-                part = await found
+            async for part_ref in self.actor.run.options(num_returns="streaming").remote(spec):
+                part = await part_ref
                 if isinstance(part, int):
                     return part
                 for line in part:
@@ -141,57 +141,59 @@ class RayNode:
     """One node of the cluster.
 
     Args:
-        name: its address, and the beginning of its id.
-        id: in Ray.
-        address: on which the others reach it.
-        slots: its CPUs.
-        site: of which it is a part.
+        name: its address, and the beginning of its ID.
+        id: its ID in Ray.
+        address: the address on which other nodes reach it.
+        slots: the number of its CPUs.
+        site: the cluster that it belongs to.
     """
 
     def __init__(self, name: str, id: str, address: str, slots: int, site: Cluster) -> None:
         self.name, self.id, self.address, self.slots, self.site = name, id, address, slots, site
         self.scratch = site.scratch
 
-    async def start(self, order: Order, output: Output) -> Kept:
-        """Start a process under an actor that keeps a CPU, where the job has not taken all and it is no scheduler."""
-        held = sum(each.holds for each in self.site.running(self.name))
-        holds = order.name != "scheduler" and held < self.slots
-        return self.site.submit(self, order, output, holds)
+    async def start(self, spec: ProcessSpec, output: Output) -> RayProcess:
+        """Start a process under an actor; it occupies a CPU if one is free, unless it is a scheduler."""
+        occupied = sum(process.holds for process in self.site.running(self.name))
+        holds = spec.name != "scheduler" and occupied < self.slots
+        return self.site.submit(self, spec, output, holds)
 
     def actor(self, cpus: int, name: str) -> Any:
-        """An actor on this node."""
-        where = NodeAffinitySchedulingStrategy(self.id, soft=False)
-        made = ray.remote(Keeper).options(num_cpus=cpus, scheduling_strategy=where, max_concurrency=8, name=name)
-        return made.remote()
+        """Make an actor on this node."""
+        strategy = NodeAffinitySchedulingStrategy(self.id, soft=False)
+        actor_class = ray.remote(ProcessActor).options(
+            num_cpus=cpus, scheduling_strategy=strategy, max_concurrency=8, name=name
+        )
+        return actor_class.remote()
 
 
 class Cluster:
     """The nodes of the Ray cluster that this program is connected to.
 
     Args:
-        plan: what is to be launched.
-        folder: the processes' working folder; by default that of Ray's workers.
+        plan: the job to launch.
+        folder: the working folder of the processes; by default that of Ray's workers.
 
     Raises:
-        RuntimeError: this program is connected to none: call ``ray.init()`` first.
+        RuntimeError: this program is not connected to a Ray cluster: call ``ray.init()`` first.
     """
 
     def __init__(self, plan: Plan, folder: str = "") -> None:
         if not ray.is_initialized():
-            raise RuntimeError("this program is connected to no Ray cluster: call ray.init() first")
+            raise RuntimeError("this program is not connected to a Ray cluster: call ray.init() first")
         self.plan = plan
         self.secret: bytes | None = None
         self.folder = folder
         self.topic = f"flowmx-{secrets.token_hex(4)}"
         self.scratch = f"/tmp/{self.topic}" if plan.policy == "elastic" else ""
-        self._known: dict[str, RayNode] = {}
-        self._processes: list[Kept] = []
+        self._nodes: dict[str, RayNode] = {}
+        self._processes: list[RayProcess] = []
 
     async def __aenter__(self) -> Self:
         if not self.hosts():
             raise ValueError("the Ray cluster has no nodes")
         self.secret = job_secret(settings.get().secret_file)
-        self._watch = asyncio.create_task(self._lose())
+        self._watch = asyncio.create_task(self._watch_nodes())
         return self
 
     async def __aexit__(
@@ -201,45 +203,47 @@ class Cluster:
         for process in self._processes:
             process.kill()
         if self.scratch:
-            left = [host.actor(0, f"{self.topic} at {host.name}").remove.remote(self.scratch) for host in self._alive()]
-            await asyncio.wait(map(asyncio.ensure_future, left), timeout=5.0)
+            removals = [
+                host.actor(0, f"{self.topic} at {host.name}").remove.remote(self.scratch) for host in self._alive()
+            ]
+            await asyncio.wait(map(asyncio.ensure_future, removals), timeout=5.0)
 
-    async def _lose(self) -> None:
-        """Have processes count as lost whose node is gone: their actors may be silent about it."""
+    async def _watch_nodes(self) -> None:
+        """Mark processes as lost when their node is lost: their actors may not report it."""
         while True:
-            await asyncio.sleep(LOOK)
-            alive = {each.id for each in self._alive()}
+            await asyncio.sleep(CHECK_INTERVAL)
+            alive = {node.id for node in self._alive()}
             for process in self._processes:
                 if process.status is None and process.host.id not in alive:
-                    process.lose()
+                    process.mark_lost()
 
     def hosts(self) -> Sequence[Host]:
         """The nodes that are alive."""
         return self._alive()
 
     def _alive(self) -> list[RayNode]:
-        found = {each["NodeID"]: each for each in ray.nodes() if each["Alive"]}
-        for id, each in found.items():
-            if id not in self._known:
-                address, slots = each["NodeManagerAddress"], int(each["Resources"].get("CPU", 0))
-                self._known[id] = RayNode(f"{address} ({id[:8]})", id, address, slots, self)
-        return [self._known[id] for id in found]
+        nodes = {info["NodeID"]: info for info in ray.nodes() if info["Alive"]}
+        for id, info in nodes.items():
+            if id not in self._nodes:
+                address, slots = info["NodeManagerAddress"], int(info["Resources"].get("CPU", 0))
+                self._nodes[id] = RayNode(f"{address} ({id[:8]})", id, address, slots, self)
+        return [self._nodes[id] for id in nodes]
 
     def connect(self, scheduler: str) -> Connection:
-        """A connection to the job's scheduler, whose machine this program must reach, as all of Ray's do."""
-        return peer(scheduler, self.secret)
+        """Return a connection to the job's scheduler; its machine must be reachable from this program."""
+        return connect_to(scheduler, self.secret)
 
-    def tell(self, line: str) -> None:
-        """Do nothing: the lines are the launching program's."""
+    def log_message(self, line: str) -> None:
+        """Do nothing: this program prints the lines itself."""
 
-    def submit(self, host: RayNode, order: Order, output: Output, holds: bool) -> Kept:
-        """Have Ray start a process."""
-        name = f"{self.topic} {order.name} {len(self._processes)}"
-        order = replace(order, folder=self.folder)
-        process = Kept(host, order, host.actor(int(holds), name), output, holds)
+    def submit(self, host: RayNode, spec: ProcessSpec, output: Output, holds: bool) -> RayProcess:
+        """Start a process under a new actor."""
+        name = f"{self.topic} {spec.name} {len(self._processes)}"
+        spec = replace(spec, folder=self.folder)
+        process = RayProcess(host, spec, host.actor(int(holds), name), output, holds)
         self._processes.append(process)
         return process
 
-    def running(self, host: str) -> list[Kept]:
-        """The processes on a node that have not ended."""
-        return [each for each in self._processes if each.host.name == host and each.status is None]
+    def running(self, host: str) -> list[RayProcess]:
+        """Return the processes on a node that have not ended."""
+        return [process for process in self._processes if process.host.name == host and process.status is None]

@@ -1,4 +1,4 @@
-"""Access control of a server: the job's workers and other servers, as the newest view has them."""
+"""Access control of a server: it admits the workers and servers of the newest view."""
 
 from __future__ import annotations
 
@@ -11,76 +11,85 @@ from flowmx.comm.frames import Message
 from flowmx.comm.notifier import Notifier
 from flowmx.comm.view import ROLES, Role, View
 
-__all__ = ["Callers", "identity"]
+__all__ = ["Callers", "identity", "identity_of"]
 
 PATIENCE = 5.0
-"""Seconds that a caller in no view waits: it may know a newer view than this server."""
+"""Seconds that a caller waits until a view contains it: it may know a newer view than this server."""
 
 
 def identity(node: str, incarnation: int) -> str:
-    """Identity of one start of a node in the state machine; it changes with every restart."""
+    """Return the identity of one start of a node in the state machine; it changes with every restart."""
     return f"{node}:{incarnation}"
 
 
+def identity_of(caller: Caller) -> str:
+    """Return the identity of a caller.
+
+    Raises:
+        Refused: the request names no node.
+    """
+    if not caller.node:
+        raise Refused("a request must name its node: the header's 'node', with its 'incarnation'", "invalid")
+    return identity(caller.node, caller.incarnation)
+
+
 class Callers:
-    """The nodes that the newest view has.
+    """The nodes of the newest view.
 
     Args:
-        patience: seconds to wait for a view that has the caller.
+        patience: seconds to wait for a view that contains the caller.
     """
 
     def __init__(self, patience: float = PATIENCE) -> None:
         self.patience = patience
         self._view: View | None = None
         self._alive: dict[Role, frozenset[str]] = {role: frozenset() for role in ROLES}
-        self._left: set[str] = set()
+        self._former: set[str] = set()
         self._notifier = Notifier()
 
-    def know(self, view: View) -> None:
-        """Take a view of the job."""
-        before = frozenset().union(*self._alive.values())
+    def update_view(self, view: View) -> None:
+        """Use a new view of the job."""
+        old = frozenset().union(*self._alive.values())
         self._view = view
         self._alive = {role: frozenset(_identities(view, role)) for role in ROLES}
-        now = frozenset().union(*self._alive.values())
-        self._left = (self._left if len(self._left) < 65536 else set()) | (before - now)
+        new = frozenset().union(*self._alive.values())
+        self._former = (self._former if len(self._former) < 65536 else set()) | (old - new)
         self._notifier.notify()
 
-    def only(self, role: Role | None, handler: Handler) -> Handler:
+    def restrict_to(self, role: Role | None, handler: Handler) -> Handler:
         """Wrap a handler so that it admits only nodes of a role."""
 
-        def answer(caller: Caller, message: Message) -> Message | Awaitable[Message]:
+        def admit(caller: Caller, message: Message) -> Message | Awaitable[Message]:
             if role is None or identity(caller.node, caller.incarnation) in self._alive[role]:
                 return handler(caller, message)
-            return later(role, caller, message)
+            return answer_later(role, caller, message)
 
-        async def later(role: Role, caller: Caller, message: Message) -> Message:
+        async def answer_later(role: Role, caller: Caller, message: Message) -> Message:
             await self._wait(role, caller)
-            found = handler(caller, message)
-            return found if isinstance(found, Message) else await found
+            result = handler(caller, message)
+            return result if isinstance(result, Message) else await result
 
-        return answer
+        return admit
 
     async def _wait(self, role: Role, caller: Caller) -> None:
-        """Wait for a view that has the caller.
+        """Wait for a view that contains the caller.
 
         Raises:
-            Refused: it names no node, there comes none in time, or there was one and the caller is gone.
+            Refused: the request names no node, no such view arrives in time, or the caller has left the job.
         """
-        if not caller.node:
-            raise Refused("a request must name its node: the header's 'node', with its 'incarnation'", "invalid")
-        who = identity(caller.node, caller.incarnation)
+        caller_id = identity_of(caller)
         try:
             async with asyncio.timeout(self.patience):
-                while who not in self._alive[role]:
-                    if who in self._left or any(who in alive for alive in self._alive.values()):
-                        raise self._refusal(role, who)
+                while caller_id not in self._alive[role]:
+                    if caller_id in self._former or any(caller_id in alive for alive in self._alive.values()):
+                        raise self._refusal(role, caller_id)
                     await self._notifier.next()
         except TimeoutError:
-            raise self._refusal(role, who) from None
+            raise self._refusal(role, caller_id) from None
 
-    def _refusal(self, role: Role, who: str) -> Refused:
+    def _refusal(self, role: Role, caller_id: str) -> Refused:
         epoch = self._view.epoch if self._view is not None else "none"
-        return Refused(f"{who[:160]} is not in view {epoch} as a {role}: nodes join the job first", "not_member")
+        return Refused(f"{caller_id[:160]} is not in view {epoch} as a {role}: nodes join the job first", "not_member")
 
 
 def _identities(view: View, role: Role) -> list[str]:

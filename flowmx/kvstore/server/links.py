@@ -1,4 +1,4 @@
-"""Messages to the other servers: in order, many in a call, until they arrive or the receiver is gone."""
+"""Messages to the other servers: sent in order, in batches, until they arrive or the receiver is lost."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["Caller", "Connect", "Links"]
 log = logging.getLogger("flowmx.kvstore")
 
 _BYTES = 64 << 20
-"""Bytes from which a call takes no further message along."""
+"""A batch of at least this many bytes gets no further message."""
 _RATE = 1 << 20
-"""Bytes a second that sending is expected to reach at first: a connection that is stuck is given up."""
+"""Bytes per second that the first timeout of a call assumes; a connection that is stuck times out."""
 _FIRST_DELAY, _LAST_DELAY = 0.02, 1.0
-"""Seconds before a call is made again: twice as long each time."""
+"""Seconds before a failed call is retried: doubled each time, up to the second value."""
 
 
 class Caller(Protocol):
@@ -44,7 +44,7 @@ class Caller(Protocol):
 
 
 Connect = Callable[[str], Caller]
-"""From an address to its peer."""
+"""Returns the peer at an address."""
 
 
 class Links:
@@ -52,11 +52,11 @@ class Links:
 
     Args:
         connect: makes peers.
-        sender: what headers say of this server: "node" and "incarnation".
+        sender: the fields "node" and "incarnation" of this server, for headers.
 
     Attributes:
-        unreached: is called with the identity of a server that has taken nothing for ``FLOWMX_KVSTORE_RECONNECT``
-            seconds, and why: nothing that it should back up can be acknowledged.
+        unreached: called with the identity of a server that has received nothing for ``FLOWMX_KVSTORE_RECONNECT``
+            seconds, and the reason: parts that it backs up cannot be acknowledged.
     """
 
     def __init__(self, connect: Connect, sender: Mapping[str, Any]) -> None:
@@ -65,19 +65,21 @@ class Links:
         self._sender = dict(sender)
         self._links: dict[str, _Link] = {}
 
-    def know(self, addresses: Mapping[str, str]) -> None:
-        """Set the servers that are alive, by identity; messages for others are dropped."""
+    def set_addresses(self, addresses: Mapping[str, str]) -> None:
+        """Set the addresses of live servers, by identity; drop messages for other servers."""
         for identity in list(self._links.keys() - addresses.keys()):
             self._links.pop(identity).end()
         for identity in addresses.keys() - self._links.keys():
-            self._links[identity] = _Link(self._connect(addresses[identity]), identity, self._sender, self._give_up)
+            self._links[identity] = _Link(
+                self._connect(addresses[identity]), identity, self._sender, self._report_unreached
+            )
 
     def send(self, to: str, message: Packed) -> None:
         """Send a message, if the receiver is alive."""
         if to in self._links:
             self._links[to].send(message)
 
-    def _give_up(self, identity: str, why: str) -> None:
+    def _report_unreached(self, identity: str, why: str) -> None:
         self.unreached(identity, why)
 
     async def close(self) -> None:
@@ -129,18 +131,18 @@ class _Link:
         header = {**self._sender, "messages": [[message, len(tensors)] for message, tensors in batch]}
         tensors = [tensor for _, tensors in batch for tensor in tensors]
         delay, outage = _FIRST_DELAY, Outage()
-        seconds = settings.get().kvstore_timeout + sum(tensor.data.nbytes for tensor in tensors) / _RATE
+        timeout = settings.get().kvstore_timeout + sum(tensor.data.nbytes for tensor in tensors) / _RATE
         while True:
             try:
-                await self._peer.call("messages", header, tensors, timeout=seconds)
+                await self._peer.call("messages", header, tensors, timeout=timeout)
                 return
             except (CommError, TimeoutError) as error:
-                # Until the scheduler says that it is gone, it may come back.
-                log.info("server %s did not take %d messages (%s): again", self._identity, len(batch), error)
+                # It may come back until the scheduler declares it lost.
+                log.info("server %s did not receive %d messages (%s): retrying", self._identity, len(batch), error)
                 if isinstance(error, TimeoutError):
-                    seconds *= 2
-                lasted = outage.failed(asyncio.get_running_loop().time(), 2 * seconds)
-                if lasted > settings.get().kvstore_reconnect:
+                    timeout *= 2
+                outage_seconds = outage.record_failure(asyncio.get_running_loop().time(), 2 * timeout)
+                if outage_seconds > settings.get().kvstore_reconnect:
                     self._unreached(self._identity, str(error))
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LAST_DELAY)

@@ -1,4 +1,4 @@
-"""Consistency modes, sequential, eventual and bounded: the conditions to apply a push and to answer a pull."""
+"""Consistency modes (sequential, eventual, bounded staleness): when pushes are applied and pulls answered."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ class Mode:
     name: str
 
     def choose(self, slot: Slot) -> list[Push]:
-        """The pushes that make up the next update, in the order of summation; none while it must wait."""
+        """Return the pushes of the next update, in the order of summation; none while it must wait."""
         raise NotImplementedError
 
     def start(self, slot: Slot, worker: str) -> int:
-        """The number that the pushes of a worker continue from if it enrols now."""
+        """Return the number after which the pushes of a worker continue if it enrols now."""
         return slot.marks.get(worker, 0)
 
-    def may_pull(self, slot: Slot, worker: str, wanted: int) -> bool:
-        """Tell whether the value is new enough for a worker whose last push was number `wanted`."""
-        return slot.marks.get(worker, 0) >= wanted
+    def may_pull(self, slot: Slot, worker: str, minimum: int) -> bool:
+        """Return whether the value is new enough for a worker whose last push was number `minimum`."""
+        return slot.marks.get(worker, 0) >= minimum
 
 
 class Sync(Mode):
-    """Rounds: round r is the sum of what every worker that counts pushed as its number r."""
+    """Rounds: round r is the sum of push number r of every counted worker."""
 
     name = "sync"
 
     def choose(self, slot: Slot) -> list[Push]:
-        if len(slot.gradients) < len(slot.counted):  # most often so, and quickly seen
+        if len(slot.gradients) < len(slot.counted):  # the common case, decided quickly
             return []
-        ready = slot.pushed(slot.round + 1)
+        ready = slot.pushers(slot.round + 1)
         if slot.counted.keys() - ready.keys():
             return []
         return [(worker, slot.round + 1) for worker in sorted(ready, key=lambda worker: (ready[worker], worker))]
@@ -47,12 +47,12 @@ class Sync(Mode):
     def start(self, slot: Slot, worker: str) -> int:
         return slot.round
 
-    def may_pull(self, slot: Slot, worker: str, wanted: int) -> bool:
-        return slot.round >= wanted
+    def may_pull(self, slot: Slot, worker: str, minimum: int) -> bool:
+        return slot.round >= minimum
 
 
 class Async(Mode):
-    """Each push is an update of its own; those of one worker in the order of their numbers."""
+    """Each push is a separate update; pushes of one worker are applied in the order of their numbers."""
 
     name = "async"
 
@@ -64,22 +64,22 @@ class Async(Mode):
 
 
 class Stale(Async):
-    """As :class:`Async`, but no worker gets more than `bound` pushes ahead of the slowest that counts."""
+    """Like :class:`Async`, but no worker gets more than `bound` pushes ahead of the slowest counted worker."""
 
     name = "stale"
 
     def __init__(self, bound: int) -> None:
         if bound < 1:
-            raise ValueError(f"max_staleness is {bound}, expected at least 1 (for 0 there is the synchronous store)")
+            raise ValueError(f"max_staleness is {bound}, expected at least 1 (for 0 use the synchronous store)")
         self.bound = bound
 
     def start(self, slot: Slot, worker: str) -> int:
-        # Who joins late starts level with the slowest, so that the others need not wait until it caught up.
+        # A late worker starts level with the slowest one, so that the others need not wait until it has caught up.
         return max(slot.marks.get(worker, 0), slot.slowest() or 0)
 
-    def may_pull(self, slot: Slot, worker: str, wanted: int) -> bool:
+    def may_pull(self, slot: Slot, worker: str, minimum: int) -> bool:
         slowest = slot.slowest()
-        return super().may_pull(slot, worker, wanted) and (slowest is None or slowest >= wanted - self.bound)
+        return super().may_pull(slot, worker, minimum) and (slowest is None or slowest >= minimum - self.bound)
 
     def _is_next(self, slot: Slot, worker: str, sequence: int) -> bool:
         slowest = slot.slowest()
@@ -87,16 +87,18 @@ class Stale(Async):
 
 
 def create(name: str, max_staleness: int | None = None) -> Mode:
-    """The mode of a name: ``"sync"``, ``"async"``, or ``"stale"`` with its bound.
+    """Make the mode ``"sync"``, ``"async"``, or ``"stale"`` with its bound.
 
     Raises:
-        ValueError: there is no such mode, or the bound is missing or too much.
+        ValueError: the mode is unknown, or the bound is missing or not allowed.
     """
     if (name == "stale") != (max_staleness is not None):
-        raise ValueError(f"mode {name!r} with max_staleness={max_staleness}: the mode 'stale' takes one, no other does")
+        raise ValueError(
+            f"mode {name!r} with max_staleness={max_staleness}: only the mode 'stale' takes it, and needs it"
+        )
     if name == "stale" and max_staleness is not None:
         return Stale(max_staleness)
     kinds: dict[str, type[Mode]] = {"sync": Sync, "async": Async}
     if name not in kinds:
-        raise ValueError(f"there is no mode {name!r}: expected sync, async or stale")
+        raise ValueError(f"unknown mode {name!r}: expected sync, async or stale")
     return kinds[name]()

@@ -1,7 +1,7 @@
 """Inputs and effects of a server's state machine.
 
-Values and gradients are opaque here: the machine moves them about and never looks into them. What is made for every
-push is a named tuple, since a frozen dataclass takes four times as long to make.
+Values and gradients are opaque: the machine passes them on and never reads them. Classes with an instance for every
+push are named tuples, since a frozen dataclass takes four times as long to construct.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ __all__ = [
 ]
 
 Request: TypeAlias = Hashable
-"""The shell's handle of a call that waits for its answer."""
+"""The shell's handle of a call that waits for an answer."""
 
 
 class Part(NamedTuple):
-    """A range of a key's elements that one server keeps: the key, its number among the key's, and the home's rank."""
+    """A range of a key's elements on one server: the key, the number of the range, and the rank of its home."""
 
     key: Key
     piece: int
@@ -58,10 +58,10 @@ class Part(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A worker that counts: rounds wait for it, and staleness is measured against it.
+    """A counted worker: rounds wait for it, and staleness is measured against it.
 
     Attributes:
-        rank: its place in the order of summation.
+        rank: its position in the order of summation.
         joined: the epoch of the view in which it appeared.
     """
 
@@ -74,10 +74,10 @@ class View:
     """Membership of the job: the servers and workers that are alive.
 
     Attributes:
-        epoch: counts the views.
-        servers: by rank the identity of the server that is alive, or None; a restarted server has a new identity.
-        workers: the identities of the workers that are alive.
-        replicas: how many other servers keep a copy of a value: 1, or 0 where what a server has may be lost with it.
+        epoch: the number of the view.
+        servers: the identity of each rank's live server, or None; a restarted server has a new identity.
+        workers: the identities of the live workers.
+        replicas: the number of backups of a value: 1, or 0 where values may be lost together with their server.
     """
 
     epoch: int
@@ -86,16 +86,16 @@ class View:
     replicas: int = 1
 
     def chain(self, home: int) -> list[str]:
-        """The servers that are alive in the order in which they stand in for a home: primary, backup, ..."""
+        """Return the live servers in the order in which they serve a home: primary, backup, ..."""
         ring = self.servers[home:] + self.servers[:home]
         return [server for server in ring if server is not None]
 
     def primary(self, home: int) -> str | None:
-        """The server that answers for a home."""
+        """Return the server that answers for a home."""
         return next(iter(self.chain(home)), None)
 
     def backup(self, home: int) -> str | None:
-        """The server that keeps a copy of what the primary has acknowledged, if any does."""
+        """Return the server that has a copy of everything that the primary has acknowledged; None without one."""
         return self._backups[home]
 
     @cached_property
@@ -103,24 +103,24 @@ class View:
         return [next(iter(self.chain(home)[1 : 1 + self.replicas]), None) for home in range(len(self.servers))]
 
 
-# -- steps: what changes a part, in one order, on the primary and then on its backup -----------------------
+# -- steps: the changes of a part, in one order, on the primary and then on its backup ---------------------
 
 
 class PartStep(NamedTuple):
     """One change of a part.
 
     Attributes:
-        kind: ``create`` (the first value), ``enrol`` and ``rest`` (a worker counts, or no longer), ``update`` (pushes
-            are applied), ``load`` (the value takes in what is no gradient, such as the states of an optimizer), or
-            ``mirror`` (nothing changes, but a new backup needs a copy).
-        number: counts the part's changes.
-        worker: who asked for `enrol`, `rest` or `load`.
-        turn: which of the worker's requests of these kinds it is.
-        member: for `enrol`.
-        start: for `enrol`, the number that the worker's pushes go on from.
-        value: for `create`.
-        merged: for `update`, the sum of the gradients, once it is known; for `load`, what is taken in.
-        marks: for `update`, whose pushes are in it, with their sequence numbers, in the order of summation.
+        kind: ``create`` (the initial value), ``enrol`` and ``rest`` (a worker is counted, or no longer), ``update``
+            (pushes are applied), ``load`` (the value is updated by other data, such as the states of an optimizer),
+            or ``mirror`` (nothing changes, but a new backup needs a copy).
+        number: the number of the change within the part.
+        worker: for `enrol`, `rest` and `load`, the worker that requested it.
+        turn: for `enrol`, `rest` and `load`, the number of the worker's request.
+        member: for `enrol`, the worker's rank and epoch.
+        start: for `enrol`, the number after which the worker's pushes continue.
+        value: for `create`, the initial value.
+        merged: for `update`, the sum of the gradients, once it is computed; for `load`, the data.
+        marks: for `update`, its workers with the sequence numbers of their pushes, in the order of summation.
     """
 
     kind: Literal["create", "enrol", "rest", "update", "load", "mirror"]
@@ -144,13 +144,13 @@ class Record:
     """The whole state of a part at one moment, for another server or a snapshot.
 
     Attributes:
-        part: which.
-        term: counts the primaries that the part has had: of two records the later term is right.
-        number: steps taken.
-        round: updates among them.
-        marks: by worker, the sequence number of its last push that is in the value.
-        counted: the workers that count.
-        turns: by worker, the turn of its last enrolment, rest or load.
+        part: the part.
+        term: counts the primaries of the part: of two records the one with the later term is valid.
+        number: the number of steps.
+        round: the number of updates among them.
+        marks: the sequence number of each worker's last push in the value.
+        counted: the counted workers.
+        turns: the turn of each worker's last enrolment, rest or load.
         value: the value with its optimizer's state.
     """
 
@@ -164,12 +164,12 @@ class Record:
     value: Any
 
 
-# -- messages between servers; each carries the epoch of the view that its sender acted in -----------------
+# -- messages between servers; each has the epoch of its sender's view --------------------------------------
 
 
 @dataclass(frozen=True)
 class StepSent:
-    """Primary to backup: take this step too."""
+    """Primary to backup: apply this step."""
 
     epoch: int
     part: Part
@@ -179,7 +179,7 @@ class StepSent:
 
 @dataclass(frozen=True)
 class StepsSent:
-    """Many :class:`StepSent` at once, of updates: the parts, their terms, the steps."""
+    """Several :class:`StepSent` of updates: the parts, their terms, the steps."""
 
     epoch: int
     parts: list[Part]
@@ -189,7 +189,7 @@ class StepsSent:
 
 @dataclass(frozen=True)
 class Copy:
-    """Take this record for the part, whatever you have."""
+    """Replace the state of the part by this record."""
 
     epoch: int
     record: Record
@@ -197,7 +197,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Have:
-    """Backup to primary: I have taken this step, or this copy."""
+    """Backup to primary: the step or copy with this number is applied."""
 
     epoch: int
     part: Part
@@ -206,7 +206,7 @@ class Have:
 
 @dataclass(frozen=True)
 class Haves:
-    """Many :class:`Have` at once: the parts, and the step of each."""
+    """Several :class:`Have`: the parts, and the step number of each."""
 
     epoch: int
     parts: list[Part]
@@ -215,7 +215,7 @@ class Haves:
 
 @dataclass(frozen=True)
 class Behind:
-    """Backup to primary: I can not take this step; send a copy."""
+    """Backup to primary: the step cannot be applied; send a copy."""
 
     epoch: int
     part: Part
@@ -223,7 +223,7 @@ class Behind:
 
 @dataclass(frozen=True)
 class Ask:
-    """New primary to all others: tell me what you have of this home, and take nothing for it from an older view."""
+    """New primary to all others: report your parts of this home, and accept nothing for it from an older view."""
 
     epoch: int
     home: int
@@ -231,7 +231,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Tell:
-    """The answer: by part its term and number; and the configuration with its version."""
+    """The answer to :class:`Ask`: the term and number of each part; and the configuration with its version."""
 
     epoch: int
     home: int
@@ -241,7 +241,7 @@ class Tell:
 
 @dataclass(frozen=True)
 class Fetch:
-    """New primary to who has the newest: send a copy of this part."""
+    """New primary to the server with the newest state: send a copy of this part."""
 
     epoch: int
     part: Part
@@ -254,13 +254,13 @@ Message: TypeAlias = StepSent | StepsSent | Copy | Have | Haves | Behind | Ask |
 
 
 class Acknowledged(NamedTuple):
-    """Done, and on the backup; `number` is what the worker's pushes of this part go on from."""
+    """The request is done, also on the backup; the worker's pushes of this part continue after `number`."""
 
     number: int
 
 
 class Content(NamedTuple):
-    """The answer to a pull: the value, and how many updates are in it."""
+    """The answer to a pull: the value, and the number of updates in it."""
 
     value: Any
     round: int
@@ -270,10 +270,10 @@ class Content(NamedTuple):
 class Refused:
     """Refusal of a request; the caller's reaction depends on the kind.
 
-    ``moved``: another server answers for the part: ask again there, after the next view. ``not_counted``: the worker
-    does not count (any more): enrol first. ``not_initialized``: the part was never created. ``lost``: this server has
-    less than was once acknowledged. ``update_failed``: an update raised, and so does everything after it. ``invalid``:
-    the request makes no sense.
+    ``moved``: another server answers for the part: retry there, after the next view. ``not_counted``: the worker is not
+    counted (any more): enrol first. ``not_initialized``: the part was never created. ``lost``: acknowledged pushes are
+    missing on this server. ``update_failed``: an update raised; later requests fail too. ``invalid``: the request is
+    invalid.
     """
 
     kind: Literal["moved", "not_counted", "not_initialized", "lost", "update_failed", "invalid"]
@@ -283,7 +283,7 @@ class Refused:
 Answer: TypeAlias = Acknowledged | Content | Refused
 
 
-# -- effects: what the shell is to do, in this order -------------------------------------------------------
+# -- effects: the actions of the shell, in this order -------------------------------------------------------
 
 
 class Reply(NamedTuple):
@@ -294,13 +294,13 @@ class Reply(NamedTuple):
 
 
 class Replies(NamedTuple):
-    """Many :class:`Reply` at once."""
+    """Several :class:`Reply`."""
 
     answers: list[tuple[Request, Answer]]
 
 
 class Send(NamedTuple):
-    """Send a message to another server, again and again until it arrives or the receiver has left the view."""
+    """Send a message to another server; retry until it arrives or the receiver has left the view."""
 
     to: str
     message: Message
@@ -315,7 +315,7 @@ class Merge(NamedTuple):
 
 
 class Merges(NamedTuple):
-    """Many :class:`Merge` at once; then call ``merged_all``, or ``merged`` for some of them."""
+    """Several :class:`Merge`; then call ``merged_all``, or ``merged`` for some of them."""
 
     parts: list[Part]
     tickets: list[int]
@@ -323,7 +323,7 @@ class Merges(NamedTuple):
 
 
 class Update(NamedTuple):
-    """Apply a merged gradient to a value, which may be done in place; then call ``updated``, or ``failed``."""
+    """Apply a merged gradient to a value, possibly in place; then call ``updated``, or ``failed``."""
 
     part: Part
     ticket: int
@@ -332,7 +332,7 @@ class Update(NamedTuple):
 
 
 class Updates(NamedTuple):
-    """Many :class:`Update` at once; then call ``updated_all``, or for some of them ``updated`` or ``failed``."""
+    """Several :class:`Update`; then call ``updated_all``, or for some of them ``updated`` or ``failed``."""
 
     parts: list[Part]
     tickets: list[int]

@@ -1,11 +1,11 @@
-"""Recovery: taking over a home when servers come and go.
+"""Recovery: taking over a home when servers join and leave.
 
-The view says who the primary is; but it may answer only once it has the newest of every part. So a server that becomes
-the primary asks all others of the view what they have. By answering, a server also promises to take nothing for that
-home from an older view: so what the asker collects can not be overtaken by a primary that does not know yet that it was
-replaced. Since every acknowledged step is on two servers, one of those that answer has it.
+The view determines the primary, but it may answer only once it has the newest state of every part. Therefore a new
+primary asks all other servers of the view for their versions. By answering, a server also promises to accept nothing
+for that home from an older view, so a former primary that does not know the new view yet cannot overtake the recovery.
+Since every acknowledged step is on two servers, one of the answering servers has it.
 
-Of two records of a part the one of the later *term* (primary) is newer, and within a term the one with more steps.
+Of two records of a part, the one with the later *term* (primary) is newer; within a term, the one with more steps.
 """
 
 from __future__ import annotations
@@ -13,103 +13,103 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from flowmx.kvstore.server.machine_state import State
+from flowmx.kvstore.server.part_steps import Steps
 from flowmx.kvstore.server.protocol import Ask, Copy, Fetch, Part, Refused, Tell, View
-from flowmx.kvstore.server.state import State
-from flowmx.kvstore.server.steps import Steps
 
 __all__ = ["Recovery"]
 
 
 @dataclass
-class _Collecting:
-    """The answers and copies that a new primary of a home still waits for."""
+class _Takeover:
+    """The pending answers and copies of a new primary of a home."""
 
-    unheard: set[str]
-    best: dict[Part, tuple[tuple[int, int], str]] = field(default_factory=dict)
+    unanswered: set[str]
+    newest: dict[Part, tuple[tuple[int, int], str]] = field(default_factory=dict)
     fetching: set[Part] | None = None
 
 
 class Recovery:
-    """Takes over homes and hands them over."""
+    """The takeover of homes, and their handover to other servers."""
 
     def __init__(self, state: State, steps: Steps) -> None:
         self.state = state
         self.steps = steps
         self.common: tuple[int, Any] = (0, None)
         """The configuration that all servers share, with its version."""
-        self._collecting: dict[int, _Collecting] = {}
-        self._asked: list[tuple[str, Ask]] = []
+        self._collecting: dict[int, _Takeover] = {}
+        self._waiting_asks: list[tuple[str, Ask]] = []
 
     def view(self, view: View) -> None:
-        """Take roles by a new view."""
-        state, before = self.state, self.state.view
+        """Take the roles of a new view."""
+        state, old = self.state, self.state.view
         state.view = view
         self._collecting.clear()
         for home in range(len(view.servers)):
-            if view.primary(home) != state.me:
+            if view.primary(home) != state.identity:
                 self._hand_over(home, view)
-            elif home in state.active and before is not None:
-                self._go_on(home, changed=before.backup(home) != view.backup(home))
+            elif home in state.active and old is not None:
+                self._continue(home, changed=old.backup(home) != view.backup(home))
             else:
                 self._collect(home, view)
-        self.look()
+        self.resume()
 
     @property
-    def waits(self) -> bool:
-        """True if requests or a recovery may become able to proceed when a computation is done."""
-        return bool(self._asked or self._collecting)
+    def is_waiting(self) -> bool:
+        """True if requests or a recovery may proceed when a computation ends."""
+        return bool(self._waiting_asks or self._collecting)
 
-    def look(self) -> None:
-        """Proceed with requests and recoveries that waited for computations."""
-        asked, self._asked = self._asked, []
-        for sender, ask in asked:
+    def resume(self) -> None:
+        """Resume requests and recoveries that waited for computations."""
+        waiting, self._waiting_asks = self._waiting_asks, []
+        for sender, ask in waiting:
             self.ask(sender, ask)
         for home in list(self._collecting):
-            self._try(home)
+            self._try_to_finish(home)
 
     def ask(self, sender: str, message: Ask) -> None:
         """Answer a new primary with the versions of all parts, once this server has the view and computes nothing."""
         computing = any(slot.computing for slot in self.state.of_home(message.home))
         if message.epoch > self.state.epoch or (message.epoch == self.state.epoch and computing):
-            self._asked.append((sender, message))
+            self._waiting_asks.append((sender, message))
         elif message.epoch == self.state.epoch:
             have = {slot.part: slot.version for slot in self.state.of_home(message.home) if slot.number}
             self.state.send(sender, Tell(message.epoch, message.home, have, self.common))
 
     def collect(self, sender: str, message: Tell) -> None:
-        """Take another server's answer: the versions of the parts that it has."""
+        """Handle another server's answer: the versions of its parts."""
         collecting = self._collecting.get(message.home)
-        if message.epoch != self.state.epoch or collecting is None or sender not in collecting.unheard:
+        if message.epoch != self.state.epoch or collecting is None or sender not in collecting.unanswered:
             return
-        collecting.unheard.discard(sender)
+        collecting.unanswered.discard(sender)
         for part, version in message.parts.items():
-            if version > collecting.best.get(part, ((-1, 0), ""))[0]:
-                collecting.best[part] = (version, sender)
-        self._try(message.home)
+            if version > collecting.newest.get(part, ((-1, 0), ""))[0]:
+                collecting.newest[part] = (version, sender)
+        self._try_to_finish(message.home)
 
     def fetch(self, sender: str, message: Fetch) -> None:
-        """Send a new primary the copy of a part that it asked for."""
+        """Send a requested copy of a part to a new primary."""
         slot = self.state.slots.get(message.part)
         if message.epoch == self.state.epoch and slot is not None and slot.number and not slot.computing:
             self.state.send(sender, Copy(message.epoch, slot.record()))
 
     def copied(self, part: Part) -> None:
-        """Note the arrival of a copy, which may be one that was asked for."""
+        """Handle the arrival of a copy, which may have been requested."""
         collecting = self._collecting.get(part.home)
         if collecting is not None and collecting.fetching is not None:
             collecting.fetching.discard(part)
-            self._try(part.home)
+            self._try_to_finish(part.home)
 
     # -- roles -----------------------------------------------------------------------------------------
 
     def _hand_over(self, home: int, view: View) -> None:
         self.state.active.discard(home)
-        moved = Refused("moved", f"{view.primary(home)} answers for home {home} since view {view.epoch}")
+        refusal = Refused("moved", f"{view.primary(home)} answers for home {home} since view {view.epoch}")
         for slot in self.state.of_home(home):
-            self.state.refuse_all(slot, moved)
-            self.steps.stand_down(slot)
+            self.state.refuse_all(slot, refusal)
+            self.steps.step_down(slot)
 
-    def _go_on(self, home: int, changed: bool) -> None:
+    def _continue(self, home: int, changed: bool) -> None:
         for slot in self.state.of_home(home):
             self.steps.evict(slot)
             if changed:
@@ -120,14 +120,14 @@ class Recovery:
 
     def _collect(self, home: int, view: View) -> None:
         self.state.active.discard(home)
-        others = {server for server in view.servers if server is not None} - {self.state.me}
-        self._collecting[home] = _Collecting(others)
+        others = {server for server in view.servers if server is not None} - {self.state.identity}
+        self._collecting[home] = _Takeover(others)
         for server in sorted(others):
             self.state.send(server, Ask(view.epoch, home))
 
-    def _try(self, home: int) -> None:
+    def _try_to_finish(self, home: int) -> None:
         collecting = self._collecting[home]
-        if collecting.unheard or any(slot.computing for slot in self.state.of_home(home)):
+        if collecting.unanswered or any(slot.computing for slot in self.state.of_home(home)):
             return
         if collecting.fetching is None:
             self._fetch(collecting)
@@ -135,9 +135,9 @@ class Recovery:
             del self._collecting[home]
             self._activate(home)
 
-    def _fetch(self, collecting: _Collecting) -> None:
+    def _fetch(self, collecting: _Takeover) -> None:
         collecting.fetching = set()
-        for part, (version, sender) in collecting.best.items():
+        for part, (version, sender) in collecting.newest.items():
             slot = self.state.slots.get(part)
             if slot is None or version > slot.version:
                 collecting.fetching.add(part)

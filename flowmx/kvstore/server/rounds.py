@@ -1,8 +1,8 @@
 """Rounds of many parts at once: the common case of a request for many parts in mode ``sync``.
 
-A part that is as it nearly always is, idle and with nothing missing but this push, takes its steps in one loop with
-many others, with one effect and one message for all of them. Any other goes by itself through :mod:`steps`, which comes
-to the same: a part's state is one and the same for both.
+Parts in the usual state, idle and missing only this push, take their steps in one loop, with one effect and one message
+for all of them. Any other part takes its step alone through :mod:`part_steps`, with the same result: both use the same
+state of a part.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from flowmx.kvstore.server.machine_state import State
 from flowmx.kvstore.server.modes import Sync
+from flowmx.kvstore.server.part_steps import Steps
 from flowmx.kvstore.server.protocol import (
     Acknowledged,
     Answer,
@@ -27,8 +29,6 @@ from flowmx.kvstore.server.protocol import (
     Updates,
 )
 from flowmx.kvstore.server.slot import Pending, Slot
-from flowmx.kvstore.server.state import State
-from flowmx.kvstore.server.steps import Steps
 
 __all__ = ["Rounds"]
 
@@ -37,7 +37,7 @@ class Rounds:
     """The steps of many parts.
 
     Args:
-        state: the state machine's.
+        state: the state of the state machine.
         steps: takes the steps of single parts.
     """
 
@@ -51,19 +51,19 @@ class Rounds:
         self, requests: Sequence[Request], worker: str, parts: Sequence[Part], numbers: Sequence[int],
         gradients: Sequence[Any], acknowledged: Sequence[int], pulls: bool,
     ) -> list[int]:  # fmt: skip
-        """Take pushes in, and begin the rounds that they complete.
+        """Handle pushes, and begin the rounds that they complete.
 
         Returns:
-            The positions of those that were not taken in.
+            The positions of the pushes that were not handled.
         """
         if not isinstance(self.state.mode, Sync):
             return list(range(len(parts)))
         slots, active = self.state.slots, self.state.active
-        begun, left = Merges([], [], []), []
-        for position, (part, number, known) in enumerate(zip(parts, numbers, acknowledged, strict=True)):
+        merges, remaining = Merges([], [], []), []
+        for position, (part, number, acknowledged_number) in enumerate(zip(parts, numbers, acknowledged, strict=True)):
             slot, push = slots.get(part), (worker, number)
-            if slot is None or part.home not in active or not _is_next(slot, push, known):
-                left.append(position)
+            if slot is None or part.home not in active or not _is_next(slot, push, acknowledged_number):
+                remaining.append(position)
                 continue
             request = requests[position]
             slot.gradients[push] = Pending(slot.counted[worker].rank, gradients[position])
@@ -71,59 +71,64 @@ class Rounds:
             if pulls:
                 slot.pulls[request] = push
             if len(slot.gradients) >= len(slot.counted):
-                self._begin(slot, number, begun)
-        if begun.parts:
-            self.state.effects.append(begun)
-        return left
+                self._begin(slot, number, merges)
+        if merges.parts:
+            self.state.effects.append(merges)
+        return remaining
 
     def pull(
-        self, requests: Sequence[Request], worker: str, parts: Sequence[Part], wanted: Sequence[int],
+        self, requests: Sequence[Request], worker: str, parts: Sequence[Part], minimum: Sequence[int],
         acknowledged: Sequence[int],
     ) -> list[int]:  # fmt: skip
-        """Answer requests for values, or let them wait.
+        """Answer requests for values, or queue them.
 
         Returns:
-            The positions of those for which neither was done.
+            The positions of the requests that were not handled.
         """
         if not isinstance(self.state.mode, Sync):
             return list(range(len(parts)))
         slots, active = self.state.slots, self.state.active
         answers: list[tuple[Request, Answer]] = []
-        left = []
-        for position, (part, number, known) in enumerate(zip(parts, wanted, acknowledged, strict=True)):
+        remaining = []
+        for position, (part, number, acknowledged_number) in enumerate(zip(parts, minimum, acknowledged, strict=True)):
             slot = slots.get(part)
-            if slot is None or part.home not in active or not _is_usable(slot) or known > slot.marks.get(worker, 0):
-                left.append(position)
+            if (
+                slot is None
+                or part.home not in active
+                or not _is_usable(slot)
+                or acknowledged_number > slot.marks.get(worker, 0)
+            ):
+                remaining.append(position)
             elif slot.step is None and slot.round >= number:
                 answers.append((requests[position], Content(slot.value, slot.round)))
             else:
                 slot.pulls[requests[position]] = (worker, number)
         self._reply(answers)
-        return left
+        return remaining
 
-    def _begin(self, slot: Slot, number: int, begun: Merges) -> None:
+    def _begin(self, slot: Slot, number: int, merges: Merges) -> None:
         """Begin a round that may be complete."""
         gradients = slot.gradients
         marks = tuple([(worker, number) for worker in slot.counted])  # in the order of ranks
-        if gradients.keys() != set(marks):  # somebody is ahead, or has left
+        if gradients.keys() != set(marks):  # a worker is ahead, or has left
             self.steps.advance(slot)
             return
-        found = [gradients[push] for push in marks]
+        pending = [gradients[push] for push in marks]
         gradients.clear()
         slot.step = PartStep("update", slot.number + 1, "", 0, None, 0, None, None, marks)
         slot.confirmed, slot.computing = False, True
         slot.ticket += 1
-        begun.parts.append(slot.part)
-        begun.tickets.append(slot.ticket)
-        begun.gradients.append([gradient for _, gradient in found])
+        merges.parts.append(slot.part)
+        merges.tickets.append(slot.ticket)
+        merges.gradients.append([gradient for _, gradient in pending])
 
-    # -- what is computed ------------------------------------------------------------------------------
+    # -- results of computations ----------------------------------------------------------------------
 
     def merged(self, parts: Sequence[Part], tickets: Sequence[int], merged: Sequence[Any]) -> None:
-        """Take the sums of many steps."""
+        """Handle the sums of many steps."""
         slots, state = self.state.slots, self.state
         updates = Updates([], [], [], [])
-        sent: dict[str, StepsSent] = {}
+        messages: dict[str, StepsSent] = {}
         for part, ticket, total in zip(parts, tickets, merged, strict=True):
             slot = slots[part]
             step = slot.step
@@ -136,49 +141,49 @@ class Rounds:
                 slot.confirmed = True
             elif slot.mirrored and not slot.confirmed:
                 slot.sent_epoch = state.epoch
-                if backup not in sent:
-                    sent[backup] = StepsSent(state.epoch, [], [], [])
-                message = sent[backup]
+                if backup not in messages:
+                    messages[backup] = StepsSent(state.epoch, [], [], [])
+                message = messages[backup]
                 message.parts.append(part)
                 message.terms.append(slot.term)
                 message.steps.append(step)
         self._update(updates)
-        for backup, message in sent.items():
+        for backup, message in messages.items():
             state.send(backup, message)
 
     def updated(self, parts: Sequence[Part], tickets: Sequence[int], values: Sequence[Any]) -> None:
-        """Take the new values of many parts."""
-        slots, state, tell = self.state.slots, self.state, self.steps.tell
+        """Handle the new values of many parts."""
+        slots, state, primaries = self.state.slots, self.state, self.steps.primaries
         answers: list[tuple[Request, Answer]] = []
-        have: dict[tuple[str, int], Haves] = {}
+        confirmations: dict[tuple[str, int], Haves] = {}
         for part, ticket, value in zip(parts, tickets, values, strict=True):
             slot = slots[part]
             step = slot.step
             if ticket != slot.ticket or step is None:
                 continue
-            primary = tell.get(part)
+            primary = primaries.get(part)
             if primary is None and (part.home not in state.active or not (slot.mirrored or slot.confirmed)):
                 self.steps.updated(slot, ticket, value)
                 continue
-            if primary is None and not state.largest_lag:  # in rounds it is 1, once there was one
-                self.steps.measure_lag(slot, step)
-            slot.take(step)
+            if primary is None and not state.largest_lag:  # in rounds the lag is 1 after the first one
+                self.steps.record_lag(slot, step)
+            slot.apply(step)
             slot.value = value
             slot.computing = False
             if primary is not None:
-                del tell[part]
+                del primaries[part]
                 slot.step = None
-                message = have.setdefault(primary, Haves(primary[1], [], []))
+                message = confirmations.setdefault(primary, Haves(primary[1], [], []))
                 message.parts.append(part)
                 message.numbers.append(slot.number)
             elif slot.confirmed:
-                self._settle(slot, answers)
-        for (backed, _), message in have.items():
-            state.send(backed, message)
+                self._complete(slot, answers)
+        for (primary_name, _), message in confirmations.items():
+            state.send(primary_name, message)
         self._reply(answers)
 
-    def _settle(self, slot: Slot, answers: list[tuple[Request, Answer]]) -> None:
-        """End a step: answer the requests that waited for it, and begin the next if there is one."""
+    def _complete(self, slot: Slot, answers: list[tuple[Request, Answer]]) -> None:
+        """Complete a step: answer the requests that waited for it, and begin the next step, if any."""
         slot.step = None
         if slot.admin or slot.error or not isinstance(self.state.mode, Sync):
             self.steps.advance(slot)
@@ -187,22 +192,22 @@ class Rounds:
         for request, (worker, sequence) in list(slot.pushes.items()):
             if sequence <= marks.get(worker, 0):
                 del slot.pushes[request]
-                if request not in pulls:  # who waits for the value too is answered by that
+                if request not in pulls:  # a request that also waits for the value is answered with it
                     answers.append((request, Acknowledged(sequence)))
         content = Content(slot.value, slot.round)
-        for request, (_, wanted) in list(pulls.items()):
-            if slot.round >= wanted:
+        for request, (_, minimum) in list(pulls.items()):
+            if slot.round >= minimum:
                 del pulls[request]
                 answers.append((request, content))
         if len(slot.gradients) >= len(slot.counted):
-            self._reply(answers)  # before the value is worked on
+            self._reply(answers)  # before the value changes
             answers.clear()
             self.steps.advance(slot)
 
     # -- copies ----------------------------------------------------------------------------------------
 
     def take_steps(self, sender: str, message: StepsSent) -> None:
-        """On the backup: take the primary's steps, where each is the next one."""
+        """On the backup: apply the primary's steps, all at once if they are the next steps of their parts."""
         slots, primary = self.state.slots, (sender, message.epoch)
         updates = Updates([], [], [], [])
         for part, term, step in zip(message.parts, message.terms, message.steps, strict=True):
@@ -212,7 +217,7 @@ class Rounds:
                 continue
             slot.step, slot.computing = step, True
             slot.ticket += 1
-            self.steps.tell[part] = primary
+            self.steps.primaries[part] = primary
             _add(updates, slot, step.merged)
         self._update(updates)
 
@@ -221,7 +226,7 @@ class Rounds:
         return follows and not slot.computing and _is_usable(slot)
 
     def have(self, sender: str, message: Haves) -> None:
-        """On the primary: take the backup's confirmation of steps."""
+        """On the primary: handle the backup's confirmation of steps."""
         slots, state = self.state.slots, self.state
         answers: list[tuple[Request, Answer]] = []
         for part, number in zip(message.parts, message.numbers, strict=True):
@@ -236,7 +241,7 @@ class Rounds:
                 self.steps.have(slot, sender, Have(message.epoch, part, number))
                 continue
             slot.mirrored = slot.confirmed = True
-            self._settle(slot, answers)
+            self._complete(slot, answers)
         self._reply(answers)
 
     def _update(self, updates: Updates) -> None:
@@ -253,12 +258,12 @@ def _is_usable(slot: Slot) -> bool:
 
 
 def _is_next(slot: Slot, push: tuple[str, int], acknowledged: int) -> bool:
-    """Tell whether a push is the next of an idle part that waits for it, with nothing out of the ordinary."""
+    """Return whether a push is the next one of an idle part in the usual state."""
     worker, number = push
-    now = slot.round
+    current = slot.round
     return (
-        slot.step is None and number == now + 1 and acknowledged <= now and worker in slot.counted
-        and slot.marks.get(worker, 0) == now and push not in slot.gradients and not slot.admin and _is_usable(slot)
+        slot.step is None and number == current + 1 and acknowledged <= current and worker in slot.counted
+        and slot.marks.get(worker, 0) == current and push not in slot.gradients and not slot.admin and _is_usable(slot)
     )  # fmt: skip
 
 

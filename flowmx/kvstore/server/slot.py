@@ -13,14 +13,14 @@ __all__ = ["Admin", "Pending", "Slot"]
 
 
 class Pending(NamedTuple):
-    """A gradient that is not in the value yet, and its worker's rank."""
+    """A gradient that is not applied yet, and its worker's rank."""
 
     rank: int
     gradient: Any
 
 
 class Admin(NamedTuple):
-    """A step other than an update that waits for its turn, and who asked for it."""
+    """A waiting step other than an update, and its request."""
 
     step: PartStep
     request: Request
@@ -30,22 +30,22 @@ class Admin(NamedTuple):
 class Slot:
     """The state of a part.
 
-    The first group of fields is what a :class:`Record` carries; the rest lives on the primary alone.
+    The first group of fields is copied into a :class:`Record`; the others are used only on the primary.
 
     Attributes:
-        counted: in the order of summation: by rank.
-        step: the step in progress: from when it is chosen until it is computed here and confirmed by the backup.
-        computing: whether its value is being worked on, so that nobody may read it.
-        confirmed: whether the backup has it (or there is none).
-        sent_epoch: the epoch of the message that tells the backup.
-        mirrored: whether the backup has everything before it.
-        ticket: tells the results of a computation that was given up from those of the present one.
-        gradients: what was pushed and is not applied, in the order of arrival.
-        admin: steps that wait.
+        counted: the counted workers in the order of summation: by rank.
+        step: the step in progress, until it is computed here and confirmed by the backup.
+        computing: whether a computation changes the value, so that it must not be read.
+        confirmed: whether the backup has the step (or there is no backup).
+        sent_epoch: the epoch of the message to the backup.
+        mirrored: whether the backup has all steps before it.
+        ticket: distinguishes results of the current computation from those of abandoned ones.
+        gradients: pushed gradients that are not applied yet, in the order of arrival.
+        admin: waiting steps other than updates.
         pushes: requests to acknowledge once their push is applied: request -> (worker, sequence number).
-        pulls: requests for the value: request -> (worker, wanted number). One that is among the pushes too is answered
-            with the value alone.
-        error: why the part can not be used any more.
+        pulls: requests for the value: request -> (worker, minimum number). A request that is also in `pushes` is
+            answered only with the value.
+        error: the reason why the part cannot be used any more.
     """
 
     part: Part
@@ -71,35 +71,35 @@ class Slot:
 
     @property
     def version(self) -> tuple[int, int]:
-        """Term and step number; the greater of two versions is newer, and a part that was never created is oldest."""
+        """Term and step number; a greater version is newer, and a part that was never created is the oldest."""
         return (self.term, self.number) if self.number else (-1, 0)
 
-    def pushed(self, sequence: int) -> dict[str, int]:
-        """The workers whose push of this number waits, each with its rank."""
-        return {worker: found.rank for (worker, number), found in self.gradients.items() if number == sequence}
+    def pushers(self, sequence: int) -> dict[str, int]:
+        """Return the workers with a waiting push of this number, and their ranks."""
+        return {worker: pending.rank for (worker, number), pending in self.gradients.items() if number == sequence}
 
-    def knows(self, worker: str, sequence: int) -> bool:
-        """Tell whether a push is in the value, being applied, or waiting."""
+    def has_push(self, worker: str, sequence: int) -> bool:
+        """Return whether a push is in the value, being applied, or waiting."""
         in_progress = self.step is not None and (worker, sequence) in self.step.marks
         return in_progress or sequence <= self.marks.get(worker, 0) or (worker, sequence) in self.gradients
 
     def missing(self) -> list[str]:
-        """Counted workers without a waiting push, sorted: those that a synchronous round waits for."""
+        """Return the counted workers without a waiting push, sorted: a synchronous round waits for them."""
         have = {worker for worker, _ in self.gradients}
         return sorted(worker for worker in self.counted if worker not in have)
 
     def slowest(self) -> int | None:
-        """The least number of applied pushes among the counted workers."""
+        """Return the minimum number of applied pushes among the counted workers."""
         return min([self.marks.get(worker, 0) for worker in self.counted], default=None)
 
-    def take(self, step: PartStep) -> None:
-        """Apply a step, but for the value that an update computes."""
+    def apply(self, step: PartStep) -> None:
+        """Apply a step, except the value that an update computes."""
         self.number = step.number
         if step.kind == "create":
             self.value = step.value
         elif step.kind == "enrol":
             assert step.member is not None
-            self.counted = _in_order({**self.counted, step.worker: step.member})
+            self.counted = _by_rank({**self.counted, step.worker: step.member})
             self.marks[step.worker] = step.start
         elif step.kind == "rest":
             self.counted.pop(step.worker, None)
@@ -110,19 +110,21 @@ class Slot:
             self.turns[step.worker] = step.turn
 
     def evict(self, view: View) -> list[str]:
-        """Stop counting the workers that a view does not have; returns these.
+        """Stop counting the workers that are not in a view; return them.
 
-        One that joined after the view is in no view yet that this server knows.
+        Workers that joined after the view are not in any view that this server knows, and stay counted.
         """
-        evicted = [
-            who for who, member in self.counted.items() if who not in view.workers and member.joined <= view.epoch
+        lost = [
+            worker
+            for worker, member in self.counted.items()
+            if worker not in view.workers and member.joined <= view.epoch
         ]
-        for worker in evicted:
+        for worker in lost:
             self._evict(worker)
-        return evicted
+        return lost
 
     def _evict(self, worker: str) -> None:
-        # Of what it pushed, what still can be applied is.
+        # Pushes that can still be applied stay.
         self.counted.pop(worker, None)
         next_one = self.marks.get(worker, 0) + 1
         while (worker, next_one) in self.gradients:
@@ -132,37 +134,37 @@ class Slot:
 
     @property
     def updating(self) -> bool:
-        """True while the value itself is being computed, not only the sum that it will be updated by."""
+        """True while the value itself is being computed, not only the sum of gradients."""
         return self.computing and self.step is not None and self.step.merged is not None
 
     def record(self) -> Record:
-        """All of the part as it is now."""
-        assert not self.updating, "a value that is being worked on can not be copied"
+        """Return a record of the part's current state."""
+        assert not self.updating, "a value cannot be copied during an update"
         return Record(
             self.part, self.term, self.number, self.round,
             dict(self.marks), dict(self.counted), dict(self.turns), self.value,
         )  # fmt: skip
 
     def load(self, record: Record) -> None:
-        """Replace the state by a record's, and drop the step in progress."""
+        """Replace the state by a record, and drop the step in progress."""
         self.term, self.number, self.round = record.term, record.number, record.round
-        self.marks, self.counted, self.turns = dict(record.marks), _in_order(record.counted), dict(record.turns)
+        self.marks, self.counted, self.turns = dict(record.marks), _by_rank(record.counted), dict(record.turns)
         self.value = record.value
         self.error = ""
-        self.give_up()
+        self.abandon_step()
 
-    def give_up(self) -> None:
-        """Forget the step in progress; what is still computed for it will be ignored."""
+    def abandon_step(self) -> None:
+        """Abandon the step in progress; results of its computations will be ignored."""
         self.step = None
         self.computing = self.confirmed = self.mirrored = False
         self.ticket += 1
 
     def waiting(self) -> list[Request]:
-        """Every request that has no answer yet."""
+        """Return all requests without an answer."""
         return [*(self.pushes | self.pulls), *(admin.request for admin in self.admin)]
 
     def forget(self, request: Request) -> None:
-        """Forget a request; what was pushed stays pushed."""
+        """Forget a request; its pushed gradient stays."""
         self.pushes.pop(request, None)
         self.pulls.pop(request, None)
         for i, admin in enumerate(self.admin):
@@ -170,11 +172,11 @@ class Slot:
                 self.admin[i] = admin._replace(request=None)
 
     def drop_requests(self) -> None:
-        """Forget every request, and what was pushed."""
+        """Forget all requests and pending gradients."""
         for waiting in (self.pushes, self.pulls, self.admin, self.gradients):
             waiting.clear()
 
 
-def _in_order(counted: Mapping[str, Member]) -> dict[str, Member]:
-    """Workers in the order of summation."""
+def _by_rank(counted: Mapping[str, Member]) -> dict[str, Member]:
+    """Return workers in the order of summation."""
     return dict(sorted(counted.items(), key=lambda item: (item[1].rank, item[0])))

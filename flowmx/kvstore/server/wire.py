@@ -1,4 +1,4 @@
-"""The messages of the state machine as headers and tensors, for other servers and for snapshots."""
+"""Encoding of the state machine's messages as headers and tensors, for other servers and for snapshots."""
 
 from __future__ import annotations
 
@@ -10,64 +10,68 @@ import numpy as np
 
 from flowmx.comm.errors import WireError
 from flowmx.comm.frames import Tensor
-from flowmx.kvstore import rows
+from flowmx.kvstore import row_sparse_wire
 from flowmx.kvstore.server import modes
 from flowmx.kvstore.server import protocol as p
-from flowmx.kvstore.server.store import States, Value, as_array, check_optimizer, join, name_of, shape_of
+from flowmx.kvstore.server.missing_push import MissingPush
+from flowmx.kvstore.server.optimizers import check_optimizer, configs_of
+from flowmx.kvstore.server.prior_state import read_prior_state
+from flowmx.kvstore.server.store import OrderedGradient, States, Value, as_array, join, name_of, shape_of
 from flowmx.ops.registry.dtypes import as_dtype
+from flowmx.shape_limits import read_shape
 
-__all__ = ["Packed", "pack", "pack_record", "part_of", "unpack", "unpack_record"]
+__all__ = ["Packed", "count_of", "pack", "pack_record", "part_of", "unpack", "unpack_record"]
 
-LONGEST = 1024
-"""Characters of a key: each stands in every request, message and refusal."""
+MAX_KEY = 1024
+"""Maximum number of characters of a key: keys are in every request, message and refusal."""
 
 Packed: TypeAlias = tuple[dict[str, Any], list[Tensor]]
-"""An encoded message: its part of the header, and its tensors."""
+"""An encoded message: its header and its tensors."""
 
 Tensors: TypeAlias = list[Tensor]
 
 
 def pack(message: p.Message) -> Packed:
-    """Encode a message. The tensors keep their content, whatever happens to the values."""
+    """Encode a message. Later changes of the values do not affect its tensors."""
     tensors: Tensors = []
     kind, write, _ = _KINDS[type(message)]
     return {"kind": kind, "epoch": message.epoch, **write(message, tensors)}, tensors
 
 
 def unpack(header: Any, tensors: Sequence[Tensor]) -> p.Message:
-    """The message that :func:`pack` packed.
+    """Decode a message that :func:`pack` encoded.
 
     Raises:
-        WireError: it is none.
+        WireError: the message is invalid.
     """
-    given = header.get("kind") if isinstance(header, dict) else None
+    kind_field = header.get("kind") if isinstance(header, dict) else None
     for kind, _, read in _KINDS.values():
-        if given == kind:
+        if kind_field == kind:
             try:
-                _whole(header["epoch"])
+                count_of(header["epoch"])
                 return read(header, list(tensors))
             except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
                 raise WireError(f"a message of kind {kind!r} is damaged ({type(error).__name__}: {error})") from error
-    raise WireError(f"there is no message between servers of kind {given!r:.80}")
+    raise WireError(f"unknown kind of message between servers: {kind_field!r:.80}")
 
 
-def part_of(found: Sequence[Any]) -> p.Part:
-    """The part of an encoded key, piece and home.
+def part_of(fields: Sequence[Any]) -> p.Part:
+    """Decode a part from its key, piece and home.
 
     Raises:
-        WireError: they are none.
+        WireError: one of them is invalid.
     """
-    if len(found) == 3:
-        key, piece, home = found
-        fits = len(key) <= LONGEST if type(key) is str else type(key) is int
-        if fits and type(piece) is int and type(home) is int and piece >= 0 and home >= 0:
+    if len(fields) == 3:
+        key, piece, home = fields
+        is_valid_key = len(key) <= MAX_KEY if type(key) is str else type(key) is int
+        if is_valid_key and type(piece) is int and type(home) is int and piece >= 0 and home >= 0:
             return p.Part(key, piece, home)
-    text = f"a part is a key (an int, or text of at most {LONGEST} characters), its piece and its home"
-    raise WireError(f"{text}, not {list(found)!r}"[:500])
+    text = f"a part is a key (an int, or a string of at most {MAX_KEY} characters), its piece and its home"
+    raise WireError(f"{text}, not {list(fields)!r}"[:500])
 
 
 def pack_record(record: p.Record, tensors: Tensors) -> dict[str, Any]:
-    """A record; its tensors are appended."""
+    """Encode a record; append its tensors to `tensors`."""
     return {
         "part": list(record.part),
         "term": record.term,
@@ -77,25 +81,26 @@ def pack_record(record: p.Record, tensors: Tensors) -> dict[str, Any]:
         "counted": {worker: list(member) for worker, member in record.counted.items()},
         "turns": dict(record.turns),
         "value": _pack_value(record.value, tensors),
+        **({"void": record.value.failure} if record.value.failure else {}),
     }
 
 
 def unpack_record(header: dict[str, Any], tensors: Tensors) -> p.Record:
-    """The record that :func:`pack_record` packed; its tensors are taken from the front."""
+    """Decode a record that :func:`pack_record` encoded; remove its tensors from the front of `tensors`."""
     return p.Record(
         part=part_of(header["part"]),
-        term=_whole(header["term"]),
-        number=_whole(header["number"]),
-        round=_whole(header["round"]),
-        marks={str(worker): _whole(mark) for worker, mark in header["marks"].items()},
-        counted={str(worker): p.Member(*map(_whole, member)) for worker, member in header["counted"].items()},
-        turns={str(worker): _whole(turn) for worker, turn in header["turns"].items()},
-        value=_unpack_value(header["value"], tensors),
+        term=count_of(header["term"]),
+        number=count_of(header["number"]),
+        round=count_of(header["round"]),
+        marks={str(worker): count_of(mark) for worker, mark in header["marks"].items()},
+        counted={str(worker): p.Member(*map(count_of, member)) for worker, member in header["counted"].items()},
+        turns={str(worker): count_of(turn) for worker, turn in header["turns"].items()},
+        value=_unpack_value(header["value"], tensors, str(header.get("void", ""))),
     )
 
 
 def _pack_value(value: Value, tensors: Tensors) -> int:
-    """The number of tensors that the value takes: its array, and its optimizer's states where there are any."""
+    """Append the value's array, and its optimizer's states, if any; return the number of tensors."""
     tensors.append(value.lease())
     states = value.get_states()
     if not states:
@@ -104,8 +109,8 @@ def _pack_value(value: Value, tensors: Tensors) -> int:
     return 2
 
 
-def _unpack_value(count: int, tensors: Tensors) -> Value:
-    value = Value(tensors.pop(0).array())
+def _unpack_value(count: int, tensors: Tensors, failure: str = "") -> Value:
+    value = Value(tensors.pop(0).array(), failure=failure)
     if count == 2:
         value.states = States(tensors.pop(0).bytes())
     return value
@@ -113,21 +118,28 @@ def _unpack_value(count: int, tensors: Tensors) -> Value:
 
 def _pack_step(message: p.StepSent, tensors: Tensors) -> dict[str, Any]:
     step = message.step
-    found: dict[str, Any] = {
+    before: Sequence[Any] = ()
+    if isinstance(step.merged, OrderedGradient):
+        before = step.merged.before
+        step = step._replace(merged=step.merged.gradient)
+    header: dict[str, Any] = {
         "part": list(message.part),
         "term": message.term,
         "step": [step.kind, step.number, step.worker, step.turn, list(step.member or ()), step.start],
         "marks": [list(mark) for mark in step.marks],
+        **({"before": list(before)} if before else {}),
     }
     if step.kind == "create":
         _pack_value(step.value, tensors)
-    elif isinstance(step.merged, rows.ByRows):
-        found["rows"] = [list(step.merged.shape), name_of(step.merged.rows.dtype)]
-        tensors.append(Tensor.of(rows.encode(step.merged.numbers, step.merged.rows)))
+    elif isinstance(step.merged, MissingPush):
+        header["void"] = step.merged.why
+    elif isinstance(step.merged, row_sparse_wire.RowSparseGradient):
+        header["rows"] = [list(step.merged.shape), name_of(step.merged.rows.dtype)]
+        tensors.append(Tensor.of(row_sparse_wire.encode(step.merged.numbers, step.merged.rows)))
     elif step.computes:
         states = isinstance(step.merged, bytes)
         tensors.append(Tensor.of(np.frombuffer(step.merged, np.uint8) if states else as_array(step.merged)))
-    return found
+    return header
 
 
 def _unpack_step(header: dict[str, Any], tensors: Tensors) -> p.StepSent:
@@ -138,53 +150,58 @@ def _unpack_step(header: dict[str, Any], tensors: Tensors) -> p.StepSent:
         value = _unpack_value(1, tensors)
     elif kind == "load":
         merged = States(tensors.pop(0).bytes())
+    elif "void" in header:
+        merged = MissingPush(str(header["void"]))
     elif kind == "update":
         merged = tensors.pop(0).array()
         if "rows" in header:
             shape, dtype = header["rows"]
-            merged = rows.decode(merged, tuple(map(_whole, shape)), as_dtype(dtype))
+            merged = row_sparse_wire.decode(merged, tuple(map(count_of, shape)), as_dtype(dtype))
     elif kind not in ("enrol", "rest"):
-        raise ValueError(f"no step is called {kind!r}")
+        raise ValueError(f"unknown step {kind!r}")
+    if "before" in header:
+        merged = OrderedGradient(merged, read_prior_state(header["before"]))
     step = p.PartStep(
         kind=kind,
-        number=_whole(number),
+        number=count_of(number),
         worker=str(worker),
-        turn=_whole(turn),
-        member=p.Member(*map(_whole, member)) if member else None,
-        start=_whole(start),
+        turn=count_of(turn),
+        member=p.Member(*map(count_of, member)) if member else None,
+        start=count_of(start),
         value=value,
         merged=merged,
-        marks=tuple((str(who), _whole(mark)) for who, mark in header["marks"]),
+        marks=tuple((str(worker), count_of(mark)) for worker, mark in header["marks"]),
     )
-    return p.StepSent(header["epoch"], part_of(header["part"]), _whole(header["term"]), step)
+    return p.StepSent(header["epoch"], part_of(header["part"]), count_of(header["term"]), step)
 
 
 def _pack_steps(message: p.StepsSent, tensors: Tensors) -> dict[str, Any]:
-    """Many updates: their sums as one tensor, and what is the same for all of them but once."""
+    """Encode many updates: their sums as one tensor, and common marks only once."""
     marks: dict[tuple[tuple[str, int], ...], int] = {}
     parts = [
         [*part, term, step.number, marks.setdefault(step.marks, len(marks)), list(shape_of(step.merged))]
         for part, term, step in zip(message.parts, message.terms, message.steps, strict=True)
     ]
     tensors.append(Tensor.of(join([step.merged for step in message.steps])))
-    return {"parts": parts, "marks": [list(map(list, each)) for each in marks]}
+    return {"parts": parts, "marks": [list(map(list, pushes)) for pushes in marks]}
 
 
 def _unpack_steps(header: dict[str, Any], tensors: Tensors) -> p.StepsSent:
-    marks = [tuple((str(who), _whole(mark)) for who, mark in each) for each in header["marks"]]
+    marks = [tuple((str(worker), count_of(mark)) for worker, mark in pushes) for pushes in header["marks"]]
     base, start = tensors.pop(0).array(), 0
-    found = p.StepsSent(header["epoch"], [], [], [])
-    for key, piece, home, term, number, which, shape in header["parts"]:
-        stop = start + math.prod(map(_whole, shape))
-        merged = (base, start, stop, tuple(shape))
-        step = p.PartStep("update", _whole(number), merged=merged, marks=marks[_whole(which)])
-        found.parts.append(part_of((key, piece, home)))
-        found.terms.append(_whole(term))
-        found.steps.append(step)
+    message = p.StepsSent(header["epoch"], [], [], [])
+    for key, piece, home, term, number, mark_index, shape in header["parts"]:
+        sizes = read_shape(shape)
+        stop = start + math.prod(sizes)
+        merged = (base, start, stop, sizes)
+        step = p.PartStep("update", count_of(number), merged=merged, marks=marks[count_of(mark_index)])
+        message.parts.append(part_of((key, piece, home)))
+        message.terms.append(count_of(term))
+        message.steps.append(step)
         start = stop
     if (start,) != base.shape:
         raise ValueError(f"sums of {start} elements in a tensor of {base.shape}")
-    return found
+    return message
 
 
 def _pack_tell(message: p.Tell, tensors: Tensors) -> dict[str, Any]:
@@ -193,21 +210,23 @@ def _pack_tell(message: p.Tell, tensors: Tensors) -> dict[str, Any]:
 
 
 def _unpack_tell(header: dict[str, Any], tensors: Tensors) -> p.Tell:
-    parts = {part_of(found[:3]): (_whole(found[3]), _whole(found[4])) for found in header["parts"]}
+    parts = {part_of(entry[:3]): (count_of(entry[3]), count_of(entry[4])) for entry in header["parts"]}
     version, config = header["common"]
     if config is not None:
         if config.get("mode") is not None:
             name, bound = config["mode"]
             modes.create(name, bound)
-        if config.get("optimizer") is not None:
-            check_optimizer(config["optimizer"])
-    return p.Tell(header["epoch"], _whole(header["home"]), parts, (_whole(version), config))
+        for optimizer, _ in configs_of(config).values():
+            if optimizer is not None:
+                check_optimizer(optimizer)
+    return p.Tell(header["epoch"], count_of(header["home"]), parts, (count_of(version), config))
 
 
-def _whole(found: Any) -> int:
-    if type(found) is not int or not 0 <= found < 1 << 62:
-        raise ValueError(f"{found!r:.80} is no int from 0 to 2**62 - 1")
-    return found
+def count_of(value: Any) -> int:
+    """Return a decoded count; raise ValueError if it is not an int from 0 to 2**62 - 1."""
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise ValueError(f"{value!r:.80} is not an int from 0 to 2**62 - 1")
+    return value
 
 
 Write = Callable[[Any, Tensors], dict[str, Any]]
@@ -224,13 +243,13 @@ _KINDS: dict[type[p.Message], tuple[str, Write, Read]] = {
     p.Have: (
         "have",
         lambda message, tensors: {"part": list(message.part), "number": message.number},
-        lambda header, tensors: p.Have(header["epoch"], part_of(header["part"]), _whole(header["number"])),
+        lambda header, tensors: p.Have(header["epoch"], part_of(header["part"]), count_of(header["number"])),
     ),
     p.Haves: (
         "haves",
-        lambda message, tensors: {"parts": [[*each] for each in message.parts], "numbers": message.numbers},
+        lambda message, tensors: {"parts": [[*part] for part in message.parts], "numbers": message.numbers},
         lambda header, tensors: p.Haves(
-            header["epoch"], list(map(part_of, header["parts"])), list(map(_whole, header["numbers"]))
+            header["epoch"], list(map(part_of, header["parts"])), list(map(count_of, header["numbers"]))
         ),
     ),
     p.Behind: (
@@ -241,7 +260,7 @@ _KINDS: dict[type[p.Message], tuple[str, Write, Read]] = {
     p.Ask: (
         "ask",
         lambda message, tensors: {"home": message.home},
-        lambda header, tensors: p.Ask(header["epoch"], _whole(header["home"])),
+        lambda header, tensors: p.Ask(header["epoch"], count_of(header["home"])),
     ),
     p.Tell: ("tell", _pack_tell, _unpack_tell),
     p.Fetch: (

@@ -1,8 +1,8 @@
-"""Simulation of distributed training: the real store's code, on simulated time and networks.
+"""Simulation of distributed training: the code of the real store, with simulated time and networks.
 
-What is real: the placing of keys, what a worker sends when (:class:`~flowmx.kvstore.worker.sender.Sender`), and the
-servers with their state machine, backups included. What is simulated: time (:mod:`.clock`), the network
-(:mod:`.network`), and everything that computes, whose durations were measured (:mod:`.profile`).
+The placement of keys, the workers' sender (:class:`~flowmx.kvstore.worker.sender.Sender`) and the servers with their
+backups are the real code. Time (:mod:`.clock`), the network (:mod:`.network`) and all computation are simulated, with
+measured durations (:mod:`.profile`).
 """
 
 from flowmx.kvstore.simulation.job import Setting, simulate

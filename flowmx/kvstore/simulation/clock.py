@@ -1,4 +1,4 @@
-"""An event loop whose time passes only when nothing is left to do: a sleep takes no time, and always the same."""
+"""An event loop with simulated time: sleeping takes no real time, and timing is deterministic."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ T = TypeVar("T")
 
 
 class SimulatedLoop(asyncio.SelectorEventLoop):
-    """Instead of waiting for the next timer, goes on to its time; threads and sockets have no place in it."""
+    """An event loop that advances its clock to the next timer instead of waiting; it supports no threads or sockets."""
 
     def __init__(self) -> None:
         self._now = 0.0
-        super().__init__(_Jumping(self))
+        super().__init__(_JumpingSelector(self))
 
     def time(self) -> float:
         return self._now
 
     def advance(self, seconds: float | None) -> None:
-        """Let time pass.
+        """Advance the clock.
 
         Raises:
-            RuntimeError: nothing will ever happen again.
+            RuntimeError: no timer is left, so nothing will ever happen again.
         """
         if seconds is None:
-            raise RuntimeError("the simulation stands still: everybody waits for somebody else")
+            raise RuntimeError("the simulation is deadlocked: all tasks wait for each other")
         self._now += seconds
 
 
-class _Jumping(selectors.DefaultSelector):
+class _JumpingSelector(selectors.DefaultSelector):
     def __init__(self, loop: SimulatedLoop) -> None:
         super().__init__()
         self._loop = loop

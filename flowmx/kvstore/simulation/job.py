@@ -1,4 +1,4 @@
-"""A training job of simulated machines, each with a worker and a server."""
+"""A training job on simulated machines, each with a worker and a server."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ __all__ = ["Setting", "simulate"]
 
 @dataclass(frozen=True)
 class Setting:
-    """A job to be simulated.
+    """The parameters of a simulated job.
 
     Args:
         profile: the training of one machine.
-        machines: how many, each with a worker and a server.
-        network: between them.
-        overlap: whether a gradient is pushed as soon as it is there, and a step of the forward pass waits for its own
-            parameters alone; otherwise everything is pushed after the backward pass, and pulled before the next step.
-        steps: how many are made after the first, which is not counted.
+        machines: the number of machines, each with a worker and a server.
+        network: the network between them.
+        overlap: whether a gradient is pushed as soon as it is ready, and a step of the forward pass waits only for its
+            parameters; otherwise everything is pushed after the backward pass, and pulled before the next step.
+        steps: the number of steps after the first one, which is not counted.
     """
 
     profile: Profile
@@ -45,7 +45,7 @@ class Setting:
 
 
 def simulate(setting: Setting) -> float:
-    """Duration of a training step in seconds: the mean over all but the first, until the last worker is done.
+    """Return the duration of a training step in seconds: the mean over all steps except the first, over all workers.
 
     Raises:
         ValueError: there are no machines or no steps.
@@ -88,7 +88,7 @@ def _view(machines: int) -> View:
 
 
 class _Worker:
-    """Trains: its steps take their time, and the real sender sends their gradients."""
+    """A worker that trains: computation takes simulated time, and the real sender sends the gradients."""
 
     def __init__(
         self, rank: int, setting: Setting, servers: Sequence[Server], fabric: Fabric, entries: Sequence[KeyState]
@@ -98,7 +98,8 @@ class _Worker:
         self._overlap = setting.overlap
         self._steps = setting.steps + 1
         channels = [Channel(f"worker-{rank}", rank, cpu, server, fabric, profile.costs) for server in servers]
-        self._sender = Sender(_Servers(channels), {})  # type: ignore[arg-type]
+        simulated_servers: Any = _Servers(channels)
+        self._sender = Sender(simulated_servers, {})
         self._entries = {entry.key: entry for entry in entries}
         self._priorities = {entry.key: -index for index, entry in enumerate(entries)}
         self._arrived: dict[Key, asyncio.Event] = {entry.key: asyncio.Event() for entry in entries}
@@ -106,7 +107,7 @@ class _Worker:
             event.set()
 
     async def train(self) -> list[float]:
-        """Run the steps; returns the time at which each ended, the pulls of its parameters included."""
+        """Run the steps; return the time at which each ended, including the pulls of its parameters."""
         times = []
         for _ in range(self._steps):
             await self._compute(self._profile.forward, before=self._wait)
@@ -134,7 +135,7 @@ class _Worker:
             await self._arrived[key].wait()
 
     def _exchange(self, keys: Iterable[Key]) -> None:
-        """Push gradients, and pull what the servers make of them: as a store's pushpull does."""
+        """Push gradients and pull the new values, as a store's pushpull does."""
         for key in keys:
             entry, arrived = self._entries[key], self._arrived[key]
             entry.advance()
@@ -147,7 +148,7 @@ class _Worker:
 
 
 class _Servers:
-    """Replacement of :class:`flowmx.kvstore.worker.servers.Servers` whose servers never fail."""
+    """Replacement of :class:`flowmx.kvstore.worker.servers.Servers` with servers that never fail."""
 
     def __init__(self, channels: Sequence[Channel]) -> None:
         self._channels = channels
@@ -163,6 +164,6 @@ class _Servers:
 
 
 def _memory(entry: KeyState) -> list[tuple[Tensor, np.ndarray[Any, Any]]]:
-    """For each part a gradient and a target, which nobody ever writes to."""
+    """Return a gradient and a target for each shard; nothing ever writes to them."""
     arrays = [np.empty(entry.shape_of(shard), entry.dtype) for shard in entry.shards]
     return [(Tensor.of(array), array) for array in arrays]

@@ -1,4 +1,4 @@
-"""Measured durations: the steps of a network's training, messages, and sums."""
+"""Measured durations of training steps, messages and sums."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ class PassStep(NamedTuple):
     """A step of a pass.
 
     Attributes:
-        seconds: how long it takes.
-        keys: in the forward pass what it reads first, in the backward pass what it makes the gradients of.
+        seconds: its duration.
+        keys: in the forward pass the parameters that it reads first, in the backward pass those whose gradients it
+            computes.
     """
 
     seconds: float
@@ -31,10 +32,10 @@ class Costs:
     """Costs of messages, sums and updates.
 
     Args:
-        request: seconds of a request, on each side.
-        byte: seconds of a byte that is sent or received, on each side.
-        add: seconds of a byte of a gradient that a server adds.
-        update: seconds of a byte of a value that an optimizer updates.
+        request: seconds per request, on each side.
+        byte: seconds per byte sent or received, on each side.
+        add: seconds per byte of a gradient that a server adds.
+        update: seconds per byte of a value that an optimizer updates.
     """
 
     request: float = 0.0
@@ -48,15 +49,15 @@ class Profile:
     """The training of one network on one machine.
 
     Args:
-        batch: images of a step.
-        shapes: of the parameters, in the order in which the network has them.
+        batch: images per step.
+        shapes: the shapes of the parameters, in the order of the network.
         forward: the forward pass.
         backward: the backward pass.
-        costs: of the store.
+        costs: the costs of the store.
         about: when and where this was measured.
 
     Raises:
-        ValueError: a pass lacks a parameter, or has it twice.
+        ValueError: a pass lacks a parameter, or lists it twice.
     """
 
     batch: int
@@ -68,10 +69,10 @@ class Profile:
 
     def __post_init__(self) -> None:
         for name, steps in (("forward", self.forward), ("backward", self.backward)):
-            found = [key for step in steps for key in step.keys]
-            if sorted(map(str, found)) != sorted(map(str, self.shapes)):
-                wrong = set(found) ^ set(self.shapes) or {key for key in found if found.count(key) > 1}
-                raise ValueError(f"the {name} pass has not each parameter once: see {sorted(map(str, wrong))[:5]}")
+            keys = [key for step in steps for key in step.keys]
+            if sorted(map(str, keys)) != sorted(map(str, self.shapes)):
+                invalid = set(keys) ^ set(self.shapes) or {key for key in keys if keys.count(key) > 1}
+                raise ValueError(f"the {name} pass must list each parameter once: see {sorted(map(str, invalid))[:5]}")
 
     @property
     def seconds(self) -> float:
@@ -80,46 +81,46 @@ class Profile:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all parameters."""
+        """The size of all parameters in bytes."""
         return 4 * sum(math.prod(shape) for shape in self.shapes.values())
 
     def at(self, seconds: float) -> Profile:
-        """The profile scaled to a machine that takes so many seconds for a step."""
+        """Return the profile scaled to a machine with steps of this duration."""
         scale = seconds / self.seconds
         forward, backward = (
-            [PassStep(scale * step.seconds, step.keys) for step in each] for each in (self.forward, self.backward)
+            [PassStep(scale * step.seconds, step.keys) for step in steps] for steps in (self.forward, self.backward)
         )
         return replace(self, forward=forward, backward=backward)
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
-        """The profile of a file.
+        """Load a profile from a file.
 
         Raises:
-            OSError: it can not be read.
-            ValueError: it holds none.
+            OSError: the file cannot be read.
+            ValueError: the file does not contain a profile.
         """
         return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Profile:
-        """The profile of what JSON holds.
+    def from_json(cls, fields: Mapping[str, Any]) -> Profile:
+        """Make a profile from parsed JSON.
 
         Raises:
-            ValueError: it is none.
+            ValueError: a field is missing or wrong.
         """
         try:
             return cls(
-                int(found["batch"]),
-                {key: tuple(shape) for key, shape in found["shapes"].items()},
-                _steps(found["forward"]),
-                _steps(found["backward"]),
-                Costs(**found.get("costs", {})),
-                found.get("about", ""),
+                int(fields["batch"]),
+                {key: tuple(shape) for key, shape in fields["shapes"].items()},
+                _steps(fields["forward"]),
+                _steps(fields["backward"]),
+                Costs(**fields.get("costs", {})),
+                fields.get("about", ""),
             )
         except (KeyError, TypeError) as error:
-            raise ValueError(f"this is no profile: {type(error).__name__}: {error}") from error
+            raise ValueError(f"this is not a profile: {type(error).__name__}: {error}") from error
 
 
-def _steps(found: Any) -> list[PassStep]:
-    return [PassStep(float(seconds), tuple(keys)) for seconds, keys in found]
+def _steps(pairs: Any) -> list[PassStep]:
+    return [PassStep(float(seconds), tuple(keys)) for seconds, keys in pairs]

@@ -1,4 +1,4 @@
-"""A server of the real code, whose sums and updates take the time that was measured, and make nothing."""
+"""A server with the real code, whose sums and updates take the measured time and compute nothing."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from flowmx.kvstore.worker.keys import KeyState
 
 __all__ = ["Channel", "Server"]
 
-ENVELOPE, DESCRIBED = 700, 60
-"""Bytes of a request's HTTP headers and signature, and of what its header says of a part."""
+ENVELOPE_BYTES, PART_BYTES = 700, 60
+"""Bytes of a request's HTTP headers and signature, and bytes of its header for each part."""
 
 
 class _Store(Store):
-    """Takes the time of sums and updates, and leaves arrays alone."""
+    """A store whose sums and updates take simulated time and leave arrays unchanged."""
 
     def __init__(self, costs: Costs) -> None:
         super().__init__(threads=1)
@@ -35,8 +35,8 @@ class _Store(Store):
         return len(gradients) == 1
 
     async def merge(self, gradients: Sequence[Sequence[Any]]) -> list[Any]:
-        await self._adding.use(self._costs.add * sum(each.nbytes for found in gradients for each in found[1:]))
-        return [found[0] for found in gradients]
+        await self._adding.use(self._costs.add * sum(array.nbytes for parts in gradients for array in parts[1:]))
+        return [parts[0] for parts in gradients]
 
     async def update(self, key: Any, value: Value, merged: Any) -> Value:
         await self._updating.use(self._costs.update * merged.nbytes)
@@ -47,12 +47,12 @@ class Server:
     """One server on one machine.
 
     Args:
-        name: of its node.
-        machine: where it is.
-        servers: how many there are.
+        name: the name of its node.
+        machine: the number of its machine.
+        servers: the number of servers.
         fabric: the network.
-        costs: what takes how long.
-        find: from an address to a server.
+        costs: the durations of messages, sums and updates.
+        find: returns the server at an address.
     """
 
     def __init__(
@@ -65,23 +65,25 @@ class Server:
         self._real = KVServer(name, 1, servers, self.service, connect, _Store(costs))
 
     def begin(self, view: View, entries: Sequence[KeyState]) -> None:
-        """Take the first view, with keys that all workers have started long ago."""
+        """Start with a view, and with keys that all workers have initialized."""
         home = next(member.rank for member in view.servers if member.address == self.service.name)
-        counted = {identity(each.id, each.incarnation): Member(each.rank, each.epoch) for each in view.workers}
-        self._real._do(self._real.core.restore(_records(entries, home, counted)))
-        self._real.know(view)
+        members = {
+            identity(worker.id, worker.incarnation): Member(worker.rank, worker.epoch) for worker in view.workers
+        }
+        self._real.effects.run(self._real.core.restore(_records(entries, home, members)))
+        self._real.update_view(view)
 
     async def close(self) -> None:
         """Cancel running tasks."""
         await self._real.close()
 
 
-def _records(entries: Sequence[KeyState], home: int, counted: dict[str, Member]) -> Iterator[Record]:
+def _records(entries: Sequence[KeyState], home: int, members: dict[str, Member]) -> Iterator[Record]:
     for entry in entries:
         for shard in entry.shards:
             if shard.home == home:
                 value = Value(np.empty(entry.shape_of(shard), entry.dtype))
-                yield Record(Part(*shard[:3]), 0, 1, 0, dict.fromkeys(counted, 0), counted, {}, value)
+                yield Record(Part(*shard[:3]), 0, 1, 0, dict.fromkeys(members, 0), members, {}, value)
 
 
 class Channel:
@@ -89,11 +91,11 @@ class Channel:
 
     Args:
         node: the caller's name.
-        machine: where it is.
-        cpu: the thread of its event loop.
-        server: whom it calls.
+        machine: the number of the caller's machine.
+        cpu: the thread of the caller's event loop.
+        server: the server that it calls.
         fabric: the network.
-        costs: what takes how long.
+        costs: the durations of messages.
     """
 
     def __init__(self, node: str, machine: int, cpu: Cpu, server: Server, fabric: Fabric, costs: Costs) -> None:
@@ -113,24 +115,24 @@ class Channel:
         timeout: float | None = None,  # noqa: ASYNC109
         sent: Callable[[], object] = lambda: None,
     ) -> Message:
-        """Call an operation: its bytes travel there, and those of the answer back."""
+        """Call an operation: send its bytes, and the bytes of the answer back."""
         message = Message(header, list(tensors))
         await self._carry(message, self._cpu, self._server.cpu, self._machine, self._server.machine, sent)
-        found = self._server.service.find(operation).handler(self._caller, message)
-        answer = found if isinstance(found, Message) else await found
+        result = self._server.service.find(operation).handler(self._caller, message)
+        answer = result if isinstance(result, Message) else await result
         await self._carry(answer, self._server.cpu, self._cpu, self._server.machine, self._machine)
         return answer
 
     async def close(self) -> None:
-        """Do nothing: no connection is held."""
+        """Do nothing: there is no connection to close."""
 
     async def _carry(
-        self, message: Message, here: Cpu, there: Cpu, source: int, target: int,
+        self, message: Message, sender: Cpu, receiver: Cpu, source: int, target: int,
         sent: Callable[[], object] = lambda: None,
     ) -> None:  # fmt: skip
         nbytes = sum(tensor.data.nbytes for tensor in message.tensors)
         seconds = self._costs.request + self._costs.byte * nbytes
-        described = max(len(message.header.get("parts", ())), len(message.tensors))
-        await here.use(seconds)
-        await self._fabric.send(source, target, nbytes + ENVELOPE + DESCRIBED * described, sent)
-        await there.use(seconds)
+        part_count = max(len(message.header.get("parts", ())), len(message.tensors))
+        await sender.use(seconds)
+        await self._fabric.send(source, target, nbytes + ENVELOPE_BYTES + PART_BYTES * part_count, sent)
+        await receiver.use(seconds)

@@ -1,7 +1,7 @@
 """The network to a job's servers, as an actor of the engine.
 
-Its operations are begun on the session's own loop, many at a time, and end when their answers are there. That loop is
-not the engine's: signs of life must go on while the engine is stopped, for a fork or between two settings.
+Its operations start on the session's event loop, many at a time, and end when their answers have arrived. That loop is
+separate from the engine's: heartbeats must continue while the engine is stopped, for a fork or a change of settings.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 
 from flowmx.engine import BatchActor, Operation
-from flowmx.engine.bookkeeping import carried
+from flowmx.engine.bookkeeping import inherited_failure
 from flowmx.engine.failure import Failure, failure_of
-from flowmx.engine.running import layered
+from flowmx.engine.running import call_layered
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import DONE
 
@@ -21,46 +21,49 @@ __all__ = ["Deferred", "NetworkActor"]
 
 
 class Deferred:
-    """Result of an operation that has begun and ends later, as a future. Belongs to the session's loop.
+    """The future result of a running operation. It belongs to the session's loop.
 
     Args:
-        cancel: is called to end it early, where it can be ended. A push can not: the servers count on every number.
+        cancel: called to cancel the operation, if that is possible. A push cannot be cancelled: the servers wait for
+            every number.
     """
 
     def __init__(self, cancel: Callable[[], object] | None = None) -> None:
         self.cancel = cancel
         self.ended = False
         self.error: BaseException | None = None
-        self._tell: Callable[[Deferred], object] | None = None
+        self._callback: Callable[[Deferred], object] | None = None
 
     def end(self, error: BaseException | None = None) -> None:
-        """End it, with an error if given; later calls change nothing."""
+        """End the operation, with an error if given; later calls do nothing."""
         if self.ended:
             return
         self.ended, self.error = True, error
-        if self._tell is not None:
-            self._tell(self)
+        if self._callback is not None:
+            self._callback(self)
 
-    def whenever(self, tell: Callable[[Deferred], object]) -> None:
-        """Call a function when it has ended, or now if it has."""
-        self._tell = tell
+    def on_end(self, callback: Callable[[Deferred], object]) -> None:
+        """Call a function when the operation ends, or now if it has ended."""
+        self._callback = callback
         if self.ended:
-            tell(self)
+            callback(self)
 
 
 class NetworkActor(BatchActor):
-    """Begins operations on a loop; completes those together that end in one turn of it.
+    """Starts operations on a loop; completes all operations together that end in the same turn of it.
 
     Args:
-        name: as in messages.
-        loop: where functions are called; one that returns a :class:`Deferred` is over when that is.
+        name: its name in messages.
+        loop: the loop on which functions are called; a function that returns a :class:`Deferred` ends with that.
     """
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(name)
-        self.own_loop: asyncio.AbstractEventLoop = loop
+        self.external_loop: asyncio.AbstractEventLoop = loop
+        self.on_start_failure: Callable[[Operation, BaseException], object] = lambda op, error: None
+        """Called with an operation that could not start, because it raised or its inputs have failed."""
         self._running: dict[Operation, Deferred] = {}
-        self._over: list[tuple[Operation, Failure | None]] = []
+        self._ended: list[tuple[Operation, Failure | None]] = []
 
     async def begin(self, batch: Sequence[Operation]) -> None:
         for op in batch:
@@ -68,34 +71,36 @@ class NetworkActor(BatchActor):
 
     def _begin(self, op: Operation) -> None:
         op.began = monotonic()
-        failure = carried(op) if engine.poisoned else None
+        failure = inherited_failure(op) if engine.poisoned else None
         deferred: Deferred | None = None
         if failure is None:
             try:
-                found = layered(op) if op.layers else op.function(*op.arguments)
-                deferred = found if isinstance(found, Deferred) else None
-            except Exception as error:
+                result = call_layered(op) if op.layers else op.function(*op.arguments)
+                deferred = result if isinstance(result, Deferred) else None
+            except Exception as error:  # it becomes the failure of the operation
                 failure = failure_of(error, op)
+        if failure is not None:
+            self.on_start_failure(op, failure.exception)
         if deferred is None:
             self._end(op, failure)
         else:
             self._running[op] = deferred
-            deferred.whenever(lambda ended: self._end(op, None if ended.error is None else Failure(ended.error, op)))
+            deferred.on_end(lambda ended: self._end(op, None if ended.error is None else Failure(ended.error, op)))
 
     def cancel_running(self, op: Operation) -> bool:
         deferred = self._running.get(op)
         if deferred is None or deferred.cancel is None:
             return False
-        self.own_loop.call_soon_threadsafe(deferred.cancel)
+        self.external_loop.call_soon_threadsafe(deferred.cancel)
         return True
 
     def _end(self, op: Operation, failure: Failure | None) -> None:
         self._running.pop(op, None)
-        self._over.append((op, failure))
-        if len(self._over) == 1:
-            self.own_loop.call_soon(self.flush)
+        self._ended.append((op, failure))
+        if len(self._ended) == 1:
+            self.external_loop.call_soon(self.flush)
 
     def flush(self) -> None:
         """Complete the operations that have ended."""
-        over, self._over = self._over, []
-        engine.end_all([(op, failure) for op, failure in over if op.state != DONE])
+        ended, self._ended = self._ended, []
+        engine.end_all([(op, failure) for op, failure in ended if op.state != DONE])

@@ -1,4 +1,4 @@
-"""A worker's state of a key: the homes of its parts, and the sequence numbers of its pushes."""
+"""A worker's state of a key: the homes of its shards, and the sequence numbers of its pushes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from flowmx.engine import Variable
-from flowmx.kvstore.shards import Key, Shard
+from flowmx.kvstore.shards import Key, Range, Shard
 
 __all__ = ["KeyState"]
 
@@ -22,12 +22,13 @@ class KeyState:
     """A worker's state of one key.
 
     Attributes:
-        key: the key.
-        shape: of its value.
-        dtype: of its value.
-        shards: its parts.
-        numbers: of each part, the number of this worker's last push.
-        order: the engine's variable that puts operations on the key in order.
+        key: the key within its space; its shards have the wire form.
+        shape: the shape of its value.
+        dtype: the dtype of its value.
+        shards: its shards.
+        numbers: for each shard, the number of this worker's last push.
+        count: the number of updates by the optimizer, as last reported by a server.
+        order: the engine variable that orders operations on the key.
     """
 
     key: Key
@@ -36,6 +37,7 @@ class KeyState:
     shards: Sequence[Shard]
     numbers: list[int] = field(default_factory=list)
     order: Variable = field(default_factory=Variable)
+    count: int = 0
 
     def __post_init__(self) -> None:
         self.numbers = self.numbers or [0] * len(self.shards)
@@ -47,34 +49,29 @@ class KeyState:
             self.numbers[piece] += 1
 
     def pieces(self, array: Array) -> list[Array]:
-        """The parts of an array of the key's size, in its memory where that is contiguous."""
+        """Split an array of the key's shape into its shards, without a copy if it is contiguous."""
         if len(self.shards) == 1:
             return [array if array.flags.c_contiguous else np.ascontiguousarray(array)]
         flat = np.ascontiguousarray(array).reshape(-1)
         return [flat[shard.start : shard.stop].reshape(self.shape_of(shard)) for shard in self.shards]
 
     def shape_of(self, shard: Shard) -> tuple[int, ...]:
-        """The shape in which a server keeps a part: rows where it holds whole ones, so that rows can be asked for."""
-        if len(self.shards) == 1:
-            return self.shape
-        row = self.row
-        if len(self.shape) > 1 and shard.start % row == 0 == shard.stop % row:
-            return ((shard.stop - shard.start) // row, *self.shape[1:])
-        return (shard.stop - shard.start,)
+        """Return the shape in which a server stores a shard: whole rows where possible, so that rows can be pulled."""
+        return Range(shard.start, shard.stop, self.shape).part_shape
 
     @property
     def nbytes(self) -> int:
-        """The size of its value."""
+        """The size of its value in bytes."""
         return sum(shard.nbytes for shard in self.shards)
 
     @property
     def row(self) -> int:
-        """Elements of a row."""
+        """The number of elements of a row."""
         return math.prod(self.shape[1:])
 
     @property
     def has_rows(self) -> bool:
-        """True if every part holds complete rows."""
+        """True if every shard has whole rows."""
         return bool(self.shape) and all(
             shard.start % self.row == 0 == shard.stop % self.row for shard in self.shards if self.row
         )

@@ -1,4 +1,7 @@
-"""Priority queue of items for the server of one home, which joins small parts into one request. Pure."""
+"""A priority queue of items for the server of one home, which bundles small shards into one request.
+
+This module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -14,36 +17,36 @@ from flowmx.kvstore.shards import Shard
 from flowmx.kvstore.worker.actor import Deferred
 
 if TYPE_CHECKING:
-    from flowmx.kvstore.worker.groups import Group
+    from flowmx.kvstore.worker.coalescing import Group
 
-__all__ = ["MOST", "Exchange", "Item", "Outbox"]
+__all__ = ["MAX_SHARDS", "Exchange", "Item", "Outbox"]
 
-MOST = 2048
-"""Parts of one request: fewer than a message may have tensors."""
+MAX_SHARDS = 2048
+"""Maximum number of shards of a request: less than the limit of tensors in a message."""
 
 
 class Exchange(Deferred):
-    """An operation of the engine that is over when all of its parts were answered.
+    """An operation of the engine that ends when all of its parts are answered.
 
     Args:
-        parts: how many there are.
-        finish: is called then, to make something of the answers.
+        parts: the number of parts.
+        finish: called at the end, to process the answers.
     """
 
     def __init__(self, parts: int, finish: Callable[[], object] = lambda: None) -> None:
         super().__init__()
-        self._left = parts
+        self._unanswered = parts
         self._finish = finish
-        self.answered(0)
+        self.count_answers(0)
 
-    def answered(self, parts: int = 1) -> None:
+    def count_answers(self, parts: int = 1) -> None:
         """Count answered parts."""
-        self._left -= parts
-        if self._left > 0 or self.ended:
+        self._unanswered -= parts
+        if self._unanswered > 0 or self.ended:
             return
         try:
             self._finish()
-        except Exception as error:
+        except Exception as error:  # it becomes the error of the operation
             self.end(error)
         else:
             self.end()
@@ -51,18 +54,21 @@ class Exchange(Deferred):
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """One part of one key, or a group of small keys, to be sent.
+    """A shard of a key, or a group of small keys, to be sent.
 
     Attributes:
         operation: ``"push"``, ``"pull"``, ``"pushpull"`` or ``"row_sparse_pull"``.
-        shard: which part.
-        number: of the push, or of the last one that must be in the value; of a group, one for each key, or for all.
-        priority: higher is sent earlier.
-        exchanges: whom to tell of the answer.
-        tensor: what is pushed (or row ids).
-        packing: how it was compressed.
-        target: where the answer goes.
-        group: the keys, where this is one; the shard then only stands for them.
+        shard: the shard.
+        number: the number of the push, or of the last push that must be in the value; for a group, one for each key or
+            for all.
+        priority: items with higher priority are sent earlier.
+        exchanges: the operations that wait for the answer.
+        tensor: the gradient, or row ids.
+        packing: the compression of the gradient.
+        target: the array for the answer.
+        group: the keys of a group; its shard is only a placeholder.
+        before: the optimizer's state before a push, where it depends on other keys; for a group a list with one for
+            each key, or None.
     """
 
     operation: str
@@ -74,28 +80,29 @@ class Item:
     packing: Mapping[str, Any] | None = None
     target: np.ndarray[Any, Any] | None = None
     group: Group | None = None
+    before: list[Any] | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes that travel to the server."""
+        """Bytes that are sent to the server."""
         return 0 if self.tensor is None else self.tensor.data.nbytes
 
 
 @dataclass
 class Outbox:
-    """Items of one home.
+    """The waiting items of one home.
 
     Attributes:
-        limit: bytes up to which small items travel together; one that is not smaller goes alone.
+        limit: maximum size of a bundle of small items in bytes; an item of at least this size is sent alone.
     """
 
     limit: int
     _heap: list[tuple[int, int, Item]] = field(default_factory=list)
     nbytes: int = 0
-    """Of what waits, the way to the server or back, whichever is more."""
+    """The bytes of waiting items, sent or received, whichever is more."""
     _serial: int = 0
     _pushes: dict[tuple[Any, int], Item] = field(default_factory=dict)
-    """Of each part, the push that has not been sent."""
+    """The unsent push of each shard."""
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -104,35 +111,35 @@ class Outbox:
         return (item for _, _, item in self._heap)
 
     def put(self, item: Item) -> None:
-        """Add an item; a pull that wants what an unsent push makes goes along with that."""
+        """Add an item; a pull of the result of an unsent push is merged into that push."""
         part = item.shard[:2]
         if item.operation == "pull" and (push := self._pushes.pop(part, None)) is not None:
             if push.number == item.number:
                 push.operation, push.target = "pushpull", item.target
                 push.exchanges += item.exchanges
-                self.nbytes += max(_answer(push) - push.nbytes, 0)
+                self.nbytes += max(_answer_bytes(push) - push.nbytes, 0)
                 return
             self._pushes[part] = push
         if item.operation == "push":
             self._pushes[part] = item
         self._serial += 1
-        self.nbytes += _most(item)
+        self.nbytes += _max_bytes(item)
         heapq.heappush(self._heap, (-item.priority, self._serial, item))
 
     @property
     def is_full(self) -> bool:
-        """True if there is enough for a request of the largest size."""
-        return self.nbytes >= self.limit or len(self._heap) >= MOST
+        """True if the waiting items fill a request of the largest size."""
+        return self.nbytes >= self.limit or len(self._heap) >= MAX_SHARDS
 
     def take(self) -> list[Item]:
-        """Remove and return what the next request carries: items of one operation; empty where nothing waits."""
+        """Remove and return the items of the next request, all of one operation; empty if nothing waits."""
         if not self._heap:
             return []
         first = self._pop()
-        bundle, nbytes = [first], _most(first)
-        while self._heap and len(bundle) < MOST and first.group is None:
+        bundle, nbytes = [first], _max_bytes(first)
+        while self._heap and len(bundle) < MAX_SHARDS and first.group is None:
             item = self._heap[0][2]
-            nbytes += _most(item)
+            nbytes += _max_bytes(item)
             if item.operation != first.operation or item.group is not None or nbytes > self.limit:
                 break
             bundle.append(self._pop())
@@ -140,15 +147,15 @@ class Outbox:
 
     def _pop(self) -> Item:
         item = heapq.heappop(self._heap)[2]
-        self.nbytes -= _most(item)
+        self.nbytes -= _max_bytes(item)
         if self._pushes.get(item.shard[:2]) is item:
             del self._pushes[item.shard[:2]]
         return item
 
 
-def _answer(item: Item) -> int:
+def _answer_bytes(item: Item) -> int:
     return 0 if item.target is None else item.target.nbytes
 
 
-def _most(item: Item) -> int:
-    return max(item.nbytes, _answer(item))
+def _max_bytes(item: Item) -> int:
+    return max(item.nbytes, _answer_bytes(item))

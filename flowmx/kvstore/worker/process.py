@@ -1,25 +1,23 @@
-"""The distributed store of this process (one, since a job knows each process once), and its end with the process."""
+"""The distributed store of this process (at most one, since a process is one node), and leaving at exit."""
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
-import threading
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from flowmx import program, settings
-from flowmx.comm.verdict import Evidence, judge
+from flowmx import forks, process_hooks, program, settings
+from flowmx.comm.exit_reason import classify_exit
 from flowmx.errors import KVStoreError
 
-__all__ = ["end_with", "of_process"]
+__all__ = ["leave_job", "process_store"]
 
 
 log = logging.getLogger("flowmx.kvstore")
 
 
-class Leaving(Protocol):
+class JobStore(Protocol):
     """The methods of a store that this module uses."""
 
     @property
@@ -28,62 +26,63 @@ class Leaving(Protocol):
 
     @property
     def unfinished(self) -> bool:
-        """True in the middle of a step, which the other workers need all of."""
+        """True in the middle of a step, which the other workers need completely."""
 
     @property
     def lost(self) -> BaseException | None:
-        """The end of the job, where that came before the store had left it."""
+        """The end of the job, if it came before the store had left."""
 
     def close(self, timeout: float | None = None) -> None:
         """Leave the job."""
 
     def fail(self, why: str) -> None:
-        """Tell the job, when leaving, that this program has failed."""
+        """Report a failure of this program to the job when leaving."""
 
 
-S = TypeVar("S", bound=Leaving)
+S = TypeVar("S", bound=JobStore)
 
-_lock = threading.RLock()
+_lock = forks.lock()
 _stores: dict[int, tuple[object, Any]] = {}
-"""By process: the child of a fork has none."""
+"""By process ID: a forked child has none."""
 
 
-def of_process(kind: object, make: Callable[[], S]) -> S:
-    """The store of this process, made now where there is none.
+def process_store(kind: object, make: Callable[[], S]) -> S:
+    """Return the store of this process; make it on the first call.
 
     Args:
-        kind: what it is: its name and options.
-        make: makes it.
+        kind: the name and options of the store.
+        make: makes the store.
 
     Raises:
-        KVStoreError: there is one of another kind.
+        KVStoreError: the process has a store of another kind.
     """
     with _lock:
-        known, store = _stores.get(os.getpid(), (None, None))
+        existing, store = _stores.get(os.getpid(), (None, None))
         if store is not None and not store.closed:
-            if known != kind:
+            if existing != kind:
                 raise KVStoreError(
-                    f"create: this process has the store {known} already, expected {kind} to be the same: a process "
-                    "takes part in a job once (close() leaves it)"
+                    f"create: this process already has the store {existing}, expected the same and not {kind}: a "
+                    "process joins a job once (close() leaves it)"
                 )
-            found: S = store
-            return found
-        made = make()
-        _stores[os.getpid()] = kind, made
-        program.watch()
-        program.finish_first(lambda: made.unfinished)
-        program.heed_sigterm()
-        atexit.register(lambda: end_with(made, program.ended_by()))
-        return made
+            existing_store: S = store
+            return existing_store
+        new_store = make()
+        _stores[os.getpid()] = kind, new_store
+        program.record_exit_status()
+        program.delay_shutdown_while(lambda: new_store.unfinished)
+        program.install_sigterm_handler()
+        process_hooks.ensure_installed()
+        process_hooks.at_exit(lambda: leave_job(new_store, program.ended_by()))
+        return new_store
 
 
-def end_with(store: Leaving, error: BaseException | None) -> None:
-    """Leave the job as a program does that ends, with an exception or without."""
-    verdict = judge(Evidence(error=error))
-    if verdict.failed:
-        store.fail(verdict.why)
-    # A program that fails waits for nobody: others may wait for what it will not push.
-    store.close(settings.get().exit_timeout if verdict.failed else None)
+def leave_job(store: JobStore, error: BaseException | None) -> None:
+    """Leave the job at the end of the program, with an exception or without."""
+    reason = classify_exit(error=error)
+    if reason.failed:
+        store.fail(reason.why)
+    # A failing program does not wait: others may wait for pushes that it will never make.
+    store.close(settings.get().exit_timeout if reason.failed else None)
     if store.lost is not None:
-        log.error("this worker could not leave its job in order: %s", store.lost)
+        log.error("this worker could not leave its job cleanly: %s", store.lost)
         program.fail()

@@ -1,4 +1,4 @@
-"""The servers of a job as a worker sees them: who answers for which home, and calls that outlive their peers."""
+"""A worker's calls of the job's servers: finding the server of a home, and retrying calls until they are answered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from flowmx.comm.errors import Busy, PeerGone, Refused
 from flowmx.comm.frames import Message, Tensor
-from flowmx.comm.local import Foreign
+from flowmx.comm.local import PeerMemory
 from flowmx.comm.notifier import Notifier
 from flowmx.comm.outage import Outage
 from flowmx.comm.view import Member, View
@@ -24,10 +24,10 @@ __all__ = ["Channel", "Connect", "Servers", "primary"]
 log = logging.getLogger("flowmx.kvstore")
 
 _FIRST_DELAY, _LAST_DELAY = 0.01, 0.5
-"""Seconds before a call is made again: twice as long each time, or until the view changes."""
+"""The retry delay of a call in seconds: doubled each time up to the second value, and cut short by a new view."""
 
 _RATE = 1 << 20
-"""Bytes a second that sending is expected to reach at first."""
+"""Bytes per second that the first timeout of a call assumes."""
 
 
 class Channel(Protocol):
@@ -51,31 +51,31 @@ class Channel(Protocol):
     def is_local(self) -> bool:
         """True if memory is shared with the server."""
 
-    def foreign(self, descriptor: int, inode: int, size: int) -> Foreign:
-        """Memory of the server."""
+    def map_memory(self, descriptor: int, inode: int, size: int) -> PeerMemory:
+        """Return shared memory of the server."""
 
 
 Connect = Callable[[str], Channel]
-"""Makes the channel to an address."""
+"""Returns a channel to an address."""
 
 
 def primary(view: View, home: int, servers: int) -> Member | None:
-    """The server that answers for a home: the first that is alive from there on, around the ring."""
+    """Return the server that answers for a home: the first live one from that rank on, around the ring."""
     alive = {member.rank: member for member in view.servers}
     return next((alive[rank % servers] for rank in range(home, home + servers) if rank % servers in alive), None)
 
 
 class Servers:
-    """Calls the server that answers for a home, again and again, until there is an answer. Belongs to one loop.
+    """Calls the server that answers for a home, and retries until there is an answer. It belongs to one event loop.
 
     Args:
-        count: how many servers the job has.
-        connect: makes channels to them.
-        sender: what headers say of this worker: "node" and "incarnation".
-        patience: seconds that a home may be without any server, or with one that can not be reached from here.
-        timeout: seconds after which a call is made again whose answer has not come: what was sent, or the answer, may
-            have got lost with its connection. Servers recognise what they have. Each time it is twice as long, since a
-            synchronous round may take for ever; who is gone is for the scheduler to find out.
+        count: the number of servers of the job.
+        connect: returns a channel to an address.
+        sender: the fields "node" and "incarnation" of this worker, for headers.
+        patience: maximum seconds without a server for a home, or with an unreachable server.
+        timeout: seconds after which an unanswered call is retried: the request or the answer may be lost with its
+            connection. Servers recognize repeated requests. The timeout doubles each time, since a synchronous round
+            may take arbitrarily long; the scheduler detects lost nodes.
     """
 
     def __init__(self, count: int, connect: Connect, sender: dict[str, Any], patience: float, timeout: float) -> None:
@@ -92,30 +92,30 @@ class Servers:
         self._error: BaseException | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
-    def know(self, view: View) -> None:
-        """Take a view of the job: calls of servers that answer for their home no more are given up, and made anew."""
+    def update_view(self, view: View) -> None:
+        """Use a new view of the job; calls to servers that do not answer for their home now are retried."""
         self._view = view
         alive = {(member.id, member.incarnation) for member in view.servers}
         for identity in self._channels.keys() - alive:
             self._close_soon(self._channels.pop(identity))
         for call, (home, member, _) in self._calls.items():
-            now = primary(view, home, self.count)
-            if now is None or (now.id, now.incarnation) != (member.id, member.incarnation):
+            current = primary(view, home, self.count)
+            if current is None or (current.id, current.incarnation) != (member.id, member.incarnation):
                 call.cancel()
         self._notifier.notify()
 
     def is_local(self, home: int) -> bool:
-        """Tell whether memory is shared with the server of a home; False while that is not known."""
+        """Return whether memory is shared with the server of a home; False while that is unknown."""
         return self.local_channel(home) is not None
 
     def local_channel(self, home: int) -> Channel | None:
-        """The channel to the server of a home, where memory is shared with it."""
+        """Return the channel to the server of a home if memory is shared with it, else None."""
         member = None if self._view is None else primary(self._view, home, self.count)
         channel = None if member is None else self._channels.get((member.id, member.incarnation))
         return channel if channel is not None and channel.is_local else None
 
     def fail(self, error: BaseException) -> None:
-        """Make every call, now and later, raise an error."""
+        """Make all current and later calls raise an error."""
         self._error = error
         for call in self._calls:
             call.cancel()
@@ -135,42 +135,42 @@ class Servers:
         into: Sequence[np.ndarray[Any, Any]] | None = None,
         sent: Callable[[], object] = lambda: None,
     ) -> Message:
-        """Call an operation of whoever answers for a home, until it does; it may be done more than once.
+        """Call an operation of the server of a home; retry until it answers, so the operation may run more than once.
 
         Raises:
             NodeGone: the job has failed.
-            Refused: the server says no.
-            KVStoreError: there has been no server for too long.
+            Refused: the server refused the request.
+            KVStoreError: no server could be reached for too long.
         """
         header = {**self._sender, **header}
-        delay, seconds = _FIRST_DELAY, self._timeout
-        sending = sum(tensor.data.nbytes for tensor in tensors) / _RATE
+        delay, timeout = _FIRST_DELAY, self._timeout
+        send_time = sum(tensor.data.nbytes for tensor in tensors) / _RATE
         outages: defaultdict[tuple[str, int], Outage] = defaultdict(Outage)
         while True:
-            member = await self._serving(home)
+            member = await self._wait_for_server(home)
             try:
-                return await self._once(home, member, operation, header, tensors, into, seconds + sending, sent)
+                return await self._try_call(home, member, operation, header, tensors, into, timeout + send_time, sent)
             except asyncio.CancelledError:
-                _raise_where_meant()
+                _raise_if_cancelled()
             except Refused as refused:
                 if refused.kind != "moved" and not isinstance(refused, Busy):
                     raise
                 log.debug("%s refused %s: %s", member.name, operation, refused)
             except PeerGone as error:
-                log.info("%s did not answer %s (%s): again", member.name, operation, error)
+                log.info("%s did not answer %s (%s): retrying", member.name, operation, error)
                 await self._probe(
-                    outages[member.id, member.incarnation], home, member, operation, 2 * (seconds + sending), error
+                    outages[member.id, member.incarnation], home, member, operation, 2 * (timeout + send_time), error
                 )
             except TimeoutError as error:
-                log.info("%s has not answered %s (%s): again", member.name, operation, error)
-                seconds, sending = 2 * seconds, 2 * sending
+                log.info("%s has not answered %s (%s): retrying", member.name, operation, error)
+                timeout, send_time = 2 * timeout, 2 * send_time
                 await self._probe(
-                    outages[member.id, member.incarnation], home, member, operation, 2 * (seconds + sending), error
+                    outages[member.id, member.incarnation], home, member, operation, 2 * (timeout + send_time), error
                 )
             await self._wait_for_change(delay)
             delay = min(2 * delay, _LAST_DELAY)
 
-    async def _once(
+    async def _try_call(
         self, home: int, member: Member, operation: str, header: dict[str, Any], tensors: Sequence[Tensor],
         into: Sequence[np.ndarray[Any, Any]] | None, seconds: float, sent: Callable[[], object],
     ) -> Message:  # fmt: skip
@@ -189,53 +189,55 @@ class Servers:
             self._close_retired()
 
     async def _probe(
-        self, outage: Outage, home: int, member: Member, operation: str, most: float, error: Exception
+        self, outage: Outage, home: int, member: Member, operation: str, max_gap: float, error: Exception
     ) -> None:
         """Check whether a server that has not answered, but is alive for the scheduler, can be reached.
 
         Raises:
-            KVStoreError: it could not for too long.
+            KVStoreError: it could not be reached for too long.
         """
-        if await self._answers(home, member):
-            outage.over()
+        if await self._is_reachable(home, member):
+            outage.end()
             return
-        lasted = outage.failed(asyncio.get_running_loop().time(), most + self._timeout)
-        if lasted > self._patience:
+        outage_seconds = outage.record_failure(asyncio.get_running_loop().time(), max_gap + self._timeout)
+        if outage_seconds > self._patience:
             raise KVStoreError(
-                f"{operation}: {member.name} at {member.address} has not been reached for {lasted:.1f} s "
-                f"(FLOWMX_KVSTORE_RECONNECT), although the scheduler hears of it: {error}"
+                f"{operation}: {member.name} at {member.address} has not been reached for {outage_seconds:.1f} s "
+                f"(FLOWMX_KVSTORE_RECONNECT), although it is alive for the scheduler: {error}"
             ) from error
 
-    async def _answers(self, home: int, member: Member) -> bool:
+    async def _is_reachable(self, home: int, member: Member) -> bool:
         try:
-            with suppress(Refused):  # whatever it says
-                await self._once(home, member, "local", {}, (), None, self._timeout, lambda: None)
+            with suppress(Refused):  # any answer shows that it is reachable
+                await self._try_call(home, member, "local", {}, (), None, self._timeout, lambda: None)
         except (PeerGone, TimeoutError):
             return False
         except asyncio.CancelledError:
-            _raise_where_meant()
+            _raise_if_cancelled()
             return False
         return True
 
-    async def _serving(self, home: int) -> Member:
+    async def _wait_for_server(self, home: int) -> Member:
         """Wait for a server that answers for a home."""
         loop = asyncio.get_running_loop()
-        since = loop.time()
+        start = loop.time()
         while True:
             if self._error is not None:
                 raise self._error
-            found = None if self._view is None else primary(self._view, home, self.count)
-            if found is not None:
-                return found
-            left = since + self._patience - loop.time()
-            if left <= 0:
-                raise KVStoreError(self._nobody(home))
-            await self._wait_for_change(left)
+            member = None if self._view is None else primary(self._view, home, self.count)
+            if member is not None:
+                return member
+            remaining = start + self._patience - loop.time()
+            if remaining <= 0:
+                raise KVStoreError(self._no_server_message(home))
+            await self._wait_for_change(remaining)
 
-    def _nobody(self, home: int) -> str:
-        lost = [] if self._view is None else [each.obituary for each in self._view.gone if each.role == "server"]
-        return f"no server has been there for home {home} for {self._patience:g} s (FLOWMX_KVSTORE_RECONNECT): " + (
-            "; ".join(lost) or "all have left"
+    def _no_server_message(self, home: int) -> str:
+        loss_messages = (
+            [] if self._view is None else [member.loss_message for member in self._view.lost if member.role == "server"]
+        )
+        return f"there was no server for home {home} for {self._patience:g} s (FLOWMX_KVSTORE_RECONNECT): " + (
+            "; ".join(loss_messages) or "all have left"
         )
 
     def _channel(self, member: Member) -> Channel:
@@ -245,7 +247,7 @@ class Servers:
         return self._channels[identity]
 
     def _retire(self, member: Member, channel: Channel) -> None:
-        """Begin no more calls on a channel: its other connections may be as dead as the one that did not answer."""
+        """Start no more calls on a channel: its other connections may be dead too."""
         if self._channels.get((member.id, member.incarnation)) is channel:
             del self._channels[member.id, member.incarnation]
             self._retired.add(channel)
@@ -266,11 +268,11 @@ class Servers:
         task.add_done_callback(self._closing.discard)
 
 
-def _raise_where_meant() -> None:
-    """Go on after a call that :class:`Servers` gave up; raise where the task that waits for it is cancelled itself.
+def _raise_if_cancelled() -> None:
+    """Raise if the current task is cancelled; return if :class:`Servers` cancelled only the call.
 
     Raises:
-        CancelledError: it is.
+        CancelledError: the task is cancelled.
     """
     task = asyncio.current_task()
     if task is None or task.cancelling():

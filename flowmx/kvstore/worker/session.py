@@ -1,4 +1,4 @@
-"""A worker's part in its job: the node, the calls of the servers, and the loop on which both live."""
+"""A worker's session in its job: the node, the calls of the servers, and the event loop of both."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
@@ -14,25 +14,31 @@ import numpy as np
 
 from flowmx import settings
 from flowmx.comm.client import Peer
-from flowmx.comm.endings import NodeGone, SchedulerGone
+from flowmx.comm.errors import CommError, Refused
+from flowmx.comm.exit_reason import ProgramFailed
 from flowmx.comm.frames import Message, Tensor
-from flowmx.comm.limits import Limits, in_force
+from flowmx.comm.limits import Limits, limits_for
 from flowmx.comm.node import Node
+from flowmx.comm.node_errors import NodeGone, SchedulerGone
 from flowmx.comm.security import Security
-from flowmx.comm.verdict import ProgramFailed
 from flowmx.comm.view import Member
+from flowmx.engine import Operation
 from flowmx.engine.loops import LoopThread
 from flowmx.engine.runtime import engine
 from flowmx.errors import KVStoreError, OperationCancelled
-from flowmx.kvstore import report
+from flowmx.kvstore import flight_report
 from flowmx.kvstore.shards import Key, Shard
-from flowmx.kvstore.worker import facts
+from flowmx.kvstore.spaces import PLAIN, format_key, suffix
+from flowmx.kvstore.wait_log import Waits, watch
+from flowmx.kvstore.worker import worker_facts
 from flowmx.kvstore.worker.actor import Deferred, NetworkActor
 from flowmx.kvstore.worker.keys import KeyState
-from flowmx.kvstore.worker.outbox import MOST, Item
+from flowmx.kvstore.worker.outbox import MAX_SHARDS, Item
+from flowmx.kvstore.worker.push_waits import log_waits
 from flowmx.kvstore.worker.sender import Sender
 from flowmx.kvstore.worker.servers import Connect, Servers
-from flowmx.kvstore.worker.windows import Windows
+from flowmx.kvstore.worker.shared_windows import Windows
+from flowmx.kvstore.worker.transfers import Transfers
 from flowmx.observability import flight
 
 __all__ = ["Session"]
@@ -41,7 +47,7 @@ log = logging.getLogger("flowmx.kvstore")
 T = TypeVar("T")
 
 LIMITS = Limits(connections=4096)
-"""Each key may wait for its round in a request of its own: none may wait for another's connection."""
+"""Each key may wait for its round in a separate request, which needs a connection."""
 
 Mode = tuple[str, int | None]
 
@@ -50,18 +56,18 @@ class Session:
     """The connection of this process to a job.
 
     Args:
-        mode: the kind of consistency (``"sync"``, ``"async"``, ``"stale"``), and the bound of the last.
+        mode: the consistency mode (``"sync"``, ``"async"``, ``"stale"``), and the staleness bound of ``"stale"``.
         node: this process in the job.
-        servers: how many servers the job has.
-        connect: makes lines to servers.
+        servers: the number of servers of the job.
+        connect: a function that returns a channel to a server.
 
     Attributes:
-        servers: how many servers the job has.
-        actor: the engine's actor whose operations travel.
-        error: what ended it, if anything did.
-        lost: the end of the job, where that came before the session had left it.
-        windows: to values on this machine.
-        met: how many rounds of :meth:`barrier` have ended.
+        servers: the number of servers of the job.
+        actor: the engine's actor for network operations.
+        error: the error that ended the session, if any.
+        lost: the error that ended the job before the session left it, if any.
+        windows: the windows to values on this machine.
+        barrier_rounds: the number of completed rounds of :meth:`barrier`.
     """
 
     def __init__(self, mode: Mode, node: Node, servers: int, connect: Connect) -> None:
@@ -73,14 +79,15 @@ class Session:
         self.error: BaseException | None = None
         self.lost: BaseException | None = None
         self.closed = False
-        self.met = 0
-        self._home = LoopThread("flowmx-kvstore", settings.get().uvloop)
-        self._loop = self._home.loop
+        self.barrier_rounds = 0
+        self._loop_thread = LoopThread("flowmx-kvstore", settings.get().uvloop)
+        self._loop = self._loop_thread.loop
         self.actor = NetworkActor(f"kvstore worker {id(self):x}", self._loop)
         sender = {"node": node.id, "incarnation": node.incarnation}
         self._servers = Servers(servers, connect, sender, node.timing.reconnect, node.timing.timeout)
         self._acknowledged: dict[tuple[Key, int], int] = {}
-        self._sender = Sender(self._servers, self._acknowledged)
+        self._sender = Sender(self._servers, self._acknowledged, lambda: self.node.name)
+        self.actor.on_start_failure = self._handle_start_failure
         self.windows = Windows(self._servers, self._acknowledged)
         self._inbox: deque[list[Item]] = deque()
         self._leaving = asyncio.Event()
@@ -90,35 +97,37 @@ class Session:
         self._tasks: set[asyncio.Task[None]] = set()
         self._activity = ""
         self._process = os.getpid()
+        self.names: dict[Key, str] = {}
+        """The names of parameters by key, for messages."""
 
     @classmethod
     def from_settings(cls, mode: Mode) -> Session:
-        """The session that the environment describes.
+        """Make the session that the environment describes.
 
         Raises:
-            SettingError: no job is described.
+            SettingError: the environment describes no job.
         """
         config = settings.get()
-        node, security, limits = Node.from_settings("worker"), Security.from_settings(), in_force("job", LIMITS)
+        node, security, limits = Node.from_settings("worker"), Security.from_settings(), limits_for("job", LIMITS)
         return cls(
             mode, node, max(config.num_servers, 1), lambda at: Peer(at, security=security, node=node.id, limits=limits)
         )
 
-    # -- its life --------------------------------------------------------------------------------------
+    # -- lifetime --------------------------------------------------------------------------------------
 
     def start(self) -> Future[None]:
-        """Join the job; the future ends when the job runs."""
-        self._home.start()
+        """Join the job; return a future that completes when the job runs."""
+        self._loop_thread.start()
         self._life = asyncio.run_coroutine_threadsafe(self._live(), self._loop)
         return self._joined
 
     def close(self, seconds: float) -> None:
-        """Leave the job; blocks until that is done, so many seconds at most."""
-        if self.closed or not self.is_own:
+        """Leave the job; block until it is left, for at most `seconds`."""
+        if self.closed or not self.is_in_creating_process:
             return
         self.closed = True
         self._loop.call_soon_threadsafe(self._leaving.set)
-        try:  # whoever waits for an operation sees the error
+        try:  # waiting operations raise the error
             if self._life is not None:
                 self._life.result(seconds)
         except TimeoutError:
@@ -127,13 +136,13 @@ class Session:
             pass
         if not self._has_work():
             engine.retire(self.actor)
-            self._home.stop()
-            self._home.thread.join(seconds)
+            self._loop_thread.stop()
+            self._loop_thread.thread.join(seconds)
         else:
             self._loop.call_soon_threadsafe(self._stop_later)
 
     def _has_work(self) -> bool:
-        """Tell whether operations still wait for their turn, which will then be refused."""
+        """Return whether operations are pending; they will be refused when they start."""
         with engine.lock:
             return any(op.actor is self.actor for op in engine.pending)
 
@@ -142,22 +151,22 @@ class Session:
             self._loop.call_later(0.05, self._stop_later)
         else:
             engine.retire(self.actor)
-            self._loop.stop()
+            self._loop_thread.stop()
 
     @property
-    def is_own(self) -> bool:
-        """True if the session was made in this process, not in one that forked this one."""
+    def is_in_creating_process(self) -> bool:
+        """False in a process that was forked after the session was created."""
         return self._process == os.getpid()
 
     def check(self) -> None:
-        """Raise the error that ended this session, if there is one.
+        """Raise the error that ended this session, if any.
 
         Raises:
-            KVStoreError: it is closed, or belongs to the parent of this process.
+            KVStoreError: the session is closed, or belongs to the parent of this process.
             NodeGone: the job has failed.
         """
-        if not self.is_own:
-            raise KVStoreError("this store belongs to the process that forked this one: create one here")
+        if not self.is_in_creating_process:
+            raise KVStoreError("this store belongs to the parent of this forked process: create another store here")
         if self.closed:
             raise KVStoreError("this store has been closed: nothing can be pushed or pulled any more")
         if self.error is not None:
@@ -172,37 +181,41 @@ class Session:
                     await self._open()
                     self._joined.set_result(None)
                     flight.describe("kvstore", self._report)
+                    self._background(watch(self._log_waits))
                     await self._leaving.wait()
                 finally:
                     flight.forget("kvstore")
                     follow.cancel()
                     await asyncio.gather(follow, return_exceptions=True)
                     await self._end()
-                if self.failed:
-                    raise ProgramFailed(self.failed)
+                if self.failure:
+                    raise ProgramFailed(self.failure)
             self.node.check()
         except BaseException as error:
             self.lost = error if isinstance(error, NodeGone) else None
             self._fail(error)
-            if not self._joined.done():  # nobody will close it
+            if not self._joined.done():  # the caller will not close it
                 self._joined.set_exception(error)
                 self._loop.call_soon(self._stop_later)
 
-    failed = ""
-    """Why the program fails, reported to the job at its end."""
+    failure = ""
+    """The reason why the program fails; reported to the job at its end."""
+
+    async def _log_waits(self, waits: Waits) -> None:
+        await log_waits(self.node, self._sender, self._servers, self.names, waits)
 
     def _report(self) -> dict[str, Any]:
-        """This worker's part of flight reports."""
-        return report.of_node(self.node, facts.of_process()[0])
+        """Return this worker's section of flight reports."""
+        return flight_report.node_report(self.node, worker_facts.process_facts()[0])
 
     async def _follow(self) -> None:
         """Pass each new view to the servers' calls, until the job ends."""
         view = self.node.view
         try:
             while True:
-                self._servers.know(view)
-                self.windows.forget()
-                view = await self.node.changed(view.epoch)
+                self._servers.update_view(view)
+                self.windows.clear()
+                view = await self.node.wait_for_change(view.epoch)
         except asyncio.CancelledError:
             raise
         except BaseException as error:
@@ -211,24 +224,46 @@ class Session:
 
     async def _open(self) -> None:
         """Open the store on all servers, which compare this worker's facts with the others'."""
-        said, hints = facts.of_process()
+        own_facts, hints = worker_facts.process_facts()
         for home in range(self._servers.count):
-            await facts.tell(self._servers, home, self._kind, said, hints if home == 0 else {})
+            await worker_facts.open_with_facts(self._servers, home, self._kind, own_facts, hints if home == 0 else {})
 
     @property
     def _kind(self) -> dict[str, Any]:
         name, bound = self.mode
         return {"mode": name} if bound is None else {"mode": name, "max_staleness": bound}
 
-    async def _compare(self, entries: Sequence[KeyState]) -> None:
-        """Compare the keys' shapes and dtypes with the other workers'; a difference fails the whole job."""
+    async def _compare(self, own_facts: Mapping[str, str]) -> None:
+        """Compare facts, such as the keys' shapes, with the other workers'; a difference fails the whole job."""
         try:
-            await facts.tell(self._servers, 0, self._kind, facts.of_keys(entries), {})
+            await worker_facts.open_with_facts(self._servers, 0, self._kind, own_facts, {})
         except KVStoreError as error:
-            self.failed = str(error)
-            self._fail(error)
-            self._leaving.set()
+            self._fail_job(error)
             raise
+
+    def _fail_job(self, error: BaseException) -> None:
+        """Fail the whole job: the other workers would wait for this one forever."""
+        self.failure = f"{type(error).__name__}: {error}" if not isinstance(error, KVStoreError) else str(error)
+        self._fail(error)
+        self._leaving.set()
+
+    def _handle_start_failure(self, op: Operation, error: BaseException) -> None:
+        """Abandon the pushes of an operation that could not start, or fail the job if it was an init."""
+        if self.error is not None or not isinstance(error, Exception):
+            return
+        if op.name == "kvstore init":
+            self._fail_job(error)
+        elif isinstance(owner := getattr(op.function, "__self__", None), Transfers):
+            by_home: dict[int, list[tuple[Key, int, int]]] = {}
+            for shard, number in owner.count_failed_pushes(op):
+                by_home.setdefault(shard.home, []).append((shard.key, shard.part, number))
+            for home, pushes in by_home.items():
+                self._background(self._sender.abandon(home, pushes, error))
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _end(self) -> None:
         await self._sender.close()
@@ -244,12 +279,12 @@ class Session:
         self.error = self.error or error
         self._servers.fail(error)
         self._sender.fail(error)
-        self.windows.forget()
+        self.windows.clear()
 
-    # -- what is sent ----------------------------------------------------------------------------------
+    # -- sending ---------------------------------------------------------------------------------------
 
     def submit(self, items: list[Item]) -> None:
-        """Enqueue items for sending; from any thread."""
+        """Enqueue items for sending, from any thread."""
         self._inbox.append(items)
         if len(self._inbox) == 1:
             self._loop.call_soon_threadsafe(self._put)
@@ -262,20 +297,20 @@ class Session:
                     for exchange in item.exchanges:
                         exchange.end(self.error)
                 continue
-            self._activity = f"{items[0].operation} of key {items[0].shard.key!r}, number {items[0].number}"
+            self._activity = f"{items[0].operation} of key {format_key(items[0].shard.key)}, number {items[0].number}"
             self._sender.put(items)
 
     def doing(self) -> str:
-        """Description of what this worker waits for, which the others are shown if it fails."""
-        waiting = self._sender.under_way()
-        if not waiting:
+        """Describe this worker's current activity; the others log it if this worker fails."""
+        pending = self._sender.pending()
+        if not pending:
             return f"computing since {self._activity}" if self._activity else "starting"
-        first = waiting[0]
-        more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
-        return f"{first.operation} of key {first.shard.key!r}, number {first.number}{more}"
+        first = pending[0]
+        more = f" and {len(pending) - 1} more" if len(pending) > 1 else ""
+        return f"{first.operation} of key {format_key(first.shard.key)}, number {first.number}{more}"
 
     def spawn(self, work: Callable[[], Awaitable[object]]) -> Deferred:
-        """Run a coroutine function, as an operation of the actor (on the loop)."""
+        """Run a coroutine function as an operation of the actor (call this on the loop)."""
         cancelled: list[OperationCancelled] = []
 
         def cancel() -> None:
@@ -292,8 +327,8 @@ class Session:
             except asyncio.CancelledError:
                 deferred.end(self.error or (cancelled[0] if cancelled else KVStoreError("the store was closed")))
                 raise
-            except Exception as error:
-                if isinstance(error, NodeGone):  # heard here before the news of it: nothing more may be sent
+            except Exception as error:  # it becomes the error of the operation
+                if isinstance(error, NodeGone):  # raised here before the session learns of it: send nothing more
                     self._fail(error)
                 deferred.end(error)
             else:
@@ -315,184 +350,244 @@ class Session:
 
     # -- requests (on the loop) ------------------------------------------------------------------------
 
-    async def init(self, entries: Sequence[KeyState], values: Sequence[np.ndarray[Any, Any]], barrier: str) -> None:
-        """Take part in keys: give them their first values, or wait until another worker did.
+    async def init(
+        self, entries: Sequence[KeyState], values: Sequence[np.ndarray[Any, Any]], barrier: str,
+        facts: Mapping[str, str],
+    ) -> None:  # fmt: skip
+        """Initialize keys with values, or wait until another worker has done so.
 
         Args:
             entries: the keys.
-            values: their values. Those of the leading worker count.
-            barrier: what all workers wait at before anyone pushes.
+            values: their values. Those of the leading worker are used.
+            barrier: the barrier of all workers before the first push.
+            facts: further facts that must be equal on all workers.
         """
-        await self._compare(entries)
+        await self._compare({**worker_facts.key_facts(entries), **facts})
         if self.node.is_past(barrier):
             await self._enrol(entries, {}, exist=True)
         else:
-            await self._begin(entries, values)
+            try:
+                await self._begin(entries, values)
+            except CommError as error:
+                self._fail_job(KVStoreError(f"init of {_list_keys(entries)} was refused: {error}"))
+                raise
         await self.node.barrier(barrier)
 
     async def _begin(self, entries: Sequence[KeyState], values: Sequence[np.ndarray[Any, Any]]) -> None:
-        """Give keys their values, if this worker leads, or once it does; return when they have them."""
-        waiting = None if self.leads else asyncio.create_task(self._enrol(entries, {}))
-        if waiting is not None and await self._unless_leading(waiting):
+        """Send the initial values of keys if this worker leads, or once it does; return when the keys have values."""
+        enrolment = None if self.leads else asyncio.create_task(self._enrol(entries, {}))
+        if enrolment is not None and await self._unless_leading(enrolment):
             return
         tensors: dict[Shard, Tensor] = {}
         for entry, value in zip(entries, values, strict=True):
             tensors.update(zip(entry.shards, map(Tensor.of, entry.pieces(value)), strict=True))
         await self._enrol(entries, tensors)
 
-    async def _unless_leading(self, waiting: asyncio.Task[None]) -> bool:
-        """Await something that needs the leading worker; return whether it came, and not that worker's end."""
-        leading = asyncio.create_task(self._lead())
+    async def _unless_leading(self, task: asyncio.Task[None]) -> bool:
+        """Wait for a task that needs the leading worker; return False if this worker becomes the leader first."""
+        promotion = asyncio.create_task(self._wait_until_leading())
         try:
-            await asyncio.wait({waiting, leading}, return_when=asyncio.FIRST_COMPLETED)
-            if waiting.done():
-                await waiting
+            await asyncio.wait({task, promotion}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                await task
                 return True
-            leading.result()
+            promotion.result()
             return False
         finally:
-            waiting.cancel()
-            leading.cancel()
-            await asyncio.gather(waiting, leading, return_exceptions=True)
+            task.cancel()
+            promotion.cancel()
+            await asyncio.gather(task, promotion, return_exceptions=True)
 
-    async def _lead(self) -> None:
+    async def _wait_until_leading(self) -> None:
         """Wait until this worker leads."""
         while not self.leads:
-            await self.node.changed()
+            await self.node.wait_for_change()
 
     async def barrier(self, entries: Sequence[KeyState], then: Callable[[], Awaitable[object]] | None = None) -> None:
-        """Wait until every worker has come here; who still has batches left is not held up meanwhile.
+        """Wait until every worker has reached the barrier; workers that still have batches are not blocked.
 
         Args:
             entries: the keys.
-            then: what is done when all have come, and before anyone goes on.
+            then: called when all have arrived, before any worker continues.
         """
         await self.rest(entries)
-        self.met = await self.node.barrier("kvstore", meet=True)
-        # Nobody may push before all take part again.
+        self.barrier_rounds = await self.node.barrier("kvstore", meet=True)
+        # No worker may push before all are counted again.
         await self._enrol(entries, {}, exist=True)
         if then is not None:
             await then()
-        await self.node.barrier(f"kvstore {self.met}", meet=True)
+        await self.node.barrier(f"kvstore {self.barrier_rounds}", meet=True)
 
     async def attend(self) -> None:
-        """Let the others wait for this worker at :meth:`barrier` from now on, if it joined late.
+        """Take part in :meth:`barrier` from now on, if this worker joined late.
 
-        Those that ended a round of it before this call have passed all of it when this returns.
+        Workers that completed a round of it before this call have left the barrier when this returns.
         """
-        met = 0 if self.met else await self.node.attend("kvstore")
-        if met and not self.node.has_ended(f"kvstore {met}"):
-            await self.node.barrier(f"kvstore {met}", meet=True)
+        rounds = 0 if self.barrier_rounds else await self.node.attend("kvstore")
+        if rounds and not self.node.has_ended(f"kvstore {rounds}"):
+            await self.node.barrier(f"kvstore {rounds}", meet=True)
 
     async def rest(self, entries: Sequence[KeyState]) -> None:
-        """Let rounds proceed without this worker, which has nothing more to push for now."""
-        await self._administer("rest", {}, entries, {})
+        """Pause this worker: rounds proceed without it until it is counted again."""
+        await self._call_for_parts("rest", {}, entries, {})
 
-    async def configure(self, optimizer: dict[str, Any] | None, number: int) -> None:
-        """Let all servers update by an optimizer.
+    async def configure(self, optimizer: dict[str, Any] | None, number: int, space: str = PLAIN) -> None:
+        """Set the optimizer of a key space on all servers.
 
         Args:
             optimizer: its configuration.
-            number: counts the optimizers of the job. What comes late of an earlier one, or was sent before, is ignored.
+            number: counts the optimizers of the space. Late messages of earlier optimizers, and repetitions, are
+                ignored.
+            space: the key space.
         """
         self._turn += 1
-        await self._configure(optimizer, [number, self.node.incarnation, self._turn])
+        await self._configure(optimizer, [number, self.node.incarnation, self._turn], space)
 
-    async def configure_together(self, optimizer: dict[str, Any] | None, number: int) -> None:
-        """As :meth:`configure`, by the worker of rank 0; the others wait until it has, and do it if it was lost."""
-        barrier = f"optimizer {number}"
-        if self._begins(barrier):
-            await self.configure(optimizer, number)
+    async def configure_together(
+        self, optimizer: dict[str, Any] | None, number: int, space: str = PLAIN, facts: Mapping[str, str] | None = None
+    ) -> None:  # fmt: skip
+        """Call :meth:`configure` on the worker of rank 0; the others wait, and call it themselves if it is lost.
+
+        Args:
+            optimizer: as for :meth:`configure`.
+            number: as for :meth:`configure`.
+            space: as for :meth:`configure`.
+            facts: facts that must be equal on all workers.
+
+        Raises:
+            Refused: the servers cannot make the optimizer; raised on every worker, since all of them send it.
+        """
+        if facts:  # a worker with other facts would wait at another barrier
+            await self._compare(facts)
+        barrier, refused = f"optimizer {number}{suffix(space)}", None
+        if self._acts_for_all(barrier):
+            try:
+                await self.configure(optimizer, number, space)
+            except Refused as error:
+                refused = error
         await self.node.barrier(barrier)
-        await self._configure(optimizer, [number, 0, 0])
+        if refused is not None:
+            raise refused
+        await self._configure(optimizer, [number, 0, 0], space)
 
-    async def _configure(self, optimizer: dict[str, Any] | None, order: list[int]) -> None:
-        header = {"optimizer": optimizer, "order": order}
+    async def _configure(self, optimizer: dict[str, Any] | None, order: list[int], space: str) -> None:
+        header: dict[str, Any] = {"optimizer": optimizer, "order": order}
+        if space:
+            header["space"] = space
         await asyncio.gather(*(self._servers.call(home, "set_optimizer", header) for home in range(self.servers)))
 
     async def load_states_together(self, entries: Sequence[KeyState], states: dict[Shard, bytes], barrier: str) -> None:
-        """Let the optimizers of all parts go on from the states that the worker of rank 0 has."""
-        if self._begins(barrier):
-            tensors = {shard: Tensor.of(np.frombuffer(found, np.uint8)) for shard, found in states.items()}
-            await self._administer("load_states", {}, entries, tensors)
+        """Load the optimizer states of the worker of rank 0 into all parts."""
+        if self._acts_for_all(barrier):
+            tensors = {shard: Tensor.of(np.frombuffer(content, np.uint8)) for shard, content in states.items()}
+            await self._call_for_parts("load_states", {}, entries, tensors)
         await self.node.barrier(barrier)
 
-    def _begins(self, barrier: str) -> bool:
-        """Tell whether this worker must do what one does for all: it has rank 0, and was there before it was done."""
+    def _acts_for_all(self, barrier: str) -> bool:
+        """Return whether this worker acts for all: it has rank 0, and the barrier is not over yet."""
         return self.node.rank == 0 and not self.node.is_past(barrier)
 
     @property
     def leads(self) -> bool:
-        """True if this worker has the lowest rank of those alive."""
+        """True if this worker has the lowest rank of the live workers."""
         return self.node.rank == min((member.rank for member in self.node.view.workers), default=self.node.rank)
 
-    async def position(self, reached: Sequence[int] | None = None) -> list[int]:
-        """The job's position in its data, the furthest that was reported: [fit, epoch, step]; empty at its start.
+    async def position(self, progress: Sequence[int] | None = None) -> list[int]:
+        """Return the furthest reported position of the job in its data: [fit, epoch, step]; empty at its start.
 
         Args:
-            reached: how far it has come, as this worker knows.
+            progress: a position to report first.
         """
-        header = {} if reached is None else {"position": list(reached)}
+        header = {} if progress is None else {"position": list(progress)}
         calls = (self._servers.call(home, "position", header) for home in range(self._servers.count))
         return max([list(answer.header["position"]) for answer in await asyncio.gather(*calls)])
 
     async def save_states(self, entries: Sequence[KeyState]) -> dict[Shard, bytes]:
-        """The states of the optimizers of all parts."""
-        found: dict[Shard, bytes] = {}
+        """Return the optimizer states of all parts."""
+        states: dict[Shard, bytes] = {}
         for home, shards in _by_home(entries):
             parts = [_part(shard, self._number(entries, shard)) for shard in shards]
             answer = await self._servers.call(home, "save_states", {"parts": parts})
-            found.update((shard, bytes(tensor.data)) for shard, tensor in zip(shards, answer.tensors, strict=True))
-        return found
+            states.update((shard, bytes(tensor.data)) for shard, tensor in zip(shards, answer.tensors, strict=True))
+        return states
 
     async def stats(self) -> list[dict[str, Any]]:
-        """Statistics of each server."""
+        """Return the statistics of each server."""
         return [(await self._servers.call(home, "stats", {})).header for home in range(self._servers.count)]
 
     async def _enrol(self, entries: Sequence[KeyState], tensors: dict[Shard, Tensor], exist: bool = False) -> None:
         member = self.node.view.find(self.node.id)
         joined = member.epoch if isinstance(member, Member) else 0
         header = {"rank": self.node.rank, "joined": joined, "exists": exist}
-        numbers = await self._administer("init", header, entries, tensors)
+        counts: dict[Shard, int] = {}
+        numbers = await self._call_for_parts("init", header, entries, tensors, counts, ranges=True)
         for entry in entries:
             entry.numbers = [numbers[shard] for shard in entry.shards]
+            entry.count = max([counts.get(shard, 0) for shard in entry.shards])
+
+    async def recount(self, entries: Sequence[KeyState]) -> None:
+        """Update the number of updates of each key from the servers."""
+        if entries:
+            await self._enrol(entries, {}, exist=True)
 
     def _number(self, entries: Sequence[KeyState], shard: Shard) -> int:
-        entry = next(entry for entry in entries if entry.key == shard.key)
+        entry = next(entry for entry in entries if entry.shards[0].key == shard.key)
         return entry.numbers[shard.part]
 
-    async def _administer(
-        self, operation: str, header: dict[str, Any], entries: Sequence[KeyState], tensors: dict[Shard, Tensor]
-    ) -> dict[Shard, int]:
-        """Call an operation for every part of some keys; returns the numbers of the answers."""
+    async def _call_for_parts(
+        self, operation: str, header: dict[str, Any], entries: Sequence[KeyState], tensors: dict[Shard, Tensor],
+        counts: dict[Shard, int] | None = None, ranges: bool = False,
+    ) -> dict[Shard, int]:  # fmt: skip
+        """Call an operation for every part of some keys; return the numbers in the answers.
+
+        Args:
+            operation: the operation.
+            header: the header, without the parts.
+            entries: the keys.
+            tensors: tensors to send, by part.
+            counts: filled with the counts in the answers.
+            ranges: whether to send the range of each part within its key.
+        """
         self._turn += 1
         header = {**header, "turn": self._turn}
         numbers: dict[Shard, int] = {}
+        shapes = {shard: entry.shape for entry in entries for shard in entry.shards}
 
         async def ask(home: int, shards: list[Shard]) -> None:
-            given = [tensors[shard] for shard in shards if shard in tensors]
+            part_tensors = [tensors[shard] for shard in shards if shard in tensors]
             parts = {**header, "parts": [_part(shard) for shard in shards]}
-            answer: Message = await self._servers.call(home, operation, parts, given)
+            if ranges:
+                parts["ranges"] = [[shard.start, shard.stop, list(shapes[shard])] for shard in shards]
+            answer: Message = await self._servers.call(home, operation, parts, part_tensors)
             numbers.update(zip(shards, answer.header["numbers"], strict=True))
+            if counts is not None:
+                counts.update(zip(shards, answer.header.get("counts", ()), strict=False))
 
         await asyncio.gather(*(ask(home, shards) for home, shards in _by_home(entries)))
         return numbers
 
 
+def _list_keys(entries: Sequence[KeyState]) -> str:
+    more = f" and {len(entries) - 3} more keys" if len(entries) > 3 else ""
+    return ", ".join(format_key(entry.shards[0].key) for entry in entries[:3]) + more
+
+
 def _by_home(entries: Iterable[KeyState]) -> list[tuple[int, list[Shard]]]:
-    """The parts of keys by the server that keeps them, as many as a request may have."""
-    found: dict[int, list[Shard]] = {}
+    """Return the shards of keys by home, split into requests."""
+    by_home: dict[int, list[Shard]] = {}
     for entry in entries:
         for shard in entry.shards:
-            found.setdefault(shard.home, []).append(shard)
+            by_home.setdefault(shard.home, []).append(shard)
     return [
-        (home, shards[start : start + MOST]) for home, shards in found.items() for start in range(0, len(shards), MOST)
+        (home, shards[start : start + MAX_SHARDS])
+        for home, shards in by_home.items()
+        for start in range(0, len(shards), MAX_SHARDS)
     ]
 
 
 def _part(shard: Shard, number: int = 0) -> list[Any]:
-    found = [shard.key, shard.part, shard.home]
-    return [*found, number] if number else found
+    fields = [shard.key, shard.part, shard.home]
+    return [*fields, number] if number else fields
 
 
 async def _as_coroutine(work: Callable[[], Awaitable[T]]) -> T:

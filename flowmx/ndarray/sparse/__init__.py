@@ -1,4 +1,4 @@
-"""``mx.nd.sparse``: sparse arrays, and the operators that know them."""
+"""``mx.nd.sparse``: sparse arrays, and the operators that support them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from flowmx.errors import ParameterError
-from flowmx.ndarray import functions
+from flowmx.ndarray import binary, functions
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.sparse import calls
 from flowmx.ndarray.sparse.arrays import BaseSparseNDArray, CSRNDArray, RowSparseNDArray, allocated
 from flowmx.ndarray.sparse.creation import array, csr_matrix, empty, row_sparse_array, zeros
 from flowmx.ops.registry.namespaces import SPARSE
 from flowmx.ops.sparse.content import INDEX, Rows, distinct
-from flowmx.ops.sparse.parts import retained
+from flowmx.ops.sparse.slicing import retain_rows
 
 __all__ = [
     "BaseSparseNDArray", "CSRNDArray", "RowSparseNDArray", "add", "array", "csr_matrix", "divide", "empty", "multiply",
@@ -27,13 +27,11 @@ def _two(name: str, swapped: str) -> Any:
     def function(lhs: Any, rhs: Any) -> Any:
         sparse = isinstance(lhs, BaseSparseNDArray) or isinstance(rhs, BaseSparseNDArray)
         if not sparse:
-            from flowmx.ndarray import binary
-
             return getattr(binary, name)(lhs, rhs)
         if isinstance(lhs, BaseSparseNDArray):
             return getattr(lhs, f"__{swapped}__")(rhs)
         if isinstance(lhs, NDArray):
-            same = tuple(lhs._shape) == tuple(rhs._shape)
+            same = tuple(lhs.dims) == tuple(rhs.dims)
             return functions.op(("elemwise_" if same else "broadcast_") + _SHORT[name], lhs, rhs)
         return getattr(rhs, f"__r{swapped}__")(lhs)
 
@@ -48,39 +46,39 @@ multiply, divide = _two("multiply", "mul"), _two("divide", "truediv")
 
 
 def retain(data: Any = None, indices: Any = None, out: Any = None, name: Any = None, **kwargs: Any) -> Any:
-    """The rows of a row_sparse array at the given numbers, as a row_sparse array.
+    """Select rows of a row_sparse array by number, as a row_sparse array.
 
     Args:
         data: the array.
         indices: row numbers, an array of any dtype.
         out: an array to write into.
         name: kept for MXNet's scripts.
-        kwargs: there are none.
+        kwargs: must be empty.
     """
     if kwargs:
-        raise ParameterError(f"retain: there is no parameter {next(iter(kwargs))!r}, only data and indices")
+        raise ParameterError(f"retain: unknown parameter {next(iter(kwargs))!r}, expected data and indices")
     return functions.op("_sparse_retain", data, indices, **({} if out is None else {"out": out}))
 
 
 def distinct_rows(array: Any, row_id: Any) -> Any:
-    """The rows of a row_sparse array whose numbers an array of any shape holds, each once, in order."""
-    made = allocated("row_sparse", array._storage.device, array.shape, array._dtype)
+    """Select the rows of a row_sparse array whose numbers ``row_id`` (any shape) contains, each once, in order."""
+    rows = allocated("row_sparse", array.storage.device, array.shape, array.element_type)
     ids = row_id.as_in_context(array.context)
-    calls.compute(array._storage.device, "retain", _distinct, (array, ids), made)
-    return made
+    calls.compute(array.storage.device, "retain", _distinct, (array, ids), rows)
+    return rows
 
 
 def _distinct(content: Any, row_id: Any) -> Any:
-    return retained(None, content, distinct(row_id))
+    return retain_rows(None, content, distinct(row_id))
 
 
 def with_all_rows(array: Any) -> Any:
-    """A row_sparse array with all rows of a dense one, whose memory it takes: nothing else may use that."""
-    made = allocated("row_sparse", array._storage.device, array.shape, array._dtype)
+    """Create a row_sparse array with all rows of a dense one. It takes over the memory, which nothing else may use."""
+    rows = allocated("row_sparse", array.storage.device, array.shape, array.element_type)
     calls.compute(
-        array._storage.device, "cast_storage", lambda x: Rows(x, np.arange(len(x), dtype=INDEX)), (array,), made
+        array.storage.device, "cast_storage", lambda x: Rows(x, np.arange(len(x), dtype=INDEX)), (array,), rows
     )
-    return made
+    return rows
 
 
 def __getattr__(name: str) -> Any:
@@ -88,4 +86,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *dir(functions)})
+    return sorted({*__all__, *dir(functions)})

@@ -1,7 +1,7 @@
 """Sparse arrays: ``CSRNDArray`` and ``RowSparseNDArray``.
 
-A sparse array is a handle on a storage, as a dense one. The storage's content is not one array but a few
-(``ops/sparse/content.py``), which are replaced together: they have one variable.
+A sparse array is a handle on a storage, like a dense one. The storage's content consists of several arrays
+(``ops/sparse/content.py``), which are replaced together and share one engine variable.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from flowmx import devices
 from flowmx.devices import Context, Device
 from flowmx.engine.runtime import engine
 from flowmx.errors import ArgumentError, DataError, MXNetError
-from flowmx.ndarray.array import NDArray, array, on_context
+from flowmx.late_binding import late
+from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.core import BaseArray, Storage
+from flowmx.ndarray.creation import array, on_context
 from flowmx.ops.registry.dtypes import DType, as_dtype
 from flowmx.ops.sparse.content import (
     INDEX,
@@ -26,11 +28,11 @@ from flowmx.ops.sparse.content import (
     Csr,
     Rows,
     Unordered,
-    check,
+    check_format,
     check_lengths,
-    nothing,
     to_dense,
-    usable,
+    validate_content,
+    zero_content,
 )
 from flowmx.ops.sparse.shapes import CsrShape, RowSparseShape, SparseShape
 
@@ -41,21 +43,21 @@ class SparseStorage(Storage):
     """The content of a sparse array, as a variable of the engine."""
 
     def ensure(self) -> Any:
-        """The content: nothing is stored where nothing was written."""
+        """Return the content, which is empty before the first write."""
         if self.array is None:
-            self.array = nothing(_stype(self.shape), self.shape, self.dtype)
+            self.array = zero_content(_stype(self.shape), self.shape, self.dtype)
         return self.array
 
     def whole(self) -> BaseArray:
-        """A handle on it, without history."""
-        made = cast("BaseArray", object.__new__(CLASSES[_stype(self.shape)]))
-        made._storage, made._shape, made._dtype = self, self.shape, self.dtype
-        return made
+        """Return a handle on the content, without history."""
+        handle = cast("BaseArray", object.__new__(CLASSES[_stype(self.shape)]))
+        handle.storage, handle.dims, handle.element_type = self, self.shape, self.dtype
+        return handle
 
     def fingerprint(self) -> object:
         content = self.array
         return (
-            None if content is None else tuple([zlib.crc32(np.ascontiguousarray(each).tobytes()) for each in content])
+            None if content is None else tuple([zlib.crc32(np.ascontiguousarray(part).tobytes()) for part in content])
         )
 
 
@@ -66,52 +68,52 @@ def _stype(shape: Any) -> str:
 def allocated(
     stype: str, device: Device, shape: tuple[int, ...], dtype: DType, content: Content | None = None
 ) -> BaseSparseNDArray:
-    """A new sparse array; ``content`` is what it stores, where that is known already."""
+    """Create a sparse array with a content (default: allocated at the first write)."""
     kind = SHAPES[stype](shape)
     storage = SparseStorage(device, kind, dtype, content)
     return cast("BaseSparseNDArray", storage.whole())
 
 
 class NotSupportedForSparseNDArray(MXNetError, NotImplementedError):
-    """A function can not work on sparse arrays.
+    """A function does not support sparse arrays.
 
     Args:
-        function: it.
-        alias: its other name, or None.
-        args: its arguments.
+        function: the function.
+        alias: the function's other name, or None.
+        args: the function's arguments.
     """
 
     def __init__(self, function: Any, alias: str | None, *args: Any) -> None:
-        called = function.__name__ + (f" (namely {alias})" if alias else "")
-        kinds = ", ".join(type(each).__name__ for each in args)
-        super().__init__(f"{called} does not support sparse arrays; it was given {kinds}")
+        name = function.__name__ + (f" (namely {alias})" if alias else "")
+        kinds = ", ".join(type(arg).__name__ for arg in args)
+        super().__init__(f"{name} does not support sparse arrays; it was given {kinds}")
 
 
 class BaseSparseNDArray(NDArray):
-    """Base of the sparse arrays, which store what differs from zero.
+    """Base class of sparse arrays, which store only nonzero elements or rows.
 
-    Everything is as of :class:`~flowmx.ndarray.NDArray` but for what is said here: operators that have a way for them
-    leave them sparse, for others they are made dense, with a warning.
+    The methods are those of :class:`~flowmx.ndarray.NDArray`, except those below. Operators with a sparse
+    implementation return sparse arrays; all others convert the arrays to dense, with a warning.
     """
 
     __hash__ = object.__hash__
 
-    # -- what it is ------------------------------------------------------------------------------------
+    # -- properties ------------------------------------------------------------------------------------
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The length of each axis."""
-        return tuple(self._shape)
+        return tuple(self.dims)
 
     @property
     def stype(self) -> str:
         """The storage type: ``csr`` or ``row_sparse``."""
-        return _stype(self._shape)
+        return _stype(self.dims)
 
     @property
     def size(self) -> NoReturn:
-        """Not given: of a sparse array it could be two things."""
-        raise NotImplementedError("size: it is ambiguous for a sparse array: ask for its shape, or for data.size")
+        """Not supported: the size could count the stored elements or all elements."""
+        raise NotImplementedError("size: ambiguous for a sparse array; use its shape, or data.size")
 
     @property
     def _num_aux(self) -> int:
@@ -129,41 +131,41 @@ class BaseSparseNDArray(NDArray):
 
     # -- reading ---------------------------------------------------------------------------------------
 
-    def _read(self) -> Any:
-        content = self._storage.array
+    def raw(self) -> Any:
+        content = self.storage.array
         if content.__class__ is Unordered:
             return content.in_order()
-        return self._storage.ensure() if content is None else content
+        return self.storage.ensure() if content is None else content
 
-    _written = _read
+    raw_for_writing = raw
 
     def _content(self) -> Content:
-        """The content as it was given, which is waited for."""
-        engine.wait_variable(self._storage)
-        return cast("Content", self._storage.ensure())
+        """Return the content; block until it is computed."""
+        engine.wait_variable(self.storage)
+        return cast("Content", self.storage.ensure())
 
     def _part(self, values: Any) -> NDArray:
-        """A new dense array on this one's device."""
+        """Create a dense array on this array's device."""
         return array(values, self.context, values.dtype)
 
     def _host(self) -> Any:
-        return to_dense(self._read(), self.shape)
+        return to_dense(self.raw(), self.shape)
 
     def asnumpy(self) -> np.ndarray[Any, Any]:
-        """The content as a dense NumPy array; blocks until it is there."""
+        """Copy the content into a dense NumPy array; block until it is computed."""
         return to_dense(self._content(), self.shape)
 
     def asscalar(self) -> NoReturn:
-        """Not given for sparse arrays."""
-        raise NotImplementedError("asscalar: not for sparse arrays; make it dense with tostype('default')")
+        """Not supported for sparse arrays."""
+        raise NotImplementedError("asscalar: not supported for sparse arrays; make it dense with tostype('default')")
 
     def __float__(self) -> NoReturn:
-        raise TypeError(f"a {type(self).__name__} is no number")
+        raise TypeError(f"a {type(self).__name__} cannot be converted to a number")
 
     __int__ = __index__ = __float__
 
     def tolist(self) -> NoReturn:
-        """Not given for sparse arrays."""
+        """Not supported for sparse arrays."""
         raise AttributeError(f"{type(self).__name__!r} object has no attribute 'tolist'")
 
     def __bool__(self) -> NoReturn:
@@ -171,37 +173,37 @@ class BaseSparseNDArray(NDArray):
 
     @property
     def data(self) -> NDArray:
-        """A copy of the stored elements or rows; blocks until they are there."""
+        """A copy of the stored elements or rows; blocks until they are computed."""
         return self._part(self._content().data)
 
     @data.setter
     def data(self, value: Any) -> NoReturn:
         raise NotImplementedError(
-            "data: what is stored is not replaced in part; assign to the whole array: x[:] = value"
+            "data: the stored values cannot be replaced alone; assign to the whole array: x[:] = value"
         )
 
     @property
     def indices(self) -> NDArray:
-        """A copy of where they belong, int64: columns of elements, or numbers of rows; blocks until they are there."""
+        """A copy of the positions (int64): columns of elements, or row numbers; blocks until they are computed."""
         return self._part(self._content().indices)
 
     @indices.setter
     def indices(self, value: Any) -> NoReturn:
-        raise NotImplementedError("indices: what is stored is not replaced in part; assign to the whole: x[:] = value")
+        raise NotImplementedError("indices: they cannot be replaced alone; assign to the whole array: x[:] = value")
 
     def check_format(self, full_check: bool = True) -> None:
-        """Check the form of what is stored; blocks until it is there.
+        """Check that the stored arrays are valid; block until they are computed.
 
         Args:
-            full_check: look at every index, not at the lengths alone.
+            full_check: check every index, not only the lengths.
 
         Raises:
-            DataError: it is not as it must be.
+            DataError: the arrays are invalid.
         """
-        check(self._content(), self.shape, full_check)
+        check_format(self._content(), self.shape, full_check)
 
     def __iter__(self) -> NoReturn:
-        raise NotImplementedError("a sparse array can not be iterated over; make it dense with tostype('default')")
+        raise NotImplementedError("a sparse array cannot be iterated over; make it dense with tostype('default')")
 
     def __contains__(self, value: Any) -> bool:
         return bool((self.asnumpy() == np.asarray(value)).any())
@@ -209,24 +211,24 @@ class BaseSparseNDArray(NDArray):
     # -- moving and converting -------------------------------------------------------------------------
 
     def tostype(self, stype: str) -> NDArray:
-        """The array in another storage type, ``default`` being dense; a copy.
+        """Copy the array to another storage type; ``default`` is dense.
 
         Raises:
-            ValueError: between the two sparse ones, or there is no such type.
+            ValueError: the type is unknown, or is the other sparse type.
         """
         if stype != self.stype and stype in CLASSES:
             raise ValueError(f"cast_storage from {self.stype} to {stype} is not supported: make it dense first")
         return self._call("cast_storage", stype=stype)
 
     def copyto(self, other: NDArray | Context) -> NDArray:
-        """Copy the content into another array, or into a new one on a context; returns that array.
+        """Copy the content into an array, or into a new array on a context; return the copy.
 
         Raises:
-            TypeError: the target is of the other sparse type, or neither array nor context.
-            ShapeError: it has another shape.
+            TypeError: the target has the other sparse type, or is neither array nor context.
+            ShapeError: the shapes differ.
         """
         if isinstance(other, Context):
-            other = allocated(self.stype, on_context(other), self.shape, self._dtype)
+            other = allocated(self.stype, on_context(other), self.shape, self.element_type)
         elif not isinstance(other, NDArray):
             raise TypeError(f"copyto does not support type {type(other)}")
         elif other is self:
@@ -234,42 +236,42 @@ class BaseSparseNDArray(NDArray):
             return cast("NDArray", False)
         elif other.stype not in ("default", self.stype):
             raise TypeError(f"copyto does not support destination NDArray stype {other.stype}")
-        _calls().copy(self, other)
+        late("ndarray.sparse.calls").copy(self, other)
         return other
 
     def copy(self) -> NDArray:
-        """A copy on the same device."""
+        """Return a copy on the same device."""
         return self._call("_copy")
 
     def astype(self, dtype: Any, copy: bool = True) -> NDArray:
-        """The content as another element type."""
-        wanted = as_dtype(dtype)
-        if not copy and wanted == self._dtype:
+        """Convert to another element type."""
+        target_dtype = as_dtype(dtype)
+        if not copy and target_dtype == self.element_type:
             return self
-        return self.copyto(allocated(self.stype, self._storage.device, self.shape, wanted))
+        return self.copyto(allocated(self.stype, self.storage.device, self.shape, target_dtype))
 
     def as_np_ndarray(self) -> NoReturn:
-        """Not given: arrays of ``mx.np`` are dense."""
+        """Not supported: arrays of ``mx.np`` are dense."""
         raise ValueError(f"cannot convert an array of stype {self.stype} to an array of mx.np: make it dense first")
 
     def reshape(self, *shape: Any, **kwargs: Any) -> NoReturn:
-        """Not given for sparse arrays."""
+        """Not supported for sparse arrays."""
         raise NotSupportedForSparseNDArray(self.reshape, None, shape)
 
     def __dlpack__(self, **options: Any) -> Any:
-        raise BufferError("a sparse array has no memory of its own form to lend; make it dense with tostype('default')")
+        raise BufferError("a sparse array cannot be exported with DLPack; make it dense with tostype('default')")
 
     def __getstate__(self) -> dict[str, Any]:
-        content = [np.array(each) for each in self._content()]
+        content = [np.array(part) for part in self._content()]
         return {"stype": self.stype, "shape": self.shape, "content": content, "context": self.context}
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
         if "handle" in saved:
-            made = importlib.import_module("flowmx.ndarray.sparse.creation").from_bytes(saved["handle"])
+            restored = late("ndarray.sparse.creation").from_bytes(saved["handle"])
         else:
-            made = _unpacked(**saved)
-        self._storage, self._shape, self._dtype = made._storage, made._shape, made._dtype
-        self._view = self._past = None
+            restored = _unpacked(**saved)
+        self.storage, self.dims, self.element_type = restored.storage, restored.dims, restored.element_type
+        self.strided_view = self.history = None
 
     def __reduce__(self) -> Any:
         return _unpickled, (type(self),), self.__getstate__()
@@ -280,7 +282,7 @@ class BaseSparseNDArray(NDArray):
     # -- indexing --------------------------------------------------------------------------------------
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Give the whole array another content: only ``x[:] = value`` exists."""
+        """Replace the whole content; only ``x[:] = value`` is supported."""
         if not isinstance(key, slice):
             if not isinstance(key, (int, tuple)):
                 raise ArgumentError(f"{type(self).__name__} only supports [:] for assignment, not [{key}]")
@@ -295,7 +297,7 @@ class BaseSparseNDArray(NDArray):
         elif isinstance(value, np.ndarray):
             name = type(self).__name__
             warnings.warn(f"Assigning non-NDArray object to {name} is not efficient", RuntimeWarning, stacklevel=2)
-            array(value, self.context, self._dtype).copyto(self)
+            array(value, self.context, self.element_type).copyto(self)
         else:
             raise TypeError(f"type {type(value)} not supported")
 
@@ -315,12 +317,12 @@ class BaseSparseNDArray(NDArray):
 
 
 def _arithmetic(name: str, both: str, broadcast: str, number: str) -> Any:
-    """The method of an arithmetic operator: elementwise where shapes are equal, else broadcast, or with a number."""
+    """Return an arithmetic method, from the operators for equal shapes, broadcasting, and numbers."""
 
     def method(self: NDArray, other: Any) -> Any:
         if isinstance(other, NDArray):
-            called = both if tuple(self._shape) == tuple(other._shape) else broadcast
-            return self._call(called, other)
+            op = both if tuple(self.dims) == tuple(other.dims) else broadcast
+            return self._call(op, other)
         if isinstance(other, _numbers):
             return self._call(number, scalar=float(other))
         raise TypeError(f"type {type(other)} not supported")
@@ -353,7 +355,7 @@ class CSRNDArray(BaseSparseNDArray):
     """A matrix in compressed sparse rows.
 
     Row ``i`` has the elements ``data[indptr[i]:indptr[i + 1]]``, in the columns ``indices[indptr[i]:indptr[i + 1]]``,
-    which ascend.
+    in ascending order.
 
     Example:
         >>> a = mx.nd.array([[0, 1, 0], [2, 0, 0], [0, 0, 0], [0, 0, 3]]).tostype("csr")
@@ -363,11 +365,11 @@ class CSRNDArray(BaseSparseNDArray):
 
     @property
     def indptr(self) -> NDArray:
-        """A copy of where each row begins, and the last ends, int64; blocks until it is there."""
+        """A copy of the row starts and the end of the last row (int64); blocks until they are computed."""
         return self._part(cast("Csr", self._content()).indptr)
 
     def asscipy(self) -> Any:
-        """A copy as SciPy's ``csr_matrix``; blocks until the content is there.
+        """Copy to SciPy's ``csr_matrix``; block until the content is computed.
 
         Raises:
             ImportError: SciPy is not installed.
@@ -377,28 +379,28 @@ class CSRNDArray(BaseSparseNDArray):
         return matrix(tuple(np.array(each) for each in content), shape=self.shape, dtype=self.dtype)
 
     def __getitem__(self, key: Any) -> NDArray:
-        """One row, or consecutive rows, as a new csr matrix."""
+        """Copy one row, or consecutive rows, to a new csr matrix."""
         if isinstance(key, slice):
             if key.step is not None:
                 raise ValueError("CSRNDArray only supports continuous slicing on axis 0")
             if key.start is None and key.stop is None:
                 return self
-            return self._call("slice", begin=(key.start or 0,), end=(key.stop or self._shape[0],))
+            return self._call("slice", begin=(key.start or 0,), end=(key.stop or self.dims[0],))
         if isinstance(key, tuple):
             raise ValueError("Multi-dimension indexing is not supported")
         if not isinstance(key, (int, np.integer)):
             raise ValueError(f"Undefined behaviour for {key}")
-        begin = self._shape[0] - 1 if key == -1 else int(key)
+        begin = self.dims[0] - 1 if key == -1 else int(key)
         return self._call("slice", begin=(begin,), end=(begin + 1,))
 
     def _fill(self, number: Any) -> None:
         if number != 0:
             raise ValueError("Assigning numeric types to CSRNDArray is not implemented yet.")
-        _calls().compute(self._storage.device, "_zeros", _zeros("csr", self), (), self)
+        late("ndarray.sparse.calls").compute(self.storage.device, "_zeros", _zeros("csr", self), (), self)
 
 
 class RowSparseNDArray(BaseSparseNDArray):
-    """An array of which some rows (parts along the first axis) are stored, the others being zero.
+    """An array that stores some of its rows (slices along the first axis); all others are zero.
 
     Row ``indices[i]`` is ``data[i]``; indices ascend.
 
@@ -409,7 +411,7 @@ class RowSparseNDArray(BaseSparseNDArray):
     """
 
     def __getitem__(self, key: Any) -> NDArray:
-        """The array itself, for ``x[:]``: nothing else exists."""
+        """Return the array itself for ``x[:]``; no other key is supported."""
         if isinstance(key, (int, np.integer)):
             raise MXNetError("__getitem__ with int key is not implemented for RowSparseNDArray yet")
         if isinstance(key, slice):
@@ -421,43 +423,41 @@ class RowSparseNDArray(BaseSparseNDArray):
         raise ValueError(f"Undefined behaviour for {key}")
 
     def retain(self, *args: Any, **kwargs: Any) -> Any:
-        """As :func:`flowmx.nd.sparse.retain`, all arguments of which are to be given, as in MXNet."""
-        return importlib.import_module("flowmx.ndarray.sparse").retain(*args, **kwargs)
+        """Call :func:`flowmx.nd.sparse.retain` with this method's arguments, as in MXNet."""
+        return late("ndarray.sparse").retain(*args, **kwargs)
 
     def _refuse_key(self) -> NoReturn:
         raise TypeError("RowSparseNDArray only supports [:] for assignment")
 
     def _fill(self, number: Any) -> None:
-        device, shape, dtype = self._storage.device, self.shape, self._dtype
+        device, shape, dtype = self.storage.device, self.shape, self.element_type
         if number == 0:
-            _calls().compute(device, "_zeros", _zeros("row_sparse", self), (), self)
+            late("ndarray.sparse.calls").compute(device, "_zeros", _zeros("row_sparse", self), (), self)
         else:
-            _calls().compute(
+            late("ndarray.sparse.calls").compute(
                 device, "full", lambda: Rows(np.full(shape, number, dtype), np.arange(shape[0], dtype=INDEX)), (), self
             )
 
 
 def _zeros(stype: str, like: BaseArray) -> Any:
-    shape, dtype = tuple(like._shape), like._dtype
-    return lambda: nothing(stype, shape, dtype)
+    shape, dtype = tuple(like.dims), like.element_type
+    return lambda: zero_content(stype, shape, dtype)
 
 
 def _unpacked(stype: str, shape: tuple[int, ...], content: Any, context: Context) -> BaseSparseNDArray:
-    """An array of what a pickle has of it, which may be damaged."""
-    kind, count = (Csr, 3) if stype == "csr" else (Rows, 2)
-    if stype not in CLASSES or len(content) != count or any(each.dtype != INDEX for each in content[1:]):
+    """Restore an array from a pickle, which may be damaged."""
+    content_class, count = (Csr, 3) if stype == "csr" else (Rows, 2)
+    if stype not in CLASSES or len(content) != count or any(part.dtype != INDEX for part in content[1:]):
         raise DataError(f"a pickled sparse array has storage type {stype!r} and {len(content)} parts: it is damaged")
-    given = kind(*content)
-    check_lengths(given, shape)
-    return allocated(stype, devices.get(context), shape, as_dtype(given.data.dtype), usable(given, shape))
+    restored = content_class(*content)
+    check_lengths(restored, shape)
+    return allocated(
+        stype, devices.get(context), shape, as_dtype(restored.data.dtype), validate_content(restored, shape)
+    )
 
 
 def _unpickled(kind: type[BaseSparseNDArray]) -> BaseSparseNDArray:
     return object.__new__(kind)
-
-
-def _calls() -> Any:
-    return importlib.import_module("flowmx.ndarray.sparse.calls")
 
 
 CLASSES: dict[str, type[BaseSparseNDArray]] = {"csr": CSRNDArray, "row_sparse": RowSparseNDArray}

@@ -1,7 +1,7 @@
-"""Calls of operators where sparse storage is concerned: by the operator's way, or on arrays made dense.
+"""Operator calls with sparse storage: by a sparse implementation, or on arrays made dense.
 
-A call is one operation of the engine, as elsewhere. How much a sparse result stores is known only when it has run, so
-its content, whatever it consists of, is one variable.
+A call is one operation of the engine, like dense calls. The size of a sparse result is known only when it has been
+computed, so its whole content is one engine variable.
 """
 
 from __future__ import annotations
@@ -18,118 +18,122 @@ from flowmx.engine.origin import warn_user
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import Operation, Variable
 from flowmx.errors import ShapeError, StorageFallbackWarning
+from flowmx.late_binding import late
 from flowmx.ndarray import core, views
 from flowmx.ndarray.array import NDArray
-from flowmx.ndarray.core import BaseArray, allocate, record, record_written, run_on
+from flowmx.ndarray.computations import run_on
+from flowmx.ndarray.core import BaseArray, allocate, record, record_written
 from flowmx.ndarray.recording import state
 from flowmx.ndarray.sparse.arrays import BaseSparseNDArray, allocated
 from flowmx.ops.control.custom import UserOperator, detach
 from flowmx.ops.registry.operators import Operator, Run, lookup
-from flowmx.ops.sparse.content import Content, Rows, copied
-from flowmx.ops.sparse.elementwise import converted, kind_of
+from flowmx.ops.sparse.content import Content, Rows, copy_content
+from flowmx.ops.sparse.dispatch import AnyContent, Call, SparseKernel, find_kernel
+from flowmx.ops.sparse.optimizer_updates import store_all_rows
 from flowmx.ops.sparse.shapes import stype_of
-from flowmx.ops.sparse.updates import complete
-from flowmx.ops.sparse.ways import Call, Raw, Way, find
+from flowmx.ops.sparse.unary import content_stype, convert
 
 _warned: set[tuple[str, int]] = set()
-"""The user's lines that were warned of, since sparse arrays are made dense there."""
+"""The user's lines that a :class:`StorageFallbackWarning` was issued for."""
 
 
 def invoke(op: Operator, inputs: Sequence[BaseArray], out: Any, device: Device | None, depth: int) -> Any:
-    """Enqueue an operator on arrays some of which are sparse, or that makes sparse ones; see ``core.invoke``.
+    """Enqueue an operator with sparse inputs or outputs; see ``core.invoke``.
 
     Raises:
-        NotImplementedError: they live on a device that computes asynchronously.
+        NotImplementedError: the arrays are on an asynchronous device.
     """
     mode = state.get()
     if mode.notes is not None:
         mode.notes.refuse()
-    given: list[BaseArray] = [] if out is None else [out] if isinstance(out, BaseArray) else list(out)
-    inputs = _together(op, inputs, given)
-    where = _device(op, [*inputs, *given], device)
-    stypes = tuple([stype_of(each._shape) for each in inputs])
-    in_place = bool(given and inputs) and given[0]._storage is inputs[0]._storage
-    concerned = op.traits.sparse or any(each != "default" for each in stypes)
-    way = find(Call(op, stypes, tuple([each._shape for each in inputs]), in_place)) if concerned else None
-    if way is None:
-        return _by_dense(op, inputs, given, out, where, depth)
-    if way.makes_dense and set(stypes) != {"default"}:
+    targets: list[BaseArray] = [] if out is None else [out] if isinstance(out, BaseArray) else list(out)
+    inputs = _together(op, inputs, targets)
+    where = _device(op, [*inputs, *targets], device)
+    stypes = tuple([stype_of(each.dims) for each in inputs])
+    in_place = bool(targets and inputs) and targets[0].storage is inputs[0].storage
+    is_sparse = op.traits.sparse or any(each != "default" for each in stypes)
+    kernel = find_kernel(Call(op, stypes, tuple([each.dims for each in inputs]), in_place)) if is_sparse else None
+    if kernel is None:
+        return _by_dense(op, inputs, targets, out, where, depth)
+    if kernel.makes_dense and set(stypes) != {"default"}:
         _warn(op, stypes)
     forms = _forms(op, inputs)
-    for each, (shape, _) in zip(given, forms, strict=False):
-        if tuple(each._shape) != shape:
-            raise ShapeError(f"{op.name}: out has shape {tuple(each._shape)}, expected {shape}")
+    for each, (shape, _) in zip(targets, forms, strict=False):
+        if tuple(each.dims) != shape:
+            raise ShapeError(f"{op.name}: out has shape {tuple(each.dims)}, expected {shape}")
         if mode.recording:
-            views.refuse_write(each, op.name, any(other._entry is not None for other in inputs))
-    made = [_new(stype, where, *form) for stype, form in zip(way.stypes, forms, strict=True)]
-    made[: len(given)] = given
-    moved = [inputs[position]._storage for position in op.updates]
-    written: tuple[Variable, ...] = (*[each._storage for each in made], *moved)
+            views.refuse_write(each, op.name, any(other.tape_entry is not None for other in inputs))
+    outputs = [_new(stype, where, *form) for stype, form in zip(kernel.stypes, forms, strict=True)]
+    outputs[: len(targets)] = targets
+    moved = [inputs[position].storage for position in op.updates]
+    written: tuple[Variable, ...] = (*[each.storage for each in outputs], *moved)
     if op.traits.uses_random:
         written += (where.generator,)
     origin = capture(depth)
-    arguments = (way, run_on(where, mode.training), op.updates, inputs, made)
-    reads = tuple([each._storage for each in inputs])
-    reads += tuple([each._storage for each in given if each._view is not None])
+    arguments = (kernel, run_on(where, mode.training), op.updates, inputs, outputs)
+    reads = tuple([each.storage for each in inputs])
+    reads += tuple([each.storage for each in targets if each.strided_view is not None])
     work = Operation(_compute, arguments, reads, written, where.compute, op.name, origin)
     if isinstance(op, UserOperator):
         detach(work, op.is_coroutine(where, inputs))
     engine.enqueue(work)
     if mode.recording:
-        gradient = None if op.traits.no_gradient else way.gradient or op.gradient
-        if given:
-            record_written(op.name, gradient, inputs, made, given, len(made), origin)
+        gradient = None if op.traits.no_gradient else kernel.gradient or op.gradient
+        if targets:
+            record_written(op.name, gradient, inputs, outputs, targets, len(outputs), origin)
         else:
-            record(op.name, gradient, inputs, made, len(made), origin)
-    return made[0] if len(made) == 1 else made
+            record(op.name, gradient, inputs, outputs, len(outputs), origin)
+    return outputs[0] if len(outputs) == 1 else outputs
 
 
 def _compute(
-    way: Way, run: Run, updates: Sequence[int], inputs: Sequence[BaseArray], made: Sequence[BaseArray]
+    kernel: SparseKernel, run: Run, updates: Sequence[int], inputs: Sequence[BaseArray], outputs: Sequence[BaseArray]
 ) -> Awaitable[None] | None:
-    targets = made
-    if way.moves:
-        targets = [*made, *[inputs[position] for position in updates]]
+    targets = outputs
+    if kernel.returns_states:
+        targets = [*outputs, *[inputs[position] for position in updates]]
     elif updates:
         for position in (*updates, 0):
             _complete(inputs[position])
-    results = way.compute(run, *[each._read() for each in inputs])
+    results = kernel.compute(run, *[each.raw() for each in inputs])
     if isinstance(results, Awaitable):
         return _put_later(targets, results)
     _put_all(targets, results if isinstance(results, list) else [results])
     return None
 
 
-def _put_all(targets: Sequence[BaseArray], results: Sequence[Raw]) -> None:
+def _put_all(targets: Sequence[BaseArray], results: Sequence[AnyContent]) -> None:
     for target, result in zip(targets, results, strict=True):
         put(target, result)
 
 
-async def _put_later(targets: Sequence[BaseArray], results: Awaitable[list[Raw]]) -> None:
+async def _put_later(targets: Sequence[BaseArray], results: Awaitable[list[AnyContent]]) -> None:
     _put_all(targets, await results)
 
 
 def _complete(array: BaseArray) -> None:
-    """Store all rows of what an update changes, each at its number."""
-    content = array._read()
+    """Expand an array that an update changes, so that all its rows are stored at their numbers."""
+    content = array.raw()
     if isinstance(content, Rows):
-        array._storage.array = complete(content, array._shape)
+        array.storage.array = store_all_rows(content, array.dims)
 
 
-def put(target: BaseArray, made: Raw) -> None:
-    """Make a computed content that of an array, in the array's storage type and dtype (inside an operation)."""
-    storage, stype = target._storage, stype_of(target._shape)
-    if kind_of(made) != stype:
-        made = converted(made, stype, target._shape)
+def put(target: BaseArray, result: AnyContent) -> None:
+    """Store a result in an array, converted to its storage type and dtype (inside an operation)."""
+    storage, stype = target.storage, stype_of(target.dims)
+    if content_stype(result) != stype:
+        result = convert(result, stype, target.dims)
     if stype != "default":
-        content = cast("Content", made)
-        storage.array = content if content.data.dtype == target._dtype else copied(content, target._dtype)
+        content = cast("Content", result)
+        storage.array = (
+            content if content.data.dtype == target.element_type else copy_content(content, target.element_type)
+        )
         return
-    dense = cast("np.ndarray[Any, Any]", made)
-    if storage.array is None and target._view is None:
-        storage.array = np.ascontiguousarray(dense, target._dtype).reshape(target._shape)
+    dense = cast("np.ndarray[Any, Any]", result)
+    if storage.array is None and target.strided_view is None:
+        storage.array = np.ascontiguousarray(dense, target.element_type).reshape(target.dims)
     else:
-        memory = target._written()
+        memory = target.raw_for_writing()
         if memory is not dense:
             memory[...] = dense
 
@@ -139,25 +143,23 @@ def _new(stype: str, device: Device, shape: tuple[int, ...], dtype: Any) -> Base
 
 
 def _forms(op: Operator, inputs: Sequence[BaseArray]) -> list[tuple[tuple[int, ...], Any]]:
-    """The shapes and dtypes of the outputs."""
+    """Return the shapes and dtypes of the outputs."""
     if op.name == "cast_storage":
-        return [(tuple(inputs[0]._shape), inputs[0]._dtype)]
-    spec = op.spec(tuple([tuple(each._shape) for each in inputs]), tuple([each._dtype for each in inputs]))
+        return [(tuple(inputs[0].dims), inputs[0].element_type)]
+    spec = op.spec(tuple([tuple(each.dims) for each in inputs]), tuple([each.element_type for each in inputs]))
     return [*zip(spec.shapes, spec.dtypes, strict=True)]
 
 
-def _together(op: Operator, inputs: Sequence[BaseArray], given: Sequence[BaseArray]) -> Sequence[BaseArray]:
-    if len({each._storage.device for each in (*inputs, *given)}) < 2:
+def _together(op: Operator, inputs: Sequence[BaseArray], targets: Sequence[BaseArray]) -> Sequence[BaseArray]:
+    if len({each.storage.device for each in (*inputs, *targets)}) < 2:
         return inputs
-    from flowmx.ndarray.host import together
-
-    return together(op, inputs, given[0] if given else None) if inputs else inputs
+    return late("ndarray.mixed_devices").together(op, inputs, targets[0] if targets else None) if inputs else inputs
 
 
 def _device(op: Operator, arrays: Sequence[BaseArray], device: Device | None) -> Device:
-    where = arrays[0]._storage.device if arrays else device or devices.get(devices.current_context())
+    where = arrays[0].storage.device if arrays else device or devices.get(devices.current_context())
     if where.is_asynchronous:
-        raise NotImplementedError(f"{op.name}: sparse arrays are computed on the CPU alone; these are on {where}")
+        raise NotImplementedError(f"{op.name}: sparse arrays are supported only on the CPU; these are on {where}")
     return where
 
 
@@ -165,31 +167,31 @@ def _device(op: Operator, arrays: Sequence[BaseArray], device: Device | None) ->
 
 
 def _by_dense(
-    op: Operator, inputs: Sequence[BaseArray], given: list[BaseArray], out: Any, device: Device, depth: int
+    op: Operator, inputs: Sequence[BaseArray], targets: list[BaseArray], out: Any, device: Device, depth: int
 ) -> Any:
-    """Call an operator on arrays made dense; sparse outputs and states are made of its results."""
-    arrays = [*inputs, *given] if inputs else []  # what is made of nothing is made dense in any case
+    """Call an operator on arrays made dense, and convert results to sparse outputs and states."""
+    arrays = [*inputs, *targets] if inputs else []  # no warning for operators without inputs
     if any(isinstance(each, BaseSparseNDArray) for each in arrays):
-        _warn(op, tuple([stype_of(each._shape) for each in inputs]))
+        _warn(op, tuple([stype_of(each.dims) for each in inputs]))
     dense = [to_dense(each) for each in inputs]
-    if any(isinstance(each, BaseSparseNDArray) for each in given):
-        made = core.invoke(op, dense, None, device, depth + 1)
-        results = [made] if isinstance(made, BaseArray) else made
-        for result, target in zip(results, given, strict=False):
-            copy(result, target, op.name)
-        made = out
+    if any(isinstance(each, BaseSparseNDArray) for each in targets):
+        result = core.invoke(op, dense, None, device, depth + 1)
+        results = [result] if isinstance(result, BaseArray) else result
+        for output, target in zip(results, targets, strict=False):
+            copy(output, target, op.name)
+        result = out
     elif op.traits.sparse:
-        raise NotImplementedError(f"{op.name}: {op} has no way for these storage types")
+        raise NotImplementedError(f"{op.name}: {op} does not support these storage types")
     else:
-        made = core.invoke(op, dense, out, device, depth + 1)
-    for position in op.moved_inputs(state.get().training):
+        result = core.invoke(op, dense, out, device, depth + 1)
+    for position in op.updated_inputs(state.get().training):
         if inputs[position] is not dense[position]:
             copy(dense[position], inputs[position], op.name)
-    return made
+    return result
 
 
 def to_dense(array: BaseArray) -> BaseArray:
-    """The array, made dense if it is not; recorded."""
+    """Return the array, converted to dense if it is sparse; the conversion is recorded."""
     if not isinstance(array, BaseSparseNDArray):
         return array
     return cast("BaseArray", core.invoke(lookup("cast_storage").create(stype="default"), [array]))
@@ -198,9 +200,9 @@ def to_dense(array: BaseArray) -> BaseArray:
 def _warn(op: Operator, stypes: Sequence[str]) -> None:
     if settings.get().storage_fallback_log_verbose:
         warn_user(
-            f"{op.name}: it has no way for arrays of storage types {', '.join(stypes)}, so sparse ones are made "
-            "dense for it: this takes the memory of the dense arrays, and the result is right; "
-            "FLOWMX_STORAGE_FALLBACK_LOG_VERBOSE=0 silences this",
+            f"{op.name}: no implementation for storage types {', '.join(stypes)}, so sparse arrays are made dense: "
+            "the result is correct, but needs the memory of the dense arrays; "
+            "set FLOWMX_STORAGE_FALLBACK_LOG_VERBOSE=0 to silence this warning",
             _warned,
             StorageFallbackWarning,
         )
@@ -210,39 +212,37 @@ def _warn(op: Operator, stypes: Sequence[str]) -> None:
 
 
 def copy(source: BaseArray, target: BaseArray, name: str = "copyto") -> None:
-    """Enqueue that an array takes the content of another one of its shape, each of any storage type and device.
+    """Enqueue a copy between arrays of the same shape and of any storage types and devices.
 
     Raises:
         ShapeError: the shapes differ.
     """
-    if tuple(source._shape) != tuple(target._shape):
-        raise ShapeError(f"{name}: target has shape {tuple(target._shape)}, expected {tuple(source._shape)}")
+    if tuple(source.dims) != tuple(target.dims):
+        raise ShapeError(f"{name}: target has shape {tuple(target.dims)}, expected {tuple(source.dims)}")
     if state.get().recording:
-        from flowmx.ndarray import writing
-
-        writing.record_copy(source, target)
-    here, there = source._storage.device, target._storage.device
+        late("ndarray.recorded_writes").record_copy(source, target)
+    here, there = source.storage.device, target.storage.device
     _device(lookup("_copyto").create(), [source, target], None)
     actor = there.compute if here is there else there.copy_actor(here)
-    reads = (source._storage, target._storage) if target._view is not None else (source._storage,)
-    core.push_on(there, _copy, (source, target), reads, (target._storage,), name, actor=actor, depth=4)
+    reads = (source.storage, target.storage) if target.strided_view is not None else (source.storage,)
+    core.push_on(there, _copy, (source, target), reads, (target.storage,), name, actor=actor, depth=4)
 
 
 def _copy(source: BaseArray, target: BaseArray) -> None:
-    content = source._read()
-    if isinstance(content, np.ndarray) and stype_of(target._shape) == "default":
-        target._written()[...] = content
+    content = source.raw()
+    if isinstance(content, np.ndarray) and stype_of(target.dims) == "default":
+        target.raw_for_writing()[...] = content
     else:
-        put(target, converted(content, stype_of(target._shape), target._shape))
+        put(target, convert(content, stype_of(target.dims), target.dims))
 
 
 def compute(
-    device: Device, name: str, function: Callable[..., Raw], inputs: Sequence[NDArray], made: BaseArray
+    device: Device, name: str, function: Callable[..., AnyContent], inputs: Sequence[NDArray], target: BaseArray
 ) -> None:
-    """Enqueue a function of contents that gives the content of an array; it is not recorded."""
-    reads = tuple([each._storage for each in inputs])
-    core.push_on(device, _apply, (function, inputs, made), reads, (made._storage,), name, depth=4)
+    """Enqueue a function that computes an array's content from those of others; it is not recorded."""
+    reads = tuple([each.storage for each in inputs])
+    core.push_on(device, _apply, (function, inputs, target), reads, (target.storage,), name, depth=4)
 
 
-def _apply(function: Callable[..., Raw], inputs: Sequence[NDArray], made: BaseArray) -> None:
-    put(made, function(*[each._read() for each in inputs]))
+def _apply(function: Callable[..., AnyContent], inputs: Sequence[NDArray], target: BaseArray) -> None:
+    put(target, function(*[each.raw() for each in inputs]))

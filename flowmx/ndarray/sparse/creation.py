@@ -1,8 +1,7 @@
-"""Making sparse arrays: of their parts, of dense arrays, of SciPy's, of zeros."""
+"""Creation of sparse arrays: from their parts, from dense arrays, from SciPy matrices, of zeros."""
 
 from __future__ import annotations
 
-import importlib
 import sys
 from typing import Any, cast
 
@@ -11,29 +10,31 @@ import numpy as np
 from flowmx import devices
 from flowmx.devices import Context
 from flowmx.errors import ArgumentError, DataError, ShapeError
-from flowmx.ndarray.array import NDArray, as_shape, full, on_context
-from flowmx.ndarray.array import array as dense_array
-from flowmx.ndarray.array import empty as dense_empty
+from flowmx.late_binding import late
+from flowmx.ndarray.array import NDArray
+from flowmx.ndarray.creation import array as dense_array
+from flowmx.ndarray.creation import as_shape, full, on_context
+from flowmx.ndarray.creation import empty as dense_empty
 from flowmx.ndarray.sparse.arrays import CLASSES, BaseSparseNDArray, CSRNDArray, RowSparseNDArray, allocated
 from flowmx.ops.registry.dtypes import DType, as_dtype
-from flowmx.ops.sparse.content import INDEX, Csr, Rows, check_lengths, nothing, sorted_rows, usable
+from flowmx.ops.sparse.content import INDEX, Csr, Rows, check_lengths, sorted_rows, validate_content, zero_content
 from flowmx.serialization import params
 
 _whole = (int, np.integer)
 
 
 def zeros(stype: str, shape: Any, ctx: Context | None = None, dtype: Any = None, **kwargs: Any) -> NDArray:
-    """An array of zeros of a storage type.
+    """Create an array of zeros with a storage type.
 
     Args:
         stype: ``"csr"``, ``"row_sparse"`` or ``"default"``.
         shape: the length of each axis.
         ctx: the device (default: the current one).
         dtype: the element type (default: float32).
-        kwargs: of dense arrays.
+        kwargs: further arguments for dense arrays.
 
     Raises:
-        ValueError: there is no such storage type, or ``csr`` was asked for and the shape is no matrix's.
+        ValueError: unknown storage type, or ``csr`` and the shape does not have 2 axes.
     """
     if stype == "default":
         return full(shape, 0, ctx, dtype, **kwargs)
@@ -42,7 +43,7 @@ def zeros(stype: str, shape: Any, ctx: Context | None = None, dtype: Any = None,
     device, kind, shape = on_context(ctx), as_dtype(dtype), _lengths(shape)
     _check_axes(stype, shape)
     _on_host(device)
-    return allocated(stype, device, shape, kind, nothing(stype, shape, kind))
+    return allocated(stype, device, shape, kind, zero_content(stype, shape, kind))
 
 
 def _check_axes(stype: str, shape: tuple[int, ...]) -> None:
@@ -54,39 +55,41 @@ def _check_axes(stype: str, shape: tuple[int, ...]) -> None:
 
 def _on_host(device: devices.Device) -> None:
     if device.is_asynchronous:
-        raise NotImplementedError(f"sparse arrays live on the CPU alone, not on {device}")
+        raise NotImplementedError(f"sparse arrays are supported only on the CPU, not on {device}")
 
 
 def empty(stype: str, shape: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray:
-    """As :func:`zeros`: nothing is stored."""
+    """Create zeros, as :func:`zeros`."""
     if stype is None:
         raise ArgumentError("empty: stype is None, expected 'csr' or 'row_sparse'")
     return dense_empty(shape, ctx, dtype) if stype == "default" else zeros(stype, shape, ctx, dtype)
 
 
 def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray:
-    """A sparse array with the content of another one, or of a matrix of SciPy's.
+    """Create a sparse array from another one, or from a SciPy matrix.
 
     Args:
-        source_array: a sparse array, or a sparse matrix of SciPy's.
+        source_array: a sparse array, or a sparse matrix of SciPy.
         ctx: the device (default: the current one).
         dtype: the element type (default: the source's).
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: the source is neither.
     """
     if isinstance(source_array, NDArray):
         if not isinstance(source_array, BaseSparseNDArray):
             raise ArgumentError("sparse.array: the source is dense; make it sparse with tostype()")
-        kind = source_array._dtype if dtype is None else as_dtype(dtype)
+        kind = source_array.element_type if dtype is None else as_dtype(dtype)
         return source_array.copyto(allocated(source_array.stype, on_context(ctx), source_array.shape, kind))
     if _is_scipy(source_array):
         matrix = source_array.tocsr()
         kind = as_dtype(matrix.dtype if dtype is None else dtype)
         content = Csr(matrix.data.astype(kind), matrix.indices.astype(INDEX), matrix.indptr.astype(INDEX))
         check_lengths(content, matrix.shape)
-        return _made("csr", ctx, matrix.shape, kind, sorted_rows(cast("Csr", usable(content, matrix.shape))))
-    raise ValueError(f"sparse.array: unexpected source of type {type(source_array)}; of dense arrays use mx.nd.array")
+        return _create(
+            "csr", ctx, matrix.shape, kind, sorted_rows(cast("Csr", validate_content(content, matrix.shape)))
+        )
+    raise ValueError(f"sparse.array: unexpected source of type {type(source_array)}; use mx.nd.array for dense arrays")
 
 
 def _is_scipy(source: Any) -> bool:
@@ -94,39 +97,37 @@ def _is_scipy(source: Any) -> bool:
     return scipy is not None and bool(scipy.issparse(source))
 
 
-def _made(stype: str, ctx: Context | None, shape: Any, kind: DType, content: Csr | Rows) -> NDArray:
+def _create(stype: str, ctx: Context | None, shape: Any, kind: DType, content: Csr | Rows) -> NDArray:
     device = on_context(ctx)
     _on_host(device)
     return allocated(stype, device, tuple(int(n) for n in shape), kind, content)
 
 
-def _given(stype: str, ctx: Context | None, shape: Any, content: Csr | Rows) -> NDArray:
-    """An array of parts that were given. As in MXNet, wrong indices are an error where the array is first used."""
+def _from_parts(stype: str, ctx: Context | None, shape: Any, content: Csr | Rows) -> NDArray:
+    """Create an array from the user's parts. As in MXNet, invalid indices raise when the array is first used."""
     shape, kind = _lengths(shape), as_dtype(content.data.dtype)
     check_lengths(content, shape)
     try:
-        return _made(stype, ctx, shape, kind, usable(content, shape))
+        return _create(stype, ctx, shape, kind, validate_content(content, shape))
     except DataError as error:
-        wrong = error.with_traceback(None)
+        cause = error.with_traceback(None)
     device = on_context(ctx)
-    made = allocated(stype, device, shape, kind)
+    result = allocated(stype, device, shape, kind)
 
     def refuse() -> Any:
-        raise wrong
+        raise cause
 
-    _calls().compute(device, "csr_matrix" if stype == "csr" else "row_sparse_array", refuse, (), made)
-    return made
-
-
-def _calls() -> Any:
-    return importlib.import_module("flowmx.ndarray.sparse.calls")
+    late("ndarray.sparse.calls").compute(
+        device, "csr_matrix" if stype == "csr" else "row_sparse_array", refuse, (), result
+    )
+    return result
 
 
 def _lengths(shape: Any) -> tuple[int, ...]:
-    """A shape that was given, as ints.
+    """Convert a shape to ints.
 
     Raises:
-        ShapeError: a length is no whole number, or negative.
+        ShapeError: a length is not an integer, or negative.
     """
     for each in (shape,) if np.isscalar(shape) else tuple(shape):
         if isinstance(each, str) or each != int(each):
@@ -135,17 +136,17 @@ def _lengths(shape: Any) -> tuple[int, ...]:
 
 
 def csr_matrix(arg1: Any, shape: Any = None, ctx: Context | None = None, dtype: Any = None) -> NDArray:
-    """A csr matrix.
+    """Create a csr matrix.
 
     Args:
         arg1: ``(data, indices, indptr)``, ``(data, (rows, columns))``, the shape of an empty one, a csr matrix (also
-            SciPy's), or anything dense.
-        shape: the shape (default: what follows from the rest).
+            of SciPy), or anything dense.
+        shape: the shape (default: inferred from the other arguments).
         ctx: the device (default: the current one).
         dtype: the element type (default: the source's, float32 for lists).
 
     Raises:
-        ValueError: the parts do not fit each other, or the shape is another one.
+        ValueError: the parts are inconsistent, or ``shape`` is wrong.
     """
     if isinstance(arg1, tuple):
         if len(arg1) == 3:
@@ -172,13 +173,13 @@ def _of_dense(stype: str, source: Any, shape: Any, ctx: Context | None, dtype: A
     return dense.tostype(stype)
 
 
-def _check_shape(given: Any, wanted: Any) -> None:
-    if given and wanted and tuple(given) != tuple(wanted):
-        raise ValueError(f"Shape mismatch detected. {tuple(given)} v.s. {tuple(wanted)}")
+def _check_shape(shape: Any, expected: Any) -> None:
+    if shape and expected and tuple(shape) != tuple(expected):
+        raise ValueError(f"Shape mismatch detected. {tuple(shape)} v.s. {tuple(expected)}")
 
 
 def _elements(source: Any, dtype: Any) -> np.ndarray[Any, Any]:
-    """The elements to store, of an array of ours, of NumPy's, or of lists."""
+    """Return the elements to store, from an NDArray, a NumPy array or lists."""
     if isinstance(source, NDArray):
         return source.asnumpy() if dtype is None else source.asnumpy().astype(dtype, copy=False)
     if isinstance(source, np.ndarray):
@@ -190,27 +191,27 @@ def _elements(source: Any, dtype: Any) -> np.ndarray[Any, Any]:
 
 
 def _whole_numbers(name: str, source: Any) -> np.ndarray[Any, Any]:
-    """Indices, of an array of any dtype.
+    """Convert an array of any dtype to indices.
 
     Raises:
-        TypeError: they are no numbers.
-        DataError: one is no whole number, or beyond int64.
+        TypeError: the values are not numbers.
+        DataError: a value is not an integer, or exceeds int64.
     """
     try:
-        given = source.asnumpy() if isinstance(source, NDArray) else np.asarray(source)
+        values = source.asnumpy() if isinstance(source, NDArray) else np.asarray(source)
     except ValueError:
-        given = np.empty(0, object)  # lists of different lengths
-    if not given.size and given.dtype != object:
-        return given.astype(INDEX)
-    if given.dtype.kind not in "biuf":
+        values = np.empty(0, object)  # lists of different lengths
+    if not values.size and values.dtype != object:
+        return values.astype(INDEX)
+    if values.dtype.kind not in "biuf":
         raise TypeError(f"{name}: values must be array like object of whole numbers, and is {str(source)[:80]}")
     with np.errstate(invalid="ignore"):
-        made = given.astype(INDEX)
-    wrong = np.argwhere((made != given) | ((made < 0) != (given < 0)))
+        indices = values.astype(INDEX)
+    wrong = np.argwhere((indices != values) | ((indices < 0) != (values < 0)))
     if len(wrong):
         at = tuple(wrong[0].tolist())
-        raise DataError(f"{name} has {given[at]} at position {at[0] if len(at) == 1 else at}, expected a whole number")
-    return made
+        raise DataError(f"{name} has {values[at]} at position {at[0] if len(at) == 1 else at}, expected a whole number")
+    return indices
 
 
 def _csr_of_parts(data: Any, indices: Any, indptr: Any, shape: Any, ctx: Context | None, dtype: Any) -> NDArray:
@@ -220,7 +221,7 @@ def _csr_of_parts(data: Any, indices: Any, indptr: Any, shape: Any, ctx: Context
         if not columns.size:
             raise ValueError("invalid shape: it does not follow from a matrix with nothing stored; give it")
         shape = (starts.size - 1, max(0, int(columns.max())) + 1)
-    return _given("csr", ctx, shape, Csr(values, columns, starts))
+    return _from_parts("csr", ctx, shape, Csr(values, columns, starts))
 
 
 def _csr_of_places(data: Any, row: Any, col: Any, shape: Any, ctx: Context | None, dtype: Any) -> NDArray:
@@ -245,20 +246,20 @@ def _csr_of_places(data: Any, row: Any, col: Any, shape: Any, ctx: Context | Non
     order = np.argsort(rows, kind="stable")
     indptr = np.concatenate([np.zeros(1, INDEX), np.cumsum(np.bincount(rows, minlength=shape[0]))])
     content = sorted_rows(Csr(values[order], columns[order], indptr))
-    return _made("csr", ctx, shape, kind, content._replace(data=content.data.astype(kind)))
+    return _create("csr", ctx, shape, kind, content._replace(data=content.data.astype(kind)))
 
 
 def row_sparse_array(arg1: Any, shape: Any = None, ctx: Context | None = None, dtype: Any = None) -> NDArray:
-    """A row_sparse array.
+    """Create a row_sparse array.
 
     Args:
         arg1: ``(data, indices)``, the shape of an empty one, a row_sparse array, or anything dense.
-        shape: the shape (default: what follows from the rest).
+        shape: the shape (default: inferred from the other arguments).
         ctx: the device (default: the current one).
         dtype: the element type (default: the source's, float32 for lists).
 
     Raises:
-        ValueError: the parts do not fit each other, or the shape is another one.
+        ValueError: the parts are inconsistent, or ``shape`` is wrong.
     """
     if isinstance(arg1, tuple):
         if len(arg1) < 2:
@@ -280,31 +281,31 @@ def _rows_of_parts(data: Any, indices: Any, shape: Any, ctx: Context | None, dty
     rows = _whole_numbers("indices", indices)
     if shape is None:
         if not rows.size:
-            raise ValueError("invalid shape: it does not follow from an array with nothing stored; give it")
+            raise ValueError("invalid shape: it cannot be inferred if nothing is stored; pass shape")
         shape = (max(0, int(rows.max())) + 1, *values.shape[1:])
     if 0 in tuple(shape)[1:]:
         raise ValueError(f"invalid shape: {tuple(shape)}, expected rows that are not empty")
-    return _given("row_sparse", ctx, shape, Rows(values, rows))
+    return _from_parts("row_sparse", ctx, shape, Rows(values, rows))
 
 
-def stored(x: NDArray) -> params.Stored:
-    """A sparse array as it is written into a file; blocks until it is there."""
+def stored(x: NDArray) -> params.SparseParts:
+    """Return a sparse array in the form that files store; blocks until it is computed."""
     content = cast("BaseSparseNDArray", x)._content()
     indices = (content.indptr, content.indices) if isinstance(content, Csr) else (content.indices,)
-    return params.Stored(x.shape, content.data, indices)
+    return params.SparseParts(x.shape, content.data, indices)
 
 
-def restored(saved: params.Stored) -> NDArray:
-    """A sparse array on the CPU, of what was read from a file."""
+def restored(saved: params.SparseParts) -> NDArray:
+    """Create a sparse array on the CPU from a file's content."""
     shape, data, indices = saved
     content = Csr(data, indices[1], indices[0]) if len(indices) == 2 else Rows(data, indices[0])
     check_lengths(content, shape)
     kind = "csr" if len(indices) == 2 else "row_sparse"
-    return _made(kind, devices.cpu(), shape, data.dtype, usable(content, shape))
+    return _create(kind, devices.cpu(), shape, data.dtype, validate_content(content, shape))
 
 
 def from_bytes(handle: Any) -> NDArray:
-    """A sparse array of the bytes that MXNet puts into a pickle."""
+    """Create a sparse array from the bytes in an MXNet pickle."""
     return restored(params.loads_one(handle, keep_sparse=True))
 
 

@@ -1,5 +1,27 @@
-"""The gradients of ``mx.np``'s functions, a file for each family; importing this registers them."""
+"""The gradients of ``mx.np``'s functions, a module for each family. Importing this package registers them."""
 
-from flowmx.numpy.rules import elementwise, fft, linalg, orders, products, reductions, series
+from flowmx.numpy.rules import (
+    cumulative,
+    elementwise,
+    fft,
+    interpolation,
+    linalg,
+    polynomials,
+    products,
+    quantiles,
+    reductions,
+    selection,
+)
 
-__all__ = ["elementwise", "fft", "linalg", "orders", "products", "reductions", "series"]
+__all__ = [
+    "cumulative",
+    "elementwise",
+    "fft",
+    "interpolation",
+    "linalg",
+    "polynomials",
+    "products",
+    "quantiles",
+    "reductions",
+    "selection",
+]

@@ -1,150 +1,181 @@
-"""The gradients of sums, means, extremes and what else goes along axes."""
+"""The gradients of sums, products, extremes, means, variances and covariances. quantiles.py has the quantiles."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from flowmx.numpy.rules.registry import (
+    apply_mask,
+    axes_of,
+    broadcast_back,
+    cast_to,
     count_of,
-    is_array,
-    kept,
-    masked,
-    part,
+    divide,
+    extension,
+    from_rows,
+    getitem,
+    reciprocal,
     refuse,
+    replace_zeros,
+    restore_axes,
     rule,
-    spread,
-    typed,
+    to_rows,
 )
+from flowmx.ops.math.leave_one_out import leave_one_out_derivative
 
 __all__: list[str] = []
 
 
 @rule("sum")
-def _sum(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, where: Any = None, **others: Any) -> Any:
-    return (masked(np, spread(np, g, x, axis), where),)
+def _sum(xp: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, where: Any = None, **others: Any) -> Any:
+    return (apply_mask(xp, broadcast_back(xp, g, x, axis), where),)
 
 
 @rule("nansum")
-def _nansum(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
-    return (spread(np, g, x, axis) * (x == x),)
+def _nansum(xp: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
+    return (broadcast_back(xp, g, x, axis) * (x == x),)
 
 
 @rule("mean")
-def _mean(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, where: Any = None, **others: Any) -> Any:
+def _mean(xp: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, where: Any = None, **others: Any) -> Any:
     if where is not None:
         refuse("mean with where=")
-    return (spread(np, typed(g, x) / max(1, count_of(x, axis)), x, axis),)
+    return (broadcast_back(xp, cast_to(g, x) / max(1, count_of(x, axis)), x, axis),)
 
 
 @rule("prod")
-def _prod(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, where: Any = None, **others: Any) -> Any:
-    return (masked(np, spread(np, g * r, x, axis) / x, where),)
+def _prod(xp: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, where: Any = None, **others: Any) -> Any:
+    factors = x if where is None or where is True else xp.where(where, x, 1.0)
+    products = extension(factors, "products_of_others", axes_of(axis, x.ndim))
+    return (apply_mask(xp, broadcast_back(xp, g, x, axis) * products, where),)
 
 
 @rule("nanprod")
-def _nanprod(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
-    return (np.where(x == x, spread(np, g * r, x, axis) / x, 0.0),)
+def _nanprod(xp: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
+    present = x == x
+    products = extension(xp.where(present, x, 1.0), "products_of_others", axes_of(axis, x.ndim))
+    return (xp.where(present, broadcast_back(xp, g, x, axis) * products, 0.0),)
+
+
+@rule("products_of_others")
+def _products_of_others(xp: Any, g: Any, r: Any, x: Any, axes: tuple[int, ...]) -> Any:
+    if 0 in x.shape or not axes:
+        return (x * 0,)
+
+    def cut(array: Any, start: int, stop: int) -> Any:
+        return getitem(array, (Ellipsis, slice(start, stop)))
+
+    def join(parts: list[Any]) -> Any:
+        return xp.concatenate(parts, axis=-1)
+
+    gradient = leave_one_out_derivative(to_rows(xp, x, axes), to_rows(xp, g, axes), count_of(x, axes), cut, join)
+    return (from_rows(xp, gradient, x, axes),)
 
 
 @rule("max", "min", "nanmax", "nanmin")
-def _extreme(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
-    return (spread(np, g, x, axis) * (x == kept(np, r, x, axis)),)
+def _extreme(xp: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
+    return (broadcast_back(xp, g, x, axis) * (x == restore_axes(xp, r, x, axis)),)
 
 
 @rule("ptp")
-def _ptp(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
-    high, low = (f(x, axis=axis, keepdims=True) for f in (np.max, np.min))
-    return (kept(np, g, x, axis) * ((x == high).astype(x.dtype) - (x == low).astype(x.dtype)),)
+def _ptp(xp: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
+    high, low = (f(x, axis=axis, keepdims=True) for f in (xp.max, xp.min))
+    return (restore_axes(xp, g, x, axis) * ((x == high).astype(x.dtype) - (x == low).astype(x.dtype)),)
 
 
 @rule("var")
-def _var(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, ddof: Any = 0, **others: Any) -> Any:
-    centred = x - np.mean(x, axis=axis, keepdims=True)
-    return (kept(np, g, x, axis) * centred * (2 / (count_of(x, axis) - others.get("correction", ddof))),)
+def _var(xp: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, ddof: Any = 0, **others: Any) -> Any:
+    centred = x - xp.mean(x, axis=axis, keepdims=True)
+    return (
+        restore_axes(xp, g, x, axis) * centred * (2 * reciprocal(count_of(x, axis) - others.get("correction", ddof))),
+    )
 
 
 @rule("std")
-def _std(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, ddof: Any = 0, **others: Any) -> Any:
-    centred = x - np.mean(x, axis=axis, keepdims=True)
-    scale = 1 / (count_of(x, axis) - others.get("correction", ddof))
-    return (kept(np, g / r, x, axis) * centred * scale,)
-
-
-@rule("cumsum")
-def _cumsum(np: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, **others: Any) -> Any:
-    along = 0 if axis is None else axis
-    return (np.reshape(np.flip(np.cumsum(np.flip(g, along), along), along), x.shape),)
+def _std(xp: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, ddof: Any = 0, **others: Any) -> Any:
+    centred = x - xp.mean(x, axis=axis, keepdims=True)
+    scale = reciprocal(count_of(x, axis) - others.get("correction", ddof))
+    return (restore_axes(xp, g / replace_zeros(r), x, axis) * centred * scale,)
 
 
 @rule("average")
-def _average(np: Any, g: Any, r: Any, x: Any, axis: Any = None, weights: Any = None, *_: Any, **others: Any) -> Any:
+def _average(xp: Any, g: Any, r: Any, x: Any, axis: Any = None, weights: Any = None, *_: Any, **others: Any) -> Any:
     if others.get("returned"):
         g, r = g[0], r[0]
     if weights is None:
-        return _mean(np, g, r, x, axis)
+        return _mean(xp, g, r, x, axis)
     if weights.shape != x.shape:
-        weights_whole = np.reshape(weights, tuple(n if at == axis % x.ndim else 1 for at, n in enumerate(x.shape)))
+        weights_whole = xp.reshape(
+            weights, tuple(n if index == axis % x.ndim else 1 for index, n in enumerate(x.shape))
+        )
     else:
         weights_whole = weights
-    total = np.sum(np.broadcast_to(weights_whole, x.shape), axis=axis, keepdims=True)
-    head = kept(np, g, x, axis)
-    of_weights = head * (x - kept(np, r, x, axis)) / total
+    total = xp.sum(xp.broadcast_to(weights_whole, x.shape), axis=axis, keepdims=True)
+    head = restore_axes(xp, g, x, axis)
+    weights_gradient = head * (x - restore_axes(xp, r, x, axis)) / total
     if weights.shape != x.shape:
-        others_axes = tuple(at for at in range(x.ndim) if at != axis % x.ndim)
-        of_weights = np.sum(of_weights, axis=others_axes)
-    return head * weights_whole / total, None, of_weights
+        other_axes = tuple(index for index in range(x.ndim) if index != axis % x.ndim)
+        weights_gradient = xp.sum(weights_gradient, axis=other_axes)
+    return head * weights_whole / total, None, weights_gradient
 
 
-@rule("sort")
-def _sort(np: Any, g: Any, r: Any, x: Any, axis: Any = -1, *_: Any, **others: Any) -> Any:
-    if axis is None:
-        return (np.reshape(np.take(g, np.argsort(np.argsort(np.ravel(x), kind="stable"))), x.shape),)
-    order = np.argsort(np.argsort(x, axis=axis, kind="stable"), axis=axis)
-    return (np.take_along_axis(g, order, axis=axis),)
+def _mask_nans(xp: Any, x: Any, axis: Any) -> Any:
+    """Return the numbers with NaNs replaced by zeros, the mask of the other numbers, and their count."""
+    mask = x == x
+    return xp.where(mask, x, 0.0), mask, xp.sum(mask.astype(x.dtype), axis=axis, keepdims=True)
 
 
-@rule("clip")
-def _clip(np: Any, g: Any, r: Any, x: Any, low: Any = None, high: Any = None, **others: Any) -> Any:
-    low, high = (others.get(a, others.get(b, c)) for a, b, c in (("a_min", "min", low), ("a_max", "max", high)))
-    inside = x == x
-    inside = inside if low is None else inside & (x >= low)
-    return (g * (inside if high is None else inside & (x <= high)),)
+@rule("nanmean")
+def _nanmean(xp: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, where: Any = None, **others: Any) -> Any:
+    if where is not None:
+        refuse("nanmean with where=")
+    _, mask, count = _mask_nans(xp, x, axis)
+    return (divide(xp, restore_axes(xp, g, x, axis), count) * mask,)
 
 
-@rule("reshape")
-def _reshape(np: Any, g: Any, r: Any, x: Any, *_: Any, **others: Any) -> Any:
-    return (np.reshape(g, x.shape),)
+def _nanvar_gradient(xp: Any, head: Any, x: Any, axis: Any, ddof: Any, others: dict[str, Any]) -> Any:
+    if others.get("where") is not None or others.get("mean") is not None:
+        refuse("nanvar with where= or mean=")
+    numbers, mask, count = _mask_nans(xp, x, axis)
+    centred = xp.where(mask, numbers - divide(xp, xp.sum(numbers, axis=axis, keepdims=True), count), 0.0)
+    return (restore_axes(xp, head, x, axis) * centred / (count - others.get("correction", ddof)),)
 
 
-@rule("trace", "linalg.trace")
-def _trace(np: Any, g: Any, r: Any, x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, **others: Any) -> Any:
-    axis1, axis2 = axis1 % x.ndim, axis2 % x.ndim
-    unit = np.eye(x.shape[axis1], x.shape[axis2], offset, dtype=x.dtype)
-    return (np.moveaxis(np.reshape(g, (*g.shape, 1, 1)) * unit, (-2, -1), (axis1, axis2)),)
+@rule("nanvar")
+def _nanvar(xp: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, ddof: Any = 0, **others: Any) -> Any:
+    return _nanvar_gradient(xp, g * 2, x, axis, ddof, others)
 
 
-@rule("diff")
-def _diff(np: Any, g: Any, r: Any, x: Any, n: int = 1, axis: int = -1, **others: Any) -> Any:
-    if others:
-        refuse("diff with prepend= or append=")
-    axis %= x.ndim
-    for _ in range(n):
-        g = -np.diff(np.pad(g, tuple((1, 1) if at == axis else (0, 0) for at in range(x.ndim))), axis=axis)
-    return (g,)
+@rule("nanstd")
+def _nanstd(xp: Any, g: Any, r: Any, x: Any, axis: Any = None, *_: Any, ddof: Any = 0, **others: Any) -> Any:
+    return _nanvar_gradient(xp, g / replace_zeros(r), x, axis, ddof, others)
 
 
-@rule("ediff1d")
-def _ediff1d(np: Any, g: Any, r: Any, x: Any, to_end: Any = None, to_begin: Any = None) -> Any:
-    def length(of: Any) -> int:
-        return 0 if of is None else math.prod(of.shape) if is_array(of) else len(of) if hasattr(of, "__len__") else 1
+@rule("cov")
+def _cov(
+    xp: Any, g: Any, r: Any, m: Any, y: Any = None, rowvar: Any = True, bias: Any = False, ddof: Any = None, *_: Any,
+    **others: Any,
+) -> Any:  # fmt: skip
+    if y is not None or others.get("fweights") is not None or others.get("aweights") is not None or _:
+        refuse("cov with y= or weights")
+    rows = xp.reshape(m, (1, -1)) if m.ndim == 1 else m if rowvar or m.shape[0] == 1 else xp.transpose(m)
+    scale = reciprocal(rows.shape[1] - (ddof if ddof is not None else 0 if bias else 1))
+    centred = rows - xp.mean(rows, axis=1, keepdims=True)
+    head = xp.reshape(g, (rows.shape[0], rows.shape[0]))
+    gradient = xp.matmul(head + xp.transpose(head), centred) * scale
+    return (xp.reshape(gradient if rows.shape == m.shape or m.ndim == 1 else xp.transpose(gradient), m.shape),)
 
-    first, count = length(to_begin), max(0, x.size - 1)
-    made = -np.diff(np.pad(part(g, slice(first, first + count)), (1, 1))) if count else np.reshape(x, -1) * 0
-    ends = [
-        None if of is None else part(g, slice(0, first) if of is to_begin else slice(first + count, None))
-        for of in (to_end, to_begin)
-    ]
-    return np.reshape(part(made, slice(0, x.size)), x.shape), *[
-        np.reshape(e, of.shape) if is_array(of) else None for e, of in zip(ends, (to_end, to_begin), strict=True)
-    ]
+
+@rule("corrcoef")
+def _corrcoef(xp: Any, g: Any, r: Any, x: Any, y: Any = None, rowvar: Any = True, *_: Any, **others: Any) -> Any:
+    if y is not None or others:
+        refuse("corrcoef with y= or a dtype")
+    if x.ndim == 1:
+        return (x * 0,)
+    rows = x if rowvar else xp.transpose(x)
+    centred = rows - xp.mean(rows, axis=1, keepdims=True)
+    length = xp.sqrt(xp.sum(centred * centred, axis=1, keepdims=True))
+    unit = centred / length
+    head = xp.matmul(g + xp.transpose(g), unit)
+    gradient = (head - unit * xp.sum(unit * head, axis=1, keepdims=True)) / length
+    return (gradient if rowvar else xp.transpose(gradient),)

@@ -1,4 +1,4 @@
-"""The rules of gradients of ``mx.np``'s functions, and what they are written with."""
+"""The registry of gradient rules, and helper functions for rules."""
 
 from __future__ import annotations
 
@@ -7,30 +7,36 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from flowmx.graph.gradient import Value
-from flowmx.numpy import calls
+from flowmx.numpy import calls, graph_values
 
 __all__ = [
     "RULES",
     "Rule",
+    "apply_mask",
     "axes_of",
+    "broadcast_back",
+    "cast_to",
     "count_of",
+    "divide",
+    "extension",
     "for_matrices",
+    "from_rows",
+    "getitem",
     "is_array",
-    "kept",
-    "masked",
-    "part",
+    "reciprocal",
     "refuse",
+    "replace_zeros",
+    "restore_axes",
     "rule",
-    "spread",
-    "transposed",
-    "typed",
+    "to_rows",
+    "transpose_last",
 ]
 
 Rule = Callable[..., Any]
 
 
 def refuse(name: str) -> NoReturn:
-    """Raise an error that says that there is no gradient.
+    """Raise the error for a function without a gradient.
 
     Raises:
         AutogradError: always.
@@ -40,68 +46,104 @@ def refuse(name: str) -> NoReturn:
 
 
 RULES: dict[str, Rule] = {}
-"""For each function one of (functions, gradient of the result, result, *arguments, **keywords)."""
+"""The gradient rule of each function, called with (namespace, gradient of result, result, *arguments, **keywords)."""
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register a rule under the names of the functions that it serves."""
+    """Register a gradient rule for functions."""
 
-    def register(made: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names, made))
-        return made
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
 
     return register
 
 
 def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
-    """The axes that an argument names, in order."""
+    """Return the sorted axes of an ``axis`` argument."""
     if axis is None:
         return tuple(range(ndim))
-    return tuple(sorted(each % ndim for each in (axis if isinstance(axis, (tuple, list)) else (axis,)))) if ndim else ()
+    axes = axis if isinstance(axis, (tuple, list)) else (axis,)
+    return tuple(sorted(index % ndim for index in axes)) if ndim else ()
 
 
-def kept(np: Any, value: Any, x: Any, axis: Any) -> Any:
-    """A reduction's result, or its gradient, with the axes of length 1 that it lost."""
+def restore_axes(xp: Any, value: Any, x: Any, axis: Any) -> Any:
+    """Restore the reduced axes, with length 1, of a reduction's result or of its gradient."""
     axes = axes_of(axis, x.ndim)
-    return np.reshape(value, tuple(1 if at in axes else n for at, n in enumerate(x.shape)))
+    return xp.reshape(value, tuple(1 if index in axes else n for index, n in enumerate(x.shape)))
 
 
-def spread(np: Any, g: Any, x: Any, axis: Any) -> Any:
-    """A reduction's gradient, broadcast over what was reduced."""
-    return np.broadcast_to(kept(np, g, x, axis), x.shape)
+def broadcast_back(xp: Any, g: Any, x: Any, axis: Any) -> Any:
+    """Broadcast a reduction's gradient to the shape of its input."""
+    return xp.broadcast_to(restore_axes(xp, g, x, axis), x.shape)
 
 
 def count_of(x: Any, axis: Any) -> int:
-    """The number of elements that a reduction takes together."""
-    return math.prod(x.shape[at] for at in axes_of(axis, x.ndim))
+    """Return the number of elements that are reduced to one."""
+    return math.prod(x.shape[index] for index in axes_of(axis, x.ndim))
 
 
-def typed(g: Any, x: Any) -> Any:
-    """A gradient in the dtype of the floating array that it is of, in which it is then computed."""
-    return g.astype(x.dtype) if x._dtype.kind == "f" and g._dtype != x._dtype else g
+def replace_zeros(divisor: Any) -> Any:
+    """Replace 0 by 1 in a divisor whose dividend is 0 there."""
+    return divisor + (divisor == 0)
 
 
-def part(array: Any, key: Any) -> Any:
-    """The part of an array at a key as an operation of its own: a view is nothing that a rule could run again."""
-    is_array = not isinstance(array, Value)
-    return calls.call("getitem", (array, key), {}) if is_array else array[key]
+def divide(xp: Any, value: Any, divisor: Any) -> Any:
+    """Divide, with the result 0 where the divisor is 0."""
+    is_zero = divisor == 0
+    return xp.where(is_zero, 0.0, value / xp.where(is_zero, 1.0, divisor))
 
 
-def masked(np: Any, gradient: Any, where: Any) -> Any:
-    """A gradient where a mask is true."""
-    return gradient if where is None or where is True else np.where(where, gradient, 0.0)
+def reciprocal(count: float) -> float:
+    """Return the reciprocal of a number of elements; infinity for 0, as in NumPy."""
+    return 1 / count if count > 0 else math.inf
+
+
+def cast_to(g: Any, x: Any) -> Any:
+    """Cast a gradient to the dtype of its floating-point array."""
+    return g.astype(x.dtype) if x.element_type.kind == "f" and g.element_type != x.element_type else g
+
+
+def getitem(array: Any, key: Any) -> Any:
+    """Index an array with an operation. A view could not be differentiated again."""
+    return extension(array, "getitem", key)
+
+
+def extension(array: Any, function: str, *args: Any) -> Any:
+    """Call a function of ``operator.EXTENSIONS`` with an array and other arguments."""
+    if isinstance(array, Value):
+        return graph_values.call(array.builder, function, (array, *args), {})
+    return calls.call(function, (array, *args), {})
+
+
+def to_rows(xp: Any, x: Any, axes: tuple[int, ...]) -> Any:
+    """Move the reduced axes to the end and merge them into one."""
+    others = tuple(index for index in range(x.ndim) if index not in axes)
+    return xp.reshape(xp.transpose(x, (*others, *axes)), (*(x.shape[index] for index in others), -1))
+
+
+def from_rows(xp: Any, rows: Any, x: Any, axes: tuple[int, ...]) -> Any:
+    """Undo :func:`to_rows`."""
+    order = (*(index for index in range(x.ndim) if index not in axes), *axes)
+    whole = xp.reshape(rows, tuple(x.shape[index] for index in order))
+    return xp.transpose(whole, tuple(order.index(index) for index in range(x.ndim)))
+
+
+def apply_mask(xp: Any, gradient: Any, where: Any) -> Any:
+    """Set a gradient to 0 where a mask is false."""
+    return gradient if where is None or where is True else xp.where(where, gradient, 0.0)
 
 
 def is_array(value: Any) -> bool:
-    """Tell whether an argument is an array, or a value of a graph."""
-    return hasattr(value, "_dtype")
+    """Return whether an argument is an array, or a value of a graph."""
+    return hasattr(value, "element_type")
 
 
-def transposed(np: Any, x: Any) -> Any:
-    """The transposed matrices."""
-    return np.swapaxes(x, -1, -2)
+def transpose_last(xp: Any, x: Any) -> Any:
+    """Transpose the last two axes."""
+    return xp.swapaxes(x, -1, -2)
 
 
-def for_matrices(np: Any, g: Any) -> Any:
-    """A number for each matrix, with two axes for the matrix."""
-    return np.reshape(g, (*g.shape, 1, 1))
+def for_matrices(xp: Any, g: Any) -> Any:
+    """Append two axes, to broadcast a number per matrix over the matrix."""
+    return xp.reshape(g, (*g.shape, 1, 1))

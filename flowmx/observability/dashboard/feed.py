@@ -1,4 +1,4 @@
-"""Frames as server-sent events; a slow viewer gets the newest state next, and never a queue."""
+"""Frames as server-sent events. Frames are not queued: a slow viewer receives the newest state next."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from flowmx.observability.dashboard.sampler_thread import SamplingThread
 __all__ = ["Viewer", "send", "stream"]
 
 _PATIENCE = 30.0
-"""Seconds for which a viewer may take nothing before it is left."""
+"""Seconds without progress after which a viewer is disconnected."""
 
 
 class Viewer:
     """A viewer's subscription on the running event loop; a context manager.
 
     Args:
-        sampling_thread: whose frames.
+        sampling_thread: the source of the frames.
     """
 
     def __init__(self, sampling_thread: SamplingThread) -> None:
         self._thread = sampling_thread
         self._loop = asyncio.get_running_loop()
         self._fresh = asyncio.Event()
-        self._seen = -1
+        self._last_seq = -1
         self._closed = False
 
     def __enter__(self) -> Viewer:
@@ -40,7 +40,7 @@ class Viewer:
         self._thread.leave(self._wake)
 
     def close(self) -> None:
-        """Let :meth:`next` end."""
+        """Make :meth:`next` return None."""
         self._closed = True
         self._fresh.set()
 
@@ -51,21 +51,21 @@ class Viewer:
             self._thread.leave(self._wake)
 
     async def next(self) -> bytes | None:
-        """Await a frame that was not seen: what is new in it, or all where others were missed; None: closed."""
+        """Await the next frame: the changes, or the whole state if frames were missed; None once closed."""
         await self._fresh.wait()
         self._fresh.clear()
         if self._closed:
             return None
-        self._seen, text = self._thread.newest(self._seen)
+        self._last_seq, text = self._thread.newest(self._last_seq)
         return text
 
 
 async def stream(response: web.StreamResponse, viewer: Viewer) -> None:
-    """Write frames until the viewer goes away, or takes nothing any more.
+    """Write frames until the viewer disconnects or stops reading.
 
     Args:
-        response: prepared.
-        viewer: has joined.
+        response: the prepared response.
+        viewer: a viewer that has joined.
     """
 
     async def frames() -> AsyncGenerator[bytes]:
@@ -76,11 +76,11 @@ async def stream(response: web.StreamResponse, viewer: Viewer) -> None:
 
 
 async def send(response: web.StreamResponse, texts: AsyncGenerator[bytes]) -> None:
-    """Write texts as events until there are no more, or the viewer goes away or takes nothing any more.
+    """Write texts as events until they end, or the viewer disconnects or stops reading.
 
     Args:
-        response: prepared.
-        texts: without line ends.
+        response: the prepared response.
+        texts: texts without line breaks.
     """
     try:
         async for text in texts:

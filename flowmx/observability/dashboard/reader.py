@@ -1,4 +1,4 @@
-"""Sampling of this process: its engine, devices, loops and reports at one moment. Read-only."""
+"""Samples this process: its engine, devices, event loops and reports. Read-only."""
 
 from __future__ import annotations
 
@@ -14,87 +14,86 @@ from flowmx import devices
 from flowmx.engine.origin import lookup
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import RUNNING
-from flowmx.observability.dashboard.sample import Reading
-from flowmx.observability.dashboard.timeline import Ended, runs
-from flowmx.observability.flight import curves, facts, messages
-from flowmx.observability.flight.loops import Pings
-from flowmx.observability.safety import steps
+from flowmx.observability.dashboard.process_state import Reading
+from flowmx.observability.dashboard.timeline import OpSpan, merge_runs
+from flowmx.observability.flight import curves, messages, report_registry
+from flowmx.observability.flight.event_loop_pings import Pings
+from flowmx.observability.safety import step_counter
 
 __all__ = ["Reader"]
 
 _FIRST = 10.0
-"""Seconds of the past that the first reading covers."""
+"""The first reading covers so many seconds before the reader was created."""
 _SHORT = 0.004
-"""Seconds that operations may take together which are shown as one."""
-_PLACES = 10_000
-"""Lines that are remembered: some programs make code as they go."""
+"""Maximum duration in seconds of consecutive operations that are merged into one."""
+_MAX_PLACES = 10_000
+"""Maximum size of the cache of source lines; some programs generate code continuously."""
 
 
 class Reader:
-    """Takes readings; remembers what it has reported.
+    """Takes readings, and remembers which operations it has reported.
 
     Args:
-        pings: calls to event loops.
+        pings: measures the lag of event loops.
     """
 
     def __init__(self, pings: Pings) -> None:
         self._pings = pings
         self._since = monotonic() - _FIRST
-        self._last: Any = None  # of the journal's notes
+        self._last: Any = None  # the last entry of the journal
         self._places: dict[Any, tuple[str, Any]] = {}
 
     def read(self, about: Mapping[str, Any]) -> Reading:
-        """Take one.
+        """Take a reading.
 
         Args:
-            about: what else is to be shown.
+            about: further values to show.
         """
-        now, since = monotonic(), self._since
+        now, start = monotonic(), self._since
         self._since = now
         actors = engine.actors.copy()
-        done, samples = steps.counted()
+        steps, samples = step_counter.step_counts()
         return Reading(
             at=now,
             executed={name: actor.executed for name, actor in actors.items()},
             queued={name: len(actor.mailbox) for name, actor in actors.items()},
             launches=[name for name, actor in actors.items() if actor.launches],
             running=_running(now),
-            ended=self._ended(since),
+            ended=self._ended(start),
             pending=len(engine.pending), pending_bytes=engine.scheduler.pending_bytes,
             memory=_memory(), resident=_resident(),
-            steps=done, samples=samples,
+            steps=steps, samples=samples,
             lag=self._pings.slowest(),
-            exchanges=_exchanges(since, now), waiting=_waiting(),
-            said=facts.said(), curves=_curves(), about={**_process(), **about},
+            exchanges=_exchanges(start, now), waiting=_waiting(),
+            reports=report_registry.reports(), curves=_curves(), about={**_process(), **about},
         )  # fmt: skip
 
-    def _ended(self, since: float) -> list[Ended]:
-        """Operations that the flight recorder's journal has noted since the previous reading."""
+    def _ended(self, start: float) -> list[OpSpan]:
+        """Return the operations that the flight recorder's journal has recorded since the previous reading."""
         journal = list(engine.books.journal or ())
         first = next((at + 1 for at in range(len(journal) - 1, -1, -1) if journal[at] is self._last), 0)
         self._last = journal[-1] if journal else None
-        notes = [note for note in journal[first:] if note[4] and note[5] >= since]  # those that began
+        entries = [entry for entry in journal[first:] if entry[4] and entry[5] >= start]  # operations that have begun
         return [
-            Ended(
-                each.actor, each.name, each.began, each.ended, self._place(each.origin), each.failed, each.number,
-                each.worked,
+            OpSpan(
+                run.actor, run.name, run.began, run.ended, self._place(run.origin), run.failed, run.number, run.worked,
             )
-            for each in runs(notes, _SHORT)
+            for run in merge_runs(entries, _SHORT)
         ]  # fmt: skip
 
     def _place(self, origin: Any) -> str:
-        """Layer, file and line; each is looked up once."""
+        """Return the layer, file and line of an origin, cached."""
         if origin is None:
             return ""
         code, position, layer = origin
-        key = (id(code), position, layer)  # the hash of code goes through all of it
+        key = (id(code), position, layer)  # hashing code objects is slow
         if key not in self._places:
             place = lookup(origin)
             line = f"{Path(place[0]).name}:{place[1]}" if place is not None else ""
-            if len(self._places) > _PLACES:
+            if len(self._places) > _MAX_PLACES:
                 self._places.clear()
             text = ", ".join(part for part in (f"layer {layer}" if layer else "", line) if part)
-            self._places[key] = (text, code)  # which must stay, or another takes its identity
+            self._places[key] = (text, code)  # keep the code alive, so that its id is not reused
         return self._places[key][0]
 
 
@@ -103,7 +102,7 @@ def _running(now: float) -> list[tuple[str, str, float]]:
 
 
 def _memory() -> dict[str, tuple[int, int]]:
-    """Bytes in use by device, and in all; CPU devices share one memory."""
+    """Return the used and total bytes by device; CPU devices share one memory."""
     used, totals = devices.memory_in_use(), {}
     for device in devices.in_use():
         name = device.context.device_type if device.context.device_type.startswith("cpu") else repr(device)
@@ -112,32 +111,32 @@ def _memory() -> dict[str, tuple[int, int]]:
 
 
 def _resident() -> int:
-    """Bytes of memory that the process takes; 0 where the system does not say."""
+    """Return the resident bytes of the process; 0 if unknown."""
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
 
 
-def _exchanges(since: float, now: float) -> list[tuple[str, int, float]]:
+def _exchanges(start: float, now: float) -> list[tuple[str, int, float]]:
     return [
-        (each.peer, int(each.facts.get("bytes", 0)), each.seconds)
-        for each in list(messages.last)
-        if each.seconds is not None and since < each.since + each.seconds <= now
+        (exchange.peer, int(exchange.facts.get("bytes", 0)), exchange.seconds)
+        for exchange in list(messages.last)
+        if exchange.seconds is not None and start < exchange.since + exchange.seconds <= now
     ]
 
 
 def _waiting() -> dict[str, int]:
-    found: dict[str, int] = {}
-    for each in list(messages.under_way.values()):
-        found[each.peer] = found.get(each.peer, 0) + 1
-    return found
+    counts: dict[str, int] = {}
+    for exchange in list(messages.under_way.values()):
+        counts[exchange.peer] = counts.get(exchange.peer, 0) + 1
+    return counts
 
 
 def _curves() -> dict[str, tuple[int, list[tuple[float, float]], float]]:
     with curves.lock:
-        found = sorted(curves.curves.items())
-        return {name: (curve.generation, curve.points.copy(), curve.last) for name, curve in found}
+        items = sorted(curves.curves.items())
+        return {name: (curve.generation, curve.points.copy(), curve.last) for name, curve in items}
 
 
 def _process() -> dict[str, Any]:

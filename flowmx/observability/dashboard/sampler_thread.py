@@ -1,6 +1,6 @@
-"""The thread that samples this process for all viewers, while there are any.
+"""The thread that samples this process for all viewers.
 
-It is no part of the engine and of no event loop, so that it goes on where those are blocked. While nobody looks there
+It is independent of the engine and of all event loops, so it continues while those are blocked. Without viewers there
 is no thread, and nothing is observed.
 """
 
@@ -8,40 +8,40 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
+from flowmx import process_hooks
 from flowmx.engine import origin
-from flowmx.observability.dashboard.holders import Holders, layers
+from flowmx.observability.dashboard.memory_owners import MemoryOwners, layers
 from flowmx.observability.dashboard.reader import Reader
 from flowmx.observability.dashboard.series import Frame, Sampler
-from flowmx.observability.dashboard.warnings import Warnings
+from flowmx.observability.dashboard.warning_history import WarningHistory
 from flowmx.observability.doctor.rules import diagnose
 from flowmx.observability.flight import watcher
-from flowmx.observability.flight.loops import Pings
-from flowmx.observability.flight.observing import Observation
+from flowmx.observability.flight.event_loop_pings import Pings
+from flowmx.observability.flight.observation import Observation
 
-__all__ = ["EVERY", "SamplingThread", "sampling_thread"]
+__all__ = ["INTERVAL", "SamplingThread", "sampling_thread"]
 
 _log = logging.getLogger("flowmx.observability.dashboard")
 
-EVERY = 0.5
+INTERVAL = 0.5
 """Seconds between frames."""
-_LOOKS = 5
-"""Samples of threads and loops for each frame."""
-_FRAMES = 4
-"""Frames for each diagnosis."""
-_VALUES = 0.1
-"""Seconds of a diagnosis in which values are looked through for NaN."""
-_COUNTS_EVERY = 0.4
-"""Seconds between counts of the arrays that lines have made."""
+_SAMPLES_PER_FRAME = 5
+"""Samples of threads and event loops per frame."""
+_FRAMES_PER_DIAGNOSIS = 4
+"""Frames per diagnosis."""
+_NAN_CHECK_SECONDS = 0.1
+"""Seconds of a diagnosis during which values are checked for NaN."""
+_COUNT_INTERVAL = 0.4
+"""Seconds between counts of arrays by source line."""
 
 
 class SamplingThread:
-    """Frames of this process, for any number of viewers; see the module."""
+    """Produces the frames of this process for any number of viewers; see the module."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -49,16 +49,16 @@ class SamplingThread:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._sampler, self._pings = Sampler(), Pings()
-        self._reader, self._warnings, self._holders = Reader(self._pings), Warnings(), Holders()
+        self._reader, self._warnings, self._owners = Reader(self._pings), WarningHistory(), MemoryOwners()
         self._delta = Frame(0, {})
         self._texts: dict[bool, tuple[int, bytes]] = {}
         self._slow: dict[str, Any] = {}
-        self._complaints: set[type[Exception]] = set()
+        self._logged: set[type[Exception]] = set()
 
     # -- for viewers -----------------------------------------------------------------------------------
 
     def join(self, wake: Callable[[], None]) -> None:
-        """Have a function called, on the thread, whenever there is another frame; begins to look."""
+        """Call ``wake`` on the thread for every frame; start the thread if necessary."""
         with self._lock:
             self._wakes.add(wake)
             if self._thread is None or not self._thread.is_alive() or self._stop.is_set():
@@ -69,7 +69,7 @@ class SamplingThread:
                 self._thread.start()
 
     def leave(self, wake: Callable[[], None]) -> None:
-        """Stop calling it; the last viewer's end stops the thread."""
+        """Stop calling ``wake``; without viewers the thread stops."""
         with self._lock:
             self._wakes.discard(wake)
             if not self._wakes:
@@ -82,17 +82,17 @@ class SamplingThread:
 
     @property
     def seq(self) -> int:
-        """The number of the newest frame."""
+        """Number of the newest frame."""
         return self._delta.seq
 
-    def newest(self, seen: int) -> tuple[int, bytes]:
-        """The newest frame, for somebody who has seen another: what is new, or all where that was not the last one.
+    def newest(self, last_seq: int) -> tuple[int, bytes]:
+        """Return the newest frame: the changes if the viewer has frame ``last_seq`` before it, else the whole state.
 
         Returns:
             its number, and its content as JSON.
         """
         with self._lock:
-            is_whole = seen != self._delta.seq - 1
+            is_whole = last_seq != self._delta.seq - 1
             seq, text = self._texts.get(is_whole, (-1, b""))
             if seq != self._delta.seq:
                 frame = self._sampler.whole() if is_whole else self._delta
@@ -100,43 +100,43 @@ class SamplingThread:
                 self._texts[is_whole] = (seq, text)
             return seq, text
 
-    # -- its thread ------------------------------------------------------------------------------------
+    # -- the thread ------------------------------------------------------------------------------------
 
     def _run(self, stop: threading.Event, before: threading.Thread | None) -> None:
         if before is not None:
             before.join()
         watcher.start()
-        self._holders.follow()
+        self._owners.follow()
         origin.names_layers += 1
         try:
             number = 0
             while not stop.is_set():
-                self._observe(stop, looks_at_values=number % 2 == 0)
+                self._observe(stop, checks_values=number % 2 == 0)
                 number += 1
         finally:
             origin.names_layers -= 1
-            self._holders.leave()
+            self._owners.leave()
 
-    def _observe(self, stop: threading.Event, looks_at_values: bool) -> None:
-        """Some frames, and a diagnosis of what was seen in their time.
+    def _observe(self, stop: threading.Event, checks_values: bool) -> None:
+        """Produce some frames and a diagnosis of the time that they cover.
 
-        Both looking at values and counting arrays make operations cost more: they take turns.
+        Checking values and counting arrays both slow operations down, so they alternate.
         """
-        observation = Observation(self._pings, None if looks_at_values else _COUNTS_EVERY)
+        observation = Observation(self._pings, None if checks_values else _COUNT_INTERVAL)
         try:
-            if looks_at_values:
-                observation.look_at_values()
-            for _ in range(_FRAMES):
-                for _ in range(_LOOKS):
+            if checks_values:
+                observation.check_values()
+            for _ in range(_FRAMES_PER_DIAGNOSIS):
+                for _ in range(_SAMPLES_PER_FRAME):
                     observation.look()
-                    if looks_at_values and observation.seconds >= _VALUES:
-                        observation.leave_values()
-                    if stop.wait(EVERY / _LOOKS):
+                    if checks_values and observation.seconds >= _NAN_CHECK_SECONDS:
+                        observation.stop_checking_values()
+                    if stop.wait(INTERVAL / _SAMPLES_PER_FRAME):
                         return
                 self._frame()
-        except Exception as error:
-            self._complain(error)
-            stop.wait(EVERY)
+        except Exception as error:  # reports call user code; the thread must survive
+            self._log_once(error)
+            stop.wait(INTERVAL)
         finally:
             observation.close()
         self._diagnose(observation)
@@ -152,26 +152,25 @@ class SamplingThread:
 
     def _diagnose(self, observation: Observation) -> None:
         try:
-            self._warnings.add(diagnose([observation.found()]), monotonic())
-            self._slow = {"holders": self._holders.found(), "layers": layers()}
-        except Exception as error:
-            self._complain(error)
+            self._warnings.add(diagnose([observation.result()]), monotonic())
+            self._slow = {"holders": self._owners.snapshot(), "layers": layers()}
+        except Exception as error:  # reports call user code; the thread must survive
+            self._log_once(error)
 
-    def _complain(self, error: Exception) -> None:
-        """Log an error of ours, each kind once: it comes again with every frame."""
-        if type(error) not in self._complaints:
-            self._complaints.add(type(error))
-            _log.error("this process could not be looked at", exc_info=error)
+    def _log_once(self, error: Exception) -> None:
+        """Log an internal error, once per type, because it may repeat with every frame."""
+        if type(error) not in self._logged:
+            self._logged.add(type(error))
+            _log.error("this process could not be sampled", exc_info=error)
 
 
 sampling_thread = SamplingThread()
-"""That of this process."""
+"""The thread of this process."""
 
 
 def _after_fork() -> None:
-    """In the child of a fork nobody looks, and there is no thread."""
+    """Reset the thread in the child of a fork, which has no viewers."""
     sampling_thread.__init__()  # type: ignore[misc]
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+process_hooks.at_fork(after_in_child=_after_fork)

@@ -1,9 +1,8 @@
-"""The rolling timeline: operations that have ended, in lanes, few enough to be drawn. Pure.
+"""The rolling timeline: completed operations in lanes, few enough to draw. This module does no I/O.
 
-There may be thousands in a sample, and what is done for each of them keeps the interpreter from the program. So short
-ones of an actor that follow each other become one at once. An actor may run several operations at one time; each goes
-to the first lane of its actor that is free. Where there are more than a screen can show, neighbours that are short are
-drawn as one.
+A sample may hold thousands of operations, and work per operation takes the GIL from the program. Consecutive short
+operations of an actor are therefore merged immediately. An actor may run several operations in parallel; each is drawn
+in the actor's first free lane. If there are more bars than a screen can show, short neighbours are merged.
 """
 
 from __future__ import annotations
@@ -11,25 +10,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Bar", "Ended", "Lanes", "Run", "busy", "gathered", "runs"]
+__all__ = ["Bar", "Lanes", "OpSpan", "Run", "busy", "limit_bars", "merge_runs"]
 
-Note = tuple[int, str, str, Any, float, float, bool]
-"""Of the journal: number, name, actor, origin, when it began and ended, whether it failed."""
-MOST = 120
-"""Bars of one actor in one sample."""
+JournalEntry = tuple[int, str, str, Any, float, float, bool]
+"""An entry of the journal: number, name, actor, origin, start time, end time, whether the operation failed."""
+MAX_BARS = 120
+"""Maximum number of bars per lane in one sample."""
 
 
-class Ended(NamedTuple):
-    """An operation that has ended, or ``number`` of them, named as the longest.
+class OpSpan(NamedTuple):
+    """A completed operation, or ``number`` merged ones with the name of the longest.
 
     Attributes:
-        actor: who ran it.
-        name: of the operation.
-        began, ended: in seconds.
-        about: layer and line, for people.
-        failed: whether it failed, or what it reads had.
-        number: how many they are.
-        worked: seconds in which one of several ran; None: all the time.
+        actor: the actor that ran it.
+        name: name of the operation.
+        began, ended: start and end time in seconds.
+        about: layer and source line, for display.
+        failed: whether it or one of its inputs failed.
+        number: number of merged operations.
+        worked: total running time in seconds if operations were merged; None: the whole time.
     """
 
     actor: str
@@ -43,16 +42,16 @@ class Ended(NamedTuple):
 
     @property
     def span(self) -> tuple[float, float]:
-        """From when to when it worked; of several as if there was nothing between them."""
+        """Start and end of its work; merged operations count as if there were no gaps."""
         return self.began, self.ended if self.worked is None else self.began + self.worked
 
 
 class Run:
-    """Operations of one actor that followed each other.
+    """Consecutive operations of one actor.
 
     Attributes:
-        name, origin: those of the longest.
-        longest: its seconds.
+        name, origin: name and origin of the longest operation.
+        longest: duration of the longest operation in seconds.
     """
 
     __slots__ = ("actor", "began", "ended", "failed", "longest", "name", "number", "origin", "worked")
@@ -62,37 +61,37 @@ class Run:
         self.began, self.ended, self.number = began, ended, 1
         self.longest = self.worked = ended - began
 
-    def add(self, name: str, origin: Any, took: float, ended: float, failed: bool) -> None:
-        """One more, which began when the last one had ended, or later."""
-        if took > self.longest:
-            self.longest, self.name, self.origin = took, name, origin
+    def add(self, name: str, origin: Any, duration: float, ended: float, failed: bool) -> None:
+        """Add the next operation, which began after the last one ended."""
+        if duration > self.longest:
+            self.longest, self.name, self.origin = duration, name, origin
         self.ended = ended
         self.number += 1
-        self.worked += took
+        self.worked += duration
         self.failed = self.failed or failed
 
 
-def runs(notes: Iterable[Note], most: float) -> list[Run]:
-    """Operations as they ended; those of an actor that follow each other within some time are one.
+def merge_runs(entries: Iterable[JournalEntry], max_seconds: float) -> list[Run]:
+    """Merge consecutive operations of an actor, in the order in which they ended.
 
     Args:
-        notes: of the journal.
-        most: seconds that several may take together.
+        entries: entries of the journal.
+        max_seconds: the maximum duration of merged operations.
     """
-    found: list[Run] = []
-    last: dict[str, Run] = {}
-    for _, name, actor, origin, began, ended, failed in notes:
-        run = last.get(actor)
-        if run is not None and run.ended <= began and ended - run.began < most:
+    result: list[Run] = []
+    latest: dict[str, Run] = {}
+    for _, name, actor, origin, began, ended, failed in entries:
+        run = latest.get(actor)
+        if run is not None and run.ended <= began and ended - run.began < max_seconds:
             run.add(name, origin, ended - began, ended, failed)
         else:
-            run = last[actor] = Run(name, actor, origin, began, ended, failed)
-            found.append(run)
-    return found
+            run = latest[actor] = Run(name, actor, origin, began, ended, failed)
+            result.append(run)
+    return result
 
 
 class Bar(NamedTuple):
-    """A bar of the timeline: an operation, or ``number`` of them, named as the longest."""
+    """A bar of the timeline: an operation, or ``number`` merged ones with the name of the longest."""
 
     actor: str
     lane: int
@@ -105,54 +104,54 @@ class Bar(NamedTuple):
 
 
 class Lanes:
-    """The lanes of all actors, and until when each is taken."""
+    """The lanes of all actors, and the times until which they are occupied."""
 
     def __init__(self) -> None:
         self._until: dict[str, list[float]] = {}
 
-    def place(self, ended: Iterable[Ended]) -> list[Bar]:
-        """Bars of operations, each in the first lane of its actor that is free when it begins."""
+    def place(self, ended: Iterable[OpSpan]) -> list[Bar]:
+        """Return the bars of operations, in the first lane of their actor that is free when they begin."""
         bars = []
-        for op in sorted(ended, key=lambda each: each.began):
-            until = self._until.setdefault(op.actor, [])
-            lane = next((at for at, free in enumerate(until) if free <= op.began), len(until))
-            until[lane : lane + 1] = [op.ended]
+        for op in sorted(ended, key=lambda op: op.began):
+            end_times = self._until.setdefault(op.actor, [])
+            lane = next((at for at, free in enumerate(end_times) if free <= op.began), len(end_times))
+            end_times[lane : lane + 1] = [op.ended]
             bars.append(Bar(op.actor, lane, op.name, op.began, op.ended, op.about, op.failed, op.number))
         return bars
 
 
-def gathered(bars: Sequence[Bar], most: int = MOST) -> list[Bar]:
-    """At most so many bars for each lane of each actor: short ones that are near each other become one."""
+def limit_bars(bars: Sequence[Bar], max_bars: int = MAX_BARS) -> list[Bar]:
+    """Merge short neighbouring bars until every lane has at most ``max_bars`` bars."""
     by_lane: dict[tuple[str, int], list[Bar]] = {}
     for bar in bars:
         by_lane.setdefault((bar.actor, bar.lane), []).append(bar)
-    return [bar for lane in by_lane.values() for bar in _few(lane, most)]
+    return [bar for lane in by_lane.values() for bar in _limit_lane(lane, max_bars)]
 
 
-def _few(bars: list[Bar], most: int) -> list[Bar]:
-    if len(bars) <= most:
+def _limit_lane(bars: list[Bar], max_bars: int) -> list[Bar]:
+    if len(bars) <= max_bars:
         return bars
-    slot = (bars[-1].ended - bars[0].began) / most
-    while len(groups := _groups(bars, slot)) > most:
+    slot = (bars[-1].ended - bars[0].began) / max_bars
+    while len(groups := _groups(bars, slot)) > max_bars:
         slot *= 2
-    return [_joined(group) for group in groups]
+    return [_merge(group) for group in groups]
 
 
 def _groups(bars: Sequence[Bar], slot: float) -> list[list[Bar]]:
-    """Runs of bars that are shorter than a slot of time and begin in the same one; each other bar alone."""
+    """Group consecutive bars that are shorter than a time slot and begin in the same one; other bars stay alone."""
     groups: list[list[Bar]] = []
-    known = -1
+    last_slot = -1
     for bar in bars:
-        at = int(bar.began / slot) if bar.ended - bar.began < slot else -1
-        if at >= 0 and at == known:
+        index = int(bar.began / slot) if bar.ended - bar.began < slot else -1
+        if index >= 0 and index == last_slot:
             groups[-1].append(bar)
         else:
             groups.append([bar])
-        known = at
+        last_slot = index
     return groups
 
 
-def _joined(bars: Sequence[Bar]) -> Bar:
+def _merge(bars: Sequence[Bar]) -> Bar:
     if len(bars) == 1:
         return bars[0]
     longest = max(bars, key=lambda bar: bar.ended - bar.began)
@@ -165,7 +164,7 @@ def _joined(bars: Sequence[Bar]) -> Bar:
 
 
 def busy(spans: Iterable[tuple[float, float]], begin: float, end: float) -> float:
-    """The share of a time in which at least one of these spans lasted, from 0 to 1."""
+    """Return the fraction of the time from ``begin`` to ``end`` that is covered by spans."""
     if end <= begin:
         return 0.0
     total, at = 0.0, begin

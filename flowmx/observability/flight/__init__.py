@@ -1,9 +1,9 @@
 """The flight recorder: current and past operations of this process, for diagnosing hangs; always on.
 
-It costs operations of microseconds nothing, and queued ones a note when they end. Who is asked is a thread of its own,
-which starts with the engine's: it answers ``python -m flowmx doctor`` through a socket, keeps samples of what was going
-on, and writes a report where nothing ends for ``FLOWMX_STALL_SECONDS``, where a device is out of memory, and where the
-program dies of an exception. ``FLOWMX_FLIGHT_RECORDER=0`` turns it off.
+Operations that run at their push cost nothing extra; queued ones add an entry to a journal when they end. A separate
+thread, which starts with the engine's, answers ``python -m flowmx doctor`` through a socket. It writes a report when no
+operation ends for ``FLOWMX_STALL_SECONDS``, when a device is out of memory, and when an exception ends the program.
+``FLOWMX_FLIGHT_RECORDER=0`` turns the recorder off.
 
 Example:
     >>> mx.flight.write("report.json")       # for python -m flowmx doctor report.json
@@ -11,7 +11,7 @@ Example:
 """
 
 from flowmx.observability.flight import messages
-from flowmx.observability.flight.facts import describe, forget
+from flowmx.observability.flight.report_registry import describe, forget
 from flowmx.observability.flight.watcher import start, stop, write
 
 __all__ = ["describe", "forget", "messages", "start", "stop", "write"]

@@ -1,34 +1,35 @@
 """Training curves: numbers by name and step, kept from the start of the process.
 
-A curve holds at most some hundred points: when it is full, neighbours become their mean, so that however long a run is,
-all of it is there, and what it costs stays the same.
+A curve has at most a few hundred points: when it is full, pairs of neighbours are replaced by their means. It thus
+covers the whole run, however long that is, at constant cost.
 """
 
 from __future__ import annotations
 
-import threading
 from time import monotonic
 from typing import Any
 
+from flowmx import forks
+
 __all__ = ["Curve", "curves", "log"]
 
-MOST = 256
-"""Points of a curve."""
-_CURVES = 32
-"""Curves that are kept; of more the one that was added to longest ago goes."""
-_LATELY = 60.0
+MAX_POINTS = 256
+"""Maximum number of points of a curve."""
+_MAX_CURVES = 32
+"""Maximum number of curves; beyond it, the one whose last value is oldest is removed."""
+_RECENT = 60.0
 
 
 class Curve:
-    """Means of a number over runs of equally many calls.
+    """Means of a number over runs of equally many calls of :meth:`add`.
 
     Attributes:
-        points: pairs of step and value; a run's step is that of its last call.
-        stride: calls that make up a point.
-        generation: how often points were merged, so that they are others than before.
-        count: calls so far.
+        points: pairs of step and value; the step of a run is that of its last call.
+        stride: number of calls per point.
+        generation: number of times the points were merged, which replaces all of them.
+        count: number of calls so far.
         last: the last value.
-        at: when that came, by :func:`time.monotonic`.
+        at: time of the last call, by :func:`time.monotonic`.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class Curve:
         self._step = -1.0
 
     def add(self, value: float, step: float | None = None) -> None:
-        """Add a value; without a step, at one more than the last."""
+        """Add a value; the default step is one more than the last."""
         self._step = self._step + 1 if step is None else step
         self.count += 1
         self.last = value
@@ -53,7 +54,7 @@ class Curve:
         if self._in_sum == self.stride:
             self.points.append((self._step, self._sum / self._in_sum))
             self._sum, self._in_sum = 0.0, 0
-            if len(self.points) >= MOST:
+            if len(self.points) >= MAX_POINTS:
                 self._merge()
 
     def _merge(self) -> None:
@@ -64,24 +65,25 @@ class Curve:
 
 
 curves: dict[str, Curve] = {}
-"""All curves, the one that was added to last at the end; :data:`lock` guards them."""
+"""All curves, ordered by their last calls, the newest at the end; guarded by :data:`lock`."""
 
-lock = threading.RLock()
+lock = forks.lock()
 
 
 def log(name: str, value: Any, step: float | None = None) -> None:
     """Add a value to a training curve of the dashboard.
 
-    What it was logged for shows even where the dashboard is opened later; it costs about a microsecond.
+    The dashboard shows it even if it is opened later. A call takes about a microsecond.
     ``Module.fit`` and Gluon's ``Estimator`` log their metrics by themselves.
 
     Args:
-        name: of the curve, such as ``"loss"``.
-        value: a number, or what ``float`` makes one of. An array that is not computed yet would block: await it first.
-        step: where on the curve, such as the number of the batch (default: one more than the last).
+        name: name of the curve, such as ``"loss"``.
+        value: a number, or an object that ``float`` accepts. An array that is not computed yet would block: await it
+            first.
+        step: position on the curve, such as the number of the batch (default: one more than the last).
 
     Raises:
-        TypeError: the name is no text, or the value no number.
+        TypeError: `name` is not a string, or `value` is not a number.
 
     Example:
         >>> mx.dashboard.log("loss", (await loss.mean()).asscalar())
@@ -96,12 +98,12 @@ def log(name: str, value: Any, step: float | None = None) -> None:
         curve = curves.pop(name, None) or Curve()
         curve.add(number, None if step is None else float(step))
         curves[name] = curve
-        if len(curves) > _CURVES:
+        if len(curves) > _MAX_CURVES:
             del curves[next(iter(curves))]
 
 
 def latest() -> dict[str, float]:
-    """The last value of each curve that was added to in the last minute."""
+    """Return the last value of each curve to which a value was added in the last minute."""
     now = monotonic()
     with lock:
-        return {name: curve.last for name, curve in curves.items() if now - curve.at < _LATELY}
+        return {name: curve.last for name, curve in curves.items() if now - curve.at < _RECENT}

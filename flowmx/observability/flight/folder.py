@@ -1,4 +1,4 @@
-"""Folder of processes' sockets and reports, which only this user may enter."""
+"""Folder of processes' sockets and reports, accessible to this user only."""
 
 from __future__ import annotations
 
@@ -7,48 +7,48 @@ import os
 import socket
 from pathlib import Path
 
-from flowmx.comm.folder import path
+from flowmx.comm.runtime_folder import path
 
 __all__ = ["path", "report", "socket_path", "sweep"]
 
-_REPORTS = 32
-"""Reports that are kept; older ones go."""
+_MAX_REPORTS = 32
+"""Maximum number of reports; older ones are removed."""
 
 
 def socket_path(process: int, make: bool = False) -> Path:
-    """The socket of a process."""
+    """Return the path of a process's socket."""
     return path(make) / f"{process}.sock"
 
 
 def report(process: int) -> Path:
-    """The report of a process."""
+    """Return the path of a process's report."""
     return path(make=True) / f"{process}.report.json"
 
 
 def sweep() -> None:
     """Remove the sockets of processes that were killed, and all but the newest reports."""
-    found = path()
-    for each in found.glob("*.sock"):
-        if each.stem.isdecimal() and not _lives(int(each.stem)) and not _is_heard(each):
-            each.unlink(missing_ok=True)
-    reports = sorted(found.glob("*.report.json"), key=lambda each: each.stat().st_mtime)
-    for each in reports[:-_REPORTS]:
-        each.unlink(missing_ok=True)
+    folder = path()
+    for file in folder.glob("*.sock"):
+        if file.stem.isdecimal() and not _is_alive(int(file.stem)) and not _has_listener(file):
+            file.unlink(missing_ok=True)
+    reports = sorted(folder.glob("*.report.json"), key=lambda file: file.stat().st_mtime)
+    for file in reports[:-_MAX_REPORTS]:
+        file.unlink(missing_ok=True)
 
 
-def _lives(process: int) -> bool:
+def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
     except OSError:
-        pass  # it is somebody else's
+        pass  # it belongs to another user
     return True
 
 
-def _is_heard(at: Path) -> bool:
-    """Tell whether a process listens on a socket: the folder may be shared with processes not visible from here."""
-    with contextlib.suppress(ConnectionRefusedError, FileNotFoundError), socket.socket(socket.AF_UNIX) as line:
-        line.connect(os.fspath(at))
+def _has_listener(file: Path) -> bool:
+    """Return whether a process listens on a socket. The folder may be shared with processes of other containers."""
+    with contextlib.suppress(ConnectionRefusedError, FileNotFoundError), socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(os.fspath(file))
         return True
     return False

@@ -1,4 +1,4 @@
-"""Requests to other nodes, noted by their callers: the flight recorder keeps them, the profiler shows them."""
+"""Requests to other nodes, recorded by their callers, for the flight recorder and the profiler."""
 
 from __future__ import annotations
 
@@ -11,13 +11,21 @@ from typing import Any, NamedTuple
 
 __all__ = ["Exchange", "exchange", "last", "listeners", "under_way"]
 
-_KEPT = 1024
+_MAX_ENDED = 1024
 
 Listener = Callable[[str, str, float, float, Mapping[str, Any]], None]
 
 
 class Exchange(NamedTuple):
-    """A request that has not been answered, or was; ``since`` is in seconds of :func:`time.monotonic`."""
+    """A request to another node.
+
+    Attributes:
+        peer: name of that node.
+        operation: what is requested.
+        facts: further values, such as ``keys`` and ``bytes``.
+        since: time of the request, by :func:`time.monotonic`.
+        seconds: duration; None until it ends.
+    """
 
     peer: str
     operation: str
@@ -27,33 +35,33 @@ class Exchange(NamedTuple):
 
 
 listeners: list[Listener] = []
-"""Called for each request that has ended, with: peer, operation, start and end (:func:`time.perf_counter`), facts."""
+"""Called when a request ends, with peer, operation, start and end (:func:`time.perf_counter`), and facts."""
 
 under_way: dict[int, Exchange] = {}
-"""Requests that have no answer yet, oldest first."""
+"""Requests that have not ended, oldest first."""
 
-last: deque[Exchange] = deque(maxlen=_KEPT)
-"""The last requests that have ended."""
+last: deque[Exchange] = deque(maxlen=_MAX_ENDED)
+"""The last requests that have ended, oldest first."""
 
 _numbers = itertools.count()
 
 
 @contextmanager
 def exchange(peer: str, operation: str, **facts: Any) -> Iterator[None]:
-    """Say that a request is under way while the context lasts.
+    """Record a request that is under way while the context lasts.
 
     Args:
-        peer: who is asked, such as ``"server 0"``.
-        operation: for what.
-        facts: what else is known, such as ``keys`` and ``bytes``.
+        peer: name of the node, such as ``"server 0"``.
+        operation: what is requested.
+        facts: further values, such as ``keys`` and ``bytes``.
     """
     number, start = next(_numbers), perf_counter()
-    made = under_way[number] = Exchange(peer, operation, facts, monotonic())
+    request = under_way[number] = Exchange(peer, operation, facts, monotonic())
     try:
         yield
     finally:
         del under_way[number]
         end = perf_counter()
-        last.append(made._replace(seconds=end - start))
+        last.append(request._replace(seconds=end - start))
         for listener in listeners:
             listener(peer, operation, start, end, facts)

@@ -1,4 +1,4 @@
-"""Snapshot of this process, JSON-compatible. Reads only; holds the engine's lock briefly."""
+"""Snapshot of this process, JSON-compatible. It changes nothing, and holds the engine's lock briefly."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from flowmx.engine import describe as describe_place
 from flowmx.engine.failure import Failure
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import DONE, RUNNING, Operation, State, Variable
-from flowmx.observability.flight import curves, facts, messages, stacks
+from flowmx.observability.flight import curves, messages, report_registry, stacks
 
 __all__ = ["take"]
 
-_MOST = 400
-"""Most pending operations in a snapshot: all that run, and the oldest."""
-_LAST = 100
-"""Most ended operations in a snapshot."""
-_FAILURES = 8
-"""Most failures in a snapshot; those that are alike are one."""
-_PATIENCE = 1.0
-"""Seconds to wait for the engine's lock."""
+_MAX_OPERATIONS = 400
+"""Maximum number of pending operations that do not run; the oldest are reported."""
+_MAX_ENDED = 100
+"""Maximum number of ended operations; the last ones are reported."""
+_MAX_FAILURES = 8
+"""Maximum number of failures; equal ones count as one."""
+_LOCK_TIMEOUT = 1.0
+"""Maximum time to wait for the engine's lock in seconds."""
 
 
 def take() -> dict[str, Any]:
-    """The state of this process."""
-    has_lock = engine.lock.acquire(timeout=_PATIENCE)
+    """Return the state of this process."""
+    has_lock = engine.lock.acquire(timeout=_LOCK_TIMEOUT)
     try:
-        found = _engine(has_lock)
+        engine_state = _engine(has_lock)
     finally:
         if has_lock:
             engine.lock.release()
     return {
         "at": time.time(),
         "process": _process(),
-        **found,
+        **engine_state,
         "memory": devices.memory_in_use() if has_lock else {},
-        "exchanges": [_exchange(each) for each in list(messages.under_way.values())],
-        "said": facts.said(),
+        "exchanges": [_exchange(request) for request in list(messages.under_way.values())],
+        "reports": report_registry.reports(),
         "curves": curves.latest(),
     }
 
@@ -62,7 +62,7 @@ def _process() -> dict[str, Any]:
 
 @cache
 def _version() -> str:
-    from importlib import metadata  # only when asked: importing it takes longer than the rest of this package
+    from importlib import metadata  # imported here, since it takes longer than the rest of this package
 
     try:
         return metadata.version("flowmx")
@@ -71,11 +71,11 @@ def _version() -> str:
 
 
 def _engine(has_lock: bool) -> dict[str, Any]:
-    now, found, names = monotonic(), stacks.stacks(), stacks.names()
+    now, threads, names = monotonic(), stacks.stacks(), stacks.names()
     pending = list(engine.pending.copy())
-    running = _running(found)
-    shown = dict.fromkeys([*running, *(op for op in pending if op.state == RUNNING), *pending[:_MOST]])
-    before = _before(shown)
+    running = _running(threads)
+    operations = dict.fromkeys([*running, *(op for op in pending if op.state == RUNNING), *pending[:_MAX_OPERATIONS]])
+    waits_for = _before(operations)
     return {
         "locked": not has_lock,
         "engine": {
@@ -86,44 +86,44 @@ def _engine(has_lock: bool) -> dict[str, Any]:
                 for name, actor in engine.actors.copy().items()
             },
         },
-        "operations": [_operation(op, now, before.get(op, ()), running.get(op), names) for op in shown],
-        "waits": _waits(now, found, names, running),
+        "operations": [_operation(op, now, waits_for.get(op, ()), running.get(op), names) for op in operations],
+        "waits": _waits(now, threads, names, running),
         "threads": [
-            {"name": names.get(ident, str(ident)), "stack": stacks.lines(stack)} for ident, stack in found.items()
+            {"name": names.get(ident, str(ident)), "stack": stacks.lines(stack)} for ident, stack in threads.items()
             if ident != threading.get_ident()
         ],
-        "failures": _failures([each for each in engine.books.failures if not each.seen]),
-        "last": [_ended(each) for each in list(engine.books.journal or ())[-_LAST:]],
+        "failures": _failures([failure for failure in engine.books.failures if not failure.raised]),
+        "last": [_ended(entry) for entry in list(engine.books.journal or ())[-_MAX_ENDED:]],
     }  # fmt: skip
 
 
 Running = tuple[int, list[str], Any]
-"""The thread that runs an operation, the user's lines inside of it, and the node of a graph that it stands at."""
+"""The thread that runs an operation, the user's lines of its stack, and the graph node whose step it is at."""
 
 
 def _running(threads: dict[int, stacks.Stack]) -> dict[Operation, Running]:
-    found: dict[Operation, Running] = {}
+    running: dict[Operation, Running] = {}
     for ident, stack in threads.items():
         if ident == threading.get_ident():
             continue
-        for op, called in stacks.running_in(stack):
-            found.setdefault(op, (ident, stacks.lines(called), stacks.step_in(called)))
+        for op, calls in stacks.running_in(stack):
+            running.setdefault(op, (ident, stacks.lines(calls), stacks.step_in(calls)))
     for actor in engine.actors.copy().values():
         if isinstance(actor, LoopActor):
             for op, task in actor.tasks():
-                found.setdefault(op, (0, stacks.task_lines(task), None))
-    return found
+                running.setdefault(op, (0, stacks.task_lines(task), None))
+    return running
 
 
 def _before(ops: Iterable[Operation]) -> dict[Operation, list[tuple[Operation, str]]]:
-    """For each operation those that it waits for, each with the variable that both name."""
-    found: dict[Operation, list[tuple[Operation, str]]] = {}
+    """Return the operations that each operation waits for, with descriptions of the variables that they share."""
+    waits_for: dict[Operation, list[tuple[Operation, str]]] = {}
     for op in ops:
         for later in op.dependents or ():
-            found.setdefault(later, []).append((op, _shared(op, later)))
+            waits_for.setdefault(later, []).append((op, _shared(op, later)))
     for outer, inner in list(engine.waiting.inside.values()):
-        found.setdefault(outer, []).append((inner, "its own code, which waits for it"))
-    return found
+        waits_for.setdefault(outer, []).append((inner, "its own code, which waits for it"))
+    return waits_for
 
 
 def _shared(earlier: Operation, later: Operation) -> str:
@@ -142,40 +142,41 @@ def _name(variable: Variable) -> str:
 
 
 def _operation(
-    op: Operation, now: float, before: Iterable[tuple[Operation, str]], running: Running | None, names: dict[int, str]
+    op: Operation, now: float, waits_for: Iterable[tuple[Operation, str]], running: Running | None,
+    names: dict[int, str],
 ) -> dict[str, Any]:  # fmt: skip
     is_running = running is not None or op.state == RUNNING
-    found: dict[str, Any] = {
+    described: dict[str, Any] = {
         "id": op.serial, "name": op.name, "state": "running" if is_running else State(op.state).name.lower(),
         "actor": getattr(op.actor, "name", ""), "layer": op.origin[2] if op.origin else None,
         "line": describe_place(op.origin), "seconds": round(now - op.began, 3) if is_running and op.began else None,
-        "waits_for": [{"id": each.serial, "through": through} for each, through in list(before)[:8]],
+        "waits_for": [{"id": other.serial, "through": through} for other, through in list(waits_for)[:8]],
     }  # fmt: skip
     if running is not None:
         ident, lines, node = running
-        found |= {"thread": names.get(ident, "the engine's loop"), "stack": lines}
+        described |= {"thread": names.get(ident, "the engine's loop"), "stack": lines}
         if node is not None:
-            found["node"] = {"name": node.name, "line": node.place()}
-    return found
+            described["node"] = {"name": node.name, "line": node.place()}
+    return described
 
 
 def _waits(
     now: float, threads: dict[int, stacks.Stack], names: dict[int, str], running: Mapping[Operation, Running]
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Tasks and threads that wait for operations; a thread may run others meanwhile."""
-    asleep = [wait for wait in list(engine.waits.values()) if wait.op.state != DONE]
-    found = [
-        _wait(f"task {each.task.get_name()}", each.op, now - each.since, stacks.task_lines(each.task))
-        for each in asleep if each.task is not None
+    """Return the tasks and threads that wait for operations; a thread may run others meanwhile."""
+    tasks_and_threads = [wait for wait in list(engine.waits.values()) if wait.op.state != DONE]
+    waits = [
+        _wait(f"task {wait.task.get_name()}", wait.op, now - wait.since, stacks.task_lines(wait.task))
+        for wait in tasks_and_threads if wait.task is not None
     ]  # fmt: skip
-    since = {each.thread: each.since for each in asleep if each.task is None}
-    lent = {ident: op.began for op, (ident, _, _) in running.items()}
+    wait_times = {wait.thread: wait.since for wait in tasks_and_threads if wait.task is None}
+    start_times = {ident: op.began for op, (ident, _, _) in running.items()}
     for ident, stack in threads.items():
         op = stacks.waited_in(stack)
         if op is not None and op.state != DONE:
-            seconds = now - since.get(ident, lent.get(ident, now))
-            found.append(_wait(names.get(ident, str(ident)), op, seconds, stacks.lines(stack)))
-    return found
+            seconds = now - wait_times.get(ident, start_times.get(ident, now))
+            waits.append(_wait(names.get(ident, str(ident)), op, seconds, stacks.lines(stack)))
+    return waits
 
 
 def _wait(who: str, op: Operation, seconds: float, lines: list[str]) -> dict[str, Any]:
@@ -183,32 +184,32 @@ def _wait(who: str, op: Operation, seconds: float, lines: list[str]) -> dict[str
 
 
 def _failures(failures: Sequence[Failure]) -> list[dict[str, Any]]:
-    """Failures by exception, operation and line, each once with how often it came; the first ones."""
-    found: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for each in sorted(failures, key=lambda failure: failure.serial):
-        line = describe_place(each.origin) if each.origin else ""
-        key = (type(each.exception).__name__, each.operation, line)
-        if key in found:
-            found[key]["times"] += 1
+    """Return the first failures, those with equal exception, operation and line merged and counted."""
+    merged: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for failure in sorted(failures, key=lambda failure: failure.serial):
+        line = describe_place(failure.origin) if failure.origin else ""
+        key = (type(failure.exception).__name__, failure.operation, line)
+        if key in merged:
+            merged[key]["times"] += 1
         else:
-            found[key] = {**_failure(each), "line": line, "times": 1}
-    return list(found.values())[:_FAILURES]
+            merged[key] = {**_failure(failure), "line": line, "times": 1}
+    return list(merged.values())[:_MAX_FAILURES]
 
 
 def _failure(failure: Failure) -> dict[str, Any]:
     error = failure.exception
     try:
         text = str(error)
-    except Exception as unprintable:  # it is user code
-        text = f"(its text can not be had: {type(unprintable).__name__})"
+    except Exception as unprintable:  # user code
+        text = f"(str() of it raises {type(unprintable).__name__})"
     return {
         "error": type(error).__name__, "text": text[:2000], "notes": list(getattr(error, "__notes__", ()))[:8],
         "operation": failure.operation, "actor": failure.actor, "layer": failure.origin[2] if failure.origin else None,
     }  # fmt: skip
 
 
-def _ended(each: Any) -> dict[str, Any]:
-    serial, name, actor, origin, began, ended, failed = each
+def _ended(entry: Any) -> dict[str, Any]:
+    serial, name, actor, origin, began, ended, failed = entry
     return {
         "id": serial, "name": name, "actor": actor, "line": describe_place(origin), "failed": failed,
         "layer": origin[2] if origin else None, "ended": round(ended - monotonic(), 3),
@@ -216,6 +217,8 @@ def _ended(each: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _exchange(each: messages.Exchange) -> dict[str, Any]:
-    seconds = monotonic() - each.since
-    return {"peer": each.peer, "operation": each.operation, "facts": dict(each.facts), "seconds": round(seconds, 3)}
+def _exchange(request: messages.Exchange) -> dict[str, Any]:
+    seconds = round(monotonic() - request.since, 3)
+    return {
+        "peer": request.peer, "operation": request.operation, "facts": dict(request.facts), "seconds": seconds,
+    }  # fmt: skip

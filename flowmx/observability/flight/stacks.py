@@ -1,4 +1,4 @@
-"""Stacks of threads and tasks: the user's line of each, and the graph step that a running operation is at."""
+"""Stacks of threads and tasks: their user lines, and the graph step that a running operation is at."""
 
 from __future__ import annotations
 
@@ -19,51 +19,52 @@ from flowmx.engine.waiting import Waiting
 
 __all__ = ["Level", "Stack", "lines", "names", "running_in", "stack_of", "stacks", "step_in", "task_lines", "waited_in"]
 
-_DEPTH = 12
+_MAX_LINES = 12
 _WAIT = Waiting._wait.__code__
 _LIBRARY = (str(Path(threading.__file__).parent), "<frozen")
 _EXECUTE = {Runner.work.__code__, Runner.run_at_push.__code__, Runner.run_part.__code__}
-_HELD = {_WAIT: ("op",)} | dict.fromkeys(_EXECUTE, ("op", "part"))
-_STEPS = ("step",)
+_VARIABLES = {_WAIT: ("op",)} | dict.fromkeys(_EXECUTE, ("op", "part"))
+_STEP_VARIABLES: dict[str, tuple[str, ...]] = {"run_steps": ("step",), "_run_natively": ("piece",)}
+"""The variables of a graph's steps, by the name of the function that runs them."""
 
 
 class Level(NamedTuple):
-    """A frame of a stack, without what keeps its variables alive: looking at a program takes none of its memory.
+    """A frame of a stack, without references that would keep the frame's variables alive.
 
     Attributes:
-        code: what is called.
-        line: the number of the line that it stands at.
-        holds: the operation that the engine's own frame runs or waits for, or the step of a graph; else None.
+        code: the function's code.
+        line: number of the current line.
+        subject: the operation that a frame of the engine runs or waits for, or the step of a graph; else None.
     """
 
     code: CodeType
     line: int
-    holds: Any
+    subject: Any
 
 
 Stack = list[Level]
-"""The innermost first."""
+"""Frames, the innermost first."""
 
 
 def stacks() -> dict[int, Stack]:
-    """The stack of every thread, by its identity."""
+    """Return the stack of every thread, by its identifier."""
     return {ident: stack_of(frame) for ident, frame in sys._current_frames().items()}
 
 
 def stack_of(frame: FrameType | None) -> Stack:
-    """A frame and its callers."""
-    found = []
+    """Return the stack of a frame."""
+    stack = []
     while frame is not None:
         code = frame.f_code
-        variables = _HELD.get(code) or (_STEPS if code.co_name == "run_steps" else ())
-        holds = next((each for name in variables if (each := frame.f_locals.get(name)) is not None), None)
-        found.append(Level(code, frame.f_lineno or code.co_firstlineno, holds))
+        variables: tuple[str, ...] = _VARIABLES.get(code) or _STEP_VARIABLES.get(code.co_name, ())
+        subject = next((value for name in variables if (value := frame.f_locals.get(name)) is not None), None)
+        stack.append(Level(code, frame.f_lineno or code.co_firstlineno, subject))
         frame = frame.f_back
-    return found
+    return stack
 
 
 def names() -> dict[int, str]:
-    """The names of threads, by their identity."""
+    """Return the names of threads, by their identifiers."""
     return {thread.ident: thread.name for thread in threading.enumerate() if thread.ident is not None}
 
 
@@ -74,8 +75,8 @@ def _line(level: Level) -> str:
 
 
 def lines(stack: Stack) -> list[str]:
-    """The user's lines of a stack, innermost first."""
-    return [_line(each) for each in islice(filter(_is_users, stack), _DEPTH)]
+    """Return the user's lines of a stack, innermost first."""
+    return [_line(level) for level in islice(filter(_is_users, stack), _MAX_LINES)]
 
 
 def _is_users(level: Level) -> bool:
@@ -84,43 +85,44 @@ def _is_users(level: Level) -> bool:
 
 
 def running_in(stack: Stack) -> Iterator[tuple[Operation, Stack]]:
-    """The operations that a thread is running, innermost first, each with what it has called."""
-    for depth, each in enumerate(stack):
-        if each.code in _EXECUTE and isinstance(each.holds, Operation):
-            yield each.holds, stack[:depth]
+    """Yield the operations that a thread is running, innermost first, level with the frames that it has called."""
+    for depth, level in enumerate(stack):
+        if level.code in _EXECUTE and isinstance(level.subject, Operation):
+            yield level.subject, stack[:depth]
 
 
 def waited_in(stack: Stack) -> Operation | None:
-    """The operation that a thread blocks on, whether it sleeps or lends itself meanwhile."""
-    found = next((each.holds for each in stack if each.code is _WAIT), None)
-    return found if isinstance(found, Operation) else None
+    """Return the operation that a thread blocks on, whether it sleeps or runs other operations meanwhile."""
+    op = next((level.subject for level in stack if level.code is _WAIT), None)
+    return op if isinstance(op, Operation) else None
 
 
 def step_in(stack: Stack) -> Any:
-    """The node of a graph whose step a running operation stands at, where it is one."""
-    for each in stack:
-        if each.code.co_name == "run_steps" and is_internal(each.code.co_filename):
-            return None if each.holds is None else each.holds.node
+    """Return the graph node whose step a running operation is at; None if it does not run a graph."""
+    for level in stack:
+        if level.code.co_name in _STEP_VARIABLES and is_internal(level.code.co_filename):
+            step = getattr(level.subject, "current_step", level.subject)
+            return None if step is None else step.node
     return None
 
 
 def task_lines(task: asyncio.Task[Any]) -> list[str]:
-    """The user's lines of a suspended task, innermost first, through the tasks that it awaits."""
-    found: list[str] = []
-    seen: set[asyncio.Task[Any]] = set()
-    each: Any = task
-    while isinstance(each, asyncio.Task) and each not in seen:
-        seen.add(each)
-        found = [*_coroutine_lines(each.get_coro()), *found]
-        each = getattr(each, "_fut_waiter", None)
-    return found[:_DEPTH]
+    """Return the user's lines of a suspended task and of the tasks that it awaits, innermost first."""
+    user_lines: list[str] = []
+    visited: set[asyncio.Task[Any]] = set()
+    waiter: Any = task
+    while isinstance(waiter, asyncio.Task) and waiter not in visited:
+        visited.add(waiter)
+        user_lines = [*_coroutine_lines(waiter.get_coro()), *user_lines]
+        waiter = getattr(waiter, "_fut_waiter", None)
+    return user_lines[:_MAX_LINES]
 
 
 def _coroutine_lines(coroutine: Any) -> list[str]:
-    found: list[str] = []
+    user_lines: list[str] = []
     while coroutine is not None:
         frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
         if frame is not None and _is_users(level := stack_of(frame)[0]):
-            found.insert(0, _line(level))
+            user_lines.insert(0, _line(level))
         coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)
-    return found
+    return user_lines

@@ -1,12 +1,11 @@
-"""The thread that watches this process: it answers questions, and writes a report where nothing goes on.
+"""The watcher: a thread that answers the doctor, and writes a report when operations no longer end.
 
-It is no part of the engine and of no event loop, so that it answers where those are blocked. It begins with the
-engine's own thread, and is stopped for a fork.
+It is independent of the engine and of event loops, so that it answers when those are blocked. It starts with the
+engine's thread, and stops for a fork.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import logging
@@ -16,48 +15,52 @@ import socket
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic, sleep
 from types import TracebackType
-from typing import Any
 
-from flowmx import settings, tracebacks
-from flowmx.devices import blocks
+from flowmx import process_hooks, settings, tracebacks
+from flowmx.devices import block_pool
 from flowmx.engine.runtime import engine
 from flowmx.errors import OutOfMemory
-from flowmx.observability.flight import folder, observing
-from flowmx.observability.flight.loops import Pings
+from flowmx.observability.flight import folder
+from flowmx.observability.flight.event_loop_pings import Pings
 from flowmx.serialization.atomic import replace_file
 
 __all__ = ["start", "stop", "write"]
 
 _log = logging.getLogger("flowmx.observability.flight")
-_JOURNAL = 4096
-"""Operations that are kept."""
-_TICK = 1.0
-"""Seconds between looks."""
-_MOMENT = 0.3
-"""Seconds without the end of an operation after which a program that dies counts as one that hangs."""
-_REQUEST = 4096
-"""Most bytes of a question."""
+_MAX_JOURNAL = 4096
+"""Maximum number of ended operations in the journal."""
+_CHECK_INTERVAL = 1.0
+"""Interval between checks in seconds."""
+_END_TIMEOUT = 0.3
+"""Seconds in which no operation ends, after which a program that failed counts as hanging."""
+_MAX_REQUEST = 4096
+"""Maximum size of a request in bytes."""
 
 
 def write(path: str | os.PathLike[str] | None = None, why: str = "asked for") -> Path:
-    """Write what this process does and did to a file, for ``python -m flowmx doctor FILE``; returns its path.
+    """Write a snapshot of this process to a file, for ``python -m flowmx doctor FILE``.
 
     Args:
-        path: the file; None: one of its own in the runtime folder (FLOWMX_RUNTIME_FOLDER).
-        why: the reason, which stands in it.
+        path: the file (default: ``PID.report.json`` in the runtime folder, FLOWMX_RUNTIME_FOLDER).
+        why: the reason that the report states.
+
+    Returns:
+        The path of the file.
     """
+    from flowmx.observability.flight import observation
+
     target = Path(path) if path is not None else folder.report(os.getpid())
-    found = observing.observe(0.0, values=False)
-    replace_file(target, [json.dumps({"why": why, **found}, default=str).encode()])
+    snapshot = observation.observe(0.0, values=False)
+    replace_file(target, [json.dumps({"why": why, **snapshot}, default=str).encode()])
     return target
 
 
 class Watcher:
-    """The thread and its socket."""
+    """The watcher's thread and its socket."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -68,10 +71,10 @@ class Watcher:
         self._progress = (0, monotonic())
         self._reported = False
         self.due: deque[str] = deque(maxlen=4)
-        """Why reports are to be written, at the next look."""
+        """Reasons of the reports that the next check writes."""
 
     def start(self) -> None:
-        """Begin, where it has not begun."""
+        """Start the thread if it does not run."""
         if self._thread is not None or not settings.get().flight_recorder:
             return
         wake, self._wake = socket.socketpair()
@@ -79,19 +82,19 @@ class Watcher:
         self._thread.start()
 
     def stop(self) -> None:
-        """End, and take the socket away."""
+        """Stop the thread, and remove the socket."""
         thread, self._thread = self._thread, None
         if thread is None or self._wake is None:
             return
         self._wake.close()
-        if thread is not threading.current_thread():
-            thread.join(_TICK)
+        if thread is not threading.current_thread() and thread.is_alive():  # a fork may precede its start
+            thread.join(_CHECK_INTERVAL)
 
     def abandon(self) -> None:
-        """In the child of a fork: there is no such thread."""
-        for each in (self._wake, self._listener):
-            if each is not None:
-                each.close()
+        """Reset the state in the child of a fork, which has no such thread."""
+        for connection in (self._wake, self._listener):
+            if connection is not None:
+                connection.close()
         self.__init__()  # type: ignore[misc]
 
     def _run(self, wake: socket.socket) -> None:
@@ -102,12 +105,12 @@ class Watcher:
                 selector.register(self._listener, selectors.EVENT_READ)
             try:
                 while True:
-                    for key, _ in selector.select(_TICK):
+                    for key, _ in selector.select(_CHECK_INTERVAL):
                         if key.fileobj is wake:
                             return
                         self._answer()
-                    with _going_on("this process could not be looked at"):
-                        self._tick()
+                    with _logging_errors("this process could not be checked"):
+                        self._check()
             finally:
                 self._close()
 
@@ -133,70 +136,72 @@ class Watcher:
                 self._path.unlink(missing_ok=True)
 
     def _answer(self) -> None:
-        """Answer one question, at most a few seconds long."""
+        """Answer one request; this takes at most the seconds in the request."""
         assert self._listener is not None
-        with _going_on("a question could not be answered"):
+        with _logging_errors("a request could not be answered"):
             connection, _ = self._listener.accept()
             with connection:
                 connection.settimeout(5.0)
-                asked = json.loads(connection.makefile("rb").readline(_REQUEST) or b"{}")
-                seconds, values = float(asked.get("seconds", 1.0)), bool(asked.get("values", True))
-                found = observing.observe(seconds, values, self._pings)
-                connection.sendall(json.dumps(found, default=str).encode())
+                request = json.loads(connection.makefile("rb").readline(_MAX_REQUEST) or b"{}")
+                seconds, values = float(request.get("seconds", 1.0)), bool(request.get("values", True))
+                from flowmx.observability.flight import observation
 
-    def _tick(self) -> None:
+                snapshot = observation.observe(seconds, values, self._pings)
+                connection.sendall(json.dumps(snapshot, default=str).encode())
+
+    def _check(self) -> None:
         self._pings.send()
         if self.due:
             _report(self.due.popleft())
         limit, now = settings.get().stall_seconds, monotonic()
-        completed, since = self._progress
+        completed, progress_time = self._progress
         if engine.scheduler.completed != completed or not engine.pending:
             self._progress, self._reported = (engine.scheduler.completed, now), False
-        elif limit and now - since >= limit and not self._reported:
+        elif limit and now - progress_time >= limit and not self._reported:
             self._reported = True
-            _report(f"no operation has ended for {now - since:.0f} s (FLOWMX_STALL_SECONDS)")
+            _report(f"no operation has ended for {now - progress_time:.0f} s (FLOWMX_STALL_SECONDS)")
 
 
 @contextlib.contextmanager
-def _going_on(what: str) -> Iterator[None]:
-    """Whatever goes wrong inside is only logged: the thread stays."""
+def _logging_errors(what: str) -> Iterator[None]:
+    """Log the exceptions of the context instead of raising them, so that the thread continues."""
     try:
         yield
     except (OSError, ValueError) as error:
         _log.info("%s: %s", what, error)
-    except Exception:
+    except Exception:  # reports call user code; the thread must survive
         _log.exception("%s", what)
 
 
 def _report(why: str) -> None:
-    """Write a report and say where; what goes wrong with it is only logged."""
+    """Write a report and log its path, or the error."""
     try:
         path = write(why=why)
-    except Exception:
+    except Exception:  # reports call user code; the thread must survive
         _log.exception("%s, and the report could not be written", why)
     else:
-        _log.warning("%s: `python -m flowmx doctor %s` tells what waits for what", why, path)
+        _log.warning("%s: `python -m flowmx doctor %s` shows what waits for what", why, path)
 
 
 _watcher = Watcher()
 
 
-def _out_of_memory(complaint: str) -> None:
-    """Note it: called on a thread that holds a lock, for which a report would wait."""
+def _out_of_memory(message: str) -> None:
+    """Request a report from the next check. The calling thread holds a lock for which the report would wait."""
     if engine.books.journal is not None and not _watcher.due:
-        _watcher.due.append(complaint)
+        _watcher.due.append(message)
 
 
 def start() -> None:
-    """Begin to watch this process, where it does not begin with the engine's first queued operation."""
+    """Start the flight recorder now; by default it starts with the engine's first queued operation."""
     config = settings.get()
     if engine.books.journal is None and config.flight_recorder:
-        engine.books.journal = deque(maxlen=_JOURNAL)
+        engine.books.journal = deque(maxlen=_MAX_JOURNAL)
     _watcher.start()
 
 
 def stop() -> None:
-    """Watch no more, and note nothing, until :func:`start`."""
+    """Stop the flight recorder until :func:`start`; nothing is recorded."""
     engine.books.journal = None
     _watcher.stop()
 
@@ -208,25 +213,23 @@ def _follow(config: settings.Settings) -> None:
         start()
 
 
-_hook: Callable[..., Any] = sys.excepthook
-
-
-def _died(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """The program dies of an exception: before the traceback, leave a report of what is pending or took the memory."""
+def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Handle an uncaught exception: write a report if operations hang or memory ran out, then show the traceback."""
     if engine.books.journal is not None and not issubclass(kind, KeyboardInterrupt | SystemExit):
         out_of_memory = issubclass(kind, OutOfMemory | MemoryError)
-        if out_of_memory or _hangs():
+        if out_of_memory or _is_hanging():
             _report(f"{'out of memory' if out_of_memory else 'the program failed'}: {kind.__name__}: {error}"[:500])
-    (tracebacks.show if _hook is sys.__excepthook__ else _hook)(kind, error, trace)
+    previous = process_hooks.previous_excepthook()
+    (tracebacks.show if previous is sys.__excepthook__ else previous)(kind, error, trace)
 
 
-def _hangs() -> bool:
-    """Tell whether operations are pending and none ends soon; what only needs its moment is nothing to report."""
-    end = monotonic() + _MOMENT
+def _is_hanging() -> bool:
+    """Return whether operations are pending and none ends within :data:`_END_TIMEOUT`."""
+    end = monotonic() + _END_TIMEOUT
     completed = engine.scheduler.completed
     while engine.pending:
-        if engine.scheduler.completed != completed:  # some have ended
-            completed, end = engine.scheduler.completed, monotonic() + _MOMENT
+        if engine.scheduler.completed != completed:  # an operation has ended
+            completed, end = engine.scheduler.completed, monotonic() + _END_TIMEOUT
         if monotonic() > end:
             return True
         sleep(0.001)
@@ -234,17 +237,14 @@ def _hangs() -> bool:
 
 
 def _after_fork_in_parent() -> None:
-    if engine.hosting.loop is not None:  # it could not be stopped
+    if engine.hosting.loop is not None:  # the engine continues to run
         start()
 
 
 engine.openers.append(start)
-blocks.told.append(_out_of_memory)
+block_pool.out_of_memory_observers.append(_out_of_memory)
 engine.followers.append(_follow)
-sys.excepthook = _died
-tracebacks.fold_in_ipython()
-atexit.register(lambda: _watcher.stop())
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_watcher.stop, after_in_parent=_after_fork_in_parent, after_in_child=_watcher.abandon
-    )  # fmt: skip
+process_hooks.show_uncaught(_uncaught)
+process_hooks.at_install(tracebacks.fold_in_ipython)
+process_hooks.at_exit(_watcher.stop)
+process_hooks.at_fork(before=_watcher.stop, after_in_parent=_after_fork_in_parent, after_in_child=_watcher.abandon)

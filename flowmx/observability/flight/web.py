@@ -1,4 +1,4 @@
-"""The doctor's endpoint in a service: ``GET /flowmx/doctor`` says what its process does. It changes nothing there."""
+"""The doctor's endpoint in a service: ``GET /flowmx/doctor`` returns a snapshot of the process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 
 from aiohttp import web
 
-from flowmx.observability.flight.observing import observe
+from flowmx.observability.flight.observation import observe
 from flowmx.observability.flight.watcher import start
 
 __all__ = ["PATH", "add_to"]
@@ -22,27 +22,27 @@ def add_to(
 ) -> None:
     """Add the endpoint to an aiohttp application that does not run yet.
 
-    What it tells are names, lines of code and numbers, no contents of arrays; keep it from strangers nevertheless.
+    Its answers have names, lines of code and numbers, but no contents of arrays. Restrict access to it nevertheless.
 
     Args:
-        application: where to.
-        may: is given the headers of each request; what it raises refuses that with status 403.
-        path: where.
+        application: the application.
+        may: called with the headers of each request; if it raises, the request is refused with status 403.
+        path: path of the endpoint.
     """
 
     async def answer(request: web.Request) -> web.Response:
         try:
             if may is not None:
                 may(request.headers)
-        except Exception as error:
+        except Exception as error:  # the application's check may raise anything
             return web.Response(status=403, text=str(error))
         try:
             seconds = float(request.query.get("seconds", "1"))
         except ValueError:
             return web.Response(status=400, text=f"seconds is {request.query['seconds']!r}, expected a number")
         values = request.query.get("values", "1") != "0"
-        found = await asyncio.to_thread(observe, seconds, values)
-        return web.json_response(found, dumps=partial(json.dumps, default=str))
+        snapshot = await asyncio.to_thread(observe, seconds, values)
+        return web.json_response(snapshot, dumps=partial(json.dumps, default=str))
 
     application.router.add_get(path, answer)
     start()

@@ -1,4 +1,4 @@
-"""Detection of silent faults in training, such as NaN, at the operation where they begin.
+"""The NaN watch: reports the operation that first computes a NaN or an infinity.
 
 Example:
     >>> with mx.safety.stop_at_nan():
@@ -8,7 +8,7 @@ or ``FLOWMX_STOP_AT_NAN=1`` for the whole program.
 """
 
 from flowmx.observability.safety.finding import Finding, NonFiniteError
-from flowmx.observability.safety.steps import current_step, next_step
-from flowmx.observability.safety.watch import Watch, stop_at_nan
+from flowmx.observability.safety.nan_watch import Watch, stop_at_nan
+from flowmx.observability.safety.step_counter import current_step, next_step
 
 __all__ = ["Finding", "NonFiniteError", "Watch", "current_step", "next_step", "stop_at_nan"]

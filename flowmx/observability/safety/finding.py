@@ -1,4 +1,4 @@
-"""Result of a watch: the origin of a NaN or an infinity."""
+"""The finding of a NaN watch: the origin of a NaN or an infinity."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from flowmx.errors import MXNetError
 
 
 class Finding(NamedTuple):
-    """The operator that first produced a value that is not finite.
+    """The operator that first computed a NaN or an infinity.
 
     Attributes:
-        operator: the operator.
-        layer: the layer, or the node of a graph; None where neither is known.
-        step: the number of the training step, counted from 1.
-        is_backward: True in a backward pass.
-        nans, infinities: how many there are in the operator's output.
-        inputs: which of its inputs held such values already, in words.
-        place: the line of the program.
+        operator: name of the operator.
+        layer: the layer, or the node of a graph; None if unknown.
+        step: number of the training step, from 1.
+        is_backward: whether it ran in a backward pass.
+        nans, infinities: number of such values in its output.
+        inputs: descriptions of its inputs with such values.
+        place: source line of the program.
     """
 
     operator: str
@@ -33,18 +33,18 @@ class Finding(NamedTuple):
         where = f" in layer {self.layer!r}" if self.layer else ""
         passes = "backward" if self.is_backward else "forward"
         kinds = [f"{count} {kind}" for count, kind in ((self.nans, "NaN"), (self.infinities, "infinite")) if count]
-        before = f"; it was given such values by {', '.join(self.inputs)}" if self.inputs else ""
+        source = f"; its inputs had such values in {', '.join(self.inputs)}" if self.inputs else ""
         return (
-            f"operator {self.operator}{where} gave {' and '.join(kinds)} values in the {passes} pass of step "
-            f"{self.step}{before} (at {self.place})"
+            f"operator {self.operator}{where} computed {' and '.join(kinds)} values in the {passes} pass of step "
+            f"{self.step}{source} (at {self.place})"
         )
 
 
 class NonFiniteError(MXNetError, FloatingPointError):
-    """The first NaN or infinity, where :func:`flowmx.observability.safety.stop_at_nan` looks for it.
+    """The first NaN or infinity under :func:`flowmx.observability.safety.stop_at_nan`.
 
     Attributes:
-        finding: where it came about.
+        finding: its origin.
     """
 
     def __init__(self, finding: Finding) -> None:

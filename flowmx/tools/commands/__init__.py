@@ -1,1 +1,1 @@
-"""The commands of ``python -m flowmx`` that belong to no package of their own. Each is imported when it is called."""
+"""The commands of ``python -m flowmx`` without a separate package. A command is imported when it is called."""

@@ -1,4 +1,4 @@
-"""Measurements of ``python -m flowmx bench``: each is a function from options to rows."""
+"""The measurements of ``python -m flowmx bench``: functions from options to rows."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from flowmx import autograd, initializer, ndarray
 from flowmx import symbol as sym
 from flowmx.gluon import Block, SymbolBlock, Trainer, loss
 from flowmx.gluon.model_zoo import vision
-from flowmx.tools.commands.training.models import SMALL, known, scores
+from flowmx.tools.commands.training.models import SMALL, check_name, scores
 
 __all__ = ["MEASURES", "Figure", "Options"]
 
 _OPERATIONS = 2000
 _CLASSES = 10
 _SHAPES = {"mlp": (64,), "lenet": (1, 28, 28), "inceptionv3": (3, 299, 299)}
-"""Of a row, where it is not the usual one."""
+"""Shapes of rows that differ from the default."""
 
 
 class Options(NamedTuple):
     """Options of a measurement.
 
     Attributes:
-        model: by name; None: lenet.
-        shape: of a row; None: the model's usual one.
+        model: name of the model; None: lenet.
+        shape: shape of a row; None: the model's usual one.
         batches: the batch sizes.
-        hybridize: compile the model.
-        seconds: of each measurement, about.
+        hybridize: whether to compile the model.
+        seconds: approximate duration of a measurement.
     """
 
     model: str | None = None
@@ -40,7 +40,7 @@ class Options(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A figure."""
+    """A result of a measurement."""
 
     what: str
     value: float
@@ -48,22 +48,22 @@ class Figure(NamedTuple):
 
 
 def best(run: Callable[[], Any], seconds: float) -> float:
-    """The least seconds of several runs, after one that warms up."""
+    """Return the duration of the fastest of several runs, after a warm-up."""
     run()
-    found: list[float] = []
+    durations: list[float] = []
     until = time.perf_counter() + seconds
-    while len(found) < 3 or time.perf_counter() < until:
+    while len(durations) < 3 or time.perf_counter() < until:
         started = time.perf_counter()
         run()
-        found.append(time.perf_counter() - started)
-    return min(found)
+        durations.append(time.perf_counter() - started)
+    return min(durations)
 
 
 # -- operators -------------------------------------------------------------------------------------------------
 
 
 def tiny(options: Options) -> list[Figure]:
-    """Additions of 16 floats, none of which waits for another."""
+    """Measure independent additions of 16 floats."""
     a, b = ndarray.ones((16,)), ndarray.ones((16,))
 
     def run() -> None:
@@ -71,11 +71,11 @@ def tiny(options: Options) -> list[Figure]:
             a + b
         ndarray.waitall()
 
-    return [Figure("a + b, independent, 16 floats", best(run, options.seconds) / _OPERATIONS * 1e6, "µs an operation")]
+    return [Figure("a + b, independent, 16 floats", best(run, options.seconds) / _OPERATIONS * 1e6, "µs per operation")]
 
 
 def chain(options: Options) -> list[Figure]:
-    """Additions each of which waits for the one before."""
+    """Measure a chain of dependent additions."""
 
     def run() -> None:
         x = ndarray.zeros((16,))
@@ -83,11 +83,11 @@ def chain(options: Options) -> list[Figure]:
             x = x + 1
         x.wait_to_read()
 
-    return [Figure("x = x + 1, a chain, 16 floats", best(run, options.seconds) / _OPERATIONS * 1e6, "µs an operation")]
+    return [Figure("x = x + 1, a chain, 16 floats", best(run, options.seconds) / _OPERATIONS * 1e6, "µs per operation")]
 
 
 def wait(options: Options) -> list[Figure]:
-    """An operation at a time, and its value."""
+    """Measure one operation at a time, and reading its value."""
     a = ndarray.ones((16,))
 
     def run() -> None:
@@ -101,12 +101,12 @@ def wait(options: Options) -> list[Figure]:
 
 
 def model(options: Options) -> list[Figure]:
-    """Samples a second in training and in prediction, at each size of batch."""
+    """Measure samples per second in training and prediction, by batch size."""
     return list(_model_rows(options))
 
 
 def _model_rows(options: Options) -> Iterator[Figure]:
-    name, shape = _named(options)
+    name, shape = _model_and_shape(options)
     for size in options.batches:
         if size < 1:
             raise ValueError(f"--batch is {size}, expected at least 1")
@@ -115,25 +115,25 @@ def _model_rows(options: Options) -> Iterator[Figure]:
         if options.hybridize:
             net.hybridize(static_alloc=True, static_shape=True)
         data, label = ndarray.random.uniform(shape=(size, *shape)), ndarray.zeros((size,))
-        ways = {"prediction": _predicts(net, data), "training": _trains(net, data, label)}
-        for what, run in ways.items():
-            title = f"{name}, {'x'.join(map(str, shape))}, batch {size}, {what}"
+        modes = {"prediction": _prediction(net, data), "training": _training(net, data, label)}
+        for mode, run in modes.items():
+            title = f"{name}, {'x'.join(map(str, shape))}, batch {size}, {mode}"
             yield Figure(title, size / best(run, options.seconds), "samples/s")
 
 
-def _predicts(net: Block, data: Any) -> Callable[[], Any]:
+def _prediction(net: Block, data: Any) -> Callable[[], Any]:
     return lambda: net(data).wait_to_read()
 
 
-def _trains(net: Block, data: Any, label: Any) -> Callable[[], Any]:
+def _training(net: Block, data: Any, label: Any) -> Callable[[], Any]:
     loss_of = loss.SoftmaxCrossEntropyLoss()
     trainer: list[Trainer] = []
 
     def run() -> None:
         with autograd.record():
-            found = loss_of(net(data), label)
-        found.backward()
-        if not trainer:  # parameters have their shapes now
+            losses = loss_of(net(data), label)
+        losses.backward()
+        if not trainer:  # the shapes of parameters are known after the first pass
             trainer.append(Trainer(net.collect_params(), "sgd", {"learning_rate": 1e-4, "momentum": 0.9}))
         trainer[0].step(len(data))
         ndarray.waitall()
@@ -141,8 +141,8 @@ def _trains(net: Block, data: Any, label: Any) -> Callable[[], Any]:
     return run
 
 
-def _named(options: Options) -> tuple[str, tuple[int, ...]]:
-    name = known(options.model or "lenet")
+def _model_and_shape(options: Options) -> tuple[str, tuple[int, ...]]:
+    name = check_name(options.model or "lenet")
     return name, options.shape or _SHAPES.get(name, (3, 224, 224))
 
 
@@ -156,18 +156,18 @@ def _network(name: str, shape: tuple[int, ...]) -> Block:
 
 def memory(options: Options) -> list[Figure]:
     """Measure the bytes of the model's memory plan (parameters excluded), and the process's peak memory."""
-    name, shape = _named(options)
+    name, shape = _model_and_shape(options)
     network = sym.SoftmaxOutput(scores(name, sym.var("data"), _CLASSES), name="softmax")
     rows = []
     for size in options.batches:
-        found = network.memory_estimate(data=(size, *shape))
-        rows.append(Figure(f"{name}, batch {size}, planned for training", found.peak / 2**20, "MiB"))
+        plan = network.memory_estimate(data=(size, *shape))
+        rows.append(Figure(f"{name}, batch {size}, planned for training", plan.peak / 2**20, "MiB"))
     peak = _peak()
-    return rows if peak is None else [*rows, Figure("this process at its peak", peak / 2**20, "MiB")]
+    return rows if peak is None else [*rows, Figure("peak of this process", peak / 2**20, "MiB")]
 
 
 def _peak() -> int | None:
-    """Most bytes that this process has had in memory; None where the system does not say."""
+    """Return the peak resident bytes of this process, or None if unknown."""
     try:
         from resource import RUSAGE_SELF, getrusage
     except ImportError:  # Windows
@@ -178,4 +178,4 @@ def _peak() -> int | None:
 MEASURES: dict[str, Callable[[Options], list[Figure]]] = {
     "tiny": tiny, "chain": chain, "wait": wait, "model": model, "memory": memory,
 }  # fmt: skip
-"""By name."""
+"""Measurements by name."""

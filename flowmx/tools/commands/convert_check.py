@@ -1,4 +1,4 @@
-"""``convert --check``: compare the written model with the one that was read."""
+"""``convert --check``: compares the written model with the source."""
 
 from __future__ import annotations
 
@@ -10,47 +10,49 @@ import numpy as np
 from flowmx import ndarray
 from flowmx import symbol as sym
 from flowmx.optimizer import Test, Updater
-from flowmx.serve.loading import Source, load
-from flowmx.tools.commands.convert_formats import Job, checkpoint, form, read_arrays
+from flowmx.serve.model_loading import Source, load
+from flowmx.tools.commands.convert_formats import Job, checkpoint, format_of, read_arrays
 
 __all__ = ["check"]
 
-_CLOSE = 1e-4
-"""The tolerated difference of outputs, relative to the largest of them."""
-_CLOSE_IN = {"int8": 0.25, "bfloat16": 0.05}
-"""The same of models of fewer bits."""
+_TOLERANCE = 1e-4
+"""Tolerance of outputs, relative to the largest output."""
+_LOW_PRECISION_TOLERANCE = {"int8": 0.25, "bfloat16": 0.05}
+"""The same for models of lower precision."""
 
 
-def check(job: Job, lowered: str = "") -> str:
-    """Compare source and target; returns a sentence that says how.
+def check(job: Job, precision: str = "") -> str:
+    """Compare source and target; return a description of the comparison.
 
     Args:
-        job: what was converted.
-        lowered: ``int8`` or ``bfloat16``, where that is what it was converted to.
+        job: the conversion.
+        precision: ``int8`` or ``bfloat16`` if the target has lower precision.
 
     Raises:
-        ValueError: they differ.
+        ValueError: source and target differ.
     """
-    if lowered:
-        return _models(job, _CLOSE_IN[lowered])
-    return {"arrays": _arrays, "states": _states, "symbol": _symbols}.get(form(job.target), _models)(job)
+    if precision:
+        return _models(job, _LOW_PRECISION_TOLERANCE[precision])
+    return {"arrays": _arrays, "states": _states, "symbol": _symbols}.get(format_of(job.target), _models)(job)
 
 
-def _models(job: Job, close: float = _CLOSE) -> str:
-    first = _loaded(job.source, job, job.epoch)
-    shape = {each.name: each.shape for each in first.inputs}
-    second = _loaded(job.target, job._replace(shape=shape), None)
-    if [each.name for each in first.inputs] != [each.name for each in second.inputs]:
+def _models(job: Job, tolerance: float = _TOLERANCE) -> str:
+    first = _load(job.source, job, job.epoch)
+    shape = {spec.name: spec.shape for spec in first.inputs}
+    second = _load(job.target, job._replace(shape=shape), None)
+    if [spec.name for spec in first.inputs] != [spec.name for spec in second.inputs]:
         raise ValueError(f"the inputs differ: {first.inputs} and {second.inputs}")
-    rows = {each.name: _random(each, job.batch or 2) for each in first.inputs}
-    worst = _worst(_outputs(first, rows), _outputs(second, rows))
-    if not worst <= close:
-        raise ValueError(f"the outputs of a random input differ by {worst:.2g} of the largest, expected {close}")
-    return f"the outputs of a random input differ by {worst:.2g} of the largest"
+    rows = {spec.name: _random(spec, job.batch or 2) for spec in first.inputs}
+    difference = _largest_difference(_outputs(first, rows), _outputs(second, rows))
+    if not difference <= tolerance:
+        raise ValueError(
+            f"the outputs of a random input differ by {difference:.2g} of the largest, expected {tolerance}"
+        )
+    return f"the outputs of a random input differ by {difference:.2g} of the largest"
 
 
-def _loaded(path: Path, job: Job, epoch: int | None) -> Source:
-    if form(path) == "onnx":
+def _load(path: Path, job: Job, epoch: int | None) -> Source:
+    if format_of(path) == "onnx":
         return load(path, job.shape, job.dtype)
     prefix, weights = checkpoint(path, epoch)
     return load(sym.load(f"{prefix}-symbol.json"), job.shape, job.dtype, str(weights))
@@ -58,33 +60,33 @@ def _loaded(path: Path, job: Job, epoch: int | None) -> Source:
 
 def _random(spec: Any, rows: int) -> np.ndarray[Any, Any]:
     shape = (rows, *(size or 8 for size in spec.shape))
-    drawn = np.random.default_rng(0).uniform(0, 1 if spec.dtype.kind == "f" else 4, shape)
-    return drawn.astype(spec.dtype)
+    values = np.random.default_rng(0).uniform(0, 1 if spec.dtype.kind == "f" else 4, shape)
+    return values.astype(spec.dtype)
 
 
 def _outputs(source: Source, rows: dict[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
-    given = [ndarray.array(rows[each.name], dtype=each.dtype) for each in source.inputs]
-    count = len(given[0])
-    found = source.block(*given, *(ndarray.zeros((count,)) for _ in source.unread))
-    return [each.asnumpy() for each in (found if isinstance(found, (list, tuple)) else [found])]
+    arrays = [ndarray.array(rows[spec.name], dtype=spec.dtype) for spec in source.inputs]
+    count = len(arrays[0])
+    result = source.block(*arrays, *(ndarray.zeros((count,)) for _ in source.labels))
+    return [output.asnumpy() for output in (result if isinstance(result, (list, tuple)) else [result])]
 
 
-def _worst(first: list[Any], second: list[Any]) -> float:
-    """The largest difference of two lists of outputs, relative to the largest output."""
-    if [each.shape for each in first] != [each.shape for each in second]:
+def _largest_difference(first: list[Any], second: list[Any]) -> float:
+    """Return the largest difference of two lists of outputs, relative to the largest output."""
+    if [output.shape for output in first] != [output.shape for output in second]:
         raise ValueError(f"the outputs have shapes {[e.shape for e in first]} and {[e.shape for e in second]}")
-    largest = max((float(np.abs(each).max(initial=0)) for each in first), default=0.0)
+    largest = max((float(np.abs(output).max(initial=0)) for output in first), default=0.0)
     differences = [float(np.abs(a - b).max(initial=0)) for a, b in zip(first, second, strict=True)]
     return max(differences, default=0.0) / (largest or 1.0)
 
 
 def _symbols(job: Job) -> str:
-    if form(job.source) == "onnx":
+    if format_of(job.source) == "onnx":
         return _models(job)
     first, second = sym.load(job.source), sym.load(job.target)
-    for what in ("list_arguments", "list_auxiliary_states", "list_outputs"):
-        if getattr(first, what)() != getattr(second, what)():
-            raise ValueError(f"{what} differs: {getattr(first, what)()} and {getattr(second, what)()}")
+    for method in ("list_arguments", "list_auxiliary_states", "list_outputs"):
+        if getattr(first, method)() != getattr(second, method)():
+            raise ValueError(f"{method} differs: {getattr(first, method)()} and {getattr(second, method)()}")
     if first.tojson() != second.tojson():
         raise ValueError("the symbols differ")
     return f"the same {len(first.get_internals().list_outputs())} nodes"
@@ -93,23 +95,23 @@ def _symbols(job: Job) -> str:
 def _arrays(job: Job) -> str:
     first, second = (_named(read_arrays(path)) for path in (job.source, job.target))
     if first.keys() != second.keys():
-        raise ValueError(f"the names differ: {sorted(first.keys() ^ second.keys())[:5]} are in one of them alone")
+        raise ValueError(f"the names differ: {sorted(first.keys() ^ second.keys())[:5]} are in only one of them")
     for name, array in first.items():
         a, b = array.asnumpy(), second[name].asnumpy()
         if a.dtype != b.dtype or a.shape != b.shape or a.tobytes() != b.tobytes():
             raise ValueError(f"{name} differs: {a.dtype} {a.shape} and {b.dtype} {b.shape}")
-    return f"the same {len(first)} arrays to the bit"
+    return f"the same {len(first)} arrays, bit by bit"
 
 
 def _named(arrays: Any) -> dict[str, Any]:
-    return arrays if isinstance(arrays, dict) else {f"arr_{i}": each for i, each in enumerate(arrays)}
+    return arrays if isinstance(arrays, dict) else {f"arr_{i}": array for i, array in enumerate(arrays)}
 
 
 def _states(job: Job) -> str:
     first, second = (_flowmx_states(path) for path in (job.source, job.target))
     if first != second:
         raise ValueError("the states differ")
-    return "the same states to the bit"
+    return "the same states, bit by bit"
 
 
 def _flowmx_states(path: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""``python -m flowmx convert``: detect a model's file format, and write it in another one."""
+"""``python -m flowmx convert``: detects a model's file format and writes another one."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from flowmx import symbol as sym
 from flowmx.contrib import onnx
 from flowmx.optimizer import convert_states
 from flowmx.serialization.atomic import replace_file
-from flowmx.serve.loading import load
+from flowmx.serve.model_loading import load
 
-__all__ = ["CONVERSIONS", "Job", "checkpoint", "convert", "form", "prefix_of", "read_arrays"]
+__all__ = ["CONVERSIONS", "Job", "checkpoint", "convert", "format_of", "prefix_of", "read_arrays"]
 
 _ENDINGS = {
     ".onnx": "onnx", ".json": "symbol", ".params": "arrays", ".safetensors": "arrays", ".npz": "arrays",
@@ -30,14 +30,14 @@ class Job(NamedTuple):
     """Options of a conversion.
 
     Attributes:
-        source: the file, or prefix, or folder.
-        target: likewise.
-        shape: of a row, or of a row of each input by name.
-        dtype: of the inputs.
-        batch: rows of a batch; None: any number.
-        epoch: of a checkpoint that is read; None: the latest.
+        source: the file, prefix or folder to read.
+        target: the file, prefix or folder to write.
+        shape: shape of a row, or a dict of shapes by input.
+        dtype: dtype of the inputs.
+        batch: batch size; None: any.
+        epoch: epoch of the checkpoint to read; None: the latest.
         states: the format of optimizer states to write.
-        opset: of ONNX.
+        opset: the ONNX opset.
     """
 
     source: Path
@@ -54,36 +54,36 @@ def convert(job: Job) -> None:
     """Write the target.
 
     Raises:
-        ValueError: there is no such conversion, or the source holds something else.
-        OSError: a file can not be read or written.
+        ValueError: the conversion is not supported, or the source has another content.
+        OSError: a file cannot be read or written.
     """
-    kinds = form(job.source), form(job.target)
+    kinds = format_of(job.source), format_of(job.target)
     if kinds not in CONVERSIONS:
-        able = sorted({target for source, target in CONVERSIONS if source == kinds[0]})
+        targets = sorted({target for source, target in CONVERSIONS if source == kinds[0]})
         raise ValueError(
-            f"{job.source} is {_A[kinds[0]]} and {job.target} {_A[kinds[1]]}: from the former there is a way to "
-            f"{' and to '.join(_A[each] for each in able)} only"
+            f"{job.source} is {_KINDS[kinds[0]]} and {job.target} {_KINDS[kinds[1]]}: the former converts only "
+            f"to {' or '.join(_KINDS[target] for target in targets)}"
         )
     if job.source.resolve() == job.target.resolve():
-        raise ValueError(f"{job.source} would be written over: give another name")
+        raise ValueError(f"{job.source} would be overwritten: choose another name")
     CONVERSIONS[kinds](job)
 
 
-def form(path: Path) -> str:
-    """The form of a file, by its name: ``onnx``, ``symbol``, ``arrays``, ``states``, or ``checkpoint``.
+def format_of(path: Path) -> str:
+    """Return the kind of a file by its name: ``onnx``, ``symbol``, ``arrays``, ``states`` or ``checkpoint``.
 
     Raises:
-        ValueError: its name ends as none of them does.
+        ValueError: the suffix is unknown.
     """
-    found = _ENDINGS.get(path.suffix.lower())
-    if found is None and path.suffix and not path.is_dir() and not Path(f"{path}{_SYMBOL}").exists():
+    kind = _ENDINGS.get(path.suffix.lower())
+    if kind is None and path.suffix and not path.is_dir() and not Path(f"{path}{_SYMBOL}").exists():
         raise ValueError(
             f"{path}: expected a name that ends with {', '.join(_ENDINGS)}, or the prefix or folder of a checkpoint"
         )
-    return found or "checkpoint"
+    return kind or "checkpoint"
 
 
-_A = {
+_KINDS = {
     "onnx": "an ONNX file", "symbol": "a symbol", "arrays": "a file of arrays", "states": "optimizer states",
     "checkpoint": "a checkpoint",
 }  # fmt: skip
@@ -93,20 +93,20 @@ _A = {
 
 
 def checkpoint(path: Path, epoch: int | None = None) -> tuple[str, Path]:
-    """The prefix and the file of parameters of a checkpoint.
+    """Return the prefix and the parameter file of a checkpoint.
 
     Args:
-        path: its prefix, its folder, or its symbol.
-        epoch: the epoch's number (default: the latest).
+        path: its prefix, folder or symbol file.
+        epoch: the epoch (default: the latest).
 
     Raises:
-        OSError: there is none.
+        OSError: the checkpoint does not exist.
     """
     if path.is_dir():
-        found = sorted(path.glob(f"*{_SYMBOL}"))
-        if len(found) != 1:
-            raise FileNotFoundError(f"{path} holds {len(found)} files ...{_SYMBOL}, expected one")
-        path = found[0]
+        symbols = sorted(path.glob(f"*{_SYMBOL}"))
+        if len(symbols) != 1:
+            raise FileNotFoundError(f"{path} has {len(symbols)} files *{_SYMBOL}, expected one")
+        path = symbols[0]
     prefix = str(path).removesuffix(_SYMBOL)
     names = f"{Path(prefix).name}-{'[0-9]' * 4 if epoch is None else f'{epoch:04d}'}.params"
     weights = sorted(Path(prefix).parent.glob(names))
@@ -120,19 +120,19 @@ def _to_onnx(job: Job) -> None:
     symbol = sym.load(prefix + _SYMBOL)
     arguments, auxiliary = model.read_params(str(weights))
     inputs = load(symbol, job.shape, job.dtype, {**arguments, **auxiliary}).inputs  # checks the shapes
-    shapes = [tuple(size or 1 for size in (job.batch, *each.shape)) for each in inputs]
-    varying = [
-        (job.batch or "batch", *(size or f"{each.name}_{i}" for i, size in enumerate(each.shape))) for each in inputs
+    shapes = [tuple(size or 1 for size in (job.batch, *spec.shape)) for spec in inputs]
+    named_sizes = [
+        (job.batch or "batch", *(size or f"{spec.name}_{i}" for i, size in enumerate(spec.shape))) for spec in inputs
     ]
-    free = any(isinstance(size, str) for sizes in varying for size in sizes)
+    is_dynamic = any(isinstance(size, str) for sizes in named_sizes for size in sizes)
     onnx.export_model(
-        symbol, [arguments, auxiliary], shapes, [each.dtype for each in inputs], job.target, dynamic=free,
-        dynamic_input_shapes=varying if free else None, opset_version=job.opset,
+        symbol, [arguments, auxiliary], shapes, [spec.dtype for spec in inputs], job.target, dynamic=is_dynamic,
+        dynamic_input_shapes=named_sizes if is_dynamic else None, opset_version=job.opset,
     )  # fmt: skip
 
 
 def prefix_of(target: Path) -> str:
-    """The prefix of a checkpoint that is written: the target, its symbol's, or ``model`` in a folder."""
+    """Return the prefix of the checkpoint to write: the target, its symbol's prefix, or ``model`` in a folder."""
     prefix = str(target / "model" if target.is_dir() else target).removesuffix(_SYMBOL)
     return prefix.removesuffix(".json")
 
@@ -149,7 +149,7 @@ def _upgrade(job: Job) -> None:
 
 
 def _renew(job: Job) -> None:
-    """A checkpoint as today's versions write it."""
+    """Rewrite a checkpoint in the current format."""
     prefix, weights = checkpoint(job.source, job.epoch)
     target = job.target / Path(prefix).name if job.target.is_dir() else job.target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -161,12 +161,12 @@ def _renew(job: Job) -> None:
 
 
 def read_arrays(path: Path) -> Any:
-    """The arrays in a file, by name, or a list of those without; what it is, its content says."""
+    """Read the arrays of a file by name, or as a list if they have no names. The content determines the format."""
     with path.open("rb") as file:
         is_zip = file.read(2) == b"PK"
     if is_zip:
-        with np.load(path, allow_pickle=False) as found:
-            return {name: ndarray.array(found[name], dtype=found[name].dtype) for name in found.files}
+        with np.load(path, allow_pickle=False) as file:
+            return {name: ndarray.array(file[name], dtype=file[name].dtype) for name in file.files}
     return ndarray.load(str(path))
 
 
@@ -179,11 +179,11 @@ def _arrays(job: Job) -> None:
 
 
 def _save_npz(path: Path, arrays: Any) -> None:
-    named = arrays if isinstance(arrays, dict) else {f"arr_{i}": each for i, each in enumerate(arrays)}
-    plain = {name: each.asnumpy() for name, each in named.items()}
-    for name, each in plain.items():
-        if each.dtype == ml_dtypes.bfloat16:
-            raise ValueError(f"{name} is bfloat16, which .npz has no place for: write .safetensors or .params")
+    by_name = arrays if isinstance(arrays, dict) else {f"arr_{i}": array for i, array in enumerate(arrays)}
+    plain = {name: array.asnumpy() for name, array in by_name.items()}
+    for name, array in plain.items():
+        if array.dtype == ml_dtypes.bfloat16:
+            raise ValueError(f"{name} is bfloat16, which .npz does not support: write .safetensors or .params")
     buffer = BytesIO()
     np.savez(buffer, **plain)
     replace_file(path, [buffer.getbuffer()])
@@ -203,4 +203,4 @@ CONVERSIONS: dict[tuple[str, str], Callable[[Job], None]] = {
     ("arrays", "arrays"): _arrays,
     ("states", "states"): _states,
 }
-"""From the forms of source and target to what makes the one of the other."""
+"""Conversion functions by the kinds of source and target."""

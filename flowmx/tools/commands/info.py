@@ -1,4 +1,4 @@
-"""``python -m flowmx info``: versions, devices, and every setting with its value and where it came from."""
+"""``python -m flowmx info``: versions, devices, and all settings with their values and sources."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flowmx.tools.usage import parser
 
 __all__ = ["collect", "cores", "main"]
 
-# Distribution -> what flowmx uses it for. What is missing is shown as such: most of them only bring speed.
+# Distributions and their purpose. Most are optional and only improve speed.
 PACKAGES = {
     "flowmx": "",
     "numpy": "arrays on the CPU",
@@ -27,7 +27,7 @@ PACKAGES = {
     "msgpack": "messages between peers",
     "aiohttp": "peers",
     "uvloop": "a faster event loop",
-    "onednn-cpu-gomp": "convolutions, products and normalisations on the CPU",
+    "onednn-cpu-gomp": "convolutions, products and normalizations on the CPU",
     "llvmlite": "fused loops on the CPU",
     "threadpoolctl": "thread counts of BLAS",
     "pillow": "image files",
@@ -39,21 +39,21 @@ PACKAGES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print what there is; returns the exit status."""
-    about = "Print versions, devices, and every setting with its value and where it came from."
+    """Print the report; return the exit status."""
+    about = "Print versions, devices, and all settings with their values and sources."
     options = parser("info", about, ["", "--json"])
     options.add_argument("--json", action="store_true", help="print one JSON object")
-    given = options.parse_args(argv)
-    found = collect()
-    sys.stdout.write((json.dumps(found, indent=2) if given.json else _as_text(found)) + "\n")
+    arguments = options.parse_args(argv)
+    report = collect()
+    sys.stdout.write((json.dumps(report, indent=2) if arguments.json else _as_text(report)) + "\n")
     return 0
 
 
 def collect() -> dict[str, Any]:
-    """Return what ``info`` prints, made of values that JSON can hold.
+    """Return the report of ``info``, JSON-compatible.
 
     Raises:
-        SettingError: An environment variable holds a value that its setting does not take.
+        SettingError: an environment variable has an invalid value.
     """
     values, sources = settings.get(), settings.sources()
     return {
@@ -78,22 +78,26 @@ def collect() -> dict[str, Any]:
     }
 
 
-def _as_text(found: dict[str, Any]) -> str:
-    lines = [f"python {found['python']} on {found['platform']}, {found['cores']} cores", "", "packages"]
-    for name, version in found["packages"].items():
+def _as_text(report: dict[str, Any]) -> str:
+    lines = [f"python {report['python']} on {report['platform']}, {report['cores']} cores", "", "packages"]
+    for name, version in report["packages"].items():
         purpose = f"  ({PACKAGES[name]})" if PACKAGES[name] else ""
         lines.append(f"  {name:<21} {version or 'not installed'}{purpose}")
-    lines += ["", "devices", *(f"  {device}" for device in found["devices"]), "", "narrow numbers on the CPU"]
-    for name, row in found["numbers"].items():
-        has = " and ".join(row["instructions"]) or "nothing"
-        lines.append(f"  {name:<9} the processor has {has} for products: they are computed in {row['computed in']}")
+    lines += ["", "devices", *(f"  {device}" for device in report["devices"]), "", "low precision on the CPU"]
+    for name, row in report["numbers"].items():
+        instructions = " and ".join(row["instructions"]) or "none"
+        lines.append(f"  {name:<9} instructions for products: {instructions}; computed in {row['computed in']}")
     lines += ["", "settings"]
-    for row in found["settings"]:
+    for row in report["settings"]:
         value = "unset" if row["value"] is None else row["value"]
         lines.append(f"  {row['variable']} = {value}  ({row['source']})")
         lines.append(f"      {row['doc']} Takes {row['allowed']}.")
-    if found["ignored"]:
-        lines += ["", "ignored: variables of MXNet that no setting reads", *(f"  {each}" for each in found["ignored"])]
+    if report["ignored"]:
+        lines += [
+            "",
+            "ignored: variables of MXNet without a setting",
+            *(f"  {variable}" for variable in report["ignored"]),
+        ]
     return "\n".join(lines)
 
 
@@ -102,18 +106,18 @@ _INSTRUCTIONS = {
     "float16": ("avx512_fp16", "amx_fp16", "asimdhp"),
     "int8": ("avx_vnni", "avx512_vnni", "amx_int8", "i8mm"),
 }
-"""Flags of processors that have instructions for products of such numbers."""
+"""CPU flags of instructions for products in these types."""
 
 
 def _numbers() -> dict[str, dict[str, Any]]:
-    """For each kind of narrow numbers the processor's instructions for products, and the type that is computed in."""
-    flags, used = cpu_flags(), {name_of(dtype) for dtype in kernels.multiplied("cpu")}
+    """Return, by low-precision type, the CPU's instructions for products and the type of the computation."""
+    flags, used = cpu_flags(), {name_of(dtype) for dtype in kernels.product_dtypes("cpu")}
     return {
         name: {
-            "instructions": [each for each in wanted if each in flags],
+            "instructions": [flag for flag in candidates if flag in flags],
             "computed in": f"{name}, summed in float32" if name in used else "float32",
         }
-        for name, wanted in _INSTRUCTIONS.items()
+        for name, candidates in _INSTRUCTIONS.items()
     }
 
 
@@ -125,7 +129,7 @@ def _version(distribution: str) -> str | None:
 
 
 def cores() -> int:
-    """The cores that this process may use, which a container or taskset can make fewer than the machine has."""
+    """Return the number of cores that this process may use, which a container or taskset may limit."""
     if sys.platform != "win32" and hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

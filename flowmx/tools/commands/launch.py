@@ -1,4 +1,4 @@
-"""``flowmx launch``: a job, with a page of its processes where it is asked for."""
+"""``flowmx launch``: launches a job, optionally with a dashboard of its processes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _page(port: int) -> Iterator[Output]:
-    """The page of a job, whose processes say in their output where their dashboards are."""
-    from flowmx.observability.dashboard import start  # most jobs have none
-    from flowmx.observability.dashboard.job import Job, announced
+    """Serve the page of a job, whose processes announce their dashboards in their output."""
+    from flowmx.observability.dashboard import start  # here, because most jobs have no dashboard
+    from flowmx.observability.dashboard.job import Job, announced_address
 
     job = Job()
 
-    def heard(name: str, line: str) -> None:
-        if (address := announced(line)) is not None:
+    def on_line(name: str, line: str) -> None:
+        if (address := announced_address(line)) is not None:
             job.add(name, address)
 
-    with start(port=port, job=job) as made:
-        sys.stderr.write(f"flowmx: the dashboard of the job is at {made.url}\n")
-        yield heard
+    with start(port=port, job=job) as page:
+        sys.stderr.write(f"flowmx: the dashboard of the job is at {page.url}\n")
+        yield on_line

@@ -1,4 +1,4 @@
-"""``flowmx run``: a program written for MXNet, on flowmx."""
+"""``flowmx run``: runs a program written for MXNet on flowmx."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a script or a module in whose process ``import mxnet`` gives flowmx; returns its exit status."""
-    given = list(argv)
-    own = given[:2] if given[:1] == ["-m"] else [each for each in given[:1] if each.startswith("-")]
+    """Run a script or a module with ``import mxnet`` importing flowmx; return its exit status."""
+    words = list(argv)
+    options = words[:2] if words[:1] == ["-m"] else [word for word in words[:1] if word.startswith("-")]
     parser = usage.parser(
         "run",
-        "Run a script or a module as Python would, where `import mxnet` is flowmx: in its process, and in those that "
-        "it starts with Python.",
+        "Run a script or a module as Python does, with `import mxnet` importing flowmx, also in the Python processes "
+        "that it starts.",
         ["train.py --epochs 3", "-m package.train --epochs 3"],
-        {1: "it failed; the program's own status, if it has one"},
+        {1: "failure; or the program's exit status"},
         "flowmx run SCRIPT [arguments]\n       flowmx run -m MODULE [arguments]",
     )
     parser.add_argument("-m", dest="module", metavar="MODULE", help="run a module, as python -m does")
-    module: str | None = parser.parse_args(own).module
-    program = given[len(own) :]
+    module: str | None = parser.parse_args(options).module
+    program = words[len(options) :]
     if module is None and not program:
-        parser.error("give a SCRIPT, or -m and a MODULE")
+        parser.error("expected a SCRIPT, or -m MODULE")
     install_as_mxnet()
-    _tell_children()
+    _prepare_children()
     try:
         if module is None:
             script.run(program)
         else:
             script.run_module(module, program)
-    except script.Ended as ended:
-        return ended.status
+    except script.ScriptExit as error:
+        return error.status
     return usage.FINE
 
 
-def _tell_children() -> None:
-    """Have processes that the program starts find a package ``mxnet`` that is flowmx."""
+def _prepare_children() -> None:
+    """Make ``mxnet`` an alias of flowmx in the processes that the program starts."""
     folder = str(Path(compat.__file__).parent / "shim")
-    known = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = folder if not known else f"{folder}{os.pathsep}{known}"
+    path = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = folder if not path else f"{folder}{os.pathsep}{path}"

@@ -1,7 +1,7 @@
-"""``python -m flowmx im2rec``: lists of images, and RecordIO files made of them; the options of MXNet's im2rec.py.
+"""``python -m flowmx im2rec``: writes lists of images and RecordIO files, with the options of MXNet's im2rec.py.
 
-`lists` makes .lst files (`flowmx.data.image_lists` reads them), `packing` turns an image file into a record, `command`
-is the command line.
+`image_list` writes .lst files (`flowmx.data.image_lists` reads them), `packing` converts an image file to a record, and
+`command` is the command line.
 """
 
 from flowmx.tools.im2rec.command import main

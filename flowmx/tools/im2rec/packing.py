@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from flowmx.data import codecs
-from flowmx.data.augmentation.geometry import center_crop, resized
+from flowmx.data.augmentation.geometry import center_crop, resize_image
 from flowmx.data.image_lists import Item
-from flowmx.ops.vision import resize
+from flowmx.ops.vision import opencv_resize
 from flowmx.recordio import IRHeader, pack
 
 
 @dataclass(frozen=True)
 class Options:
-    """Changes to images while they are packed; see the command line's help."""
+    """The options for converting images, which the command line's help describes."""
 
     root: str
     pass_through: bool = False
@@ -30,7 +30,7 @@ class Options:
 
 
 def make_record(item: Item, options: Options) -> bytes | str:
-    """The record of an image, or what was wrong with it (a text, since one bad image ends nothing)."""
+    """Return the record of an image, or an error message, so that one bad image does not stop the run."""
     label: Any = item.labels[0]
     if len(item.labels) > 1 and options.pack_label:
         label = np.array(item.labels, np.float32)
@@ -39,17 +39,19 @@ def make_record(item: Item, options: Options) -> bytes | str:
     try:
         raw = path.read_bytes()
         if not options.pass_through:
-            image = _changed(codecs.decode(raw, options.color), options)
+            image = _transform(codecs.decode(raw, options.color, upright=True), options)
             raw = codecs.encode(image, options.encoding, options.quality)
         return pack(header, raw)
     except (OSError, ValueError) as error:
         return f"{path}: {error}"
 
 
-def _changed(image: Any, options: Options) -> Any:
+def _transform(image: Any, options: Options) -> Any:
     if options.center_crop:
         side = min(image.shape[:2])
         image = center_crop(image, (side, side))
     if options.resize:
-        image = resized(image, resize.with_shorter_side(image.shape[:2], options.resize), resize.LINEAR)
+        image = resize_image(
+            image, opencv_resize.with_shorter_side(image.shape[:2], options.resize), opencv_resize.LINEAR
+        )
     return image

@@ -1,16 +1,16 @@
-"""``mx.plan``: what training would take on devices that are not here: memory, time a step, and what it is bound by.
+"""``mx.plan``: predicts memory, step time and bottlenecks of a training on devices that are not present.
 
-A function, or a script (``python -m flowmx plan train.py --device h100x8``), runs as it is; ``mx.gpu(i)`` are simulated
-devices without numerics meanwhile. docs/simulation.md says what is modelled, and how far to trust it.
+A function, or a script (``python -m flowmx plan train.py --device h100x8``), runs unchanged while ``mx.gpu(i)`` are
+simulated devices without numerics. docs/simulation.md describes the model and its accuracy.
 
 Example:
-    >>> found = mx.plan.run(train, device="a10", steps=3)
-    >>> found.fits, found.seconds
+    >>> plan = mx.plan.run(train, device="a10", steps=3)
+    >>> plan.fits, plan.seconds
     (True, 0.0802)
-    >>> print(found.text())
+    >>> print(plan.text())
 """
 
 from flowmx.tools.plan.report import DevicePlan, Plan
-from flowmx.tools.plan.running import run
+from flowmx.tools.plan.simulation import run
 
 __all__ = ["DevicePlan", "Plan", "run"]

@@ -1,7 +1,7 @@
-"""``python -m flowmx plan SCRIPT [arguments]``: run a script on simulated devices, and tell what it takes.
+"""``python -m flowmx plan SCRIPT [arguments]``: runs a script on simulated devices and reports memory and time.
 
-The exit status is 0 where it fits, 3 where a device's memory is not enough, and what the script gives where it fails:
-1 with its traceback for an error.
+The exit status is 0 if it fits, 3 if a device's memory is too small, and the script's status if it fails: 1 with its
+traceback for an error.
 """
 
 from __future__ import annotations
@@ -16,66 +16,68 @@ from flowmx.devices.sim import PRESETS
 from flowmx.devices.sim.description import fleet, memory_of
 from flowmx.tools import script, usage
 from flowmx.tools.plan.report import Plan
-from flowmx.tools.plan.running import run
+from flowmx.tools.plan.simulation import run
 
 DOES_NOT_FIT = 3
 _STEPS = 5
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit status."""
+    """Run the command; return the exit status."""
     options, words = split(argv)
     arguments = _parser().parse_args(options)
     if not words:
         _parser().error("SCRIPT is missing, such as: plan train.py --device h100x8")
     try:
-        found = _plan(words, arguments)
-    except script.Ended as ended:
-        return ended.status
-    sys.stdout.write((json.dumps(found.as_dict(), indent=2) if arguments.json else found.text()) + "\n")
-    return 0 if found.fits else DOES_NOT_FIT
+        plan = _plan(words, arguments)
+    except script.ScriptExit as error:
+        return error.status
+    sys.stdout.write((json.dumps(plan.as_dict(), indent=2) if arguments.json else plan.text()) + "\n")
+    return 0 if plan.fits else DOES_NOT_FIT
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The command's own options, which may stand before the script and after it, and the script with its arguments.
+    """Return the command's options, which may precede or follow the script, and the script with its arguments.
 
-    All that comes after ``--`` is the script's.
+    Everything after ``--`` belongs to the script.
     """
     options: list[str] = []
     words: list[str] = []
-    left = list(argv)
-    while left:
-        word = left.pop(0)
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
         name = word.partition("=")[0]
         if word == "--":
-            return options, [*words, *left]
-        if name in _TAKES:
+            return options, [*words, *rest]
+        if name in _OPTIONS:
             options.append(word)
-            if _TAKES[name] and "=" not in word and left:
-                options.append(left.pop(0))
+            if _OPTIONS[name] and "=" not in word and rest:
+                options.append(rest.pop(0))
         elif words or not word.startswith("-"):
             words.append(word)
         else:
-            options.append(word)  # the parser says that there is no such option
+            options.append(word)  # the parser reports the unknown option
     return options, words
 
 
 def _plan(words: Sequence[str], arguments: argparse.Namespace) -> Plan:
-    def go() -> None:
+    def run_script() -> None:
         with contextlib.redirect_stdout(sys.stderr if arguments.json else sys.stdout):
             script.run(words)
 
-    found = run(go, arguments.device, steps=arguments.steps or None, memory=arguments.memory, graphs=arguments.graphs)
-    if found.is_empty:
+    plan = run(
+        run_script, arguments.device, steps=arguments.steps or None, memory=arguments.memory, graphs=arguments.graphs
+    )
+    if plan.is_empty:
         raise ValueError(
-            f"plan: {words[0]} put nothing on mx.gpu(0) or another GPU, so there is nothing to tell: choose "
-            "devices by mx.num_gpus(), or by an argument of the script"
+            f"plan: {words[0]} did not use mx.gpu(0) or another GPU: choose devices by mx.num_gpus(), or by an "
+            "argument of the script"
         )
-    return found
+    return plan
 
 
 def _checked(convert: Callable[[str], object]) -> Callable[[str], str]:
-    """A type for argparse that gives the text back where it can be converted."""
+    """Return a type for argparse that checks that the text can be converted, and returns it."""
 
     def check(text: str) -> str:
         try:
@@ -90,25 +92,25 @@ def _checked(convert: Callable[[str], object]) -> Callable[[str], str]:
 def _parser() -> argparse.ArgumentParser:
     parser = usage.parser(
         "plan",
-        "Run a training script on simulated GPUs that compute nothing, and tell what it takes: memory, "
-        "time a step, what it is bound by. Values that the script asks for are 0.",
+        "Run a training script on simulated GPUs that compute nothing, and report memory, time per step and the "
+        "bottleneck. Values that the script reads are 0.",
         ["train.py --device h100x8", "train.py --device a10 --memory 16GB --json -- --epochs 1"],
-        exits={DOES_NOT_FIT: "a device's memory is not enough", 1: "it failed; the script's own status, if it has one"},
+        exits={DOES_NOT_FIT: "a device's memory is too small", 1: "failure; or the script's exit status"},
         usage="flowmx plan SCRIPT [arguments] [--device h100x8] [--steps N] [--memory 40GB] [--json]",
     )  # fmt: skip
     parser.add_argument(
-        "--device", default="h100", type=_checked(fleet), help=f"{', '.join(PRESETS)}, and how many (h100x8)"
+        "--device", default="h100", type=_checked(fleet), help=f"{', '.join(PRESETS)}, with a count (h100x8)"
     )
     parser.add_argument(
-        "--steps", type=int, default=_STEPS, help=f"end after so many (default {_STEPS}; 0: run it all)"
+        "--steps", type=int, default=_STEPS, help=f"steps to run (default {_STEPS}; 0: the whole script)"
     )
-    parser.add_argument("--memory", type=_checked(memory_of), help="of each device, where it is another: 40GB")
-    parser.add_argument("--graphs", action="store_true", help="launch bound graphs as one, as CUDA graphs would be")
-    parser.add_argument("--json", action="store_true", help="print one JSON object; the script prints to stderr")
+    parser.add_argument("--memory", type=_checked(memory_of), help="memory per device, if it differs: 40GB")
+    parser.add_argument("--graphs", action="store_true", help="launch bound graphs as CUDA graphs")
+    parser.add_argument("--json", action="store_true", help="print one JSON object; the script's output goes to stderr")
     return parser
 
 
-_TAKES = {
+_OPTIONS = {
     "--device": True,
     "--steps": True,
     "--memory": True,
@@ -117,4 +119,4 @@ _TAKES = {
     "--help": False,
     "-h": False,
 }
-"""The command's options, and whether they take a value."""
+"""The command's options, and whether they have a value."""

@@ -1,16 +1,20 @@
-"""Notebook view of a plan: a bar for each device, and the report's text."""
+"""Notebook view of a plan: a bar per device, and the text report."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from flowmx import markup
-from flowmx.tools.plan.report import DevicePlan, Plan
+
+if TYPE_CHECKING:
+    from flowmx.tools.plan.report import DevicePlan, Plan
 
 __all__ = ["html"]
 
 
 def html(plan: Plan) -> str:
-    """A plan."""
-    return "".join([*(_bar(each) for each in plan.devices), markup.code(plan.text())])
+    """Return a plan as HTML."""
+    return "".join([*(_bar(device) for device in plan.devices), markup.code(plan.text())])
 
 
 def _bar(device: DevicePlan) -> str:

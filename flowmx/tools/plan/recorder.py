@@ -1,4 +1,4 @@
-"""Recorder of a program on simulated devices: the ends of its steps, and the roles of its memory."""
+"""Records the steps and the memory of a program on simulated devices."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from flowmx.devices.sim.clock import Path
 from flowmx.devices.sim.ledger import Ledger
 from flowmx.errors import OutOfMemory
 from flowmx.graph.reports.precision import in_use
-from flowmx.graph.reports.unfolded import in_words
+from flowmx.graph.reports.unfolded import describe_slices
 from flowmx.graph.running.results import Results, live, observers
 from flowmx.ndarray import NDArray
-from flowmx.observability.safety import steps
+from flowmx.observability.safety import step_counter
 
 BY_UPDATES, BY_BACKWARD = "updates of the weights", "backward passes"
 
 
-class Enough(BaseException):
-    """Ends a program that has made as many steps as were asked for; no program catches it by accident."""
+class StopProgram(BaseException):
+    """Ends a program after the requested number of steps. A BaseException, so that programs do not catch it."""
 
 
 class Mark(NamedTuple):
-    """State of the machine, in simulated time.
+    """The state of the machine at a point in simulated time.
 
     Attributes:
-        seconds: when all that was launched is done.
-        path: the seconds until then by kind of work, on the way there.
-        launching: seconds that launches took the host so far.
+        seconds: time at which all launched work has completed.
+        path: seconds on the critical path by kind of work.
+        launching: seconds that the host has spent on launches.
         busy: seconds of work by stream.
         operators: seconds of kernels by operator.
     """
@@ -43,22 +43,22 @@ class Mark(NamedTuple):
 
 
 class Recorder:
-    """Notes the steps and the memory of a program.
+    """Records the steps and the memory of a program.
 
     Args:
-        machine: the machine that it runs on.
-        most: the steps after which it is to end; None: when it ends by itself.
+        machine: the simulated machine.
+        max_steps: maximum number of steps; None: no limit.
 
     Attributes:
-        ledgers: by device.
-        exceeded: by device, what its pool had to say when its memory was full first.
-        layers: the names of the layers of its compiled graphs, by the precision in which they multiply.
-        slices: the regions of these that run in slices of the batch, and how.
+        ledgers: memory ledgers by device.
+        exceeded: the first out-of-memory message by device.
+        layers: names of the layers of the compiled graphs, by precision.
+        slices: descriptions of the graph regions that run in slices of the batch.
     """
 
-    def __init__(self, machine: System, most: int | None) -> None:
+    def __init__(self, machine: System, max_steps: int | None) -> None:
         self._machine = machine
-        self._most = most
+        self._max_steps = max_steps
         self.ledgers: dict[SimDevice, Ledger] = {}
         self.exceeded: dict[SimDevice, str] = {}
         self.layers: Mapping[str, Sequence[str]] = {}
@@ -72,42 +72,42 @@ class Recorder:
 
     def _follow(self, device: SimDevice) -> None:
         ledger = self.ledgers[device] = Ledger(device.compute)
-        device.pool.moved = ledger.note
-        device.pool.excess = partial(self._exceeded, device)
+        device.pool.on_change = ledger.note
+        device.pool.on_excess = partial(self._exceeded, device)
 
     def _exceeded(self, device: SimDevice, error: OutOfMemory) -> None:
         self.exceeded[device] = str(error)
 
     def __enter__(self) -> Recorder:
-        steps.observers.append(self._stepped)
-        autograd.before_backward.append(self._passed_back)
-        observers.append(self._planned)
+        step_counter.observers.append(self._on_step)
+        autograd.before_backward.append(self._on_backward)
+        observers.append(self._on_compiled)
         return self
 
     def __exit__(self, *error: object) -> None:
         self.layers = self.layers or in_use(self._others)
         self._others.clear()
-        steps.observers.remove(self._stepped)
-        autograd.before_backward.remove(self._passed_back)
-        observers.remove(self._planned)
+        step_counter.observers.remove(self._on_step)
+        autograd.before_backward.remove(self._on_backward)
+        observers.remove(self._on_compiled)
 
     def marks(self) -> tuple[str, list[Mark]]:
-        """The kind of event that counts as a step, and its marks: the beginning, then the end of each step."""
+        """Return the kind of event that counts as a step, and its marks: the start, then the ends of steps."""
         kind = BY_UPDATES if len(self._marks[BY_UPDATES]) > 1 else BY_BACKWARD
         return kind, self._marks[kind]
 
     # -- notifications ---------------------------------------------------------------------------------
 
-    def _stepped(self, owner: Any) -> None:
-        """The weights were updated."""
+    def _on_step(self, owner: Any) -> None:
+        """Record an update of the weights."""
         by_role = getattr(owner, "_arrays_by_role", None)
         for role, arrays in ({} if by_role is None else by_role()).items():
             self._name(arrays, role)
         self._end_of_step(BY_UPDATES)
 
-    def _passed_back(self, heads: Iterable[NDArray]) -> None:
-        """A backward pass begins; the first device's count as steps, where nobody else updates weights."""
-        device = next(iter(heads))._storage.device
+    def _on_backward(self, heads: Iterable[NDArray]) -> None:
+        """Record a backward pass. Without weight updates, the backward passes of the first device count as steps."""
+        device = next(iter(heads)).storage.device
         self._first = self._first or device
         if device is self._first:
             self._end_of_step(BY_BACKWARD)
@@ -115,23 +115,23 @@ class Recorder:
     def _end_of_step(self, kind: str) -> None:
         self._marks[kind].append(mark(self._machine))
         self.layers = in_use(self._others)
-        if self.marks()[0] == kind and self._most is not None and len(self._marks[kind]) > self._most:
-            raise Enough
+        if self.marks()[0] == kind and self._max_steps is not None and len(self._marks[kind]) > self._max_steps:
+            raise StopProgram
 
-    def _planned(self, made: Results) -> None:
-        """A graph was compiled."""
-        self.slices |= dict.fromkeys(in_words(made.plan))
+    def _on_compiled(self, results: Results) -> None:
+        """Record a compiled graph."""
+        self.slices |= dict.fromkeys(describe_slices(results.plan))
 
     def _name(self, arrays: Iterable[NDArray], role: str) -> None:
         for array in arrays:
-            device = array._storage.device
+            device = array.storage.device
             if isinstance(device, SimDevice) and device in self.ledgers:
-                block = device.block_of(array._storage)
+                block = device.block_of(array.storage)
                 self.ledgers[device].name([] if block is None else [block], role)
 
 
 def mark(machine: System) -> Mark:
-    """Take a mark of a machine, once all that it was given is done."""
-    machine.settle()
+    """Return a mark of a machine after its pending work has completed."""
+    machine.advance_clock()
     clock = machine.clock
     return Mark(*clock.end(), clock.launching, dict(clock.busy), dict(machine.operators))

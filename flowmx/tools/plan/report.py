@@ -1,4 +1,4 @@
-"""Result of planning, as values; ``text.py`` formats it."""
+"""The result of planning; ``text_report.py`` formats it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-KEPT = ("weights", "gradients", "optimizer", "kvstore")
+FIXED_ROLES = ("weights", "gradients", "optimizer", "kvstore")
 """Roles whose memory does not depend on the batch size."""
 
 
@@ -15,13 +15,13 @@ class DevicePlan:
     """One device of a plan.
 
     Attributes:
-        name: as the program names it, such as ``gpu(0)``.
-        memory: bytes that arrays may take.
-        peak: the most bytes that were in use at one time.
-        roles: the bytes at the peak, by what they were used as.
-        holders: who held most of them: what it was allocated for, and the bytes.
-        utilisation: by stream, the part of a step's time in which it worked.
-        exceeded: what was asked for when the memory was full first; None: it never was.
+        name: its name, such as ``gpu(0)``.
+        memory: bytes available to arrays.
+        peak: peak of the bytes in use.
+        roles: bytes at the peak, by role.
+        holders: the largest allocations at the peak: purpose and bytes.
+        utilization: fraction of the step time in which a stream is busy, by stream.
+        exceeded: the first out-of-memory message; None: the memory was sufficient.
     """
 
     name: str
@@ -29,34 +29,33 @@ class DevicePlan:
     peak: int
     roles: Mapping[str, int]
     holders: Sequence[tuple[str, int]]
-    utilisation: Mapping[str, float]
+    utilization: Mapping[str, float]
     exceeded: str | None
 
     @property
     def growth(self) -> float | None:
-        """Factor by which the batch could grow, if all memory but :data:`KEPT` grows with it; None if not known."""
-        kept = sum(self.roles.get(role, 0) for role in KEPT)
-        grows = self.peak - kept
-        return (self.memory - kept) / grows if kept and grows > 0 else None
+        """Factor by which the batch could grow, if all except :data:`FIXED_ROLES` scales with it; None if unknown."""
+        fixed = sum(self.roles.get(role, 0) for role in FIXED_ROLES)
+        scaling = self.peak - fixed
+        return (self.memory - fixed) / scaling if fixed and scaling > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Time and memory of a program on devices of a kind.
+    """Predicted time and memory of a program on devices of one kind.
 
     Attributes:
-        device: the kind.
-        devices: each of them, in their order.
-        steps: how many steps were made.
-        counted_by: what counts as a step.
-        seconds: of a step, in the devices' time; None where no step was made.
-        bound_by: the kind of work that most of a step's time goes to; "" where no step was made.
-        shares: by kind of work, the part of a step's time, on the way through it on which nothing could have waited
-            longer: all of it, and nothing twice.
-        operators: the operators that take most of a step, with the seconds.
-        launches: what the host launches in a step.
-        layers: the number of layers of compiled graphs by the precision in which they multiply.
-        slices: the regions of these that run in slices of the batch, since the whole of it does not fit, and how.
+        device: the kind of device.
+        devices: the plans of the devices, in order.
+        steps: number of recorded steps.
+        counted_by: the kind of event that counts as a step.
+        seconds: time of a step; None without steps.
+        bound_by: the kind of work with the largest share of a step; "" without steps.
+        shares: fraction of a step's critical path by kind of work.
+        operators: the slowest operators of a step, with their seconds.
+        launches: number of launches per step.
+        layers: number of layers of compiled graphs by precision.
+        slices: descriptions of the graph regions that run in slices, because the whole batch does not fit.
     """
 
     device: str
@@ -73,22 +72,22 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """True if the memory of every device was enough."""
-        return all(each.exceeded is None for each in self.devices)
+        """Whether the memory of every device is sufficient."""
+        return all(device.exceeded is None for device in self.devices)
 
     @property
     def is_empty(self) -> bool:
-        """True if the program put nothing on any device."""
-        return not any(each.peak for each in self.devices)
+        """Whether the program used no device."""
+        return not any(device.peak for device in self.devices)
 
     @property
     def growth(self) -> float | None:
-        """Factor by which the batch could grow on the fullest device; None if not known."""
-        found = [each.growth for each in self.devices if each.growth is not None]
-        return min(found, default=None)
+        """Factor by which the batch could grow on the fullest device; None if unknown."""
+        factors = [device.growth for device in self.devices if device.growth is not None]
+        return min(factors, default=None)
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, made of values that JSON can hold."""
+        """Return the plan as JSON-compatible values."""
         return {**asdict(self), "fits": self.fits, "growth": self.growth}
 
     def _repr_html_(self) -> str:
@@ -97,7 +96,7 @@ class Plan:
         return html(self)
 
     def text(self) -> str:
-        """All of it in words."""
-        from flowmx.tools.plan.text import render
+        """Return the plan as a text report."""
+        from flowmx.tools.plan.text_report import render
 
         return render(self)

@@ -1,4 +1,4 @@
-"""From what was noted to a plan: differences between marks, and what they say a step is bound by."""
+"""Computes a plan from the recorded marks: the mean step and its bottleneck."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from flowmx.devices.sim import Description, SimDevice
 from flowmx.tools.plan.recorder import Mark, Recorder
 from flowmx.tools.plan.report import DevicePlan, Plan
 
-_SHOWN = 6
+_MAX_ROWS = 6
 
 
-def summed_up(watch: Recorder, device: Description) -> Plan:
-    """The plan of a program that has run.
+def summarize(recorder: Recorder, device: Description) -> Plan:
+    """Return the plan of a program that has run.
 
     Args:
-        watch: what was noted.
-        device: what the devices are like.
+        recorder: its recorder.
+        device: the description of the devices.
     """
-    counted_by, marks = watch.marks()
+    counted_by, marks = recorder.marks()
     step = _step(marks)
     spent = {kind: seconds for kind, seconds in step.path.items() if seconds > 0}
     shares = {kind: seconds / sum(spent.values()) for kind, seconds in spent.items()}
     return Plan(
         device=device.name,
-        devices=[_device(each, step, watch) for each in watch.ledgers],
+        devices=[_device(simulated, step, recorder) for simulated in recorder.ledgers],
         steps=len(marks) - 1,
         counted_by=counted_by,
         seconds=step.seconds if len(marks) > 1 else None,
         bound_by=max(shares, key=lambda kind: shares[kind], default=""),
         shares=shares,
-        operators=sorted(step.operators.items(), key=lambda each: -each[1])[:_SHOWN],
+        operators=sorted(step.operators.items(), key=lambda row: -row[1])[:_MAX_ROWS],
         launches=step.launching / device.launch_seconds if device.launch_seconds else 0.0,
-        layers={kind: len(names) for kind, names in watch.layers.items()},
-        slices=[*watch.slices],
+        layers={kind: len(names) for kind, names in recorder.layers.items()},
+        slices=[*recorder.slices],
     )
 
 
 def _step(marks: list[Mark]) -> Mark:
-    """The mean step; the first one counts only where there is no other, since it also prepares."""
+    """Return the mean step. The first step is excluded if there are others, because it includes preparations."""
     begin, end = marks[1 if len(marks) > 2 else 0], marks[-1]
     count = max(1, len(marks) - (2 if len(marks) > 2 else 1))
     return Mark(
@@ -55,15 +55,15 @@ def _mean(before: Mapping[Any, float], after: Mapping[Any, float], count: int) -
     return {name: (value - before.get(name, 0.0)) / count for name, value in after.items()}
 
 
-def _device(device: SimDevice, step: Mark, watch: Recorder) -> DevicePlan:
-    ledger = watch.ledgers[device]
+def _device(device: SimDevice, step: Mark, recorder: Recorder) -> DevicePlan:
+    ledger = recorder.ledgers[device]
     names = [stream.name for actor in device.actors for stream in actor.all_streams()]
     return DevicePlan(
         name=repr(device),
         memory=device.pool.limit,
         peak=ledger.peak,
         roles=ledger.by_role(),
-        holders=ledger.holders(_SHOWN),
-        utilisation={name: step.busy[name] / step.seconds for name in names if step.busy.get(name)},
-        exceeded=watch.exceeded.get(device),
+        holders=ledger.holders(_MAX_ROWS),
+        utilization={name: step.busy[name] / step.seconds for name in names if step.busy.get(name)},
+        exceeded=recorder.exceeded.get(device),
     )

@@ -1,10 +1,11 @@
-"""Kernels for NVIDIA's GPUs: sources made here and compiled by NVRTC through CuPy, and cuDNN's.
+"""Kernels for NVIDIA GPUs: generated sources, compiled by NVRTC through CuPy, and cuDNN.
 
-From the ground up: ``source`` (formulas as CUDA C), ``program`` (a source as a kernel), ``elementwise`` (a formula as
-one pass over arrays), ``row_source`` and ``rows`` (one that looks at sums of its row), ``channels`` (sums over all but
-the channels); ``formulas``, ``chain``, ``optimizers``, ``softmax``, ``layer_norm`` and ``batch_norm`` register what is
-made of formulas. ``dnn`` makes cuDNN's plans, ``layouts`` says how images lie, ``convolution`` and ``attention``
-register what cuDNN does. Importing this imports neither CuPy nor cuDNN: arrays bring their namespace (``run.xp``).
+From the bottom up: ``elementwise_source`` (formulas as CUDA C), ``source_kernels`` (a source as a kernel),
+``elementwise`` (a formula as one pass over arrays), ``row_source`` and ``row_kernels`` (formulas with reductions over
+rows), ``channel_sums`` (sums over all axes except the channels). ``formula_kernels``, ``chain``, ``optimizers``,
+``softmax``, ``layer_norm`` and ``batch_norm`` register kernels made of formulas. ``dnn`` makes cuDNN's plans,
+``layouts`` describes memory layouts, ``convolution`` and ``attention`` register kernels of cuDNN. Importing this
+package imports neither CuPy nor cuDNN: arrays bring their namespace (``run.xp``).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from flowmx.ops.kernels.cuda import (
     batch_norm,
     chain,
     convolution,
-    formulas,
+    formula_kernels,
     layer_norm,
     linear,
     optimizers,
@@ -23,6 +24,6 @@ from flowmx.ops.kernels.cuda import (
 )
 
 __all__ = [
-    "attention", "batch_norm", "chain", "convolution", "formulas", "layer_norm", "linear", "optimizers", "pooling",
-    "softmax",
+    "attention", "batch_norm", "chain", "convolution", "formula_kernels", "layer_norm", "linear", "optimizers",
+    "pooling", "softmax",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
-"""Formulas as kernels: one pass over memory for arrays that are broadcast to one shape, however they lie.
+"""Formulas as kernels: one pass over memory for arrays that are broadcast to one shape, in any layout.
 
-Axes that all arrays can walk as one are one axis (:func:`..loops.walks.merged_axes`). Where arrays are dense along the
-innermost axis, or stand still, a thread takes 16 bytes of the widest of them at a time.
+Axes that can be merged for all arrays become one axis (:func:`flowmx.ops.kernels.llvm.walks.merged_axes`). If arrays
+are dense or constant along the innermost axis, a thread accesses 16 bytes of the widest of them at a time.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from flowmx.bounded_tables import make_room
 from flowmx.ops.formulas.expressions import Expr, placeholder
 from flowmx.ops.kernels.cuda.elementwise_source import Formulas, constant, lower
-from flowmx.ops.kernels.cuda.program import Program, blocks_for
+from flowmx.ops.kernels.cuda.source_kernels import Program, blocks_for
 from flowmx.ops.kernels.llvm.walks import merged_axes
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array
@@ -20,20 +21,21 @@ from flowmx.ops.registry.operators import Array
 __all__ = ["Loop", "constant"]
 
 _BYTES = 16
-"""The most bytes that a thread reads or writes at once."""
-_MOST_AXES = 6
+"""The maximum number of bytes that a thread reads or writes at once."""
+_MAX_AXES = 6
+_MAX_PLACES = 1024
 _SMALL = 1 << 30
-"""Elements below which 32 bits count them."""
+"""Arrays with fewer elements use 32-bit counters."""
 
 
 class _Form(NamedTuple):
-    """The key of a kernel's source, besides the formulas.
+    """The key of a kernel's source, in addition to the formulas.
 
     Attributes:
-        rank: how many axes there are.
-        inner: the step of each array along the innermost one: 0, 1, or 2 for any other.
-        width: how many elements a thread takes.
-        counter: C's type of what counts elements.
+        rank: the number of axes.
+        inner: the step of each array along the innermost axis: 0, 1, or 2 for any other step.
+        width: elements per thread and access.
+        counter: the C type of element counters.
     """
 
     rank: int
@@ -47,12 +49,12 @@ class _Place(NamedTuple):
 
     lengths: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
-    """For each array, in elements, along each axis."""
+    """The strides of each array along each axis, in elements."""
     inner: tuple[int, ...]
     width: int
-    """The most elements that a thread may take, if the addresses allow it."""
+    """The maximum number of elements per thread and access, if the addresses are aligned."""
     mask: int
-    """The bits of an address that must not be set for that."""
+    """The bits of an address that must be 0 for that."""
     counter: str
 
 
@@ -61,7 +63,7 @@ class Loop(Formulas):
 
     Args:
         outputs: the formulas, of placeholders 0, 1, ...
-        dtypes: of the inputs and then of the outputs.
+        dtypes: the dtypes of the inputs, then of the outputs.
     """
 
     def __init__(self, outputs: Sequence[Expr], dtypes: Sequence[DType]) -> None:
@@ -71,13 +73,12 @@ class Loop(Formulas):
         self._places: dict[Any, _Place | None] = {}
 
     def run(self, xp: Any, numbers: Sequence[float], arrays: Sequence[Array]) -> bool:
-        """Launch it on arrays, inputs first; False, and nothing is done, where they cannot be walked."""
+        """Launch the kernel on arrays, inputs first; return False, without effect, if they do not fit."""
         key = tuple([(array.shape, array.strides) for array in arrays])
         try:
             place = self._places[key]
         except KeyError:
-            if len(self._places) > 256:
-                self._places.clear()
+            make_room(self._places, _MAX_PLACES)
             place = self._places.setdefault(key, self._place(arrays))
         if place is None:
             return False
@@ -94,7 +95,7 @@ class Loop(Formulas):
 
     def _place(self, arrays: Sequence[Array]) -> _Place | None:
         lengths, strides = merged_axes(arrays)
-        if len(lengths) > _MOST_AXES or any(
+        if len(lengths) > _MAX_AXES or any(
             step % size for steps, size in zip(strides, self._sizes, strict=True) for step in steps
         ):
             return None
@@ -109,40 +110,40 @@ class Loop(Formulas):
         return _Place(lengths, steps, inner, width, mask if width > 1 else 0, "int" if reach < _SMALL else "int64")
 
     def _program(self, form: _Form) -> Program:
-        known = self._programs.get(form)
-        if known is None:
-            known = self._programs.setdefault(form, self._write(form))
-        return known
+        program = self._programs.get(form)
+        if program is None:
+            program = self._programs.setdefault(form, self._write(form))
+        return program
 
-    # -- text ------------------------------------------------------------------------------------------
+    # -- source text -----------------------------------------------------------------------------------
 
     def _write(self, form: _Form) -> Program:
-        count, rank = len(self._kept), form.rank
+        count, rank = len(self._types), form.rank
         fields = ["int64 units", f"int64 length[{rank}]", f"int64 step[{count}][{rank}]"]
-        fields += [f"{name}* array{at}" for at, name in enumerate(self._kept)]
-        fields += [f"double number{at}" for at in range(len(self.uniforms))]
+        fields += [f"{name}* array{index}" for index, name in enumerate(self._types)]
+        fields += [f"double number{index}" for index in range(len(self.uniforms))]
         layout = f"{1 + rank + count * rank + count}q{len(self.uniforms)}d"
         inputs = count - len(self._outputs)
-        lines = [f"const {self._real} n{at} = ({self._real})a.number{at};" for at in range(len(self.uniforms))]
+        lines = [f"const {self._real} n{index} = ({self._real})a.number{index};" for index in range(len(self.uniforms))]
         lines += [
             f"const {form.counter} units = a.units, step = gridDim.x * ({form.counter})blockDim.x;",
             f"const {form.counter} first = blockIdx.x * ({form.counter})blockDim.x + threadIdx.x;",
             f"for ({form.counter} unit = first; unit < units; unit += step) {{",
             *self._walk(form),
-            *[line for at in range(inputs) for line in self._read(at, form)],
-            *[f"Pack<{self._kept[at]}, {form.width}> p{at};" for at in range(inputs, count)],
+            *[line for index in range(inputs) for line in self._read(index, form)],
+            *[f"Pack<{self._types[index]}, {form.width}> p{index};" for index in range(inputs, count)],
             "#pragma unroll",
             f"for (int lane = 0; lane < {form.width}; ++lane) {{",
             *self._compute(form, inputs),
             "}",
-            *[self._store(at, form) for at in range(inputs, count)],
+            *[self._store(index, form) for index in range(inputs, count)],
             "}",
         ]
         head = 'extern "C" __global__ void __launch_bounds__(256) kernel(const Args a)'
         return Program(fields, layout, f"{head} {{\n" + "\n".join(lines) + "\n}\n")
 
     def _walk(self, form: _Form) -> list[str]:
-        """The source lines that compute where each array's elements of this unit begin."""
+        """Return the source lines that compute the offset of each array's elements in this unit."""
         index, last = form.counter, form.rank - 1
         lines = [f"{index} row = unit;"]
         if last:
@@ -157,28 +158,28 @@ class Loop(Formulas):
             lines.append(f"{index} place0 = row;")
         else:
             lines.append(f"{index} place0 = row * {form.width};")
-        for at, inner in enumerate(form.inner):
-            terms = [f"place{axis} * ({index})a.step[{at}][{axis}]" for axis in range(last)]
-            terms += {0: [], 1: [f"place{last}"], 2: [f"place{last} * ({index})a.step[{at}][{last}]"]}[inner]
-            lines.append(f"{index} at{at} = {' + '.join(terms) or '0'};")
+        for position, inner in enumerate(form.inner):
+            terms = [f"place{axis} * ({index})a.step[{position}][{axis}]" for axis in range(last)]
+            terms += {0: [], 1: [f"place{last}"], 2: [f"place{last} * ({index})a.step[{position}][{last}]"]}[inner]
+            lines.append(f"{index} at{position} = {' + '.join(terms) or '0'};")
         return lines
 
-    def _read(self, at: int, form: _Form) -> list[str]:
-        name = self._kept[at]
-        if not form.inner[at]:
-            return [f"const {self._real} still{at} = widened(a.array{at}[at{at}]);"]
-        return [f"const Pack<{name}, {form.width}> p{at} = load<{form.width}>(a.array{at} + at{at});"]
+    def _read(self, index: int, form: _Form) -> list[str]:
+        name = self._types[index]
+        if not form.inner[index]:
+            return [f"const {self._real} still{index} = widened(a.array{index}[at{index}]);"]
+        return [f"const Pack<{name}, {form.width}> p{index} = load<{form.width}>(a.array{index} + at{index});"]
 
-    def _store(self, at: int, form: _Form) -> str:
-        return f"store<{form.width}>(a.array{at} + at{at}, p{at});"
+    def _store(self, index: int, form: _Form) -> str:
+        return f"store<{form.width}>(a.array{index} + at{index}, p{index});"
 
     def _compute(self, form: _Form, inputs: int) -> list[str]:
-        given = {uniform: f"n{at}" for at, uniform in enumerate(self.uniforms)}
+        names = {uniform: f"n{index}" for index, uniform in enumerate(self.uniforms)}
         lines = []
-        for at in range(inputs):
-            given[placeholder(at)] = f"x{at}"
-            source = f"widened(p{at}.at[lane])" if form.inner[at] else f"still{at}"
-            lines.append(f"const {self._real} x{at} = {source};")
-        made, results = lower(self._outputs, given, self._real)
-        stores = [f"narrow(({self._real}){value}, p{inputs + at}.at[lane]);" for at, value in enumerate(results)]
-        return [*lines, *made, *stores]
+        for index in range(inputs):
+            names[placeholder(index)] = f"x{index}"
+            source = f"widened(p{index}.at[lane])" if form.inner[index] else f"still{index}"
+            lines.append(f"const {self._real} x{index} = {source};")
+        statements, results = lower(self._outputs, names, self._real)
+        stores = [f"narrow(({self._real}){value}, p{inputs + index}.at[lane]);" for index, value in enumerate(results)]
+        return [*lines, *statements, *stores]

@@ -1,8 +1,8 @@
-"""From formulas to CUDA C: the same graphs that the CPU's loops are made of (:mod:`flowmx.ops.formulas.expressions`).
+"""From formulas to CUDA C: from the same graphs as the CPU's loops (:mod:`flowmx.ops.formulas.expressions`).
 
-A source has one kernel, ``kernel``, which takes one structure ``Args`` by value: numbers and addresses. What elements
-are kept in (float, double, 16 bits) and what they are computed in is apart: 16 bits are widened as they are read and
-rounded as they are written. No header is included, so that NVRTC needs nothing but itself.
+A source has one kernel, ``kernel``, which takes one structure ``Args`` by value: numbers and addresses. The type in
+memory (float, double, 16 bits) and the computing type differ: 16-bit elements are widened when read and rounded when
+written. No header is included, so NVRTC needs no files.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import struct
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from flowmx.ops.formulas.expressions import Expr, in_order, kinds, uniforms
+from flowmx.ops.formulas.expressions import Expr, evaluation_order, primitives, uniforms
 from flowmx.ops.registry.dtypes import NAMES, DType
 
 KEPT = {"float32": "float", "float64": "double", "float16": "half_t", "bfloat16": "bfloat16_t"}
-"""Element types in memory: NumPy's name, and the type in the sources."""
+"""Element types in memory: NumPy's name and the type in the sources."""
 
 _FLOAT_ONLY = {"scale", "exponent", "mantissa"}
-"""Primitives of polynomials, whose coefficients are those of float32."""
+"""Primitives computed by polynomials, with coefficients for float32."""
 
 PRELUDE = """
 struct half_t { unsigned short bits; };
@@ -51,7 +51,7 @@ __device__ __forceinline__ void narrow(float x, bfloat16_t& out) {
     out.bits = x != x ? 0x7fc0 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to the nearest, halves to even
 }
 
-// x * 2^e in two halves, since 2^e by itself may overflow where the product does not.
+// x * 2^e in two halves, since 2^e may overflow although the product does not.
 __device__ __forceinline__ float scaled(float x, float e) {
     int whole = (int)e, first = whole >> 1;
     return x * __int_as_float((first + 127) << 23) * __int_as_float((whole - first + 127) << 23);
@@ -63,8 +63,8 @@ __device__ __forceinline__ float mantissa(float x) {
     return __int_as_float(__float_as_int(x) - (int)((unsigned int)exponent_bits(x) << 23));
 }
 
-// Several elements as one access to memory. The compiler takes stores of vectors apart where it cannot tell that the
-// places are not those of others, so they are written out.
+// Several elements as one memory access. The compiler splits vector stores if it cannot exclude aliasing, so they are
+// written in assembly.
 template <typename B> __device__ __forceinline__ void put(B* place, B bits) { *place = bits; }
 #ifdef __CUDACC__
 __device__ __forceinline__ void put(uint4* place, uint4 b) {
@@ -85,12 +85,12 @@ template <typename T, int N> union Pack {
     T at[N];
 };
 template <int N, typename T> __device__ __forceinline__ Pack<T, N> load(const T* place) {
-    Pack<T, N> found;
-    found.bits = *reinterpret_cast<const typename Bits<sizeof(T) * N>::type*>(place);
-    return found;
+    Pack<T, N> result;
+    result.bits = *reinterpret_cast<const typename Bits<sizeof(T) * N>::type*>(place);
+    return result;
 }
-template <int N, typename T> __device__ __forceinline__ void store(T* place, const Pack<T, N>& given) {
-    put(reinterpret_cast<typename Bits<sizeof(T) * N>::type*>(place), given.bits);
+template <int N, typename T> __device__ __forceinline__ void store(T* place, const Pack<T, N>& pack) {
+    put(reinterpret_cast<typename Bits<sizeof(T) * N>::type*>(place), pack.bits);
 }
 """
 
@@ -108,26 +108,26 @@ _CONDITIONS = {"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor"}
 
 
 @cache
-def kept(dtype: DType) -> str | None:
-    """The sources' type for elements of a dtype in memory; None where no kernel takes it."""
+def memory_type(dtype: DType) -> str | None:
+    """Return the sources' type for elements of a dtype in memory; None if no kernel supports it."""
     return KEPT.get(NAMES.get(dtype, ""))
 
 
-def computed_in(dtypes: Sequence[DType]) -> str | None:
-    """The type to compute in for arrays of these dtypes, ``double`` or ``float``; None where no kernel takes them."""
-    names = {kept(dtype) for dtype in dtypes}
+def compute_type(dtypes: Sequence[DType]) -> str | None:
+    """Return the computing type for arrays of these dtypes, ``double`` or ``float``; None if unsupported."""
+    names = {memory_type(dtype) for dtype in dtypes}
     if None in names or ("double" in names and len(names) > 1):
         return None
     return "double" if names == {"double"} else "float"
 
 
 def is_exact(outputs: Sequence[Expr], real: str) -> bool:
-    """Tell whether formulas are accurate when they are computed in this type."""
-    return real == "float" or not kinds(outputs) & _FLOAT_ONLY
+    """Return whether formulas are accurate when computed in this type."""
+    return real == "float" or not primitives(outputs) & _FLOAT_ONLY
 
 
 def constant(value: float, real: str) -> str:
-    """A number as a literal that is it to the last bit."""
+    """Return a literal that equals a number bit for bit."""
     if real == "float":
         value = _to_float(value)
     if math.isnan(value):
@@ -146,25 +146,25 @@ def _to_float(value: float) -> float:
 
 
 def lower(
-    outputs: Sequence[Expr], given: Mapping[Expr, str], real: str, name: str = "v"
+    outputs: Sequence[Expr], names: Mapping[Expr, str], real: str, name: str = "v"
 ) -> tuple[list[str], list[str]]:
-    """The statements that compute formulas, and what the results are called.
+    """Return the statements that compute formulas, and the names of the results.
 
     Args:
         outputs: the formulas.
-        given: what inputs, and what comes with the call, are called.
-        real: what to compute in.
-        name: begins the names of what is in between.
+        names: the names of inputs and of scalars of the call.
+        real: the computing type.
+        name: the prefix of the names of intermediate values.
     """
-    known, lines = dict(given), list[str]()
-    for expr in in_order(outputs, known):
+    names_, lines = dict(names), list[str]()
+    for expr in evaluation_order(outputs, names_):
         if expr.kind == "number":
-            known[expr] = constant(expr.value, real)
+            names_[expr] = constant(expr.value, real)
             continue
-        known[expr] = f"{name}{len(lines)}"
+        names_[expr] = f"{name}{len(lines)}"
         kind = "bool" if expr.kind in _CONDITIONS else real
-        lines.append(f"{kind} {known[expr]} = {_text(expr, [known[arg] for arg in expr.args], real)};")
-    return lines, [known[output] for output in outputs]
+        lines.append(f"{kind} {names_[expr]} = {_text(expr, [names_[arg] for arg in expr.args], real)};")
+    return lines, [names_[output] for output in outputs]
 
 
 def _text(expr: Expr, operands: Sequence[str], real: str) -> str:
@@ -176,21 +176,21 @@ def _text(expr: Expr, operands: Sequence[str], real: str) -> str:
 
 
 class Formulas:
-    """Formulas for arrays of given element types, to be written as C.
+    """Formulas for arrays of given element types, for C sources.
 
     Args:
         outputs: the formulas, of placeholders 0, 1, ...
-        dtypes: of the inputs and then of the outputs.
+        dtypes: the dtypes of the inputs, then of the outputs.
 
     Attributes:
-        is_exact: whether C computes them as precisely as the plain forward.
-        uniforms: what comes with each launch as a number.
+        is_exact: True if C computes them as precisely as the operator's forward.
+        uniforms: the scalars of each launch.
     """
 
     def __init__(self, outputs: Sequence[Expr], dtypes: Sequence[DType]) -> None:
-        real = computed_in(dtypes)
+        real = compute_type(dtypes)
         self.is_exact = real is not None and is_exact(outputs, real)
         self.uniforms = uniforms(outputs)
         self._outputs = outputs
         self._real = real or "float"
-        self._kept = [kept(dtype) for dtype in dtypes]
+        self._types = [memory_type(dtype) for dtype in dtypes]

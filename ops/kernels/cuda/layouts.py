@@ -1,4 +1,4 @@
-"""Memory layouts of images: C order, or channels (axis 1) innermost; and copies of images in any other layout."""
+"""Memory layouts of images: C order or channels (axis 1) innermost, and copies of images into these layouts."""
 
 from __future__ import annotations
 
@@ -12,57 +12,57 @@ Format = Literal["C", "channels last"]
 
 
 def strides_of(shape: Shape, form: Format) -> Shape:
-    """The strides of a dense array, counted in elements."""
+    """Return the strides of a dense array, in elements."""
     order = range(len(shape)) if form == "C" else (0, *range(2, len(shape)), 1)
-    made, step = [0] * len(shape), 1
+    strides, step = [0] * len(shape), 1
     for axis in reversed(list(order)):
-        made[axis] = step
+        strides[axis] = step
         step *= shape[axis]
-    return tuple(made)
+    return tuple(strides)
 
 
-def lies(array: Array, form: Format) -> bool:
-    """Tell whether an array is dense in this layout."""
+def has_layout(array: Array, form: Format) -> bool:
+    """Return whether an array is dense in this layout."""
     size = array.itemsize
-    wanted = strides_of(array.shape, form)
-    given = zip(array.shape, array.strides, wanted, strict=True)
-    return all(length == 1 or stride == step * size for length, stride, step in given)
+    expected_strides = strides_of(array.shape, form)
+    axes = zip(array.shape, array.strides, expected_strides, strict=True)
+    return all(length == 1 or stride == step * size for length, stride, step in axes)
 
 
 def format_of(arrays: Sequence[Array]) -> Format:
-    """The layout to compute in: channels-last if any of the arrays is dense in that layout alone, else C order."""
-    return "channels last" if any(lies(a, "channels last") and not lies(a, "C") for a in arrays) else "C"
+    """Return the layout to compute in: channels-last if an array is dense only in that layout, otherwise C order."""
+    return "channels last" if any(has_layout(a, "channels last") and not has_layout(a, "C") for a in arrays) else "C"
 
 
 def empty(xp: Any, shape: Shape, dtype: Any, form: Format) -> Array:
-    """A new array of this layout."""
+    """Return a new array with this layout."""
     if form == "C":
         return xp.empty(shape, dtype)
     rank = len(shape)
     return xp.empty((shape[0], *shape[2:], shape[1]), dtype).transpose(0, rank - 1, *range(1, rank - 1))
 
 
-def laid(xp: Any, array: Array, form: Format) -> Array:
-    """The array, or a copy of this layout."""
-    if lies(array, form):
+def in_layout(xp: Any, array: Array, form: Format) -> Array:
+    """Return the array, or a copy with this layout."""
+    if has_layout(array, form):
         return array
-    made = empty(xp, array.shape, array.dtype, form)
-    xp.copyto(made, array)
-    return made
+    copy = empty(xp, array.shape, array.dtype, form)
+    xp.copyto(copy, array)
+    return copy
 
 
-def planar(array: Array) -> Array:
-    """An array of sequences (batch, channels, length) as one of images that are 1 high; others as they are."""
+def as_images(array: Array) -> Array:
+    """Return sequences (batch, channels, length) as images of height 1; other arrays unchanged."""
     return array[:, :, None, :] if array.ndim == 3 else array
 
 
 def tensor(array: Array, form: Format) -> Tensor:
-    """The description of an array of this layout for cuDNN."""
+    """Return the description of an array of this layout for cuDNN."""
     return Tensor(array.shape, strides_of(array.shape, form), array.dtype)
 
 
-def plainly(op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    """The operator's plain forward, on copies in C order where an array lies otherwise."""
+def run_fallback(op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    """Run the operator's forward, on copies in C order of arrays with other layouts."""
     xp, count = run.xp, len(inputs) - len(op.auxiliary)
     results = [each if each.flags.c_contiguous else xp.empty(each.shape, each.dtype) for each in outputs]
     op.forward(run, [*map(xp.ascontiguousarray, inputs[:count]), *inputs[count:]], results)

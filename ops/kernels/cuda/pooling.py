@@ -1,7 +1,7 @@
-"""Pooling and its gradient: a thread for each element that is written, however images lie.
+"""Pooling and its gradient: one thread per written element, for any layout of images.
 
-The gradient asks for each element of the data which windows it counts in; in max pooling those in which it is the first
-of the greatest. So nothing is added up by several threads, and results are the same in every run.
+For each element of the data, the gradient iterates over the windows that contain it; in max pooling, only over those
+in which it is the first maximum. No two threads add to the same element, so results are the same in every run.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from flowmx.ops.kernels.cuda.elementwise_source import computed_in, kept
-from flowmx.ops.kernels.cuda.layouts import lies, plainly
-from flowmx.ops.kernels.cuda.program import Program, blocks_for
+from flowmx.ops.kernels.cuda.elementwise_source import compute_type, memory_type
+from flowmx.ops.kernels.cuda.layouts import has_layout, run_fallback
+from flowmx.ops.kernels.cuda.source_kernels import Program, blocks_for
 from flowmx.ops.nn.pooling import Pooling
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Array, Run, kernel
+from flowmx.ops.registry.kernels import kernel
+from flowmx.ops.registry.operators import Array, Run
 
 _FIELDS = [
     "int64 size", "int64 channels", "int64 data[3]", "int64 out[3]", "int64 kernel_[3]", "int64 stride[3]",
@@ -25,20 +26,20 @@ _WORDS = 3 + 5 * 3
 
 _COMMON = """
 typedef {real} real;
-typedef {kept} T;
+typedef {stored} T;
 
-// The place of element (example, channel, position) in memory.
+// The offset of element (sample, channel, position) in memory.
 __device__ __forceinline__ int64 at(const int64* step, int64 n, int64 c, const int* p) {
     return n * step[0] + c * step[1] + p[0] * step[2] + p[1] * step[3] + p[2] * step[4];
 }
-// From a running number to example, channel and position: what is innermost in memory runs fastest.
+// From a linear index to sample, channel and position: the innermost axis in memory varies fastest.
 __device__ __forceinline__ void place(const Args& a, const int64* length, int64 i, int64& n, int64& c, int* p) {
     if ({last}) { c = i % a.channels; i /= a.channels; }
     for (int axis = 2; axis >= 0; --axis) { p[axis] = (int)(i % length[axis]); i /= length[axis]; }
     if (!{last}) { c = i % a.channels; i /= a.channels; }
     n = i;
 }
-// Where a window begins and ends on an axis, and how many elements it averages over there.
+// The begin and end of a window on an axis, and the number of elements that it averages there.
 __device__ __forceinline__ int window(const Args& a, int axis, int w, int& low, int& high) {
     const int start = w * (int)a.stride[axis] - (int)a.pad[axis], stop = start + (int)a.kernel_[axis];
     low = max(start, 0);
@@ -114,11 +115,11 @@ _SHARE = {
     "avg": "result += widened(a.h[at(a.h_step, n, c, w)]) / (real)count;",
     "sum": "result += widened(a.h[at(a.h_step, n, c, w)]);",
 }
-_LEAST = {"float32": "-3.4028234663852886e38f", "float64": "-1.7976931348623157e308", "float16": "-65504.0f"}
+_LOWEST = {"float32": "-3.4028234663852886e38f", "float64": "-1.7976931348623157e308", "float16": "-65504.0f"}
 _TAKE = {"max": "if (x > result || x != x) result = x;", "avg": "result += x;", "sum": "result += x;"}
 
 
-def _filled(text: str, **parts: str) -> str:
+def _fill(text: str, **parts: str) -> str:
     for name, part in parts.items():
         text = text.replace(f"{{{name}}}", part)
     return text
@@ -126,27 +127,27 @@ def _filled(text: str, **parts: str) -> str:
 
 @cache
 def _program(kind: str, dtype: DType, last: bool, backward: bool) -> Program:
-    """The kernel for a kind of pooling."""
+    """Return the kernel for a kind of pooling."""
     names = (["h", "x", "o"] if kind == "max" else ["h"]) if backward else ["x"]
     fields = [
         *_FIELDS,
-        *[f"{kept(dtype)}* {name}" for name in (*names, "y")],
+        *[f"{memory_type(dtype)}* {name}" for name in (*names, "y")],
         *[f"int64 {n}_step[5]" for n in (*names, "y")],
     ]
-    real = computed_in([dtype]) or "float"
-    body = _filled(_COMMON, real=real, kept=kept(dtype) or "", last="true" if last else "false")
+    real = compute_type([dtype]) or "float"
+    body = _fill(_COMMON, real=real, stored=memory_type(dtype) or "", last="true" if last else "false")
     if backward:
-        body += _filled(
+        body += _fill(
             _BACKWARD, own=_OWN_MAX if kind == "max" else "", counts=_IF_FIRST if kind == "max" else _SHARE[kind]
         )
     else:
-        start = _LEAST.get(dtype.name, "-3.3895313892515355e38f") if kind == "max" else "0"
-        body += _filled(_FORWARD, start=start, take=_TAKE[kind], end="result /= (real)count;" if kind == "avg" else "")
+        start = _LOWEST.get(dtype.name, "-3.3895313892515355e38f") if kind == "max" else "0"
+        body += _fill(_FORWARD, start=start, take=_TAKE[kind], end="result /= (real)count;" if kind == "avg" else "")
     return Program(fields, f"{_WORDS + 6 * (len(names) + 1)}q", body)
 
 
 def _steps(op: Any, array: Array) -> list[int]:
-    """The steps from example to example, channel to channel, and along three spatial axes, in elements."""
+    """Return the strides of sample, channel and three spatial axes, in elements."""
     steps = [stride // array.itemsize for stride in array.strides]
     if op.channels_last:
         steps.insert(1, steps.pop())
@@ -154,26 +155,26 @@ def _steps(op: Any, array: Array) -> list[int]:
 
 
 def _pool(op: Any, run: Run, arrays: Sequence[Array], data: Array, out: Array, backward: bool) -> bool:
-    """Launch the kernel of a pooling; False, and nothing is done, where there is none.
+    """Launch the kernel of a pooling; return False, without effect, if it is unsupported.
 
     Args:
         op: the operator.
-        run: what a forward may ask for.
-        arrays: what the kernel reads, then what it writes.
-        data: what lies as the data do.
-        out: what lies as the result does.
-        backward: whether it is the gradient.
+        run: the context of the forward.
+        arrays: the arrays that the kernel reads, then the array that it writes.
+        data: an array with the data's shape and layout.
+        out: an array with the result's shape and layout.
+        backward: True for the gradient.
     """
     target = arrays[-1]
-    fits = op.pool_type in _TAKE and kept(target.dtype) is not None and data.size and out.size
-    if not fits or any(each.dtype != target.dtype for each in arrays):
+    is_supported = op.pool_type in _TAKE and memory_type(target.dtype) is not None and data.size and out.size
+    if not is_supported or any(each.dtype != target.dtype for each in arrays):
         return False
     lines = op.lines(op.spatial(data.shape), op.spatial(out.shape))
     front = 3 - len(lines)
     pads = [[1] * front + [getattr(line, name) for line in lines] for name in ("length", "windows", "kernel", "stride")]
     pad = [0] * front + [line.pad for line in lines]
     channels = data.shape[-1 if op.channels_last else 1]
-    last = op.channels_last or (not lies(target, "C") and target.ndim > 2 and lies(target, "channels last"))
+    last = op.channels_last or (not has_layout(target, "C") and target.ndim > 2 and has_layout(target, "channels last"))
     program = _program(op.pool_type, target.dtype, last, backward)
     numbers = [number for each in (*pads, pad) for number in each]
     steps = [step for each in arrays for step in _steps(op, each)]
@@ -184,15 +185,15 @@ def _pool(op: Any, run: Run, arrays: Sequence[Array], data: Array, out: Array, b
 
 @kernel("gpu", "Pooling")
 def pooling(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    """The forward."""
+    """Compute the forward."""
     if not _pool(op, run, [inputs[0], outputs[0]], inputs[0], outputs[0], backward=False):
-        plainly(op, run, inputs, outputs)
+        run_fallback(op, run, inputs, outputs)
 
 
 @kernel("gpu", "_backward_Pooling")
 def pooling_gradient(op: Pooling, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    """The gradient of the data."""
+    """Compute the gradient of the data."""
     head, data, output = inputs
     reads = [head, data, output] if op.pool_type == "max" else [head]
     if not _pool(op, run, [*reads, outputs[0]], data, head, backward=True):
-        plainly(op, run, inputs, outputs)
+        run_fallback(op, run, inputs, outputs)

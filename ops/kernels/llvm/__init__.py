@@ -1,10 +1,11 @@
-"""Fused loops for the CPU: a small compiler from formulas to machine code, and the kernels made with it.
+"""Fused loops for the CPU: a small compiler from formulas to machine code, and the kernels that it compiles.
 
-From the ground up: ``functions`` (exp, log, erf, ... as formulas of :mod:`flowmx.ops.formulas.expressions`);
-``code`` (LLVM's assembly) and ``lowering`` (from the one to the other); ``compiler`` (to machine code, with a
-cache on disk), ``program`` (at the first use, away from event loops) and ``team``; ``elementwise``,
-``walks`` and ``rows`` (a formula as a kernel). The tables are in the other modules, which register their kernels
-when this is imported. Nothing here is compiled, and llvmlite is not imported, before the first big array comes.
+From the bottom up: ``math_functions`` (exp, log, erf, ... as formulas of :mod:`flowmx.ops.formulas.expressions`);
+``assembly`` (writes LLVM assembly) and ``lowering`` (from formulas to assembly); ``compiler`` (to machine code, with a
+cache on disk), ``background_compilation`` (at the first use, outside event loops) and ``team`` (threads);
+``elementwise``, ``walks`` and ``row_loops`` (a formula as a kernel). The other modules hold the tables of operators and
+register their kernels when this package is imported. llvmlite is imported, and anything compiled, only when the first
+big array comes.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from __future__ import annotations
 from flowmx.ops.kernels.llvm import (
     attention,
     casts,
-    cells,
     chain,
     formulas,
     gather,
     normalization,
     optimizers,
     recurrent,
+    recurrent_cells,
     reductions,
     region_averages,
     resizing,
@@ -29,13 +30,13 @@ from flowmx.ops.kernels.llvm import (
 __all__ = [
     "attention",
     "casts",
-    "cells",
     "chain",
     "formulas",
     "gather",
     "normalization",
     "optimizers",
     "recurrent",
+    "recurrent_cells",
     "reductions",
     "region_averages",
     "resizing",

@@ -1,8 +1,8 @@
-"""Attention on a CPU, some queries at a time: their products with all keys stay in the cache, and none is kept.
+"""Attention on a CPU, a block of queries at a time: their products with all keys stay in the cache and are not stored.
 
-Memory follows the length, not its square. The gradient computes the products again, and weights from the logarithm of
-each row's sum (Dao, "FlashAttention-2", 2023). Factors may be of 16 bits, where the processor multiplies them; what is
-summed is float32.
+Memory grows with the length, not its square. The gradient recomputes the products, and the weights from the logarithm
+of each row's sum (Dao, "FlashAttention-2", 2023). Factors may have 16 bits if the processor supports such
+products; sums are float32.
 """
 
 from __future__ import annotations
@@ -15,32 +15,33 @@ import numpy as np
 
 from flowmx.ops.compiled.fused_attention import BackwardFusedAttention, FusedAttention
 from flowmx.ops.formulas.expressions import Expr, Parameters
-from flowmx.ops.kernels.llvm.rows import Kind, Row, Rows
+from flowmx.ops.kernels.llvm.row_loops import Kind, Row, Rows
 from flowmx.ops.kernels.llvm.softmax import computed
-from flowmx.ops.math.products import has_product, summed
-from flowmx.ops.math.reduce import wide
+from flowmx.ops.math.matmul import has_mixed_product, matmul_mixed
+from flowmx.ops.math.reduce import widen
 from flowmx.ops.nn.common import scratch
 from flowmx.ops.registry.dtypes import FLOAT32, DType
-from flowmx.ops.registry.operators import Array, Run, kernel
+from flowmx.ops.registry.kernels import kernel
+from flowmx.ops.registry.operators import Array, Run
 
-LEAST = 1 << 18
-"""Pairs of a query and a key of one head from which the products are not kept: fewer take little memory."""
+MIN_PAIRS = 1 << 18
+"""The minimum number of query-key pairs of a head for these kernels; the products of fewer need little memory."""
 _BLOCK = 1 << 19
-"""Products to have at a time, about."""
+"""The approximate number of products in a block."""
 _QUERIES = 256
-"""Queries to look at at a time, at least: matrix products of fewer are slower."""
+"""The minimum number of queries in a block; smaller matrix products are slower."""
 
 
 def takes(dtype: DType, pairs: int) -> bool:
-    """Tell whether attention on so many pairs of vectors of a dtype is better computed so."""
-    return _computes(dtype) and pairs >= LEAST
+    """Return whether these loops are faster for this number of query-key pairs of a dtype."""
+    return _computes(dtype) and pairs >= MIN_PAIRS
 
 
 def _computes(dtype: DType) -> bool:
-    return dtype == FLOAT32 or (has_product("cpu", dtype) and computed(dtype))
+    return dtype == FLOAT32 or (has_mixed_product("cpu", dtype) and computed(dtype))
 
 
-class _Scaled(NamedTuple):
+class _Scaling(NamedTuple):
     scaling: float
 
 
@@ -48,8 +49,8 @@ class _Scaled(NamedTuple):
 def _forward_rows(biased: bool) -> Rows:
     def formula(p: Parameters, row: Row, x: Expr, *bias: Expr) -> list[Expr]:
         scores = x * p.scaling
-        for each in bias:
-            scores = scores + each
+        for term in bias:
+            scores = scores + term
         top = row.max(scores)
         e = row.keep(0, row.exp(scores - top))
         total = row.sum(e)
@@ -60,41 +61,41 @@ def _forward_rows(biased: bool) -> Rows:
 
 @cache
 def _backward_rows(biased: bool) -> Rows:
-    def formula(p: Parameters, row: Row, x: Expr, of_weights: Expr, *rest: Expr) -> list[Expr]:
-        *bias, stats, along = rest
+    def formula(p: Parameters, row: Row, x: Expr, grad_weights: Expr, *rest: Expr) -> list[Expr]:
+        *bias, stats, grad_dot_out = rest
         scores = x * p.scaling
-        for each in bias:
-            scores = scores + each
+        for term in bias:
+            scores = scores + term
         weights = row.exp(scores - stats)
-        return [weights, weights * (of_weights - along) * p.scaling]
+        return [weights, weights * (grad_weights - grad_dot_out) * p.scaling]
 
-    # A row is a key's: two of the three products with these then take them as they lie.
+    # One row per key: two of the three products then need no transposition.
     return Rows(Kind(full=2 + biased, columns=2, outputs=2), formula)
 
 
 class _Head(NamedTuple):
-    """One head of one example: its arrays, and its place among all."""
+    """One head of one sample: its arrays and its position."""
 
     queries: Array
     keys: Array
     values: Array
-    place: tuple[int, int]
+    position: tuple[int, int]
 
 
 def _heads(op: Any, inputs: Sequence[Array]) -> Iterator[_Head]:
     views = op.views(inputs)
-    for place in np.ndindex(views[0].shape[:2]):
-        queries, keys, values = (np.ascontiguousarray(view[place]) for view in views)
-        yield _Head(queries, keys, values, (place[0], place[1]))
+    for index in np.ndindex(views[0].shape[:2]):
+        queries, keys, values = (np.ascontiguousarray(view[index]) for view in views)
+        yield _Head(queries, keys, values, (index[0], index[1]))
 
 
 def _bias(op: Any, inputs: Sequence[Array], head: _Head, part: slice) -> list[Array]:
-    """Numbers to add to some rows of a head's products, if any."""
+    """Return the bias of some rows of a head's products, if any."""
     if not op.biased:
         return []
     bias = inputs[-1]
-    example, number = (at if count > 1 else 0 for at, count in zip(head.place, bias.shape[:2], strict=True))
-    return [bias[example, number, part]]
+    sample, number = (index if count > 1 else 0 for index, count in zip(head.position, bias.shape[:2], strict=True))
+    return [bias[sample, number, part]]
 
 
 def _parts(queries: int, keys: int) -> Iterator[slice]:
@@ -104,13 +105,13 @@ def _parts(queries: int, keys: int) -> Iterator[slice]:
 
 
 def _memory(run: Run, slot: str, *shape: int, dtype: DType = FLOAT32) -> Array:
-    """Memory for the products of some queries."""
+    """Return memory for the products of a block of queries."""
     return scratch(run, f"attention's {slot}", shape, dtype)
 
 
-def _factor(run: Run, slot: str, summed: Array, dtype: DType) -> Array:
-    """Memory for what follows from sums, to be multiplied again: their own in float32."""
-    return summed if dtype == FLOAT32 else _memory(run, slot, *summed.shape, dtype=dtype)
+def _factor(run: Run, slot: str, sums: Array, dtype: DType) -> Array:
+    """Return memory for a factor computed from sums; in float32 it is the memory of the sums."""
+    return sums if dtype == FLOAT32 else _memory(run, slot, *sums.shape, dtype=dtype)
 
 
 def _suits(inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
@@ -118,70 +119,67 @@ def _suits(inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
     return _computes(dtype) and all(array.dtype in (dtype, FLOAT32) for array in (*inputs, *outputs))
 
 
-@kernel("cpu", "_fused_attention")
-def attention(op: FusedAttention, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    """The forward."""
-    rows, out, dtype = _forward_rows(op.biased), op.facing(outputs[0]), inputs[0].dtype
-    if not _suits(inputs, outputs) or not rows.is_ready():
-        op.forward(run, inputs, outputs)
-        return
-    for head in _heads(op, inputs):
-        made = np.empty((len(head.queries), head.values.shape[1]), np.float32)
-        stats = np.empty((len(head.queries), 1), np.float32)
-        for part in _parts(len(head.queries), len(head.keys)):
-            scores = _memory(run, "scores", part.stop - part.start, len(head.keys))
-            summed(run, head.queries[part], head.keys.T, scores)
-            given = [scores, *map(np.ascontiguousarray, _bias(op, inputs, head, part))]
-            weights = _factor(run, "weights", scores, dtype)
-            if not rows.run(_Scaled(op.scale), (*scores.shape, 1), given, [weights, stats[part]]):
-                op.forward(run, inputs, outputs)
-                return
-            summed(run, weights, head.values, made[part])
-        out[head.place] = made
-        if op.differentiable:
-            outputs[1][head.place] = stats
-
-
-@kernel("cpu", "_backward_fused_attention")
-def backward(op: BackwardFusedAttention, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    """The gradients."""
-    rows, dtype = _backward_rows(op.biased), inputs[3].dtype
-    if not _suits(inputs, outputs) or not rows.is_ready():
-        op.forward(run, inputs, outputs)
-        return
-    heads, outs, stats, made = op.facing(inputs[0]), op.facing(inputs[1]), inputs[2], op.views(outputs)
-    for head in _heads(op, inputs[3:]):
-        of_out, out = (np.ascontiguousarray(each[head.place]) for each in (heads, outs))
-        along = np.einsum("ij,ij->i", wide(of_out), wide(out))
-        of_row = np.ascontiguousarray(stats[head.place][:, 0])
-        of_queries, keys = np.empty(head.queries.shape, FLOAT32), np.ascontiguousarray(head.keys.T)
-        of_keys, of_values, more_keys, more_values = (
-            np.zeros(each.shape, FLOAT32) for each in (head.keys, head.values) * 2
-        )
-        for part in _parts(len(head.queries), len(head.keys)):
-            shape = (len(head.keys), part.stop - part.start)
-            scores, gradient = (_memory(run, slot, *shape) for slot in ("scores", "gradient"))
-            summed(run, head.keys, head.queries[part].T, scores)
-            summed(run, head.values, of_out[part].T, gradient)
-            bias = [np.ascontiguousarray(each.T) for each in _bias(op, inputs, head, part)]
-            given = [scores, gradient, *bias, of_row[part], along[part]]
-            weights, of_scores = _factor(run, "weights", scores, dtype), _factor(run, "of scores", gradient, dtype)
-            if not rows.run(_Scaled(op.scale), (*shape, 1), given, [weights, of_scores]):
-                op.forward(run, inputs, outputs)
-                return
-            turned = _memory(run, "queries", len(keys), shape[1])
-            summed(run, keys, of_scores, turned)
-            of_queries[part] = turned.T
-            summed(run, of_scores, head.queries[part], more_keys)
-            summed(run, weights, of_out[part], more_values)
-            of_keys += more_keys
-            of_values += more_values
-        for view, each in zip(made, (of_queries, of_keys, of_values), strict=True):
-            view[head.place] = each
-
-
 def _takes(op: Any, dtype: DType) -> bool:
     return _computes(dtype)
 
 
-attention.takes = backward.takes = _takes  # type: ignore[attr-defined]
+@kernel("cpu", "_fused_attention", takes=_takes)
+def attention(op: FusedAttention, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    """Compute the output, and the statistics of the rows for the gradient."""
+    rows, out, dtype = _forward_rows(op.biased), op.heads_first(outputs[0]), inputs[0].dtype
+    if not _suits(inputs, outputs) or not rows.is_ready():
+        op.forward(run, inputs, outputs)
+        return
+    for head in _heads(op, inputs):
+        sums = np.empty((len(head.queries), head.values.shape[1]), np.float32)
+        stats = np.empty((len(head.queries), 1), np.float32)
+        for part in _parts(len(head.queries), len(head.keys)):
+            scores = _memory(run, "scores", part.stop - part.start, len(head.keys))
+            matmul_mixed(run, head.queries[part], head.keys.T, scores)
+            arrays = [scores, *map(np.ascontiguousarray, _bias(op, inputs, head, part))]
+            weights = _factor(run, "weights", scores, dtype)
+            if not rows.run(_Scaling(op.scale), (*scores.shape, 1), arrays, [weights, stats[part]]):
+                op.forward(run, inputs, outputs)
+                return
+            matmul_mixed(run, weights, head.values, sums[part])
+        out[head.position] = sums
+        if op.differentiable:
+            outputs[1][head.position] = stats
+
+
+@kernel("cpu", "_backward_fused_attention", takes=_takes)
+def backward(op: BackwardFusedAttention, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    """Compute the gradients."""
+    rows, dtype = _backward_rows(op.biased), inputs[3].dtype
+    if not _suits(inputs, outputs) or not rows.is_ready():
+        op.forward(run, inputs, outputs)
+        return
+    heads, outs, stats, grads = op.heads_first(inputs[0]), op.heads_first(inputs[1]), inputs[2], op.views(outputs)
+    for head in _heads(op, inputs[3:]):
+        grad_out, out = (np.ascontiguousarray(array[head.position]) for array in (heads, outs))
+        grad_dot_out = np.einsum("ij,ij->i", widen(grad_out), widen(out))
+        row_stats = np.ascontiguousarray(stats[head.position][:, 0])
+        grad_queries, keys = np.empty(head.queries.shape, FLOAT32), np.ascontiguousarray(head.keys.T)
+        grad_keys, grad_values, part_keys, part_values = (
+            np.zeros(array.shape, FLOAT32) for array in (head.keys, head.values) * 2
+        )
+        for part in _parts(len(head.queries), len(head.keys)):
+            shape = (len(head.keys), part.stop - part.start)
+            scores, gradient = (_memory(run, slot, *shape) for slot in ("scores", "gradient"))
+            matmul_mixed(run, head.keys, head.queries[part].T, scores)
+            matmul_mixed(run, head.values, grad_out[part].T, gradient)
+            bias = [np.ascontiguousarray(rows_bias.T) for rows_bias in _bias(op, inputs, head, part)]
+            arrays = [scores, gradient, *bias, row_stats[part], grad_dot_out[part]]
+            weights, grad_scores = _factor(run, "weights", scores, dtype), _factor(run, "grad scores", gradient, dtype)
+            if not rows.run(_Scaling(op.scale), (*shape, 1), arrays, [weights, grad_scores]):
+                op.forward(run, inputs, outputs)
+                return
+            transposed = _memory(run, "queries", len(keys), shape[1])
+            matmul_mixed(run, keys, grad_scores, transposed)
+            grad_queries[part] = transposed.T
+            matmul_mixed(run, grad_scores, head.queries[part], part_keys)
+            matmul_mixed(run, weights, grad_out[part], part_values)
+            grad_keys += part_keys
+            grad_values += part_values
+        for view, grad in zip(grads, (grad_queries, grad_keys, grad_values), strict=True):
+            view[head.position] = grad

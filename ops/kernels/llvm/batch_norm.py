@@ -1,6 +1,6 @@
-"""BatchNorm with its gradient: in C order each channel is a row that goes on in every example.
+"""BatchNorm with its gradient: in C order each channel is a row that continues in every sample.
 
-Arrays with their channels last in memory are seen as (rows, channels), with loops of their own.
+Arrays with their channels last in memory are matrices (rows, channels), with separate loops.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import numpy as np
 
 from flowmx.ops.formulas.expressions import Expr, maximum, sqrt
 from flowmx.ops.kernels.llvm import channels_last
-from flowmx.ops.kernels.llvm.rows import Kind, Row, Rows
-from flowmx.ops.kernels.llvm.softmax import LEAST, around, suits
-from flowmx.ops.math.reduce import wide
+from flowmx.ops.kernels.llvm.row_loops import Kind, Row, Rows
+from flowmx.ops.kernels.llvm.softmax import MIN_SIZE, around, suits
+from flowmx.ops.math.reduce import widen
 from flowmx.ops.registry.operators import Array, Run, Shape
 
 
@@ -31,12 +31,12 @@ def _by_batch_relu(p: Any, row: Row, x: Expr, gamma: Expr, beta: Expr) -> tuple[
     return maximum(out, 0.0), *statistics
 
 
-def _given(p: Any, row: Row, x: Expr, gamma: Expr, beta: Expr, mean: Expr, inverse: Expr) -> Expr:
+def _global(p: Any, row: Row, x: Expr, gamma: Expr, beta: Expr, mean: Expr, inverse: Expr) -> Expr:
     return (x - mean) * (inverse * gamma) + beta
 
 
-def _given_relu(p: Any, row: Row, *inputs: Expr) -> Expr:
-    return maximum(_given(p, row, *inputs), 0.0)
+def _global_relu(p: Any, row: Row, *inputs: Expr) -> Expr:
+    return maximum(_global(p, row, *inputs), 0.0)
 
 
 def _backward(p: Any, row: Row, head: Expr, x: Expr, gamma: Expr, mean: Expr, inverse: Expr) -> tuple[Expr, ...]:
@@ -45,7 +45,7 @@ def _backward(p: Any, row: Row, head: Expr, x: Expr, gamma: Expr, mean: Expr, in
     return (head - across / row.length - (x - mean) * slope) * (inverse * gamma), along * inverse, across
 
 
-def _backward_given(p: Any, row: Row, head: Expr, x: Expr, gamma: Expr, mean: Expr, inverse: Expr) -> tuple[Expr, ...]:
+def _backward_global(p: Any, row: Row, head: Expr, x: Expr, gamma: Expr, mean: Expr, inverse: Expr) -> tuple[Expr, ...]:
     along, across = row.sums(head * (x - mean), head)
     return head * (inverse * gamma), along * inverse, across
 
@@ -54,27 +54,27 @@ _FORWARD = {
     # (by the batch's statistics, with a ReLU)
     (True, False): Rows(Kind(singles=2, results=3), _by_batch),
     (True, True): Rows(Kind(singles=2, results=3), _by_batch_relu),
-    (False, False): Rows(Kind(singles=4), _given),
-    (False, True): Rows(Kind(singles=4), _given_relu),
+    (False, False): Rows(Kind(singles=4), _global),
+    (False, True): Rows(Kind(singles=4), _global_relu),
 }
 _BACKWARD = {
     True: Rows(Kind(full=2, singles=3, results=2), _backward),
-    False: Rows(Kind(full=2, singles=3, results=2), _backward_given),
+    False: Rows(Kind(full=2, singles=3, results=2), _backward_global),
 }
 
 
 def _fits(*arrays: Array) -> bool:
-    return arrays[0].size >= LEAST and suits(*arrays)
+    return arrays[0].size >= MIN_SIZE and suits(*arrays)
 
 
-def _seen(shape: Shape, axis: int) -> dict[str, Any]:
-    """The channels as rows, in parts that are neighbours."""
+def _row_shape(shape: Shape, axis: int) -> dict[str, Any]:
+    """Return the arguments of a row kernel that treats each channel as a row of several parts."""
     before, channels, after = around(shape, axis)
     return {"shape": (channels, after, 1), "parts": before}
 
 
 def _as_matrix(array: Array, axis: int) -> Array | None:
-    """An array as (rows, channels), in place; None where its channels are not the last in memory."""
+    """View an array as (rows, channels); return None if its channels are not last in memory."""
     moved = np.moveaxis(array, axis, -1)
     if (
         not moved.flags.c_contiguous
@@ -86,8 +86,8 @@ def _as_matrix(array: Array, axis: int) -> Array | None:
 
 
 def _as_matrices(op: Any, *arrays: Array) -> list[Array] | None:
-    found = [matrix for array in arrays if (matrix := _as_matrix(array, op.axis)) is not None]
-    return found if len(found) == len(arrays) else None
+    matrices = [matrix for array in arrays if (matrix := _as_matrix(array, op.axis)) is not None]
+    return matrices if len(matrices) == len(arrays) else None
 
 
 def _wide(vector: Array) -> Array:
@@ -114,13 +114,13 @@ def _by_columns(
         return False
     mean[...], inverse[...], from_batch[...] = average, std, batch
     if batch:
-        op.follow(moving_mean, average)
-        op.follow(moving_var, var)
+        op.update_moving(moving_mean, average)
+        op.update_moving(moving_var, var)
     return True
 
 
 def forward(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array], relu: bool = False) -> bool:
-    """Compute BatchNorm; False where it cannot (yet)."""
+    """Compute BatchNorm; return False if unsupported or not compiled yet."""
     data, gamma, beta, moving_mean, moving_var = inputs
     out, mean, inverse, from_batch = outputs
     matrices = _as_matrices(op, data, out)
@@ -133,20 +133,20 @@ def forward(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]
     rows, var = _FORWARD[batch, relu], np.empty_like(mean)
     if not batch:
         mean[...] = moving_mean
-        np.divide(1, np.sqrt(wide(moving_var) + inverse.dtype.type(op.eps)), out=inverse)
-    given = [data, scale, beta] if batch else [data, scale, beta, mean, inverse]
-    made = [out, mean, inverse, var] if batch else [out]
-    if not rows.run(op, inputs=given, outputs=made, **_seen(data.shape, op.axis)):
+        np.divide(1, np.sqrt(widen(moving_var) + inverse.dtype.type(op.eps)), out=inverse)
+    inputs_ = [data, scale, beta] if batch else [data, scale, beta, mean, inverse]
+    results = [out, mean, inverse, var] if batch else [out]
+    if not rows.run(op, inputs=inputs_, outputs=results, **_row_shape(data.shape, op.axis)):
         return False
     if batch:
-        op.follow(moving_mean, mean)
-        op.follow(moving_var, var)
+        op.update_moving(moving_mean, mean)
+        op.update_moving(moving_var, var)
     from_batch[...] = batch
     return True
 
 
 def backward(op: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
-    """Compute BatchNorm's gradients; False where it cannot (yet)."""
+    """Compute BatchNorm's gradients; return False if unsupported or not compiled yet."""
     head, data, gamma, mean, inverse = inputs[:5]
     out, gamma_grad, beta_grad = outputs
     scale = np.ones_like(gamma) if op.fix_gamma else gamma
@@ -160,5 +160,5 @@ def backward(op: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool
     if not _fits(head, data, out, gamma, mean):
         return False
     rows = _BACKWARD[op.over_batch(inputs)]
-    given = [head, data, scale, mean, inverse]
-    return rows.run(op, inputs=given, outputs=[out, gamma_grad, beta_grad], **_seen(data.shape, op.axis))
+    arrays = [head, data, scale, mean, inverse]
+    return rows.run(op, inputs=arrays, outputs=[out, gamma_grad, beta_grad], **_row_shape(data.shape, op.axis))

@@ -1,4 +1,4 @@
-"""Casts between float32, float16 and bfloat16, which NumPy makes number by number."""
+"""Casts between float32, float16 and bfloat16, which NumPy computes one number at a time."""
 
 from __future__ import annotations
 
@@ -8,29 +8,30 @@ from functools import cache, partial
 from typing import Any
 
 from flowmx.ops.kernels.llvm import team
-from flowmx.ops.kernels.llvm.code import Code, Real
+from flowmx.ops.kernels.llvm.assembly import Code, Real
+from flowmx.ops.kernels.llvm.background_compilation import Program
 from flowmx.ops.kernels.llvm.elementwise import TASK, WORTH_A_THREAD_NS, real_of
-from flowmx.ops.kernels.llvm.program import Program
-from flowmx.ops.math.conversion import caster
-from flowmx.ops.registry.operators import Array, Operator, Run, kernel
+from flowmx.ops.math.conversion import cast_kernel
+from flowmx.ops.registry.kernels import kernel
+from flowmx.ops.registry.operators import Array, Operator, Run
 
-_LEAST = 1024
-"""Elements below which NumPy is as fast."""
+_MIN_SIZE = 1024
+"""NumPy is as fast below this number of elements."""
 _NS = 1 / 16
-"""Nanoseconds that an element takes, about."""
+"""The approximate time per element, in nanoseconds."""
 
 _pack = struct.Struct("6q").pack
 
 
 def _write(source: Real, target: Real, features: frozenset[str]) -> str:
     code = Code(source, features)
-    size, share, given, made = code.word(), code.word(), code.array(source), code.array(target)
+    size, share, source_array, target_array = code.word(), code.word(), code.array(source), code.array(target)
     with code.tasks() as task:
         start = code.times(task, share)
         stop = code.least(code.plus(start, share), size)
 
         def body(index: Any, mask: Any) -> None:
-            code.store(code.load(given, index, mask), made, index, mask)
+            code.store(code.load(source_array, index, mask), target_array, index, mask)
 
         code.strips(start, stop, body)
     return code.finish()
@@ -38,18 +39,18 @@ def _write(source: Real, target: Real, features: frozenset[str]) -> str:
 
 @cache
 def _program(source: Any, target: Any) -> Program | None:
-    """The loop from one element type to another; None where there is none."""
-    given, made = real_of(source), real_of(target)
-    if given is None or made is None or not given.name == made.name == "float":
+    """Return the loop from one element type to another, or None."""
+    source_real, target_real = real_of(source), real_of(target)
+    if source_real is None or target_real is None or not source_real.name == target_real.name == "float":
         return None
-    return Program(partial(_write, given, made))
+    return Program(partial(_write, source_real, target_real))
 
 
-@caster("cpu")
+@cast_kernel("cpu")
 def copy(source: Array, out: Array) -> bool:
-    """Copy an array as another element type; False where no loop can."""
+    """Copy an array with a conversion of its element type; return False if no loop supports it."""
     size = out.size
-    if size < _LEAST or source.shape != out.shape or source.dtype == out.dtype or not _alike(source, out):
+    if size < _MIN_SIZE or source.shape != out.shape or source.dtype == out.dtype or not _alike(source, out):
         return False
     program = _program(source.dtype, out.dtype)
     compiled = None if program is None else program.compiled or program.get()
@@ -57,12 +58,13 @@ def copy(source: Array, out: Array) -> bool:
         return False
     threads = team.count() if size * _NS > WORTH_A_THREAD_NS else 1
     share = size if threads == 1 else max(TASK, size // (8 * threads) // 1024 * 1024)
-    team.run(compiled, _pack(0, -(-size // share), size, share, id(source), id(out)), threads)
+    words = _pack(0, -(-size // share), size, share, id(source), id(out))
+    team.run(compiled, words, threads, (source, out))
     return True
 
 
 def _alike(source: Array, out: Array) -> bool:
-    """Tell whether two arrays are dense with the same order of axes."""
+    """Return whether two arrays are dense with the same order of axes."""
     if source.flags.c_contiguous and out.flags.c_contiguous:
         return True
     one, other = ([step // each.itemsize for step in each.strides] for each in (source, out))
@@ -81,4 +83,4 @@ def _cast(op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Arr
 
 
 for _name in ("Cast", "amp_cast", "_cast_like"):
-    kernel("cpu", _name)(_cast)
+    kernel("cpu", _name, only_native=True)(_cast)

@@ -1,6 +1,6 @@
 """BatchNorm with its gradient on arrays with their channels last, seen as (rows, channels).
 
-Each task takes some rows, few enough for a core's cache, and leaves sums of its own. Mean and variance come of them by
+Each task takes some rows, few enough for a core's cache, and stores separate sums. Mean and variance come of them by
 Chan, Golub and LeVeque's formula ("Updating formulae and a pairwise algorithm for computing sample variances", 1979),
 so that memory is read once for both. Nobody waits for another thread inside of a call: where the cores are busy with
 other work, oneDNN's barriers took fifty times as long.
@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from flowmx.ops.kernels.llvm import team
-from flowmx.ops.kernels.llvm.code import BFLOAT, FLOAT, HALF, Code, Real, Value
-from flowmx.ops.kernels.llvm.program import Program
+from flowmx.ops.kernels.llvm.assembly import BFLOAT, FLOAT, HALF, Code, Real, Value
+from flowmx.ops.kernels.llvm.background_compilation import Program
 from flowmx.ops.registry.operators import Array
 
 _TASK_BYTES = 1 << 18
@@ -228,8 +228,8 @@ def _programs(data: Array, *writers: Any) -> list[Any] | None:
     if real is None:
         return None
     side_by_side = _SIDE_BY_SIDE * (1 + (data.shape[1] >= _WIDE))
-    found = [_program(write, real, side_by_side).get() for write in writers]
-    return None if None in found else found
+    programs = [_program(write, real, side_by_side).get() for write in writers]
+    return None if None in programs else programs
 
 
 def moments(data: Array, mean: Array, var: Array) -> bool:
@@ -240,12 +240,12 @@ def moments(data: Array, mean: Array, var: Array) -> bool:
         mean: float32 (channels,), written.
         var: likewise.
     """
-    found = _programs(data, _moments)
-    if found is None:
+    programs = _programs(data, _moments)
+    if programs is None:
         return False
     matrix = _Matrix(data.shape)
     means, squares = matrix.partial(), matrix.partial()
-    matrix.run(found[0], [data], [means, squares])
+    matrix.run(programs[0], [data], [means, squares])
     if matrix.parts == 1:
         mean[...] = means[0]
         np.divide(squares[0], np.float32(matrix.rows), out=var)
@@ -270,11 +270,11 @@ def apply(data: Array, out: Array, mean: Array, scale: Array, beta: Array, relu:
         beta: likewise.
         relu: apply a ReLU.
     """
-    found = _programs(data, _APPLY[relu]) if out.dtype == data.dtype else None
-    if found is not None:
+    programs = _programs(data, _APPLY[relu]) if out.dtype == data.dtype else None
+    if programs is not None:
         matrix = _Matrix(data.shape)
-        matrix.run(found[0], [data, out], matrix.columns([mean, scale, beta]))
-    return found is not None
+        matrix.run(programs[0], [data, out], matrix.columns([mean, scale, beta]))
+    return programs is not None
 
 
 def backward(
@@ -294,10 +294,10 @@ def backward(
         beta_grad: likewise, written.
         batch: the statistics were the batch's.
     """
-    found = _programs(data, _backward_sums, _backward_apply) if head.dtype == out.dtype == data.dtype else None
-    if found is None:
+    programs = _programs(data, _backward_sums, _backward_apply) if head.dtype == out.dtype == data.dtype else None
+    if programs is None:
         return False
-    sums, rest = found
+    sums, rest = programs
     matrix = _Matrix(data.shape)
     along, across = matrix.partial(), matrix.partial()
     matrix.run(sums, [head, data], [*matrix.columns([mean]), along, across])

@@ -1,9 +1,9 @@
-"""From LLVM's assembly to functions in memory, by llvmlite, with a cache of machine code on disk.
+"""Compile LLVM assembly to functions in memory with llvmlite, and cache the machine code on disk.
 
-llvmlite is imported at the first compilation. A program whose functions are all in the cache does without it; what LLVM
-knows of the machine is kept there too. To choose and order instructions well takes LLVM five times as long as
-to do it plainly. The first call of a function gets plain code (:func:`compile_plainly`), which gives the same bits, but
-for the signs of NaNs: the text says what is rounded, and in what order.
+llvmlite is imported at the first compilation. A program whose functions are all in the cache never imports it; what
+LLVM reports about the machine is cached too. Optimized code takes LLVM five times as long as baseline code. The
+first call of a function gets baseline code (:func:`compile_baseline`), which gives the same bits, except for the signs
+of NaNs: the text fixes the roundings and their order.
 
 A file of the cache (:mod:`flowmx.disk_cache`) is named by a digest of the text, LLVM's version, the processor and its
 features.
@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 import marshal
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
@@ -24,31 +23,33 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flowmx import disk_cache
-from flowmx.ops.kernels.llvm import objects
-from flowmx.ops.kernels.llvm.code import DATA
+from flowmx import disk_cache, forks
+from flowmx.ops.kernels.llvm import object_files
+from flowmx.ops.kernels.llvm.assembly import DATA
 
 Function = Callable[[bytes], None]
 _PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_char_p)  # releases the interpreter's lock
 _PASSES = ("sroa", "simplify_cfg", "instruction_combine")
-"""LLVM's passes over a text, in order. It works on vectors already, and its loops are as they should be: what is left
-is to keep variables in registers (the first, which plain code has too), and to tidy up. LLVM's own choice takes 20
+"""LLVM's passes over a text, in order. The text already works on vectors, and its loops need no change. The passes only
+keep variables in registers (the first, which baseline code has too) and tidy up. LLVM's default passes take 20
 times as long.
 """
-_PLAIN = ".plain"
-"""The ending of files of plain code."""
+_BASELINE = ".plain"
+"""The suffix of files of baseline code."""
 _GENERATION = 3
-"""Part of the cache key; increase it when :func:`_emit` makes other code of the same text."""
+"""Part of the cache key; increase it when :func:`_emit` emits different code for the same text."""
 
 _MACHINE = ".machine"
-"""The ending of files with what LLVM knows of a machine."""
+"""The suffix of files with LLVM's report about a machine."""
 
-_lock = threading.RLock()
+_lock = forks.lock()
 _loaded: dict[str, Compiled] = {}
+_loads: list[str] = []
+"""The functions in the order in which they were loaded."""
 
 
 class Unavailable(Exception):
-    """Raised where llvmlite is missing or does not work."""
+    """Raised if llvmlite is missing or does not work."""
 
 
 class Compiled(NamedTuple):
@@ -60,11 +61,11 @@ class Compiled(NamedTuple):
 
 
 class _Machine(NamedTuple):
-    """The machine as LLVM knows it.
+    """The machine, as LLVM describes it.
 
     Attributes:
-        features: what the processor can do.
-        identity: the compiler's and processor's part of the cache key of machine code.
+        features: the processor's features.
+        identity: the part of the cache key that identifies the compiler and the processor.
     """
 
     features: frozenset[str]
@@ -75,14 +76,14 @@ class _Host(NamedTuple):
     """The compiler for this machine."""
 
     best: Any
-    plain: Any
-    """The one for plain code."""
+    baseline: Any
+    """The target machine for baseline code."""
     linker: Any
     machine: _Machine
 
 
 def _host() -> _Host | None:
-    """The compiler set up, or None where llvmlite is missing or does not know this machine."""
+    """Return the compiler, set up, or None if llvmlite is missing or does not know this machine."""
     with _lock:
         return _set_up()
 
@@ -98,7 +99,7 @@ def _set_up() -> _Host | None:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         name, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
-        best, plain = (
+        best, baseline = (
             llvm.Target.from_default_triple().create_target_machine(
                 cpu=name, features=features.flatten(), opt=level, reloc="pic", codemodel="small", jit=True
             )
@@ -108,7 +109,7 @@ def _set_up() -> _Host | None:
         keep(linker)
     except (ImportError, OSError, RuntimeError):
         return None
-    able = frozenset(feature for feature, has in features.items() if has)
+    supported = frozenset(feature for feature, is_supported in features.items() if is_supported)
     identity = (
         _GENERATION,
         llvmlite.__version__,
@@ -117,17 +118,17 @@ def _set_up() -> _Host | None:
         name,
         features.flatten(),
     )
-    return _Host(best, plain, linker, _Machine(able, repr(identity)))
+    return _Host(best, baseline, linker, _Machine(supported, repr(identity)))
 
 
 def _machine() -> _Machine | None:
-    """The machine, from the cache or as LLVM says now; None where there is no compiler for it."""
+    """Return the machine, from the cache or as LLVM reports it now; None if there is no compiler for it."""
     with _lock:
-        return _known_machine()
+        return _cached_machine()
 
 
 @lru_cache(maxsize=1)
-def _known_machine() -> _Machine | None:
+def _cached_machine() -> _Machine | None:
     path = _machine_path()
     content = None if path is None else disk_cache.read(path)
     if content is not None:
@@ -140,27 +141,32 @@ def _known_machine() -> _Machine | None:
 
 
 def _machine_path() -> Path | None:
-    """The file with what LLVM knows of this machine; None where it has to be asked each time."""
-    found = find_spec("llvmlite") if objects.can_load() and knows_arrays() else None
-    if found is None:
+    """Return the file with what LLVM reports about this machine; None if it must be asked each time."""
+    package = find_spec("llvmlite") if object_files.can_load() and knows_arrays() else None
+    if package is None:
         return None
-    key = repr((_GENERATION, disk_cache.stamp(Path(found.origin or "")), disk_cache.processor()))
+    key = repr((_GENERATION, disk_cache.stamp(Path(package.origin or "")), disk_cache.processor()))
     return disk_cache.folder() / f"{disk_cache.digest(key.encode()).hexdigest()}{_MACHINE}"
 
 
 def is_known() -> bool:
-    """Tell whether functions in the cache can be found without LLVM."""
+    """Return whether cached functions can be found without LLVM."""
     path = _machine_path()
     return path is not None and path.exists()
 
 
 def load() -> None:
-    """Import LLVM, where it is there."""
+    """Import LLVM, if it is installed."""
     _host()
 
 
+def load_count() -> int:
+    """Return how many functions have been loaded; a recorded call may be replaced by one of those that came later."""
+    return len(_loads)
+
+
 def knows_arrays() -> bool:
-    """Tell whether an array's data pointer is at the offset at which compiled functions read it."""
+    """Return whether an array's data pointer is at the offset at which compiled functions read it."""
     if sys.implementation.name != "cpython":
         return False
     array = np.empty(1)
@@ -168,18 +174,18 @@ def knows_arrays() -> bool:
 
 
 def available() -> bool:
-    """Tell whether functions can be compiled here."""
+    """Return whether functions can be compiled here."""
     return _machine() is not None
 
 
 def features() -> frozenset[str]:
-    """The processor's features as LLVM names them; empty where there is no compiler."""
+    """Return the processor's features as LLVM names them; empty if there is no compiler."""
     machine = _machine()
     return frozenset() if machine is None else machine.features
 
 
 def compile(text: str) -> Compiled:
-    """The function ``kernel`` of an assembly text, from the cache or compiled now.
+    """Return the function ``kernel`` of an assembly text, from the cache or compiled now.
 
     Raises:
         Unavailable: llvmlite is missing.
@@ -188,11 +194,11 @@ def compile(text: str) -> Compiled:
         return _function(disk_cache.folder() / _key(text), lambda: _emit(text))
 
 
-def compile_plainly(text: str) -> tuple[Compiled, Path | None]:
-    """The same function, from the cache or compiled now: code that may be slower, and is there in half the time.
+def compile_baseline(text: str) -> tuple[Compiled, Path | None]:
+    """Return the function of :func:`compile`: from the cache, or compiled now, perhaps as baseline code.
 
     Returns:
-        it, and its file for :func:`improve`; None where it is what :func:`compile` gives.
+        the function, and its file for :func:`improve`; None instead of a file if the function is already optimized.
 
     Raises:
         Unavailable: llvmlite is missing.
@@ -201,39 +207,40 @@ def compile_plainly(text: str) -> tuple[Compiled, Path | None]:
         key = _key(text)
         if key in _loaded or (disk_cache.folder() / key).exists():
             return compile(text), None
-        path = disk_cache.folder() / f"{key}{_PLAIN}"
-        return _function(path, lambda: _emit(text, is_plain=True)), path
+        path = disk_cache.folder() / f"{key}{_BASELINE}"
+        return _function(path, lambda: _emit(text, is_baseline=True)), path
 
 
-def improve(text: str, plain: Path) -> Compiled:
-    """The function that :func:`compile` gives, where there is plain code; it takes the place of that one's file.
+def improve(text: str, baseline: Path) -> Compiled:
+    """Return the function that :func:`compile` returns, and replace the file of its baseline code.
 
     Raises:
         Unavailable: llvmlite is missing.
     """
     with _lock:
-        found = _function(plain.with_name(_key(text)), lambda: _emit(text), plain.exists())
+        function = _function(baseline.with_name(_key(text)), lambda: _emit(text), baseline.exists())
         with suppress(OSError):
-            plain.unlink()
-        return found
+            baseline.unlink()
+        return function
 
 
-def _function(path: Path, generate: Callable[[], bytes], is_kept: bool = True) -> Compiled:
-    """The function of a file's name, from memory, from the file, or made now."""
+def _function(path: Path, generate: Callable[[], bytes], is_cached: bool = True) -> Compiled:
+    """Return the function of a file name: from memory, from the file, or generated now."""
     name = path.name
-    known = _loaded.get(name)
-    if known is None:
+    function = _loaded.get(name)
+    if function is None:
         machine_code = disk_cache.read(path)
         if machine_code is None:
             machine_code = generate()
-            if is_kept:
+            if is_cached:
                 disk_cache.write(path, machine_code)
-        known = _loaded[name] = _load(name, machine_code)
-    return known
+        function = _loaded[name] = _load(name, machine_code)
+        _loads.append(name)
+    return function
 
 
 def _key(text: str) -> str:
-    """The key of a text in the cache.
+    """Return the key of a text in the cache.
 
     Raises:
         Unavailable: llvmlite is missing.
@@ -251,23 +258,23 @@ def _compiler() -> _Host:
     return host
 
 
-def _emit(text: str, is_plain: bool = False) -> bytes:
-    """Machine code of a text."""
+def _emit(text: str, is_baseline: bool = False) -> bytes:
+    """Return the machine code of a text."""
     host = _compiler()
     import llvmlite.binding as llvm
 
     module = llvm.parse_assembly(text)
     module.verify()
     passes = llvm.create_new_module_pass_manager()
-    for name in _PASSES[:1] if is_plain else _PASSES:
+    for name in _PASSES[:1] if is_baseline else _PASSES:
         getattr(passes, f"add_{name}_pass")()
     passes.run(module, llvm.create_pass_builder(host.best, llvm.create_pipeline_tuning_options()))
-    code: bytes = (host.plain if is_plain else host.best).emit_object(module)
+    code: bytes = (host.baseline if is_baseline else host.best).emit_object(module)
     return code
 
 
 def _load(key: str, machine_code: bytes) -> Compiled:
-    address = objects.load(machine_code)
+    address = object_files.load(machine_code)
     if address is None:
         linker = _compiler().linker
         import llvmlite.binding as llvm
@@ -280,5 +287,5 @@ def _load(key: str, machine_code: bytes) -> Compiled:
 
 
 def keep(thing: Any) -> None:
-    """Keep it for ever: a thread may run its code, or look at it, while the interpreter ends."""
+    """Keep an object forever: a thread may still run its code, or read it, while the interpreter ends."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

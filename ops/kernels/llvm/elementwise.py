@@ -4,9 +4,9 @@ A kernel is a formula under an operator's name::
 
     fused("softsign", lambda p, x: x / (absolute(x) + 1.0))
 
-``p`` stands for the operator's parameters. A formula gives an expression for each output, and for each input
-that the operator updates. Arrays are walked in the order of memory, so they may lie in any order of axes as
-long as all of them lie alike and densely. Everything else takes the operator's plain forward.
+``p`` stands for the operator's parameters. A formula returns an expression for each output, and for each input
+that the operator updates. Arrays are walked in memory order: the axes may have any order, as
+long as all arrays are dense and have the same order. All other calls run the operator's forward.
 """
 
 from __future__ import annotations
@@ -19,57 +19,66 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, kinds, placeholder, steps, uniforms
+from flowmx.ops.formulas.expressions import (
+    Expr,
+    Parameters,
+    evaluate,
+    instruction_count,
+    placeholder,
+    primitives,
+    uniforms,
+)
 from flowmx.ops.kernels.llvm import compiler, team
-from flowmx.ops.kernels.llvm.code import BFLOAT, DOUBLE, FLOAT, HALF, Code, Real
-from flowmx.ops.kernels.llvm.functions import expanded
+from flowmx.ops.kernels.llvm.assembly import BFLOAT, DOUBLE, FLOAT, HALF, Code, Real
+from flowmx.ops.kernels.llvm.background_compilation import Program
 from flowmx.ops.kernels.llvm.lowering import invariants, lower
-from flowmx.ops.kernels.llvm.program import Program
+from flowmx.ops.kernels.llvm.math_functions import expanded
 from flowmx.ops.registry.dtypes import NAMES
-from flowmx.ops.registry.operators import Array, Bound, Form, Operator, Run, kernel, lookup
+from flowmx.ops.registry.kernels import Kernel, register_kernel
+from flowmx.ops.registry.operators import Array, Bound, Form, Operator, Run, lookup
 
 Formula = Callable[..., Any]
 
 FUSED: dict[str, Fused] = {}
-"""Every operator's formula, by the operator's name: other devices make kernels of them too."""
+"""The formula of every operator, by name: other devices compile them too."""
 
 _REALS: dict[str, Real] = {"float32": FLOAT, "float64": DOUBLE, "float16": HALF, "bfloat16": BFLOAT}
 
 
 @cache
 def real_of(dtype: Any) -> Real | None:
-    """The types in which loops compute on elements of a dtype; None where they can not."""
+    """Return the types in which loops compute on elements of a dtype; None if they cannot."""
     real = _REALS.get(NAMES.get(dtype, ""))
-    if real is None or real.kept is None or not real.kept.feature or real.kept.feature in compiler.features():
+    if real is None or real.storage is None or not real.storage.feature or real.storage.feature in compiler.features():
         return real
     return None
 
 
 _FLOAT_ONLY = {"scale", "exponent", "mantissa"}
-"""Primitives of polynomials, whose coefficients are those of float32."""
+"""Primitives of polynomials, whose coefficients are fitted for float32."""
 
-# What a core does in a nanosecond, roughly: it decides on threads alone.
-_BYTES_A_NS = 64
-_STEPS_A_NS = 140
+# The approximate work of a core in a nanosecond: used only to decide on the number of threads.
+_BYTES_PER_NS = 64
+_STEPS_PER_NS = 140
 WORTH_A_THREAD_NS = 16_000
-LEAST = 8192
-"""Elements from which a loop takes the place of a plain forward of several steps."""
+MIN_SIZE = 8192
+"""The fewest elements for which a loop replaces a fallback of several steps."""
 FEW = 512
-"""The same of forwards of many steps."""
-_LEAST_HALVES = 1024
-"""Elements of 16 bits below which the plain forward is as fast: it is slow with them."""
+"""The fewest elements for which a loop replaces a fallback of many steps."""
+_MIN_HALVES = 1024
+"""The fewest 16-bit elements for which a loop replaces the fallback, which is slow with them."""
 TASK = 1 << 14
-"""Elements of a task, at least."""
+"""The fewest elements of a task."""
 
 
 def pace(outputs: Sequence[Expr], arrays: int, real: Real) -> float:
-    """Nanoseconds for each element, by what it costs to compute or to bring from memory."""
-    return max(arrays * real.nbytes / _BYTES_A_NS, steps(outputs) / _STEPS_A_NS)
+    """Estimate the nanoseconds of an element: the greater of computation and memory traffic."""
+    return max(arrays * real.nbytes / _BYTES_PER_NS, instruction_count(outputs) / _STEPS_PER_NS)
 
 
 def is_exact(outputs: Sequence[Expr], real: Real) -> bool:
-    """Tell whether formulas are accurate in this type."""
-    return real.name == "float" or not kinds(outputs) & _FLOAT_ONLY
+    """Return whether formulas are accurate in this type."""
+    return real.name == "float" or not primitives(outputs) & _FLOAT_ONLY
 
 
 class Loop:
@@ -77,9 +86,9 @@ class Loop:
 
     Args:
         outputs: the formulas.
-        inputs: how many arrays they take.
+        inputs: the number of input arrays.
         real: the element type.
-        reals: that of each array in memory, inputs first, where they are not all of this one.
+        reals: the element type of each array in memory, inputs first, if they differ.
     """
 
     def __init__(self, outputs: Sequence[Expr], inputs: int, real: Real, reals: Sequence[Real] = ()) -> None:
@@ -95,13 +104,13 @@ class Loop:
 
     @property
     def is_exact(self) -> bool:
-        """True where the formula is accurate in its type."""
+        """Whether the formula is accurate in its type."""
         return is_exact(self.outputs, self.real)
 
     @property
     def is_one_step(self) -> bool:
-        """True where the formula is rounded once, as NumPy rounds it."""
-        return steps(self.outputs) <= 1
+        """Whether the formula is rounded once, as NumPy rounds it."""
+        return instruction_count(self.outputs) <= 1
 
     def _write(self, features: frozenset[str]) -> str:
         code = Code(self.real, features)
@@ -116,19 +125,19 @@ class Loop:
             stop = code.least(code.plus(start, share), size)
 
             def body(index: Any, mask: Any) -> None:
-                read = {source: code.load(address, index, mask) for source, address in sources.items()}
-                for value, target in zip(lower(code, self.outputs, fixed | read), targets, strict=True):
+                operands = {source: code.load(address, index, mask) for source, address in sources.items()}
+                for value, target in zip(lower(code, self.outputs, fixed | operands), targets, strict=True):
                     code.store(value, target, index, mask)
 
             code.strips(start, stop, body)
         return code.finish()
 
     def values(self, owner: Any) -> list[float]:
-        """The numbers that come with a call of this operator."""
+        """Return the numbers that are passed with a call of this operator."""
         return [evaluate(uniform, lambda name: getattr(owner, name)) for uniform in self.uniforms]
 
     def run(self, size: int, numbers: Sequence[float], arrays: Sequence[Array]) -> bool:
-        """Run it over flat arrays, inputs first; False where it is not compiled (yet)."""
+        """Run it over flat arrays, inputs first; return False if it is not compiled (yet)."""
         compiled = self.program.compiled or self.program.get()
         if compiled is None:
             return False
@@ -137,20 +146,23 @@ class Loop:
         if threads > 1:
             share = max(TASK, size // (8 * threads) // 1024 * 1024)
         words = self._pack(0, -(-size // share), size, share, *numbers) + self._pack_places(*map(id, arrays))
-        team.run(compiled, words, threads)
+        team.run(compiled, words, threads, arrays)
         return True
 
     def bind(self, size: int, numbers: Sequence[float]) -> Callable[..., None] | None:
-        """A call over so many elements by one thread, of flat arrays; None where it is not compiled (yet), or more."""
-        program: Any = self.program  # its function is replaced by a better one
+        """Return a call over ``size`` elements of flat arrays by one thread.
+
+        Returns None if it is not compiled (yet), or if more threads are worthwhile.
+        """
+        program: Any = self.program  # its function is replaced by an optimized one
         if program.get() is None or size * self._pace > WORTH_A_THREAD_NS:
             return None
         head, pack = self._pack(0, 1, size, size, *numbers), self._pack_places
-        return lambda *arrays: team.run(program.compiled, head + pack(*map(id, arrays)), 1)
+        return lambda *arrays: team.run(program.compiled, head + pack(*map(id, arrays)), 1, arrays)
 
 
 def in_memory_order(arrays: Sequence[Array]) -> bool:
-    """Tell whether arrays of one shape are dense in one order of axes, so that they can be walked as flat ones."""
+    """Return whether arrays of the same shape are dense in one order of axes, so that they can be walked as if flat."""
     for array in arrays:
         if not array.flags.c_contiguous:
             break
@@ -170,16 +182,16 @@ def in_memory_order(arrays: Sequence[Array]) -> bool:
     return True
 
 
-def lying_as(out: Array, array: Array) -> Array:
-    """The array, or a copy whose axes lie in the order of those of an output that it is broadcast to."""
+def laid_out_as(out: Array, array: Array) -> Array:
+    """Return the array, or a copy whose axes have the memory order of an output that it is broadcast to."""
     missing = out.ndim - array.ndim
     order = sorted(range(missing, out.ndim), key=lambda axis: -out.strides[axis])
-    made = np.empty([array.shape[axis - missing] for axis in order], array.dtype)
-    made = made.transpose(np.argsort([axis - missing for axis in order]))
-    if made.strides == array.strides:
+    copy = np.empty([array.shape[axis - missing] for axis in order], array.dtype)
+    copy = copy.transpose(np.argsort([axis - missing for axis in order]))
+    if copy.strides == array.strides:
         return array
-    np.copyto(made, array)
-    return made
+    np.copyto(copy, array)
+    return copy
 
 
 def computed_alike(
@@ -188,37 +200,39 @@ def computed_alike(
     outputs: Sequence[Array],
     compute: Callable[[Sequence[Array], Sequence[Array]], bool],
 ) -> bool:
-    """Compute from and into copies that lie as one of the outputs does, where arrays lie in different orders.
+    """Compute on copies with the layout of one of the outputs, for arrays of different layouts.
 
     Args:
         out: that output, dense in some order of its axes.
-        inputs: those of a loop, which are broadcast to the output.
-        outputs: those of a loop.
-        compute: the loop, of inputs and outputs that lie alike; returns False where it did nothing.
+        inputs: the loop's inputs, which are broadcast to the output.
+        outputs: the loop's outputs.
+        compute: the loop, for inputs and outputs of one layout; returns False if it did nothing.
     """
     if not in_memory_order([out]):
         return False
-    laid = [each if each.strides == out.strides else np.empty_like(out) for each in outputs]
-    if not compute([lying_as(out, each) for each in inputs], laid):
+    laid = [array if array.strides == out.strides else np.empty_like(out) for array in outputs]
+    if not compute([laid_out_as(out, array) for array in inputs], laid):
         return False
-    for made, each in zip(laid, outputs, strict=True):
-        if made is not each:
-            np.copyto(each, made)
+    for copy, array in zip(laid, outputs, strict=True):
+        if copy is not array:
+            np.copyto(array, copy)
     return True
 
 
-class Fused:
-    """The kernel of an operator by a formula; see the module's essay.
+class Fused(Kernel):
+    """The kernel of an operator by a formula; see the module docstring.
 
     Args:
         name: the operator's name.
         formula: called as ``formula(p, *inputs)``; returns an expression, a tuple of them, or None.
-        variant: what of an operator's parameters the formula's form depends on (it finds them in ``p.op``).
-        least: elements below which the plain forward is as fast.
+        variant: returns the operator parameters that the form of the formula depends on (the formula reads ``p.op``).
+        least: the fewest elements for which the loop is faster than the fallback.
     """
 
+    only_native = True
+
     def __init__(
-        self, name: str, formula: Formula, variant: Callable[[Any], Hashable] | None = None, least: int = LEAST
+        self, name: str, formula: Formula, variant: Callable[[Any], Hashable] | None = None, least: int = MIN_SIZE
     ) -> None:
         self.name = name
         self._statement = formula
@@ -228,15 +242,15 @@ class Fused:
         self._loops: dict[Any, Loop | None] = {}
 
     def formula(self, p: Parameters, *inputs: Expr) -> Any:
-        """The formula in terms of what loops compute: an expression, a tuple of them, or None where they can not."""
-        made = self._statement(p, *inputs)
-        if made is None:
+        """Return the formula in primitives: an expression, a tuple of them, or None if loops cannot compute it."""
+        result = self._statement(p, *inputs)
+        if result is None:
             return None
-        whole = expanded(made if isinstance(made, tuple) else (made,))
-        return whole if whole is None else tuple(whole) if isinstance(made, tuple) else whole[0]
+        primitives = expanded(result if isinstance(result, tuple) else (result,))
+        return primitives if primitives is None else tuple(primitives) if isinstance(result, tuple) else primitives[0]
 
     def loop(self, op: Any, dtype: Any, count: int) -> Loop | None:
-        """The loop for an operator and an element type, or None where there is none."""
+        """Return the loop for an operator and an element type, or None if there is no such loop."""
         key = (dtype, count, None if self.variant is None else self.variant(op))
         try:
             return self._loops[key]
@@ -248,59 +262,59 @@ class Fused:
         if real is None:
             return None
         inputs = [placeholder(position) for position in range(count)]
-        made = self.formula(Parameters(op), *inputs)
-        if made is None:
+        result = self.formula(Parameters(op), *inputs)
+        if result is None:
             return None
-        loop = Loop(made if isinstance(made, tuple) else (made,), count, real)
+        loop = Loop(result if isinstance(result, tuple) else (result,), count, real)
         return loop if loop.is_exact else None
 
     def takes(self, op: Operator, dtype: Any) -> bool:
-        """Tell whether there is a loop over elements of this type."""
+        """Return whether there is a loop over elements of this type."""
         return self.loop(op, dtype, len(op.inputs())) is not None
 
-    def __call__(self, op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """The kernel: compute into the outputs."""
+    def compute(self, op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Compute into the outputs."""
         out = outputs[0]
         if out.size < self._least(out.dtype) or not self._fast(op, out, inputs, outputs):
             op.forward(run, inputs, outputs)
 
-    def bind(self, op: Operator, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
-        """The kernel for arrays of these shapes and dtypes."""
-        (shape, dtype), size = made[0], math.prod(made[0][0])
-        if size < self._least(dtype) or any(form != (shape, dtype) for form in given):
-            return op.bound(np, given, made) or op.forward
-        loop = None if self.updates else self.loop(op, dtype, len(given))
+    def bind(self, op: Operator, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+        """Return the kernel for arrays of these shapes and dtypes."""
+        (shape, dtype), size = out_forms[0], math.prod(out_forms[0][0])
+        if size < self._least(dtype) or any(form != (shape, dtype) for form in in_forms):
+            return op.bound(np, in_forms, out_forms) or op.forward
+        loop = None if self.updates else self.loop(op, dtype, len(in_forms))
         call = None if loop is None else loop.bind(size, loop.values(op))
         if call is None:
             return None
 
         def bound(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-            for each in inputs:
-                if not each.flags.c_contiguous:
+            for array in inputs:
+                if not array.flags.c_contiguous:
                     break
             else:
                 if outputs[0].flags.c_contiguous:
                     call(*inputs, *outputs)
                     return
-            self(op, run, inputs, outputs)
+            self.compute(op, run, inputs, outputs)
 
         return bound
 
-    def compute(self, xp: Any, parameters: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
-        """Compute with parameters of any owner; False, and nothing is done, where a plain forward must do it."""
+    def try_compute(self, xp: Any, parameters: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
+        """Compute with the parameters of any object; return False, having done nothing, if the fallback must run."""
         out = outputs[0]
         return out.size >= self._least(out.dtype) and self._fast(parameters, out, inputs, outputs)
 
     def _least(self, dtype: Any) -> int:
-        return self.least if dtype.itemsize > 2 else min(self.least, _LEAST_HALVES)
+        return self.least if dtype.itemsize > 2 else min(self.least, _MIN_HALVES)
 
     def _fast(self, op: Any, out: Array, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
         shape, dtype = out.shape, out.dtype
         for array in inputs:
             if array.shape != shape or array.dtype != dtype:
                 return False
-        known: dict[Any, Any] = op.__dict__
-        numbers = known.get("_numbers")  # for operators that are called again, and updates of many weights by one
+        cache: dict[Any, Any] = op.__dict__
+        numbers = cache.get("_numbers")  # for repeated calls, and updates of many weights by one operator
         if numbers is None or numbers[0] is not self or numbers[1] != dtype or numbers[2] != len(inputs):
             loop = self.loop(op, dtype, len(inputs))
             if loop is None:
@@ -311,14 +325,16 @@ class Fused:
         arrays = [*inputs, *outputs, *[inputs[position] for position in self.updates]]
         if not in_memory_order(arrays):
             if self.updates or loop.is_one_step:
-                return False  # the plain forward gives the same to the last bit
-            # The bits of a result do not depend on where it lies: the same values are computed again elsewhere.
+                return False  # the fallback gives the same bits
+            # The bits of a result must not depend on its layout: compute the same values elsewhere.
             return computed_alike(out, inputs, outputs, lambda *laid: self._fast(op, out, *laid))
         return loop.run(out.size, numbers[4], arrays)
 
 
-def fused(name: str, formula: Formula, variant: Callable[[Any], Hashable] | None = None, least: int = LEAST) -> Fused:
+def fused(
+    name: str, formula: Formula, variant: Callable[[Any], Hashable] | None = None, least: int = MIN_SIZE
+) -> Fused:
     """Register a :class:`Fused` kernel for the CPU."""
-    made = FUSED[name] = Fused(name, formula, variant, least)
-    kernel("cpu", name)(made)
-    return made
+    operator_kernel = FUSED[name] = Fused(name, formula, variant, least)
+    register_kernel("cpu", name, operator_kernel)
+    return operator_kernel

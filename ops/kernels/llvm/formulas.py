@@ -21,18 +21,18 @@ from flowmx.ops.formulas.expressions import (
     sqrt,
     where,
 )
-from flowmx.ops.kernels.llvm.elementwise import FEW, LEAST, fused
-from flowmx.ops.kernels.llvm.functions import expanded
-from flowmx.ops.math.elementwise import TABLE
+from flowmx.ops.kernels.llvm.elementwise import FEW, MIN_SIZE, fused
+from flowmx.ops.kernels.llvm.math_functions import expanded
+from flowmx.ops.math.unary import TABLE
 
 _PLAIN = 1 << 16
 """Elements below which the plain forward is as fast, for operators where it is one of NumPy's fast functions."""
 
-_LEAST = {
+_MIN_SIZES = {
     **dict.fromkeys(("erf", "sigmoid"), FEW),
-    **dict.fromkeys(("rsqrt", "expm1", "log1p", "tanh", "softsign", "_softrelu"), LEAST),
+    **dict.fromkeys(("rsqrt", "expm1", "log1p", "tanh", "softsign", "_softrelu"), MIN_SIZE),
 }
-"""Elements below which the plain forward is as fast, where it is none of NumPy's fast functions."""
+"""The forward is as fast below this number of elements, for functions that are slow in NumPy."""
 
 
 def _of_one(function: Callable[[Expr], Expr]) -> Callable[..., Expr]:
@@ -41,7 +41,7 @@ def _of_one(function: Callable[[Expr], Expr]) -> Callable[..., Expr]:
 
 for _row in TABLE:
     if expanded([_row.formula(placeholder(0))]) is not None:
-        fused(_row.name, _of_one(_row.formula), least=_LEAST.get(_row.name, _PLAIN))
+        fused(_row.name, _of_one(_row.formula), least=_MIN_SIZES.get(_row.name, _PLAIN))
 
 # -- two operands ------------------------------------------------------------------------------------------
 
@@ -124,8 +124,8 @@ def _act_type(op: Any) -> Any:
 
 
 def _rectified(p: Parameters, x: Expr, gamma: Expr | None = None) -> Expr | None:
-    found = RECTIFIERS.get(p.op.act_type)
-    return None if found is None else found.compute(p, x)
+    rectifier = RECTIFIERS.get(p.op.act_type)
+    return None if rectifier is None else rectifier.compute(p, x)
 
 
 fused("Activation", lambda p, x: ACTIVATIONS[p.op.act_type].compute(x), variant=_act_type)

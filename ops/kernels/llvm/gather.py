@@ -11,12 +11,13 @@ import numpy as np
 
 from flowmx.ops.arrays.indexing import positions
 from flowmx.ops.kernels.llvm import team
-from flowmx.ops.kernels.llvm.code import FLOAT, INDEX, Code, Value
-from flowmx.ops.kernels.llvm.program import Program
+from flowmx.ops.kernels.llvm.assembly import FLOAT, INDEX, Code, Value
+from flowmx.ops.kernels.llvm.background_compilation import Program
 from flowmx.ops.registry.dtypes import FLOAT32
-from flowmx.ops.registry.operators import Array, Run, kernel
+from flowmx.ops.registry.kernels import kernel
+from flowmx.ops.registry.operators import Array, Run
 
-_LEAST = 1 << 14
+_MIN_SIZE = 1 << 14
 """Elements of the output below which the plain forward is as fast."""
 _TASK = 1 << 14
 """Elements of a task, at least."""
@@ -93,10 +94,10 @@ def _scatter(kind: str, mode: str, features: frozenset[str]) -> str:
             code.store(code.constant(0.0), out, place, mask)
 
         code.strips(code.times(first, length), code.times(last, length), clear)
-        mine = code.put(INDEX, f"sub {last}, {first.name}")
+        row_count = code.put(INDEX, f"sub {last}, {first.name}")
         with code.loop(code.index(0), count) as row:
             place = code.put(INDEX, f"sub {_position(code, indices, row, kind, mode, rows)}, {first.name}")
-            with code.when(code.put("i1", f"icmp ult {place}, {mine.name}")):
+            with code.when(code.put("i1", f"icmp ult {place}, {row_count.name}")):
                 source, target = code.times(row, length), code.times(code.plus(place, first), length)
 
                 def add(column: Value, mask: Value | None, source: Value = source, target: Value = target) -> None:
@@ -159,7 +160,7 @@ def _take(run: Run, name: str, mode: str, inputs: Sequence[Array], out: Array) -
     rows = len(table)
     width = table.nbytes // max(1, rows)
     alike = table.dtype == out.dtype and table.flags.c_contiguous and out.flags.c_contiguous
-    if out.size < _LEAST or width % 4 or not rows or not alike:
+    if out.size < _MIN_SIZE or width % 4 or not rows or not alike:
         return False
     index, mode = _readable(run, index, rows, mode, name)
     compiled = _program(_gather, _INDEX_TYPES[index.dtype], mode).get()
@@ -167,18 +168,18 @@ def _take(run: Run, name: str, mode: str, inputs: Sequence[Array], out: Array) -
         return False
     length = width // 4  # rows of any elements move as so many float32
     share, tasks, threads = _shares(index.size, length)
-    words = _pack(0, tasks, share, length, rows, index.size, id(table), id(index), id(out))
-    team.run(compiled, words, threads)
+    arrays = table, index, out
+    team.run(compiled, _pack(0, tasks, share, length, rows, index.size, *map(id, arrays)), threads, arrays)
     return True
 
 
-@kernel("cpu", "take")
+@kernel("cpu", "take", only_native=True)
 def _take_kernel(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     if op.axis % inputs[0].ndim or not _take(run, "take", op.mode, inputs, outputs[0]):
         op.forward(run, inputs, outputs)
 
 
-@kernel("cpu", "Embedding")
+@kernel("cpu", "Embedding", only_native=True)
 def _embedding_kernel(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     if not _take(run, "Embedding", "clip", inputs[::-1], outputs[0]):
         op.forward(run, inputs, outputs)
@@ -187,7 +188,7 @@ def _embedding_kernel(op: Any, run: Run, inputs: Sequence[Array], outputs: Seque
 def _add_rows(run: Run, mode: str, head: Array, index: Array, out: Array) -> bool:
     """The sums of a head's rows by index, into ``out``, where the function takes such arrays."""
     rows = len(out)
-    if head.size < _LEAST or not rows or not _suits(head, out):
+    if head.size < _MIN_SIZE or not rows or not _suits(head, out):
         return False
     index, mode = _readable(run, index, rows, mode, "take")
     compiled = _program(_scatter, _INDEX_TYPES[index.dtype], mode).get()
@@ -212,7 +213,7 @@ def _backward_take_kernel(op: Any, run: Run, inputs: Sequence[Array], outputs: S
 @kernel("cpu", "one_hot")
 def _one_hot_kernel(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     index, out = inputs[0], outputs[0]
-    compiled = _one_hot_program.get() if out.size >= _LEAST and _suits(out) else None
+    compiled = _one_hot_program.get() if out.size >= _MIN_SIZE and _suits(out) else None
     if compiled is None:
         op.forward(run, inputs, outputs)
         return

@@ -1,11 +1,11 @@
-"""From formulas to instructions: what each primitive of :mod:`flowmx.ops.formulas.expressions` becomes."""
+"""From formulas to instructions, for each primitive of :mod:`flowmx.ops.formulas.expressions`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from flowmx.ops.formulas.expressions import Expr, in_order
-from flowmx.ops.kernels.llvm.code import Code, Value
+from flowmx.ops.formulas.expressions import Expr, evaluation_order
+from flowmx.ops.kernels.llvm.assembly import Code, Value
 
 _BINARY = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _INTRINSICS = {
@@ -18,54 +18,56 @@ _INTRINSICS = {
     "trunc": "llvm.trunc",
     "copysign": "llvm.copysign",
 }
-# Comparisons with NaN do not hold, but for "unequal".
+# Comparisons with NaN are false, except "unequal".
 _COMPARISONS = {"lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge", "eq": "oeq", "ne": "une"}
 
 
-def lower(code: Code, outputs: Sequence[Expr], given: Mapping[Expr, Value]) -> list[Value]:
+def lower(code: Code, outputs: Sequence[Expr], inputs: Mapping[Expr, Value]) -> list[Value]:
     """Add the instructions that compute formulas.
 
     Args:
         code: the function to add them to.
         outputs: the formulas.
-        given: the values of inputs, and of what comes with the call (``uniforms``).
+        inputs: the values of inputs, and of numbers that are passed with the call (``uniforms``).
     """
-    return lower_side_by_side(code, outputs, [given])[0]
+    return lower_side_by_side(code, outputs, [inputs])[0]
 
 
-def lower_side_by_side(code: Code, outputs: Sequence[Expr], given: Sequence[Mapping[Expr, Value]]) -> list[list[Value]]:
-    """Compute formulas for several vectors, one instruction of each after the other.
+def lower_side_by_side(
+    code: Code, outputs: Sequence[Expr], inputs: Sequence[Mapping[Expr, Value]]
+) -> list[list[Value]]:
+    """Compute formulas for several vectors, interleaving their instructions.
 
-    What waits for the instruction before it then stands further behind: a processor looks ahead only so far.
+    An instruction then stands further behind the one that it waits for, since a processor looks ahead only so far.
 
     Args:
         code: as in :func:`lower`.
         outputs: likewise.
-        given: likewise, for each vector.
+        inputs: likewise, for each vector.
     """
-    known = [dict(each) for each in given]
-    for expr in in_order(outputs, known[0]):
-        for values in known:
+    lanes = [dict(values) for values in inputs]
+    for expr in evaluation_order(outputs, lanes[0]):
+        for values in lanes:
             values[expr] = _emit(code, expr, [values[arg] for arg in expr.args])
-    return [[values[output] for output in outputs] for values in known]
+    return [[values[output] for output in outputs] for values in lanes]
 
 
-def invariants(code: Code, outputs: Sequence[Expr], given: Mapping[Expr, Value]) -> dict[Expr, Value]:
-    """Compute all that formulas need of given values alone: ahead of a loop in which the other values change.
+def invariants(code: Code, outputs: Sequence[Expr], fixed: Mapping[Expr, Value]) -> dict[Expr, Value]:
+    """Compute the parts of formulas that depend on fixed values alone, ahead of a loop over the other values.
 
     Args:
         code: as in :func:`lower`.
         outputs: likewise.
-        given: the values that stay the same.
+        fixed: the values that stay the same.
 
     Returns:
-        these, and what was computed.
+        the fixed values, and those that were computed.
     """
-    known = dict(given)
-    for expr in in_order(outputs, given):
-        if expr.args and all(arg in known or arg.kind == "number" for arg in expr.args):
-            known[expr] = lower(code, [expr], known)[0]
-    return known
+    values = dict(fixed)
+    for expr in evaluation_order(outputs, fixed):
+        if expr.args and all(arg in values or arg.kind == "number" for arg in expr.args):
+            values[expr] = lower(code, [expr], values)[0]
+    return values
 
 
 def _emit(code: Code, expr: Expr, operands: Sequence[Value]) -> Value:
@@ -88,7 +90,7 @@ def _emit(code: Code, expr: Expr, operands: Sequence[Value]) -> Value:
         return _scale(code, *operands)
     if kind in ("exponent", "mantissa"):
         return _parts(code, operands[0], kind)
-    raise ValueError(f"there is no primitive {kind!r}")
+    raise ValueError(f"unknown primitive {kind!r}")
 
 
 def _bits(code: Code, value: Value) -> Value:
@@ -105,11 +107,11 @@ def _integer(code: Code, name: str, a: Value, b: int | Value) -> Value:
 
 
 def _scale(code: Code, x: Value, exponent: Value) -> Value:
-    """The product x · 2^exponent, in two halves, since 2^exponent by itself may overflow where the product does not."""
+    """Return x · 2^exponent, as two factors: 2^exponent may overflow although the product does not."""
     if code.real.name == "float" and "avx512f" in code.features:
         zero, every, current = Value(code.vector, "zeroinitializer"), Value("i16", "-1"), Value("i32", "4")
         return code.call("llvm.x86.avx512.mask.scalef.ps.512", code.vector, x, exponent, zero, every, current)
-    # Added to 1.5 · 2^mantissa, an integer is left in the low bits.
+    # Added to 1.5 · 2^mantissa, an integer stands in the low bits.
     magic = code.constant(1.5 * 2.0**code.real.mantissa)
     whole = _integer(code, "sub", _bits(code, code.put(code.vector, f"fadd {exponent}, {magic.name}")),
                      _bits(code, magic))  # fmt: skip
@@ -121,7 +123,7 @@ def _scale(code: Code, x: Value, exponent: Value) -> Value:
 
 
 def _parts(code: Code, x: Value, kind: str) -> Value:
-    """The exponent or the mantissa of x, the mantissa from √½ to √2."""
+    """Return the exponent or the mantissa of x, the mantissa from √½ to √2."""
     real = code.real
     # Shifted by the bits of √½, the exponent's field counts from there.
     root_half = {"float": 0x3F3504F3, "double": 0x3FE6A09E667F3BCD}[real.name]

@@ -1,4 +1,4 @@
-"""LayerNorm with its gradients, and L2Normalization: each row by its own statistics."""
+"""LayerNorm with its gradients, and L2Normalization: each row is normalized by its statistics."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowmx.ops.formulas.expressions import Expr, Parameters, sqrt
-from flowmx.ops.kernels.llvm.rows import Kind, Row, Rows
-from flowmx.ops.kernels.llvm.softmax import LEAST, OfRows, around, bound_rows, computed, suits, takes
-from flowmx.ops.registry.operators import Array, Bound, Form, Run, kernel
+from flowmx.ops.kernels.llvm.row_loops import Kind, Row, Rows
+from flowmx.ops.kernels.llvm.softmax import MIN_SIZE, OfRows, around, bound_rows, computed, suits, takes
+from flowmx.ops.registry.kernels import kernel, register_kernel
+from flowmx.ops.registry.operators import Array, Bound, Form, Run
 
 
 def layer_norm(p: Parameters, row: Row, x: Expr, gamma: Expr, beta: Expr) -> tuple[Expr, ...]:
-    """The output, the mean and √(var + eps)."""
+    """Return the formulas of the output, the mean and √(var + eps)."""
     mean = row.sum(x) / row.length
     centred = x - mean
     deviation = sqrt(row.sum(centred * centred) / row.length + p.eps)
@@ -23,7 +24,7 @@ def layer_norm(p: Parameters, row: Row, x: Expr, gamma: Expr, beta: Expr) -> tup
 def backward_layer_norm(
     p: Parameters, row: Row, head: Expr, x: Expr, gamma: Expr, mean: Expr, deviation: Expr
 ) -> tuple[Expr, ...]:
-    """The data's gradient, and what those of gamma and beta are sums of."""
+    """Return the formulas of the data's gradient, and of the terms of the gradients of gamma and beta."""
     inverse = 1.0 / deviation
     hat = (x - mean) * inverse
     scaled = head * gamma
@@ -36,38 +37,35 @@ _forward = Rows(Kind(full=1, columns=2, outputs=1, results=2), layer_norm)
 _backward = Rows(Kind(full=2, columns=1, singles=2, outputs=1, totals=2), backward_layer_norm)
 
 
-kernel("cpu", "LayerNorm")(OfRows(_forward, 3, lambda op, shape: (op, around(shape, op.axis))))
+register_kernel("cpu", "LayerNorm", OfRows(_forward, 3, lambda op, shape: (op, around(shape, op.axis))))
 
 
-@kernel("cpu", "_backward_LayerNorm")
-def _backward_layer_norm_kernel(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    out = outputs[0]
-    shape = around(out.shape, op.axis)
-    # Sums over the rows are written for rows along the last axis.
-    fast = shape[2] == 1 and out.size >= LEAST and suits(*inputs, *outputs)
-    if not (fast and _backward.run(op, shape, inputs, outputs)):
-        op.forward(run, inputs, outputs)
-
-
-def _bind_backward(op: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
-    shape, dtypes = around(made[0][0], op.axis), [dtype for _, dtype in (*given, *made)]
-    if shape[2] != 1 or math.prod(shape) < LEAST or not all(map(computed, dtypes)):
+def _bind_backward(op: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+    shape, dtypes = around(out_forms[0][0], op.axis), [dtype for _, dtype in (*in_forms, *out_forms)]
+    if shape[2] != 1 or math.prod(shape) < MIN_SIZE or not all(map(computed, dtypes)):
         return None
     return bound_rows(_backward, op, shape, dtypes, op.forward)
 
 
-_backward_layer_norm_kernel.bind = _bind_backward  # type: ignore[attr-defined]
+@kernel("cpu", "_backward_LayerNorm", bind=_bind_backward, only_native=True)
+def _backward_layer_norm_kernel(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    out = outputs[0]
+    shape = around(out.shape, op.axis)
+    # Totals over rows are supported only for rows along the last axis.
+    fast = shape[2] == 1 and out.size >= MIN_SIZE and suits(*inputs, *outputs)
+    if not (fast and _backward.run(op, shape, inputs, outputs)):
+        op.forward(run, inputs, outputs)
 
 
 def l2(p: Parameters, row: Row, x: Expr) -> Expr:
-    """Each element over the row's Euclidean norm."""
+    """Divide each element by the row's Euclidean norm."""
     return x * (1.0 / sqrt(row.sum(x * x) + p.eps))
 
 
 _l2_rows = Rows(Kind(), l2)
 
 
-@kernel("cpu", "L2Normalization")
+@kernel("cpu", "L2Normalization", takes=takes, only_native=True)
 def _l2_normalization(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     x, out = inputs[0], outputs[0]
     if op.mode == "channel":
@@ -75,9 +73,6 @@ def _l2_normalization(op: Any, run: Run, inputs: Sequence[Array], outputs: Seque
     else:
         axes = 1 if op.mode == "instance" else 2
         shape = (math.prod(x.shape[:axes]), math.prod(x.shape[axes:]), 1)
-    fast = x.size >= LEAST and suits(x, out)
+    fast = x.size >= MIN_SIZE and suits(x, out)
     if not (fast and _l2_rows.run(op, shape, [x], [out])):
         op.forward(run, inputs, outputs)
-
-
-_l2_normalization.takes = takes  # type: ignore[attr-defined]

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from flowmx.ops.formulas import updates
+from flowmx.ops.formulas import update_rules as updates
 from flowmx.ops.formulas.expressions import Parameters, placeholder
-from flowmx.ops.kernels.llvm.code import FLOAT
+from flowmx.ops.kernels.llvm.assembly import FLOAT
 from flowmx.ops.kernels.llvm.elementwise import Loop, fused, real_of
-from flowmx.ops.kernels.llvm.functions import expanded
+from flowmx.ops.kernels.llvm.math_functions import expanded
 from flowmx.ops.optimizers.updates import REGISTERED, Rule, mixed_update
 from flowmx.ops.registry.operators import Array
 
 for _name, _rule in REGISTERED.items():
-    fused(_name, _rule.formula, variant=updates.form, least=1)
+    fused(_name, _rule.formula, variant=updates.variant_key, least=1)
 
-fused("lamb_update_phase1", updates.lamb_direction, variant=updates.form_of_lamb, least=1)
+fused("lamb_update_phase1", updates.lamb_direction, variant=updates.lamb_variant_key, least=1)
 
 _loops: dict[Hashable, Loop | None] = {}
 
@@ -28,7 +28,7 @@ def _mixed(rule: Rule, p: Any, inputs: Sequence[Array], out: Array) -> bool:
     arrays = [weight, grad, *states, weight, *states, out]
     if not all(each.flags.c_contiguous for each in arrays):
         return False
-    key = (rule.name, updates.form(p), tuple([each.dtype for each in arrays]))
+    key = (rule.name, updates.variant_key(p), tuple([each.dtype for each in arrays]))
     if key not in _loops:
         _loops[key] = _loop(rule, p, arrays, 2 + len(states))
     loop = _loops[key]
@@ -37,8 +37,8 @@ def _mixed(rule: Rule, p: Any, inputs: Sequence[Array], out: Array) -> bool:
 
 def _loop(rule: Rule, p: Any, arrays: Sequence[Array], count: int) -> Loop | None:
     reals = [real_of(each.dtype) for each in arrays]
-    known = [each for each in reals if each is not None and each.name == FLOAT.name]
-    made = expanded(rule.formula(Parameters(p), *map(placeholder, range(count))))
-    if made is None or len(known) < len(reals):
+    floats = [each for each in reals if each is not None and each.name == FLOAT.name]
+    formulas = expanded(rule.formula(Parameters(p), *map(placeholder, range(count))))
+    if formulas is None or len(floats) < len(reals):
         return None
-    return Loop([*made, made[0]], count, FLOAT, known)
+    return Loop([*formulas, formulas[0]], count, FLOAT, floats)

@@ -1,4 +1,4 @@
-"""Sums over everything, or over the last axes: sum, mean and norm."""
+"""Sums over all axes or the last axes: sum, mean and norm."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 
 from flowmx.ops.formulas.expressions import Expr, Parameters, absolute
-from flowmx.ops.kernels.llvm.rows import Kind, Row, Rows
+from flowmx.ops.kernels.llvm.row_loops import Kind, Row, Rows
 from flowmx.ops.kernels.llvm.softmax import suits
-from flowmx.ops.registry.operators import Array, Bound, Form, Run, Shape, kernel
+from flowmx.ops.registry.kernels import kernel
+from flowmx.ops.registry.operators import Array, Bound, Form, Run, Shape
 
-_LEAST = 1 << 15
-"""Elements below which the plain forward is as fast."""
-_LEAST_ROWS, _SHORT = 1 << 11, 256
-"""The same where rows are shorter than so many elements: NumPy takes long for each."""
+_MIN_SIZE = 1 << 15
+"""The operator's forward is as fast below this number of elements."""
+_MIN_ROWS, _SHORT = 1 << 11, 256
+"""Rows are short below this number of elements; NumPy is slow per row."""
 _PIECE = 1 << 12
-"""Elements that are added up one by one; the sums of such pieces are added pairwise."""
+"""Elements summed sequentially; the sums of such pieces are added pairwise."""
 _LONGEST = 1 << 16
 
 
@@ -34,16 +35,16 @@ _PLAIN, _SQUARES, _SIZES = _rows(lambda x: x), _rows(lambda x: x * x), _rows(abs
 
 
 def _is_worth(shape: Shape, axes: Sequence[int]) -> bool:
-    """Tell whether axes are the last ones, and there is enough to add up for a loop of our own."""
+    """Return whether the axes are the last ones and have enough elements for a compiled loop."""
     ndim, size = len(shape), math.prod(shape)
-    if size < _LEAST_ROWS or not axes or tuple(axes) != tuple(range(ndim - len(axes), ndim)):
+    if size < _MIN_ROWS or not axes or tuple(axes) != tuple(range(ndim - len(axes), ndim)):
         return False
     rows = math.prod(shape[: ndim - len(axes)])
-    return size >= _LEAST or (rows > 1 and size < rows * _SHORT)
+    return size >= _MIN_SIZE or (rows > 1 and size < rows * _SHORT)
 
 
 def _sums(rows: Rows, x: Array, axes: Sequence[int]) -> Array | None:
-    """The sums over the last axes, as a flat array, or None where they are not the last or the array does not suit."""
+    """Return the sums over the last axes as a flat array; None if the axes or the array are unsupported."""
     if not _is_worth(x.shape, axes) or not suits(x):
         return None
     outer = math.prod(x.shape[: x.ndim - len(axes)])
@@ -63,45 +64,25 @@ def _sums(rows: Rows, x: Array, axes: Sequence[int]) -> Array | None:
     return sums if length <= _LONGEST and rows.run(None, (outer, length, 1), [x], [sums]) else None
 
 
-@kernel("cpu", "sum")
-def _sum(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    x, out = inputs[0], outputs[0]
-    sums = _sums(_PLAIN, x, op.axes(x.ndim))
-    if sums is None:
-        op.forward(run, inputs, outputs)
-    else:
-        out[...] = sums.reshape(out.shape)
-
-
-@kernel("cpu", "mean")
-def _mean(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    x, out = inputs[0], outputs[0]
-    sums = _sums(_PLAIN, x, op.axes(x.ndim))
-    if sums is None:
-        op.forward(run, inputs, outputs)
-    else:
-        np.divide(sums.reshape(out.shape), x.size // max(1, out.size), out=out, casting="unsafe")
-
-
-def _bound(is_mean: bool, op: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
-    """A sum of few elements, or their mean, by NumPy."""
-    shape, dtype = given[0]
+def _bound(is_mean: bool, op: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+    """Return a sum or mean of few elements by NumPy."""
+    shape, dtype = in_forms[0]
     count = math.prod(shape)
-    if dtype not in (np.float32, np.float64) or not 0 < count < _LEAST or dtype != made[0][1]:
+    if dtype not in (np.float32, np.float64) or not 0 < count < _MIN_SIZE or dtype != out_forms[0][1]:
         return None
     axes = op.axes(len(shape))
     if dtype == np.float32 and _is_worth(shape, axes):
         return _bound_rows(is_mean, op, shape, axes)
-    kept = tuple([1 if axis in axes else length for axis, length in enumerate(shape)])
-    add: Any = np.add.reduce  # whose stubs know no tuple of axes
-    divide, number = np.divide, count // math.prod(kept)
+    kept_shape = tuple([1 if axis in axes else length for axis, length in enumerate(shape)])
+    add: Any = np.add.reduce  # its stubs do not allow a tuple of axes
+    divide, number = np.divide, count // math.prod(kept_shape)
 
     def bound(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         out = outputs[0]
         if not out.flags.c_contiguous:
             op.forward(run, inputs, outputs)
             return
-        add(inputs[0], axes, None, out.reshape(kept), True)
+        add(inputs[0], axes, None, out.reshape(kept_shape), True)
         if is_mean:
             divide(out, number, out=out)
 
@@ -109,7 +90,7 @@ def _bound(is_mean: bool, op: Any, given: Sequence[Form], made: Sequence[Form]) 
 
 
 def _bound_rows(is_mean: bool, op: Any, shape: Shape, axes: Sequence[int]) -> Bound | None:
-    """A sum, or mean, of many short rows."""
+    """Return a sum or mean of many short rows."""
     rows = math.prod(shape[: len(shape) - len(axes)])
     length = math.prod(shape) // rows
     call = _PLAIN.bind(None, (rows, length, 1), (np.dtype(np.float32),) * 2)
@@ -129,28 +110,34 @@ def _bound_rows(is_mean: bool, op: Any, shape: Shape, axes: Sequence[int]) -> Bo
     return bound
 
 
-_sum.bind = partial(_bound, False)  # type: ignore[attr-defined]
-_mean.bind = partial(_bound, True)  # type: ignore[attr-defined]
-
-
-@kernel("cpu", "norm")
-def _norm(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+@kernel("cpu", "sum", bind=partial(_bound, False))
+def _sum(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     x, out = inputs[0], outputs[0]
-    sums = _sums(_SIZES if op.ord == 1 else _SQUARES, x, op.axes(x.ndim))
+    sums = _sums(_PLAIN, x, op.axes(x.ndim))
     if sums is None:
         op.forward(run, inputs, outputs)
     else:
-        out[...] = (sums if op.ord == 1 else np.sqrt(sums)).reshape(out.shape)
+        out[...] = sums.reshape(out.shape)
 
 
-def _bind_norm(op: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
-    """The Euclidean norm of few elements, by NumPy."""
-    shape, dtype = given[0]
+@kernel("cpu", "mean", bind=partial(_bound, True))
+def _mean(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    x, out = inputs[0], outputs[0]
+    sums = _sums(_PLAIN, x, op.axes(x.ndim))
+    if sums is None:
+        op.forward(run, inputs, outputs)
+    else:
+        np.divide(sums.reshape(out.shape), x.size // max(1, out.size), out=out, casting="unsafe")
+
+
+def _bind_norm(op: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+    """Return the Euclidean norm of few elements by NumPy."""
+    shape, dtype = in_forms[0]
     axes = op.axes(len(shape))
-    is_few = 0 < math.prod(shape) < _LEAST and not (dtype == np.float32 and _is_worth(shape, axes))
-    if op.ord != 2 or dtype not in (np.float32, np.float64) or dtype != made[0][1] or not is_few:
+    is_few = 0 < math.prod(shape) < _MIN_SIZE and not (dtype == np.float32 and _is_worth(shape, axes))
+    if op.ord != 2 or dtype not in (np.float32, np.float64) or dtype != out_forms[0][1] or not is_few:
         return None
-    kept = tuple([1 if axis in axes else length for axis, length in enumerate(shape)])
+    kept_shape = tuple([1 if axis in axes else length for axis, length in enumerate(shape)])
     add: Any = np.add.reduce
     square, root = np.square, np.sqrt
 
@@ -159,10 +146,17 @@ def _bind_norm(op: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | 
         if not out.flags.c_contiguous:
             op.forward(run, inputs, outputs)
             return
-        add(square(inputs[0]), axes, None, out.reshape(kept), True)
+        add(square(inputs[0]), axes, None, out.reshape(kept_shape), True)
         root(out, out=out)
 
     return bound
 
 
-_norm.bind = _bind_norm  # type: ignore[attr-defined]
+@kernel("cpu", "norm", bind=_bind_norm)
+def _norm(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    x, out = inputs[0], outputs[0]
+    sums = _sums(_SIZES if op.ord == 1 else _SQUARES, x, op.axes(x.ndim))
+    if sums is None:
+        op.forward(run, inputs, outputs)
+    else:
+        out[...] = (sums if op.ord == 1 else np.sqrt(sums)).reshape(out.shape)

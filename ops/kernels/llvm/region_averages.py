@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from flowmx.ops.kernels.llvm import team
-from flowmx.ops.kernels.llvm.code import DOUBLE, FLOAT, Code, Real, Value
-from flowmx.ops.kernels.llvm.program import Program
+from flowmx.ops.kernels.llvm.assembly import DOUBLE, FLOAT, Code, Real, Value
+from flowmx.ops.kernels.llvm.background_compilation import Program
 from flowmx.ops.kernels.onednn.copies import copy
-from flowmx.ops.registry.operators import Array, Run, kernel
+from flowmx.ops.registry.kernels import kernel
+from flowmx.ops.registry.operators import Array, Run
 from flowmx.ops.vision.region_averages import Spans
 
 _REALS = {np.dtype(np.float32): FLOAT, np.dtype(np.float64): DOUBLE}
@@ -138,7 +139,7 @@ def _gradient(real: Real, packed: bool, features: frozenset[str]) -> str:
     code = cells.code
     with code.tasks() as task:
         number = code.divided(task, cells["images"])
-        mine = code.minus(task, code.times(number, cells["images"]))
+        own_image = code.minus(task, code.times(number, cells["images"]))
         begin = code.times(number, cells["share"])
         stop = code.least(code.plus(begin, cells["share"]), cells["channels"])
         with code.loop(code.index(0), cells["regions"]) as region:
@@ -154,10 +155,10 @@ def _gradient(real: Real, packed: bool, features: frozenset[str]) -> str:
 
                     cells.over_pixels(start, cell, add)
 
-                cells.each(region, mine, of_cell)
+                cells.each(region, own_image, of_cell)
 
             image = code.load_index(cells.image_of, region)
-            with code.when(code.put("i1", f"icmp eq {image}, {mine.name}")):
+            with code.when(code.put("i1", f"icmp eq {image}, {own_image.name}")):
                 code.side_by_side(begin, stop, spread, 1 + (_SIDE_BY_SIDE - 1) * packed)
     return code.finish()
 
@@ -199,13 +200,13 @@ def _call(write: Any, op: Any, rois: Array, data: Array, cells: Array, fills: bo
     elif fills:
         data.fill(0)
     pixel = channels if packed else 1
-    made = cells.shape[1]
-    heavy = looked_at * made >= _SHARED
+    out_channels = cells.shape[1]
+    heavy = looked_at * out_channels >= _SHARED
     threads = team.count() if heavy else 1
     if fills:
-        share = made if threads == 1 else _SIDE_BY_SIDE * real.lanes
-        share = min(share, max(real.lanes, -(-made // (2 * threads * real.lanes)) * real.lanes))
-        tasks = images * -(-made // share)
+        share = out_channels if threads == 1 else _SIDE_BY_SIDE * real.lanes
+        share = min(share, max(real.lanes, -(-out_channels // (2 * threads * real.lanes)) * real.lanes))
+        tasks = images * -(-out_channels // share)
     else:
         share = max(1, len(rois) // (8 * threads))
         tasks = -(-len(rois) // share)
@@ -213,7 +214,8 @@ def _call(write: Any, op: Any, rois: Array, data: Array, cells: Array, fills: bo
     starts = np.ascontiguousarray(offsets * (1 if packed else plane), np.int64)
     tables = [each for span in spans for each in (span.first, span.behind, span.weight)]
     words = _pack(
-        0, tasks, share, len(rois), made, *op.grid, channels * plane, width * pixel, pixel, step * plane, images,
+        0, tasks, share, len(rois), out_channels, *op.grid, channels * plane, width * pixel, pixel, step * plane,
+        images,
         *(span.weight.shape[2] for span in spans), *map(id, (image_of, starts, *tables, last, cells)),
     )  # fmt: skip
     team.run(compiled, words, threads)

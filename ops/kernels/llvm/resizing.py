@@ -1,8 +1,8 @@
-"""Images of bytes in another size: linear, cubic and Lanczos, equal to ``ops/vision/resize.py`` to the last bit.
+"""Images of bytes in another size: linear, cubic and Lanczos, equal to ``ops/vision/opencv_resize.py`` to the last bit.
 
-A row of the result is a weighted sum of a few rows, each resized along its length first. Those are kept while the next
-row of the result needs them too, in as many places as there are taps: the rows that one needs follow each other, so
-each has a place of its own by its number.
+A row of the result is a weighted sum of a few rows, which are first resized along their length. These are cached while
+the next row of the result needs them too, in one slot per tap: the needed rows are consecutive, so a row's number
+determines its slot.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.ops.kernels.llvm.program import Program
-from flowmx.ops.registry.operators import Array, Run, kernel
-from flowmx.ops.vision.resize import AREA, CUBIC, LANCZOS, LINEAR
-from flowmx.ops.vision.resize import taps as taps_of
+from flowmx.ops.kernels.llvm.background_compilation import Program
+from flowmx.ops.registry.kernels import kernel
+from flowmx.ops.registry.operators import Array, Run
+from flowmx.ops.vision.opencv_resize import AREA, CUBIC, LANCZOS, LINEAR
+from flowmx.ops.vision.opencv_resize import taps as taps_of
 
 _LANES = 16
 _SCALE = 1 << 11
@@ -140,7 +141,7 @@ def _fill(taps: int) -> list[str]:
 
 
 def _row_of(tap: int, taps: int) -> list[str]:
-    """Have a tap's row in its place, and its weight in every lane."""
+    """Load a tap's row offset, and broadcast its weight to every lane."""
     return [
         f"%ra{tap} = getelementptr i32, ptr %taps, i64 {tap}", f"%rs{tap} = load i32, ptr %ra{tap}",
         f"%r{tap} = sext i32 %rs{tap} to i64", f"%slot{tap} = and i64 %r{tap}, {taps - 1}",

@@ -13,10 +13,10 @@ import numpy as np
 
 from flowmx.ops.formulas.expressions import placeholder
 from flowmx.ops.kernels.llvm import team
-from flowmx.ops.kernels.llvm.code import Code, Value
+from flowmx.ops.kernels.llvm.assembly import Code, Value
+from flowmx.ops.kernels.llvm.background_compilation import Program
 from flowmx.ops.kernels.llvm.elementwise import FUSED, TASK, WORTH_A_THREAD_NS, Loop, pace
 from flowmx.ops.kernels.llvm.lowering import invariants, lower
-from flowmx.ops.kernels.llvm.program import Program
 from flowmx.ops.registry.operators import Array, Operator
 
 _GRAD = 1
@@ -61,11 +61,11 @@ def update(op: Operator, rows: Array, arrays: Sequence[Array]) -> bool:
 
 
 def _program(loop: Loop, targets: tuple[int, ...]) -> tuple[Program, Any]:
-    found = _programs.get(loop)
-    if found is None:
+    program = _programs.get(loop)
+    if program is None:
         pack = struct.Struct(f"5q{len(loop.uniforms)}d{loop.inputs + 1}q").pack
-        found = _programs.setdefault(loop, (Program(partial(_write, loop, targets)), pack))
-    return found
+        program = _programs.setdefault(loop, (Program(partial(_write, loop, targets)), pack))
+    return program
 
 
 def _write(loop: Loop, targets: tuple[int, ...], features: frozenset[str]) -> str:

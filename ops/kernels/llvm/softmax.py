@@ -1,4 +1,4 @@
-"""Softmax and its kin along any axis, with their gradients."""
+"""Softmax, softmin and log_softmax along any axis, with their gradients."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flowmx.ops.formulas.expressions import Expr, Parameters
-from flowmx.ops.kernels.llvm.code import FLOAT
+from flowmx.ops.kernels.llvm.assembly import FLOAT
 from flowmx.ops.kernels.llvm.elementwise import FEW, real_of
-from flowmx.ops.kernels.llvm.rows import Kind, Row, Rows
+from flowmx.ops.kernels.llvm.row_loops import Kind, Row, Rows
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Array, Bound, Form, Run, Shape, kernel
+from flowmx.ops.registry.kernels import Kernel, kernel, register_kernel
+from flowmx.ops.registry.operators import Array, Bound, Form, Run, Shape
 
-LEAST = FEW
-"""Elements below which the plain forward runs."""
+MIN_SIZE = FEW
+"""The operator's forward runs below this number of elements."""
 
 
 def softmax(p: Parameters, row: Row, x: Expr) -> Expr:
-    """The formula of softmax."""
+    """Return the formula of softmax."""
     top = row.max(x * p.scaling)
     e = row.keep(0, row.exp(x * p.scaling - top))
     return e * (1.0 / row.sum(e))
@@ -34,7 +35,7 @@ def _log_softmax(p: Parameters, row: Row, x: Expr) -> Expr:
 
 
 def _log_total(p: Parameters, row: Row, x: Expr) -> Expr:
-    """The logarithm of the sum of exponentials of each row."""
+    """Return the logarithm of the sum of exponentials of each row."""
     top = row.max(x)
     return top + row.log(row.sum(row.exp(x - top)))
 
@@ -48,7 +49,7 @@ def _backward_log_softmax(p: Parameters, row: Row, head: Expr, y: Expr) -> Expr:
 
 
 class Scaled(NamedTuple):
-    """The parameter of the formulas above: what the data is multiplied by."""
+    """The parameter of the formulas above: the factor of the data."""
 
     scaling: float
 
@@ -61,9 +62,9 @@ class Of(NamedTuple):
 
     formula: Callable[..., Expr]
     full: int
-    """The number of float inputs; with lengths there is one more, of another dtype."""
+    """The number of float inputs; lengths are an additional input of another dtype."""
     scaling: Callable[[Any], float]
-    """Called with the operator; returns the factor that the data is multiplied by."""
+    """Called with the operator; returns the factor of the data."""
 
 
 FORMULAS = {
@@ -73,31 +74,31 @@ FORMULAS = {
     "_backward_softmax": Of(_backward_softmax, 2, lambda op: op.scaling),
     "_backward_log_softmax": Of(_backward_log_softmax, 2, lambda op: op.scaling),
 }
-"""By the operators' names: other devices make kernels of them too."""
+"""The formulas by operator name; other devices use them too."""
 
 
 def around(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
-    """A shape as (outer, length, inner) with the axis in the middle."""
+    """Return a shape as (outer, length, inner) with the axis in the middle."""
     axis %= len(shape)
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 
 @cache
 def computed(dtype: DType) -> bool:
-    """Tell whether rows of an element type are computed: float32, or of 16 bits that the processor widens."""
+    """Return whether row kernels support an element type: float32, or 16 bits that the processor can widen."""
     real = real_of(dtype)
     return real is not None and real.name == FLOAT.name
 
 
 def suits(*arrays: Array) -> bool:
-    """Tell whether row kernels take these arrays: of float32 or 16 bits, in C order."""
+    """Return whether row kernels support these arrays: float32 or 16 bits, in C order."""
     return all(computed(array.dtype) and array.flags.c_contiguous for array in arrays)
 
 
 def bound_rows(
     rows: Rows, parameters: Any, place: tuple[int, int, int], dtypes: Sequence[DType], plain: Bound
 ) -> Bound:  # fmt: skip
-    """A formula of rows for arrays of one form; the plain forward where one lies otherwise, or it is not compiled."""
+    """Bind a row formula to arrays of one form, with the operator's forward as fallback."""
     call, compute = rows.bind(parameters, place, dtypes), rows.run
 
     def bound(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -115,38 +116,41 @@ def bound_rows(
     return bound
 
 
-class OfRows:
-    """The kernel of an operator by rows.
+class OfRows(Kernel):
+    """The kernel of an operator with a row formula.
 
     Args:
         rows: the formula.
-        count: the number of inputs with which it is one.
-        place: called with the operator and its output's shape; returns the parameters, and the shape as
-            :meth:`Rows.run` takes it.
+        count: the number of inputs for which the formula applies.
+        place: called with the operator and its output's shape; returns the parameters, and the shape for
+            :meth:`Rows.run`.
     """
+
+    only_native = True
 
     def __init__(self, rows: Rows, count: int, place: Callable[[Any, Shape], tuple[Any, tuple[int, int, int]]]) -> None:
         self._rows, self._count, self._place = rows, count, place
 
-    def __call__(self, op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def compute(self, op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute the operator."""
         out = outputs[0]
-        fast = out.size >= LEAST and len(inputs) == self._count and suits(*inputs, *outputs)
+        fast = out.size >= MIN_SIZE and len(inputs) == self._count and suits(*inputs, *outputs)
         if not (fast and self._rows.run(*self._place(op, out.shape), inputs, outputs)):
             op.forward(run, inputs, outputs)
 
     def takes(self, op: Any, dtype: DType) -> bool:
-        """Tell whether it computes on elements of this type."""
+        """Return whether the kernel computes on elements of this type."""
         return len(op.inputs()) == self._count and computed(dtype)
 
-    def bind(self, op: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
-        """The kernel for arrays of these shapes and dtypes."""
-        shape = made[0][0]
-        dtypes = [dtype for _, dtype in (*given, *made)]
-        if not all(map(computed, dtypes)) or len(given) != self._count:
+    def bind(self, op: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+        """Return the kernel specialized for arrays of these shapes and dtypes."""
+        shape = out_forms[0][0]
+        dtypes = [dtype for _, dtype in (*in_forms, *out_forms)]
+        if not all(map(computed, dtypes)) or len(in_forms) != self._count:
             return None
-        if math.prod(shape) < LEAST:
-            return op.bound(np, given, made) or op.forward  # type: ignore[no-any-return]
+        if math.prod(shape) < MIN_SIZE:
+            plain: Bound = op.bound(np, in_forms, out_forms) or op.forward
+            return plain
         return bound_rows(self._rows, *self._place(op, shape), dtypes, op.forward)
 
 
@@ -156,7 +160,7 @@ def _register(name: str, of: Of) -> None:
     def of_rows(op: Any, shape: Shape) -> tuple[Any, tuple[int, int, int]]:
         return Scaled(of.scaling(op)), around(shape, op.axis)
 
-    kernel("cpu", name)(OfRows(rows, of.full, of_rows))
+    register_kernel("cpu", name, OfRows(rows, of.full, of_rows))
 
 
 for _name, _of in FORMULAS.items():
@@ -168,24 +172,29 @@ _log_total_rows = Rows(Kind(outputs=0, results=1), _log_total)
 
 
 def merged(axes: int | tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """A shape as (outer, length, inner) with neighbouring axes in the middle."""
+    """Return a shape as (outer, length, inner) with adjacent axes in the middle."""
     if isinstance(axes, int):
         return around(shape, axes)
     return math.prod(shape[: axes[0]]), math.prod(shape[axes[0] : axes[-1] + 1]), math.prod(shape[axes[-1] + 1 :])
 
 
-@kernel("cpu", "SoftmaxOutput")
+def takes(op: Any, dtype: DType) -> bool:
+    """Return whether row kernels support this element type."""
+    return computed(dtype)
+
+
+@kernel("cpu", "SoftmaxOutput", takes=takes, only_native=True)
 def _softmax_output(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     x, out = inputs[0], outputs[0]
-    fast = x.size >= LEAST and suits(x, out)
+    fast = x.size >= MIN_SIZE and suits(x, out)
     if not (fast and _softmax_rows.run(PLAIN, merged(op.axes(x), x.shape), [x], [out])):
         op.forward(run, inputs, outputs)
 
 
-@kernel("cpu", "SoftmaxActivation")
+@kernel("cpu", "SoftmaxActivation", takes=takes, only_native=True)
 def _softmax_activation(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     x, out = inputs[0], outputs[0]
-    fast = x.size >= LEAST and suits(x, out)
+    fast = x.size >= MIN_SIZE and suits(x, out)
     if not (fast and _softmax_rows.run(PLAIN, around(x.shape, op.axis()), [x], [out])):
         op.forward(run, inputs, outputs)
 
@@ -194,18 +203,9 @@ def _softmax_activation(op: Any, run: Run, inputs: Sequence[Array], outputs: Seq
 def _softmax_cross_entropy(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     x, label = inputs
     totals = np.empty(len(x), np.float32)
-    fast = x.size >= LEAST and suits(x)
+    fast = x.size >= MIN_SIZE and suits(x)
     if not (fast and _log_total_rows.run(PLAIN, (*x.shape, 1), [x], [totals])):
         op.forward(run, inputs, outputs)
         return
     here = np.take_along_axis(x, label.astype(np.int64)[:, None], axis=1)[:, 0]
     outputs[0][...] = (totals - here).sum()
-
-
-def takes(op: Any, dtype: DType) -> bool:
-    """Tell whether rows of this element type are computed: the answer of the kernels that are functions."""
-    return computed(dtype)
-
-
-for _kernel in (_softmax_output, _softmax_activation):
-    _kernel.takes = takes  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Products of a csr matrix, or of one transposed, with dense rows: one pass over what is stored, on all cores."""
+"""Products of a csr matrix or its transpose with dense rows: one pass over the stored elements, on all cores."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from functools import lru_cache, partial
 import numpy as np
 
 from flowmx.ops.kernels.llvm import team
-from flowmx.ops.kernels.llvm.code import DOUBLE, FLOAT, Code, Real, Value
-from flowmx.ops.kernels.llvm.program import Program
+from flowmx.ops.kernels.llvm.assembly import DOUBLE, FLOAT, Code, Real, Value
+from flowmx.ops.kernels.llvm.background_compilation import Program
 from flowmx.ops.registry.operators import Array
 
-_LEAST = 1 << 12
-"""Products below which the plain form is as fast."""
+_MIN_SIZE = 1 << 12
+"""The fallback is as fast below this number of products."""
 _SHARED = 1 << 16
-"""Products from which several threads pay."""
+"""Several threads are faster from this number of products."""
 _REALS = {np.dtype(np.float32): FLOAT, np.dtype(np.float64): DOUBLE}
 
 _PARTS = 4
@@ -67,7 +67,7 @@ def _add_row(
         term = code.binary("fmul", factor, code.load(b, code.plus(source, column), mask))
         code.store(code.binary("fadd", code.load(out, at, mask), term), out, at, mask)
 
-    # What is left over is done one by one: a masked load has to wait for the masked store before it.
+    # The remainder is computed one by one: a masked load would wait for the masked store before it.
     lanes = code.index(code.lanes)
     whole = code.plus(begin, code.times(code.divided(code.minus(end, begin), lanes), lanes))
     code.strips(begin, whole, add)
@@ -96,8 +96,8 @@ def _by_rows(real: Real, single: bool, features: frozenset[str]) -> str:
 def _by_columns(real: Real, single: bool, apart: bool, features: frozenset[str]) -> str:
     """``out[places[e]] += data[e] · b[i]`` over the elements e of all rows i, from zeros.
 
-    A task is either a share of the columns of ``b``, or, ``apart``, a share of the matrix's rows, which are added up in
-    a result of its own. In both ways sums do not depend on the number of threads.
+    A task is either a share of the columns of ``b``, or, with ``apart``, a share of the matrix's rows, summed into a
+    separate result. In both cases sums do not depend on the number of threads.
     """
     code = Code(real, features)
     share, length, rows, results = (code.word() for _ in range(4))
@@ -134,9 +134,9 @@ def _columns_program(dtype: np.dtype[np.generic], single: bool, apart: bool) -> 
 
 
 def _suits(width: int, data: Array, *arrays: Array) -> bool:
-    """Tell whether the functions take such arrays, of which the first are of the elements' dtype."""
+    """Return whether the functions support these arrays; the first have the elements' dtype."""
     alike = data.dtype in _REALS and all(each.dtype == data.dtype for each in arrays)
-    return data.size * width >= _LEAST and alike and all(each.flags.c_contiguous for each in (data, *arrays))
+    return data.size * width >= _MIN_SIZE and alike and all(each.flags.c_contiguous for each in (data, *arrays))
 
 
 def _whole_numbers(*arrays: Array) -> list[Array]:
@@ -149,7 +149,7 @@ def _threads(work: int) -> int:
 
 
 def product(data: Array, indices: Array, starts: Array, b: Array) -> Array | None:
-    """The product of a csr matrix, whose indices are inside of ``b``, with a matrix; None where it is not compiled."""
+    """Return the product of a csr matrix with a matrix; None if it is not compiled. All indices must be valid rows."""
     rows, width = len(starts) - 1, b.shape[1]
     compiled = _rows_program(data.dtype, width == 1).get() if _suits(width, data, b) else None
     if compiled is None:
@@ -164,12 +164,12 @@ def product(data: Array, indices: Array, starts: Array, b: Array) -> Array | Non
 
 
 def transposed_product(data: Array, places: Array, starts: Array, b: Array, results: int) -> Array | None:
-    """The product of a csr matrix, transposed, with a matrix; None where it is not compiled.
+    """Return the product of a transposed csr matrix with a matrix; None if it is not compiled.
 
     Args:
         data: the stored elements.
-        places: the row of the result for each of them, int32.
-        starts: where the rows begin, and the last ends, int64.
+        places: the row of the result for each element, int32.
+        starts: the start of each row, and the end of the last one, int64.
         b: the matrix.
         results: the number of rows of the result.
     """

@@ -1,7 +1,7 @@
 """Non-maximum suppression: each box is compared with those that are left before it, a vector of them at a time.
 
-Boxes that are left are moved to the front of their planes, over boxes that have been settled, so that what a box is
-compared with lies together; the first that drops it ends the comparison.
+Surviving boxes move to the front of their planes, over boxes that have been decided, so that a box is compared with
+contiguous boxes; the first one that drops it ends the comparison.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from functools import lru_cache, partial
 import numpy as np
 
 from flowmx.ops.kernels.llvm import team
-from flowmx.ops.kernels.llvm.code import DOUBLE, FLOAT, Code, Real, Value
-from flowmx.ops.kernels.llvm.program import Program
+from flowmx.ops.kernels.llvm.assembly import DOUBLE, FLOAT, Code, Real, Value
+from flowmx.ops.kernels.llvm.background_compilation import Program
 from flowmx.ops.registry.operators import Array
 from flowmx.ops.vision.suppression import Boxes, Rule, suppressor
 
@@ -28,7 +28,7 @@ def _text(real: Real, kinds: bool, reached: bool, features: frozenset[str]) -> s
     code = Code(real, features)
     size, most, length = code.word(), code.word(), code.word()
     threshold, margin = code.number(), code.number()
-    planes, counts, made = code.array(), code.array(), code.array()
+    planes, counts, keep = code.array(), code.array(), code.array()
     zero = code.constant(0.0)
     with code.tasks() as example:
         start, row = code.times(example, length), code.times(example, size)
@@ -37,38 +37,38 @@ def _text(real: Real, kinds: bool, reached: bool, features: frozenset[str]) -> s
         count = code.least(code.load_index(counts, example), size)
         with code.loop(code.index(0), count) as box:
             ones = [code.load_one(planes, code.plus(column, box)) for column in columns]
-            mine = [code.spread(one) for one in ones]
-            found, dropped = code.get(left), code.local(Value("i1", "false"))
+            kept_box = [code.spread(one) for one in ones]
+            survivors, dropped = code.get(left), code.local(Value("i1", "false"))
 
             def compare(
-                index: Value, mask: Value | None, mine: list[Value] = mine, dropped: Value = dropped
+                index: Value, mask: Value | None, kept_box: list[Value] = kept_box, dropped: Value = dropped
             ) -> None:  # fmt: skip
                 its = [code.load(planes, code.plus(column, index), mask) for column in columns]
                 sides = []
                 for low, high in ((0, 2), (1, 3)):
-                    inner = code.choose(code.compare("olt", its[high], mine[high]), its[high], mine[high])
-                    outer = code.choose(code.compare("ogt", its[low], mine[low]), its[low], mine[low])
+                    inner = code.choose(code.compare("olt", its[high], kept_box[high]), its[high], kept_box[high])
+                    outer = code.choose(code.compare("ogt", its[low], kept_box[low]), its[low], kept_box[low])
                     side = code.binary("fadd", code.binary("fsub", inner, outer), margin)
                     sides.append(code.choose(code.compare("ogt", side, zero), side, zero))
                 common = code.binary("fmul", *sides)
-                union = code.binary("fsub", code.binary("fadd", its[4], mine[4]), common)
+                union = code.binary("fsub", code.binary("fadd", its[4], kept_box[4]), common)
                 overlap = code.binary("fdiv", common, union)
                 over = code.compare("oge" if reached else "ogt", overlap, threshold)
                 if kinds:
-                    over = code.both(over, code.compare("oeq", its[5], mine[5]))
+                    over = code.both(over, code.compare("oeq", its[5], kept_box[5]))
                 if mask is not None:
                     over = code.both(over, mask)
                 code.set(dropped, code.any(over))
 
-            code.until(dropped, code.index(0), found, compare)
-            room = code.put("i1", f"icmp ult {found}, {most.name}")
+            code.until(dropped, code.index(0), survivors, compare)
+            room = code.put("i1", f"icmp ult {survivors}, {most.name}")
             stays = code.both(room, code.inverse(code.get(dropped)))
-            place = code.put("ptr", f"getelementptr i8, {made}, {code.plus(row, box)}")
+            place = code.put("ptr", f"getelementptr i8, {keep}, {code.plus(row, box)}")
             code.do(f"store {code.put('i8', f'zext {stays} to i8')}, {place}")
             with code.when(stays):
                 for column, one in zip(columns, ones, strict=True):
-                    code.store_one(one, planes, code.plus(column, found))
-                code.set(left, code.plus(found, 1))
+                    code.store_one(one, planes, code.plus(column, survivors))
+                code.set(left, code.plus(survivors, 1))
     return code.finish()
 
 
@@ -78,8 +78,8 @@ def _program(real: Real, kinds: bool, reached: bool) -> Program:
 
 
 @suppressor("cpu")
-def left(boxes: Boxes, rule: Rule) -> Array | None:
-    """Which boxes are left (batch, boxes), bool; None where it is not compiled (yet)."""
+def keep_mask(boxes: Boxes, rule: Rule) -> Array | None:
+    """Return the mask of surviving boxes (batch, boxes), bool; None if it is not compiled (yet)."""
     real = _REALS.get(boxes.areas.dtype)
     if real is None or rule.threshold < 0 or (rule.reached and not rule.threshold):
         return None
@@ -94,11 +94,11 @@ def left(boxes: Boxes, rule: Rule) -> Array | None:
         np.add(boxes.areas, 0 * (planes[:, 0] + planes[:, 1] + planes[:, 2] + planes[:, 3]), out=planes[:, 4])
     if boxes.kinds is not None:
         planes[:, 5] = boxes.kinds
-    made = np.zeros((batch, size), bool)
+    mask = np.zeros((batch, size), bool)
     most = size if rule.most < 0 else rule.most
     counts = np.ascontiguousarray(boxes.counts, np.int64)
     words = _pack(
-        0, batch, size, most, planes.shape[1] * size, rule.threshold, rule.margin, id(planes), id(counts), id(made)
+        0, batch, size, most, planes.shape[1] * size, rule.threshold, rule.margin, id(planes), id(counts), id(mask)
     )
     team.run(compiled, words, team.count() if batch > 1 and size >= _SHARED else 1)
-    return made
+    return mask

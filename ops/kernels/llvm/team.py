@@ -1,48 +1,50 @@
-"""Threads that help with a call, without the interpreter: the caller never waits for one that has not come.
+"""Threads that help with a call, without the interpreter: the caller never waits for a helper that has not started.
 
-A compiled function takes its tasks from a counter, so the caller alone would do them all. :func:`run` opens a
-gate for helpers, works itself until no task is left, closes the gate, and waits for those that came through.
-A helper that the system runs too late finds the gate closed. That is what libgomp's barrier, which waits for
-every thread of its team, does not give: where the cores are busy, or threads sleep, a barrier costs more than
-the second core brings. (A softmax of a million elements took 0.12 ms alone, 0.2 ms beside the engine's
-threads on libgomp, with outliers of milliseconds.)
+A compiled function takes its tasks from a counter, so the caller alone could do them all. :func:`run` opens a
+gate for helpers, works itself until no task is left, closes the gate, and waits for the helpers that passed it.
+A helper that the system schedules too late finds the gate closed. libgomp's barrier, in contrast, waits for
+every thread of its team: where the cores are busy, or threads sleep, a barrier costs more than
+the second core brings. (A softmax of a million elements took 0.12 ms on one thread, and 0.2 ms on libgomp next to the
+engine's threads, with outliers of milliseconds.)
 
-The two functions are written in LLVM's assembly. The words that they share:
+The two functions are written in LLVM assembly. They share these words:
 
     gate     twice the number of helpers inside, plus 1 while it is open
     left     how many helpers have left; a futex that the caller sleeps on
     waits    1 while the caller sleeps, or is about to
     calls    counts calls; a futex that helpers sleep on
-    asleep   how many do
-    busy     1 while a call is under way; another one meanwhile is run by its caller alone
-    function, words, limit: what the helpers are to call, and how many of them
+        asleep   the number of sleeping helpers
+        busy     1 during a call; a concurrent call is then run by its caller alone
+        function, words, limit: the function that helpers call, its argument, and the maximum number of helpers
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 import sys
 import threading
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from flowmx import settings
+from flowmx import process_hooks, settings
 from flowmx.devices.threads import kernel_threads
 from flowmx.ops.kernels.llvm import compiler
-from flowmx.ops.kernels.llvm.program import Program
+from flowmx.ops.kernels.llvm.background_compilation import Program
+from flowmx.ops.kernels.recording import current
+from flowmx.ops.registry.operators import Array
 
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 _WAIT, _WAKE = 128, 129  # with FUTEX_PRIVATE_FLAG
 
 _SPINS = 400
-"""The times that a helper polls for a next call, yielding to other threads in between, before it sleeps."""
+"""The number of times a helper polls for the next call, yielding to other threads in between, before it sleeps."""
 
 _PATIENCE = 300
-"""The times that a caller looks whether its helpers have left, some 50 µs in all, before it sleeps: the system may have
-taken their core away."""
+"""The number of times a caller checks whether its helpers have left (about 50 µs in all) before it sleeps. The system
+may have taken their core away."""
 
-# Each on a cache line of its own.
+# Each on a separate cache line.
 _WORDS = {name: 8 * number for number, name in enumerate(
     ("gate", "left", "waits", "calls", "asleep", "busy", "function", "words", "limit"))}  # fmt: skip
 _SIZE = 64 * len(_WORDS)
@@ -186,8 +188,15 @@ def _text(template: str) -> str:
     return _COMMON + ("declare void @llvm.x86.sse2.pause()\n" if pause else "") + template
 
 
+class Runner(NamedTuple):
+    """The address of the function that runs tasks on several threads, and of the team, its first argument."""
+
+    function: int
+    team: int
+
+
 class Team:
-    """Helpers of this process, started as they are needed; they live as long as it does."""
+    """The helper threads of this process, started on demand; they live as long as the process."""
 
     def __init__(self) -> None:
         self._memory = ctypes.create_string_buffer(_SIZE + 64)
@@ -197,14 +206,21 @@ class Team:
         self._run: Any = None
 
     def run(self, function: compiler.Compiled, words: bytes, threads: int) -> None:
-        """Call a function of tasks on at most so many threads, the calling one among them."""
+        """Call a function of tasks on at most ``threads`` threads, including the caller's."""
         if self._helpers < threads - 1 and not self._grow(threads - 1):
             function.call(words)
         else:
             self._run(self._team, function.address, words, threads - 1)
 
+    def runner(self, threads: int) -> Runner | None:
+        """Return how native code calls a function of tasks on several threads; None if there are no helpers (yet)."""
+        if self._helpers < threads - 1 and not self._grow(threads - 1):
+            return None
+        program = _run_program.get()
+        return None if program is None else Runner(program.address, self._team)
+
     def _grow(self, count: int) -> bool:
-        """Start helpers up to this number; False where there can be none (yet)."""
+        """Start helpers up to this number; return False if none can be started (yet)."""
         run, helper = _run_program.get(), _help_program.get()
         if run is None or helper is None:
             return False
@@ -212,10 +228,10 @@ class Team:
             if self._run is None:
                 prototype = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64)
                 self._run = prototype(run.address)
-                compiler.keep(self._memory)  # helpers look at it as long as the process lives
+                compiler.keep(self._memory)  # helpers read it as long as the process lives
             serve = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(helper.address)
             while self._helpers < count:
-                # They never come back from there, and so never need the interpreter again.
+                # The threads never return, so they never need the interpreter again.
                 name = f"flowmx-helper-{self._helpers}"
                 try:
                     threading.Thread(target=serve, args=(self._team,), name=name, daemon=True).start()
@@ -230,31 +246,55 @@ supported = sys.platform.startswith("linux") and platform.machine() in _FUTEX
 _run_program = Program(lambda features: _text(_RUN))
 _help_program = Program(lambda features: _text(_HELP))
 _team = Team()
-_known: tuple[Any, int] = (None, 1)
+_count: tuple[Any, int] = (None, 1)
 
 
 def count() -> int:
-    """The number of threads that one call may use."""
-    global _known
+    """Return the number of threads that one call may use."""
+    global _count
     config = settings.get()
-    if _known[0] is not config:
-        _known = (config, kernel_threads(config))
-    return _known[1]
+    if _count[0] is not config:
+        _count = (config, kernel_threads(config))
+    return _count[1]
 
 
-def run(function: compiler.Compiled, words: bytes, threads: int) -> None:
-    """Call a compiled function, which takes its tasks from the words' counter, on at most so many threads."""
+def run(
+    function: compiler.Compiled, words: bytes, threads: int, arrays: Sequence[Array] | None = None,
+    needs_lines: bool = False, addresses: Sequence[int] | None = None,
+) -> None:  # fmt: skip
+    """Call a compiled function, which takes its tasks from a counter in ``words``.
+
+    Args:
+        function: the function.
+        words: its arguments.
+        threads: the maximum number of threads.
+        arrays: the arrays that the last words stand for.
+        needs_lines: whether each row of the arrays must begin at a cache line.
+        addresses: the addresses that are the last words, instead of arrays. With neither, the call is not recorded.
+    """
+    recording = current()
+    if recording is not None:
+        if arrays is not None:
+            recording.add_loop(function.address, words, arrays, threads, needs_lines)
+        elif addresses is not None:
+            recording.add_loop_at(function.address, words, addresses, threads)
+        else:
+            recording.is_complete = False
     if threads > 1 and supported:
         _team.run(function, words, threads)
     else:
         function.call(words)
 
 
+def runner(threads: int) -> Runner | None:
+    """Return how native code calls a function of tasks on several threads; None if it must call it directly."""
+    return _team.runner(threads) if supported else None
+
+
 def _after_fork() -> None:
-    """Replace the team in the child of a fork, which has no helper threads."""
+    """Replace the team in a forked child, which has no helper threads."""
     global _team
     _team = Team()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+process_hooks.at_fork(after_in_child=_after_fork)

@@ -1,6 +1,6 @@
-"""The product of a matrix and a vector, and what follows it: one pass over the matrix, at the speed of memory.
+"""The fused product of a matrix and a vector: one pass over the matrix, at the speed of memory.
 
-BLAS is as fast, but its threads go on waiting busily for a while, on the cores that the next kernel wants.
+BLAS is as fast, but its threads keep spinning for a while on the cores that the next kernel needs.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from functools import cache
 
 from flowmx.ops.formulas.expressions import Expr, Parameters
-from flowmx.ops.kernels.llvm.functions import relu
-from flowmx.ops.kernels.llvm.rows import Kind, Row, Rows
+from flowmx.ops.kernels.llvm.math_functions import relu
+from flowmx.ops.kernels.llvm.row_loops import Kind, Row, Rows
 from flowmx.ops.registry.operators import Array
 
 ACTIVATIONS = ("", "relu")
-"""Activations that can be fused behind the product; empty for none."""
+"""Activations that can be fused with the product; empty for none."""
 
 
 @cache
@@ -33,7 +33,7 @@ def _rows(scaled: bool, shifts: int, then: str) -> Rows:
 def multiply(
     weight: Array, data: Array, out: Array, scale: Array | None = None, shifts: Sequence[Array] = (), then: str = ""
 ) -> bool:
-    """Compute ``out = then(scale · (weight @ data) + Σ shifts)``; False where it is not compiled (yet).
+    """Compute ``out = then(scale · (weight @ data) + Σ shifts)``; return False if it is not compiled yet.
 
     Args:
         weight: float32 (n, k), in C order.

@@ -1,9 +1,9 @@
-"""Loops over arrays that are broadcast to one shape, or that lie apart from each other in different ways.
+"""Loops over arrays that are broadcast to one shape, or that have different strides.
 
-Several axes of an array can be walked as one where each step along the outer one is as long as all of the inner.
-:func:`axes_of` finds the fewest axes that all arrays have in common, in the order of memory. Along the innermost
-an array must be dense, or stand still: the number that it gives then is read once a row. A bias added to a matrix
-takes two axes, as do LayerNorm's means; what has one shape and lies alike takes one, whatever the shape.
+Adjacent axes can be merged if a step along the outer axis is as long as the whole inner axis. :func:`axes_of` merges
+the axes of all arrays to the smallest common number, in memory order. Along the innermost axis an array must be dense
+or constant; the element of a constant one is read once per row. Adding a bias to a matrix takes two axes, and so do the
+means of LayerNorm; arrays with equal shapes and strides take one.
 """
 
 from __future__ import annotations
@@ -15,48 +15,50 @@ from typing import NamedTuple
 
 from flowmx.ops.formulas.expressions import Expr, placeholder, uniforms
 from flowmx.ops.kernels.llvm import team
-from flowmx.ops.kernels.llvm.code import Code, Real, Value
+from flowmx.ops.kernels.llvm.assembly import Code, Real, Value
+from flowmx.ops.kernels.llvm.background_compilation import Program
 from flowmx.ops.kernels.llvm.elementwise import TASK, WORTH_A_THREAD_NS, pace
 from flowmx.ops.kernels.llvm.lowering import invariants, lower_side_by_side
-from flowmx.ops.kernels.llvm.program import Program
 from flowmx.ops.registry.operators import Array, Shape
 
-_MOST_AXES = 4
-_TASKS_A_THREAD = 8
-_BEYOND_CACHES = 1 << 25
-"""Bytes of an output from which it is stored past the caches: it would not stay in them until it is read."""
-_LINE = 64
-_LONGEST = 1600
-"""Instructions of a loop's body, about."""
-_ELEMENTS_AN_INSTRUCTION = 16
-"""Elements of an array for each instruction of a body: a loop over few is compiled longer than it will ever run."""
+_MAX_AXES = 4
+_TASKS_PER_THREAD = 8
+_STREAMING_BYTES = 1 << 25
+"""Outputs of at least this many bytes bypass the caches, which would evict them before they are read."""
+_CACHE_LINE = 64
+_MAX_INSTRUCTIONS = 1600
+"""The approximate maximum number of instructions in a loop's body."""
+_ELEMENTS_PER_INSTRUCTION = 16
+"""The minimum number of elements per instruction: compiling a loop over fewer takes longer than running it."""
 
 
 class Axes(NamedTuple):
-    """Axes that several arrays are walked along, the innermost last."""
+    """The common axes of a loop over several arrays, innermost last."""
 
     lengths: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
-    """For each array its step along each axis, in elements; the innermost is 1 or 0."""
+    """For each array, its stride along each axis, in elements; the innermost is 1 or 0."""
 
     @property
     def still(self) -> tuple[bool, ...]:
-        """For each array whether it stands still along the innermost axis."""
-        return tuple([not steps[-1] for steps in self.strides])
+        """For each array, whether it is constant along the innermost axis."""
+        return tuple([not strides[-1] for strides in self.strides])
 
 
 def merged_axes(arrays: Sequence[Array]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """The fewest axes for arrays that are broadcast to the shape of the last one, in the order of its memory.
+    """Merge the axes of arrays that are broadcast to the shape of the last one, in its memory order.
 
     Returns:
-        their lengths, and for each array its step along each of them, in bytes; one axis at least.
+        the lengths of the axes, at least one, and for each array its stride along each of them, in bytes.
     """
     shape = arrays[-1].shape
-    steps = [_spread(array, shape) for array in arrays]
+    strides_by_array = [_broadcast_strides(array, shape) for array in arrays]
     merged: list[tuple[int, tuple[int, ...]]] = []
-    for axis in sorted((axis for axis, length in enumerate(shape) if length != 1), key=lambda axis: -steps[-1][axis]):
-        length, step = shape[axis], tuple([each[axis] for each in steps])
-        if merged and merged[-1][1] == tuple([length * each for each in step]):
+    for axis in sorted(
+        (axis for axis, length in enumerate(shape) if length != 1), key=lambda axis: -strides_by_array[-1][axis]
+    ):
+        length, step = shape[axis], tuple([strides[axis] for strides in strides_by_array])
+        if merged and merged[-1][1] == tuple([length * stride for stride in step]):
             length *= merged.pop()[0]
         merged.append((length, step))
     if not merged:
@@ -66,32 +68,32 @@ def merged_axes(arrays: Sequence[Array]) -> tuple[tuple[int, ...], tuple[tuple[i
 
 
 def axes_of(arrays: Sequence[Array]) -> Axes | None:
-    """The axes of arrays that are broadcast to the shape of the last one; None where they cannot be walked."""
+    """Return the axes of arrays that are broadcast to the shape of the last one; None if no loop supports them."""
     size = arrays[-1].itemsize
     lengths, strides = merged_axes(arrays)
-    fits = len(lengths) <= _MOST_AXES and all(each[-1] in (0, size) for each in strides)
-    if not fits or any(step % size for each in strides for step in each):
+    fits = len(lengths) <= _MAX_AXES and all(steps[-1] in (0, size) for steps in strides)
+    if not fits or any(step % size for steps in strides for step in steps):
         return None
-    return Axes(lengths, tuple([tuple([step // size for step in each]) for each in strides]))
+    return Axes(lengths, tuple([tuple([step // size for step in steps]) for steps in strides]))
 
 
-def _spread(array: Array, shape: Shape) -> list[int]:
-    """The bytes between neighbours along each axis of a shape that an array is broadcast to."""
+def _broadcast_strides(array: Array, shape: Shape) -> list[int]:
+    """Return the strides of an array when it is broadcast to a shape, in bytes."""
     missing = len(shape) - array.ndim
-    given = zip(array.strides, array.shape, shape[missing:], strict=True)
-    return [0] * missing + [step if length == whole else 0 for step, length, whole in given]
+    axes = zip(array.strides, array.shape, shape[missing:], strict=True)
+    return [0] * missing + [stride if length == full_length else 0 for stride, length, full_length in axes]
 
 
 class Walk:
-    """A formula as a loop along so many axes.
+    """A compiled loop that computes formulas along a number of axes.
 
     Args:
         outputs: the formulas.
         real: the element type.
-        still: for each array, inputs first, whether it stands still along the innermost axis.
-        rank: how many axes there are.
-        streams: whether outputs are stored past the caches; they then begin at cache lines, row by row.
-        vectors: how many vectors are computed side by side.
+        still: for each array, inputs first, whether it is constant along the innermost axis.
+        rank: the number of axes.
+        streams: whether outputs bypass the caches; each of their rows then begins at a cache line.
+        vectors: the number of vectors that are computed side by side.
     """
 
     def __init__(
@@ -110,26 +112,26 @@ class Walk:
         self._pack = struct.Struct(f"{words}q{len(self.uniforms)}d{len(still)}q").pack
 
     def threads(self, axes: Axes) -> int:
-        """The number of threads for a walk along these axes."""
+        """Return the number of threads for a loop along these axes."""
         return team.count() if math.prod(axes.lengths) * self._pace > WORTH_A_THREAD_NS else 1
 
     def words(self, axes: Axes, numbers: Sequence[float], threads: int) -> tuple[float, ...]:
-        """The arguments of a call along these axes, besides the arrays."""
+        """Return the arguments of a call along these axes, without the arrays."""
         length, rows = axes.lengths[-1], math.prod(axes.lengths[:-1])
         piece, pieces, share = _tasks(rows, length, threads)
         units = rows * pieces
-        steps = [step for each in axes.strides for step in each[:-1]]
+        steps = [stride for strides in axes.strides for stride in strides[:-1]]
         return (0, -(-units // share), length, units, share, pieces, piece, *axes.lengths[1:-1], *steps, *numbers)
 
     def run(self, words: Sequence[float], arrays: Sequence[Array], threads: int) -> bool:
-        """Run it over arrays, inputs first; False where it is not compiled (yet)."""
+        """Run the loop over arrays, inputs first; return False if it is not compiled (yet)."""
         compiled = self.program.compiled or self.program.get()
         if compiled is None:
             return False
-        team.run(compiled, self._pack(*words, *map(id, arrays)), threads)
+        team.run(compiled, self._pack(*words, *map(id, arrays)), threads, arrays, self.streams)
         return True
 
-    # -- text ------------------------------------------------------------------------------------------
+    # -- code ------------------------------------------------------------------------------------------
 
     def _write(self, features: frozenset[str]) -> str:
         code = Code(self.real, features)
@@ -137,7 +139,7 @@ class Walk:
         lengths = [code.word() for _ in range(self.rank - 2)]
         strides = [[code.word() for _ in range(self.rank - 1)] for _ in self.still]
         numbers = {uniform: code.number() for uniform in self.uniforms}
-        arrays = [(code.array(), each) for each in strides]
+        arrays = [(code.array(), array_strides) for array_strides in strides]
         with code.tasks() as task:
             first = code.times(task, share)
             with code.loop(first, code.least(code.plus(first, share), units)) as unit:
@@ -150,7 +152,7 @@ class Walk:
     def _places(
         self, code: Code, row: Value, lengths: Sequence[Value], arrays: Sequence[tuple[Value, list[Value]]]
     ) -> list[Value]:  # fmt: skip
-        """The addresses at which the row of each array begins."""
+        """Return the address at which the row of each array begins."""
         if self.rank == 1:
             return [address for address, _ in arrays]
         indices: list[Value] = []
@@ -171,17 +173,20 @@ class Walk:
     ) -> None:  # fmt: skip
         count = len(places) - len(self.outputs)
         fixed = dict(numbers)
-        for at in range(count):
-            if self.still[at]:
-                fixed[placeholder(at)] = code.spread(code.load_one(places[at], code.index(0)))
+        for position in range(count):
+            if self.still[position]:
+                fixed[placeholder(position)] = code.spread(code.load_one(places[position], code.index(0)))
         fixed = invariants(code, self.outputs, fixed)
 
-        moving = [at for at in range(count) if not self.still[at]]
+        varying = [position for position in range(count) if not self.still[position]]
 
         def body(indices: Sequence[Value], mask: Value | None) -> None:
-            read = [{placeholder(at): code.load(places[at], index, mask) for at in moving} for index in indices]
-            found = lower_side_by_side(code, self.outputs, [fixed | each for each in read])
-            for index, values in zip(indices, found, strict=True):
+            loads = [
+                {placeholder(position): code.load(places[position], index, mask) for position in varying}
+                for index in indices
+            ]
+            results = lower_side_by_side(code, self.outputs, [fixed | loaded for loaded in loads])
+            for index, values in zip(indices, results, strict=True):
                 for value, place in zip(values, places[count:], strict=True):
                     code.store(value, place, index, mask, self.streams)
 
@@ -189,33 +194,33 @@ class Walk:
 
 
 def vectors(instructions: int, elements: int) -> int:
-    """The number of vectors to compute side by side, as :meth:`Code.side_by_side` takes it.
+    """Return the number of vectors to compute side by side, for :meth:`Code.side_by_side`.
 
-    Fewer where the code would get long for so many elements.
+    The fewer elements there are, the shorter the code should be.
     """
-    most = min(_LONGEST, elements // _ELEMENTS_AN_INSTRUCTION)
-    return next((each for each in (8, 4, 2, 1) if each * instructions <= most), 0)
+    limit = min(_MAX_INSTRUCTIONS, elements // _ELEMENTS_PER_INSTRUCTION)
+    return next((count for count in (8, 4, 2, 1) if count * instructions <= limit), 0)
 
 
 def _tasks(rows: int, length: int, threads: int) -> tuple[int, int, int]:
-    """The elements of a piece of a row, the pieces of a row, and the pieces of a task."""
+    """Return the number of elements of a piece of a row, of pieces of a row, and of pieces of a task."""
     if threads == 1:
         return length, 1, rows
-    wanted = _TASKS_A_THREAD * threads
-    pieces = max(1, min(length // TASK, -(-wanted // rows)))
+    tasks = _TASKS_PER_THREAD * threads
+    pieces = max(1, min(length // TASK, -(-tasks // rows)))
     piece = -(-length // pieces // 1024) * 1024 if pieces > 1 else length
     pieces = -(-length // piece)
-    return piece, pieces, max(1, rows * pieces // wanted, TASK // piece)
+    return piece, pieces, max(1, rows * pieces // tasks, TASK // piece)
 
 
 def streams(axes: Axes, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
-    """Tell whether outputs are better stored past the caches (non-temporal), and can be."""
-    if outputs[0].nbytes < _BEYOND_CACHES:
+    """Return whether outputs can and should bypass the caches (non-temporal stores)."""
+    if outputs[0].nbytes < _STREAMING_BYTES:
         return False
     addresses = {array.ctypes.data for array in inputs}
     return all(
-        not array.ctypes.data % _LINE
+        not array.ctypes.data % _CACHE_LINE
         and array.ctypes.data not in addresses
-        and not any(step * array.itemsize % _LINE for step in steps[:-1])
-        for array, steps in zip(outputs, axes.strides[-len(outputs) :], strict=True)
+        and not any(stride * array.itemsize % _CACHE_LINE for stride in strides[:-1])
+        for array, strides in zip(outputs, axes.strides[-len(outputs) :], strict=True)
     )

@@ -1,5 +1,5 @@
-"""Kernels for the CPU by oneDNN (``onednn-cpu-gomp``): importing this registers them; the library itself is
-loaded when the first of them runs. Without it every kernel takes its operator's plain forward.
+"""Kernels for the CPU by oneDNN (``onednn-cpu-gomp``). Importing this package registers them; the first kernel that
+runs loads the library. Without it every kernel runs its operator's forward.
 """  # noqa: D205
 
 from __future__ import annotations

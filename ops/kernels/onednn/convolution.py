@@ -1,8 +1,8 @@
 """Convolution and Deconvolution with their gradients, by oneDNN.
 
-The library is fastest where the channels are contiguous in memory (channels-last). Bound graphs lay their
-arrays out like that; arrays in C order are copied on the way in and out. Filters are always copied into the
-library's own order, which costs little beside the product, and scaled on the way where a fused convolution says so.
+The library is fastest if the channels are contiguous in memory (channels-last). Bound graphs use this layout; arrays in
+C order are copied on the way in and out. Filters are always copied into the library's layout, which is cheap compared
+with the product, and scaled on the way for fused convolutions with a scale.
 
 A deconvolution is the gradient of a convolution for its data, so three primitives serve all operators.
 """
@@ -14,7 +14,7 @@ from functools import cache
 from math import prod
 from typing import Any
 
-from flowmx.ops.kernels.onednn.ends import Ends
+from flowmx.ops.kernels.onednn.epilogue import Epilogue
 from flowmx.ops.kernels.onednn.layouts import (
     Desc,
     Geometry,
@@ -36,15 +36,15 @@ from flowmx.ops.registry.operators import Shape
 
 Geometries = Sequence[Geometry]
 _PART = 1 << 22
-"""Bytes of data that are copied at a time."""
+"""Bytes of data copied at a time."""
 _SUMMED = 1 << 17
-"""Places of all examples that are added up one after the other: 100,000 are so to about 2e-6 of the largest sum."""
+"""Positions summed sequentially: the sum of 100,000 has an error of about 2e-6 of the largest sum."""
 _BLOCK = 16
-"""Channels that the widest implementations take at a time."""
+"""Channels that the widest implementations process at a time."""
 
 
 def grouped(windows: Windows, weight: Geometry) -> Geometry:
-    """The filters as oneDNN sees them: the groups are an axis of their own."""
+    """Return the filters in oneDNN's form, with the groups as a separate axis."""
     shape, strides, dtype = weight
     if windows.groups == 1:
         return weight
@@ -58,7 +58,7 @@ def _window_arguments(windows: Windows) -> tuple[Any, ...]:
 
 
 class _Work(Work):
-    """The base of the three kinds of propagation: descriptors of data, filters and output."""
+    """Base of the three kinds of propagation: descriptors of data, filters and output."""
 
     def __init__(self, windows: Windows, data: Geometry, weight: Geometry, out: Geometry) -> None:
         super().__init__()
@@ -81,46 +81,46 @@ class _Work(Work):
 
 
 def _effort(data: Geometry, weight: Geometry, out: Geometry) -> float:
-    """The nanoseconds that a convolution, or a gradient of one, takes on one core, about."""
+    """Estimate the nanoseconds of a convolution, or a gradient of one, on one core."""
     return multiplying(prod(out.shape) * prod(weight.shape[1:])) + moving(data, weight, out)
 
 
 class Forward(_Work):
-    """Output = activation(data * (scale · filters) + bias + addend), as far as wanted.
+    """Output = activation(data * (scale · filters) + bias + addend); all parts except data and filters are optional.
 
-    The addend is brought to where the output is, unless it is there already; the product is then added to it. Big data
-    that must be copied goes a part of the batch at a time, which takes less memory, and that is in the cache.
+    The addend is copied to the output unless it shares its memory, and the product is added to it. Big data that must
+    be copied is processed in parts of the batch, with less memory, which stays in the cache.
     """
 
     def __init__(
-        self, windows: Windows, data: Geometry, weight: Geometry, out: Geometry, ends: Ends,
+        self, windows: Windows, data: Geometry, weight: Geometry, out: Geometry, ends: Epilogue,
         addend: Geometry | None = None, packed: bool = False,
     ) -> None:  # fmt: skip
-        lies = self.packed(windows, data, weight, out, ends) if packed else None
+        layout = self.packed(windows, data, weight, out, ends) if packed else None
         self._parts, (data, out, *rest) = _part(data, out, *(() if addend is None else (addend,)))
         super().__init__(windows, data, weight, out)
         self.ends, room = ends, self.room
-        self._does = ends
+        self._epilogue = ends
         desc = self._desc(ends)
-        if ends.scaled and not ends.scales and loaded().implementation(desc).startswith("ref"):
+        if ends.has_scale and not ends.scales and loaded().implementation(desc).startswith("ref"):
             loaded().own(self, "primitive_desc", desc)
-            self._does = ends._replace(scaled=False)  # the filters are scaled instead
-            desc = self._desc(self._does)
+            self._epilogue = ends._replace(has_scale=False)  # the filters are scaled instead
+            desc = self._desc(self._epilogue)
         arguments: dict[int, Desc | Query] = {Arg.SRC: self.data, Arg.WEIGHTS: Query.WEIGHTS, Arg.DST: self.out}
-        self._run = Primitive(room, desc, {**arguments, **self._does.arguments(self._vector(self._does))})
+        self._run = Primitive(room, desc, {**arguments, **self._epilogue.arguments(self._vector(self._epilogue))})
         self._source = Operand(room, strided(*data), self.data)
-        scale = (3 if windows.groups > 1 else 1, plain((out[0][1],), ends.vectors))
+        scale = (3 if windows.groups > 1 else 1, plain((out[0][1],), ends.vector_type))
         self._filters = Operand(
-            room, lies or strided(*self.weight_given), self.filters(),
-            scale=scale if ends.scaled != self._does.scaled else None,
+            room, layout or strided(*self.weight_given), self.filters(),
+            scale=scale if ends.has_scale != self._epilogue.has_scale else None,
         )  # fmt: skip
         self._target = Operand(room, strided(*out), self.out, is_output=True)
         self._addend = Reorder(room, strided(*rest[0]), channels_last(out.shape, rest[0].dtype)) if rest else None
         self._steps = [dtype.nbytes * shape[0] * strides[0] for shape, strides, dtype in (data, out, *rest)]
 
-    def packed(self, windows: Windows, data: Geometry, weight: Geometry, out: Geometry, ends: Ends) -> Desc | None:
-        """The layout of packed filters, the same whether what they give is scaled."""
-        return packed_filters(windows, data, weight, out, ends._replace(scaled=False))
+    def packed(self, windows: Windows, data: Geometry, weight: Geometry, out: Geometry, ends: Epilogue) -> Desc | None:
+        """Return the layout of packed filters, which does not depend on scaling."""
+        return packed_filters(windows, data, weight, out, ends._replace(has_scale=False))
 
     @staticmethod
     def nanoseconds(*key: Any) -> float:
@@ -128,37 +128,37 @@ class Forward(_Work):
         return _effort(data, weight, out)
 
     def implementation(self) -> str:
-        """The name of the implementation that oneDNN chose."""
+        """Return the name of the implementation that oneDNN chose."""
         return self._run.implementation()
 
     def filters(self) -> Desc:
-        """The layout in which the primitive wants the filters."""
+        """Return the layout in which the primitive reads the filters."""
         return self._run.descriptor(Arg.WEIGHTS)
 
-    def _vector(self, ends: Ends) -> Shape:
-        """The shape of scale and bias."""
+    def _vector(self, ends: Epilogue) -> Shape:
+        """Return the shape of scale and bias."""
         channels = self.out_shape[1]
-        return (channels,) if ends.own_bias else (1, channels, *(1,) * (len(self.out_shape) - 2))
+        return (channels,) if ends.has_primitive_bias else (1, channels, *(1,) * (len(self.out_shape) - 2))
 
-    def _desc(self, ends: Ends) -> Handle:
+    def _desc(self, ends: Epilogue) -> Handle:
         vector = self._vector(ends)
-        bias = plain(vector, ends.vectors) if ends.own_bias else None
+        bias = plain(vector, ends.vector_type) if ends.has_primitive_bias else None
         return self.forward_desc(bias, False, ends.posts(vector), ends.scales)
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
-        data, weight, *more, out = addresses
-        bias = [more.pop(0)] if self.ends.bias else []
-        scale = [more.pop(0)] if self.ends.scaled else []
-        made = self._filters.before(base, weight, *([] if self._does.scaled else scale))
-        vectors = self._does.addresses(bias, scale)
-        ends = [data, out, *([] if self._addend is None else more[:1])]
+        data, weight, *extra, out = addresses
+        bias = [extra.pop(0)] if self.ends.has_bias else []
+        scale = [extra.pop(0)] if self.ends.has_scale else []
+        calls = self._filters.before(base, weight, *([] if self._epilogue.has_scale else scale))
+        vectors = self._epilogue.addresses(bias, scale)
+        ends = [data, out, *([] if self._addend is None else extra[:1])]
         for part in range(self._parts):
             places = [each + part * step for each, step in zip(ends, self._steps, strict=True)]
-            made += self._part(base, self._filters.at(base, weight), vectors, *places)
-        return made
+            calls += self._part(base, self._filters.at(base, weight), vectors, *places)
+        return calls
 
     def _part(self, base: int, filters: int, vectors: Sequence[int], data: int, out: int, *addend: int) -> list[Call]:
-        """The calls that compute one part of the batch."""
+        """Return the calls that compute one part of the batch."""
         source, target = self._source.at(base, data), self._target.at(base, out)
         before = self._source.before(base, data)
         if self._addend is not None and addend[0] != target:
@@ -166,16 +166,16 @@ class Forward(_Work):
         return [*before, self._run.at(base, source, filters, target, *vectors), *self._target.after(base, out)]
 
 
-def packed_filters(windows: Windows, data: Geometry, weight: Geometry, out: Geometry, ends: Ends) -> Desc | None:
-    """The layout of packed filters, for data and output of these shapes and types, however they lie."""
+def packed_filters(windows: Windows, data: Geometry, weight: Geometry, out: Geometry, ends: Epilogue) -> Desc | None:
+    """Return the layout of packed filters, for data and output of these shapes and types, in any layout."""
     return _packed_filters(windows, _lying_last(data), dense(weight.shape, weight.dtype), _lying_last(out), ends)
 
 
 @cache
-def _packed_filters(windows: Windows, data: Geometry, weight: Geometry, out: Geometry, ends: Ends) -> Desc | None:
-    """The layout, chosen once for each key, since packed copies are kept."""
-    made = plan(Forward, windows, data, weight, out, ends, out if ends.added else None)
-    return None if made is None else made.filters()
+def _packed_filters(windows: Windows, data: Geometry, weight: Geometry, out: Geometry, ends: Epilogue) -> Desc | None:
+    """Return the layout, chosen once per key, since packed copies are reused."""
+    work = plan(Forward, windows, data, weight, out, ends, out if ends.has_addend else None)
+    return None if work is None else work.filters()
 
 
 def _lying_last(array: Geometry) -> Geometry:
@@ -183,7 +183,7 @@ def _lying_last(array: Geometry) -> Geometry:
 
 
 def _part(data: Geometry, *others: Geometry) -> tuple[int, list[Geometry]]:
-    """Split the batch into equal parts: their number, and the geometry of each array's part."""
+    """Split the batch into equal parts; return their number, and the geometry of each array's part."""
     shape, _, dtype = data
     batch, each = shape[0], dtype.nbytes * prod(shape[1:])
     if is_channels_last(data) or batch * each <= _PART:
@@ -194,7 +194,7 @@ def _part(data: Geometry, *others: Geometry) -> tuple[int, list[Geometry]]:
 
 
 class Add(Primitive):
-    """Adds one array to another, of its layout or broadcast."""
+    """Add one array to another, of the same layout or broadcast."""
 
     def __init__(self, room: Room, total: Desc, summand: Desc | None = None) -> None:
         lib, summand = loaded(), summand or total
@@ -205,13 +205,13 @@ class Add(Primitive):
         super().__init__(room, desc, {Arg.SRC: total, Arg.SRC_1: summand, Arg.DST: total})
 
     def at(self, base: int, *addresses: int) -> Call:
-        """A run on the array that is added to, and the other."""
+        """Return a call on the array that is added to, and the other array."""
         total, summand = addresses
         return super().at(base, total, summand, total)
 
 
 class BackwardData(_Work):
-    """The gradient for the data; also a deconvolution's forward, with a bias where wanted."""
+    """The gradient for the data; also a deconvolution's forward, with an optional bias."""
 
     def __init__(
         self, windows: Windows, head: Geometry, weight: Geometry, data: Geometry, bias: DType | None = None
@@ -248,10 +248,10 @@ class BackwardData(_Work):
 
 
 def _is_wrong(implementation: str, windows: Windows, data: Shape) -> bool:
-    """Tell whether oneDNN 3.2 makes wrong gradients of filters.
+    """Return whether oneDNN 3.2 computes wrong gradients of filters.
 
-    Of 1x1 with strides, where channels fill no block; of numbers of 16 bits, where a window reaches over all the data
-    into padding.
+    It does for 1x1 filters with strides if the channels do not fill a block, and for 16-bit dtypes if a window covers
+    all data and padding.
     """
     if implementation.startswith("jit_bf16:"):
         return any(pad and windows.reach(axis) > data[2 + axis] for axis, pad in enumerate(windows.pad))
@@ -259,10 +259,10 @@ def _is_wrong(implementation: str, windows: Windows, data: Shape) -> bool:
 
 
 class BackwardWeights(_Work):
-    """The gradient for the filters, and for the bias where wanted.
+    """The gradient for the filters, and optionally for the bias.
 
-    The library adds up all examples and places one after the other, which for millions of them leaves five exact
-    digits. So parts of the batch are added up first, and then these sums.
+    The library sums all samples and positions sequentially, which for millions leaves five exact digits. So parts of
+    the batch are summed first, and then these sums.
     """
 
     def __init__(
@@ -270,14 +270,14 @@ class BackwardWeights(_Work):
     ) -> None:
         is_exact = weight.dtype == DType.F32 and bias_grad in (None, DType.F32)
         self._parts, (head, data) = _summands(head, data) if is_exact else (1, [head, data])
-        super().__init__(windows, data, weight._replace(dtype=data.dtype), head)  # as the forward has them
+        super().__init__(windows, data, weight._replace(dtype=data.dtype), head)  # as in the forward
         lib, room = loaded(), self.room
-        made = any_layout(self.weight_given.shape, weight.dtype)
+        weight_desc = any_layout(self.weight_given.shape, weight.dtype)
         bias = None if bias_grad is None else plain((head[0][1],), bias_grad)
         hint = lib.own(self, "primitive_desc", self.forward_desc(bias, True))
         desc = lib.create(
             "convolution_backward_weights_primitive_desc_create", lib.engine, int(Alg.CONVOLUTION_DIRECT),
-            self.data.handle, made.handle, None if bias is None else bias.handle, self.out.handle,
+            self.data.handle, weight_desc.handle, None if bias is None else bias.handle, self.out.handle,
             *self.windows, hint, attributes(),
         )  # fmt: skip
         if _is_wrong(lib.implementation(desc), windows, data.shape):
@@ -290,8 +290,8 @@ class BackwardWeights(_Work):
         self._run = Primitive(room, desc, arguments)
         self._source = Operand(room, strided(*data), self.data)
         self._head = Operand(room, strided(*head), self.out)
-        given = strided(*self.weight_given._replace(dtype=weight.dtype))
-        self._target = Operand(room, given, self._run.descriptor(Arg.DIFF_WEIGHTS), is_output=True)
+        weight_layout = strided(*self.weight_given._replace(dtype=weight.dtype))
+        self._target = Operand(room, weight_layout, self._run.descriptor(Arg.DIFF_WEIGHTS), is_output=True)
         self._steps = [dtype.nbytes * shape[0] * strides[0] for shape, strides, dtype in (head, data)]
         sums = [self._run.descriptor(Arg.DIFF_WEIGHTS), *([] if bias is None else [bias])] if self._parts > 1 else []
         self._sums = [(Add(room, each), room.take(each.nbytes)) for each in sums]
@@ -303,25 +303,26 @@ class BackwardWeights(_Work):
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         head, data, weight, *bias = addresses
-        given = [self._target.at(base, weight), *bias]
-        made = self._part(base, head, data, given)
+        targets = [self._target.at(base, weight), *bias]
+        calls = self._part(base, head, data, targets)
         for part in range(1, self._parts):
             of_head, of_data = self._steps
             summands = [base + place for _, place in self._sums]
-            made += self._part(base, head + part * of_head, data + part * of_data, summands)
-            made += [add.at(base, total, base + place) for total, (add, place) in zip(given, self._sums, strict=True)]
-        return [*made, *self._target.after(base, weight)]
+            calls += self._part(base, head + part * of_head, data + part * of_data, summands)
+            sums = zip(targets, self._sums, strict=True)
+            calls += [add.at(base, total, base + place) for total, (add, place) in sums]
+        return [*calls, *self._target.after(base, weight)]
 
-    def _part(self, base: int, head: int, data: int, given: Sequence[int]) -> list[Call]:
-        """The calls that compute the gradients of one part of the batch."""
+    def _part(self, base: int, head: int, data: int, targets: Sequence[int]) -> list[Call]:
+        """Return the calls that compute the gradients of one part of the batch."""
         return [
             *self._source.before(base, data), *self._head.before(base, head),
-            self._run.at(base, self._source.at(base, data), self._head.at(base, head), *given),
+            self._run.at(base, self._source.at(base, data), self._head.at(base, head), *targets),
         ]  # fmt: skip
 
 
 def _summands(head: Geometry, data: Geometry) -> tuple[int, list[Geometry]]:
-    """Split the batch into equal parts that are added up exactly enough: their number, and each array's part."""
+    """Split the batch into equal parts with sufficiently exact sums; return their number, and each array's part."""
     batch, _, *size = head.shape
     least = -(-batch * prod(size) // _SUMMED)
     parts = next((each for each in range(least, min(batch, 4 * least) + 1) if batch % each == 0), 1)
@@ -329,7 +330,7 @@ def _summands(head: Geometry, data: Geometry) -> tuple[int, list[Geometry]]:
 
 
 class DeconvolutionWeights(BackwardWeights):
-    """The same of a deconvolution: its head is the convolution's data, and its data the convolution's head."""
+    """The gradient for a deconvolution's filters: the roles of head and data are exchanged."""
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         head, data, weight = addresses

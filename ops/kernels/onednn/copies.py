@@ -1,4 +1,4 @@
-"""Operators that only move elements, by oneDNN's reorder: joins, splits, transpositions, changes of layout."""
+"""Operators that only move elements, by oneDNN's reorder: concatenation, splitting, transposition, layout changes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ import numpy as np
 from flowmx.ops.kernels.onednn.layouts import Array, Geometry, geometry, pointer, strided, suits
 from flowmx.ops.kernels.onednn.primitives import Call, Reorder
 from flowmx.ops.kernels.onednn.work import Work, moving, plan
-from flowmx.ops.registry.operators import Bound, Form, Run, kernel
+from flowmx.ops.kernels.recording import current
+from flowmx.ops.registry.kernels import kernel
+from flowmx.ops.registry.operators import Bound, Form, Run
 
 _SMALL = 1 << 14
-"""Elements below which NumPy's copy is faster."""
+"""NumPy's copy is faster below this number of elements."""
 
 
 _JOINED = 1 << 16
-"""Elements below which NumPy's concatenation is faster than a copy for each part."""
+"""NumPy's concatenation is faster than a copy per part below this number of elements."""
 
 
 class Copy(Work):
-    """From one array to another of the same shape, however they lie."""
+    """A copy between arrays of the same shape, in any layout."""
 
     def __init__(self, source: Geometry, target: Geometry) -> None:
         super().__init__()
@@ -37,17 +39,33 @@ class Copy(Work):
 
 
 def copy(source: Array, target: Array) -> None:
-    """``target[...] = source`` for arrays of one shape, on all cores where that pays."""
-    made = None
-    if target.size >= _SMALL and 0 < target.ndim <= 12 and suits(source, target):
-        made = plan(Copy, geometry(source), geometry(target))
-    if made is None:
+    """Copy source to target, arrays of the same shape, on all cores if that is faster."""
+    work, recording = None, current()
+    is_plain = source.flags.c_contiguous and target.flags.c_contiguous
+    is_large = target.size >= _SMALL or (recording is not None and not is_plain)
+    if is_large and 0 < target.ndim <= 12 and suits(source, target):
+        work = plan(Copy, geometry(source), geometry(target))
+    if work is None:
+        if recording is not None:
+            recording.add_copy(target, source)
         target[...] = source
     else:
-        made(pointer(source), pointer(target))
+        work(pointer(source), pointer(target))
 
 
-@kernel("cpu", "Concat")
+def _join(op: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+    """Return a concatenation of few elements by NumPy."""
+    if prod(out_forms[0][0]) >= _JOINED or len({dtype for _, dtype in (*in_forms, *out_forms)}) > 1:
+        return None
+    join, axis = np.concatenate, op.dim % len(out_forms[0][0])
+
+    def bound(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        join(inputs, axis, outputs[0])
+
+    return bound
+
+
+@kernel("cpu", "Concat", bind=_join, only_native=True)
 def _concat(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     out, start = outputs[0], 0
     before = (slice(None),) * (op.dim % out.ndim)
@@ -57,22 +75,7 @@ def _concat(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]
         start = stop
 
 
-def _join(op: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
-    """A concatenation of few elements, by NumPy."""
-    if prod(made[0][0]) >= _JOINED or len({dtype for _, dtype in (*given, *made)}) > 1:
-        return None
-    join, axis = np.concatenate, op.dim % len(made[0][0])
-
-    def bound(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        join(inputs, axis, outputs[0])
-
-    return bound
-
-
-_concat.bind = _join  # type: ignore[attr-defined]
-
-
-@kernel("cpu", "_backward_Concat")
+@kernel("cpu", "_backward_Concat", only_native=True)
 def _backward_concat(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     head, start = inputs[0], 0
     before = (slice(None),) * (op.dim % head.ndim)
@@ -87,7 +90,7 @@ def _view(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) 
 
 
 for _name in ("transpose", "SwapAxis"):
-    kernel("cpu", _name)(_view)
+    kernel("cpu", _name, only_native=True)(_view)
 
 
 def _reshape(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -99,4 +102,4 @@ def _reshape(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array
 
 
 for _name in ("Reshape", "Flatten"):
-    kernel("cpu", _name)(_reshape)
+    kernel("cpu", _name, only_native=True)(_reshape)

@@ -1,6 +1,6 @@
-"""Operators on bytes without products, by oneDNN: conversions, pooling, joins, sums.
+"""Int8 operators without products, by oneDNN: conversions, pooling, concatenation, sums.
 
-A conversion is a reorder that multiplies and rounds on the way, from any layout to any other.
+A conversion is a reorder, between any layouts, that also multiplies and rounds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.ops.kernels.onednn.kernel import Kernel, Make
+from flowmx.ops.kernels.onednn.kernel import Make, PrimitiveKernel
 from flowmx.ops.kernels.onednn.layouts import (
     Array,
     Desc,
@@ -29,20 +29,21 @@ from flowmx.ops.kernels.onednn.primitives import Call, Primitive, Reorder, attri
 from flowmx.ops.kernels.onednn.work import Work, plan
 from flowmx.ops.nn.pooling import Pooling
 from flowmx.ops.quantization.conversions import Dequantize, QuantizeV2, Requantize
-from flowmx.ops.quantization.layers import QuantizedAdd, QuantizedConcat
-from flowmx.ops.quantization.linear import BytesPooling, DequantizeLinear, FromBytes, QuantizeLinear, ToBytes
+from flowmx.ops.quantization.quantized_layers import QuantizedAdd, QuantizedConcat
 from flowmx.ops.quantization.ranges import INT8, INT32, UINT8, magnitude, round_into
+from flowmx.ops.quantization.zero_point import BytesPooling, DequantizeLinear, FromBytes, QuantizeLinear, ToBytes
 from flowmx.ops.registry.dtypes import FLOAT32
-from flowmx.ops.registry.operators import Run, kernel
+from flowmx.ops.registry.kernels import kernel, register_kernel
+from flowmx.ops.registry.operators import Run
 
 _NUMBERS = frozenset([FLOAT32, INT32, INT8, UINT8])
 _BYTES = frozenset([INT8, UINT8])
 _SMALL = 1 << 12
-"""Elements below which NumPy is as fast."""
+"""NumPy is as fast below this number of elements."""
 
 
 class Rescale(Work):
-    """From one array to another of the same shape: multiplied by a number, rounded where that is whole."""
+    """A copy between arrays of the same shape with a factor; rounded for integer targets."""
 
     def __init__(self, source: Geometry, target: Geometry) -> None:
         super().__init__()
@@ -53,18 +54,18 @@ class Rescale(Work):
 
 
 class Add(Work):
-    """The sum of two arrays of bytes that lie alike, each multiplied by a number."""
+    """The sum of two arrays of bytes with the same layout, each with a factor."""
 
-    def __init__(self, one: Geometry, other: Geometry, out: Geometry) -> None:
+    def __init__(self, first: Geometry, second: Geometry, out: Geometry) -> None:
         super().__init__()
-        lib, given = loaded(), [strided(*each) for each in (one, other, out)]
+        lib, descriptors = loaded(), [strided(*each) for each in (first, second, out)]
         scales = ((int(Arg.SRC), 0), (int(Arg.SRC_1), 0))
         desc = lib.create(
-            "binary_primitive_desc_create", lib.engine, int(Alg.BINARY_ADD), *[each.handle for each in given],
+            "binary_primitive_desc_create", lib.engine, int(Alg.BINARY_ADD), *[each.handle for each in descriptors],
             attributes(scales=scales),
         )  # fmt: skip
         number = plain((1,))
-        arguments: dict[int, Desc | Query] = dict(zip((Arg.SRC, Arg.SRC_1, Arg.DST), given, strict=True))
+        arguments: dict[int, Desc | Query] = dict(zip((Arg.SRC, Arg.SRC_1, Arg.DST), descriptors, strict=True))
         arguments |= {Arg.ATTR_SCALES | argument: number for argument, _ in scales}
         self._run = Primitive(self.room, desc, arguments)
 
@@ -73,7 +74,7 @@ class Add(Work):
 
 
 class RescaleBy(Rescale):
-    """The same by a number that is known."""
+    """A rescaling by a constant factor."""
 
     def __init__(self, source: Geometry, target: Geometry, factor: float) -> None:
         super().__init__(source, target)
@@ -83,25 +84,25 @@ class RescaleBy(Rescale):
         return super().calls(base, *addresses, pointer(self._factor))
 
 
-def _known(factor: Callable[[Any], float]) -> Make:
-    """Make what computes a conversion by a number that its operator knows."""
+def _by_factor(factor: Callable[[Any], float]) -> Make:
+    """Return a maker of rescalings by a factor that follows from the operator."""
 
     def make(op: Any, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -> Work | None:
         (source,), (target,) = inputs, outputs
-        fits = 0 < len(target.shape) <= 12 and not getattr(op, "zero", 0)
-        return plan(RescaleBy, source, target, factor(op)) if fits else None
+        is_supported = 0 < len(target.shape) <= 12 and not getattr(op, "zero", 0)
+        return plan(RescaleBy, source, target, factor(op)) if is_supported else None
 
     return make
 
 
 def _rescale(source: Array, target: Array, factor: np.float32) -> None:
-    """``target[...] = source * factor``, rounded where the target is of whole numbers."""
-    made = None
+    """Compute ``target[...] = source * factor``, rounded for integer targets."""
+    work = None
     if target.size >= _SMALL and 0 < target.ndim <= 12 and suits(source, target, among=_NUMBERS):
-        made = plan(Rescale, geometry(source), geometry(target))
-    if made is not None:
+        work = plan(Rescale, geometry(source), geometry(target))
+    if work is not None:
         number = np.full((1,), factor, np.float32)
-        made(pointer(source), pointer(target), pointer(number))
+        work(pointer(source), pointer(target), pointer(number))
     elif target.dtype == FLOAT32:
         np.multiply(source, factor, out=target, dtype=np.float32)
     else:
@@ -122,9 +123,9 @@ def _quantize(op: QuantizeV2, run: Run, inputs: Sequence[Array], outputs: Sequen
 @kernel("cpu", "_contrib_requantize")
 def _requantize(op: Requantize, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     (data, *ends), out = inputs, outputs[0]
-    scale, made = op.steps_of(data, out.dtype, magnitude(*ends))
+    scale, ends_out = op.steps_of(data, out.dtype, magnitude(*ends))
     _rescale(data, out, scale)
-    op.put_range(outputs, made)
+    op.put_range(outputs, ends_out)
 
 
 @kernel("cpu", "_contrib_dequantize")
@@ -133,14 +134,14 @@ def _dequantize(op: Dequantize, run: Run, inputs: Sequence[Array], outputs: Sequ
     _rescale(data, outputs[0], op.unit(data.dtype, magnitude(*ends)))
 
 
-kernel("cpu", ToBytes.name)(Kernel(_known(lambda op: op.factor), None, _NUMBERS))
-kernel("cpu", FromBytes.name)(Kernel(_known(lambda op: op.factor), None, _NUMBERS))
-kernel("cpu", QuantizeLinear.name)(Kernel(_known(lambda op: 1 / op.scale), None, _NUMBERS))
-kernel("cpu", DequantizeLinear.name)(Kernel(_known(lambda op: op.scale), None, _NUMBERS))
+register_kernel("cpu", ToBytes.name, PrimitiveKernel(_by_factor(lambda op: op.factor), None, _NUMBERS))
+register_kernel("cpu", FromBytes.name, PrimitiveKernel(_by_factor(lambda op: op.factor), None, _NUMBERS))
+register_kernel("cpu", QuantizeLinear.name, PrimitiveKernel(_by_factor(lambda op: 1 / op.scale), None, _NUMBERS))
+register_kernel("cpu", DequantizeLinear.name, PrimitiveKernel(_by_factor(lambda op: op.scale), None, _NUMBERS))
 
 
 class Pool(Forward):
-    """The maxima or rounded means of windows of bytes, with the channels contiguous in memory."""
+    """Maxima or rounded means of windows of bytes, with the channels contiguous in memory."""
 
     def __init__(self, op: Pooling, data: Geometry, out: Geometry) -> None:
         super().__init__(op, data, out, False, channels_last)
@@ -150,7 +151,7 @@ def _pool(op: Any, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -> W
     return None if op.channels_last else plan(Pool, op, inputs[0], outputs[0])
 
 
-kernel("cpu", BytesPooling.name)(Kernel(_pool, None, _BYTES))
+register_kernel("cpu", BytesPooling.name, PrimitiveKernel(_pool, None, _BYTES))
 
 
 @kernel("cpu", "_contrib_quantized_concat")
@@ -164,14 +165,14 @@ def _concat(op: QuantizedConcat, run: Run, inputs: Sequence[Array], outputs: Seq
 
 @kernel("cpu", "_contrib_quantized_elemwise_add")
 def _add(op: QuantizedAdd, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    (one, other), out = inputs[:2], outputs[0]
-    made = None
-    if one.dtype == other.dtype and one.size >= _SMALL and suits(one, out, among=_BYTES):
-        made = plan(Add, geometry(one), geometry(other), geometry(out))
-    if made is None:
+    (lhs, rhs), out = inputs[:2], outputs[0]
+    work = None
+    if lhs.dtype == rhs.dtype and lhs.size >= _SMALL and suits(lhs, out, among=_BYTES):
+        work = plan(Add, geometry(lhs), geometry(rhs), geometry(out))
+    if work is None:
         op.forward(run, inputs, outputs)
         return
     factors, ends = op.factors(inputs, out.dtype)
     numbers = np.array(factors, np.float32)
-    made(pointer(one), pointer(other), pointer(out), pointer(numbers), pointer(numbers[1:]))
+    work(pointer(lhs), pointer(rhs), pointer(out), pointer(numbers), pointer(numbers[1:]))
     op.put_range(outputs, ends)

@@ -1,4 +1,4 @@
-"""Convolutions and products of bytes, where the processor sums them exactly; elsewhere the plain forwards run.
+"""Convolutions and products of bytes, if the processor sums them exactly; otherwise the operators' forwards run.
 
 Sums, scales, bias, addend, activation and rounding are one primitive.
 """
@@ -11,8 +11,8 @@ from math import prod
 from typing import Any
 
 from flowmx.ops.kernels.onednn.convolution import Forward, grouped, packed_filters
-from flowmx.ops.kernels.onednn.ends import Ends
-from flowmx.ops.kernels.onednn.kernel import Kernel
+from flowmx.ops.kernels.onednn.epilogue import Epilogue
+from flowmx.ops.kernels.onednn.kernel import PrimitiveKernel
 from flowmx.ops.kernels.onednn.layers import Pack
 from flowmx.ops.kernels.onednn.layouts import (
     TYPES,
@@ -25,77 +25,80 @@ from flowmx.ops.kernels.onednn.layouts import (
     loaded,
 )
 from flowmx.ops.kernels.onednn.library import Arg, DType, Unsupported
-from flowmx.ops.kernels.onednn.matmul import SMALL_BY_VECTOR, FullyConnect, Product, turned
+from flowmx.ops.kernels.onednn.matmul import SMALL_BY_VECTOR, FullyConnect, Product, transposed
 from flowmx.ops.kernels.onednn.work import Work, plan
+from flowmx.ops.quantization.int8_layers import Int8, Int8Convolution, Int8FullyConnected
 from flowmx.ops.quantization.ranges import INT8, INT32, UINT8
-from flowmx.ops.quantization.sums import Int8, Int8Convolution, Int8FullyConnected
 from flowmx.ops.registry.dtypes import FLOAT32, dtype_named
 from flowmx.ops.registry.dtypes import DType as NumPyType
-from flowmx.ops.registry.operators import Shape, kernel
+from flowmx.ops.registry.kernels import register_kernel
+from flowmx.ops.registry.operators import Shape
 
 Geometries = Sequence[Geometry]
 BYTES = frozenset([FLOAT32, INT32, INT8, UINT8])
-"""The element types of these kernels' arrays."""
+"""The element types that these kernels support."""
 _LARGEST_PRODUCT = 255 * 128
 _FIRST_TOO_LARGE = 1 << 31
 
 
 def _refuse(implementation: str, terms: int) -> None:
-    """Raise where sums of so many products would not be exact."""
+    """Raise if sums of this many products would not be exact."""
     if not loaded().sums_bytes_exactly(implementation):
         raise Unsupported(f"oneDNN: {implementation} does not sum bytes exactly")
     if terms * _LARGEST_PRODUCT >= _FIRST_TOO_LARGE:
-        raise Unsupported(f"oneDNN: {terms} products may be more than an int32 holds")
+        raise Unsupported(f"oneDNN: {terms} products may overflow an int32")
 
 
 class Convolve(Forward):
-    """A convolution of bytes and what follows it."""
+    """A fused convolution of bytes."""
 
-    def __init__(self, windows: Any, data: Geometry, weight: Geometry, out: Geometry, ends: Ends, *more: Any) -> None:
-        super().__init__(windows, data, weight, out, ends, *more)
+    def __init__(
+        self, windows: Any, data: Geometry, weight: Geometry, out: Geometry, ends: Epilogue, *extra: Any
+    ) -> None:  # fmt: skip
+        super().__init__(windows, data, weight, out, ends, *extra)
         _refuse(self.implementation(), prod(weight.shape[1:]))
 
-    def packed(self, windows: Any, data: Geometry, weight: Geometry, out: Geometry, ends: Ends) -> Desc | None:
-        return packed_filters(windows, data, weight, out, _plainest(ends.mask))
+    def packed(self, windows: Any, data: Geometry, weight: Geometry, out: Geometry, ends: Epilogue) -> Desc | None:
+        return packed_filters(windows, data, weight, out, _packing_epilogue(ends.mask))
 
 
-def _plainest(mask: int | None) -> Ends:
-    """The epilogue that packed weights are laid out for, the same whatever follows the sums."""
-    return Ends(True, True, mask=mask)
+def _packing_epilogue(mask: int | None) -> Epilogue:
+    """Return the epilogue for which packed weights are laid out, independent of the fused operations."""
+    return Epilogue(True, True, mask=mask)
 
 
 class Connect(FullyConnect):
-    """A product of bytes and what follows it."""
+    """A fused product of bytes."""
 
-    def __init__(self, data: Geometry, rows: int, weight: Geometry, *more: Any) -> None:
-        super().__init__(data, rows, weight, *more)
+    def __init__(self, data: Geometry, rows: int, weight: Geometry, *extra: Any) -> None:
+        super().__init__(data, rows, weight, *extra)
         _refuse(self.implementation(), weight.shape[1])
 
-    def packed(self, rows: int, weight: Geometry, ends: Ends, data: DType, out: DType) -> Desc | None:
+    def packed(self, rows: int, weight: Geometry, ends: Epilogue, data: DType, out: DType) -> Desc | None:
         return _packed(rows, weight, data, out)
 
 
 @cache
 def _packed(rows: int, weight: Geometry, data: DType, out: DType) -> Desc:
-    """The layout, chosen once for each key, since packed copies are kept; the same whatever follows the sums."""
+    """Return the layout, chosen once per key, since packed copies are reused; independent of the fused operations."""
     units, width = weight.shape
-    made = Product(dense((rows, width), data), weight.dtype, dense((rows, units), out), _plainest(2))
-    return made.run.descriptor(Arg.WEIGHTS)
+    work = Product(dense((rows, width), data), weight.dtype, dense((rows, units), out), _packing_epilogue(2))
+    return work.run.descriptor(Arg.WEIGHTS)
 
 
-def _ends(op: Int8, mask: int, *addend: Geometry) -> Ends:
-    """The epilogue of a layer, whose scales lie along some axes of its weight."""
+def _ends(op: Int8, mask: int, *addend: Geometry) -> Epilogue:
+    """Return the epilogue of a layer with scales along some axes of its weight."""
     kind = addend[0].dtype if addend else None
     rounded = (op.low, op.high, op.inner, op.shift) if op.inner else None
-    return Ends(not op.no_bias, op.scaled, op.added, op.then, op.edge, DType.F32, mask, kind, op.factor, rounded)
+    return Epilogue(not op.no_bias, op.scaled, op.added, op.then, op.edge, DType.F32, mask, kind, op.factor, rounded)
 
 
 def _data(op: Int8) -> DType:
     return DType.U8 if op.unsigned else DType.S8
 
 
-def _made(op: Int8) -> DType:
-    return TYPES[dtype_named(op.made)]
+def _out_type(op: Int8) -> DType:
+    return TYPES[dtype_named(op.out_dtype)]
 
 
 # -- convolutions -----------------------------------------------------------------------------------------
@@ -117,22 +120,22 @@ def _convolution(op: Any, inputs: Geometries, outputs: Geometries) -> Work | Non
 
 
 def _arrays(op: Any, data: Shape) -> tuple[Geometry, Geometry, Geometry]:
-    """Data, weight and output, channels-last."""
-    out = op.convolved(data)
+    """Return the geometries of data, weight and output, channels-last."""
+    out = op.output_shape(data)
     return (
         Geometry(data, channels_last_strides(data), _data(op)), dense(op.weight_shape(data), DType.S8),
-        Geometry(out, channels_last_strides(out), _made(op)),
+        Geometry(out, channels_last_strides(out), _out_type(op)),
     )  # fmt: skip
 
 
 def _filters(op: Any, data: Shape) -> Desc | None:
-    """The layout of packed filters for data of a shape; None where sums are not exact."""
-    arrays, ends = _arrays(op, data), _plainest(_mask(op))
+    """Return the layout of packed filters for data of a shape; None if sums are not exact."""
+    arrays, ends = _arrays(op, data), _packing_epilogue(_mask(op))
     return None if plan(Convolve, op.geometry, *arrays, ends) is None else packed_filters(op.geometry, *arrays, ends)
 
 
 def _reads_packed(op: Any, data: Shape) -> bool:
-    """True where the layer's own primitive, with all that follows the sums, can read the packed filters."""
+    """Return whether the layer's primitive, with all fused operations, can read the packed filters."""
     *arrays, out = _arrays(op, data)
     addends = [out._replace(dtype=kind) for kind in (DType.S8, DType.U8)] if op.added else [None]
     return all(
@@ -142,8 +145,8 @@ def _reads_packed(op: Any, data: Shape) -> bool:
 
 
 def _pack_filters(op: Any, inputs: Geometries, outputs: Geometries) -> Work | None:
-    lies = _filters(op, op.data_shape)
-    return None if lies is None else Pack(grouped(op.geometry, inputs[0]), lies, 0, None)
+    layout = _filters(op, op.data_shape)
+    return None if layout is None else Pack(grouped(op.geometry, inputs[0]), layout, 0, None)
 
 
 # -- products ---------------------------------------------------------------------------------------------
@@ -157,8 +160,8 @@ def _fully_connected(op: Any, inputs: Geometries, outputs: Geometries) -> Work |
     (data, weight, *rest), out = inputs, outputs[0]
     if op.packed:
         weight = dense(op.weight_shape(data.shape), DType.S8)
-    fits = out.strides == c_strides(out.shape) and dense_vectors(rest) and not op.added
-    if not fits or (not op.packed and prod(out.shape) * weight.shape[1] < SMALL_BY_VECTOR):
+    is_supported = out.strides == c_strides(out.shape) and dense_vectors(rest) and not op.added
+    if not is_supported or (not op.packed and prod(out.shape) * weight.shape[1] < SMALL_BY_VECTOR):
         return None
     return plan(Connect, data, _rows(op, data.shape), weight, out, _ends(op, 2), None, op.packed)
 
@@ -167,28 +170,28 @@ def _matrix(op: Any, data: Shape) -> Desc | None:
     weight, rows = dense(op.weight_shape(data), DType.S8), _rows(op, data)
     if rows * prod(weight.shape) < SMALL_BY_VECTOR:
         return None
-    out, ends = dense((rows, op.num_hidden), _made(op)), _plainest(2)
+    out, ends = dense((rows, op.num_hidden), _out_type(op)), _packing_epilogue(2)
     if plan(Connect, dense((rows, weight.shape[1]), _data(op)), rows, weight, out, ends, None, True) is None:
         return None
-    return _packed(rows, weight, _data(op), _made(op))
+    return _packed(rows, weight, _data(op), _out_type(op))
 
 
 def _pack_matrix(op: Any, inputs: Geometries, outputs: Geometries) -> Work | None:
-    lies = _matrix(op, op.data_shape)
-    return None if lies is None else Pack(turned(inputs[0]), lies, 0, None)
+    layout = _matrix(op, op.data_shape)
+    return None if layout is None else Pack(transposed(inputs[0]), layout, 0, None)
 
 
 def _filters_size(op: Any, data: Shape, dtype: NumPyType) -> int | None:
-    found = _filters(op, data)
-    return None if found is None or not _reads_packed(op, data) else found.nbytes
+    layout = _filters(op, data)
+    return None if layout is None or not _reads_packed(op, data) else layout.nbytes
 
 
 def _matrix_size(op: Any, data: Shape, dtype: NumPyType) -> int | None:
-    found = _matrix(op, data)
-    return None if found is None else found.nbytes
+    layout = _matrix(op, data)
+    return None if layout is None else layout.nbytes
 
 
-kernel("cpu", Int8Convolution.name)(Kernel(_convolution, _filters_size, BYTES))
-kernel("cpu", Int8FullyConnected.name)(Kernel(_fully_connected, _matrix_size, BYTES))
-kernel("cpu", "_pack_int8_Convolution")(Kernel(_pack_filters, None, BYTES))
-kernel("cpu", "_pack_int8_FullyConnected")(Kernel(_pack_matrix, None, BYTES))
+register_kernel("cpu", Int8Convolution.name, PrimitiveKernel(_convolution, _filters_size, BYTES))
+register_kernel("cpu", Int8FullyConnected.name, PrimitiveKernel(_fully_connected, _matrix_size, BYTES))
+register_kernel("cpu", "_pack_int8_Convolution", PrimitiveKernel(_pack_filters, None, BYTES))
+register_kernel("cpu", "_pack_int8_FullyConnected", PrimitiveKernel(_pack_matrix, None, BYTES))

@@ -1,7 +1,7 @@
-"""Kernels whose primitives follow from how their arrays lie in memory, and from nothing else.
+"""Kernels whose primitives depend only on the layouts of their arrays.
 
-So a bound graph can ask such a kernel for the bytes of workspace before anything runs, and *tie* it to a step: the
-tied kernel remembers what it made for the step's arrays and, while these stay the same, only calls oneDNN.
+A bound graph can therefore ask such a kernel for its workspace before anything runs, and *tie* it to a step: the tied
+kernel caches the calls for the step's arrays and, while these stay the same, only calls oneDNN.
 """
 
 from __future__ import annotations
@@ -15,78 +15,80 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.bounded_tables import make_room
 from flowmx.ops.kernels.onednn.layouts import FLOATS, KEPT, TYPES, Array, Geometry, geometry, pointer, suits
 from flowmx.ops.kernels.onednn.library import OneDNNError, library
 from flowmx.ops.kernels.onednn.primitives import Bound
 from flowmx.ops.kernels.onednn.work import FixedWork, Work, call_all, first_line
+from flowmx.ops.kernels.recording import current, refuse
 from flowmx.ops.math.conversion import as_type, cast
 from flowmx.ops.registry.dtypes import FLOAT32, DType, is_floating
-from flowmx.ops.registry.operators import PLANNED, Form, Laid, Operator, Run, Shape, kernel_for
+from flowmx.ops.registry.kernels import PLANNED, Compute, Kernel, Laid, PackedSize, kernel_for
 from flowmx.ops.registry.operators import Bound as BoundForward
+from flowmx.ops.registry.operators import Form, Operator, Run
 
 Make = Callable[[Any, Sequence[Geometry], Sequence[Geometry]], Work | None]
-"""From an operator and how its inputs and outputs lie, what computes it; None where oneDNN cannot."""
-PackedSize = Callable[[Any, Shape, DType], int | None]
-Compute = Callable[[Any, Any, Sequence[Array], Sequence[Array]], None]
-"""A function that computes an operator, called as ``compute(op, run, inputs, outputs)``."""
+"""Makes the work of an operator from the geometries of inputs and outputs; None if oneDNN cannot compute it."""
 
-_MOST_TRIED = 1 << 16
-"""Elements of arrays up to which it is tried before the first call whether their operator runs plainly."""
-_KEPT = 32
-"""Forms of calls for which a kernel remembers what computes them."""
+_MAX_TRIED = 1 << 16
+"""Up to this number of elements, binding checks in advance whether the operator's forward runs."""
+_KEPT = 256
+"""The maximum number of argument layouts for which a kernel caches its choice."""
 
 
-def plainly(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    """The operator where oneDNN cannot: in float32 for it where numbers have 16 bits, else by its plain forward."""
+def run_fallback(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    """Compute an operator that oneDNN cannot: 16-bit dtypes in float32 by oneDNN, others by the operator's forward."""
+    refuse()
     if any(map(_is_half, (*inputs, *outputs))):
-        _widely(op, run, inputs, outputs)
+        _run_in_float32(op, run, inputs, outputs)
     else:
-        _by_itself(op, run, inputs, outputs)
+        _run_on_copies(op, run, inputs, outputs)
 
 
 def _is_half(array: Array) -> bool:
     return array.dtype.itemsize == 2 and is_floating(array.dtype)
 
 
-def _widely(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    """The operator on float32 copies of what has 16 bits."""
-    given = [as_type(run, each, FLOAT32) if _is_half(each) else each for each in inputs]
-    made = [np.empty_like(each, dtype=FLOAT32) if _is_half(each) else each for each in outputs]
-    fast = kernel_for("cpu", op.name)
-    assert fast is not None
-    fast(op, run, given, made)
+def _run_in_float32(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    """Compute the operator on float32 copies of 16-bit arrays."""
+    arrays = [as_type(run, each, FLOAT32) if _is_half(each) else each for each in inputs]
+    results = [np.empty_like(each, dtype=FLOAT32) if _is_half(each) else each for each in outputs]
+    kernel = kernel_for("cpu", op.name)
+    assert kernel is not None
+    kernel.compute(op, run, arrays, results)
     count = len(inputs) - len(op.auxiliary)
-    for each, out in (*zip(made, outputs, strict=True), *zip(given[count:], inputs[count:], strict=True)):
+    for each, out in (*zip(results, outputs, strict=True), *zip(arrays[count:], inputs[count:], strict=True)):
         if each is not out:
             cast(run, each, out)
 
 
-def _by_itself(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    """The operator's plain forward, on copies in C order where an array lies otherwise."""
+def _run_on_copies(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    """Run the operator's forward, on copies in C order of arrays with other layouts."""
     results = [each if each.flags.c_contiguous else np.empty(each.shape, each.dtype) for each in outputs]
     count = len(inputs) - len(op.auxiliary)
-    given = [np.ascontiguousarray(each) for each in inputs[:count]]
-    op.forward(run, [*given, *inputs[count:]], results)
+    arrays = [np.ascontiguousarray(each) for each in inputs[:count]]
+    op.forward(run, [*arrays, *inputs[count:]], results)
     for result, each in zip(results, outputs, strict=True):
         if result is not each:
             each[...] = result
 
 
 def _forward(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    """The operator's plain forward as it is."""
+    """Run the operator's forward."""
+    refuse()
     op.forward(run, inputs, outputs)
 
 
 def _by_work(work: Work) -> Compute:
     def compute(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        arrays = [*_with_dense_vectors(inputs), *outputs]  # kept until the work is done: some are copies
+        arrays = [*_with_dense_vectors(inputs), *outputs]  # referenced until the work is done: some are copies
         work(*map(pointer, arrays))
 
     return compute
 
 
 def _by_dense_work(work: Work, count: int) -> Compute:
-    """As :func:`_by_work`, for so many arrays that are known to lie in C order."""
+    """Return the same as :func:`_by_work`, for arrays known to be in C order."""
     fixed = FixedWork(work, count)
 
     def compute(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -104,85 +106,89 @@ def _laid(each: Laid) -> Geometry:
 
 
 def threads_here() -> int:
-    """The number of threads that a primitive takes here; 0 without oneDNN."""
-    found = library()
-    return 0 if found is None else found.threads()
+    """Return the number of threads of a primitive on this thread; 0 without oneDNN."""
+    lib = library()
+    return 0 if lib is None else lib.threads()
 
 
-class Kernel:
-    """A forward by oneDNN, for :func:`flowmx.ops.registry.operators.kernel`; the plain one where oneDNN cannot."""
+class PrimitiveKernel(Kernel):
+    """A kernel by oneDNN, with the operator's forward as fallback."""
+
+    only_native = True
 
     def __init__(
-        self, make: Make, packed_size: PackedSize | None = None, dtypes: Container[DType] = FLOATS
+        self, make: Make, packed_size: PackedSize | None = None, dtypes: Container[DType] = FLOATS,
+        make_tied: Make | None = None,
     ) -> None:  # fmt: skip
-        """Make it.
+        """Make a kernel.
 
         Args:
-            make: what computes an operator.
-            packed_size: the elements of a copy of its weight in the order that it wants, for data of a shape and dtype.
-            dtypes: the element types that it is asked with; which of them go together, ``make`` decides.
+            make: makes the work that computes an operator.
+            packed_size: returns the elements of a packed copy of the weight, for data of a shape and dtype.
+            dtypes: the supported element types; ``make`` decides which may be combined.
+            make_tied: replaces ``make`` in bound graphs that only predict, where a call costs less.
         """
         self._make = make
+        self._make_tied = make_tied or make
         self._dtypes = dtypes
         self.packed_size = packed_size
         self._room = lru_cache(KEPT)(self._asked_room)
         self._chosen: dict[Any, tuple[Operator, Compute]] = {}
-        """By operator, number of threads and how its arrays lie.
-
-        With the operator, so that no other one has its identity.
-        """
+        """The choice by operator identity, number of threads and layouts; the operator is kept alive with it."""
 
     def takes(self, op: Operator, dtype: DType) -> bool:
-        """Tell whether it computes on elements of this type."""
+        """Return whether the kernel computes on elements of this type."""
         return dtype in self._dtypes
 
     def computed(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """The inputs, or the outputs, that must be of the kernel's element types: all of them."""
+        """Return the inputs, or the outputs, that must have the kernel's element types: all of them."""
         return arrays
 
-    def work(self, op: Operator, inputs: Sequence[Array], outputs: Sequence[Array]) -> Work | None:
-        """The primitives that compute the operator on arrays of these layouts; None where oneDNN does not take them."""
+    def work(
+        self, op: Operator, inputs: Sequence[Array], outputs: Sequence[Array], is_tied: bool = False
+    ) -> Work | None:  # fmt: skip
+        """Return the primitives for arrays of these layouts; None if oneDNN does not support them."""
         if not suits(*self.computed(inputs), *self.computed(outputs), among=self._dtypes):
             return None
-        return self._make(op, [geometry(each) for each in inputs], [geometry(each) for each in outputs])
+        make = self._make_tied if is_tied else self._make
+        return make(op, [geometry(each) for each in inputs], [geometry(each) for each in outputs])
 
-    def __call__(self, op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def compute(self, op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute the operator."""
         form = (id(op), threads_here(), *[(each.shape, each.strides, each.dtype) for each in (*inputs, *outputs)])
-        known = self._chosen.get(form)
-        if known is None:
-            if len(self._chosen) >= _KEPT:
-                self._chosen.clear()
-            known = self._chosen[form] = op, self._choose(op, inputs, outputs)
-        known[1](op, run, inputs, outputs)
+        choice = self._chosen.get(form)
+        if choice is None:
+            make_room(self._chosen, _KEPT)
+            choice = self._chosen[form] = op, self._choose(op, inputs, outputs)
+        choice[1](op, run, inputs, outputs)
 
-    def bind(self, op: Operator, given: Sequence[Form], made: Sequence[Form]) -> BoundForward | None:
-        """The kernel for arrays of these shapes and dtypes."""
-        simply = op.bound(np, given, made) or op.forward
-        if sum(math.prod(shape) for shape, _ in (*given, *made)) <= _MOST_TRIED:
-            read, written = ([np.empty(shape, dtype) for shape, dtype in forms] for forms in (given, made))
-            if self._choose(op, read, written, True) is _forward:  # whatever the number of threads is
+    def bind(self, op: Operator, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> BoundForward | None:
+        """Return the kernel specialized for arrays of these shapes and dtypes."""
+        simply = op.bound(np, in_forms, out_forms) or op.forward
+        if sum(math.prod(shape) for shape, _ in (*in_forms, *out_forms)) <= _MAX_TRIED:
+            samples = [[np.empty(shape, dtype) for shape, dtype in forms] for forms in (in_forms, out_forms)]
+            if self._choose(op, samples[0], samples[1], True) is _forward:  # for any number of threads
 
                 def simple(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
                     for each in (*inputs, *outputs):
                         if not each.flags.c_contiguous:
-                            self(op, run, inputs, outputs)
+                            self.compute(op, run, inputs, outputs)
                             return
                     simply(run, inputs, outputs)
 
                 return simple
-        chosen: dict[int, Compute] = {}
+        functions: dict[int, Compute] = {}
 
         def bound(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
             for each in (*inputs, *outputs):
                 if not each.flags.c_contiguous:
-                    self(op, run, inputs, outputs)
+                    self.compute(op, run, inputs, outputs)
                     return
             threads = threads_here()
-            compute = chosen.get(threads)
+            compute = functions.get(threads)
             if compute is None:
                 compute = self._choose(op, inputs, outputs, True)
-                compute = chosen[threads] = by_forward if compute is _forward else compute
+                compute = functions[threads] = by_forward if compute is _forward else compute
             compute(op, run, inputs, outputs)
 
         def by_forward(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -193,57 +199,60 @@ class Kernel:
     def _choose(
         self, op: Operator, inputs: Sequence[Array], outputs: Sequence[Array], dense: bool = False
     ) -> Compute:  # fmt: skip
-        """Choose the function that computes the operator on arrays of these layouts, which may all be C order."""
+        """Choose the function that computes the operator on these arrays; ``dense``: all are in C order."""
         work = self.work(op, _with_dense_vectors(inputs), outputs)
         if work is not None:
-            # What is added to an output may lie where that does, which decides on a copy.
+            # Whether an addend shares the output's memory decides on a copy.
             is_fixed = dense and not getattr(op, "added", False)
             return _by_dense_work(work, len(inputs) + len(outputs)) if is_fixed else _by_work(work)
         if getattr(op, "packed", False):
             raise OneDNNError(f"oneDNN: {op.name} cannot read the weight that was packed for it")
         plain = all(each.flags.c_contiguous and not _is_half(each) for each in (*inputs, *outputs))
-        return _forward if plain else plainly
+        return _forward if plain else run_fallback
 
     def workspace(self, op: Operator, inputs: Sequence[Laid], outputs: Sequence[Laid]) -> int:
-        """The bytes of workspace for arrays that lie like this."""
+        """Return the bytes of workspace for arrays of these layouts."""
         return 0 if library() is None else self._room(threads_here(), op, tuple(inputs), tuple(outputs))
 
     def _asked_room(self, threads: int, op: Operator, inputs: Sequence[Laid], outputs: Sequence[Laid]) -> int:
-        """The same, for so many threads."""
+        """Return the bytes of workspace for this number of threads."""
         arrays = (*self.computed(inputs), *self.computed(outputs))
         if any(each.dtype not in self._dtypes or 0 in each.shape for each in arrays):
             return 0
-        work = self._make(op, [*map(_laid, inputs)], [*map(_laid, outputs)])
+        work = self._make_tied(op, [*map(_laid, inputs)], [*map(_laid, outputs)])
         return 0 if work is None else work.nbytes
 
-    def tie(self, op: Operator) -> TiedKernel:
-        """A forward for one step of a bound graph."""
-        return TiedKernel(self, op)
+    def tie(self, op: Operator, predicts: bool) -> TiedKernel:
+        """Return a forward for one step of a bound graph."""
+        return TiedKernel(self, op, predicts)
 
 
 class TiedKernel:
-    """A forward that is called with the same arrays again and again, though with others now and then.
+    """A forward that is usually called with the same arrays.
 
     Attributes:
-        stale: True where arrays may be others than at the last call. Its caller says so, once this is not None;
-            else each array is looked at, which takes as long as a small layer.
+        stale: True if the arrays may differ from those of the last call; set by the caller. While it is None, each
+            call compares all arrays, which takes as long as a small layer.
     """
 
-    def __init__(self, kernel: Kernel, op: Operator) -> None:
-        self._kernel, self._op = kernel, op
-        # Weakly, since some are the user's, who may be done with them.
+    only_native = True
+
+    def __init__(self, kernel: PrimitiveKernel, op: Operator, predicts: bool) -> None:
+        self._kernel, self._op, self._predicts = kernel, op, predicts
+        # Weak references: some arrays belong to the user, who may release them.
         self._arrays: list[weakref.ref[Any]] = []
         self._calls: list[Bound] = []
         self._forms: list[Any] = []
         self._work: Work | None = None
-        self._memory: Array | None = None
+        self._memory: list[Array | None] = [None]
+        """The workspace; recordings of the calls refer to this list."""
         self._threads = self._taken = 0
         self._is_ready = False
         self.stale: bool | None = None
 
     def use(self, memory: Array | None) -> None:
-        """Work in this memory from now on (None: the thread's)."""
-        self._memory, self._arrays = memory, []
+        """Set the workspace of later calls (None: the thread's)."""
+        self._memory[0], self._arrays = memory, []
         self.stale = None if self.stale is None else True
 
     def __call__(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -252,12 +261,15 @@ class TiedKernel:
         if self.stale is not False or threads != self._threads:
             self._tie(inputs, outputs, threads)
         if not self._is_ready:
-            self._kernel(self._op, run, inputs, outputs)
+            self._kernel.compute(self._op, run, inputs, outputs)
             return
+        recording = current()
+        if recording is not None:
+            recording.use_memory(self._memory, is_aligned=True)
         call_all(self._calls, self._taken)
 
     def _tie(self, inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
-        """Prepare the calls where the arrays, or the number of threads, are others than at the last call."""
+        """Prepare the calls if the arrays or the number of threads changed since the last call."""
         arrays = [*inputs, *outputs]
         if (
             threads != self._threads
@@ -266,22 +278,22 @@ class TiedKernel:
         ):
             forms = [(each.shape, each.strides, each.dtype) for each in arrays]
             if threads != self._threads or forms != self._forms:
-                self._work = self._kernel.work(self._op, inputs, outputs)
+                self._work = self._kernel.work(self._op, inputs, outputs, self._predicts)
                 self._threads, self._forms = threads, forms
             self._is_ready = self._look(inputs, outputs)
             self._arrays = [weakref.ref(each) for each in arrays]
         self.stale = None if self.stale is None else False
 
     def _look(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
-        """Prepare the calls for these arrays; False where oneDNN cannot, or they need more memory than is given."""
+        """Prepare the calls for these arrays; return False if oneDNN cannot, or the workspace is too small."""
         work = self._work
         if work is None:
             return False
-        memory = np.empty(0, np.uint8) if self._memory is None else self._memory
+        memory = np.empty(0, np.uint8) if self._memory[0] is None else self._memory[0]
         if memory.nbytes < work.nbytes:
             if work.nbytes >= PLANNED:
                 return False
-            memory = self._memory = np.empty(work.nbytes, np.uint8)
+            memory = self._memory[0] = np.empty(work.nbytes, np.uint8)
         self._taken = work.threads
         calls = work.calls(first_line(memory), *map(pointer, (*inputs, *outputs)))
         if [each.of for each in self._calls] == [primitive for primitive, _ in calls]:

@@ -1,6 +1,6 @@
 """Convolution, Deconvolution and FullyConnected with their gradients, and the packing of their weights, by oneDNN.
 
-Their primitives are made in ``convolution.py`` and ``matmul.py``; this file gives the arguments.
+``convolution.py`` and ``matmul.py`` make the primitives; this file prepares their arguments.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from flowmx.ops.kernels.onednn.convolution import (
     grouped,
     packed_filters,
 )
-from flowmx.ops.kernels.onednn.ends import PLAIN, ends_of
-from flowmx.ops.kernels.onednn.kernel import Kernel, Make, PackedSize
+from flowmx.ops.kernels.onednn.epilogue import PLAIN, epilogue_of
+from flowmx.ops.kernels.onednn.kernel import Make, PrimitiveKernel
 from flowmx.ops.kernels.onednn.layouts import (
     KEPT,
     TYPES,
@@ -33,15 +33,18 @@ from flowmx.ops.kernels.onednn.layouts import (
     strided,
 )
 from flowmx.ops.kernels.onednn.library import DType
-from flowmx.ops.kernels.onednn.matmul import SMALL_BY_VECTOR, FullyConnect, Gradient, packed_matrix, turned
+from flowmx.ops.kernels.onednn.matmul import SMALL_BY_VECTOR, FullyConnect, Gradient, packed_matrix, transposed
 from flowmx.ops.kernels.onednn.primitives import Call, Reorder
-from flowmx.ops.kernels.onednn.vector import ConnectVector
+from flowmx.ops.kernels.onednn.vector import MAX_ROWS, ConnectVectors
+from flowmx.ops.kernels.onednn.winograd import TransformFilters, Winograd
+from flowmx.ops.kernels.onednn.winograd import filters_layout as winograd_layout
 from flowmx.ops.kernels.onednn.work import Work, plan
-from flowmx.ops.math.products import SMALL
+from flowmx.ops.math.matmul import SMALL
 from flowmx.ops.nn.convolution import Convolution, Deconvolution
 from flowmx.ops.nn.linear import FullyConnected
 from flowmx.ops.registry.dtypes import DType as NumPyType
-from flowmx.ops.registry.operators import Laid, Operator, Shape, kernel
+from flowmx.ops.registry.kernels import Laid, PackedSize, register_kernel
+from flowmx.ops.registry.operators import Operator, Shape
 
 Geometries = Sequence[Geometry]
 
@@ -49,11 +52,13 @@ Geometries = Sequence[Geometry]
 
 
 def _convolution(op: Any, inputs: Geometries, outputs: Geometries) -> Work | None:
-    ends, packed = ends_of(op, *inputs[2:]), getattr(op, "packed", False)
-    if not dense_vectors(inputs[2 : len(inputs) - ends.added]):
+    ends, packed = epilogue_of(op, *inputs[2:]), getattr(op, "packed", False)
+    if not dense_vectors(inputs[2 : len(inputs) - ends.has_addend]):
         return None
     weight = dense(op.weight_shape(inputs[0].shape), inputs[1].dtype) if packed else inputs[1]
-    addend = inputs[-1] if ends.added else None
+    addend = inputs[-1] if ends.has_addend else None
+    if packed and op.winograd:
+        return plan(Winograd, op.geometry, inputs[0], outputs[0], ends, addend, op.winograd)
     return plan(Forward, op.geometry, inputs[0], weight, outputs[0], ends, addend, packed)
 
 
@@ -70,37 +75,45 @@ def _convolution_weight(op: Convolution, inputs: Geometries, outputs: Geometries
 def _deconvolution(op: Deconvolution, inputs: Geometries, outputs: Geometries) -> Work | None:
     if not dense_vectors(inputs[2:]):
         return None
-    windows = op.fitted(inputs[0][0][2:])[0]
+    windows = op.fit(inputs[0][0][2:])[0]
     return plan(BackwardData, windows, inputs[0], inputs[1], outputs[0], *[each.dtype for each in inputs[2:]])
 
 
 def _deconvolution_data(op: Deconvolution, inputs: Geometries, outputs: Geometries) -> Work | None:
-    return plan(Forward, op.fitted(outputs[0][0][2:])[0], inputs[0], inputs[1], outputs[0], PLAIN)
+    return plan(Forward, op.fit(outputs[0][0][2:])[0], inputs[0], inputs[1], outputs[0], PLAIN)
 
 
 def _deconvolution_weight(op: Deconvolution, inputs: Geometries, outputs: Geometries) -> Work | None:
-    return plan(DeconvolutionWeights, op.fitted(inputs[1][0][2:])[0], inputs[1], inputs[0], outputs[0])
+    return plan(DeconvolutionWeights, op.fit(inputs[1][0][2:])[0], inputs[1], inputs[0], outputs[0])
 
 
 # -- products ---------------------------------------------------------------------------------------------
 
 
 def _fully_connected(op: Any, inputs: Geometries, outputs: Geometries) -> Work | None:
+    """Return the product of a layer that is large enough for its call to pay off."""
+    rows = prod(outputs[0].shape) // op.num_hidden
+    is_large = op.num_hidden * prod(inputs[0].shape) >= (SMALL_BY_VECTOR if rows == 1 else SMALL)
+    return _connect(op, inputs, outputs) if is_large or getattr(op, "whole", False) else None
+
+
+def _connect(op: Any, inputs: Geometries, outputs: Geometries) -> Work | None:
+    """Return the product of a layer of any size."""
     (data, weight, *rest), out = inputs, outputs[0]
-    ends, packed = ends_of(op, *rest), getattr(op, "packed", False)
+    ends, packed = epilogue_of(op, *rest), getattr(op, "packed", False)
     if packed:
         weight = dense(op.weight_shape(data.shape), weight.dtype)
-    size = prod(out.shape)
-    rows, fits = size // op.num_hidden, _is_dense(out) and dense_vectors(rest[: len(rest) - ends.added])
+    rows = prod(out.shape) // op.num_hidden
     whole = getattr(op, "whole", False)
-    if not fits or (not whole and size * weight.shape[1] < (SMALL_BY_VECTOR if rows == 1 else SMALL)):
+    if not (_is_dense(out) and dense_vectors(rest[: len(rest) - ends.has_addend])):
         return None
-    addend = rest[-1] if ends.added else None
+    addend = rest[-1] if ends.has_addend else None
     is_matrix = (
         not whole and _is_dense(weight) and not packed and all(each.dtype == DType.F32 for each in (*inputs, *outputs))
     )
-    if rows == 1 and is_matrix and ends.then in ACTIVATIONS:
-        return plan(ConnectVector, data, weight.shape, out.shape, ends, addend)
+    is_small = rows <= MAX_ROWS and rows * prod(weight.shape) < SMALL
+    if (rows == 1 or is_small) and is_matrix and ends.activation in ACTIVATIONS:
+        return plan(ConnectVectors, data, weight.shape, out.shape, ends, addend)
     return plan(FullyConnect, data, rows, weight, out, ends, addend, packed)
 
 
@@ -120,7 +133,7 @@ def _fully_connected_weight(op: FullyConnected, inputs: Geometries, outputs: Geo
     rows = prod(head.shape) // units
     if not _is_dense(out) or rows * units * width < SMALL:
         return None
-    left, right = turned(dense((rows, units), head.dtype)), dense((rows, width), data.dtype)
+    left, right = transposed(dense((rows, units), head.dtype)), dense((rows, width), data.dtype)
     return plan(Gradient, (head, data), left, right, dense(out.shape, out.dtype))
 
 
@@ -132,60 +145,64 @@ def _is_dense(array: Geometry) -> bool:
 
 
 class Pack(Work):
-    """A copy of a weight in a kernel's layout, multiplied by a scale where there is one."""
+    """A copy of a weight in a kernel's layout, multiplied by an optional scale."""
 
-    def __init__(self, given: Geometry, lies: Desc, mask: int, scale: Geometry | None) -> None:
+    def __init__(self, weight: Geometry, layout: Desc, mask: int, scale: Geometry | None) -> None:
         super().__init__()
         scaling = None if scale is None else (mask, plain(scale.shape, scale.dtype))
-        self._copy = Reorder(self.room, strided(*given), lies, scaling)
+        self._copy = Reorder(self.room, strided(*weight), layout, scaling)
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         weight, *scale, copy = addresses
         return [self._copy.at(base, weight, copy, *scale)]
 
 
-def _filters_lie(op: Any, data: Shape, dtype: DType) -> Desc | None:
-    ends = ends_of(op)._replace(scaled=False)
-    given, weight, out = (dense(each, dtype) for each in (data, op.weight_shape(data), op.convolved(data)))
-    return packed_filters(op.geometry, given, weight, out, ends)
+def _filters_layout(op: Any, data: Shape, dtype: DType) -> Desc | None:
+    if op.winograd:
+        return winograd_layout(data[1], op.num_filter, op.winograd)
+    ends = epilogue_of(op)._replace(has_scale=False)
+    data_geometry, weight, out = (dense(each, dtype) for each in (data, op.weight_shape(data), op.output_shape(data)))
+    return packed_filters(op.geometry, data_geometry, weight, out, ends)
 
 
-def _matrix_lies(op: Any, data: Shape, dtype: DType) -> Desc | None:
+def _matrix_layout(op: Any, data: Shape, dtype: DType) -> Desc | None:
     weight = dense(op.weight_shape(data), dtype)
     rows = prod(data) // weight.shape[1]
-    return packed_matrix(rows, weight, ends_of(op)._replace(scaled=False), dtype, dtype)
+    return packed_matrix(rows, weight, epilogue_of(op)._replace(has_scale=False), dtype, dtype)
 
 
 def _pack_filters(op: Any, inputs: Geometries, outputs: Geometries) -> Work | None:
-    lies = _filters_lie(op, op.data_shape, inputs[0].dtype)
+    if op.winograd:
+        return plan(TransformFilters, inputs[0], op.winograd, *_scale(op, inputs))
+    layout = _filters_layout(op, op.data_shape, inputs[0].dtype)
     mask = 3 if op.num_group > 1 else 1
-    return None if lies is None else Pack(grouped(op.geometry, inputs[0]), lies, mask, *_scale(op, inputs))
+    return None if layout is None else Pack(grouped(op.geometry, inputs[0]), layout, mask, *_scale(op, inputs))
 
 
 def _pack_matrix(op: Any, inputs: Geometries, outputs: Geometries) -> Work | None:
-    lies = _matrix_lies(op, op.data_shape, inputs[0].dtype)
-    return None if lies is None else Pack(turned(inputs[0]), lies, 2, *_scale(op, inputs))
+    layout = _matrix_layout(op, op.data_shape, inputs[0].dtype)
+    return None if layout is None else Pack(transposed(inputs[0]), layout, 2, *_scale(op, inputs))
 
 
 def _scale(op: Any, inputs: Geometries) -> list[Geometry | None]:
     return [inputs[1] if op.scaled else None]
 
 
-def _size(lies: Callable[[Any, Shape, DType], Desc | None]) -> PackedSize:
-    """The elements of a copy in this layout; None where it would be that of the weight."""
+def _size(find_layout: Callable[[Any, Shape, DType], Desc | None]) -> PackedSize:
+    """Return the elements of a copy in this layout; None if the layout equals the weight's."""
 
     @lru_cache(KEPT)
     def size(op: Any, data: Shape, dtype: NumPyType) -> int | None:
         kind = TYPES[dtype]
-        found = lies(op, data, kind)
-        is_same = found is None or found == plain(op.weight_shape(data), kind)
-        return None if found is None or is_same else -(-found.nbytes // kind.nbytes)
+        layout = find_layout(op, data, kind)
+        is_same = layout is None or layout == plain(op.weight_shape(data), kind)
+        return None if layout is None or is_same else -(-layout.nbytes // kind.nbytes)
 
     return size
 
 
-class _Packing(Kernel):
-    """A kernel that only copies, which needs no workspace: none is asked for, since that makes the primitive."""
+class _Packing(PrimitiveKernel):
+    """A kernel that only copies and needs no workspace; asking for its workspace would make the primitive."""
 
     def workspace(self, op: Operator, inputs: Sequence[Laid], outputs: Sequence[Laid]) -> int:
         return 0
@@ -199,7 +216,6 @@ KERNELS: dict[str, Make] = {
     "Deconvolution": _deconvolution,
     "_backward_Deconvolution_data": _deconvolution_data,
     "_backward_Deconvolution_weight": _deconvolution_weight,
-    "FullyConnected": _fully_connected,
     "_backward_FullyConnected_data": _fully_connected_data,
     "_backward_FullyConnected_weight": _fully_connected_weight,
     "_wide_backward_Convolution_weight": _convolution_weight,
@@ -207,9 +223,12 @@ KERNELS: dict[str, Make] = {
     "_wide_backward_FullyConnected_weight": _fully_connected_weight,
 }
 for _name, _make in KERNELS.items():
-    kernel("cpu", _name)(Kernel(_make))
+    register_kernel("cpu", _name, PrimitiveKernel(_make))
 for _name in ("_pack_Convolution", "_order_Convolution"):
-    kernel("cpu", _name)(_Packing(_pack_filters))
-kernel("cpu", "_pack_FullyConnected")(_Packing(_pack_matrix))
-kernel("cpu", "_fused_Convolution")(Kernel(_convolution, _size(_filters_lie)))
-kernel("cpu", "_fused_FullyConnected")(Kernel(_fully_connected, _size(_matrix_lies)))
+    register_kernel("cpu", _name, _Packing(_pack_filters))
+register_kernel("cpu", "_pack_FullyConnected", _Packing(_pack_matrix))
+register_kernel("cpu", "_fused_Convolution", PrimitiveKernel(_convolution, _size(_filters_layout)))
+register_kernel(
+    "cpu", "_fused_FullyConnected", PrimitiveKernel(_fully_connected, _size(_matrix_layout), make_tied=_connect)
+)
+register_kernel("cpu", "FullyConnected", PrimitiveKernel(_fully_connected, make_tied=_connect))

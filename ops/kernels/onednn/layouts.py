@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flowmx.ops.kernels.llvm.code import DATA
+from flowmx.ops.kernels.llvm.assembly import DATA
 from flowmx.ops.kernels.llvm.compiler import knows_arrays
 from flowmx.ops.kernels.onednn.library import ANY_LAYOUT, Dims, DType, Handle, Library, Unsupported, library
 from flowmx.ops.registry.dtypes import BY_NAME, FLOAT32
@@ -18,7 +18,7 @@ Array = Any
 Shape = tuple[int, ...]
 
 KEPT = 2048
-"""The most descriptors, and the most plans of primitives, that are kept."""
+"""The maximum number of cached descriptors, and of cached plans."""
 
 TYPES: dict[np.dtype[Any], DType] = {
     BY_NAME[name]: dtype
@@ -28,41 +28,41 @@ TYPES: dict[np.dtype[Any], DType] = {
     }.items()
     if name in BY_NAME
 }  # fmt: skip
-"""The element types of arrays that oneDNN knows."""
+"""The element types that oneDNN supports."""
 
 
 class _Floats(Container[np.dtype[Any]]):
-    """float32, and bfloat16 where the processor multiplies it; asked when the first array comes."""
+    """float32, and bfloat16 if the processor multiplies it; evaluated at the first array."""
 
     def __contains__(self, dtype: object) -> bool:
         return dtype == FLOAT32 or dtype in halves()
 
 
 FLOATS = _Floats()
-"""The element types that a kernel takes which says nothing else."""
+"""The default element types of a kernel."""
 
 
 def loaded() -> Library:
-    """The library.
+    """Return the library.
 
     Raises:
-        Unsupported: it is missing.
+        Unsupported: the library is missing.
     """
-    found = library()
-    if found is None:
+    lib = library()
+    if lib is None:
         raise Unsupported("oneDNN is not installed")
-    return found
+    return lib
 
 
 @cache
 def halves() -> frozenset[np.dtype[Any]]:
-    """The element types of 16 bits in which kernels compute: bfloat16, where the processor multiplies it."""
-    found, name = library(), "bfloat16"
-    return frozenset([BY_NAME[name]] if found and name in BY_NAME and found.multiplies(DType.BF16) else [])
+    """Return the 16-bit element types in which kernels compute: bfloat16, if the processor multiplies it."""
+    lib, name = library(), "bfloat16"
+    return frozenset([BY_NAME[name]] if lib and name in BY_NAME and lib.multiplies(DType.BF16) else [])
 
 
 class Desc:
-    """A memory descriptor: a shape and how its elements lie in memory."""
+    """A memory descriptor: a shape and a memory layout."""
 
     def __init__(self, handle: Handle) -> None:
         lib = loaded()
@@ -77,29 +77,29 @@ class Desc:
 
 @lru_cache(KEPT)
 def strided(shape: Shape, strides: Shape, dtype: DType = DType.F32) -> Desc:
-    """Elements at these strides (counted in elements)."""
+    """Return the descriptor of an array with these strides, in elements."""
     rank = len(shape)
     return Desc(loaded().create("memory_desc_create_with_strides", rank, Dims(*shape), int(dtype), Dims(*strides)))
 
 
 def plain(shape: Shape, dtype: DType = DType.F32) -> Desc:
-    """Elements in C order."""
+    """Return the descriptor of an array in C order."""
     return strided(shape, c_strides(shape), dtype)
 
 
 def channels_last(shape: Shape, dtype: DType = DType.F32) -> Desc:
-    """(batch, channels, *size) with the channels contiguous in memory."""
+    """Return the descriptor of (batch, channels, *size) with the channels contiguous in memory."""
     return strided(shape, channels_last_strides(shape), dtype)
 
 
 @lru_cache(KEPT)
 def any_layout(shape: Shape, dtype: DType = DType.F32) -> Desc:
-    """Elements as the primitive likes them best."""
+    """Return the descriptor that leaves the layout to the primitive."""
     return Desc(loaded().create("memory_desc_create_with_tag", len(shape), Dims(*shape), int(dtype), ANY_LAYOUT))
 
 
 def c_strides(shape: Shape) -> Shape:
-    """Strides of C order, in elements."""
+    """Return the strides of C order, in elements."""
     strides, step = [], 1
     for length in reversed(shape):
         strides.append(step)
@@ -108,9 +108,9 @@ def c_strides(shape: Shape) -> Shape:
 
 
 def channels_last_strides(shape: Shape) -> Shape:
-    """Strides of channels-last order, in elements."""
-    moved = c_strides((shape[0], *shape[2:], shape[1]))
-    return (moved[0], moved[-1], *moved[1:-1])
+    """Return the strides of channels-last order, in elements."""
+    strides = c_strides((shape[0], *shape[2:], shape[1]))
+    return (strides[0], strides[-1], *strides[1:-1])
 
 
 class Geometry(NamedTuple):
@@ -122,33 +122,34 @@ class Geometry(NamedTuple):
 
 
 def geometry(array: Array) -> Geometry:
-    """The geometry of an array, whose element type is one of ``TYPES``."""
+    """Return the geometry of an array with an element type of ``TYPES``."""
     dtype = array.dtype
     size = dtype.itemsize
-    return _made(Geometry, (array.shape, tuple([stride // size for stride in array.strides]), TYPES[dtype]))
+    return _new_tuple(Geometry, (array.shape, tuple([stride // size for stride in array.strides]), TYPES[dtype]))
 
 
-_made = tuple.__new__  # a named tuple's own takes as long as all the rest
+_new_tuple = tuple.__new__  # a named tuple's constructor takes as long as everything else
 
 
 def dense(shape: Shape, dtype: DType = DType.F32) -> Geometry:
-    """The geometry of an array in C order."""
+    """Return the geometry of an array in C order."""
     return Geometry(shape, c_strides(shape), dtype)
 
 
 def is_channels_last(array: Geometry) -> bool:
-    """Tell whether the channels (axis 1) are contiguous, and not only because no other axis has elements."""
+    """Return whether the channels (axis 1) are contiguous, and not only because all other axes have length 1."""
     shape, strides, _ = array
     return len(shape) > 2 and strides == channels_last_strides(shape) and strides != c_strides(shape)
 
 
 def dense_vectors(vectors: Sequence[Geometry]) -> bool:
-    """Tell whether each of these vectors is contiguous."""
+    """Return whether each of these vectors is contiguous."""
     return all(strides == (1,) or shape == (1,) for shape, strides, _ in vectors)
 
 
 def _pointer(array: Array) -> int:
-    return array.ctypes.data  # type: ignore[no-any-return]
+    address: int = array.ctypes.data
+    return address
 
 
 def _pointer_of_head(array: Array) -> int:
@@ -157,14 +158,14 @@ def _pointer_of_head(array: Array) -> int:
 
 _at = ctypes.c_void_p.from_address
 pointer: Callable[[Array], int] = _pointer_of_head if knows_arrays() else _pointer
-"""The address of the first element: from where an array object keeps it, since to ask it costs as much as a product."""
+"""The address of the first element, read from the array object: ``array.ctypes`` takes as long as a product."""
 
 
 def suits(*arrays: Array, among: Container[np.dtype[Any]] = FLOATS) -> bool:
-    """Tell whether a kernel takes these arrays: of element types among some, and not empty."""
+    """Return whether a kernel supports these arrays: not empty, with element types in ``among``."""
     return all(array.dtype in among and array.size > 0 for array in arrays)
 
 
 def dims(values: Sequence[int]) -> Any:
-    """Numbers as ``dnnl_dims_t``."""
+    """Return numbers as ``dnnl_dims_t``."""
     return Dims(*values)

@@ -1,14 +1,13 @@
-"""oneDNN's C API through ctypes: the library, its constants, and its functions with a check on their status.
+"""oneDNN's C API through ctypes: the library, its constants, and its functions with status checks.
 
-The library is that of the wheel ``onednn-cpu-gomp`` (oneDNN 3.2): ``libdnnl.so.3`` lies in the ``lib`` folder of
-the environment. Where it is missing, :func:`library` is None and every operator takes its plain forward.
+The library comes with the wheel ``onednn-cpu-gomp`` (oneDNN 3.2): ``libdnnl.so.3`` in the ``lib`` folder of the
+environment. If it is missing, :func:`library` returns None and every operator's forward runs.
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
-import threading
 import weakref
 from collections.abc import Callable
 from enum import IntEnum
@@ -16,7 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flowmx.devices.threads import looking_before_sleep
+from flowmx import forks
+from flowmx.devices.threads import spin_before_sleep
 
 Handle = ctypes.c_void_p
 Dims = ctypes.c_int64 * 12
@@ -39,12 +39,12 @@ class DType(IntEnum):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of an element."""
+        """Bytes per element."""
         return _SIZES[self]
 
 
 _NEEDS = {DType.BF16: 0x80, DType.F16: 0x100}
-"""The bit of ``dnnl_cpu_isa_t`` for instructions that multiply numbers of 16 bits (avx512_core_bf16, _fp16)."""
+"""The bit of ``dnnl_cpu_isa_t`` for 16-bit multiplication (avx512_core_bf16, _fp16), by type."""
 _SIZES = {DType.F16: 2, DType.BF16: 2, DType.F32: 4, DType.S32: 4, DType.S8: 1, DType.U8: 1}
 
 
@@ -121,7 +121,7 @@ ANY_LAYOUT = 1
 
 
 _KEPT_PRIMITIVES = 64
-"""Primitives that oneDNN keeps by itself: few, since we keep those that we use."""
+"""The capacity of oneDNN's primitive cache: small, since flowmx caches the primitives that it uses."""
 
 
 _AVX2_VNNI, _AVX512_VNNI = 0x8, 0x40
@@ -139,29 +139,29 @@ class OneDNNError(RuntimeError):
 
 
 class Unsupported(OneDNNError):
-    """oneDNN has no implementation of what was asked for."""
+    """oneDNN has no implementation for a request."""
 
 
 class Library:
     """The loaded library with one engine and one stream; calls raise :class:`OneDNNError`.
 
     Attributes:
-        threads: returns the number of threads that a primitive takes which the calling thread makes or runs. OpenMP
-            keeps it for each thread. The scratch memory of a primitive is laid out for the number at its making, so
-            it must run with the same: where more run, they write beyond its end.
-        use_threads: changes that number for the calling thread.
+        threads: returns the number of threads of a primitive that the calling thread makes or runs; OpenMP stores it
+            per thread. A primitive's scratch memory is sized for the number at its creation, so it must run with the
+            same number: more threads would write beyond the end.
+        use_threads: sets that number for the calling thread.
     """
 
     def __init__(self, path: Path) -> None:
         self._dll = ctypes.CDLL(str(path))
-        # Called before each execution: with the interpreter's lock held, which takes less time than to give it back.
+        # Called before each execution, holding the GIL: releasing it would take longer.
         openmp = ctypes.PyDLL("libgomp.so.1")
         self.threads: Callable[[], int] = openmp.omp_get_max_threads
         self.use_threads: Callable[[int], object] = openmp.omp_set_num_threads
-        # These two are called once for every execution: without a check in Python.
+        # Called for every execution, so there is no status check in Python.
         self.execute: Any = self._dll.dnnl_primitive_execute
         self.execute.argtypes = [Handle, Handle, ctypes.c_int, ctypes.c_void_p]
-        # With the interpreter's lock held, as it is over at once.
+        # Holds the GIL, since the call is short.
         self.set_pointer: Any = ctypes.PyDLL(str(path)).dnnl_memory_set_data_handle
         self.set_pointer.argtypes = [Handle, ctypes.c_void_p]
         self._size: Any = self._dll.dnnl_memory_desc_get_size
@@ -175,67 +175,71 @@ class Library:
         self.stream = self.create("stream_create", self.engine, 1)
 
     def create(self, name: str, *arguments: Any) -> Handle:
-        """Call ``dnnl_NAME(&made, *arguments)``; returns what was made.
+        """Call ``dnnl_NAME(&handle, *arguments)`` and return the new handle.
 
         Raises:
             Unsupported: there is no implementation.
-            OneDNNError: anything else that went wrong.
+            OneDNNError: any other failure.
         """
-        made = Handle()
-        self.call(name, ctypes.byref(made), *arguments)
-        return made
+        handle = Handle()
+        self.call(name, ctypes.byref(handle), *arguments)
+        return handle
 
     def own(self, owner: object, kind: str, handle: Handle) -> Handle:
-        """Destroy a handle (``dnnl_KIND_destroy``) once its owner is freed; returns it."""
-        weakref.finalize(owner, self._dll[f"dnnl_{kind}_destroy"], handle).atexit = False
+        """Return a handle and destroy it (``dnnl_KIND_destroy``) when its owner is freed."""
+        weakref.finalize(owner, self._function(f"{kind}_destroy"), handle).atexit = False
         return handle
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call ``dnnl_NAME``."""
-        check(name, self._dll[f"dnnl_{name}"](*arguments))
+        check(name, self._function(name)(*arguments))
+
+    def _function(self, name: str) -> Any:
+        """Return ``dnnl_NAME``, cached: a new ctypes function per call would create a reference cycle each time."""
+        return getattr(self._dll, f"dnnl_{name}")
 
     def size(self, desc: Handle) -> int:
-        """Bytes of a memory descriptor."""
+        """Return the bytes of a memory descriptor."""
         return int(self._size(desc))
 
-    def equal(self, one: Handle, other: Handle) -> bool:
-        """Tell whether two memory descriptors are equal."""
-        return bool(self._equal(one, other))
+    def equal(self, first: Handle, second: Handle) -> bool:
+        """Return whether two memory descriptors are equal."""
+        return bool(self._equal(first, second))
 
     def described(self, primitive_desc: Handle, what: Query, index: int = 0) -> Handle:
-        """A memory descriptor of a primitive descriptor, as one of our own."""
+        """Return a copy of a memory descriptor of a primitive descriptor."""
         return self.create("memory_desc_clone", Handle(self._query(primitive_desc, what, index)))
 
     def implementation(self, primitive_desc: Handle) -> str:
-        """The name of the implementation that was chosen."""
+        """Return the name of the chosen implementation."""
         text = ctypes.c_char_p()
         self.call("primitive_desc_query", primitive_desc, Query.IMPLEMENTATION, 0, ctypes.byref(text))
         return (text.value or b"").decode()
 
     @cached_property
     def isa(self) -> int:
-        """The processor's instructions as far as they are used, as bits of ``dnnl_cpu_isa_t``."""
+        """The processor's instruction sets that oneDNN uses, as bits of ``dnnl_cpu_isa_t``."""
         return int(self._dll.dnnl_get_effective_cpu_isa())
 
     def multiplies(self, dtype: DType) -> bool:
-        """Tell whether the processor has instructions for products of this type, and oneDNN is free to use them."""
+        """Return whether the processor has instructions for products of this type, and oneDNN may use them."""
         return not ~self.isa & _NEEDS.get(dtype, 0)
 
     def multiplies_bytes(self) -> bool:
-        """Tell whether the processor has instructions that sum products of bytes exactly."""
+        """Return whether the processor has instructions that sum products of bytes exactly."""
         return bool(self.isa & (_AVX512_VNNI | _AVX2_VNNI))
 
     def sums_bytes_exactly(self, implementation: str) -> bool:
-        """Tell whether an implementation of products of bytes sums them in 32 bits from the first addition on.
+        """Return whether an implementation sums products of bytes in 32 bits from the first addition on.
 
         Without VNNI the products of two neighbours are added in 16 bits, which overflow, and some filters are halved.
         """
         if implementation.startswith("ref"):
-            return False  # it would be exact, and slower than sums in float32
+            return False  # exact, but slower than sums in float32
         return bool(self.isa & _AVX512_VNNI) or (self.multiplies_bytes() and "vnni" in implementation)
 
     def version(self) -> str:
-        """The library's version."""
+        """Return the library's version."""
 
         class Version(ctypes.Structure):
             _fields_ = [("numbers", ctypes.c_int * 3)]
@@ -245,11 +249,11 @@ class Library:
 
 
 def check(name: str, status: int) -> None:
-    """Raise where a call into oneDNN did not succeed."""
+    """Raise if a call into oneDNN failed."""
     if status:
-        said = STATUS[status] if 0 < status < len(STATUS) else str(status)
-        kind = Unsupported if said in ("unimplemented", "last implementation reached") else OneDNNError
-        raise kind(f"oneDNN: {name} said: {said}")
+        status_text = STATUS[status] if 0 < status < len(STATUS) else str(status)
+        kind = Unsupported if status_text in ("unimplemented", "last implementation reached") else OneDNNError
+        raise kind(f"oneDNN: {name} failed: {status_text}")
 
 
 def _path() -> Path | None:
@@ -257,12 +261,12 @@ def _path() -> Path | None:
     return next((folder / _FILE for folder in folders if (folder / _FILE).exists()), None)
 
 
-_lock = threading.RLock()
+_lock = forks.lock()
 _loaded: list[Library | None] = []
 
 
 def library() -> Library | None:
-    """The library, loaded at the first call, or None where it is missing or does not load."""
+    """Return the library, loaded at the first call, or None if it is missing or does not load."""
     if not _loaded:
         with _lock:
             if not _loaded:
@@ -273,7 +277,7 @@ def library() -> Library | None:
 def _load() -> Library | None:
     path = _path()
     try:
-        with looking_before_sleep():
+        with spin_before_sleep():
             return None if path is None else Library(path)
     except (OSError, OneDNNError, AttributeError):
         return None

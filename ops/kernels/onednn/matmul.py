@@ -1,6 +1,6 @@
-"""Matrix products by oneDNN: all that operators multiply, and FullyConnected with what follows it.
+"""Matrix products by oneDNN: products of all operators, and fused FullyConnected.
 
-Transposed matrices go in as they lie in memory. Small products stay with the array library, whose call is cheaper.
+Transposed matrices are passed without a copy. Small products are left to the array library, whose calls are cheaper.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from flowmx.ops.kernels.llvm import vector_product
 from flowmx.ops.kernels.llvm.casts import copy
-from flowmx.ops.kernels.onednn.ends import PLAIN, Ends
+from flowmx.ops.kernels.onednn.epilogue import PLAIN, Epilogue
 from flowmx.ops.kernels.onednn.layouts import (
     TYPES,
     Array,
@@ -33,29 +33,29 @@ from flowmx.ops.kernels.onednn.layouts import (
 from flowmx.ops.kernels.onednn.library import Arg, DType, Query, Unsupported
 from flowmx.ops.kernels.onednn.primitives import LINE, Call, Primitive, Reorder, attributes
 from flowmx.ops.kernels.onednn.work import FixedWork, Operand, Work, call_all, first_line, multiplying, plan
-from flowmx.ops.math.products import SMALL, Matrices, again, fixing, product
-from flowmx.ops.math.products import multiplying as multiplying_on
+from flowmx.ops.math.matmul import SMALL, Matrices, fixed_shape_product, product_kernel, product_preparation
+from flowmx.ops.math.matmul import mixed_product_support as multiplying_on
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.dtypes import DType as NumPyType
 from flowmx.ops.registry.operators import Shape
 
 SMALL_BY_VECTOR = 1 << 15
-"""The same where a factor is a vector."""
+"""The same limit if a factor is a vector."""
 
 
 class Product(Work):
-    """C = A B, and what follows it; all with equal batch axes, vectors along the last axis.
+    """C = A B with an epilogue; all have equal batch axes, and vectors lie along the last axis.
 
-    B's layout may be left to the primitive: then its element type alone is given.
+    B may be only an element type: then the primitive chooses its layout.
     """
 
-    def __init__(self, a: Geometry, b: Geometry | DType, c: Geometry, ends: Ends = PLAIN) -> None:
+    def __init__(self, a: Geometry, b: Geometry | DType, c: Geometry, ends: Epilogue = PLAIN) -> None:
         super().__init__()
         lib = loaded()
         left, out = strided(*a), strided(*c)
         right = strided(*b) if isinstance(b, Geometry) else any_layout((a[0][-1], c[0][-1]), b)
         vector = (*(1,) * (len(c[0]) - 1), c[0][-1])
-        bias = plain(vector, ends.vectors) if ends.own_bias else None
+        bias = plain(vector, ends.vector_type) if ends.has_primitive_bias else None
         desc = lib.create(
             "matmul_primitive_desc_create", lib.engine, left.handle, right.handle,
             None if bias is None else bias.handle, out.handle, attributes(*ends.posts(vector), scales=ends.scales),
@@ -74,9 +74,9 @@ class Product(Work):
         return [self.run.at(base, *addresses)]
 
 
-@product("cpu")
+@product_kernel("cpu")
 def multiply(a: Array, b: Array, c: Array) -> bool:
-    """Compute ``c = a @ b``; False where oneDNN cannot, or need not."""
+    """Compute ``c = a @ b``; return False if oneDNN cannot, or is not faster."""
     count = c.size * a.shape[-1]
     if count < SMALL_BY_VECTOR or not suits(a, b, c):
         return False
@@ -84,20 +84,20 @@ def multiply(a: Array, b: Array, c: Array) -> bool:
         return True
     if count < SMALL:
         return False
-    made = plan(Product, geometry(a), geometry(b), geometry(c))
-    if made is None:
+    work = plan(Product, geometry(a), geometry(b), geometry(c))
+    if work is None:
         return False
-    made(pointer(a), pointer(b), pointer(c))
+    work(pointer(a), pointer(b), pointer(c))
     return True
 
 
-@fixing("cpu")
+@fixed_shape_product("cpu")
 def _fixed(a: Matrices, b: Matrices, out: Shape, dtype: NumPyType) -> Callable[[Array, Array, Array], bool] | None:
     if len(out) == 2 and 1 in out:
         return None
     left, right = (_matrices(*each) for each in (a, b))
     work = plan(Product, left, right, dense(out))
-    # One of several threads is for threads that may use as many.
+    # A plan made for several threads is only for threads that may use as many.
     if work is None or work.threads > 1:
         return None
     call = FixedWork(work, 3)
@@ -110,12 +110,12 @@ def _fixed(a: Matrices, b: Matrices, out: Shape, dtype: NumPyType) -> Callable[[
 
 
 def _matrices(shape: Shape, turn: bool) -> Geometry:
-    """The geometry of matrices in C order, transposed where that is said."""
-    made = dense(shape)
+    """Return the geometry of matrices in C order, optionally transposed."""
+    matrices = dense(shape)
     if not turn:
-        return made
+        return matrices
     *batch, rows, columns = shape
-    *steps, along, across = made.strides
+    *steps, along, across = matrices.strides
     return Geometry((*batch, columns, rows), (*steps, across, along))
 
 
@@ -125,21 +125,21 @@ def _multiplies(dtype: NumPyType) -> bool:
 
 
 class _Reordering(Work):
-    """A matrix in the order of the product by which a left factor is multiplied with it."""
+    """A copy of a right factor in the layout of its product."""
 
-    def __init__(self, left: Geometry, given: Geometry, out: Geometry) -> None:
+    def __init__(self, left: Geometry, right: Geometry, out: Geometry) -> None:
         super().__init__()
-        product = plan(Product, left, given.dtype, out)
+        product = plan(Product, left, right.dtype, out)
         if product is None:
             raise Unsupported("oneDNN has no such product")
-        self._copy = Reorder(self.room, strided(*given), product.run.descriptor(Arg.WEIGHTS))
+        self._copy = Reorder(self.room, strided(*right), product.run.descriptor(Arg.WEIGHTS))
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         return [self._copy.at(base, *addresses)]
 
 
-class _Again:
-    """Products of matrices of so many rows with one right factor, which is brought into the product's order once."""
+class _RepeatedProduct:
+    """Repeated products with one right factor, which is copied into the product's layout once."""
 
     def __init__(self, product: Product, reorder: _Reordering, b: Array, rows: int, dtype: NumPyType) -> None:
         self._memory = np.empty(product.run.descriptor(Arg.WEIGHTS).nbytes + LINE, np.uint8)
@@ -154,32 +154,32 @@ class _Again:
         self._rest = places[3:]
 
     def __call__(self, a: Array, out: Array) -> None:
-        """Compute one."""
+        """Compute one product."""
         if self._given is not None:
             if not copy(a, self._given):
                 self._given[...] = a
             a = self._given
         elif not a.flags.c_contiguous:
             a = np.ascontiguousarray(a)
-        made = out if out.flags.c_contiguous else self._out
-        self._call.point((pointer(a), self._weight, pointer(made), *self._rest))
+        target = out if out.flags.c_contiguous else self._out
+        self._call.point((pointer(a), self._weight, pointer(target), *self._rest))
         call_all([self._call], self._threads)
-        if made is not out:
-            out[...] = made
+        if target is not out:
+            out[...] = target
 
 
-@again("cpu")
-def _repeated(b: Array, rows: int, dtype: NumPyType) -> _Again | None:
+@product_preparation("cpu")
+def _repeated(b: Array, rows: int, dtype: NumPyType) -> _RepeatedProduct | None:
     if dtype != FLOAT32 or rows * b.size < SMALL_BY_VECTOR or not suits(b) or (b.dtype == dtype and rows == 1):
         return None
     kind = TYPES[b.dtype]
     left, out = dense((rows, len(b)), kind), dense((rows, b.shape[1]))
     product, reorder = plan(Product, left, kind, out), plan(_Reordering, left, geometry(b), out)
-    return None if product is None or reorder is None else _Again(product, reorder, b, rows, dtype)
+    return None if product is None or reorder is None else _RepeatedProduct(product, reorder, b, rows, dtype)
 
 
 def _by_vector(a: Array, b: Array, c: Array) -> bool:
-    """Compute a product of which one factor is a vector, and the other one's rows lie in a row; False elsewhere."""
+    """Compute a product of a vector and a matrix with contiguous rows; return False for other factors."""
     matrix, vector = (b.T, a[0]) if c.shape[0] == 1 else (a, b[:, 0])
     out = c.reshape(-1)
     if not (matrix.flags.c_contiguous and vector.flags.c_contiguous and np.shares_memory(out, c)):
@@ -188,22 +188,22 @@ def _by_vector(a: Array, b: Array, c: Array) -> bool:
 
 
 class FullyConnect(Work):
-    """FullyConnected and what follows it: the data, and the addend, are brought to C order where they lie otherwise."""
+    """Fused FullyConnected; data and addend in other layouts are copied to C order."""
 
     def __init__(
-        self, data: Geometry, rows: int, weight: Geometry, out: Geometry, ends: Ends, addend: Geometry | None,
+        self, data: Geometry, rows: int, weight: Geometry, out: Geometry, ends: Epilogue, addend: Geometry | None,
         packed: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         units, width = weight[0]
         self._ends = ends
-        given = weight.dtype if packed else turned(weight)
-        self._product = Product(dense((rows, width), data.dtype), given, dense((rows, units), out.dtype), ends)
+        right = weight.dtype if packed else transposed(weight)
+        self._product = Product(dense((rows, width), data.dtype), right, dense((rows, units), out.dtype), ends)
         self._inner = self.room.take(self._product.room.nbytes)
-        wanted = self._product.run.descriptor(Arg.WEIGHTS)
-        lies = self.packed(rows, weight, ends, data.dtype, out.dtype) if packed else wanted
-        assert lies is not None
-        self._weight = Operand(self.room, lies, wanted)
+        weight_desc = self._product.run.descriptor(Arg.WEIGHTS)
+        layout = self.packed(rows, weight, ends, data.dtype, out.dtype) if packed else weight_desc
+        assert layout is not None
+        self._weight = Operand(self.room, layout, weight_desc)
         self._source = Operand(self.room, strided(*data), plain(data.shape, data.dtype))
         self._addend = None if addend is None else Reorder(self.room, strided(*addend), plain(out.shape, out.dtype))
 
@@ -212,44 +212,44 @@ class FullyConnect(Work):
         _, _, weight, out = key[:4]
         return multiplying(prod(out.shape) * weight.shape[1])
 
-    def packed(self, rows: int, weight: Geometry, ends: Ends, data: DType, out: DType) -> Desc | None:
-        """The layout of a packed weight."""
+    def packed(self, rows: int, weight: Geometry, ends: Epilogue, data: DType, out: DType) -> Desc | None:
+        """Return the layout of a packed weight."""
         return packed_matrix(rows, weight, ends, data, out)
 
     def implementation(self) -> str:
-        """The name of the implementation that oneDNN chose."""
+        """Return the name of the implementation that oneDNN chose."""
         return self._product.run.implementation()
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
-        data, weight, *more, out = addresses
-        bias = [more.pop(0)] if self._ends.bias else []
-        scale = [more.pop(0)] if self._ends.scaled else []
+        data, weight, *extra, out = addresses
+        bias = [extra.pop(0)] if self._ends.has_bias else []
+        scale = [extra.pop(0)] if self._ends.has_scale else []
         before = [*self._source.before(base, data), *self._weight.before(base, weight)]
-        if self._addend is not None and more[0] != out:
-            before.append(self._addend.at(base, more[0], out))
+        if self._addend is not None and extra[0] != out:
+            before.append(self._addend.at(base, extra[0], out))
         ends = self._source.at(base, data), self._weight.at(base, weight), out
         return [*before, *self._product.calls(base + self._inner, *ends, *self._ends.addresses(bias, scale))]
 
 
 @cache
-def packed_matrix(rows: int, weight: Geometry, ends: Ends, data: DType, out: DType) -> Desc | None:
-    """The layout of a packed weight, chosen once for each key, since packed copies are kept."""
+def packed_matrix(rows: int, weight: Geometry, ends: Epilogue, data: DType, out: DType) -> Desc | None:
+    """Return the layout of a packed weight, chosen once per key, since packed copies are reused."""
     units, width = weight.shape
-    # A vector is multiplied by float32 without oneDNN, from a weight in C order.
+    # Products of float32 with a vector run without oneDNN, from a weight in C order.
     if rows * units * width < SMALL or (rows == 1 and weight.dtype == DType.F32):
         return None
-    made = plan(Product, dense((rows, width), data), weight.dtype, dense((rows, units), out), ends)
-    return None if made is None else made.run.descriptor(Arg.WEIGHTS)
+    work = plan(Product, dense((rows, width), data), weight.dtype, dense((rows, units), out), ends)
+    return None if work is None else work.run.descriptor(Arg.WEIGHTS)
 
 
-def turned(weight: Geometry) -> Geometry:
-    """A weight as the right matrix of a product."""
+def transposed(weight: Geometry) -> Geometry:
+    """Return the geometry of a weight as the right matrix of a product."""
     (units, width), (along, across), dtype = weight
     return Geometry((width, units), (across, along), dtype)
 
 
 class Gradient(Work):
-    """A product of two inputs as matrices; they are brought to C order where they lie otherwise."""
+    """A product of two inputs as matrices; other layouts are copied to C order."""
 
     def __init__(self, inputs: Sequence[Geometry], left: Geometry, right: Geometry, out: Geometry) -> None:
         super().__init__()
@@ -263,8 +263,8 @@ class Gradient(Work):
         return multiplying(prod(out.shape) * left.shape[-1])
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
-        given, made = list(zip(self._inputs, addresses[:2], strict=True)), []
-        for operand, address in given:
-            made += operand.before(base, address)
-        places = [operand.at(base, address) for operand, address in given]
-        return [*made, *self._product.calls(base + self._inner, *places, addresses[-1])]
+        operands, calls = list(zip(self._inputs, addresses[:2], strict=True)), []
+        for operand, address in operands:
+            calls += operand.before(base, address)
+        places = [operand.at(base, address) for operand, address in operands]
+        return [*calls, *self._product.calls(base + self._inner, *places, addresses[-1])]

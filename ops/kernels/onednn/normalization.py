@@ -39,7 +39,7 @@ from flowmx.ops.registry.operators import Run
 
 
 class _Work(Work):
-    """The base of both directions: descriptors of data and statistics."""
+    """Base of both directions: descriptors of data and statistics."""
 
     def __init__(self, data: Geometry, out: Geometry, eps: float, flags: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class _Work(Work):
 
 
 class Forward(_Work):
-    """Normalise by the batch's statistics, which are given back, or by given ones (``USE_GLOBAL_STATS``)."""
+    """Normalize by the batch's statistics, which are also outputs, or by given ones (``USE_GLOBAL_STATS``)."""
 
     def __init__(self, data: Geometry, out: Geometry, eps: float, flags: int, relu: bool) -> None:
         super().__init__(data, out, eps, flags)
@@ -73,7 +73,7 @@ class Forward(_Work):
         }  # fmt: skip
         if flags & USE_SCALE:
             arguments[Arg.SCALE] = self.channels
-        # A ReLU at the end needs no note of where it was 0: its own gradient sees that from the output.
+        # A final ReLU needs no mask: its gradient follows from the output.
         posts = [("eltwise", Alg.ELTWISE_RELU, 0.0, 0.0)] if relu else []
         self._run = Primitive(self.room, self.forward_desc(prop, *posts), arguments)
         self._source = Operand(self.room, strided(*data), self.data)
@@ -122,57 +122,57 @@ def _flags(op: BatchNorm, given_statistics: bool) -> int:
 
 
 def _fits(op: BatchNorm, *arrays: Array) -> bool:
-    """Tell whether oneDNN takes these arrays: 2 to 5 axes, the channels axis 1."""
+    """Return whether oneDNN supports these arrays: 2 to 5 axes, with the channels on axis 1."""
     rank = arrays[0].ndim
     return 2 <= rank <= 5 and op.axis in (1, 1 - rank) and suits(*arrays)
 
 
 def _wide(vector: Array) -> Array:
-    """A parameter as oneDNN takes it: float32, in a row."""
+    """Return a parameter in oneDNN's form: float32, contiguous."""
     return np.ascontiguousarray(vector, np.float32)
 
 
 def batch_norm(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array], relu: bool = False) -> bool:
-    """Compute BatchNorm; False where oneDNN cannot."""
+    """Compute BatchNorm; return False if oneDNN cannot."""
     data, gamma, beta, moving_mean, moving_var = inputs
     out, mean, inverse, from_batch = outputs
     if not _fits(op, data, out) or mean.dtype != FLOAT32:
         return False
     batch = run.train and not op.use_global_stats
-    made = plan(Forward, geometry(data), geometry(out), op.eps, _flags(op, not batch), relu)
-    if made is None:
+    work = plan(Forward, geometry(data), geometry(out), op.eps, _flags(op, not batch), relu)
+    if work is None:
         return False
     var = np.empty_like(mean)
     if not batch:
         mean[...], var[...] = moving_mean, moving_var
     vectors = [_wide(beta), mean, var, *([] if op.fix_gamma else [_wide(gamma)])]
-    made(*map(pointer, (data, out, *vectors)))
+    work(*map(pointer, (data, out, *vectors)))
     if batch:
-        op.follow(moving_mean, mean)
-        op.follow(moving_var, var)
+        op.update_moving(moving_mean, mean)
+        op.update_moving(moving_var, var)
     inverse[...] = 1 / np.sqrt(var + var.dtype.type(op.eps))
     from_batch[...] = batch
     return True
 
 
 def backward_batch_norm(op: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
-    """Compute BatchNorm's gradients; False where oneDNN cannot."""
+    """Compute BatchNorm's gradients; return False if oneDNN cannot."""
     head, data, gamma, mean, inverse = inputs[:5]
     out, gamma_grad, beta_grad = outputs
     if not _fits(op, head, data, out) or mean.dtype != FLOAT32:
         return False
     flags = _flags(op, not op.over_batch(inputs))
-    made = plan(Backward, geometry(head), geometry(data), geometry(out), op.eps, flags)
-    if made is None:
+    work = plan(Backward, geometry(head), geometry(data), geometry(out), op.eps, flags)
+    if work is None:
         return False
     var = 1 / np.square(inverse) - inverse.dtype.type(op.eps)
     targets = (beta_grad,) if op.fix_gamma else (beta_grad, gamma_grad)
-    found = [
+    results = [
         each if each.flags.c_contiguous and each.dtype == FLOAT32 else np.empty(each.shape, FLOAT32) for each in targets
     ]
-    scales = () if op.fix_gamma else (_wide(gamma), found[1])
-    made(*map(pointer, (head, data, out, mean, var, found[0], *scales)))
-    for target, result in zip(targets, found, strict=True):
+    scales = () if op.fix_gamma else (_wide(gamma), results[1])
+    work(*map(pointer, (head, data, out, mean, var, results[0], *scales)))
+    for target, result in zip(targets, results, strict=True):
         if result is not target:
             target[...] = result
     return True

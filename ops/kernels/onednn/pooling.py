@@ -1,7 +1,7 @@
 """Pooling and its gradient by oneDNN, for max and avg.
 
-The gradient of max needs to know where each maximum was. In a bound graph the forward notes it
-(``ops/compiled/pooling.py``); elsewhere the windows are traversed once more.
+The gradient of max needs the positions of the maxima. In a bound graph the forward stores them
+(``ops/compiled/pooling_indices.py``); elsewhere the gradient traverses the windows again.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.ops.compiled.pooling import NotedPooling
-from flowmx.ops.kernels.onednn.kernel import Kernel, TiedKernel, plainly, threads_here
+from flowmx.ops.compiled.pooling_indices import PoolingWithIndices
+from flowmx.ops.kernels.onednn.kernel import PrimitiveKernel, TiedKernel, run_fallback, threads_here
 from flowmx.ops.kernels.onednn.layouts import (
     FLOATS,
     Array,
@@ -34,21 +34,23 @@ from flowmx.ops.kernels.onednn.library import Alg, Arg, Handle, Prop, Query, Uns
 from flowmx.ops.kernels.onednn.library import DType as Type
 from flowmx.ops.kernels.onednn.primitives import Call, Primitive, attributes
 from flowmx.ops.kernels.onednn.work import FixedWork, Operand, Work, moving, plan, with_copies
+from flowmx.ops.kernels.recording import refuse
 from flowmx.ops.nn.pooling import BackwardPooling, Pooling, lowest
 from flowmx.ops.registry.dtypes import DType, is_floating
-from flowmx.ops.registry.operators import Bound, Form, Operator, Run, kernel
+from flowmx.ops.registry.kernels import kernel, register_kernel
+from flowmx.ops.registry.operators import Bound, Form, Operator, Run
 
 
 def _windows(op: Pooling, size: Shape, out: Shape) -> tuple[Shape, Shape, Shape, Shape]:
-    """Stride, kernel, and the padding before and after each axis.
+    """Return stride, kernel, and the padding before and after each axis.
 
     Raises:
-        Unsupported: an average over windows that reach beyond the padding, which oneDNN divides otherwise.
+        Unsupported: an average over windows that extend beyond the padding, where oneDNN divides differently.
     """
     lines = op.lines(size, out)
     after = [max(0, (n.windows - 1) * n.stride + n.kernel - n.length - n.pad) for n in lines]
     if op.pool_type == "avg" and any(needed > line.pad for needed, line in zip(after, lines, strict=True)):
-        raise Unsupported("oneDNN: average pooling of windows that are cut off")
+        raise Unsupported("oneDNN: average pooling of clipped windows")
     return (
         tuple(n.stride for n in lines), tuple(n.kernel for n in lines), tuple(n.pad for n in lines), tuple(after)
     )  # fmt: skip
@@ -67,17 +69,17 @@ Order = Callable[[Shape, Type], Desc]
 
 
 def _order(op: Pooling, data: Geometry, out: Geometry) -> Order:
-    """The order in memory in which arrays of these layouts are traversed, and maxima noted."""
+    """Return the memory order in which arrays of these layouts are traversed and maxima stored."""
     if is_channels_last(data) or is_channels_last(out):
         return channels_last
-    # Where windows have one element along an axis, or there is one axis, it has but a plain loop for arrays in C order,
-    # ten times as slow.
+    # For windows of one element along an axis, or one axis, oneDNN has only a reference loop for C order, which is ten
+    # times slower.
     lengths = [line.kernel for line in op.lines(data.shape[2:], out.shape[2:])]
     return channels_last if len(lengths) == 1 or 1 in lengths else plain
 
 
 class _Work(Work):
-    """The base of both directions: the algorithm, and descriptors of data, output and windows."""
+    """Base of both directions: the algorithm, and descriptors of data, output and windows."""
 
     def __init__(self, op: Pooling, data: Geometry, out: Geometry, order: Order) -> None:
         super().__init__()
@@ -100,7 +102,7 @@ class _Work(Work):
 
 
 class Forward(_Work):
-    """Output = the windows' maxima or averages; with ``note``, also where the maxima were."""
+    """Output = the windows' maxima or averages; with ``note``, also the positions of the maxima."""
 
     def __init__(self, op: Pooling, data: Geometry, out: Geometry, note: bool, order: Order | None = None) -> None:
         super().__init__(op, data, out, order or _order(op, data, out))
@@ -117,7 +119,7 @@ class Forward(_Work):
 
 
 class Backward(_Work):
-    """The gradient for the data; that of max from a note in the same order."""
+    """The gradient for the data; for max from positions in the same order."""
 
     def __init__(self, op: Pooling, head: Geometry, data: Geometry, order: Order) -> None:
         super().__init__(op, data, head, order)
@@ -140,7 +142,7 @@ class Backward(_Work):
 
 
 def _fill_empty(op: Any, data: Array, out: Array) -> None:
-    """Give windows wholly behind the data what 16 bits have for them: float32's lowest number is infinite there."""
+    """Fill windows outside of the data with the lowest 16-bit number; float32's lowest would become infinite."""
     if op.pool_type != "max" or out.dtype.itemsize != 2:
         return
     data, out = op.channels_first(data), op.channels_first(out)
@@ -156,25 +158,27 @@ class _TiedPooling(TiedKernel):
     def __call__(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         super().__call__(run, inputs, outputs)
         if outputs[0].dtype.itemsize == 2:
+            refuse()
             _fill_empty(self._op, inputs[0], outputs[0])
 
 
-class _Pooling(Kernel):
-    """A kernel of windows over data, with the channels as axis 1 or last."""
+class _Pooling(PrimitiveKernel):
+    """A pooling kernel, with the channels on axis 1 or last."""
 
-    def __call__(self, op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        super().__call__(op, run, inputs, outputs)
+    def compute(self, op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        super().compute(op, run, inputs, outputs)
         if not isinstance(op, BackwardPooling):
             _fill_empty(op, inputs[0], outputs[0])
 
     def takes(self, op: Any, dtype: DType) -> bool:
         return dtype in FLOATS and op.pool_type in ("max", "avg")
 
-    def tie(self, op: Operator) -> TiedKernel:
-        return super().tie(op) if isinstance(op, BackwardPooling) else _TiedPooling(self, op)
+    def tie(self, op: Operator, predicts: bool) -> TiedKernel:
+        kind = TiedKernel if isinstance(op, BackwardPooling) else _TiedPooling
+        return kind(self, op, predicts)
 
-    def bind(self, op: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
-        data, out = (op.channels_first(np.empty(*forms[0])) for forms in (given, made))
+    def bind(self, op: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+        data, out = (op.channels_first(np.empty(*forms[0])) for forms in (in_forms, out_forms))
         if not suits(data, out) or out.dtype.itemsize == 2:
             return None
         work = plan(Forward, op, geometry(data), geometry(out), False)
@@ -183,7 +187,7 @@ class _Pooling(Kernel):
         def bound(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
             x, y = inputs[0], outputs[0]
             if call is None or threads != threads_here() or not (x.flags.c_contiguous and y.flags.c_contiguous):
-                self(op, run, inputs, outputs)
+                self.compute(op, run, inputs, outputs)
             else:
                 call(pointer(x), pointer(y))
 
@@ -191,7 +195,7 @@ class _Pooling(Kernel):
 
 
 def _channels_first(op: Pooling, array: Geometry) -> Geometry:
-    """The geometry of a view with the channels as axis 1."""
+    """Return the geometry of a view with the channels on axis 1."""
     if not op.channels_last:
         return array
     shape, strides, dtype = array
@@ -202,35 +206,16 @@ def _pooling(op: Pooling, inputs: Sequence[Geometry], outputs: Sequence[Geometry
     return plan(Forward, op, _channels_first(op, inputs[0]), _channels_first(op, outputs[0]), False)
 
 
-kernel("cpu", "Pooling")(_Pooling(_pooling))
+register_kernel("cpu", "Pooling", _Pooling(_pooling))
 
 
-@kernel("cpu", "_backward_Pooling")
-def _backward_pooling(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    head, data, output, out = map(op.channels_first, (*inputs, outputs[0]))
-    if not suits(head, data, out):
-        plainly(op, run, inputs, outputs)
-        return
-    values, order = output, _order(op, geometry(out), geometry(head))
-    if op.pool_type == "max":
-        values = np.empty_like(output)
-        order = _order(op, geometry(data), geometry(values))
-    made = plan(Backward, op, geometry(head), geometry(out), order)
-    if made is not None and op.pool_type != "max":
-        made(pointer(head), pointer(out))
-        return
-    again = None if made is None else plan(Forward, op, geometry(data), geometry(values), True)
-    if made is None or again is None:
-        plainly(op, run, inputs, outputs)
-        return
-    note = np.empty(again.note_bytes, np.uint8)
-    again(pointer(data), pointer(values), pointer(note))
-    made(pointer(head), pointer(out), pointer(note))
+def _takes(op: Any, dtype: DType) -> bool:
+    return dtype in FLOATS and op.pool_type in ("max", "avg")
 
 
-def _bind_backward_pooling(op: Any, given: Sequence[Form], made: Sequence[Form]) -> Bound | None:
-    """Bind that of the maximum, which runs the forward again for its note."""
-    head, data, output, out = (op.channels_first(np.empty(*form)) for form in (*given, made[0]))
+def _bind_backward_pooling(op: Any, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> Bound | None:
+    """Bind the gradient of max, which runs the forward again to find the positions."""
+    head, data, output, out = (op.channels_first(np.empty(*form)) for form in (*in_forms, out_forms[0]))
     if op.pool_type != "max" or not suits(head, data, out):
         return None
     order = _order(op, geometry(data), geometry(output))
@@ -247,27 +232,40 @@ def _bind_backward_pooling(op: Any, given: Sequence[Form], made: Sequence[Form])
                 break
         else:
             if threads == threads_here():
-                values, noted = np.empty_like(arrays[2]), np.empty(note, np.uint8)
-                first(pointer(arrays[1]), pointer(values), pointer(noted))
-                second(pointer(arrays[0]), pointer(arrays[3]), pointer(noted))
+                values, indices = np.empty_like(arrays[2]), np.empty(note, np.uint8)
+                first(pointer(arrays[1]), pointer(values), pointer(indices))
+                second(pointer(arrays[0]), pointer(arrays[3]), pointer(indices))
                 return
         _backward_pooling(op, run, inputs, outputs)
 
     return bound
 
 
-_backward_pooling.bind = _bind_backward_pooling  # type: ignore[attr-defined]
-
-
-def _takes(op: Any, dtype: DType) -> bool:
-    return dtype in FLOATS and op.pool_type in ("max", "avg")
-
-
-_backward_pooling.takes = _takes  # type: ignore[attr-defined]
+@kernel("cpu", "_backward_Pooling", bind=_bind_backward_pooling, takes=_takes)
+def _backward_pooling(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    head, data, output, out = map(op.channels_first, (*inputs, outputs[0]))
+    if not suits(head, data, out):
+        run_fallback(op, run, inputs, outputs)
+        return
+    values, order = output, _order(op, geometry(out), geometry(head))
+    if op.pool_type == "max":
+        values = np.empty_like(output)
+        order = _order(op, geometry(data), geometry(values))
+    work = plan(Backward, op, geometry(head), geometry(out), order)
+    if work is not None and op.pool_type != "max":
+        work(pointer(head), pointer(out))
+        return
+    again = None if work is None else plan(Forward, op, geometry(data), geometry(values), True)
+    if work is None or again is None:
+        run_fallback(op, run, inputs, outputs)
+        return
+    note = np.empty(again.note_bytes, np.uint8)
+    again(pointer(data), pointer(values), pointer(note))
+    work(pointer(head), pointer(out), pointer(note))
 
 
 class NotedBackward(Backward):
-    """The gradient of max from what the forward noted."""
+    """The gradient of max from positions that the forward stored."""
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         head, _, _, note, out = addresses
@@ -275,7 +273,7 @@ class NotedBackward(Backward):
 
 
 class _Noting(_Pooling):
-    """A kernel whose last input or output is the note."""
+    """A kernel whose last input or output holds the positions."""
 
     def takes(self, op: Any, dtype: DType) -> bool:
         return dtype in FLOATS
@@ -283,26 +281,28 @@ class _Noting(_Pooling):
     def computed(self, arrays: Sequence[Any]) -> Sequence[Any]:
         return [each for each in arrays if is_floating(each.dtype)]
 
-    def bind(self, op: Operator, given: Sequence[Form], made: Sequence[Form]) -> None:
-        """Nothing is bound: more is done than oneDNN does."""
+    def bind(self, op: Operator, in_forms: Sequence[Form], out_forms: Sequence[Form]) -> None:
+        """Return None: the kernel does more than oneDNN's primitive."""
 
 
-def _noting(op: NotedPooling, data: Geometry, out: Geometry) -> Forward | None:
-    """The forward that makes a note of the operator's length, if there is one."""
-    made = plan(Forward, op, data, out, True)
-    return made if made is not None and made.note_bytes == math.prod(out[0]) * op.note_dtype().itemsize else None
+def _noting(op: PoolingWithIndices, data: Geometry, out: Geometry) -> Forward | None:
+    """Return the forward with positions of the operator's size, or None."""
+    work = plan(Forward, op, data, out, True)
+    return work if work is not None and work.note_bytes == math.prod(out[0]) * op.position_dtype().itemsize else None
 
 
-def _noted_pooling(op: NotedPooling, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -> Work | None:
+def _noted_pooling(op: PoolingWithIndices, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -> Work | None:
     return _noting(op, inputs[0], outputs[0])
 
 
-def _backward_noted_pooling(op: NotedPooling, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -> Work | None:
+def _backward_noted_pooling(
+    op: PoolingWithIndices, inputs: Sequence[Geometry], outputs: Sequence[Geometry]
+) -> Work | None:
     head, data, output, *_ = inputs
     if _noting(op, data, output) is None:
         return None
     return plan(NotedBackward, op, head, outputs[0], _order(op, data, output))
 
 
-kernel("cpu", "_noted_Pooling")(_Noting(_noted_pooling))
-kernel("cpu", "_backward_noted_Pooling")(_Noting(_backward_noted_pooling))
+register_kernel("cpu", "_noted_Pooling", _Noting(_noted_pooling))
+register_kernel("cpu", "_backward_noted_Pooling", _Noting(_backward_noted_pooling))

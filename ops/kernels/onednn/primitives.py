@@ -1,7 +1,7 @@
-"""Primitives of oneDNN as Python objects, made once for each geometry and kept.
+"""Primitives of oneDNN as Python objects, made once per geometry and cached.
 
-A :class:`Primitive` may be run by several threads at a time: each run takes a set of memory objects of its own
-from the primitive's idle ones.
+Several threads may run a :class:`Primitive` at the same time: each run takes a separate set of memory objects from the
+primitive's idle ones.
 """
 
 from __future__ import annotations
@@ -13,73 +13,74 @@ from typing import Any, Protocol
 
 from flowmx.ops.kernels.onednn.layouts import KEPT, Desc, loaded, plain
 from flowmx.ops.kernels.onednn.library import Arg, ExecArg, Handle, Query, check
+from flowmx.ops.kernels.recording import Recording
 
 LINE = 64
 
 
 Post = tuple[Any, ...]
-"""A post-operation of a primitive: ``("sum", factor, dtype)`` adds what is there (of the output's dtype where that is
-0), ``("eltwise", algorithm, alpha, beta)`` applies a function, ``("binary", algorithm, shape, dtype)`` combines it with
+"""A post-operation of a primitive: ``("sum", factor, dtype)`` adds the output's old content (0: the output's dtype),
+``("eltwise", algorithm, alpha, beta)`` applies a function, ``("binary", algorithm, shape, dtype)`` combines it with
 another array."""
 Scales = tuple[tuple[int, int], ...]
-"""Arguments that are multiplied by numbers of their own, and for each a mask of the axes along which these differ."""
+"""Arguments with scales, and for each a mask of the axes along which the scales vary."""
 
 
 @lru_cache(KEPT)
 def attributes(*posts: Post, scales: Scales = ()) -> Handle:
-    """The attributes of a primitive: scratch memory from us, and what is done to its output.
+    """Return the attributes of a primitive: user-provided scratch memory, post-operations and scales.
 
     Args:
-        *posts: in the order in which they are done.
-        scales: what is multiplied by numbers that are given when it runs, as ``ATTR_SCALES`` of each argument.
+        *posts: the post-operations, in order.
+        scales: the arguments with scales, which each run passes as ``ATTR_SCALES`` of the argument.
     """
     lib = loaded()
-    made = lib.create("primitive_attr_create")
-    lib.call("primitive_attr_set_scratchpad_mode", made, 1)
+    handle = lib.create("primitive_attr_create")
+    lib.call("primitive_attr_set_scratchpad_mode", handle, 1)
     for argument, mask in scales:
-        lib.call("primitive_attr_set_scales_mask", made, argument, mask)
+        lib.call("primitive_attr_set_scales_mask", handle, argument, mask)
     post_ops = lib.create("post_ops_create")
-    for kind, *given in posts:
+    for kind, *arguments in posts:
         if kind == "sum":
-            factor, dtype = given
+            factor, dtype = arguments
             lib.call("post_ops_append_sum", post_ops, ctypes.c_float(factor), 0, int(dtype))
         elif kind == "eltwise":
-            algorithm, *numbers = given
+            algorithm, *numbers = arguments
             lib.call("post_ops_append_eltwise", post_ops, int(algorithm), *map(ctypes.c_float, numbers))
         else:
-            algorithm, shape, dtype = given
+            algorithm, shape, dtype = arguments
             lib.call("post_ops_append_binary", post_ops, int(algorithm), plain(shape, dtype).handle)
-    lib.call("primitive_attr_set_post_ops", made, post_ops)
+    lib.call("primitive_attr_set_post_ops", handle, post_ops)
     lib.call("post_ops_destroy", post_ops)
-    return made
+    return handle
 
 
 class Room:
-    """A workspace as it is laid out: pieces one after the other, each on a cache line of its own."""
+    """The layout of a workspace: consecutive pieces, each aligned to a cache line."""
 
     def __init__(self) -> None:
         self.nbytes = 0
 
     def take(self, nbytes: int) -> int:
-        """The offset of a piece of so many bytes."""
+        """Reserve a piece of this many bytes and return its offset."""
         offset = self.nbytes
         self.nbytes += -(-nbytes // LINE) * LINE
         return offset
 
 
 class Primitive:
-    """A primitive and the descriptors of its arguments, in the order in which their addresses are given.
+    """A primitive and the descriptors of its arguments, in the order of their addresses.
 
-    The primitive itself, which takes the time, is made when it runs first.
+    The primitive is created, which is slow, when it first runs.
     """
 
     def __init__(self, room: Room, desc: Handle, arguments: Mapping[int, Desc | Query]) -> None:
-        """Make it from a primitive descriptor.
+        """Make a primitive from its descriptor.
 
         Args:
-            room: where its scratch memory is.
+            room: the workspace layout, which gets its scratch memory.
             desc: the primitive descriptor.
-            arguments: for each argument its descriptor, or what to ask the primitive descriptor for.
+            arguments: for each argument its descriptor, or the query for it.
         """
         lib = self._lib = loaded()
         self.desc = lib.own(self, "primitive_desc", desc)
@@ -93,11 +94,11 @@ class Primitive:
         self._idle: list[BoundCall] = []
 
     def descriptor(self, argument: int) -> Desc:
-        """The layout in which the primitive wants an argument."""
+        """Return the layout in which the primitive reads or writes an argument."""
         return self.arguments[argument]
 
     def implementation(self) -> str:
-        """The name of the implementation that oneDNN chose."""
+        """Return the name of the implementation that oneDNN chose."""
         return self._lib.implementation(self.desc)
 
     @cached_property
@@ -106,17 +107,17 @@ class Primitive:
         return self._lib.own(self, "primitive", self._lib.create("primitive_create", self.desc))
 
     def at(self, base: int, *addresses: int) -> Call:
-        """A run on arguments at these addresses, in a workspace at ``base``."""
+        """Return a call on arguments at these addresses, with a workspace at ``base``."""
         return self, addresses if self._scratch is None else (*addresses, base + self._scratch)
 
     def call(self, addresses: tuple[int, ...]) -> BoundCall:
-        """A call of its own, ready to run again and again."""
-        made = BoundCall(self, self._described)
-        made.point(addresses)
-        return made
+        """Return a separate call that can run repeatedly."""
+        call = BoundCall(self, self._described)
+        call.point(addresses)
+        return call
 
     def run(self, addresses: tuple[int, ...]) -> None:
-        """Run it once."""
+        """Run once."""
         try:
             call = self._idle.pop()
         except IndexError:
@@ -128,13 +129,13 @@ class Primitive:
 
 
 class Runs(Protocol):
-    """A primitive, or its substitute: runs on arguments at addresses."""
+    """A primitive or its substitute, which runs on arguments at addresses."""
 
     def call(self, addresses: tuple[int, ...], /) -> Bound:
-        """A call of its own, ready to run again and again."""
+        """Return a separate call that can run repeatedly."""
 
     def run(self, addresses: tuple[int, ...], /) -> None:
-        """Run it once."""
+        """Run once."""
 
 
 class Bound(Protocol):
@@ -144,27 +145,30 @@ class Bound(Protocol):
     addresses: tuple[int, ...]
 
     def point(self, addresses: tuple[int, ...], /) -> None:
-        """Say where the arguments are."""
+        """Set the addresses of the arguments."""
 
     def __call__(self) -> None: ...
 
+    def record(self, recording: Recording, threads: int, /) -> None:
+        """Add the native calls to a recording, unless running adds them."""
+
 
 Call = tuple[Runs, tuple[int, ...]]
-"""A primitive, and where its arguments are."""
+"""A primitive and the addresses of its arguments."""
 
 
 class BoundCall:
-    """A primitive with memory objects of its own, which say where its arguments are.
+    """A primitive with a separate set of memory objects, which hold the addresses of its arguments.
 
     Attributes:
         of: the primitive.
-        addresses: where they are.
+        addresses: the addresses of the arguments.
     """
 
     def __init__(self, of: Primitive, arguments: Mapping[int, Desc]) -> None:
         self.of = of
         lib = self._lib = loaded()
-        self._primitive = of.handle
+        self.primitive = of.handle
         self._execute, self._stream = lib.execute, lib.stream
         self.memories = [
             lib.own(self, "memory", lib.create("memory_create", desc.handle, lib.engine, Handle(None)))
@@ -175,37 +179,41 @@ class BoundCall:
         self._nowhere = self.addresses = (0,) * self.count
 
     def point(self, addresses: tuple[int, ...]) -> None:
-        """Say where the arguments are."""
-        known, self.addresses = self.addresses, self._nowhere  # this may be broken off in the middle
-        for memory, address, before in zip(self.memories, addresses, known, strict=True):
+        """Set the addresses of the arguments."""
+        previous, self.addresses = self.addresses, self._nowhere  # an exception may interrupt the loop
+        for memory, address, before in zip(self.memories, addresses, previous, strict=True):
             if address != before:
                 self._lib.set_pointer(memory, address)
         self.addresses = addresses
 
+    def record(self, recording: Recording, threads: int) -> None:
+        """Add a call with separate memory objects to a recording."""
+        recording.add_primitive(self.of.call(self.addresses), threads)
+
     def __call__(self) -> None:
-        status = self._execute(self._primitive, self._stream, self.count, self.table)
+        status = self._execute(self.primitive, self._stream, self.count, self.table)
         if status:
             check("primitive_execute", status)
 
 
 class Reorder(Primitive):
-    """Copies from one layout to another."""
+    """A copy from one layout to another."""
 
     def __init__(self, room: Room, source: Desc, target: Desc, scale: tuple[int, Desc] | None = None) -> None:
-        """Make it.
+        """Make a copy.
 
         Args:
-            room: where its scratch memory is.
-            source: how the elements lie.
-            target: how they are to lie.
-            scale: a mask of axes, and numbers along them to multiply by, whose address is given last.
+            room: the workspace layout, which gets its scratch memory.
+            source: the layout of the source.
+            target: the layout of the target.
+            scale: a mask of axes and the descriptor of scales along them, whose address comes last.
         """
         lib = loaded()
-        made = lib.create(
+        desc = lib.create(
             "reorder_primitive_desc_create", source.handle, lib.engine, target.handle, lib.engine,
             attributes() if scale is None else attributes(scales=((int(Arg.SRC), scale[0]),)),
         )  # fmt: skip
         arguments: dict[int, Desc | Query] = {Arg.SRC: source, Arg.DST: target}
         if scale is not None:
             arguments[Arg.ATTR_SCALES | Arg.SRC] = scale[1]
-        super().__init__(room, made, arguments)
+        super().__init__(room, desc, arguments)

@@ -1,64 +1,74 @@
-"""Primitives that together compute an operator, and the workspace that they need.
+"""Primitives that together compute an operator, and their workspace.
 
-Copies and scratch memory lie in a workspace, whose layout is known before anything runs: a bound graph plans it,
-elsewhere it belongs to the thread.
+Copies and scratch memory lie in a workspace, whose layout is fixed before anything runs: a bound graph plans it,
+otherwise it belongs to the thread.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
+from flowmx import settings
+from flowmx.bounded_tables import make_room
 from flowmx.ops.kernels.onednn.layouts import Array, Desc, Geometry, loaded, pointer
 from flowmx.ops.kernels.onednn.library import OneDNNError, library
 from flowmx.ops.kernels.onednn.primitives import LINE, Bound, Call, Primitive, Reorder, Room
+from flowmx.ops.kernels.recording import current, use_memory
 
-_KEPT_PLANS = 256
-"""Computations that are kept besides those of bound graphs: each has machine code and tables, about 100 KiB."""
+_PLAN_KIB = 100
+"""The approximate size of a computation's machine code and tables, in KiB."""
+_SHARE = 4
+"""The share of the memory for compiled graphs that computations outside of bound graphs may use: a quarter."""
+_MIN_PLANS = 256
 _WORTH_THREADS_NS = 50_000
-"""The time on one core, about, from which several threads pay for a computation: they wait for each other at barriers
-and have to be woken where the last computation was some time ago."""
-_NS_AN_ELEMENT, _PRODUCTS_A_NS = 0.5, 30
+"""The approximate time on one core from which several threads pay off: they synchronize at barriers, and must be woken
+if the last computation was some time ago."""
+_NS_PER_ELEMENT, _PRODUCTS_PER_NS = 0.5, 30
 _KEPT_BYTES = 1 << 26
-"""Bytes of a thread's workspace up to which it is kept."""
+"""The largest workspace that a thread keeps, in bytes."""
 
 
-class _Kept(threading.local):
+class _ThreadMemory(threading.local):
     """A thread's workspace."""
 
     def __init__(self) -> None:
         self.memory: Array = np.empty(0, np.uint8)
 
 
-_kept = _Kept()
+_thread = _ThreadMemory()
 
 
 def workspace(nbytes: int) -> Array:
-    """Uninitialised bytes for one computation: the thread's own, or new ones where they are too many to be kept."""
-    if _kept.memory.nbytes >= nbytes:
-        return _kept.memory
-    made = np.empty(nbytes, np.uint8)
+    """Return uninitialized bytes for one computation: the thread's workspace, or new memory if it is too large.
+
+    A recorded computation gets new memory, since it runs later on any thread.
+    """
+    if current() is not None:
+        return use_memory(np.empty(nbytes, np.uint8))
+    if _thread.memory.nbytes >= nbytes:
+        return _thread.memory
+    memory = np.empty(nbytes, np.uint8)
     if nbytes <= _KEPT_BYTES:
-        _kept.memory = made
-    return made
+        _thread.memory = memory
+    return memory
 
 
 def first_line(memory: Array) -> int:
-    """The first address in an array that is aligned to a cache line."""
+    """Return the first address in an array that is aligned to a cache line."""
     return -(-pointer(memory) // LINE) * LINE
 
 
 class Work:
-    """The primitives that compute one operator for one geometry of its arrays, run one after the other.
+    """The primitives that compute one operator for one geometry of its arrays, run in order.
 
     Attributes:
-        room: the workspace that they need.
-        threads: the number of threads that they take: where it was made.
+        room: the layout of their workspace.
+        threads: the number of threads, set when the work was made.
     """
 
     def __init__(self) -> None:
@@ -67,26 +77,29 @@ class Work:
 
     @staticmethod
     def nanoseconds(*key: Any) -> float:
-        """The time that it takes on one core, about, from what it is made of; infinite where that is not known."""
+        """Estimate the time on one core from the key; infinite if unknown."""
         return math.inf
 
     @property
     def nbytes(self) -> int:
-        """The bytes of workspace, wherever it begins."""
+        """The bytes of workspace, for any start address."""
         return self.room.nbytes + LINE if self.room.nbytes else 0
 
     def calls(self, base: int, *addresses: int) -> Sequence[Call]:
-        """The calls to run, for arrays at these addresses and a workspace at ``base``."""
+        """Return the calls to run, for arrays at these addresses and a workspace at ``base``."""
         raise NotImplementedError
 
     def __call__(self, *addresses: int) -> None:
-        """Run it now, in a workspace of the thread's."""
+        """Run now, in the thread's workspace."""
         memory = workspace(self.nbytes)
         run_all(self.calls(first_line(memory), *addresses), self.threads)
 
 
 def run_all(calls: Iterable[Call], threads: int) -> None:
-    """Run primitives one after the other, with the number of threads for which they were made."""
+    """Run primitives in order, with the number of threads for which they were made."""
+    if current() is not None:  # a recording needs calls that nobody else uses
+        call_all([primitive.call(where) for primitive, where in calls], threads)
+        return
     lib = loaded()
     before = lib.threads()
     if before != threads:
@@ -99,14 +112,17 @@ def run_all(calls: Iterable[Call], threads: int) -> None:
             lib.use_threads(before)
 
 
-def call_all(calls: Iterable[Bound], threads: int) -> None:
-    """The same of calls with arguments."""
+def call_all(calls: Sequence[Bound], threads: int) -> None:
+    """Run bound calls in order, with the number of threads for which they were made."""
+    recording = current()
     lib = loaded()
     before = lib.threads()
     if before != threads:
         lib.use_threads(threads)
     try:
         for each in calls:
+            if recording is not None:
+                each.record(recording, threads)
             each()
     finally:
         if before != threads:
@@ -114,19 +130,19 @@ def call_all(calls: Iterable[Bound], threads: int) -> None:
 
 
 _APART = 1 << 48
-"""Bytes between the addresses that stand for arguments."""
+"""The distance in bytes between the addresses that represent arguments."""
 
 
 class FixedWork:
-    """A work whose calls were looked up once: which argument each of their addresses is in, and how far.
+    """A work with precomputed calls: the argument and offset of each of their addresses.
 
     Args:
-        work: the work, whose calls must be the same wherever its arguments are.
-        count: how many arguments it has.
+        work: the work, whose calls must not depend on the addresses.
+        count: the number of arguments.
     """
 
     def __init__(self, work: Work, count: int) -> None:
-        self._work = work  # its primitives are used
+        self._work = work  # keeps its primitives alive
         self._nbytes, self._threads = work.nbytes, work.threads
         self._calls = [
             (runs, tuple([(address // _APART - 1, address % _APART) for address in where]))
@@ -134,7 +150,7 @@ class FixedWork:
         ]
 
     def __call__(self, *addresses: int) -> None:
-        """Run it now, in a workspace of the thread's."""
+        """Run now, in the thread's workspace."""
         memory = workspace(self._nbytes) if self._nbytes else None
         places = (0 if memory is None else first_line(memory), *addresses)
         run_all(
@@ -144,94 +160,89 @@ class FixedWork:
 
 
 def moving(*arrays: Geometry) -> float:
-    """The nanoseconds that it takes to move elements, about."""
-    return _NS_AN_ELEMENT * sum(math.prod(each.shape) for each in arrays)
+    """Estimate the nanoseconds to move the elements of arrays."""
+    return _NS_PER_ELEMENT * sum(math.prod(each.shape) for each in arrays)
 
 
 def multiplying(count: int) -> float:
-    """The nanoseconds that so many multiplications and additions take, about."""
-    return count / _PRODUCTS_A_NS
+    """Estimate the nanoseconds of this many multiplications and additions."""
+    return count / _PRODUCTS_PER_NS
 
 
 class Operand:
-    """An argument whose layout may differ from the primitive's: then a copy takes its place."""
+    """An argument whose layout may differ from the primitive's: then a copy replaces it."""
 
     def __init__(
-        self, room: Room, given: Desc, wanted: Desc, is_output: bool = False, scale: tuple[int, Desc] | None = None
+        self, room: Room, actual: Desc, required: Desc, is_output: bool = False, scale: tuple[int, Desc] | None = None
     ) -> None:  # fmt: skip
-        """Look whether a copy is needed.
+        """Make a copy if the layouts differ.
 
         Args:
-            room: where the copy would be.
-            given: how it lies.
-            wanted: how it should.
-            is_output: the primitive writes it.
-            scale: for an input that is multiplied on the way, as :class:`Reorder` takes it.
+            room: the workspace layout, for the copy.
+            actual: the layout of the argument.
+            required: the primitive's layout.
+            is_output: True if the primitive writes it.
+            scale: the scale of an input, as in :class:`Reorder`.
         """
         self._copy: Reorder | None = None
-        if given != wanted or scale is not None:
-            self._copy = Reorder(room, wanted, given) if is_output else Reorder(room, given, wanted, scale)
-            self._offset = room.take(wanted.nbytes)
+        if actual != required or scale is not None:
+            self._copy = Reorder(room, required, actual) if is_output else Reorder(room, actual, required, scale)
+            self._offset = room.take(required.nbytes)
 
     def at(self, base: int, address: int) -> int:
-        """The address for the primitive."""
+        """Return the address for the primitive."""
         return address if self._copy is None else base + self._offset
 
     def before(self, base: int, address: int, *scale: int) -> list[Call]:
-        """The calls that copy an input to where the primitive reads it; none where it reads the array itself."""
+        """Return the calls that copy an input for the primitive; none if it reads the array."""
         return [] if self._copy is None else [self._copy.at(base, address, base + self._offset, *scale)]
 
     def after(self, base: int, address: int) -> list[Call]:
-        """The calls that copy an output from where the primitive wrote it; none where it wrote the array itself."""
+        """Return the calls that copy an output from the primitive; none if it wrote the array."""
         return [] if self._copy is None else [self._copy.at(base, base + self._offset, address)]
 
 
 def with_copies(run: Primitive, source: Operand, target: Operand, base: int, addresses: Sequence[int]) -> list[Call]:
-    """A run on an input, an output and further arguments at these addresses, between the copies that it needs."""
-    given, wanted, *more = addresses
+    """Return a call on an input, an output and further arguments, with the copies before and after it."""
+    input_address, output_address, *extra = addresses
     return [
-        *source.before(base, given),
-        run.at(base, source.at(base, given), target.at(base, wanted), *more),
-        *target.after(base, wanted),
+        *source.before(base, input_address),
+        run.at(base, source.at(base, input_address), target.at(base, output_address), *extra),
+        *target.after(base, output_address),
     ]
 
 
 Plan = TypeVar("Plan", bound=Work)
-_plans: OrderedDict[Any, Any] = OrderedDict()
+_plans: dict[Any, Any] = {}
 
 
 def plan(kind: type[Plan], *key: Any) -> Plan | None:
-    """``kind(*key)``, made once and kept while others are asked for; None where oneDNN has no implementation of it.
+    """Return ``kind(*key)``, cached; None if oneDNN has no implementation, or an array is empty.
 
-    It has none for arrays without elements.
-
-    It is to be run by threads alone that give primitives as many threads as the calling one does. Small ones take one.
+    Only threads with the same number of OpenMP threads as the calling one may run it. Small works take one thread.
     """
-    found = library()
-    if found is None:
+    lib = library()
+    if lib is None:
         return None
-    whole = (found.threads(), kind, *key)
+    full_key = (lib.threads(), kind, *key)
     try:
-        made = _plans[whole]
-        _plans.move_to_end(whole)
-        return made  # type: ignore[no-any-return]
+        return _plans[full_key]  # type: ignore[no-any-return]
     except KeyError:
         pass
-    # No lock, whose holder a signal handler could stop that waits for an operation which wants the same: now and then
-    # one is made twice.
+    # Without a lock: a signal handler could interrupt the holder and wait for an operation that needs the lock.
+    # Occasionally a plan is made twice.
     is_empty = any(isinstance(each, Geometry) and 0 in each.shape for each in key)
-    threads = found.threads()
+    threads = lib.threads()
     is_small = not is_empty and threads > 1 and kind.nanoseconds(*key) < _WORTH_THREADS_NS
     try:
         if is_small:
-            found.use_threads(1)
-        made = None if is_empty else kind(*key)
+            lib.use_threads(1)
+        work = None if is_empty else kind(*key)
     except OneDNNError:
-        made = None
+        work = None
     finally:
         if is_small:
-            found.use_threads(threads)
-    while len(_plans) >= _KEPT_PLANS:
-        _plans.popitem(last=False)
-    kept: Plan | None = _plans.setdefault(whole, made)
-    return kept
+            lib.use_threads(threads)
+    make_room(_plans, max(_MIN_PLANS, (settings.get().graph_cache << 10) // (_SHARE * _PLAN_KIB)))
+    cached: Plan | None = _plans.setdefault(full_key, work)
+    return cached

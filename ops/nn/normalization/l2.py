@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from flowmx.ops.nn.common import computing_dtype, expect_rank
-from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, operator, option
+from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, describe, operator, option
 from flowmx.ops.registry.traits import BatchWise, Precision
 
 
@@ -14,22 +14,22 @@ from flowmx.ops.registry.traits import BatchWise, Precision
 class L2Normalization(Operator, precision=Precision.FLOAT32, input_named=True, batch_wise=BatchWise.FIRST):
     """Divide by the Euclidean norm √(Σx² + eps).
 
-    Over each whole example (``instance``), over the channels at each position (``channel``), or over the
+    Over each whole sample (``instance``), over the channels at each position (``channel``), or over the
     positions of each channel (``spatial``).
     """
 
-    input_docs = described(data="(batch, ...), float; at least 3 axes but for mode 'instance'")
+    input_docs = describe(data="(batch, ...), float; at least 3 axes except in mode 'instance'")
     output_doc = "The shape and dtype of data"
-    outputs_counted = 2
+    json_outputs = 2
     eps: float = option(1e-10, "Added to the sum of squares.", low=0)
-    mode: Literal["channel", "instance", "spatial"] = option("instance", "The elements that the norm is taken over.")
+    mode: Literal["channel", "instance", "spatial"] = option("instance", "The elements of one norm.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         expect_rank(self, "data", shapes[0], 1 if self.mode == "instance" else 3)
         return shapes, shapes[:1]
 
     def axes(self) -> dict[str, Any]:
-        """The axes of the norm, as the arguments of a reduction."""
+        """Return the axes of the norm, as the arguments of a reduction."""
         if self.mode == "channel":
             return {"axis": 1}
         return {"axis": 0 if self.mode == "instance" else (0, 1), "exclude": True}

@@ -1,4 +1,4 @@
-"""Normalisations within each example: LayerNorm, InstanceNorm, GroupNorm and their gradients."""
+"""Normalizations within each example: LayerNorm, InstanceNorm, GroupNorm and their gradients."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import ClassVar
 
 from flowmx.errors import ShapeError
 from flowmx.ops.nn.common import expect_rank, positive_axis
-from flowmx.ops.nn.normalization.frames import BackwardNormalization, Frame, Normalization, around_axis
-from flowmx.ops.registry.operators import Shape, described, operator, option
+from flowmx.ops.nn.normalization.base_normalization import BackwardNormalization, Frame, Normalization, around_axis
+from flowmx.ops.registry.operators import Shape, describe, operator, option
 from flowmx.ops.registry.traits import BatchWise, Precision
 
 
 @operator("LayerNorm")
 class LayerNorm(Normalization, precision=Precision.FLOAT32, batch_wise=BatchWise.FIRST):
-    """Normalise along one axis, then scale by gamma and add beta (Ba et al., "Layer Normalization", 2016).
+    """Normalize along one axis, then scale by gamma and add beta (Ba et al., "Layer Normalization", 2016).
 
     Shapes: data of any shape; gamma and beta as long as the axis. Further outputs with
     ``output_mean_var``: mean and √(var + eps), with the axis 1 long.
     """
 
-    input_docs = described(
+    input_docs = describe(
         data="any shape, float",
         gamma="(length of the axis,), float; float32 for data of 16 bits",
         beta="(length of the axis,), float; float32 for data of 16 bits",
     )
     output_doc = "The shape and dtype of data; with output_mean_var also mean and √(var + eps), with the axis 1 long"
-    axis: int = option(-1, "The axis to normalise along.")
+    axis: int = option(-1, "The axis to normalize along.")
     eps: float = option(1e-5, "Added to the variance.", low=0)
-    output_mean_var: bool = option(False, "Give the statistics as further outputs.")
+    output_mean_var: bool = option(False, "Return the statistics as further outputs.")
 
     def mixes_batch(self, inputs: Sequence[Shape]) -> bool:
         return self.axis % len(inputs[0]) == 0
@@ -53,7 +53,7 @@ class BackwardLayerNorm(BackwardNormalization, LayerNorm, batch_wise=BatchWise.O
 
 @operator("InstanceNorm")
 class InstanceNorm(Normalization, precision=Precision.FLOAT32, batch_wise=BatchWise.FIRST):
-    """Normalise each channel of each example over its positions (Ulyanov et al., 2016).
+    """Normalize each channel of each sample over its positions (Ulyanov et al., 2016).
 
     Shapes: data (batch, channels, *size), gamma and beta (channels,).
     """
@@ -81,20 +81,20 @@ class BackwardInstanceNorm(BackwardNormalization, InstanceNorm, batch_wise=Batch
 
 @operator("GroupNorm")
 class GroupNorm(Normalization, precision=Precision.FLOAT32, batch_wise=BatchWise.FIRST):
-    """Normalise each group of channels of each example (Wu and He, "Group Normalization", 2018).
+    """Normalize each group of channels of each sample (Wu and He, "Group Normalization", 2018).
 
     Shapes: data (batch, channels, ...), gamma and beta (num_groups,), as in MXNet 1.9. Further outputs with
     ``output_mean_var``: mean and √(var + eps), each (batch, num_groups).
     """
 
-    input_docs = described(
+    input_docs = describe(
         gamma="(num_groups,), float; float32 for data of 16 bits",
         beta="(num_groups,), float; float32 for data of 16 bits",
     )
     output_doc = "The shape and dtype of data; with output_mean_var also mean and √(var + eps), (batch, num_groups)"
     num_groups: int = option(1, "Number of groups; divides the channels.", low=1)
     eps: float = option(1e-5, "Added to the variance.", low=0)
-    output_mean_var: bool = option(False, "Give the statistics as further outputs.")
+    output_mean_var: bool = option(False, "Return the statistics as further outputs.")
 
     def frame(self, shape: Shape) -> Frame:
         groups = self.num_groups

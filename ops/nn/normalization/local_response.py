@@ -1,4 +1,4 @@
-"""Local response normalisation, over neighbouring channels, with its gradients."""
+"""Local response normalization, over neighbouring channels, with its gradients."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from flowmx.errors import ParameterError
-from flowmx.ops.nn.common import bound, computing_dtype, expect_rank
-from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, operator, option, required
+from flowmx.ops.nn.common import computing_dtype, expect_rank, non_defaults
+from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, describe, operator, option, required
 from flowmx.ops.registry.traits import BatchWise, Precision
 
 
 @operator("LRN")
 class LRN(Operator, keeps_layout=True, precision=Precision.FLOAT32, input_named=True, batch_wise=BatchWise.FIRST):
-    """Local response normalisation across channels (Krizhevsky et al., 2012).
+    """Local response normalization across channels (Krizhevsky et al., 2012).
 
-    y = x/(knorm + alpha/nsize · Σx²)^beta, the sum over the ``nsize`` channels around each.
+    y = x/(knorm + alpha/nsize · Σx²)^beta, with the sum over the ``nsize`` channels around each channel.
     """
 
-    input_docs = described(data="(batch, channels, height, width), float")
+    input_docs = describe(data="(batch, channels, height, width), float")
     output_doc = "The shape and dtype of data"
     onnx = "LRN"
     onnx_attributes: ClassVar[dict[str, str]] = {"alpha": "alpha", "beta": "beta", "bias": "knorm", "size": "nsize"}
-    outputs_counted = 2
+    json_outputs = 2
     alpha: float = option(1e-4, "Weight of the sum of squares.")
     beta: float = option(0.75, "Exponent.")
     knorm: float = option(2.0, "Added to the sum.")
@@ -37,7 +37,7 @@ class LRN(Operator, keeps_layout=True, precision=Precision.FLOAT32, input_named=
         return super().infer_shape(shapes)
 
     def norm(self, xp: Any, x: Array) -> Array:
-        """The base of the power: knorm + alpha/nsize · Σx²."""
+        """Return the base of the power: knorm + alpha/nsize · Σx²."""
         norm = xp.empty(x.shape, computing_dtype(x.dtype))
         _window_sum(xp, xp.square(x, dtype=norm.dtype), self.nsize, norm)
         norm *= self.alpha / self.nsize
@@ -50,7 +50,7 @@ class LRN(Operator, keeps_layout=True, precision=Precision.FLOAT32, input_named=
         run.xp.multiply(inputs[0], norm, out=outputs[0], casting="unsafe")
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        return [F.op("_backward_LRN", heads[0], inputs[0], **bound(self))]
+        return [F.op("_backward_LRN", heads[0], inputs[0], **non_defaults(self))]
 
 
 @operator("_backward_LRN")
@@ -62,25 +62,25 @@ class BackwardLRN(LRN, hidden=True, batch_wise=BatchWise.EACH):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, (head, x) = run.xp, inputs
         norm = self.norm(xp, x)
-        scaled = head * norm**-self.beta
-        around = xp.empty_like(norm)
-        _window_sum(xp, scaled * x / norm, self.nsize, around)
-        around *= x
-        around *= 2 * self.beta * self.alpha / self.nsize
-        xp.subtract(scaled, around, out=outputs[0], casting="unsafe")
+        grad = head * norm**-self.beta
+        window_sums = xp.empty_like(norm)
+        _window_sum(xp, grad * x / norm, self.nsize, window_sums)
+        window_sums *= x
+        window_sums *= 2 * self.beta * self.alpha / self.nsize
+        xp.subtract(grad, window_sums, out=outputs[0], casting="unsafe")
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        def around(x: Any) -> Any:
+        def window_sum(x: Any) -> Any:
             return F.op("_channel_window_sum", x, nsize=self.nsize)
 
         (h, x), q, share = inputs, heads[0], self.alpha / self.nsize
         c = 2 * share * self.beta
-        n = around(x * x) * share + self.knorm
+        n = window_sum(x * x) * share + self.knorm
         m = n ** (-self.beta - 1.0)
-        sums = around(q * x)
+        sums = window_sum(q * x)
         by_head = q * n**-self.beta - x * m * sums * c
-        by_data = x * around(sums * h * x * m / n) * (2 * share * (self.beta + 1.0)) - x * around(m * q * h)
-        return [by_head, (by_data - q * around(h * x * m) - h * m * sums) * c]
+        by_data = x * window_sum(sums * h * x * m / n) * (2 * share * (self.beta + 1.0)) - x * window_sum(m * q * h)
+        return [by_head, (by_data - q * window_sum(h * x * m) - h * m * sums) * c]
 
 
 def _window_sum(xp: Any, x: Array, size: int, out: Array) -> None:
@@ -93,7 +93,7 @@ def _window_sum(xp: Any, x: Array, size: int, out: Array) -> None:
 
 @operator("_channel_window_sum")
 class ChannelWindowSum(Operator, hidden=True, batch_wise=BatchWise.EACH):
-    """The sum of the ``nsize`` channels around each; its own adjoint."""
+    """The sum of the ``nsize`` channels around each channel; it is self-adjoint."""
 
     nsize: int = 5
 

@@ -1,9 +1,9 @@
-"""pytest's plugin of flowmx: the engine is idle between tests, and a leaked failure is reported at its test.
+"""flowmx's plugin for pytest: the engine is idle between tests, and a leaked failure is reported at its test.
 
-It is a package beside flowmx and does not import it: tests that do not use flowmx lose no time. Settings of pytest's:
+This package does not import flowmx, so tests that do not use flowmx lose no time. Its settings in pytest:
 
 * ``flowmx_idle_timeout``: seconds to wait after each test until its operations are done (default 10; 0: do not wait);
-* ``flowmx_leaks``: ``error`` (default), ``warn`` or ``ignore``, for operations that failed and that nobody waited for.
+* ``flowmx_leaks``: ``error`` (default), ``warn`` or ``ignore``, for operations that failed without a wait.
 
 ``-p no:flowmx_pytest`` turns it off.
 """
@@ -28,24 +28,24 @@ class LeakedFailure(AssertionError):
 
 
 class LeakedOperations(AssertionError):
-    """Operations of the test were not done when it was over, nor some time after."""
+    """Operations of the test had not completed when it ended, nor within the timeout."""
 
 
 class LeakedWarning(UserWarning):
-    """As :class:`LeakedFailure`, where ``flowmx_leaks`` is ``warn``."""
+    """The warning for a :class:`LeakedFailure`, where ``flowmx_leaks`` is ``warn``."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the settings."""
     parser.addini("flowmx_idle_timeout", "seconds to wait after a test until flowmx's engine is idle", default="10")
-    parser.addini("flowmx_leaks", "what failures are that no test waited for: error, warn or ignore", default="error")
+    parser.addini("flowmx_leaks", "how to report failures without a wait: error, warn or ignore", default="error")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse settings that mean nothing.
+    """Validate the settings.
 
     Raises:
-        pytest.UsageError: a setting has a value that it can not have.
+        pytest.UsageError: a setting has an invalid value.
     """
     leaks = config.getini("flowmx_leaks")
     if leaks not in _LEAKS:
@@ -54,13 +54,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _timeout(config: pytest.Config) -> float:
-    given = config.getini("flowmx_idle_timeout")
+    setting = config.getini("flowmx_idle_timeout")
     try:
-        seconds = float(given)
+        seconds = float(setting)
     except ValueError:
         seconds = -1.0
     if not seconds >= 0:
-        raise pytest.UsageError(f"flowmx_idle_timeout is {given!r}, expected a number of seconds")
+        raise pytest.UsageError(f"flowmx_idle_timeout is {setting!r}, expected a number of seconds")
     return seconds
 
 
@@ -68,7 +68,7 @@ def _timeout(config: pytest.Config) -> float:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Note tests that failed: what they leak follows from that."""
+    """Record whether the test failed: its leaks then follow from that failure."""
     report = yield
     item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
     return report
@@ -76,26 +76,26 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
-    """After the fixtures' ends, wait for the engine and look at what failed.
+    """After the fixtures' teardown, wait for the engine and report leaked failures.
 
     Raises:
-        LeakedFailure: an operation failed, and nobody waited for it.
-        LeakedOperations: operations were not done in time.
+        LeakedFailure: an operation failed, and the test did not wait for it.
+        LeakedOperations: operations did not complete in time.
     """
     result = yield
     engine = getattr(sys.modules.get("flowmx.engine.runtime"), "engine", None)
     if engine is not None:
-        _settle(engine, item)
+        _wait_and_report(engine, item)
     return result
 
 
-def _settle(engine: Any, item: pytest.Item) -> None:
+def _wait_and_report(engine: Any, item: pytest.Item) -> None:
     timeout = _timeout(item.config)
     is_idle = not timeout or not engine.pending or engine.drain(timeout)
     with engine.lock:
-        leaked = [each for each in engine.failures if not each.seen and not _is_cancelled(each.exception)]
+        leaked = [failure for failure in engine.failures if not failure.raised and not _is_cancelled(failure.exception)]
         first = min(leaked, key=lambda failure: failure.serial, default=None)
-        engine.books.take_unseen()
+        engine.books.take_unraised()
     if item.stash.get(_FAILED, False):
         return
     leaks = item.config.getini("flowmx_leaks")

@@ -1,1 +1,1 @@
-"""Converters, one file for each family of operators, which holds both directions, export and import."""
+"""The converters: one module per family of operators, for export and import."""

@@ -1,4 +1,4 @@
-"""Activations, and the output layers, which predict as one."""
+"""Activations, and output layers, which are activations in prediction."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _leaky(n: NodeExport) -> str:
     op, x = n.op, n.inputs[0]
     if op.act_type == "leaky":
         return n.add("LeakyRelu", x, alpha=op.slope)
-    if op.act_type == "rrelu":  # predicts with the mean slope
+    if op.act_type == "rrelu":  # prediction uses the mean slope
         return n.add("LeakyRelu", x, alpha=(op.lower_bound + op.upper_bound) / 2)
     if op.act_type == "elu":
         return n.add("Elu", x, alpha=op.slope)
@@ -32,7 +32,7 @@ def _leaky(n: NodeExport) -> str:
 
 
 def _prelu(n: NodeExport) -> str:
-    """One slope for each channel, reshaped so that it broadcasts along axis 1."""
+    """Reshape the slopes of the channels so that they broadcast along axis 1."""
     slopes, (count,) = n.inputs[1], n.dims(1)
     if count != 1 and n.rank() > 2:
         slopes = n.reshape(slopes, (count,), (count, *[1] * (n.rank() - 2)))
@@ -43,8 +43,8 @@ def _gelu(n: NodeExport) -> str:
     x = n.inputs[0]
     if n.opset >= 20:
         return n.add("Gelu", x)
-    share = n.add("Add", n.add("Erf", n.add("Div", x, n.number(math.sqrt(2)))), n.number(1))
-    return n.add("Mul", n.add("Mul", x, share), n.number(0.5))
+    gate = n.add("Add", n.add("Erf", n.add("Div", x, n.number(math.sqrt(2)))), n.number(1))
+    return n.add("Mul", n.add("Mul", x, gate), n.number(0.5))
 
 
 @imports("LeakyRelu", "Elu")
@@ -56,7 +56,7 @@ def _import_leaky(n: NodeImport) -> Symbol:
 @imports("Selu")
 def _import_selu(n: NodeImport) -> Symbol:
     if abs(n.attr("alpha", 1.6732632) - 1.6732632) > 1e-5 or abs(n.attr("gamma", 1.0507010) - 1.0507010) > 1e-5:
-        raise Unsupported("it has its own alpha and gamma, expected the usual ones")
+        raise Unsupported("its alpha and gamma differ from the defaults")
     return n.make("LeakyReLU", n.symbol(0), act_type="selu")
 
 
@@ -65,7 +65,7 @@ def _import_prelu(n: NodeImport) -> Symbol:
     if not n.is_known(1):
         raise Unsupported("its slope is computed, expected a constant")
     slopes = n.array(1)
-    # Aligned from the right, only the axis of the channels may be longer than 1.
+    # After aligning the shapes at the right, only the channel axis may be longer than 1.
     aligned = (1,) * (n.rank() - slopes.ndim) + slopes.shape
     if slopes.size > 1 and (len(aligned) < 2 or aligned[1] != slopes.size):
         raise Unsupported(f"its slope has the shape {slopes.shape}, expected one for each channel (axis 1)")
@@ -80,8 +80,8 @@ def _import_gelu(n: NodeImport) -> Symbol:
     x = n.symbol(0)
     cubes = n.make("_mul_scalar", n.make("_power_scalar", x, scalar=3), scalar=0.044715)
     inner = n.make("_mul_scalar", n.make("elemwise_add", x, cubes), scalar=math.sqrt(2 / math.pi))
-    share = n.make("_plus_scalar", n.make("tanh", inner), scalar=1)
-    return n.make("_mul_scalar", n.make("elemwise_mul", x, share), scalar=0.5)
+    gate = n.make("_plus_scalar", n.make("tanh", inner), scalar=1)
+    return n.make("_mul_scalar", n.make("elemwise_mul", x, gate), scalar=0.5)
 
 
 # -- softmax -----------------------------------------------------------------------------------------------
@@ -95,24 +95,24 @@ def _softmax(n: NodeExport) -> str:
     if op.name == "softmin":
         x = n.add("Neg", x)
     if getattr(op, "use_length", False):
-        return _softmax_of_length(n, x)
-    made = n.add("LogSoftmax" if op.name == "log_softmax" else "Softmax", x, axis=op.axis)
-    return made if n.out_dtype() == n.dtype() else n.cast(made, n.out_dtype())
+        return _masked_softmax(n, x)
+    result = n.add("LogSoftmax" if op.name == "log_softmax" else "Softmax", x, axis=op.axis)
+    return result if n.out_dtype() == n.dtype() else n.cast(result, n.out_dtype())
 
 
-def _softmax_of_length(n: NodeExport, x: str) -> str:
-    """Softmax over the first ``length`` elements of the axis; the others get 0."""
+def _masked_softmax(n: NodeExport, x: str) -> str:
+    """Add a softmax over the first ``length`` elements of the axis; the others are 0."""
     if n.op.name == "log_softmax":
-        raise Unsupported("log_softmax with use_length has no counterpart")
+        raise Unsupported("log_softmax with use_length is not supported")
     axis, rank = n.op.axis % n.rank(), n.rank()
-    places = n.add("Range", 0, n.add("Squeeze", n.shape((n.dims()[axis],)), [0]), 1)
-    shape = tuple(-1 if at == axis else 1 for at in range(rank))
-    places = n.add("Reshape", places, shape)
-    lengths = n.add("Unsqueeze", n.whole(1), [axis])
-    inside = n.add("Less", places, lengths)
+    positions = n.add("Range", 0, n.add("Squeeze", n.shape((n.dims()[axis],)), [0]), 1)
+    shape = tuple(-1 if index == axis else 1 for index in range(rank))
+    positions = n.add("Reshape", positions, shape)
+    lengths = n.add("Unsqueeze", n.as_int64(1), [axis])
+    inside = n.add("Less", positions, lengths)
     lowest = n.number(-1e30)
-    made = n.add("Softmax", n.add("Where", inside, x, lowest), axis=axis)
-    return n.add("Where", inside, made, n.number(0))
+    result = n.add("Softmax", n.add("Where", inside, x, lowest), axis=axis)
+    return n.add("Where", inside, result, n.number(0))
 
 
 @imports("Softmax", "LogSoftmax")
@@ -134,7 +134,7 @@ def _softmax_output(n: NodeExport) -> str:
 
 
 def _flat_softmax(n: NodeExport, over_channels: bool) -> str:
-    """Over axis 1, or over all of each example."""
+    """Add a softmax over axis 1, or over all elements of a sample."""
     if over_channels or n.rank() == 2:
         return n.add("Softmax", n.inputs[0], axis=1)
     flat = n.add("Softmax", n.add("Flatten", n.inputs[0], axis=1), axis=1)
@@ -156,16 +156,16 @@ def _thresholded_relu(n: NodeImport) -> Symbol:
 
 @imports("Shrink")
 def _shrink(n: NodeImport) -> Symbol:
-    """Move what is farther from 0 than ``lambd`` towards it by ``bias``; the rest is 0."""
-    x, far, bias = n.symbol(0), n.attr("lambd", 0.5), n.attr("bias", 0.0)
-    above = n.make("elemwise_mul", n.make("_minus_scalar", x, scalar=bias), n.make("_greater_scalar", x, scalar=far))
-    below = n.make("elemwise_mul", n.make("_plus_scalar", x, scalar=bias), n.make("_lesser_scalar", x, scalar=-far))
+    """Move elements beyond ``lambd`` towards 0 by ``bias``; the others become 0."""
+    x, limit, bias = n.symbol(0), n.attr("lambd", 0.5), n.attr("bias", 0.0)
+    above = n.make("elemwise_mul", n.make("_minus_scalar", x, scalar=bias), n.make("_greater_scalar", x, scalar=limit))
+    below = n.make("elemwise_mul", n.make("_plus_scalar", x, scalar=bias), n.make("_lesser_scalar", x, scalar=-limit))
     return n.make("elemwise_add", above, below)
 
 
 @imports("Hardmax")
 def _hardmax(n: NodeImport) -> Symbol:
-    """One where the first of the largest is along an axis."""
+    """Return 1 at the first maximum along an axis, else 0."""
     axis = n.axis(-1)
     length = n.fixed(n.dims()[axis], "the length of its axis")
     hot = n.make("one_hot", n.make("argmax", n.symbol(0), axis=axis), depth=length, dtype=n.dtype().name)

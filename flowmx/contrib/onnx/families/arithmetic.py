@@ -1,12 +1,13 @@
-"""Operators of two inputs that act on each element: arithmetic, comparisons, logic; with arrays and with numbers."""
+"""Binary elementwise operators: arithmetic, comparisons and logic, with arrays and with numbers."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from flowmx.contrib.onnx.converters import Unsupported, definition, exports, imports
+from flowmx.contrib.onnx.converters import Unsupported, exports, imports
 from flowmx.contrib.onnx.node_export import NodeExport, Value
 from flowmx.contrib.onnx.node_import import NodeImport
+from flowmx.contrib.onnx.opsets import definition
 from flowmx.ops.math.binary import TABLE, Pair, Scalar
 from flowmx.symbol import Symbol
 
@@ -14,7 +15,7 @@ ROWS = {row.onnx: row for row in TABLE if row.onnx}
 
 
 def _pair(n: NodeExport) -> tuple[Value, Value]:
-    """The two sides, one of which may be a number."""
+    """Return the two operands, one of which may be a number."""
     if len(n.inputs) == 2:
         return n.inputs[0], n.inputs[1]
     number = np.asarray(n.op.scalar).astype(n.dtype())
@@ -25,8 +26,8 @@ def _pair(n: NodeExport) -> tuple[Value, Value]:
 def _arithmetic(n: NodeExport) -> str:
     left, right = _pair(n)
     if n.op.onnx != "Mod" or n.dtype().kind in "iu":
-        return n.same(left, right)
-    # The remainder has the divisor's sign; ONNX's own does for ints alone.
+        return n.equivalent(left, right)
+    # The remainder has the sign of the divisor; in ONNX only for ints.
     return n.add("Sub", left, n.add("Mul", n.add("Floor", n.add("Div", left, right)), right))
 
 
@@ -57,26 +58,24 @@ def _import_pair(n: NodeImport) -> Symbol:
             return n.make(names[0], n.symbol(other), scalar=number)
     pair = [n.symbol(0), n.symbol(1)]
     if definition(n.kind, n.opset).inputs[0].types == {"tensor(bool)"}:
-        pair = [n.as_number(each) for each in pair]
-    alike = row.elementwise[0].startswith("elemwise_") and n.alike()
-    return n.make((row.elementwise if alike else row.broadcast)[0], *pair)
+        pair = [n.as_number(operand) for operand in pair]
+    is_elementwise = row.elementwise[0].startswith("elemwise_") and n.have_same_shape()
+    return n.make((row.elementwise if is_elementwise else row.broadcast)[0], *pair)
 
 
 def _remainder(n: NodeImport) -> Symbol:
-    """C's remainder, with the sign of the dividend."""
+    """Compute C's remainder, with the sign of the dividend."""
     left, right = n.symbol(0), n.symbol(1)
     size = n.make("broadcast_mod", n.make("abs", left), n.make("abs", right))
-    return n.make("elemwise_mul", n.make("sign", left), size) if n.alike() else _refuse_remainder()
-
-
-def _refuse_remainder() -> Symbol:
-    raise Unsupported("its attribute fmod is 1, expected inputs of the same shape with it")
+    if not n.have_same_shape():
+        raise Unsupported("its attribute fmod is 1, expected inputs of the same shape with it")
+    return n.make("elemwise_mul", n.make("sign", left), size)
 
 
 @imports("Sum", "Mean")
 def _import_sum(n: NodeImport) -> Symbol:
     parts = n.symbols()
-    if n.alike():
+    if n.have_same_shape():
         total = n.make("add_n", *parts) if len(parts) > 1 else parts[0]
     else:
         total = parts[0]
@@ -90,11 +89,11 @@ def _import_sum(n: NodeImport) -> Symbol:
 @imports("Max", "Min")
 def _import_extreme(n: NodeImport) -> Symbol:
     row = ROWS[n.kind]
-    numbers = [n.scalar(at) for at in range(len(n))]
-    arrays = [n.symbol(at) for at, number in enumerate(numbers) if number is None]
+    numbers = [n.scalar(index) for index in range(len(n))]
+    arrays = [n.symbol(index) for index, number in enumerate(numbers) if number is None]
     total = arrays[0]
-    for each in arrays[1:]:
-        total = n.make(row.broadcast[0], total, each)
+    for array in arrays[1:]:
+        total = n.make(row.broadcast[0], total, array)
     for number in numbers:
         total = total if number is None else n.make(row.scalar[0], total, scalar=number)
     return total if len(n) > 1 else n.make("_copy", total)
@@ -111,12 +110,12 @@ def _where(n: NodeExport) -> str:
 
 @imports("Where")
 def _import_where(n: NodeImport) -> Symbol:
-    if n.alike():
+    if n.have_same_shape():
         return n.make("where", *n.symbols())
     condition = n.make("_not_equal_scalar", n.symbol(0), scalar=0)
     sides = n.symbols()[1:]
-    shape = n.make("broadcast_add", *[n.make("zeros_like", each) for each in sides])
+    shape = n.make("broadcast_add", *[n.make("zeros_like", side) for side in sides])
     flags = n.make("Cast", n.make("zeros_like", condition), dtype=n.dtype(1).name)
     shape = n.make("broadcast_add", shape, flags)
     condition = n.make("broadcast_add", n.make("Cast", condition, dtype=n.dtype(1).name), shape)
-    return n.make("where", condition, *[n.make("broadcast_add", each, shape) for each in sides])
+    return n.make("where", condition, *[n.make("broadcast_add", side, shape) for side in sides])

@@ -1,13 +1,13 @@
-"""Operators without arrays for inputs: constants and random numbers."""
+"""Operators that create arrays: constants and random numbers."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from flowmx.contrib.onnx.converters import Unsupported, exports, imports, need_onnx
+from flowmx.contrib.onnx.graph_builder import tensor_type
 from flowmx.contrib.onnx.node_export import NodeExport
 from flowmx.contrib.onnx.node_import import NodeImport
-from flowmx.contrib.onnx.steps import tensor_type
 from flowmx.ops.registry.dtypes import name_of
 from flowmx.symbol import Symbol
 
@@ -17,7 +17,7 @@ ARGUMENTS = {"RandomNormal": {"mean": "loc", "scale": "scale"}, "RandomUniform":
 
 
 @exports("_zeros", "_ones", "_full")
-def _filled(n: NodeExport) -> str:
+def _fill(n: NodeExport) -> str:
     value = np.array([VALUES.get(n.op.name, getattr(n.op, "value", 0.0))], n.out_dtype())
     dims = n.out_dims()
     if all(isinstance(length, int) for length in dims):
@@ -28,15 +28,15 @@ def _filled(n: NodeExport) -> str:
 @exports("_eye", "_linspace", "_arange")
 def _constant(n: NodeExport) -> str:
     op = n.op
-    (count, *_), dtype = [n.fixed(each, "its length") for each in n.out_dims()], n.out_dtype()
+    (count, *_), dtype = [n.fixed(dim, "its length") for dim in n.out_dims()], n.out_dtype()
     if op.name == "_eye":
-        made = np.eye(op.N, op.M or op.N, op.k)
+        result = np.eye(op.N, op.M or op.N, op.k)
     elif op.name == "_linspace":
-        made = np.linspace(op.start, op.stop, op.num, op.endpoint)
+        result = np.linspace(op.start, op.stop, op.num, op.endpoint)
     else:
         start = op.start if op.infer_range else op.bounds()[0]
-        made = start + op.step * (np.arange(count) // op.repeat)
-    return n.value(made.astype(dtype))
+        result = start + op.step * (np.arange(count) // op.repeat)
+    return n.value(result.astype(dtype))
 
 
 @exports("_contrib_arange_like")
@@ -44,13 +44,13 @@ def _arange_like(n: NodeExport) -> str:
     op, dims = n.op, n.out_dims()
     if all(isinstance(length, int) for length in dims):
         count = int(np.prod(dims))
-        made = op.start + op.step * (np.arange(count) // op.repeat)
-        return n.value(made.reshape(dims).astype(n.out_dtype()))
+        result = op.start + op.step * (np.arange(count) // op.repeat)
+        return n.value(result.reshape(dims).astype(n.out_dtype()))
     if op.axis is None or op.repeat != 1:
-        raise Unsupported("its length varies, expected an axis and repeat 1 then")
+        raise Unsupported("its length varies, which needs an axis and repeat 1")
     end = n.cast(n.add("Squeeze", n.shape(dims), [0]), n.out_dtype())
-    places = n.add("Range", n.number(0), end, n.number(1))
-    return n.add("Add", n.add("Mul", places, n.number(op.step)), n.number(op.start))
+    positions = n.add("Range", n.number(0), end, n.number(1))
+    return n.add("Add", n.add("Mul", positions, n.number(op.step)), n.number(op.start))
 
 
 # -- random numbers ----------------------------------------------------------------------------------------
@@ -59,15 +59,15 @@ def _arange_like(n: NodeExport) -> str:
 @exports(*RANDOM)
 def _random(n: NodeExport) -> str:
     kind = RANDOM[n.op.name]
-    arguments = {theirs: getattr(n.op, ours) for theirs, ours in ARGUMENTS[kind].items()}
-    shape = [n.fixed(each, "its shape") for each in n.out_dims()]
+    arguments = {onnx_name: getattr(n.op, name) for onnx_name, name in ARGUMENTS[kind].items()}
+    shape = [n.fixed(dim, "its shape") for dim in n.out_dims()]
     return n.add(kind, shape=shape, dtype=tensor_type(n.out_dtype()), **arguments)
 
 
 @exports("_random_normal_like", "_random_uniform_like")
 def _random_like(n: NodeExport) -> str:
     kind = RANDOM[n.op.name.removesuffix("_like")]
-    arguments = {theirs: getattr(n.op, ours) for theirs, ours in ARGUMENTS[kind].items()}
+    arguments = {onnx_name: getattr(n.op, name) for onnx_name, name in ARGUMENTS[kind].items()}
     return n.add(f"{kind}Like", n.inputs[0], **arguments)
 
 
@@ -75,7 +75,7 @@ def _random_like(n: NodeExport) -> str:
 def _import_random(n: NodeImport) -> Symbol:
     kind = n.kind.removesuffix("Like")
     defaults = {"mean": 0.0, "scale": 1.0, "low": 0.0, "high": 1.0}
-    arguments = {ours: n.attr(theirs, defaults[theirs]) for theirs, ours in ARGUMENTS[kind].items()}
+    arguments = {name: n.attr(onnx_name, defaults[onnx_name]) for onnx_name, name in ARGUMENTS[kind].items()}
     name = {"RandomNormal": "_random_normal", "RandomUniform": "_random_uniform"}[kind]
     if n.kind.endswith("Like"):
         return n.make(f"{name}_like", n.symbol(0), **arguments)
@@ -91,13 +91,13 @@ def _multinomial(n: NodeExport) -> str:
     if len(op.shape) > 1 or n.rank() > 2:
         raise Unsupported(f"its shape is {op.shape} for {n.rank()} axes, expected one number and a matrix at most")
     rows = n.inputs[0] if n.rank() == 2 else n.add("Unsqueeze", n.inputs[0], [0])
-    chosen = n.add("Multinomial", n.add("Log", rows), sample_size=op.shape[0] if op.shape else 1,
+    samples = n.add("Multinomial", n.add("Log", rows), sample_size=op.shape[0] if op.shape else 1,
                    dtype=tensor_type(np.dtype("int64")))  # fmt: skip
-    return n.cast(n.reshape(chosen, (), n.out_dims()), n.out_dtype())
+    return n.cast(n.reshape(samples, (), n.out_dims()), n.out_dtype())
 
 
 @imports("Multinomial")
 def _import_multinomial(n: NodeImport) -> Symbol:
     dtype = np.dtype(need_onnx().helper.tensor_dtype_to_np_dtype(n.attr("dtype", 6)))
-    shares = n.make("softmax", n.symbol(0), axis=-1)
-    return n.make("_sample_multinomial", shares, shape=(n.attr("sample_size", 1),), dtype=name_of(dtype))
+    probabilities = n.make("softmax", n.symbol(0), axis=-1)
+    return n.make("_sample_multinomial", probabilities, shape=(n.attr("sample_size", 1),), dtype=name_of(dtype))

@@ -1,4 +1,4 @@
-"""Operators of one input that act on each element."""
+"""Unary elementwise operators."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 import numpy as np
 
 from flowmx.contrib.onnx.converters import exports, imports, need_onnx
+from flowmx.contrib.onnx.graph_builder import tensor_type
 from flowmx.contrib.onnx.node_export import NodeExport
 from flowmx.contrib.onnx.node_import import NodeImport
-from flowmx.contrib.onnx.steps import tensor_type
 from flowmx.ops.registry.dtypes import name_of
 from flowmx.ops.registry.operators import Operator
 from flowmx.symbol import Symbol
 
-WRITTEN: dict[str, Callable[[NodeExport, str], str]] = {
+COMPOSED: dict[str, Callable[[NodeExport, str], str]] = {
     "degrees": lambda n, x: n.add("Mul", x, n.number(180 / math.pi)),
     "radians": lambda n, x: n.add("Mul", x, n.number(math.pi / 180)),
     "log2": lambda n, x: n.add("Div", n.add("Log", x), n.number(math.log(2))),
@@ -26,12 +26,12 @@ WRITTEN: dict[str, Callable[[NodeExport, str], str]] = {
     "rsqrt": lambda n, x: n.add("Reciprocal", n.add("Sqrt", x)),
     "rint": lambda n, x: n.add("Ceil", n.add("Sub", x, n.number(0.5))),
 }
-"""Operators that take several of ONNX's."""
+"""Operators that are composed of several ONNX operators."""
 
 
-@exports(*WRITTEN)
-def _written(n: NodeExport) -> str:
-    return WRITTEN[n.op.name](n, n.inputs[0])
+@exports(*COMPOSED)
+def _compose(n: NodeExport) -> str:
+    return COMPOSED[n.op.name](n, n.inputs[0])
 
 
 @exports("_square_sum")
@@ -41,12 +41,12 @@ def _square_sum(n: NodeExport) -> str:
 
 @exports(Operator)
 def _same(n: NodeExport) -> str:
-    return n.same(*n.inputs)
+    return n.equivalent(*n.inputs)
 
 
 @imports(Operator)
 def _back(n: NodeImport) -> Symbol:
-    return n.same()
+    return n.equivalent()
 
 
 @imports("Identity")
@@ -63,7 +63,7 @@ def _cube_root(n: NodeExport) -> str:
 
 @exports("round", "_contrib_round_ste", "trunc", "fix")
 def _towards_zero(n: NodeExport) -> str:
-    """Round the magnitude: halves away from 0, or towards 0."""
+    """Round halves away from 0, or round towards 0."""
     size = n.add("Abs", n.inputs[0])
     if "round" in n.op.name:
         size = n.add("Add", size, n.number(0.5))
@@ -76,7 +76,7 @@ def _round(n: NodeImport) -> Symbol:
 
 
 def to_even(n: NodeImport, symbol: Symbol) -> Symbol:
-    """Round, halves to the even number: what is rounded up from a half to an odd one is one too much."""
+    """Round halves to even: round halves up, then subtract 1 if that gave an odd number."""
     raised = n.make("_plus_scalar", symbol, scalar=0.5)
     up = n.make("floor", raised)
     odd = n.make("elemwise_mul", n.make("_equal", raised, up), n.make("_mod_scalar", up, scalar=2))
@@ -162,7 +162,7 @@ def _quadratic(n: NodeExport) -> str:
 
 @exports("amp_multicast")
 def _multicast(n: NodeExport) -> list[str]:
-    return [n.add("Cast", each, to=tensor_type(n.out_dtype(at))) for at, each in enumerate(n.inputs)]
+    return [n.add("Cast", value, to=tensor_type(n.out_dtype(index))) for index, value in enumerate(n.inputs)]
 
 
 @imports("IsInf")

@@ -1,19 +1,19 @@
-"""Operators that read at indices, and what depends on the lengths of sequences."""
+"""Indexing operators, and operators of sequences with lengths."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from flowmx.contrib.onnx.converters import Unsupported, exports, imports, need_onnx
-from flowmx.contrib.onnx.lengths import Length
+from flowmx.contrib.onnx.dynamic_lengths import Length
 from flowmx.contrib.onnx.node_export import NodeExport
 from flowmx.contrib.onnx.node_import import NodeImport
 from flowmx.ops.registry.dtypes import name_of
 from flowmx.symbol import Symbol
 
 
-def _inside(n: NodeExport, index: str, length: Length, mode: str) -> str:
-    """Indices as MXNet takes them: the nearest inside, or around."""
+def _bound_indices(n: NodeExport, index: str, length: Length, mode: str) -> str:
+    """Clip or wrap indices, as MXNet does."""
     if mode == "raise":
         return index
     count = np.asarray(length, np.int64) if isinstance(length, int) else n.add("Squeeze", n.shape((length,)), [0])
@@ -25,15 +25,15 @@ def _inside(n: NodeExport, index: str, length: Length, mode: str) -> str:
 
 @exports("take")
 def _take(n: NodeExport) -> str:
-    index = _inside(n, n.whole(1), n.dims()[n.op.axis], n.op.mode)
+    index = _bound_indices(n, n.as_int64(1), n.dims()[n.op.axis], n.op.mode)
     return n.add("Gather", n.inputs[0], index, axis=n.op.axis)
 
 
 @exports("batch_take")
 def _batch_take(n: NodeExport) -> str:
-    index = _inside(n, n.whole(1), n.dims()[1], "clip")
-    found = n.add("GatherElements", n.inputs[0], n.add("Unsqueeze", index, [1]), axis=1)
-    return n.add("Squeeze", found, [1])
+    index = _bound_indices(n, n.as_int64(1), n.dims()[1], "clip")
+    result = n.add("GatherElements", n.inputs[0], n.add("Unsqueeze", index, [1]), axis=1)
+    return n.add("Squeeze", result, [1])
 
 
 @exports("pick")
@@ -41,19 +41,19 @@ def _pick(n: NodeExport) -> str:
     if n.op.axis is None:
         raise Unsupported("its axis is None, expected a number")
     axis = n.op.axis % n.rank()
-    index = _inside(n, n.whole(1), n.dims()[axis], n.op.mode)
+    index = _bound_indices(n, n.as_int64(1), n.dims()[axis], n.op.mode)
     if n.rank(1) < n.rank():
         index = n.add("Unsqueeze", index, [axis])
-    found = n.add("GatherElements", n.inputs[0], index, axis=axis)
+    result = n.add("GatherElements", n.inputs[0], index, axis=axis)
     if n.op.keepdims:
-        return found
-    return found if n.rank() == 1 else n.add("Squeeze", found, [axis])
+        return result
+    return result if n.rank() == 1 else n.add("Squeeze", result, [axis])
 
 
 @imports("Gather")
 def _gather(n: NodeImport) -> Symbol:
     axis = n.axis(0)
-    if not n.is_known(1) or not n.known(1).fixed:
+    if not n.is_known(1) or not n.known_value(1).fixed:
         if n.is_known(0) and axis == 0 and n.array(0).ndim == 2:
             rows, width = n.array(0).shape
             return n.make("Embedding", n.symbol(1), n.symbol(0), input_dim=rows, output_dim=width,
@@ -69,19 +69,19 @@ def _gather(n: NodeImport) -> Symbol:
 
 @imports("GatherElements")
 def _gather_elements(n: NodeImport) -> Symbol:
-    """Convert to ``pick`` where there is one element for each position of the other axes, else to ``gather_nd``."""
+    """Convert to ``pick`` if there is one index per position of the other axes, else to ``gather_nd``."""
     axis, index = n.axis(0), n.symbol(1)
     if n.dims(1) == (*n.dims()[:axis], 1, *n.dims()[axis + 1 :]):
         return n.make("pick", n.symbol(0), index, axis=axis, keepdims=True, mode="wrap")
     rank = n.rank()
-    places = [index if each == axis else _places(n, index, each, rank) for each in range(rank)]
-    return n.make("gather_nd", n.symbol(0), n.make("stack", *places, axis=0))
+    coordinates = [index if i == axis else _positions_like(n, index, i, rank) for i in range(rank)]
+    return n.make("gather_nd", n.symbol(0), n.make("stack", *coordinates, axis=0))
 
 
-def _places(n: NodeImport, index: Symbol, axis: int, rank: int) -> Symbol:
-    """An array like ``index`` that holds where on an axis each of its elements stands."""
+def _positions_like(n: NodeImport, index: Symbol, axis: int, rank: int) -> Symbol:
+    """Create an array like ``index`` with the position of each element on an axis."""
     line = n.make("_contrib_arange_like", index, axis=axis)
-    line = n.make("Reshape", line, shape=tuple(-1 if each == axis else 1 for each in range(rank)))
+    line = n.make("Reshape", line, shape=tuple(-1 if i == axis else 1 for i in range(rank)))
     return n.make("broadcast_like", line, index)
 
 
@@ -89,7 +89,7 @@ def _places(n: NodeImport, index: Symbol, axis: int, rank: int) -> Symbol:
 def _gather_nd(n: NodeExport) -> str:
     """MXNet has the coordinates on the first axis, ONNX on the last."""
     rank = n.rank(1)
-    return n.add("GatherND", n.inputs[0], n.transpose(n.whole(1), [*range(1, rank), 0]))
+    return n.add("GatherND", n.inputs[0], n.transpose(n.as_int64(1), [*range(1, rank), 0]))
 
 
 @imports("GatherND")
@@ -97,13 +97,13 @@ def _import_gather_nd(n: NodeImport) -> Symbol:
     n.expect("batch_dims", 0, 1)
     rank = n.rank(1)
     if n.attr("batch_dims", 0):
-        return _last(n)
+        return _sequence_ends(n)
     index = n.make("transpose", n.symbol(1), axes=(rank - 1, *range(rank - 1)))
     return n.make("gather_nd", n.symbol(0), index)
 
 
-def _last(n: NodeImport) -> Symbol:
-    """The last element of each sequence, at a position of its own."""
+def _sequence_ends(n: NodeImport) -> Symbol:
+    """Return the last element of each sequence."""
     if n.dims(1)[1:] != (1,):
         raise Unsupported("its batch_dims is 1 with several coordinates, expected one for each row")
     ends = n.make("_plus_scalar", n.make("squeeze", n.symbol(1), axis=1), scalar=1)
@@ -112,9 +112,9 @@ def _last(n: NodeImport) -> Symbol:
 
 @exports("scatter_nd")
 def _scatter_nd(n: NodeExport) -> str:
-    shape = [n.fixed(each, "its result's shape") for each in n.out_dims()]
+    shape = [n.fixed(dim, "its result's shape") for dim in n.out_dims()]
     rank = n.rank(1)
-    index = n.transpose(n.whole(1), [*range(1, rank), 0])
+    index = n.transpose(n.as_int64(1), [*range(1, rank), 0])
     return n.add("ScatterND", np.zeros(shape, n.out_dtype()), index, n.inputs[0])
 
 
@@ -122,7 +122,7 @@ def _scatter_nd(n: NodeExport) -> str:
 def _import_scatter_nd(n: NodeImport) -> Symbol:
     n.expect("reduction", "none")
     rank = n.rank(1)
-    return _written_over(n, n.make("transpose", n.symbol(1), axes=(rank - 1, *range(rank - 1))))
+    return _overwrite(n, n.make("transpose", n.symbol(1), axes=(rank - 1, *range(rank - 1))))
 
 
 @imports("ScatterElements", "Scatter")
@@ -130,19 +130,19 @@ def _scatter_elements(n: NodeImport) -> Symbol:
     n.expect("reduction", "none")
     axis, rank, index = n.axis(0), n.rank(), n.symbol(1)
     length = n.fixed(n.dims()[axis], "the length of its axis")
-    inside = n.make("_mod_scalar", index, scalar=length)  # negative ones count from the end
-    places = [inside if each == axis else _places(n, index, each, rank) for each in range(rank)]
-    return _written_over(n, n.make("stack", *[n.make("Cast", each, dtype="int64") for each in places], axis=0))
+    inside = n.make("_mod_scalar", index, scalar=length)  # negative indices count from the end
+    coordinates = [inside if i == axis else _positions_like(n, index, i, rank) for i in range(rank)]
+    return _overwrite(n, n.make("stack", *[n.make("Cast", place, dtype="int64") for place in coordinates], axis=0))
 
 
-def _written_over(n: NodeImport, places: Symbol) -> Symbol:
-    """The first input with the third one's elements at some places."""
-    shape = tuple(n.fixed(length, "the shape of what it writes to") for length in n.dims())
-    made = n.make("scatter_nd", n.symbol(2), places, shape=shape)
+def _overwrite(n: NodeImport, coordinates: Symbol) -> Symbol:
+    """Replace elements of the first input at coordinates by those of the third input."""
+    shape = tuple(n.fixed(length, "the shape of its data") for length in n.dims())
+    result = n.make("scatter_nd", n.symbol(2), coordinates, shape=shape)
     if n.is_known(0) and not n.array(0).any():
-        return made
-    there = n.make("scatter_nd", n.make("ones_like", n.symbol(2)), places, shape=shape)
-    return n.make("where", there, made, n.symbol(0))
+        return result
+    mask = n.make("scatter_nd", n.make("ones_like", n.symbol(2)), coordinates, shape=shape)
+    return n.make("where", mask, result, n.symbol(0))
 
 
 @imports("EyeLike")
@@ -157,14 +157,14 @@ def _eye_like(n: NodeImport) -> Symbol:
 def _one_hot(n: NodeExport) -> str:
     op = n.op
     values = np.array([op.off_value, op.on_value], np.float32)
-    index, depth = n.whole(0), np.asarray(op.depth, np.int64)
-    # ONNX counts negative indices from the end; MXNet has nothing there.
+    index, depth = n.as_int64(0), np.asarray(op.depth, np.int64)
+    # Negative indices count from the end in ONNX; in MXNet they give the off value.
     index = n.add("Where", n.add("Less", index, np.asarray(0, np.int64)), depth, index)
     if not n.rank():
         index = n.add("Reshape", index, [1])
-    made = n.add("OneHot", index, depth, values, axis=-1)  # onnxruntime has it for few dtypes
-    made = made if n.rank() else n.add("Reshape", made, [op.depth])
-    return made if op.dtype == np.float32 else n.cast(made, op.dtype)
+    result = n.add("OneHot", index, depth, values, axis=-1)  # onnxruntime supports few dtypes
+    result = result if n.rank() else n.add("Reshape", result, [op.depth])
+    return result if op.dtype == np.float32 else n.cast(result, op.dtype)
 
 
 @imports("OneHot")
@@ -180,11 +180,11 @@ def _import_one_hot(n: NodeImport) -> Symbol:
 
 
 def _grid(n: NodeExport) -> tuple[str, str]:
-    """The time indices, and the lengths, as int tensors that broadcast to (time, batch) or (batch, time)."""
+    """Return the time indices and the lengths as int tensors that broadcast to (time, batch) or (batch, time)."""
     axis = n.op.axis
     count = n.add("Squeeze", n.shape((n.dims()[axis],)), [0])
     times = n.add("Range", np.asarray(0, np.int64), count, np.asarray(1, np.int64))
-    return n.add("Unsqueeze", times, [1 - axis]), n.add("Unsqueeze", n.whole(1), [axis])
+    return n.add("Unsqueeze", times, [1 - axis]), n.add("Unsqueeze", n.as_int64(1), [axis])
 
 
 @exports("SequenceMask")
@@ -204,7 +204,7 @@ def _sequence_last(n: NodeExport) -> str:
     if not n.op.use_sequence_length:
         return n.add("Gather", n.inputs[0], np.asarray(-1, np.int64), axis=axis)
     x = n.inputs[0] if axis == 1 else n.transpose(n.inputs[0], [1, 0, *range(2, n.rank())])
-    last = n.add("Max", n.add("Sub", n.whole(1), np.asarray(1, np.int64)), np.asarray(0, np.int64))
+    last = n.add("Max", n.add("Sub", n.as_int64(1), np.asarray(1, np.int64)), np.asarray(0, np.int64))
     return n.add("GatherND", x, n.add("Unsqueeze", last, [1]), batch_dims=1)
 
 
@@ -213,12 +213,12 @@ def _sequence_reverse(n: NodeExport) -> str:
     axis = n.op.axis
     if not n.op.use_sequence_length:
         return n.slice(n.inputs[0], axis, -1, -(2**31 - 1), -1)
-    return n.add("ReverseSequence", n.inputs[0], n.whole(1), time_axis=axis, batch_axis=1 - axis)
+    return n.add("ReverseSequence", n.inputs[0], n.as_int64(1), time_axis=axis, batch_axis=1 - axis)
 
 
 @imports("ReverseSequence")
 def _reverse_sequence(n: NodeImport) -> Symbol:
     axes = n.attr("time_axis", 0), n.attr("batch_axis", 1)
     if axes not in ((0, 1), (1, 0)):
-        raise Unsupported(f"its axes of time and batch are {axes}, expected 0 and 1")
+        raise Unsupported(f"its time_axis and batch_axis are {axes}, expected 0 and 1")
     return n.make("SequenceReverse", n.symbol(0), n.symbol(1), use_sequence_length=True, axis=axes[0])

@@ -26,19 +26,19 @@ def _fully_connected(n: NodeExport) -> str:
 
 @imports("Gemm")
 def _gemm(n: NodeImport) -> Symbol:
-    """A layer where the weight is a constant and nothing is scaled; products and sums elsewhere."""
+    """Convert to a layer if the weight is a constant and nothing is scaled, else to products and sums."""
     alpha, beta = n.attr("alpha", 1.0), n.attr("beta", 1.0)
     bias = n.array(2) if n.is_known(2) else None
     fits = alpha == 1 and not n.attr("transA", 0) and n.is_known(1) and (not n.has(2) or bias is not None)
     count = n.dims(1)[0 if n.attr("transB", 0) else 1]
     if fits and (bias is None or bias.shape in ((count,), (1, count))):
-        weight = n.symbol(1) if n.attr("transB", 0) else n.turned(1, "weight")
-        more = {"num_hidden": count, "flatten": False}
+        weight = n.symbol(1) if n.attr("transB", 0) else n.transposed(1, "weight")
+        options = {"num_hidden": count, "flatten": False}
         if bias is None:
-            return n.make("FullyConnected", n.symbol(0), weight, no_bias=True, **more)
+            return n.make("FullyConnected", n.symbol(0), weight, no_bias=True, **options)
         plain = beta == 1 and bias.ndim == 1
         vector = n.symbol(2) if plain else n.parameter(bias.reshape(-1) * bias.dtype.type(beta), "bias")
-        return n.make("FullyConnected", n.symbol(0), weight, vector, **more)
+        return n.make("FullyConnected", n.symbol(0), weight, vector, **options)
     product = n.make("dot", n.symbol(0), n.symbol(1), transpose_a=n.attr("transA"), transpose_b=n.attr("transB"))
     product = product if alpha == 1 else n.make("_mul_scalar", product, scalar=alpha)
     if not n.has(2):
@@ -50,9 +50,9 @@ def _gemm(n: NodeImport) -> Symbol:
 # -- convolutions ------------------------------------------------------------------------------------------
 
 
-def per_axis(given: Shape, default: int, count: int) -> list[int]:
-    """A parameter for each spatial axis."""
-    return list(given) if given else [default] * count
+def per_axis(values: Shape, default: int, count: int) -> list[int]:
+    """Return a parameter for each spatial axis."""
+    return list(values) if values else [default] * count
 
 
 def _window(n: NodeExport) -> dict[str, Any]:
@@ -82,23 +82,23 @@ def _deconvolution(n: NodeExport) -> str:
 
 
 def _pads_for(target: Shape, sizes: list[int], window: dict[str, Any]) -> tuple[list[int], list[int], list[int]]:
-    """The padding that gives a target shape: half on each side, rounded up, what is one too much added at the end."""
+    """Return the padding for a target shape: half on each side, rounded up, and the correction at the end."""
     before, adjust = [], []
-    for goal, size, kernel, stride, dilate in zip(
+    for length, size, kernel, stride, dilate in zip(
         target, sizes, window["kernel_shape"], window["strides"], window["dilations"], strict=True
     ):
         full = (size - 1) * stride + dilate * (kernel - 1) + 1
-        excess = full - goal
+        excess = full - length
         before.append((excess + 1) // 2)
         adjust.append(excess % 2)
     return before, before, adjust
 
 
 def spatial_pads(n: NodeImport, kernel: list[int], strides: list[int], dilations: list[int]) -> list[tuple[int, int]]:
-    """The padding (before, after) of each spatial axis.
+    """Return the padding (before, after) of each spatial axis.
 
     Raises:
-        Unsupported: that depends on the size of the input, which varies.
+        Unsupported: it depends on a varying size of the input.
     """
     count, auto = len(kernel), n.attr("auto_pad", "NOTSET")
     if auto == "VALID":
@@ -111,35 +111,35 @@ def spatial_pads(n: NodeImport, kernel: list[int], strides: list[int], dilations
             less, more = total // 2, total - total // 2
             pads.append((less, more) if auto == "SAME_UPPER" else (more, less))
         return pads
-    given = list(n.attr("pads", [0] * (2 * count)))
-    return list(zip(given[:count], given[count:], strict=True))
+    values = list(n.attr("pads", [0] * (2 * count)))
+    return list(zip(values[:count], values[count:], strict=True))
 
 
-def padded(n: NodeImport, symbol: Symbol, pads: list[tuple[int, int]], value: float = 0.0) -> Symbol:
-    """The symbol with its spatial axes enlarged."""
+def pad(n: NodeImport, symbol: Symbol, pads: list[tuple[int, int]], value: float = 0.0) -> Symbol:
+    """Pad the spatial axes of a symbol."""
     widths = (0, 0, 0, 0, *(width for pair in pads for width in pair))
     return n.make("Pad", symbol, mode="constant", pad_width=widths, constant_value=value)
 
 
 def weight_and_bias(n: NodeImport) -> list[Symbol]:
-    """The second and third inputs."""
-    return [n.symbol(at) for at in (1, 2) if n.has(at)]
+    """Return the second and third inputs."""
+    return [n.symbol(index) for index in (1, 2) if n.has(index)]
 
 
 @imports("Conv")
 def _conv(n: NodeImport) -> Symbol:
-    return convolved(n, n.symbol(0), *weight_and_bias(n))
+    return convolution(n, n.symbol(0), *weight_and_bias(n))
 
 
-def convolved(n: NodeImport, x: Symbol, weight: Symbol, *bias: Symbol) -> Symbol:
-    """A convolution with the attributes of a node."""
+def convolution(n: NodeImport, x: Symbol, weight: Symbol, *bias: Symbol) -> Symbol:
+    """Create a convolution with the attributes of a node."""
     weights = n.dims(weight)
     kernel = [n.fixed(length, "the size of its weight") for length in weights[2:]]
     count = len(kernel)
     stride, dilate = list(n.attr("strides", [1] * count)), list(n.attr("dilations", [1] * count))
     pads = spatial_pads(n, kernel, stride, dilate)
     if any(before != after for before, after in pads):
-        x, pads = padded(n, x, pads), [(0, 0)] * count
+        x, pads = pad(n, x, pads), [(0, 0)] * count
     return n.make(
         "Convolution", x, weight, *bias, kernel=tuple(kernel), stride=tuple(stride), dilate=tuple(dilate),
         pad=tuple(before for before, _ in pads), num_filter=weights[0], num_group=n.attr("group", 1),
@@ -159,20 +159,20 @@ def _conv_transpose(n: NodeImport) -> Symbol:
     target = n.attr("output_shape")
     pads = [(0, 0)] * count if target else spatial_pads(n, kernel, stride, dilate)
     even = all(before == after for before, after in pads)
-    made = n.make(
+    result = n.make(
         "Deconvolution", n.symbol(0), *weight_and_bias(n), kernel=tuple(kernel), stride=tuple(stride),
         dilate=tuple(dilate), pad=tuple(before for before, _ in pads) if even else None,
         adj=tuple(adjust) if even and any(adjust) else None, target_shape=tuple(target) if target else None,
         num_filter=n.fixed(weights[1], "the size of its weight") * groups, num_group=groups, no_bias=not n.has(2),
     )  # fmt: skip
     if even:
-        return made
+        return result
     for axis, ((before, after), more) in enumerate(zip(pads, adjust, strict=True), start=2):
         if more > after:
-            raise Unsupported(f"its pads are {pads} with output_padding {adjust}, expected as much after as before")
+            raise Unsupported(f"its pads are {pads} with output_padding {adjust}, expected equal pads before and after")
         end = more - after
-        made = n.make("slice_axis", made, axis=axis, begin=before, end=end if end else None)
-    return made
+        result = n.make("slice_axis", result, axis=axis, begin=before, end=end if end else None)
+    return result
 
 
 # -- embeddings --------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def _conv_transpose(n: NodeImport) -> Symbol:
 
 @exports("Embedding", "_contrib_SparseEmbedding")
 def _embedding(n: NodeExport) -> str:
-    return n.add("Gather", n.inputs[1], n.whole(0), axis=0)
+    return n.add("Gather", n.inputs[1], n.as_int64(0), axis=0)
 
 
 @exports("UpSampling")
@@ -190,15 +190,15 @@ def _upsampling(n: NodeExport) -> str:
         layer = op.deconvolution
         return n.add("ConvTranspose", *n.inputs, kernel_shape=layer.kernel, strides=layer.stride, pads=layer.pad * 2,
                      group=layer.num_group)  # fmt: skip
-    parts = [_enlarged(n, at) for at in range(len(n.inputs))]
+    parts = [_enlarge(n, index) for index in range(len(n.inputs))]
     if len(parts) == 1:
         return parts[0]
     return n.add("Sum", *parts) if op.multi_input_mode == "sum" else n.add("Concat", *parts, axis=1)
 
 
-def _enlarged(n: NodeExport, at: int) -> str:
-    first, own = (n.dims(each)[2] for each in (0, at))
-    times = n.op.scale * (1 if first == own else n.fixed(first, "the size") // n.fixed(own, "the size"))
+def _enlarge(n: NodeExport, position: int) -> str:
+    first, size = (n.dims(index)[2] for index in (0, position))
+    times = n.op.scale * (1 if first == size else n.fixed(first, "the size") // n.fixed(size, "the size"))
     scales = np.array([1, 1, times, times], np.float32)
-    return n.add("Resize", n.inputs[at], "", scales, mode="nearest",
+    return n.add("Resize", n.inputs[position], "", scales, mode="nearest",
                  coordinate_transformation_mode="asymmetric", nearest_mode="floor")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Normalisations."""
+"""Normalization layers."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ def _batch_norm(n: NodeExport) -> list[str]:
     op, (x, gamma, *rest) = n.op, n.inputs
     axis, rank = getattr(op, "axis", 1) % n.rank(), n.rank()
     if op.fix_gamma:
-        gamma = n.own(f"{gamma}_fixed", np.ones([n.fixed(each, "gamma's length") for each in n.dims(1)], n.dtype(1)))
-    order = [0, axis, *(at for at in range(1, rank) if at != axis)] if axis else [*range(1, rank), 0]
-    moved = axis != 1
+        gamma = n.own_constant(
+            f"{gamma}_fixed", np.ones([n.fixed(dim, "gamma's length") for dim in n.dims(1)], n.dtype(1))
+        )
+    order = [0, axis, *(index for index in range(1, rank) if index != axis)] if axis else [*range(1, rank), 0]
+    is_moved = axis != 1
     if not axis:
         raise Unsupported("its axis is 0, expected the channels on another axis than the batch")
-    made = n.add(
+    result = n.add(
         "BatchNormalization", n.transpose(x, order), gamma, *rest, epsilon=op.eps, momentum=op.momentum
     )  # fmt: skip
-    made = n.transpose(made, [order.index(at) for at in range(rank)]) if moved else made
-    made = n.add("Relu", made) if op.name == "_contrib_BatchNormWithReLU" else made
+    result = n.transpose(result, [order.index(index) for index in range(rank)]) if is_moved else result
+    result = n.add("Relu", result) if op.name == "_contrib_BatchNormWithReLU" else result
     if not (n.uses(1) or n.uses(2)):
-        return [made]
-    spread = n.add("Identity", rest[2])
-    if op.name != "_contrib_SyncBatchNorm":  # which gives the variance itself
-        spread = n.add("Reciprocal", n.add("Sqrt", n.add("Add", rest[2], n.number(op.eps, 4))))
-    return [made, n.add("Identity", rest[1]), spread]
+        return [result]
+    deviation = n.add("Identity", rest[2])
+    if op.name != "_contrib_SyncBatchNorm":  # SyncBatchNorm returns the variance
+        deviation = n.add("Reciprocal", n.add("Sqrt", n.add("Add", rest[2], n.number(op.eps, 4))))
+    return [result, n.add("Identity", rest[1]), deviation]
 
 
 @imports("BatchNormalization")
@@ -49,22 +51,22 @@ def _layer_norm(n: NodeExport) -> list[str]:
     if n.opset >= 17 and axis == rank - 1 and not n.uses(1) and not n.uses(2):
         return [n.add("LayerNormalization", x, gamma, beta, axis=-1, epsilon=op.eps)]
     mean = n.reduce("ReduceMean", x, [axis])
-    centred = n.add("Sub", x, mean)
-    variance = n.reduce("ReduceMean", n.add("Mul", centred, centred), [axis])
+    centered = n.add("Sub", x, mean)
+    variance = n.reduce("ReduceMean", n.add("Mul", centered, centered), [axis])
     std = n.add("Sqrt", n.add("Add", variance, n.number(op.eps)))
-    made = n.add("Div", centred, std)
+    result = n.add("Div", centered, std)
     dims = n.dims(1)
     if axis != rank - 1:
         wide = (*dims, *(1,) * (rank - 1 - axis))
         gamma, beta = n.reshape(gamma, dims, wide), n.reshape(beta, dims, wide)
-    return [n.add("Add", n.add("Mul", made, gamma), beta), mean, std]
+    return [n.add("Add", n.add("Mul", result, gamma), beta), mean, std]
 
 
 @imports("LayerNormalization")
 def _import_layer_norm(n: NodeImport) -> Symbol:
     axis = n.axis(-1)
     if axis != n.rank() - 1:
-        raise Unsupported(f"it normalises over axes {axis} to {n.rank() - 1}, expected the last alone")
+        raise Unsupported(f"it normalizes over axes {axis} to {n.rank() - 1}, expected only the last")
     (count,) = n.dims(1)
     beta = n.symbol(2) if n.has(2) else n.parameter(np.zeros([n.fixed(count, "the axis")], n.dtype(1)), "beta")
     return n.make("LayerNorm", n.symbol(0), n.symbol(1), beta, axis=-1, eps=n.attr("epsilon", 1e-5))
@@ -72,11 +74,11 @@ def _import_layer_norm(n: NodeImport) -> Symbol:
 
 @exports("GroupNorm")
 def _group_norm(n: NodeExport) -> str:
-    """Instance normalization of data whose groups were reshaped into channels."""
+    """Convert to an instance normalization of data with its groups reshaped to channels."""
     x, gamma, beta = n.inputs
     grouped = n.add("Reshape", x, [0, n.op.num_groups, -1])
-    made = n.add("InstanceNormalization", grouped, gamma, beta, epsilon=n.op.eps)
-    return n.add("Reshape", made, n.add("Shape", x))
+    result = n.add("InstanceNormalization", grouped, gamma, beta, epsilon=n.op.eps)
+    return n.add("Reshape", result, n.add("Shape", x))
 
 
 @exports("L2Normalization")
@@ -111,6 +113,6 @@ def _import_dropout(n: NodeImport) -> Symbol:
 @imports("MeanVarianceNormalization")
 def _mean_variance(n: NodeImport) -> Symbol:
     axes, x = tuple(n.attr("axes", [0, 2, 3])), n.symbol(0)
-    centred = n.make("broadcast_sub", x, n.make("mean", x, axis=axes, keepdims=True))
-    deviation = n.make("sqrt", n.make("mean", n.make("square", centred), axis=axes, keepdims=True))
-    return n.make("broadcast_div", centred, n.make("_plus_scalar", deviation, scalar=1e-9))
+    centered = n.make("broadcast_sub", x, n.make("mean", x, axis=axes, keepdims=True))
+    deviation = n.make("sqrt", n.make("mean", n.make("square", centered), axis=axes, keepdims=True))
+    return n.make("broadcast_div", centered, n.make("_plus_scalar", deviation, scalar=1e-9))

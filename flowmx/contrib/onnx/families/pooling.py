@@ -1,18 +1,19 @@
-"""Pooling, and resizing."""
+"""Pooling and resizing."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from flowmx.contrib.onnx.converters import Unsupported, exports, imports
-from flowmx.contrib.onnx.families.layers import padded, per_axis, spatial_pads
+from flowmx.contrib.onnx.dynamic_lengths import Length
+from flowmx.contrib.onnx.families.layers import pad, per_axis, spatial_pads
 from flowmx.contrib.onnx.node_export import NodeExport
 from flowmx.contrib.onnx.node_import import NodeImport
-from flowmx.ops.vision.resampling import averaging, interpolation
+from flowmx.ops.vision.bilinear_resize import averaging_matrix, interpolation
 from flowmx.symbol import Symbol
 
 KINDS = {"max": "MaxPool", "avg": "AveragePool", "sum": "AveragePool", "lp": "LpPool"}
@@ -24,8 +25,8 @@ def _pooling(n: NodeExport) -> str:
     last = (0, *range(2, rank), 1)
     if op.channels_last:
         x = n.transpose(x, (0, rank - 1, *range(1, rank - 1)))
-    made = _global(n, x) if op.global_pool else _windows(n, x)
-    return n.transpose(made, last) if op.channels_last else made
+    result = _global(n, x) if op.global_pool else _windows(n, x)
+    return n.transpose(result, last) if op.channels_last else result
 
 
 def _global(n: NodeExport, x: str) -> str:
@@ -41,10 +42,10 @@ def _windows(n: NodeExport, x: str) -> str:
     shape = {"kernel_shape": list(op.kernel), "strides": per_axis(op.stride, 1, count)}
     more = None
     if op.pooling_convention != "valid":
-        more = [_missing(n, at) for at in range(count)]
+        more = [_overhang(n, index) for index in range(count)]
     after = [pad + extra for pad, extra in zip(pads, more or [0] * count, strict=True)]
     if any(pad >= k for pad, k in zip(after, op.kernel, strict=True)):
-        raise Unsupported("its last window lies wholly behind the input, where pooling_convention 'full' puts one")
+        raise Unsupported("its last window is entirely beyond the input, with pooling_convention 'full'")
     if op.pool_type == "max":
         return n.add("MaxPool", x, pads=pads + after, **shape)
     if op.pool_type == "lp":
@@ -52,19 +53,19 @@ def _windows(n: NodeExport, x: str) -> str:
     return _average(n, x, shape, pads, after)
 
 
-def _missing(n: NodeExport, at: int) -> int:
-    """The number of elements by which the last window exceeds the padded input, where sizes are rounded up."""
+def _overhang(n: NodeExport, index: int) -> int:
+    """Return the number of elements by which the last window exceeds the padded input, if sizes are rounded up."""
     op = n.op
-    kernel, stride = op.kernel[at], (op.stride or (1,) * 3)[at]
+    kernel, stride = op.kernel[index], (op.stride or (1,) * 3)[index]
     what = f"the size of its input, which pooling_convention {op.pooling_convention!r} depends on,"
-    size = n.fixed(op.spatial(n.dims())[at], what)
-    made = n.fixed(op.spatial(n.out_dims())[at], what)
-    missing: int = (made - 1) * stride + kernel - size - 2 * (op.pad or (0,) * 3)[at]
+    size = n.fixed(op.spatial(n.dims())[index], what)
+    result = n.fixed(op.spatial(n.out_dims())[index], what)
+    missing: int = (result - 1) * stride + kernel - size - 2 * (op.pad or (0,) * 3)[index]
     return max(0, missing)
 
 
 def _average(n: NodeExport, x: str, shape: dict[str, list[int]], pads: list[int], after: list[int]) -> str:
-    """Means and sums; what lies beyond the padding never counts."""
+    """Add means or sums. Elements beyond the padding never count."""
     op, size = n.op, math.prod(n.op.kernel)
     include = op.count_include_pad is not False
     if op.pool_type == "avg" and (pads == after or not include):
@@ -94,7 +95,7 @@ def _import_windows(n: NodeImport) -> Symbol:
     kind = {"MaxPool": "max", "AveragePool": "avg", "LpPool": "lp"}[n.kind]
     kernel = list(n.attr("kernel_shape"))
     stride = list(n.attr("strides", [1] * len(kernel)))
-    if any(each != 1 for each in n.attr("dilations", [])):
+    if any(dilation != 1 for dilation in n.attr("dilations", [])):
         raise Unsupported(f"its dilations are {list(n.attr('dilations'))}, expected 1")
     n.expect("storage_order", 0)
     x, pads = n.symbol(0), spatial_pads(n, kernel, stride, [1] * len(kernel))
@@ -109,13 +110,13 @@ def _import_windows(n: NodeImport) -> Symbol:
         return n.make("Pooling", x, pad=tuple(before for before, _ in pads), count_include_pad=count, **pooled)
     if kind != "avg" or include:
         lowest = float(np.finfo(n.dtype()).min) if kind == "max" else 0.0
-        return n.make("Pooling", padded(n, x, pads, lowest), **pooled)
-    # The mean over what is not padding: that over all, corrected by the share of ones among the same windows.
-    means = n.make("Pooling", padded(n, x, pads), **pooled)
+        return n.make("Pooling", pad(n, x, pads, lowest), **pooled)
+    # Exclude padding: divide the mean over all elements by the mean of ones in the same windows.
+    means = n.make("Pooling", pad(n, x, pads), **pooled)
     ones = n.make(
         "ones_like", n.make("slice_axis", n.make("slice_axis", x, axis=0, begin=0, end=1), axis=1, begin=0, end=1)
     )
-    return n.make("broadcast_div", means, n.make("Pooling", padded(n, ones, pads), **pooled))
+    return n.make("broadcast_div", means, n.make("Pooling", pad(n, ones, pads), **pooled))
 
 
 # -- resizing ----------------------------------------------------------------------------------------------
@@ -123,23 +124,27 @@ def _import_windows(n: NodeImport) -> Symbol:
 
 @exports("_contrib_AdaptiveAvgPooling2D")
 def _adaptive(n: NodeExport) -> str:
-    """Windows of equal size where the sizes divide, else a product with what says which window averages over what."""
-    made = [n.fixed(length, "the output's size") for length in n.out_dims()[2:]]
-    if made == [1, 1]:
+    """Use windows of equal size if the sizes divide, else a product with the matrix of averaging weights."""
+    result = [n.fixed(length, "the output's size") for length in n.out_dims()[2:]]
+    if result == [1, 1]:
         return n.add("GlobalAveragePool", n.inputs[0])
     sizes = [n.fixed(length, "the size of its input") for length in n.dims()[2:]]
-    if all(size % out == 0 for size, out in zip(sizes, made, strict=True)):
-        steps = [size // out for size, out in zip(sizes, made, strict=True)]
+    if all(size % out == 0 for size, out in zip(sizes, result, strict=True)):
+        steps = [size // out for size, out in zip(sizes, result, strict=True)]
         return n.add("AveragePool", n.inputs[0], kernel_shape=steps, strides=steps)
-    return _resampled(n, lambda out, size, _: averaging(out, size))
+    return _resample(n, lambda out, size, _: averaging_matrix(out, size))
 
 
-def _resampled(n: NodeExport, matrix: Callable[[int, int, bool], Any]) -> str:
-    """Rows and columns as products with the matrices that say which line takes how much of which."""
+def _resample(n: NodeExport, matrix: Callable[[int, int, bool], Any]) -> str:
+    """Resample rows and columns with matrix products."""
     pairs = zip(n.out_dims()[2:], n.dims()[2:], strict=True)
     rows, columns = (
-        matrix(n.fixed(made, "the output's size"), n.fixed(size, "the input's"), getattr(n.op, "align_corners", False))
-        for made, size in pairs
+        matrix(
+            n.fixed(result, "the output's size"),
+            n.fixed(size, "the input's size"),
+            getattr(n.op, "align_corners", False),
+        )
+        for result, size in pairs
     )
     return n.add("MatMul", n.add("MatMul", rows.astype(n.dtype()), n.inputs[0]), columns.T.astype(n.dtype()))
 
@@ -148,7 +153,7 @@ def _resampled(n: NodeExport, matrix: Callable[[int, int, bool], Any]) -> str:
 def _bilinear(n: NodeExport) -> str:
     mode = "align_corners" if n.op.align_corners else "half_pixel"
     if any(length == 1 and size != 1 for length, size in zip(n.out_dims()[2:], n.dims()[2:], strict=True)):
-        return _resampled(n, interpolation)  # one line is the first
+        return _resample(n, interpolation)  # a single line is the first one
     sizes = n.shape(n.out_dims())
     return n.add("Resize", n.inputs[0], "", "", sizes, mode="linear", coordinate_transformation_mode=mode)
 
@@ -161,9 +166,11 @@ def _resize(n: NodeImport) -> Symbol:
     if mode == "nearest":
         times = {new // length for new, length in zip(sizes[2:], _fixed(n, old[2:]), strict=True)}
         exact = all(new % length == 0 for new, length in zip(sizes[2:], _fixed(n, old[2:]), strict=True))
-        known = (place, n.attr("nearest_mode", "round_prefer_floor")) in NEAREST
-        if len(times) != 1 or not exact or not known:
-            raise Unsupported(f"it enlarges {old} to {sizes} ({place}), expected an integer factor, by copies")
+        constants = (place, n.attr("nearest_mode", "round_prefer_floor")) in NEAREST
+        if len(times) != 1 or not exact or not constants:
+            raise Unsupported(
+                f"it enlarges {old} to {sizes} ({place}), expected an integer factor and a mode that copies pixels"
+            )
         return n.make("UpSampling", n.symbol(0), scale=times.pop(), sample_type="nearest")
     if mode != "linear" or place not in ("align_corners", "half_pixel", "pytorch_half_pixel"):
         raise Unsupported(f"its mode is {mode} with {place}, expected linear with align_corners or half_pixel")
@@ -173,20 +180,20 @@ def _resize(n: NodeImport) -> Symbol:
     return n.make("_contrib_BilinearResize2D", n.symbol(0), height=sizes[2], width=sizes[3], align_corners=aligned)
 
 
-# What of Resize's ways to find the nearest pixel gives copies, for integer factors.
+# The modes of Resize that copy pixels, for integer factors.
 NEAREST = {("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("half_pixel", "round_prefer_ceil")}
 
 
-def _fixed(n: NodeImport, lengths: tuple[object, ...]) -> list[int]:
-    return [n.fixed(length, "the size of its input") for length in lengths]  # type: ignore[arg-type]
+def _fixed(n: NodeImport, lengths: Sequence[Length]) -> list[int]:
+    return [n.fixed(length, "the size of its input") for length in lengths]
 
 
 def _target(n: NodeImport) -> list[int]:
-    """The lengths of the result; those of batch and channels may vary, and are 0 then."""
+    """Return the lengths of the result; dynamic batch and channel lengths are 0."""
     old = [length if isinstance(length, int) else 0 for length in n.dims()]
     n.expect("axes", None)
     if n.has(3):
-        first, second = n.known(3).trials
+        first, second = n.known_value(3).trials
         return [int(a) if a == b else 0 for a, b in zip(first, second, strict=True)]
     scales = n.array(2)
     return [math.floor(length * scale) for length, scale in zip(old, scales, strict=True)]

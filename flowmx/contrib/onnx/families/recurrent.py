@@ -1,4 +1,4 @@
-"""Recurrent layers. MXNet's operator is a stack of layers in one vector of parameters; ONNX has a node a layer."""
+"""Recurrent layers. MXNet's operator is a stack of layers with one parameter vector; ONNX has one node per layer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from flowmx.ops.recurrent.layout import Weights
 from flowmx.symbol import Symbol
 
 KINDS = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "RNN", "rnn_relu": "RNN"}
-# Where each of ONNX's gates stands among MXNet's: input, output, forget, cell; update, reset, hidden.
+# The position of ONNX's gates in MXNet: input, output, forget, cell; update, reset, hidden.
 GATES = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2), "rnn_tanh": (0,), "rnn_relu": (0,)}
 
 
-def _reordered(array: Array, order: tuple[int, ...]) -> Array:
-    """The gates (first axis) in another order."""
-    return np.concatenate([np.split(array, len(order))[at] for at in order])
+def _reorder(array: Array, order: tuple[int, ...]) -> Array:
+    """Reorder the gates (first axis)."""
+    return np.concatenate([np.split(array, len(order))[index] for index in order])
 
 
 @exports("RNN")
@@ -34,42 +34,44 @@ def _rnn(n: NodeExport) -> list[str]:
     layers = op.layout.unpack(n.content(1), features)
     lengths = n.add("Cast", n.inputs[-1], to=6) if op.use_sequence_length else ""
     x, states = n.inputs[0], []
-    for at, layer in enumerate(layers):
-        x, *last = _layer(n, x, at, layer, lengths)
+    for index, layer in enumerate(layers):
+        x, *last = _layer(n, x, index, layer, lengths)
         states.append(last)
     if not op.state_outputs:
         return [x]
-    joined = [each[0] if len(each) == 1 else n.add("Concat", *each, axis=0) for each in zip(*states, strict=True)]
+    joined = [state[0] if len(state) == 1 else n.add("Concat", *state, axis=0) for state in zip(*states, strict=True)]
     return [x, *joined]
 
 
-def _layer(n: NodeExport, x: str, at: int, layer: list[Weights], lengths: str) -> list[str]:
-    """One layer: its output as (time, batch, directions·units), and its last states."""
+def _layer(n: NodeExport, x: str, index: int, layer: list[Weights], lengths: str) -> list[str]:
+    """Export a layer. Return its output, (time, batch, directions·units), and its last states."""
     op, order, directions = n.op, GATES[n.op.mode], len(layer)
     weight, recurrent = (
-        np.stack([_reordered(getattr(each, name), order) for each in layer]) for name in ("input", "recurrent")
+        np.stack([_reorder(getattr(weights, name), order) for weights in layer]) for name in ("input", "recurrent")
     )
     bias = np.stack([
-        np.concatenate([_reordered(each.input_bias, order), _reordered(each.recurrent_bias, order)]) for each in layer
+        np.concatenate([_reorder(weights.input_bias, order), _reorder(weights.recurrent_bias, order)])
+        for weights in layer
     ])  # fmt: skip
-    stored = [
-        n.own(f"{n.inputs[1]}.{at}.{name}", array) for name, array in (("w", weight), ("r", recurrent), ("b", bias))
+    constants = [
+        n.own_constant(f"{n.inputs[1]}.{index}.{name}", array)
+        for name, array in (("w", weight), ("r", recurrent), ("b", bias))
     ]
-    begin = [_begin(n, position, at, directions) for position in ((2, 3) if op.mode == "lstm" else (2,))]
+    begin = [_begin(n, position, index, directions) for position in ((2, 3) if op.mode == "lstm" else (2,))]
     activations = {"rnn_relu": ["Relu"], "rnn_tanh": ["Tanh"]}.get(op.mode)
-    made, *last = n.add_many(
-        KINDS[op.mode], 3 if op.mode == "lstm" else 2, x, *stored, lengths, *begin, hidden_size=op.state_size,
+    result, *last = n.add_many(
+        KINDS[op.mode], 3 if op.mode == "lstm" else 2, x, *constants, lengths, *begin, hidden_size=op.state_size,
         direction="bidirectional" if op.bidirectional else None,
         linear_before_reset=1 if op.mode == "gru" else None,
         activations=activations and activations * directions,
     )  # fmt: skip
     if directions == 1:
-        return [n.add("Squeeze", made, [1]), *last]
-    return [n.add("Reshape", n.transpose(made, [0, 2, 1, 3]), [0, 0, directions * op.state_size]), *last]
+        return [n.add("Squeeze", result, [1]), *last]
+    return [n.add("Reshape", n.transpose(result, [0, 2, 1, 3]), [0, 0, directions * op.state_size]), *last]
 
 
 def _begin(n: NodeExport, position: int, layer: int, directions: int) -> str:
-    """A layer's first state; none where it is 0 anyway."""
+    """Return the initial state of a layer, or "" for zeros."""
     if n.source(position) == "_zeros":
         return ""
     if n.op.num_layers == 1:
@@ -77,7 +79,7 @@ def _begin(n: NodeExport, position: int, layer: int, directions: int) -> str:
     return n.slice(n.inputs[position], 0, layer * directions, (layer + 1) * directions)
 
 
-# -- reading -----------------------------------------------------------------------------------------------
+# -- import -----------------------------------------------------------------------------------------------
 
 
 @imports("LSTM", "GRU", "RNN")
@@ -89,26 +91,27 @@ def _import_rnn(n: NodeImport) -> list[Symbol]:
     x = n.symbol(0)
     lengths = n.symbol(4) if n.has(4) else None
     if backwards:
-        x = _reversed(n, x, lengths)
-    states = [_state(n, at, directions, units) for at in ((5, 6) if mode == "lstm" else (5,))]
-    more: dict[str, Any] = {"use_sequence_length": True} if lengths is not None else {}
-    made, *last = n.make(
-        "RNN", x, n.parameter(_packed(n, mode), "parameters"), *states, *([] if lengths is None else [lengths]),
-        mode=mode, state_size=units, num_layers=1, bidirectional=directions == 2, state_outputs=True, **more,
+        x = _reverse(n, x, lengths)
+    states = [_state(n, index, directions, units) for index in ((5, 6) if mode == "lstm" else (5,))]
+    options: dict[str, Any] = {"use_sequence_length": True} if lengths is not None else {}
+    result, *last = n.make(
+        "RNN", x, n.parameter(_parameters(n, mode), "parameters", n.source(1, 2, 3)), *states,
+        *([] if lengths is None else [lengths]),
+        mode=mode, state_size=units, num_layers=1, bidirectional=directions == 2, state_outputs=True, **options,
     )  # fmt: skip
     if backwards:
-        made = _reversed(n, made, lengths)
+        result = _reverse(n, result, lengths)
     if directions == 1:
-        return [n.make("expand_dims", made, axis=1), *last]
-    split = n.make("Reshape", made, shape=(0, 0, directions, units))
+        return [n.make("expand_dims", result, axis=1), *last]
+    split = n.make("Reshape", result, shape=(0, 0, directions, units))
     return [n.make("transpose", split, axes=(0, 2, 1, 3)), *last]
 
 
 def _mode(n: NodeImport) -> str:
-    """MXNet's name of the layer.
+    """Return MXNet's name of the layer.
 
     Raises:
-        Unsupported: it has attributes that MXNet's layers have not.
+        Unsupported: it has attributes that MXNet's layers do not support.
     """
     n.expect("layout", 0)
     n.expect("clip", None)
@@ -116,34 +119,38 @@ def _mode(n: NodeImport) -> str:
     if n.kind == "LSTM" and n.has(7) and n.array(7).any():
         raise Unsupported("it has peepholes, expected none")
     if n.kind == "GRU" and not n.attr("linear_before_reset", 0):
-        raise Unsupported("its linear_before_reset is 0, expected 1: MXNet's GRU has the reset gate after the product")
+        raise Unsupported(
+            "its linear_before_reset is 0, expected 1: MXNet's GRU applies the reset gate after the product"
+        )
     usual = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"], "RNN": ["tanh"]}[n.kind]
-    given = [each.decode().lower() for each in n.attr("activations", [])] or usual
-    if n.kind == "RNN" and set(given) == {"relu"}:
+    values = [name.decode().lower() for name in n.attr("activations", [])] or usual
+    if n.kind == "RNN" and set(values) == {"relu"}:
         return "rnn_relu"
-    if given != usual * (len(given) // len(usual)):
-        raise Unsupported(f"its activations are {given}, expected {usual}")
+    if values != usual * (len(values) // len(usual)):
+        raise Unsupported(f"its activations are {values}, expected {usual}")
     return {"LSTM": "lstm", "GRU": "gru", "RNN": "rnn_tanh"}[n.kind]
 
 
-def _packed(n: NodeImport, mode: str) -> Array:
-    """The parameters in one vector: all weights, then all biases."""
-    order = tuple(int(at) for at in np.argsort(GATES[mode]))
+def _parameters(n: NodeImport, mode: str) -> Array:
+    """Return the parameter vector: all weights, then all biases."""
+    order = tuple(int(index) for index in np.argsort(GATES[mode]))
     weight, recurrent = n.array(1), n.array(2)
     rows = weight.shape[1]
     bias = n.array(3) if n.has(3) else np.zeros((len(weight), 2 * rows), weight.dtype)
-    parts = [_reordered(each, order) for pair in zip(weight, recurrent, strict=True) for each in pair]
-    parts += [_reordered(half, order) for each in bias for half in (each[:rows], each[rows:])]
+    parts = [_reorder(matrix, order) for pair in zip(weight, recurrent, strict=True) for matrix in pair]
+    parts += [_reorder(half, order) for vector in bias for half in (vector[:rows], vector[rows:])]
     return np.concatenate([part.reshape(-1) for part in parts])
 
 
-def _state(n: NodeImport, at: int, directions: int, units: int) -> Symbol:
-    if n.has(at) and not (n.is_known(at) and not n.known(at).trials[0].any() and not n.known(at).trials[1].any()):
-        return n.symbol(at)
+def _state(n: NodeImport, index: int, directions: int, units: int) -> Symbol:
+    if n.has(index) and not (
+        n.is_known(index) and not n.known_value(index).trials[0].any() and not n.known_value(index).trials[1].any()
+    ):
+        return n.symbol(index)
     return n.make("_zeros", shape=(directions, 0, units))
 
 
-def _reversed(n: NodeImport, x: Symbol, lengths: Symbol | None) -> Symbol:
+def _reverse(n: NodeImport, x: Symbol, lengths: Symbol | None) -> Symbol:
     if lengths is None:
         return n.make("reverse", x, axis=0)
     return n.make("SequenceReverse", x, lengths, use_sequence_length=True)

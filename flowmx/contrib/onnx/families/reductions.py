@@ -1,4 +1,4 @@
-"""Reductions, and what runs along an axis."""
+"""Reductions, sorting and cumulative sums."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ import numpy as np
 from flowmx.contrib.onnx.converters import Unsupported, counterparts, exports, imports
 from flowmx.contrib.onnx.node_export import NodeExport
 from flowmx.contrib.onnx.node_import import NodeImport
-from flowmx.ops.math.reduce import Position, Reduction
+from flowmx.ops.math.reduce import ArgReduction, Reduction
 from flowmx.symbol import Symbol
 
 
-def reduced(n: NodeExport, kind: str, x: str) -> str:
-    """A reduction over the operator's axes; of all axes MXNet keeps one, of length 1."""
+def reduce_axes(n: NodeExport, kind: str, x: str) -> str:
+    """Reduce the operator's axes. A reduction of all axes has shape (1,) in MXNet."""
     axes = n.op.axes(n.rank())
-    made = n.reduce(kind, x, axes, n.op.keepdims) if len(axes) else n.add("Identity", x)
+    result = n.reduce(kind, x, axes, n.op.keepdims) if len(axes) else n.add("Identity", x)
     if len(axes) == n.rank() and not n.op.keepdims:
-        return n.add("Reshape", made, [1])
-    return made
+        return n.add("Reshape", result, [1])
+    return result
 
 
 @exports(Reduction)
 def _reduction(n: NodeExport) -> str:
-    return reduced(n, n.op.onnx, n.inputs[0])
+    return reduce_axes(n, n.op.onnx, n.inputs[0])
 
 
 @exports("nansum", "nanprod")
 def _without_nan(n: NodeExport) -> str:
     kind, neutral = ("ReduceSum", 0) if n.op.name == "nansum" else ("ReduceProd", 1)
     x = n.inputs[0]
-    return reduced(n, kind, n.add("Where", n.add("IsNaN", x), n.number(neutral), x))
+    return reduce_axes(n, kind, n.add("Where", n.add("IsNaN", x), n.number(neutral), x))
 
 
 @exports("norm")
 def _norm(n: NodeExport) -> str:
     if n.op.ord not in (1, 2):
         raise Unsupported(f"its ord is {n.op.ord}, expected 1 or 2")
-    made = reduced(n, f"ReduceL{n.op.ord}", n.inputs[0])
-    return made if n.out_dtype() == n.dtype() else n.cast(made, n.out_dtype())
+    result = reduce_axes(n, f"ReduceL{n.op.ord}", n.inputs[0])
+    return result if n.out_dtype() == n.dtype() else n.cast(result, n.out_dtype())
 
 
 @exports("moments")
@@ -48,11 +48,11 @@ def _moments(n: NodeExport) -> list[str]:
     x, rank = n.inputs[0], n.rank()
     axes = [axis % rank for axis in n.op.axes] if n.op.axes else list(range(rank))
     mean = n.reduce("ReduceMean", x, axes)
-    centred = n.add("Sub", x, mean)
-    variance = n.reduce("ReduceMean", n.add("Mul", centred, centred), axes)
+    centered = n.add("Sub", x, mean)
+    variance = n.reduce("ReduceMean", n.add("Mul", centered, centered), axes)
     if n.op.keepdims:
         return [mean, variance]
-    return [n.reshape(each, (), n.out_dims(at)) for at, each in enumerate((mean, variance))]
+    return [n.reshape(value, (), n.out_dims(index)) for index, value in enumerate((mean, variance))]
 
 
 @imports(Reduction, "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")
@@ -76,12 +76,12 @@ def _import_reduction(n: NodeImport) -> Symbol:
 
 
 def _log_sum_exp(n: NodeImport, axis: Sequence[int] | None, keepdims: bool) -> Symbol:
-    """Subtract the maximum first, so that nothing overflows."""
+    """Subtract the maximum first, to avoid overflow."""
     x = n.symbol(0)
     top = n.make("max", x, axis=axis, keepdims=True)
     total = n.make("sum", n.make("exp", n.make("broadcast_sub", x, top)), axis=axis, keepdims=True)
-    made = n.make("elemwise_add", n.make("log", total), top)
-    return made if keepdims else n.make("sum", made, axis=axis)
+    result = n.make("elemwise_add", n.make("log", total), top)
+    return result if keepdims else n.make("sum", result, axis=axis)
 
 
 @exports("argmax_channel")
@@ -89,32 +89,32 @@ def _of_channels(n: NodeExport) -> str:
     return n.cast(n.add("ArgMax", n.inputs[0], axis=1, keepdims=0), n.out_dtype())
 
 
-@exports(Position)
+@exports(ArgReduction)
 def _position(n: NodeExport) -> str:
     kind, axis, keepdims = n.op.onnx, n.op.axis, n.op.keepdims
     if axis is None:
-        found = n.add(kind, n.add("Reshape", n.inputs[0], [-1]), axis=0, keepdims=1)
-        found = n.add("Reshape", found, [1] * n.rank()) if keepdims else found
+        result = n.add(kind, n.add("Reshape", n.inputs[0], [-1]), axis=0, keepdims=1)
+        result = n.add("Reshape", result, [1] * n.rank()) if keepdims else result
     else:
-        found = n.add(kind, n.inputs[0], axis=axis, keepdims=int(keepdims))
-        found = n.add("Reshape", found, [1]) if n.rank() == 1 and not keepdims else found
-    return n.cast(found, n.out_dtype())
+        result = n.add(kind, n.inputs[0], axis=axis, keepdims=int(keepdims))
+        result = n.add("Reshape", result, [1]) if n.rank() == 1 and not keepdims else result
+    return n.cast(result, n.out_dtype())
 
 
-@imports(Position)
+@imports(ArgReduction)
 def _import_position(n: NodeImport) -> Symbol:
     n.expect("select_last_index", 0)
-    found = n.make(
+    result = n.make(
         counterparts()[n.kind].name, n.symbol(0), axis=n.attr("axis", 0), keepdims=bool(n.attr("keepdims", 1))
     )
-    return n.make("Cast", found, dtype="int64")
+    return n.make("Cast", result, dtype="int64")
 
 
 # -- sorting -----------------------------------------------------------------------------------------------
 
 
-def _lined(n: NodeExport) -> tuple[str, int, int | str]:
-    """The input, the axis to go along, and its length: as a number, or as a value where it varies."""
+def _axis_and_length(n: NodeExport) -> tuple[str, int, int | str]:
+    """Return the input, its axis, and the axis length: a number, or a value if it varies."""
     x, axis = n.inputs[0], n.op.axis
     if axis is not None:
         axis %= n.rank()
@@ -125,17 +125,19 @@ def _lined(n: NodeExport) -> tuple[str, int, int | str]:
 
 
 @exports("sort", "argsort", "topk")
-def _sorted(n: NodeExport) -> list[str] | str:
-    op, (x, axis, length) = n.op, _lined(n)
+def _sort(n: NodeExport) -> list[str] | str:
+    op, (x, axis, length) = n.op, _axis_and_length(n)
     count = op.k if op.name == "topk" and op.k > 0 else length
     largest = int(not op.is_ascend)
-    values, places = n.add_many("TopK", 2, x, count if isinstance(count, str) else [count], axis=axis, largest=largest)
+    values, positions = n.add_many(
+        "TopK", 2, x, count if isinstance(count, str) else [count], axis=axis, largest=largest
+    )
     kind = {"sort": "value", "argsort": "indices"}.get(op.name) or op.ret_typ
     if kind == "mask":
         raise Unsupported("its ret_typ is 'mask', expected values or positions")
     if kind == "value":
         return values
-    cast = n.cast(places, op.dtype)
+    cast = n.cast(positions, op.dtype)
     return cast if kind == "indices" else [values, cast]
 
 

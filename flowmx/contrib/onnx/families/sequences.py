@@ -1,38 +1,40 @@
-"""Sequences of arrays, whose length is known while a file is read, and branches that are decided then."""
+"""Sequences of arrays with a length that is known during import, and branches."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from flowmx.contrib.onnx.converters import Unsupported, imports
-from flowmx.contrib.onnx.import_constants import Array, Known, Values
+from flowmx.contrib.onnx.converters import imports
+from flowmx.contrib.onnx.import_constants import Known, Values
 from flowmx.contrib.onnx.node_import import NodeImport
 from flowmx.symbol import Symbol
 
 
 @imports("SequenceConstruct", "SequenceEmpty")
 def _construct(n: NodeImport) -> list[Values]:
-    return [Values(n.item(at) for at in range(len(n)))]
+    return [Values(n.item(index) for index in range(len(n)))]
 
 
 @imports("SequenceInsert")
 def _insert(n: NodeImport) -> list[Values]:
     values = list(n.sequence(0))
-    values.insert(_place(n, 2, len(values)) if n.has(2) else len(values), n.item(1))
+    values.insert(_index(n, 2, len(values)) if n.has(2) else len(values), n.item(1))
     return [Values(values)]
 
 
 @imports("SequenceErase")
 def _erase(n: NodeImport) -> list[Values]:
     values = list(n.sequence(0))
-    del values[_place(n, 1, len(values)) if n.has(1) else -1]
+    del values[_index(n, 1, len(values)) if n.has(1) else -1]
     return [Values(values)]
 
 
 @imports("SequenceAt")
 def _at(n: NodeImport) -> list[Symbol | Known]:
     values = n.sequence(0)
-    return [values[_place(n, 1, len(values))]]
+    return [values[_index(n, 1, len(values))]]
 
 
 @imports("SequenceLength")
@@ -40,14 +42,14 @@ def _length(n: NodeImport) -> Known:
     return Known.constant(np.array(len(n.sequence(0)), np.int64), n.name)
 
 
-def _place(n: NodeImport, at: int, length: int) -> int:
-    place = int(n.array(at).reshape(()))
-    return place if place >= 0 else place + length
+def _index(n: NodeImport, position: int, length: int) -> int:
+    index = int(n.array(position).reshape(()))
+    return index if index >= 0 else index + length
 
 
 @imports("ConcatFromSequence")
 def _concatenate(n: NodeImport) -> Symbol:
-    symbols = [n.as_symbol(each) for each in n.sequence(0)]
+    symbols = [n.as_symbol(item) for item in n.sequence(0)]
     axis = int(n.attr("axis"))
     rank = n.rank(symbols[0]) + n.attr("new_axis", 0)
     if n.attr("new_axis", 0):
@@ -73,10 +75,8 @@ def _split(n: NodeImport) -> list[Values]:
 
 
 @imports("If")
-def _if(n: NodeImport) -> list[Symbol | Known | Values]:
-    """Read the branch that a known condition takes, as exporters write where the rank of an input decides."""
-    try:
-        condition: Array = n.array(0)
-    except Unsupported as error:
-        raise Unsupported(f"{error}; branches that are decided while the model runs are not read") from None
-    return n.branch("then_branch" if condition.reshape(()) else "else_branch")
+def _if(n: NodeImport) -> Sequence[Symbol | Known | Values]:
+    """Import the branch that a known condition selects, as exporters write where the rank of an input decides."""
+    if n.is_known(0):
+        return n.branch("then_branch" if n.array(0).reshape(()) else "else_branch")
+    return n.select(0, "then_branch", "else_branch")

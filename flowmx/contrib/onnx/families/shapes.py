@@ -1,4 +1,4 @@
-"""Operators that move elements, and do not change them."""
+"""Operators that rearrange elements."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.contrib.onnx.converters import Unsupported, exports, imports
+from flowmx.contrib.onnx.converters import ShapeByContent, Unsupported, exports, imports
+from flowmx.contrib.onnx.dynamic_lengths import Length, Lengths, Varying, combine, trial
 from flowmx.contrib.onnx.import_constants import Known
-from flowmx.contrib.onnx.lengths import Length, Lengths, Varying, joined, trial
 from flowmx.contrib.onnx.node_export import NodeExport, Value
 from flowmx.contrib.onnx.node_import import NodeImport
 from flowmx.symbol import Symbol
 
 END = 2**31 - 1
-"""Behind the end of any axis."""
+"""A position after the end of any axis."""
 
 
 @exports("Reshape", "reshape_like", "expand_dims", "squeeze")
@@ -30,7 +30,7 @@ def _flatten(n: NodeExport) -> str:
 
 @imports("Reshape")
 def _import_reshape(n: NodeImport) -> Symbol:
-    dims = _dims(n.known(1))
+    dims = _dims(n.known_value(1))
     if 0 in dims and n.attr("allowzero", 0):
         raise Unsupported("its result is empty")
     return n.reshape(n.symbol(0), dims)
@@ -52,13 +52,13 @@ def _import_flatten(n: NodeImport) -> Symbol:
 
 @imports("Unsqueeze")
 def _unsqueeze(n: NodeImport) -> Symbol:
-    made = n.symbol(0)
+    result = n.symbol(0)
     axes = n.ints(1, "axes") or []
     if min(axes) < 0:
         axes = [axis % (n.rank() + len(axes)) for axis in axes]
     for axis in sorted(axes):
-        made = n.make("expand_dims", made, axis=axis)
-    return made
+        result = n.make("expand_dims", result, axis=axis)
+    return result
 
 
 @imports("Squeeze")
@@ -92,7 +92,7 @@ def _import_transpose(n: NodeImport) -> Symbol:
 @exports("stack")
 def _stack(n: NodeExport) -> str:
     axis = n.op.axis % (n.rank() + 1)
-    return n.add("Concat", *[n.add("Unsqueeze", each, [axis]) for each in n.inputs], axis=axis)
+    return n.add("Concat", *[n.add("Unsqueeze", value, [axis]) for value in n.inputs], axis=axis)
 
 
 @exports("SliceChannel", "_split_v2")
@@ -112,7 +112,7 @@ def _import_split(n: NodeImport) -> Symbol:
     sizes = n.ints(1, "split")
     if sizes is None or len(set(sizes)) == 1:
         return n.make("SliceChannel", n.symbol(0), num_outputs=n.outputs, axis=axis)
-    starts = tuple(sum(sizes[:at]) for at in range(len(sizes)))
+    starts = tuple(sum(sizes[:index]) for index in range(len(sizes)))
     return n.make("_split_v2", n.symbol(0), indices=starts, axis=axis)
 
 
@@ -121,9 +121,10 @@ def _import_split(n: NodeImport) -> Symbol:
 
 @exports("slice", "slice_axis", "slice_like")
 def _slice(n: NodeExport) -> str:
-    """The operator says itself which part of each axis it takes, in both trials."""
+    """Export a slice; the operator computes its bounds in both trials."""
     keys = [
-        n.op.key(trial(n.dims(), turn), [trial(n.dims(at), turn) for at in range(1, len(n.inputs))]) for turn in (0, 1)
+        n.op.key(trial(n.dims(), number), [trial(n.dims(index), number) for index in range(1, len(n.inputs))])
+        for number in (0, 1)
     ]
     return _parts(n, [_bounds(first, second) for first, second in zip(*keys, strict=True)])
 
@@ -137,19 +138,19 @@ def _bounds(first: slice, second: slice) -> tuple[int, Length, int]:
 
 
 def _parts(n: NodeExport, bounds: list[tuple[int, Length, int]]) -> str:
-    taken = [(axis, *each) for axis, each in enumerate(bounds) if each != (0, END, 1)]
-    if not taken:
+    partial = [(axis, *bound) for axis, bound in enumerate(bounds) if bound != (0, END, 1)]
+    if not partial:
         return n.add("Identity", n.inputs[0])
-    axes, starts, stops, steps = (list(each) for each in zip(*taken, strict=True))
+    axes, starts, stops, steps = (list(column) for column in zip(*partial, strict=True))
     ends: Value = n.shape(tuple(stops))
     return n.add("Slice", n.inputs[0], starts, ends, axes, steps)
 
 
 @exports("Crop")
 def _crop(n: NodeExport) -> str:
-    size, wanted = ([n.fixed(each, "the image's size") for each in dims[2:]] for dims in (n.dims(), n.out_dims()))
-    corner = n.op.corner(tuple(size), tuple(wanted))
-    ends = [start + length for start, length in zip(corner, wanted, strict=True)]
+    size, target = ([n.fixed(dim, "the image's size") for dim in dims[2:]] for dims in (n.dims(), n.out_dims()))
+    corner = n.op.corner(tuple(size), tuple(target))
+    ends = [start + length for start, length in zip(corner, target, strict=True)]
     return n.add("Slice", n.inputs[0], list(corner), ends, [2, 3], [1, 1])
 
 
@@ -162,50 +163,52 @@ def _reverse(n: NodeExport) -> str:
 
 @imports("Slice")
 def _import_slice(n: NodeImport) -> Symbol:
-    starts, ends = n.known(1), n.known(2)
+    starts, ends = n.known_value(1), n.known_value(2)
     count = len(starts.trials[0])
     axes = n.ints(3) or list(range(count))
     if min(axes) < 0:
         axes = [axis % n.rank() for axis in axes]
     steps = n.ints(4) or [1] * count
     data = n.symbol(0)
-    for at, axis in enumerate(axes):
-        length = _first_rows(n, starts, ends, at, axis) if steps[at] == 1 else None
+    for index, axis in enumerate(axes):
+        length = _first_rows(n, starts, ends, index, axis) if steps[index] == 1 else None
         if length is not None:
-            like = n.zeros([length if each == axis else 1 for each in range(n.rank())])
+            like = n.zeros([length if i == axis else 1 for i in range(n.rank())])
             data = n.make("slice_like", data, like, axes=(axis,))
     done = [
-        axis for at, axis in enumerate(axes) if steps[at] == 1 and _first_rows(n, starts, ends, at, axis) is not None
+        axis
+        for index, axis in enumerate(axes)
+        if steps[index] == 1 and _first_rows(n, starts, ends, index, axis) is not None
     ]
     if len(done) == count:
         return data
     whole: list[Any] = [None] * (max(axes) + 1)
     begin, end, step = list(whole), list(whole), list(whole)
-    for at, axis in enumerate(axes):
+    for index, axis in enumerate(axes):
         if axis in done:
             continue
-        step[axis] = None if steps[at] == 1 else steps[at]
-        begin[axis] = _edge(n, starts, at, axis, start=True, forward=steps[at] > 0)
-        end[axis] = _edge(n, ends, at, axis, start=False, forward=steps[at] > 0)
+        step[axis] = None if steps[index] == 1 else steps[index]
+        begin[axis] = _bound(n, starts, index, axis, start=True, forward=steps[index] > 0)
+        end[axis] = _bound(n, ends, index, axis, start=False, forward=steps[index] > 0)
     return n.make("slice", data, begin=tuple(begin), end=tuple(end), step=tuple(step) if any(step) else None)
 
 
-def _first_rows(n: NodeImport, starts: Known, ends: Known, at: int, axis: int) -> Varying | None:
-    """The length that varies of a slice from 0 on, of an axis that has more; None where it is another slice."""
-    first, second = (int(each[at]) for each in ends.trials)
-    have = n.dims()[axis]
-    if first == second or not isinstance(have, int) or min(first, second) < 0 or max(first, second) > have:
+def _first_rows(n: NodeImport, starts: Known, ends: Known, index: int, axis: int) -> Varying | None:
+    """Return the varying length of a slice from 0 of a longer, fixed axis; None for other slices."""
+    first, second = (int(array[index]) for array in ends.trials)
+    length = n.dims()[axis]
+    if first == second or not isinstance(length, int) or min(first, second) < 0 or max(first, second) > length:
         return None
-    return Varying(first, second) if all(int(each[at]) == 0 for each in starts.trials) else None
+    return Varying(first, second) if all(int(array[index]) == 0 for array in starts.trials) else None
 
 
-def _edge(n: NodeImport, known: Known, at: int, axis: int, *, start: bool, forward: bool) -> int | None:
-    """A bound of a slice; None where it is the axis's own."""
-    first, second = (int(each[at]) for each in known.trials)
+def _bound(n: NodeImport, bounds: Known, index: int, axis: int, *, start: bool, forward: bool) -> int | None:
+    """Return a bound of a slice, or None if it is the end of the axis."""
+    first, second = (int(array[index]) for array in bounds.trials)
     if first != second:
         if n.dims()[axis] == Varying(first, second) and forward is not start:
             return None
-        raise Unsupported(f"its bound on axis {axis} varies ({first} or {second}): give input_shapes")
+        raise Unsupported(f"its bound on axis {axis} varies ({first} or {second}): set input_shapes")
     if (start and first == 0 and forward) or abs(first) >= END - 1:
         return None
     return first
@@ -214,22 +217,22 @@ def _edge(n: NodeImport, known: Known, at: int, axis: int, *, start: bool, forwa
 @exports("Pad")
 def _pad(n: NodeExport) -> str:
     widths = list(n.op.pad_width)
-    given: list[Value] = [widths[::2] + widths[1::2]]
+    values: list[Value] = [widths[::2] + widths[1::2]]
     if n.op.mode == "constant":
-        given.append(n.number(n.op.constant_value))
-    return n.add("Pad", n.inputs[0], *given, mode=n.op.mode)
+        values.append(n.number(n.op.constant_value))
+    return n.add("Pad", n.inputs[0], *values, mode=n.op.mode)
 
 
 @imports("Pad")
 def _import_pad(n: NodeImport) -> Symbol:
-    given = n.ints(1, "pads") or []
-    count, rank = len(given) // 2, n.rank()
+    values = n.ints(1, "pads") or []
+    count, rank = len(values) // 2, n.rank()
     axes = [axis % rank for axis in n.ints(3) or range(rank)]
     widths = [0] * (2 * rank)
-    for at, axis in enumerate(axes):
-        widths[2 * axis], widths[2 * axis + 1] = given[at], given[at + count]
+    for index, axis in enumerate(axes):
+        widths[2 * axis], widths[2 * axis + 1] = values[index], values[index + count]
     if min(widths, default=0) < 0:
-        raise Unsupported(f"its pads are {given}, expected none below 0")
+        raise Unsupported(f"its pads are {values}, expected nonnegative ones")
     n.expect("mode", "constant", "edge", "reflect")
     value = n.number(2, n.attr("value", 0.0))
     return n.make("Pad", n.symbol(0), mode=n.attr("mode", "constant"), pad_width=tuple(widths), constant_value=value)
@@ -254,13 +257,13 @@ def _import_tile(n: NodeImport) -> Symbol:
 
 @exports("repeat")
 def _repeat(n: NodeExport) -> str:
-    """Tiled along an axis of its own, behind the one that is repeated."""
+    """Tile along a new axis after the repeated one, then merge them."""
     x, dims, times = n.inputs[0], n.dims(), n.op.repeats
     if n.op.axis is None:
         x, dims = n.add("Reshape", x, [-1]), (1,)
     axis = 0 if n.op.axis is None else n.op.axis % n.rank()
     wide = n.add(
-        "Tile", n.add("Unsqueeze", x, [axis + 1]), [times if at == axis + 1 else 1 for at in range(len(dims) + 1)]
+        "Tile", n.add("Unsqueeze", x, [axis + 1]), [times if index == axis + 1 else 1 for index in range(len(dims) + 1)]
     )
     if n.op.axis is None:
         return n.add("Reshape", wide, [-1])
@@ -275,16 +278,16 @@ def _broadcast(n: NodeExport) -> str:
 @imports("Expand")
 def _expand(n: NodeImport) -> Symbol:
     x, old = n.symbol(0), n.dims()
-    wanted = _dims(n.known(1))
-    while len(wanted) > len(old):
+    target = _dims(n.known_value(1))
+    while len(target) > len(old):
         x, old = n.make("expand_dims", x, axis=0), (1, *old)
-    skip = len(old) - len(wanted)
+    skip = len(old) - len(target)
     shape = [0] * len(old)
-    for axis, length in enumerate(wanted, start=skip):
+    for axis, length in enumerate(target, start=skip):
         if length == 0 != old[axis]:
             raise Unsupported("its result is empty")
         if isinstance(length, Varying) and length != old[axis]:
-            return n.make("broadcast_add", x, n.zeros(wanted, n.dtype().name))
+            return n.make("broadcast_add", x, n.zeros(target, n.dtype().name))
         if length not in (1, old[axis]):
             shape[axis] = n.fixed(length, f"the length of axis {axis}")
     return n.make("broadcast_to", x, shape=tuple(shape)) if any(shape) else n.make("_copy", x)
@@ -297,20 +300,20 @@ def _depth_to_space(n: NodeExport) -> str:
 
 @exports("diag")
 def _diag(n: NodeExport) -> str:
-    """The diagonals of the planes of two axes, or a vector as a diagonal: read at places that are known."""
-    dims = [n.fixed(each, "its input's shape") for each in n.dims()]
+    """Gather the diagonals of the planes of two axes, or place a vector on a diagonal."""
+    dims = [n.fixed(dim, "its input's shape") for dim in n.dims()]
     count, k = n.fixed(n.out_dims()[-1], "the diagonal's length"), n.op.k
     if len(dims) == 1:
         rows, columns = np.indices((count, count))
         source, inside = rows + min(0, k), columns - rows == k
-        made = n.add("Gather", n.inputs[0], np.where(inside, source, 0), axis=0)
-        return n.add("Mul", made, inside.astype(n.dtype()))
+        result = n.add("Gather", n.inputs[0], np.where(inside, source, 0), axis=0)
+        return n.add("Mul", result, inside.astype(n.dtype()))
     one, other = n.op.axis1 % len(dims), n.op.axis2 % len(dims)
-    rest = [at for at in range(len(dims)) if at not in (one, other)]
+    rest = [index for index in range(len(dims)) if index not in (one, other)]
     planes = n.transpose(n.inputs[0], [*rest, one, other])
-    flat = n.add("Reshape", planes, [dims[at] for at in rest] + [dims[one] * dims[other]])
-    places = np.arange(count)
-    return n.add("Gather", flat, (places + max(0, -k)) * dims[other] + places + max(0, k), axis=len(rest))
+    flat = n.add("Reshape", planes, [dims[index] for index in rest] + [dims[one] * dims[other]])
+    positions = np.arange(count)
+    return n.add("Gather", flat, (positions + max(0, -k)) * dims[other] + positions + max(0, k), axis=len(rest))
 
 
 # -- shapes as values --------------------------------------------------------------------------------------
@@ -337,38 +340,38 @@ def _import_shape(n: NodeImport) -> Known:
 @imports("Size")
 def _import_size(n: NodeImport) -> Known:
     x = n.symbol(0)
-    sizes = [np.array(np.prod(trial(n.dims(), turn), dtype=np.int64)) for turn in (0, 1)]
+    sizes = [np.array(np.prod(trial(n.dims(), index), dtype=np.int64)) for index in (0, 1)]
     return Known((sizes[0], sizes[1]), n.name, lambda: n.make("size_array", x))
 
 
 @imports("ConstantOfShape")
 def _constant_of_shape(n: NodeImport) -> Symbol:
-    """Fill a shape that varies: that of another value, or one that follows the inputs'."""
-    shape, content = n.known(0), n.attr("value")
+    """Fill a varying shape: that of another value, or one computed from the inputs' shapes."""
+    shape, content = n.known_value(0), n.attr("value")
     value = 0.0 if content is None else float(content.reshape(-1)[0])
     if shape.like is not None:
-        made = n.make("zeros_like" if value == 0 else "ones_like", shape.like)
-        if content is not None and n.dtype(made) != content.dtype:
-            made = n.make("Cast", made, dtype=content.dtype.name)
-        return made if value in (0, 1) else n.make("_mul_scalar", made, scalar=value)
-    made = n.zeros(_dims(shape), "float32" if content is None else content.dtype.name)
-    return made if value == 0 else n.make("_plus_scalar", made, scalar=value)
+        result = n.make("zeros_like" if value == 0 else "ones_like", shape.like)
+        if content is not None and n.dtype(result) != content.dtype:
+            result = n.make("Cast", result, dtype=content.dtype.name)
+        return result if value in (0, 1) else n.make("_mul_scalar", result, scalar=value)
+    result = n.zeros(_dims(shape), "float32" if content is None else content.dtype.name)
+    return result if value == 0 else n.make("_plus_scalar", result, scalar=value)
 
 
 @imports("Range")
 def _range(n: NodeImport) -> Symbol:
-    """Up to a length that varies, from 0 on."""
-    (first, second), dtype = n.known(1).trials, n.known(1).trials[0].dtype
+    """Convert a range from 0 to a varying length."""
+    (first, second), dtype = n.known_value(1).trials, n.known_value(1).trials[0].dtype
     if n.scalar(0) != 0 or n.scalar(2) != 1:
-        raise Unsupported("its bounds vary with the inputs' shapes, expected 0 and steps of 1: give input_shapes")
+        raise Unsupported("its bounds vary with the inputs' shapes, expected 0 and steps of 1: set input_shapes")
     return n.make("_contrib_arange_like", n.zeros([Varying(int(first), int(second))], dtype.name), axis=0)
 
 
 @imports("Trilu")
 def _trilu(n: NodeImport) -> Symbol:
-    """A triangle; outside of it is 0, also where the input is infinite or no number."""
+    """Keep a triangle and set other elements to 0, also those that are infinite or NaN."""
     x, k = n.symbol(0), int(n.scalar(1) or 0)
-    lengths = n.make("Cast", x, dtype="float32")  # of which only the shape counts
+    lengths = n.make("Cast", x, dtype="float32")  # only its shape is used
     rows = n.make("expand_dims", n.make("_contrib_arange_like", lengths, axis=-2, start=k), axis=1)
     columns = n.make("expand_dims", n.make("_contrib_arange_like", lengths, axis=-1), axis=0)
     keeps = "broadcast_greater_equal" if n.attr("upper", 1) else "broadcast_lesser_equal"
@@ -379,12 +382,16 @@ def _trilu(n: NodeImport) -> Symbol:
 
 
 def _dims(shape: Known) -> Lengths:
-    """The lengths that a known vector holds."""
-    first, second = (tuple(map(int, each)) for each in shape.trials)
-    return joined(first, second)
+    """Return the lengths in a known vector."""
+    first, second = (tuple(map(int, array)) for array in shape.trials)
+    return combine(first, second)
 
 
-@imports("Constant", "NonZero", "BitShift", "Compress", "Unique", "BlackmanWindow", "HammingWindow", "HannWindow",
-         "MelWeightMatrix", "DFT", "MaxUnpool", "NonMaxSuppression")  # fmt: skip
-def _folded(n: NodeImport) -> Symbol:
+@imports("NonZero", "Compress", "Unique", "NonMaxSuppression")
+def _shape_by_content(n: NodeImport) -> Symbol:
+    raise ShapeByContent("its inputs are computed, expected constants: the shape of its output depends on them")
+
+
+@imports("Constant", "BitShift", "BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix", "DFT", "MaxUnpool")
+def _unsupported(n: NodeImport) -> Symbol:
     raise Unsupported("its inputs are computed, expected constants")

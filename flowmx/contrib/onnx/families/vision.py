@@ -1,4 +1,4 @@
-"""Regions of images, and images on their way into a network."""
+"""Regions of interest, grid sampling, and the preprocessing of images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _roi_align(n: NodeExport) -> str:
     if op.position_sensitive:
         raise Unsupported("its position_sensitive is True, expected False")
     if op.aligned and n.opset < 16:
-        raise Unsupported(f"its aligned is True, which needs opset 16, not {n.opset}: give opset_version")
+        raise Unsupported(f"its aligned is True, which needs opset 16, not {n.opset}: set opset_version")
     height, width = op.pooled_size if len(op.pooled_size) == 2 else op.pooled_size * 2
     images = n.cast(n.add("Squeeze", n.slice(rois, 1, 0, 1), [1]), np.int64)
     mode = None if n.opset < 16 else "half_pixel" if op.aligned else "output_half_pixel"
@@ -39,7 +39,7 @@ def _import_roi_align(n: NodeImport) -> Symbol:
 
 @imports("GridSample")
 def _grid_sample(n: NodeImport) -> Symbol:
-    """Positions from -1 to 1 are the outer pixels' centres here; without ``align_corners`` they are their edges."""
+    """Convert positions: -1 and 1 are the centres of the outer pixels, or their edges without ``align_corners``."""
     n.expect("mode", "bilinear", "linear")
     n.expect("padding_mode", "zeros", "border")
     if n.rank() != 4:
@@ -58,7 +58,7 @@ def _grid_sample(n: NodeImport) -> Symbol:
 
 @exports("_image_to_tensor")
 def _to_tensor(n: NodeExport) -> str:
-    """Bytes with the channels last as numbers from 0 to 1 with the channels first."""
+    """Scale bytes to 0 to 1, and move the channels to the front."""
     rank = n.rank()
     x = n.add("Div", n.cast(n.inputs[0], n.out_dtype()), np.asarray(255, n.out_dtype()))
     return n.transpose(x, [*range(rank - 3), rank - 1, rank - 3, rank - 2])
@@ -66,7 +66,7 @@ def _to_tensor(n: NodeExport) -> str:
 
 @exports("_image_normalize")
 def _normalize(n: NodeExport) -> str:
-    mean, std = (np.asarray(each, n.dtype()).reshape(-1, 1, 1) for each in (n.op.mean, n.op.std))
+    mean, std = (np.asarray(values, n.dtype()).reshape(-1, 1, 1) for values in (n.op.mean, n.op.std))
     return n.add("Div", n.add("Sub", n.inputs[0], mean), std)
 
 

@@ -1,4 +1,4 @@
-"""Convolutions that learn where to look."""
+"""Deformable convolutions."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ Lengths = int | Sequence[int]
 
 
 class DeformableConvolution(HybridBlock):
-    """A convolution whose kernel's elements are moved by offsets, which another convolution computes.
+    """A convolution that samples its input at offsets computed by a second convolution.
 
     Dai et al., Deformable Convolutional Networks, ICCV 2017.
 
     Args:
         channels: the number of output channels.
-        kernel_size: the lengths of both kernels, one number or two.
-        strides: the steps.
+        kernel_size: the size of both kernels, one number or two.
+        strides: the step of the kernel along each axis.
         padding: zeros added at each side.
-        dilation: the distance of the kernels' elements.
-        groups: into how many groups the channels are split.
-        num_deformable_group: the number of groups of channels with offsets of their own.
+        dilation: the distance between the kernels' elements.
+        groups: the number of groups that the channels are split into.
+        num_deformable_group: the number of channel groups with separate offsets.
         layout: only ``"NCHW"``.
         use_bias: add a bias.
-        in_channels: the number of input channels (default: seen at the first call).
+        in_channels: the number of input channels (default: inferred at the first call).
         activation: the name of an activation, or None.
-        weight_initializer: of the weight.
-        bias_initializer: of the bias.
-        offset_weight_initializer: of the weight of the convolution that computes offsets.
-        offset_bias_initializer: of its bias.
-        offset_use_bias: add a bias to it.
-        op_name: kept for MXNet's scripts.
-        adj: kept likewise.
+        weight_initializer: initializes the weight.
+        bias_initializer: initializes the bias.
+        offset_weight_initializer: initializes the weight of the convolution that computes offsets.
+        offset_bias_initializer: initializes the bias of that convolution.
+        offset_use_bias: whether that convolution has a bias.
+        op_name: ignored; accepted for MXNet's scripts.
+        adj: ignored; accepted for MXNet's scripts.
         prefix: as for ``Block``.
         params: as for ``Block``.
 
     Raises:
-        ValueError: another layout.
+        ValueError: the layout is not ``"NCHW"``.
     """
 
     operator: ClassVar[str] = "DeformableConvolution"
     per_element: ClassVar[int] = 2
-    """Numbers that are computed for each element of the kernel."""
+    """The number of values computed for each element of the kernel."""
 
     def __init__(
         self, channels: int, kernel_size: Lengths = (1, 1), strides: Lengths = (1, 1), padding: Lengths = (0, 0),
@@ -61,14 +61,14 @@ class DeformableConvolution(HybridBlock):
             raise ValueError(f"{type(self).__name__}: layout is {layout!r}, expected 'NCHW'")
         kernel = _pair(kernel_size)
         self._elements = num_deformable_group * kernel[0] * kernel[1]
-        given = {
+        geometry = {
             "kernel": kernel, "stride": _pair(strides), "dilate": _pair(dilation), "pad": _pair(padding),
             "num_group": groups, "layout": layout,
         }  # fmt: skip
         offsets = self.per_element * self._elements
-        self._kwargs_offset = {**given, "num_filter": offsets, "no_bias": not offset_use_bias}
+        self._kwargs_offset = {**geometry, "num_filter": offsets, "no_bias": not offset_use_bias}
         self._kwargs = {
-            **given, "num_filter": channels, "no_bias": not use_bias, "num_deformable_group": num_deformable_group
+            **geometry, "num_filter": channels, "no_bias": not use_bias, "num_deformable_group": num_deformable_group
         }  # fmt: skip
         inputs = in_channels // groups
 
@@ -91,26 +91,26 @@ class DeformableConvolution(HybridBlock):
     ) -> Any:  # fmt: skip
         offset = F.Convolution(x, offset_weight, offset_bias, **self._kwargs_offset)
         operator = getattr(F.contrib, self.operator)
-        moved = self._moves(F, offset)
-        out = operator(x, *moved, deformable_conv_weight, deformable_conv_bias, name="fwd", **self._kwargs)
+        offsets = self._split_offsets(F, offset)
+        out = operator(x, *offsets, deformable_conv_weight, deformable_conv_bias, name="fwd", **self._kwargs)
         return out if self.act is None else self.act(out)
 
-    def _moves(self, F: Any, offset: Any) -> tuple[Any, ...]:
+    def _split_offsets(self, F: Any, offset: Any) -> tuple[Any, ...]:
         return (offset,)
 
     def __repr__(self) -> str:
-        shape, given = self.deformable_conv_weight.shape or (0, 0), self._kwargs
-        parts = [f"{shape[1] or None} -> {shape[0]}", f"kernel_size={given['kernel']}", f"stride={given['stride']}"]
-        parts += [f"padding={given['pad']}"] if given["pad"] != (0, 0) else []
-        parts += [f"dilation={given['dilate']}"] if given["dilate"] != (1, 1) else []
-        parts += [f"groups={given['num_group']}"] if given["num_group"] != 1 else []
+        shape, options = self.deformable_conv_weight.shape or (0, 0), self._kwargs
+        parts = [f"{shape[1] or None} -> {shape[0]}", f"kernel_size={options['kernel']}", f"stride={options['stride']}"]
+        parts += [f"padding={options['pad']}"] if options["pad"] != (0, 0) else []
+        parts += [f"dilation={options['dilate']}"] if options["dilate"] != (1, 1) else []
+        parts += [f"groups={options['num_group']}"] if options["num_group"] != 1 else []
         parts += ["bias=False"] if self.deformable_conv_bias is None else []
         parts += [repr(self.act)] if self.act is not None else []
         return f"{type(self).__name__}({', '.join(parts)})"
 
 
 class ModulatedDeformableConvolution(DeformableConvolution):
-    """A :class:`DeformableConvolution` whose elements also have computed factors between 0 and 2.
+    """A :class:`DeformableConvolution` that also scales each sampled element, by computed factors between 0 and 2.
 
     Zhu et al., Deformable ConvNets v2, CVPR 2019. The arguments are those of DeformableConvolution.
     """
@@ -121,14 +121,14 @@ class ModulatedDeformableConvolution(DeformableConvolution):
     def _alias(self) -> str:
         return "modulated_deformable_conv"
 
-    def _moves(self, F: Any, offset: Any) -> tuple[Any, ...]:
+    def _split_offsets(self, F: Any, offset: Any) -> tuple[Any, ...]:
         split = 2 * self._elements
         factors = F.slice_axis(offset, axis=1, begin=split, end=None)
         return F.slice_axis(offset, axis=1, begin=0, end=split), F.sigmoid(factors) * 2
 
 
 def _pair(value: Lengths) -> tuple[int, ...]:
-    made = (value,) * 2 if isinstance(value, int) else tuple(value)
-    if len(made) != 2:
-        raise ValueError(f"DeformableConvolution: {value!r} was given, expected one number or two")
-    return made
+    lengths = (value,) * 2 if isinstance(value, int) else tuple(value)
+    if len(lengths) != 2:
+        raise ValueError(f"DeformableConvolution: got {value!r}, expected one number or two")
+    return lengths

@@ -1,4 +1,4 @@
-"""`IntervalSampler`: every so many samples."""
+"""`IntervalSampler`: every n-th sample."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ __all__ = ["IntervalSampler"]
 
 
 class IntervalSampler(SequentialSampler):
-    """Every ``interval``-th number from 0 to ``length``, then those after them, until all were there.
+    """Every ``interval``-th number from 0 to ``length``, then the same from 1, from 2 and so on.
 
     Args:
         length: the number of indices.
-        interval: the step from one to the next.
-        rollover: go back for those that were skipped; otherwise they are left out (and yet count for its length, as
-            they do in MXNet).
+        interval: the step from one number to the next.
+        rollover: visit the skipped numbers afterwards; otherwise drop them (``len`` still counts them, as in MXNet).
 
     Raises:
-        ValueError: the interval is longer than all.
+        ValueError: the interval exceeds ``length``.
 
     Example:
         >>> list(IntervalSampler(13, interval=3))
@@ -35,4 +34,4 @@ class IntervalSampler(SequentialSampler):
 
     def __iter__(self) -> Iterator[int]:
         starts = range(self._interval if self._rollover else 1)
-        return (each for start in starts for each in range(start, self._length, self._interval))
+        return (index for start in starts for index in range(start, self._length, self._interval))

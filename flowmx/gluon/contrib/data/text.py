@@ -1,4 +1,4 @@
-"""WikiText, for language models: from files as MXNet keeps them, which are fetched where they are not there."""
+"""WikiText for language models, read from files in MXNet's layout, which are downloaded if missing."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from flowmx import ndarray as nd
 from flowmx.download import data_dir, fetch, repository
 from flowmx.errors import ArgumentError
 from flowmx.gluon.data.dataset import Dataset
+from flowmx.late_binding import late
 
 if TYPE_CHECKING:
     from flowmx.contrib.text.vocab import Vocabulary
@@ -26,19 +27,19 @@ _FILES = {"train": "wiki.train.tokens", "validation": "wiki.valid.tokens", "test
 
 
 class _WikiText(Dataset):
-    """Pieces of a text, each with the same words moved on by one as its label.
+    """Sequences of words; the label of each is the same sequence shifted by one word.
 
     A sample is (data, label), two int32 arrays of shape (seq_len,).
 
     Args:
-        root: the folder with ``wiki.train.tokens``, ``wiki.valid.tokens`` or ``wiki.test.tokens`` (default: one of the
-            data set's own in the setting ``home``).
+        root: the folder with ``wiki.train.tokens``, ``wiki.valid.tokens`` or ``wiki.test.tokens`` (default: the data
+            set's folder in the setting ``home``).
         segment: ``train``, ``validation`` or ``test``.
-        vocab: the words' numbers (default: of the words in this segment).
-        seq_len: the number of words of a piece, wherever sentences end.
+        vocab: the vocabulary (default: one of the words in this segment).
+        seq_len: the number of words in a sequence, regardless of sentence ends.
 
     Raises:
-        DownloadError: the file is not there and can not be fetched; says where to put it.
+        DownloadError: the file is missing and cannot be downloaded; the message says where to put it.
         ArgumentError: there is no such segment.
     """
 
@@ -52,25 +53,24 @@ class _WikiText(Dataset):
         vocab: Vocabulary | None = None,
         seq_len: int = 35,
     ) -> None:
-        from flowmx.contrib.text.utils import count_tokens_from_str  # contrib stands above Gluon
-        from flowmx.contrib.text.vocab import Vocabulary
-
         if segment not in _FILES:
             raise ArgumentError(f"{type(self).__name__}: segment is {segment!r}, expected one of {', '.join(_FILES)}")
         self._root = data_dir() / "datasets" / self._namespace if root is None else Path(root).expanduser()
         text = self._file(_FILES[segment]).read_text("utf-8")
-        self._counter = count_tokens_from_str(text)
-        self._vocab = vocab or Vocabulary(self._counter, reserved_tokens=[END_OF_SENTENCE])
+        self._counter: Counter[str] = late("contrib.text.utils").count_tokens_from_str(text)
+        if vocab is None:
+            vocab = late("contrib.text.vocab").Vocabulary(self._counter, reserved_tokens=[END_OF_SENTENCE])
+        self._vocab: Vocabulary = vocab
         lines = [line.split() for line in text.splitlines()]
         words = [word for line in lines if line for word in (*line, END_OF_SENTENCE)]
         numbers = np.array(self._vocab.to_indices(words), np.int32)
-        whole = (len(numbers) - 1) // seq_len * seq_len
-        self._data = nd.array(numbers[:whole].reshape(-1, seq_len), dtype=np.int32)
-        self._label = nd.array(numbers[1 : whole + 1].reshape(-1, seq_len), dtype=np.int32)
+        length = (len(numbers) - 1) // seq_len * seq_len
+        self._data = nd.array(numbers[:length].reshape(-1, seq_len), dtype=np.int32)
+        self._label = nd.array(numbers[1 : length + 1].reshape(-1, seq_len), dtype=np.int32)
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The words' numbers."""
+        """The vocabulary."""
         return self._vocab
 
     @property
@@ -95,9 +95,9 @@ class _WikiText(Dataset):
 
 
 def _unpack(archive: Path, path: Path) -> None:
-    """Take one file out of an archive, wherever it is there."""
+    """Extract one file from an archive, from any folder inside it."""
     with zipfile.ZipFile(archive) as files:
-        member = next(each for each in files.namelist() if Path(each).name == path.name)
+        member = next(member for member in files.namelist() if Path(member).name == path.name)
         scratch = path.with_name(f".{path.name}.{os.getpid()}")
         with files.open(member) as source, scratch.open("wb") as target:
             shutil.copyfileobj(source, target)
@@ -105,12 +105,12 @@ def _unpack(archive: Path, path: Path) -> None:
 
 
 class WikiText2(_WikiText):
-    """WikiText-2: two million words of Wikipedia's good articles, in pieces of ``seq_len`` words."""
+    """WikiText-2: two million words of Wikipedia's good articles, in sequences of ``seq_len`` words."""
 
     _namespace, _sha1 = "wikitext-2", "3c914d17d80b1459be871a5039ac23e752a53cbe"
 
 
 class WikiText103(_WikiText):
-    """WikiText-103: a hundred million words of Wikipedia's good articles; as :class:`WikiText2`."""
+    """WikiText-103: a hundred million words of Wikipedia's good articles; otherwise like :class:`WikiText2`."""
 
     _namespace, _sha1 = "wikitext-103", "0aec09a7537b58d4bb65362fee27650eeaba625a"

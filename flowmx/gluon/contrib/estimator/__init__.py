@@ -1,4 +1,4 @@
-"""Training of Gluon models without a loop of one's own: ``mx.gluon.contrib.estimator``."""
+"""Training of Gluon models without a hand-written loop: ``mx.gluon.contrib.estimator``."""
 
 from flowmx.gluon.contrib.estimator import batch_processor, estimator, event_handler, utils
 from flowmx.gluon.contrib.estimator.batch_processor import BatchProcessor

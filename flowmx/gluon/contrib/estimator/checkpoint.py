@@ -1,4 +1,4 @@
-"""Checkpoints of a training, of which it can go on."""
+"""Checkpoints that training can resume from."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ __all__ = ["CheckpointHandler"]
 
 
 class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
-    """Saves the parameters and the trainer's states, and the graph of a hybridized model once.
+    """Saves the parameters and the trainer's states periodically, and the graph of a hybridized model once.
 
     The files are ``<prefix>-symbol.json``, ``<prefix>-epoch<n>batch<n>.params`` and ``.states``, and for the best
     ``<prefix>-best.params`` and ``.states``.
 
     Args:
-        model_dir: the folder, made where it does not exist.
-        model_prefix: comes before the names of the files.
+        model_dir: the folder, created if missing.
+        model_prefix: the prefix of the file names.
         monitor: a metric of the estimator, for ``save_best``.
-        verbose: over 0: log what is saved.
-        save_best: keep the best as well as the last ones.
+        verbose: above 0, log each checkpoint.
+        save_best: keep the best checkpoint as well as the latest ones.
         mode: the direction of improvement: ``"max"``, ``"min"`` or ``"auto"``; see :class:`EarlyStoppingHandler`.
-        epoch_period: after how many epochs to save, or None.
-        batch_period: after how many batches, or None.
-        max_checkpoints: the number to keep, the best not counted.
-        resume_from_checkpoint: go on from the last one in the folder. The epochs or batches of ``fit`` are those of the
-            whole training then.
+        epoch_period: the number of epochs between checkpoints, or None.
+        batch_period: the number of batches between checkpoints, or None.
+        max_checkpoints: the number of checkpoints to keep, not counting the best.
+        resume_from_checkpoint: resume from the latest checkpoint in the folder. The epochs or batches of ``fit`` then
+            include the ones before the checkpoint.
 
     Raises:
-        ValueError: the best is to be saved without a metric, or the mode is unknown.
+        ValueError: ``save_best`` is set without a metric, or the mode is unknown.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
         self.monitor, self.verbose, self.save_best = monitor, verbose, save_best
         if save_best:
             if not isinstance(monitor, EvalMetric):
-                raise ValueError(f"CheckpointHandler: monitor is {monitor!r}, expected a metric, to know the best by")
+                raise ValueError(f"CheckpointHandler: monitor is {monitor!r}, expected a metric for save_best")
             self.monitor_op, self._worst = better(mode, monitor)
             self.best = self._worst
         Path(model_dir).mkdir(parents=True, exist_ok=True)
@@ -61,10 +61,10 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
     # -- events ----------------------------------------------------------------------------------------
 
     def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        """Begin to count, or go on from the last checkpoint.
+        """Reset the counters, or resume from the latest checkpoint.
 
         Raises:
-            ValueError: it goes on by epochs and was saved by batches, or the other way round; or it is done already.
+            ValueError: training counts epochs but checkpoints count batches or vice versa; or training is complete.
             OSError: a file is missing.
         """
         self.current_epoch = self.current_batch = 0
@@ -72,23 +72,23 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
             self.best = self._worst
         if self.resume_from_checkpoint:
             self._check_periods(estimator)
-            self._resume(estimator)
+            self._resume_from_checkpoint(estimator)
 
     def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
-        """Save, if it is time."""
+        """Save a checkpoint after every ``batch_period`` batches, and the graph after the first batch."""
         if self.current_batch == 0:
             self._save_symbol(estimator)
-        due = self.batch_period and (self.current_batch + 1) % self.batch_period == 0
-        label, number = self._label(estimator), self.current_batch + 1
+        is_due = self.batch_period and (self.current_batch + 1) % self.batch_period == 0
+        result = self._save_checkpoint(estimator) if is_due else None
         self.current_batch += 1
-        return self._save(estimator, label, number) if due else None
+        return result
 
     def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
-        """Save, if it is time."""
-        due = self.epoch_period and (self.current_epoch + 1) % self.epoch_period == 0
-        label, number = self._label(estimator), self.current_batch
+        """Save a checkpoint after every ``epoch_period`` epochs."""
+        is_due = self.epoch_period and (self.current_epoch + 1) % self.epoch_period == 0
+        result = self._save_checkpoint(estimator) if is_due else None
         self.current_epoch += 1
-        return self._save(estimator, label, number) if due else None
+        return result
 
     # -- saving ----------------------------------------------------------------------------------------
 
@@ -99,40 +99,41 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
             batch += self.trained_batch + (0 if estimator.max_epoch else 1)
         return f"{self.model_prefix}-epoch{epoch}batch{batch}"
 
-    def _save(self, estimator: Any, label: str, batches: int) -> Any:
-        """Save now, or in a coroutine once all is computed."""
+    def _save_checkpoint(self, estimator: Any) -> Any:
+        """Save now; for ``fit_async``, return a coroutine that saves when all operations have completed."""
+        label = self._label(estimator)
         if estimator.asynchronous:
-            return self._save_when_ready(estimator, label, batches)
-        return self._save_now(estimator, label, batches)
+            return self._save_when_ready(estimator, label)
+        return self._save_now(estimator, label)
 
-    async def _save_when_ready(self, estimator: Any, label: str, batches: int) -> None:
+    async def _save_when_ready(self, estimator: Any, label: str) -> None:
         await engine.waitall_async()
-        self._save_now(estimator, label, batches)
+        self._save_now(estimator, label)
 
-    def _save_now(self, estimator: Any, label: str, batches: int) -> None:
-        self._write(estimator, label)
-        self._forget_old(label)
+    def _save_now(self, estimator: Any, label: str) -> None:
+        self._save_params_and_trainer(estimator, label)
+        self._remove_old(label)
         if self.verbose > 0:
-            estimator.logger.info("Checkpoint after %d batches: %s", batches, self.model_dir / label)
+            estimator.logger.info("Checkpoint: %s", self.model_dir / label)
         if self.save_best and self.monitor is not None:
             self._save_best(estimator, *self.monitor.get())
 
     def _save_best(self, estimator: Any, name: str, value: float) -> None:
         if math.isnan(value):
             warnings.warn(
-                f"CheckpointHandler: nothing updates the metric {name!r}: is it the estimator's?", stacklevel=4
+                f"CheckpointHandler: the metric {name!r} is never updated: is it one of the estimator's?", stacklevel=4
             )
         elif self.monitor_op(float(value), float(self.best)):
-            self._write(estimator, f"{self.model_prefix}-best")
+            self._save_params_and_trainer(estimator, f"{self.model_prefix}-best")
             if self.verbose > 0:
                 estimator.logger.info("%s improved from %.5f to %.5f: saved as the best", name, self.best, value)
             self.best = value
 
-    def _write(self, estimator: Any, label: str) -> None:
-        estimator.net.save_parameters(self.model_dir / f"{label}.params")
-        estimator.trainer.save_states(self.model_dir / f"{label}.states")
+    def _save_params_and_trainer(self, estimator: Any, file_prefix: str) -> None:
+        estimator.net.save_parameters(self.model_dir / f"{file_prefix}.params")
+        estimator.trainer.save_states(self.model_dir / f"{file_prefix}.states")
 
-    def _forget_old(self, label: str) -> None:
+    def _remove_old(self, label: str) -> None:
         self.saved_checkpoints.append(label)
         while len(self.saved_checkpoints) > self.max_checkpoints:
             oldest = self.saved_checkpoints.pop(0)
@@ -145,44 +146,44 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
         if graph:
             graph[1].save(str(file))
         else:
-            estimator.logger.info("The graph was not saved at %s, since the model is not hybridized", file)
+            estimator.logger.info("Did not save the graph to %s, since the model is not hybridized", file)
 
-    # -- going on --------------------------------------------------------------------------------------
+    # -- resuming --------------------------------------------------------------------------------------
 
     def _check_periods(self, estimator: Any) -> None:
-        wanted, other = self.epoch_period, self.batch_period
+        period, other = self.epoch_period, self.batch_period
         if estimator.max_batch:
-            wanted, other = other, wanted
-        if not wanted or other:
+            period, other = other, period
+        if not period or other:
             unit = "batches" if estimator.max_batch else "epochs"
             raise ValueError(
-                f"CheckpointHandler: the training goes by {unit}, so it can only go on from checkpoints made by "
-                f"{unit} alone: set the other period to None"
+                f"CheckpointHandler: training counts {unit}, so it can only resume from checkpoints that count "
+                f"{unit} only: set the other period to None"
             )
 
-    def _resume(self, estimator: Any) -> None:
-        found = self._found()
-        if not found:
+    def _resume_from_checkpoint(self, estimator: Any) -> None:
+        counts = self._list_checkpoints()
+        if not counts:
             estimator.logger.info("There is no checkpoint in %s: training from scratch", self.model_dir)
             return
-        self.trained_epoch, self.trained_batch = found[-1]
-        self.saved_checkpoints = [f"{self.model_prefix}-epoch{epoch}batch{batch}" for epoch, batch in found]
+        self.trained_epoch, self.trained_batch = counts[-1]
+        self.saved_checkpoints = [f"{self.model_prefix}-epoch{epoch}batch{batch}" for epoch, batch in counts]
         last = self.saved_checkpoints[-1]
         for unit, trained in (("max_epoch", self.trained_epoch), ("max_batch", self.trained_batch)):
-            wanted = getattr(estimator, unit)
-            if wanted and trained >= wanted - 1:
+            limit = getattr(estimator, unit)
+            if limit and trained >= limit - 1:
                 raise ValueError(
-                    f"CheckpointHandler: {last} in {self.model_dir} has {trained + 1} of {wanted} {unit[4:]}s already: "
+                    f"CheckpointHandler: {last} in {self.model_dir} already has {trained + 1} of {limit} {unit[4:]}s: "
                     "train for more, or pass resume_from_checkpoint=False"
                 )
-            if wanted:
-                setattr(estimator, unit, wanted - trained - 1)
+            if limit:
+                setattr(estimator, unit, limit - trained - 1)
         estimator.net.load_parameters(self.model_dir / f"{last}.params", ctx=estimator.context)
         estimator.trainer.load_states(self.model_dir / f"{last}.states")
-        estimator.logger.warning("Going on from the checkpoint %s", self.model_dir / last)
+        estimator.logger.warning("Resuming from the checkpoint %s", self.model_dir / last)
 
-    def _found(self) -> list[tuple[int, int]]:
-        """Epochs and batches of the checkpoints in the folder, in their order."""
+    def _list_checkpoints(self) -> list[tuple[int, int]]:
+        """Return the sorted (epoch, batch) pairs of the checkpoints in the folder."""
         pattern = re.compile(re.escape(self.model_prefix) + r"-epoch(\d+)batch(\d+)\.params")
         matches = (pattern.fullmatch(path.name) for path in self.model_dir.iterdir())
         return sorted((int(match[1]), int(match[2])) for match in matches if match)

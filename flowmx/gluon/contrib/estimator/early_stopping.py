@@ -1,4 +1,4 @@
-"""The end of a training that gets no better."""
+"""Early stopping."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["EarlyStoppingHandler"]
 
 
 class EarlyStoppingHandler(TrainBegin, EpochEnd, TrainEnd):
-    """Ends the training where a metric has not become better for some epochs.
+    """Ends training if a metric has not improved for some epochs.
 
     Args:
         monitor: a metric of the estimator.
-        min_delta: the least change that counts as an improvement.
-        patience: for how many epochs to go on.
-        mode: ``"max"``: more is better; ``"min"``: less is; ``"auto"``: by the metric's name. (MXNet 1.9 takes more for
-            better in "auto" whatever the metric, against its documentation.)
-        baseline: the value that is to be exceeded first.
+        min_delta: the smallest change that counts as an improvement.
+        patience: the number of epochs without improvement after which training stops.
+        mode: ``"max"``: higher is better; ``"min"``: lower is better; ``"auto"``: decided by the metric's name. (In
+            MXNet 1.9, ``"auto"`` always means higher, contrary to its documentation.)
+        baseline: the value that the metric must exceed first.
 
     Raises:
-        ValueError: the monitor is no single metric, or the mode is unknown.
+        ValueError: the monitor is not a single metric, or the mode is unknown.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class EarlyStoppingHandler(TrainBegin, EpochEnd, TrainEnd):
         self.best = self._worst if self.baseline is None else self.baseline
 
     def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        """Begin anew."""
+        """Reset the counters."""
         self._restart()
 
     def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> bool:
@@ -53,7 +53,8 @@ class EarlyStoppingHandler(TrainBegin, EpochEnd, TrainEnd):
         name, value = self.monitor.get()
         if math.isnan(value):
             warnings.warn(
-                f"EarlyStoppingHandler: nothing updates the metric {name!r}: is it the estimator's?", stacklevel=2
+                f"EarlyStoppingHandler: the metric {name!r} is never updated: is it one of the estimator's?",
+                stacklevel=2,
             )
         elif self.monitor_op(float(value - self.min_delta), float(self.best)):
             self.best, self.wait = value, 0
@@ -65,7 +66,7 @@ class EarlyStoppingHandler(TrainBegin, EpochEnd, TrainEnd):
         return self.stop_training
 
     def train_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        """Say why it ended."""
+        """Log why training ended."""
         if self.stopped_epoch > 0:
             name = self.monitor.get()[0]
             estimator.logger.info("[Epoch %d] early stopping, since %s did not improve", self.stopped_epoch, name)

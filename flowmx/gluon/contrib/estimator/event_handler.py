@@ -1,4 +1,4 @@
-"""The handlers that come with the estimator."""
+"""The estimator's standard handlers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flowmx.gluon.contrib.estimator.logs import LoggingHandler
 from flowmx.gluon.contrib.estimator.utils import check_metrics
 from flowmx.metric import Loss
 from flowmx.observability.flight import curves
-from flowmx.observability.safety import steps
+from flowmx.observability.safety import step_counter
 
 __all__ = [
     "BatchBegin", "BatchEnd", "CheckpointHandler", "EarlyStoppingHandler", "EpochBegin", "EpochEnd", "EventHandler",
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class StoppingHandler(TrainBegin, BatchEnd, EpochEnd):
-    """Ends the training after a number of epochs or batches, those that ``fit`` was called with.
+    """Ends training after the number of epochs or batches that is passed to ``fit``.
 
     Args:
         max_epoch: the number of epochs.
@@ -43,7 +43,7 @@ class StoppingHandler(TrainBegin, BatchEnd, EpochEnd):
         self.stop_training = False
 
     def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        """Begin to count."""
+        """Reset the counters."""
         self.max_epoch, self.max_batch = estimator.max_epoch, estimator.max_batch
         self.current_batch = self.current_epoch = 0
 
@@ -61,11 +61,11 @@ class StoppingHandler(TrainBegin, BatchEnd, EpochEnd):
 
 
 class MetricHandler(EpochBegin, BatchEnd):
-    """Resets metrics at the beginning of an epoch, and counts each batch in.
+    """Resets metrics at the beginning of an epoch, and updates them after each batch.
 
     Args:
         metrics: a metric or several.
-        priority: when it is called.
+        priority: determines the order of calls, lowest first.
     """
 
     def __init__(self, metrics: Any, priority: float = -1000) -> None:
@@ -73,12 +73,12 @@ class MetricHandler(EpochBegin, BatchEnd):
         self.priority = priority
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        """Start the metrics over."""
+        """Reset the metrics."""
         for metric in self.metrics:
             metric.reset()
 
     def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        """Count a batch in: its losses for metrics of losses, labels and predictions for others."""
+        """Update the metrics with a batch: with its losses for loss metrics, with labels and predictions for others."""
         for metric in self.metrics:
             if isinstance(metric, Loss):
                 metric.update(0, kwargs["loss"])
@@ -89,22 +89,22 @@ class MetricHandler(EpochBegin, BatchEnd):
 
 
 def log_to_curves(metric: Any) -> None:
-    """Add what a metric says now to the curves of the dashboard."""
+    """Add the current value of a metric to the curves of the dashboard."""
     for name, value in metric.get_name_value():
-        curves.log(name, value, steps.counted()[0])
+        curves.log(name, value, step_counter.step_counts()[0])
 
 
 class ValidationHandler(TrainBegin, BatchEnd, EpochEnd):
-    """Evaluates now and then.
+    """Evaluates the model periodically.
 
     Args:
         val_data: the batches to evaluate on.
         eval_fn: called with ``val_data``, ``batch_axis`` and ``event_handlers``: ``estimator.evaluate``, or
             ``estimator.evaluate_async`` for ``fit_async``.
-        epoch_period: after how many epochs, or None.
-        batch_period: after how many batches, or None.
-        priority: when it is called.
-        event_handlers: those of the evaluation.
+        epoch_period: the number of epochs between evaluations, or None.
+        batch_period: the number of batches between evaluations, or None.
+        priority: determines the order of calls, lowest first.
+        event_handlers: the handlers of the evaluation.
     """
 
     def __init__(
@@ -117,16 +117,16 @@ class ValidationHandler(TrainBegin, BatchEnd, EpochEnd):
         self.priority, self.event_handlers = priority, event_handlers
 
     def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        """Begin to count."""
+        """Reset the counters."""
         self.current_batch = self.current_epoch = 0
 
     def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate, if it is time."""
+        """Count the batch; evaluate after every ``batch_period`` batches."""
         self.current_batch += 1
         return self._evaluate(estimator, self.current_batch, self.batch_period)
 
     def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate, if it is time."""
+        """Count the epoch; evaluate after every ``epoch_period`` epochs."""
         self.current_epoch += 1
         return self._evaluate(estimator, self.current_epoch, self.epoch_period)
 
@@ -137,20 +137,20 @@ class ValidationHandler(TrainBegin, BatchEnd, EpochEnd):
 
 
 class GradientUpdateHandler(BatchEnd):
-    """Has the trainer update the parameters after each batch, before other handlers.
+    """Makes the trainer update the parameters after each batch, before other handlers run.
 
     Args:
-        priority: when it is called.
+        priority: determines the order of calls, lowest first.
     """
 
     def __init__(self, priority: float = -2000) -> None:
         self.priority = priority
 
     def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
-        """Update, by gradients divided by the number of instances."""
+        """Update the parameters, with gradients divided by the number of samples."""
         loss = kwargs["loss"]
         losses = loss if isinstance(loss, list) else [loss]
-        size = sum(each.shape[0] for each in losses)
+        size = sum(part.shape[0] for part in losses)
         if estimator.asynchronous and hasattr(estimator.trainer, "step_async"):
             return estimator.trainer.step_async(size)
         return estimator.trainer.step(size)

@@ -1,8 +1,8 @@
-"""The events of a training, as base classes: a handler derives from those that it wants to hear of.
+"""The events of training, as base classes. A handler derives from the events that it handles.
 
-Each method takes the estimator, and keywords that say what happened. What it returns may be awaitable; it is awaited
-(in a plain ``fit`` it is run to its end). A true result of ``batch_end`` ends the epoch, one of ``epoch_end`` the
-training. Handlers are called in the order of their ``priority``, 0 where they have none, the smallest first.
+Each method takes the estimator, and keyword arguments that describe the event. If the result is awaitable it is awaited
+(a plain ``fit`` runs it to completion). A true result of ``batch_end`` ends the epoch; a true result of ``epoch_end``
+ends training. Handlers are called in ascending order of their ``priority`` (default 0).
 """
 
 from __future__ import annotations
@@ -14,66 +14,66 @@ __all__ = ["BatchBegin", "BatchEnd", "EpochBegin", "EpochEnd", "EventHandler", "
 
 
 class EventHandler:
-    """Base of all handlers."""
+    """Base class of all handlers."""
 
 
 class TrainBegin(EventHandler):
-    """Hears of the beginning of a training."""
+    """Handles the beginning of training."""
 
     def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
-        """The training begins."""
+        """Handle the beginning of training."""
 
 
 class TrainEnd(EventHandler):
-    """Hears of the end of a training."""
+    """Handles the end of training."""
 
     def train_end(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
-        """The training has ended."""
+        """Handle the end of training."""
 
 
 class EpochBegin(EventHandler):
-    """Hears of the beginning of each epoch."""
+    """Handles the beginning of each epoch."""
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
-        """An epoch begins."""
+        """Handle the beginning of an epoch."""
 
 
 class EpochEnd(EventHandler):
-    """Hears of the end of each epoch."""
+    """Handles the end of each epoch."""
 
     def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
-        """An epoch has ended; a true result ends the training."""
+        """Handle the end of an epoch; a true result ends training."""
         return False
 
 
 class BatchBegin(EventHandler):
-    """Hears of each batch before it is computed."""
+    """Handles each batch before it is computed."""
 
     def batch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
-        """A batch (``batch=``) has been read."""
+        """Handle a batch (``batch=``) that has been read."""
 
 
 class BatchEnd(EventHandler):
-    """Hears of each batch when it is computed."""
+    """Handles each batch after it is computed."""
 
     def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
-        """A batch (``batch=``, ``pred=``, ``label=``, ``loss=``) has been computed; a true result ends the epoch."""
+        """Handle a computed batch (``batch=``, ``pred=``, ``label=``, ``loss=``); a true result ends the epoch."""
         return False
 
 
-def checked(handlers: Any) -> list[EventHandler]:
-    """A new list of handlers, from one, several or None.
+def check_handlers(handlers: Any) -> list[EventHandler]:
+    """Return one handler, several or None as a new list.
 
     Raises:
-        ValueError: something is no handler.
+        ValueError: an element is not a handler.
     """
-    given = [handlers] if isinstance(handlers, EventHandler) else list(handlers or [])
-    wrong = [each for each in given if not isinstance(each, EventHandler)]
+    listed = [handlers] if isinstance(handlers, EventHandler) else list(handlers or [])
+    wrong = [item for item in listed if not isinstance(item, EventHandler)]
     if wrong:
         raise ValueError(f"event_handlers holds {wrong[0]!r}, expected event handlers")
-    return given
+    return listed
 
 
-def of_kind(handlers: Sequence[EventHandler], kind: type[EventHandler]) -> list[Any]:
-    """Those that hear of a kind of event."""
-    return [each for each in handlers if isinstance(each, kind)]
+def select_kind(handlers: Sequence[EventHandler], kind: type[EventHandler]) -> list[Any]:
+    """Return the handlers of a kind of event."""
+    return [handler for handler in handlers if isinstance(handler, kind)]

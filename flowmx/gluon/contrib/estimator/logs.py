@@ -1,4 +1,4 @@
-"""Lines in the log of an estimator."""
+"""Log lines of an estimator."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
     """Logs metrics and times, after each epoch or after a number of batches.
 
     Args:
-        log_interval: ``"epoch"``, or after how many batches.
+        log_interval: ``"epoch"``, or the number of batches between log lines.
         metrics: a metric or several.
-        priority: when it is called (default: after all others).
+        priority: its place in the order of calls (default: after all others).
 
     Raises:
-        ValueError: another interval.
+        ValueError: the interval is neither a number nor ``"epoch"``.
     """
 
     def __init__(self, log_interval: int | str = "epoch", metrics: Any = None, priority: float = math.inf) -> None:
@@ -39,7 +39,7 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
         return ", ".join("{}: {:.4f}".format(*metric.get()) for metric in self.metrics)
 
     def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        """Say how the training begins."""
+        """Log the optimizer, the learning rate and the length of training."""
         self.train_start = time.perf_counter()
         trainer, log = estimator.trainer, estimator.logger.info
         name = type(trainer.optimizer).__name__
@@ -49,17 +49,17 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
         self._restart()
 
     def train_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        """Say how the training ended."""
+        """Log the duration of training and the metrics."""
         seconds = time.perf_counter() - self.train_start
         text = f"Train finished using total {seconds:.0f}s with {self.current_epoch} epochs. {self._values()}"
         estimator.logger.info("%s", text)
 
     def batch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        """Look at the clock."""
+        """Record the time."""
         self.batch_start = time.perf_counter()
 
     def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        """Say what the metrics are, if it is time."""
+        """Log the metrics after every ``log_interval`` batches."""
         if isinstance(self.log_interval, int):
             self.log_interval_time += time.perf_counter() - self.batch_start
             self.processed_samples += sum(part.shape[estimator.batch_axis] for part in kwargs["label"])
@@ -74,7 +74,7 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
         self.log_interval_time = 0.0
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        """Say that an epoch, or an evaluation, begins."""
+        """Log the beginning of an epoch or an evaluation."""
         self.epoch_start = time.perf_counter()
         if any("training" in metric.name for metric in self.metrics):
             rate = estimator.trainer.learning_rate
@@ -83,7 +83,7 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
             estimator.logger.info("Validation Begin")
 
     def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        """Say what the metrics of the epoch are."""
+        """Log the metrics of the epoch."""
         seconds = time.perf_counter() - self.epoch_start
         text = f"[Epoch {self.current_epoch}] Finished in {seconds:.3f}s, {self._values()}"
         estimator.logger.info("%s", text.removesuffix(", "))

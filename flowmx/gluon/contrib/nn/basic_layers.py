@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from flowmx import autograd
 from flowmx import ndarray as nd
 from flowmx.devices import num_gpus
-from flowmx.gluon.base import Block
-from flowmx.gluon.contrib.nn.cross_device import Meetings
+from flowmx.gluon.base_block import Block
+from flowmx.gluon.contrib.nn.cross_device import Exchanges
 from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.nn import BatchNorm, HybridSequential, Sequential
 from flowmx.ndarray import NDArray
@@ -22,10 +22,10 @@ __all__ = [
 
 
 class Concurrent(Sequential):
-    """Blocks that all compute from the same input; their outputs are joined.
+    """Applies blocks to the same input, and concatenates their outputs.
 
     Args:
-        axis: along which to join.
+        axis: the axis of the concatenation.
         prefix: as for ``Block``.
         params: as for ``Block``.
     """
@@ -35,15 +35,15 @@ class Concurrent(Sequential):
         self.axis = axis
 
     def forward(self, x: Any, *args: Any) -> Any:
-        """The joined outputs."""
+        """Return the concatenated outputs."""
         return nd.concat(*(block(x, *args) for block in self._children.values()), dim=self.axis)
 
 
 class HybridConcurrent(HybridSequential):
-    """HybridBlocks that all compute from the same input; their outputs are joined.
+    """Applies HybridBlocks to the same input, and concatenates their outputs.
 
     Args:
-        axis: along which to join.
+        axis: the axis of the concatenation.
         prefix: as for ``Block``.
         params: as for ``Block``.
     """
@@ -57,7 +57,7 @@ class HybridConcurrent(HybridSequential):
 
 
 class Identity(HybridBlock):
-    """Gives its input back; beside other blocks in a :class:`HybridConcurrent` it makes a shortcut.
+    """Returns the input unchanged; a skip branch in a :class:`HybridConcurrent`.
 
     Args:
         prefix: as for ``Block``.
@@ -69,13 +69,13 @@ class Identity(HybridBlock):
 
 
 class SparseEmbedding(Block):
-    """Rows of a table, by index. The table and its gradient are row_sparse: make a ``Trainer`` before the first call.
+    """Rows of a table, by index. The table and its gradient are row_sparse: create a ``Trainer`` before the first call.
 
     Args:
         input_dim: the number of rows.
-        output_dim: their length.
-        dtype: of the table.
-        weight_initializer: of the table.
+        output_dim: the length of a row.
+        dtype: the type of the table's elements.
+        weight_initializer: initializes the table.
         **kwargs: ``prefix`` and ``params``.
     """
 
@@ -98,25 +98,25 @@ class SparseEmbedding(Block):
 
 
 class SyncBatchNorm(BatchNorm):
-    """BatchNorm over the batches of several devices together.
+    """BatchNorm with statistics over the batches of all devices.
 
-    Call the network on all devices before waiting for a result. Compiled (hybridized) graphs do not meet others: there
-    the statistics are those of each device, with a warning; hybridize the parts between such layers.
+    Call the network on all devices before waiting for a result. Compiled (hybridized) graphs do not exchange
+    statistics: each device uses its own, with a warning. Hybridize the parts between such layers instead.
 
     Zhang et al., Context Encoding for Semantic Segmentation, CVPR 2018.
 
     Args:
-        in_channels: the number of channels (default: seen at the first call).
-        num_devices: over how many devices a batch is split (default: the number of GPUs, at least 1).
-        momentum: of the running statistics.
-        epsilon: is added to the variance.
+        in_channels: the number of channels (default: inferred at the first call).
+        num_devices: the number of devices that a batch is split over (default: the number of GPUs, at least 1).
+        momentum: the momentum of the running statistics.
+        epsilon: added to the variance.
         center: learn an offset (beta).
         scale: learn a factor (gamma).
-        use_global_stats: use the running statistics in training too.
-        beta_initializer: of the offset.
-        gamma_initializer: of the factor.
-        running_mean_initializer: of the running mean.
-        running_variance_initializer: of the running variance.
+        use_global_stats: also use the running statistics in training.
+        beta_initializer: initializes the offset.
+        gamma_initializer: initializes the factor.
+        running_mean_initializer: initializes the running mean.
+        running_variance_initializer: initializes the running variance.
         **kwargs: ``prefix`` and ``params``.
     """
 
@@ -133,29 +133,29 @@ class SyncBatchNorm(BatchNorm):
         devices = max(1, num_gpus()) if num_devices is None else num_devices
         del self._kwargs["axis"]
         self._kwargs |= {"ndev": devices, "key": self.prefix}
-        self._meetings = Meetings(f"SyncBatchNorm {self.name!r}", devices)
+        self._exchanges = Exchanges(f"SyncBatchNorm {self.name!r}", devices)
 
     def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
         if self._kwargs["ndev"] > 1:
             if not isinstance(x, NDArray):
                 warnings.warn(
-                    f"SyncBatchNorm {self.name!r}: in a compiled graph the statistics are those of each device: "
+                    f"SyncBatchNorm {self.name!r}: a compiled graph uses the statistics of each device separately: "
                     "hybridize the parts of the network between such layers instead",
                     stacklevel=2,
                 )
             elif autograd.is_training() and not self._kwargs["use_global_stats"]:
-                return self._together(x, gamma, beta, running_mean, running_var)
+                return self._normalize(x, gamma, beta, running_mean, running_var)
         return F.contrib.SyncBatchNorm(x, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs)
 
-    def _together(self, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
-        """Normalize by the statistics of all devices, and move the running ones towards them."""
-        own = nd.stack(nd.mean(x, axis=1, exclude=True), nd.mean(nd.square(x), axis=1, exclude=True))
-        mean, square = nd.split(self._meetings.mean(own), num_outputs=2, axis=0, squeeze_axis=True)
+    def _normalize(self, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
+        """Normalize with the statistics of all devices, and update the running statistics."""
+        moments = nd.stack(nd.mean(x, axis=1, exclude=True), nd.mean(nd.square(x), axis=1, exclude=True))
+        mean, square = nd.split(self._exchanges.mean(moments), num_outputs=2, axis=0, squeeze_axis=True)
         var = nd.maximum(square - nd.square(mean), 0)
         with autograd.pause():
-            kept = self._kwargs["momentum"]
-            for running, seen in ((running_mean, mean), (running_var, var)):
-                running[:] = kept * running + (1 - kept) * seen
+            momentum = self._kwargs["momentum"]
+            for running, current in ((running_mean, mean), (running_var, var)):
+                running[:] = momentum * running + (1 - momentum) * current
         scale = nd.rsqrt(var + self._kwargs["eps"])
         scale = scale if self._kwargs["fix_gamma"] else gamma * scale
         shift = beta - mean * scale
@@ -164,24 +164,24 @@ class SyncBatchNorm(BatchNorm):
 
 
 class _PixelShuffle(HybridBlock):
-    """Turns channels into pixels, by a factor for each axis."""
+    """Rearranges channels into pixels, with a factor for each axis."""
 
     axes: ClassVar[int]
 
     def __init__(self, factor: int | Sequence[int]) -> None:
         super().__init__()
-        self._factors = (factor,) * self.axes if isinstance(factor, int) else tuple(int(each) for each in factor)
+        self._factors = (factor,) * self.axes if isinstance(factor, int) else tuple(int(length) for length in factor)
         if len(self._factors) != self.axes:
             raise ValueError(f"{type(self).__name__}: factor is {factor!r}, expected a number or {self.axes} of them")
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         # (n, c * f1 * f2, h, w) -> (n, c, f1, f2, h, w) -> (n, c, h, f1, w, f2) -> (n, c, h * f1, w * f2)
-        every = F.reshape(x, shape=(0, -4, -1, self._product, *(0,) * self.axes))
+        out = F.reshape(x, shape=(0, -4, -1, self._product, *(0,) * self.axes))
         for split in range(1, self.axes):
             first, rest = self._factors[split - 1], self._product_from(split)
-            every = F.reshape(every, shape=(*(0,) * (split + 1), -4, first, rest, *(0,) * self.axes))
-        pairs = [axis for at in range(self.axes) for axis in (2 + self.axes + at, 2 + at)]
-        return F.reshape(F.transpose(every, axes=(0, 1, *pairs)), shape=(0, 0, *(-3,) * self.axes))
+            out = F.reshape(out, shape=(*(0,) * (split + 1), -4, first, rest, *(0,) * self.axes))
+        pairs = [axis for i in range(self.axes) for axis in (2 + self.axes + i, 2 + i)]
+        return F.reshape(F.transpose(out, axes=(0, 1, *pairs)), shape=(0, 0, *(-3,) * self.axes))
 
     @property
     def _product(self) -> int:
@@ -203,7 +203,7 @@ class PixelShuffle1D(_PixelShuffle):
     Shi et al., Real-Time Single Image and Video Super-Resolution Using an Efficient Sub-Pixel CNN, CVPR 2016.
 
     Args:
-        factor: the factor by which the axis grows.
+        factor: the upscaling factor.
     """
 
     axes = 1
@@ -213,7 +213,7 @@ class PixelShuffle2D(_PixelShuffle):
     """(batch, channels * f1 * f2, height, width) becomes (batch, channels, height * f1, width * f2).
 
     Args:
-        factor: the factor by which the axes grow, one number or two.
+        factor: the upscaling factors, one number or two.
     """
 
     axes = 2
@@ -223,7 +223,7 @@ class PixelShuffle3D(_PixelShuffle):
     """(batch, channels * f1 * f2 * f3, depth, height, width) becomes (batch, channels, depth * f1, ...).
 
     Args:
-        factor: the factor by which the axes grow, one number or three.
+        factor: the upscaling factors, one number or three.
     """
 
     axes = 3

@@ -1,6 +1,6 @@
-"""Recurrent cells that convolve: over sequences of images, or of lines or volumes.
+"""Convolutional recurrent cells, for sequences of lines, images or volumes.
 
-A kind of cell says how gates become outputs, and is made for one, two and three axes.
+Each kind of cell has versions for one, two and three axes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from flowmx.gluon.rnn import HybridRecurrentCell, steps
+from flowmx.gluon.rnn import HybridRecurrentCell, cell_steps
 
 __all__ = [
     "Conv1DGRUCell", "Conv1DLSTMCell", "Conv1DRNNCell", "Conv2DGRUCell", "Conv2DLSTMCell", "Conv2DRNNCell",
@@ -21,31 +21,31 @@ _LAYOUTS = {1: ("NCW", "NWC"), 2: ("NCHW", "NHWC"), 3: ("NCDHW", "NDHWC")}
 
 
 class _ConvCell(HybridRecurrentCell):
-    """A cell whose input and state are convolved into all gates.
+    """A cell whose gates are convolutions of its input and state.
 
     Args:
-        input_shape: of one step of one instance, such as (channels, height, width).
+        input_shape: the shape of one step of one sample, such as (channels, height, width).
         hidden_channels: the number of channels of outputs and states.
         i2h_kernel: the lengths of the kernel for the input, one number or one for each axis.
-        h2h_kernel: that for the state, odd lengths.
-        i2h_pad: zeros added at each side of the input. States are padded so that their lengths stay.
-        i2h_dilate: the distance of the elements of the kernel for the input.
-        h2h_dilate: that of the one for the state.
-        i2h_weight_initializer: of the weight for the input.
-        h2h_weight_initializer: of the weight for the state.
-        i2h_bias_initializer: of the bias for the input.
-        h2h_bias_initializer: of the bias for the state.
+        h2h_kernel: the lengths of the kernel for the state; they must be odd.
+        i2h_pad: zeros added at each side of the input. States are padded so that their lengths do not change.
+        i2h_dilate: the distance between the elements of the kernel for the input.
+        h2h_dilate: the distance between the elements of the kernel for the state.
+        i2h_weight_initializer: initializes the weight for the input.
+        h2h_weight_initializer: initializes the weight for the state.
+        i2h_bias_initializer: initializes the bias for the input.
+        h2h_bias_initializer: initializes the bias for the state.
         conv_layout: the order of the axes (default: channels after the batch).
-        activation: that of the output, a name or a block.
+        activation: the activation of the output, a name or a block.
         prefix: as for ``Block``.
         params: as for ``Block``.
 
     Raises:
-        ValueError: lengths or a layout that do not fit.
+        ValueError: a length or the layout is invalid.
     """
 
     axes: ClassVar[int]
-    kind: ClassVar[steps.CellKind]
+    kind: ClassVar[cell_steps.CellKind]
 
     def __init__(
         self, input_shape: Sequence[int], hidden_channels: int, i2h_kernel: Lengths, h2h_kernel: Lengths,
@@ -61,50 +61,50 @@ class _ConvCell(HybridRecurrentCell):
         self._channel_axis = layout.index("C")
         self._i2h = self._geometry("i2h", i2h_kernel, i2h_dilate, i2h_pad)
         self._h2h = self._geometry("h2h", h2h_kernel, h2h_dilate, None)
-        *lengths, channels = self._last(tuple(input_shape))
-        self._state_shape = self._first((*self._lengths_after(lengths), hidden_channels))
+        *lengths, channels = self._channels_last(tuple(input_shape))
+        self._state_shape = self._layout_order((*self._output_lengths(lengths), hidden_channels))
         rows = len(self.kind.gates) * hidden_channels
 
         def get(name: str, shape: tuple[int, ...], init: Any) -> Any:
             return self.params.get(name, shape=shape, init=init, allow_deferred_init=True)
 
-        i2h_shape = (rows, *self._first((*self._i2h["kernel"], channels)))
-        h2h_shape = (rows, *self._first((*self._h2h["kernel"], hidden_channels)))
+        i2h_shape = (rows, *self._layout_order((*self._i2h["kernel"], channels)))
+        h2h_shape = (rows, *self._layout_order((*self._h2h["kernel"], hidden_channels)))
         self.i2h_weight = get("i2h_weight", i2h_shape, i2h_weight_initializer)
         self.h2h_weight = get("h2h_weight", h2h_shape, h2h_weight_initializer)
         self.i2h_bias = get("i2h_bias", (rows,), i2h_bias_initializer)
         self.h2h_bias = get("h2h_bias", (rows,), h2h_bias_initializer)
 
-    def _geometry(self, which: str, kernel: Lengths, dilate: Lengths, pad: Lengths | None) -> dict[str, Any]:
-        """The parameters of a convolution; without padding, such that lengths stay."""
-        kernels, dilates = self._each(f"{which}_kernel", kernel), self._each(f"{which}_dilate", dilate)
+    def _geometry(self, group: str, kernel: Lengths, dilate: Lengths, pad: Lengths | None) -> dict[str, Any]:
+        """Return the parameters of a convolution; without ``pad``, pad so that lengths do not change."""
+        kernels, dilates = self._per_axis(f"{group}_kernel", kernel), self._per_axis(f"{group}_dilate", dilate)
         if pad is None and not all(length % 2 for length in kernels):
-            raise ValueError(f"{type(self).__name__}: {which}_kernel is {kernels}, expected odd lengths")
-        kept = tuple(d * (k - 1) // 2 for d, k in zip(dilates, kernels, strict=True))
-        pads = kept if pad is None else self._each(f"{which}_pad", pad)
+            raise ValueError(f"{type(self).__name__}: {group}_kernel is {kernels}, expected odd lengths")
+        same_pads = tuple(d * (k - 1) // 2 for d, k in zip(dilates, kernels, strict=True))
+        pads = same_pads if pad is None else self._per_axis(f"{group}_pad", pad)
         return {"kernel": kernels, "stride": (1,) * self.axes, "pad": pads, "dilate": dilates}
 
-    def _each(self, name: str, value: Lengths) -> tuple[int, ...]:
-        made = (value,) * self.axes if isinstance(value, int) else tuple(value)
-        if len(made) != self.axes:
+    def _per_axis(self, name: str, value: Lengths) -> tuple[int, ...]:
+        lengths = (value,) * self.axes if isinstance(value, int) else tuple(value)
+        if len(lengths) != self.axes:
             raise ValueError(f"{type(self).__name__}: {name} is {value!r}, expected a number or {self.axes} of them")
-        return made
+        return lengths
 
-    def _lengths_after(self, lengths: Sequence[int]) -> list[int]:
-        given = self._i2h
-        parts = zip(lengths, given["kernel"], given["pad"], given["dilate"], strict=True)
+    def _output_lengths(self, lengths: Sequence[int]) -> list[int]:
+        geometry = self._i2h
+        parts = zip(lengths, geometry["kernel"], geometry["pad"], geometry["dilate"], strict=True)
         return [n + 2 * pad - dilate * (kernel - 1) if n else 0 for n, kernel, pad, dilate in parts]
 
-    def _last(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """A shape of one instance with the channels at the end."""
+    def _channels_last(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of a sample with the channels at the end."""
         return (*shape[1:], shape[0]) if self._channel_axis == 1 else shape
 
-    def _first(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """One with the channels at the end, as the layout has it."""
+    def _layout_order(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return a shape with the channels at the end, in the order of the layout."""
         return (shape[-1], *shape[:-1]) if self._channel_axis == 1 else shape
 
     def state_info(self, batch_size: int = 0) -> list[dict[str, Any]]:
-        """The shape and layout of each state."""
+        """Return the shape and layout of each state."""
         info = {"shape": (batch_size, *self._state_shape), "__layout__": self._conv_layout}
         return [dict(info) for _ in range(self.kind.states)]
 
@@ -116,43 +116,51 @@ class _ConvCell(HybridRecurrentCell):
     def hybrid_forward(
         self, F: Any, inputs: Any, states: Any, i2h_weight: Any, h2h_weight: Any, i2h_bias: Any, h2h_bias: Any
     ) -> Any:
-        t = f"t{self._counter}_"
+        prefix = f"t{self._counter}_"
+        i2h, h2h = self._conv_forward(F, inputs, states, i2h_weight, h2h_weight, i2h_bias, h2h_bias, prefix)
+        act = partial(self._get_activation, F, activation=self._activation)
+        return self.kind.step(cell_steps.CellStep(F, prefix, act, axis=self._channel_axis), i2h, h2h, states)
+
+    def _conv_forward(
+        self, F: Any, inputs: Any, states: Any, i2h_weight: Any, h2h_weight: Any, i2h_bias: Any, h2h_bias: Any,
+        prefix: str,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        """Compute the convolutions of the input and of the first state for all gates."""
         i2h, h2h = (
             F.Convolution(
-                data, weight, bias, layout=self._conv_layout, name=t + group,
+                data, weight, bias, layout=self._conv_layout, name=prefix + group,
                 num_filter=len(self.kind.gates) * self._hidden_channels, **geometry,
             )
             for group, data, weight, bias, geometry in (
                 ("i2h", inputs, i2h_weight, i2h_bias, self._i2h), ("h2h", states[0], h2h_weight, h2h_bias, self._h2h),
             )
         )  # fmt: skip
-        act = partial(self._get_activation, F, activation=self._activation)
-        return self.kind.step(steps.CellStep(F, t, act, axis=self._channel_axis), i2h, h2h, states)
+        return i2h, h2h
 
 
 class _ConvRNN(_ConvCell):
-    kind = steps.ELMAN
+    kind = cell_steps.ELMAN
 
     def _alias(self) -> str:
         return "conv_rnn"
 
 
 class _ConvLSTM(_ConvCell):
-    kind = steps.LSTM
+    kind = cell_steps.LSTM
 
     def _alias(self) -> str:
         return "conv_lstm"
 
 
 class _ConvGRU(_ConvCell):
-    kind = steps.GRU
+    kind = cell_steps.GRU
 
     def _alias(self) -> str:
         return "conv_gru"
 
 
 class Conv1DRNNCell(_ConvRNN):
-    """Elman's cell with convolutions over one axis; the arguments are those of all cells here."""
+    """Elman's cell with convolutions over one axis; all cells of this module take the same arguments."""
 
     axes = 1
 

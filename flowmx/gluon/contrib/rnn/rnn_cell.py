@@ -1,29 +1,29 @@
-"""Cells with dropout that stays the same over time, and cells that project their outputs."""
+"""Cells with dropout masks that are constant over time, and cells that project their outputs."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Any
 
-from flowmx.gluon.rnn import BidirectionalCell, HybridRecurrentCell, RecurrentCell, sequences, steps
-from flowmx.gluon.rnn.modifiers import _RememberingCell, unmodified
+from flowmx.gluon.rnn import BidirectionalCell, HybridRecurrentCell, RecurrentCell, cell_steps, sequences
+from flowmx.gluon.rnn.modifiers import _StatefulModifier, unmodified
 
 __all__ = ["LSTMPCell", "VariationalDropoutCell"]
 
 
-class VariationalDropoutCell(_RememberingCell):
-    """Dropout whose decisions are the same at all steps, until :meth:`reset`.
+class VariationalDropoutCell(_StatefulModifier):
+    """Dropout with the same mask at all steps, until :meth:`reset`.
 
     Gal and Ghahramani, A Theoretically Grounded Application of Dropout in Recurrent Neural Networks, NIPS 2016.
 
     Args:
-        base_cell: the cell inside.
-        drop_inputs: the part of the inputs that becomes zero.
-        drop_states: the part of the first state that does.
-        drop_outputs: the part of the outputs that does.
+        base_cell: the wrapped cell.
+        drop_inputs: the fraction of the inputs that becomes zero.
+        drop_states: the fraction of the first state that becomes zero.
+        drop_outputs: the fraction of the outputs that becomes zero.
 
     Raises:
-        ValueError: states of a bidirectional cell, which makes no single steps, were to be dropped.
+        ValueError: ``drop_states`` is set for a bidirectional cell, which cannot compute single steps.
     """
 
     def __init__(
@@ -31,8 +31,8 @@ class VariationalDropoutCell(_RememberingCell):
     ) -> None:
         if drop_states and isinstance(base_cell, BidirectionalCell):
             raise ValueError(
-                "VariationalDropoutCell: a BidirectionalCell makes no single steps, so its states can not be dropped: "
-                "put the cells inside it in these"
+                "VariationalDropoutCell: a BidirectionalCell cannot compute single steps, so its states cannot be "
+                "dropped: wrap each of the two cells inside it instead"
             )
         super().__init__(base_cell)
         self.drop_inputs, self.drop_states, self.drop_outputs = drop_inputs, drop_states, drop_outputs
@@ -45,53 +45,63 @@ class VariationalDropoutCell(_RememberingCell):
         return "vardrop"
 
     def reset(self) -> None:
-        """Forget the decisions too."""
+        """Reset the cell, and discard the masks."""
         super().reset()
         self._masks = {}
 
     @property
     def drop_inputs_mask(self) -> Any:
-        """The factors of the inputs since the last reset, or None."""
+        """The mask of the inputs since the last reset, or None."""
         return self._masks.get("inputs")
 
     @property
     def drop_states_mask(self) -> Any:
-        """The factors of the first state since the last reset, or None."""
+        """The mask of the first state since the last reset, or None."""
         return self._masks.get("states")
 
     @property
     def drop_outputs_mask(self) -> Any:
-        """The factors of the outputs since the last reset, or None."""
+        """The mask of the outputs since the last reset, or None."""
         return self._masks.get("outputs")
 
-    def _dropped(self, F: Any, which: str, rate: float, values: Any) -> Any:
-        if not rate:
-            return values
-        if which not in self._masks:
-            self._masks[which] = F.Dropout(F.ones_like(values), p=rate)
-        return values * self._masks[which]
+    def _make_mask(self, F: Any, name: str, rate: float, values: Any) -> None:
+        if rate and name not in self._masks:
+            self._masks[name] = F.Dropout(F.ones_like(values), p=rate)
+
+    def _initialize_input_masks(self, F: Any, inputs: Any, states: Any) -> None:
+        """Draw the masks of the first state and of the inputs, unless this was done since the last reset."""
+        if states:
+            self._make_mask(F, "states", self.drop_states, states[0])
+        self._make_mask(F, "inputs", self.drop_inputs, inputs)
+
+    def _initialize_output_mask(self, F: Any, output: Any) -> None:
+        """Draw the mask of the outputs, unless this was done since the last reset."""
+        self._make_mask(F, "outputs", self.drop_outputs, output)
 
     def hybrid_forward(self, F: Any, inputs: Any, states: Any) -> Any:
-        first = self._dropped(F, "states", self.drop_states, states[0]) if states else None
-        inputs = self._dropped(F, "inputs", self.drop_inputs, inputs)
-        output, following = self.base_cell(inputs, [first, *states[1:]] if states else states)
-        return self._dropped(F, "outputs", self.drop_outputs, output), following
+        self._initialize_input_masks(F, inputs, states)
+        masks = self._masks
+        if "states" in masks and states:
+            states = [states[0] * masks["states"], *states[1:]]
+        output, next_states = self.base_cell(inputs * masks["inputs"] if "inputs" in masks else inputs, states)
+        self._initialize_output_mask(F, output)
+        return (output * masks["outputs"] if "outputs" in masks else output), next_states
 
     def unroll(
         self, length: int, inputs: Any, begin_state: list[Any] | None = None, layout: str = "NTC",
         merge_outputs: bool | None = None, valid_length: Any = None,
     ) -> tuple[Any, list[Any]]:  # fmt: skip
-        """Unroll the cell inside; without dropout of states, inputs and outputs are dropped as whole sequences."""
+        """Unroll the wrapped cell; without dropout of states, mask inputs and outputs as whole sequences."""
         if self.drop_states:
             return super().unroll(length, inputs, begin_state, layout, merge_outputs, valid_length)
         self.reset()
-        whole = inputs if isinstance(inputs, sequences.Leaf) else sequences.merged(inputs, layout)
-        F, time = sequences.namespace(whole), sequences.time_axis(layout)
-        states = sequences.zero_states(self.begin_state, whole, layout) if begin_state is None else begin_state
+        sequence = inputs if isinstance(inputs, sequences.Leaf) else sequences.merge_steps(inputs, layout)
+        F, time = sequences.namespace(sequence), sequences.time_axis(layout)
+        states = sequences.zero_states(self.begin_state, sequence, layout) if begin_state is None else begin_state
         if self.drop_inputs:
-            whole = F.Dropout(whole, p=self.drop_inputs, axes=(time,))
+            sequence = F.Dropout(sequence, p=self.drop_inputs, axes=(time,))
         with unmodified(self.base_cell) as cell:
-            outputs, states = cell.unroll(length, whole, states, layout, True, valid_length)
+            outputs, states = cell.unroll(length, sequence, states, layout, True, valid_length)
         if self.drop_outputs:
             outputs = F.Dropout(outputs, p=self.drop_outputs, axes=(time,))
         return (sequences.steps(outputs, length, layout) if merge_outputs is False else outputs), states
@@ -106,12 +116,12 @@ class LSTMPCell(HybridRecurrentCell):
     Args:
         hidden_size: the number of units.
         projection_size: the length of the outputs.
-        i2h_weight_initializer: of the weight for the input.
-        h2h_weight_initializer: of the weight for the state.
-        h2r_weight_initializer: of the weight of the projection.
-        i2h_bias_initializer: of the bias for the input.
-        h2h_bias_initializer: of the bias for the state.
-        input_size: the number of inputs (default: seen at the first call).
+        i2h_weight_initializer: initializes the weight for the input.
+        h2h_weight_initializer: initializes the weight for the state.
+        h2r_weight_initializer: initializes the weight of the projection.
+        i2h_bias_initializer: initializes the bias for the input.
+        h2h_bias_initializer: initializes the bias for the state.
+        input_size: the number of inputs (default: inferred at the first call).
         prefix: as for ``Block``.
         params: as for ``Block``.
     """
@@ -135,7 +145,7 @@ class LSTMPCell(HybridRecurrentCell):
         self.h2h_bias = get("h2h_bias", (rows,), h2h_bias_initializer)
 
     def state_info(self, batch_size: int = 0) -> list[dict[str, Any]]:
-        """The shape and layout of each state."""
+        """Return the shape and layout of each state."""
         lengths = (self._projection_size, self._hidden_size)
         return [{"shape": (batch_size, length), "__layout__": "NC"} for length in lengths]
 
@@ -150,10 +160,12 @@ class LSTMPCell(HybridRecurrentCell):
         self, F: Any, inputs: Any, states: Any, i2h_weight: Any, h2h_weight: Any, h2r_weight: Any, i2h_bias: Any,
         h2h_bias: Any,
     ) -> Any:  # fmt: skip
-        t, rows = f"t{self._counter}_", 4 * self._hidden_size
-        i2h = F.FullyConnected(inputs, i2h_weight, i2h_bias, num_hidden=rows, name=t + "i2h")
-        h2h = F.FullyConnected(states[0], h2h_weight, h2h_bias, num_hidden=rows, name=t + "h2h")
-        act = partial(F.Activation, act_type="tanh")
-        hidden, (_, memory) = steps.lstm(steps.CellStep(F, t, act, out=f"{t}hidden"), i2h, h2h, states)
-        projected = F.FullyConnected(hidden, h2r_weight, no_bias=True, num_hidden=self._projection_size, name=t + "out")
-        return projected, [projected, memory]
+        prefix, rows = f"t{self._counter}_", 4 * self._hidden_size
+        i2h = F.FullyConnected(inputs, i2h_weight, i2h_bias, num_hidden=rows, name=prefix + "i2h")
+        h2h = F.FullyConnected(states[0], h2h_weight, h2h_bias, num_hidden=rows, name=prefix + "h2h")
+        step = cell_steps.CellStep(F, prefix, partial(F.Activation, act_type="tanh"), out=f"{prefix}hidden")
+        hidden, (_, memory) = cell_steps.lstm(step, i2h, h2h, states)
+        output = F.FullyConnected(
+            hidden, h2r_weight, no_bias=True, num_hidden=self._projection_size, name=prefix + "out"
+        )
+        return output, [output, memory]

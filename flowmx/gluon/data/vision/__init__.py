@@ -1,4 +1,4 @@
-"""Data sets of images, and changes of them: ``mx.gluon.data.vision``."""
+"""Data sets of images, and their transforms: ``mx.gluon.data.vision``."""
 
 from flowmx.gluon.data.vision import datasets, transforms
 from flowmx.gluon.data.vision.datasets import (

@@ -1,4 +1,4 @@
-"""Data sets of images, from files as MXNet keeps them, which are fetched where they are not there."""
+"""Image data sets, from files in MXNet's formats; missing files are downloaded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flowmx.data.idx import read_mnist
 from flowmx.download import data_dir, fetch, repository
 from flowmx.gluon.data.dataset import Dataset, RecordFileDataset
 from flowmx.ndarray import NDArray
-from flowmx.semantics import dress, semantics
+from flowmx.semantics import semantics, with_semantics
 
 __all__ = [
     "CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "ImageFolderDataset", "ImageListDataset", "ImageRecordDataset",
@@ -28,10 +28,10 @@ Folder = str | os.PathLike[str]
 Root = Folder | None
 Transform = Callable[[Any, Any], Any] | None
 
-_ENDINGS = (".jpg", ".jpeg", ".png")
+_SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
-def _transformed(transform: Transform, *sample: Any) -> Any:
+def _apply_transform(transform: Transform, *sample: Any) -> Any:
     return sample if transform is None else transform(*sample)
 
 
@@ -39,12 +39,12 @@ class _FromFiles(Dataset):
     """Images and labels in memory, from files in a folder.
 
     Args:
-        root: the folder (default: one of the data set's own in the setting ``home``).
-        train: the training set, or the test set.
+        root: the folder (default: the data set's folder in the setting ``home``).
+        train: whether to read the training set or the test set.
         transform: called with each image and its label; its result is the sample.
 
     Raises:
-        DownloadError: a file is not there and can not be fetched (a FileNotFoundError, too); says where to put it.
+        DownloadError: a file is missing and cannot be downloaded (also a FileNotFoundError).
         ValueError: a file is damaged.
     """
 
@@ -58,42 +58,42 @@ class _FromFiles(Dataset):
         self._data: NDArray
         self._label: Any
         images, labels = self._read()
-        self._data = dress(nd.array(images, dtype=images.dtype))
-        self._label = dress(nd.array(labels, dtype=labels.dtype)) if semantics.get().array else labels
+        self._data = with_semantics(nd.array(images, dtype=images.dtype))
+        self._label = with_semantics(nd.array(labels, dtype=labels.dtype)) if semantics.get().array else labels
 
     def __getitem__(self, idx: Any) -> Any:
-        return _transformed(self._transform, self._data[idx], self._label[idx])
+        return _apply_transform(self._transform, self._data[idx], self._label[idx])
 
     def __len__(self) -> int:
         return len(self._label)
 
     def _read(self) -> tuple[Any, Any]:
-        """The images, (number, height, width, channels), and the labels."""
+        """Return the images, (number, height, width, channels), and the labels."""
         raise NotImplementedError
 
-    def _fetched(self, name: str, sha1: str) -> Path:
-        """A file, from MXNet's repository."""
+    def _download(self, name: str, sha1: str) -> Path:
+        """Download a file from MXNet's repository."""
         fetch(f"{repository()}gluon/dataset/{self._namespace}/{name}", self._root / name, sha1)
         return self._root / name
 
 
 def _sha1_of_mnist(*sha1: str) -> dict[str, str]:
-    """The SHA-1 of MNIST's four files, by name."""
+    """Return the SHA-1 of MNIST's four files, by name."""
     names = (f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
     return dict(zip(names, sha1, strict=True))
 
 
 class MNIST(_FromFiles):
-    """MNIST's handwritten digits: images of shape (28, 28, 1) in bytes, and labels from 0 to 9.
+    """MNIST's handwritten digits: images of shape (28, 28, 1), uint8, and labels from 0 to 9.
 
     Args:
         root: the folder with ``train-images-idx3-ubyte.gz`` and ``train-labels-idx1-ubyte.gz``, or ``t10k-...`` for
-            the test set; unpacked ones will do (default: ``datasets/mnist`` in the setting ``home``).
-        train: the training set, or the test set.
+            the test set; uncompressed files work too (default: ``datasets/mnist`` in the setting ``home``).
+        train: whether to read the training set or the test set.
         transform: called with each image and its label.
 
     Raises:
-        DownloadError: a file is not there and can not be fetched (a FileNotFoundError, too).
+        DownloadError: a file is missing and cannot be downloaded (also a FileNotFoundError).
         ValueError: a file is damaged.
     """
 
@@ -112,12 +112,12 @@ class MNIST(_FromFiles):
         return pixels[..., None], classes.astype(np.int32)
 
     def _file(self, name: str) -> Path:
-        there = [path for path in (self._root / name, self._root / name.removesuffix(".gz")) if path.exists()]
-        return there[0] if there else self._fetched(name, self._sha1[name])
+        paths = [path for path in (self._root / name, self._root / name.removesuffix(".gz")) if path.exists()]
+        return paths[0] if paths else self._download(name, self._sha1[name])
 
 
 class FashionMNIST(MNIST):
-    """Zalando's images of clothes, in MNIST's form; the arguments are those of :class:`MNIST`."""
+    """Zalando's images of clothes, in MNIST's format; the arguments are those of :class:`MNIST`."""
 
     _namespace = "fashion-mnist"
     _sha1 = _sha1_of_mnist(
@@ -129,16 +129,16 @@ class FashionMNIST(MNIST):
 
 
 class CIFAR10(_FromFiles):
-    """CIFAR-10: images of shape (32, 32, 3) in bytes, and labels from 0 to 9.
+    """CIFAR-10: images of shape (32, 32, 3), uint8, and labels from 0 to 9.
 
     Args:
         root: the folder with ``data_batch_1.bin`` to ``data_batch_5.bin``, or ``test_batch.bin`` for the test set, or
-            with ``cifar-10-binary.tar.gz``, from which they are read then.
-        train: the training set, or the test set.
+            with the archive ``cifar-10-binary.tar.gz``.
+        train: whether to read the training set or the test set.
         transform: called with each image and its label.
 
     Raises:
-        DownloadError: a file is not there and can not be fetched (a FileNotFoundError, too).
+        DownloadError: a file is missing and cannot be downloaded (also a FileNotFoundError).
         ValueError: a file is damaged.
     """
 
@@ -160,7 +160,7 @@ class CIFAR10(_FromFiles):
         if not raw or len(raw) % width:
             raise ValueError(
                 f"{type(self).__name__}: {name} in {str(self._root)!r} has {len(raw)} bytes, expected a multiple "
-                f"of {width}: it is damaged, or in another format (the binary one is wanted, not that for Python)"
+                f"of {width}: it is damaged, or in another format (expected the binary version, not the one for Python)"
             )
         return np.frombuffer(raw, np.uint8).reshape(-1, width)
 
@@ -170,27 +170,27 @@ class CIFAR10(_FromFiles):
             return [(name, (self._root / name).read_bytes()) for name in names]
         archive = self._root / self._archive
         if not archive.exists():
-            self._fetched(self._archive, self._sha1)
+            self._download(self._archive, self._sha1)
         try:
             with tarfile.open(archive) as tar:
                 members = {Path(member.name).name: member for member in tar.getmembers() if member.isfile()}
-                found = [(name, tar.extractfile(members[name])) for name in names]
-                return [(name, file.read()) for name, file in found if file is not None]
+                files = [(name, tar.extractfile(members[name])) for name in names]
+                return [(name, file.read()) for name, file in files if file is not None]
         except (tarfile.TarError, KeyError, EOFError) as error:
             raise ValueError(f"{str(archive)!r} is damaged, or lacks one of {', '.join(names)}: {error}") from error
 
 
 class CIFAR100(CIFAR10):
-    """CIFAR-100: images of shape (32, 32, 3) in bytes, and labels of 20 classes, or of 100.
+    """CIFAR-100: images of shape (32, 32, 3), uint8, and labels of 20 or 100 classes.
 
     Args:
         root: the folder with ``train.bin``, or ``test.bin`` for the test set, or ``cifar-100-binary.tar.gz``.
-        fine_label: labels of the 100 classes.
-        train: the training set, or the test set.
+        fine_label: whether to return the labels of the 100 classes.
+        train: whether to read the training set or the test set.
         transform: called with each image and its label.
 
     Raises:
-        DownloadError: a file is not there and can not be fetched (a FileNotFoundError, too).
+        DownloadError: a file is missing and cannot be downloaded (also a FileNotFoundError).
         ValueError: a file is damaged.
     """
 
@@ -213,12 +213,12 @@ class ImageRecordDataset(RecordFileDataset):
     """Images and labels from a RecordIO file.
 
     Args:
-        filename: the file; its index lies beside it.
+        filename: the file; its index has the suffix ``.idx``.
         flag: 1 for three channels, 0 for one.
         transform: called with each image and its label.
 
     Raises:
-        OSError: the file or its index can not be read.
+        OSError: the file or its index cannot be read.
     """
 
     def __init__(self, filename: Folder, flag: int = 1, transform: Transform = None) -> None:
@@ -228,14 +228,14 @@ class ImageRecordDataset(RecordFileDataset):
 
     def __getitem__(self, idx: Any) -> Any:
         header, raw = recordio.unpack(super().__getitem__(idx))
-        return _transformed(self._transform, image.imdecode(raw, self._flag), header.label)
+        return _apply_transform(self._transform, image.imdecode(raw, self._flag), header.label)
 
 
 class _ImageFiles(Dataset):
     """Image files with labels.
 
     Attributes:
-        items: the file and the label of each.
+        items: the file and the label of each sample.
     """
 
     items: list[tuple[str, Any]]
@@ -246,17 +246,17 @@ class _ImageFiles(Dataset):
 
     def __getitem__(self, idx: Any) -> Any:
         name, label = self.items[idx]
-        return _transformed(self._transform, image.imread(name, self._flag), label)
+        return _apply_transform(self._transform, image.imread(name, self._flag), label)
 
     def __len__(self) -> int:
         return len(self.items)
 
 
 class ImageFolderDataset(_ImageFiles):
-    """Image files in a folder for each class: ``root/car/1.jpg``, ``root/bus/2.png``.
+    """Image files in one folder per class: ``root/car/1.jpg``, ``root/bus/2.png``.
 
     Args:
-        root: the folder of these folders.
+        root: the folder that contains the classes' folders.
         flag: 1 for three channels, 0 for one.
         transform: called with each image and its label.
 
@@ -265,7 +265,7 @@ class ImageFolderDataset(_ImageFiles):
         items: the file and the label of each image.
 
     Raises:
-        OSError: the folder can not be read.
+        OSError: the folder cannot be read.
     """
 
     def __init__(self, root: Folder, flag: int = 1, transform: Transform = None) -> None:
@@ -274,7 +274,7 @@ class ImageFolderDataset(_ImageFiles):
         self.items = []
         for folder in sorted(Path(root).expanduser().iterdir()):
             if not folder.is_dir():
-                warnings.warn(f"ImageFolderDataset: {str(folder)!r} is no folder, and is left out", stacklevel=2)
+                warnings.warn(f"ImageFolderDataset: {str(folder)!r} is not a folder, and is skipped", stacklevel=2)
                 continue
             self._add(folder)
 
@@ -282,38 +282,38 @@ class ImageFolderDataset(_ImageFiles):
         label = len(self.synsets)
         self.synsets.append(folder.name)
         for path in sorted(folder.iterdir()):
-            if path.suffix.lower() in _ENDINGS:
+            if path.suffix.lower() in _SUFFIXES:
                 self.items.append((str(path), label))
             else:
                 warnings.warn(
-                    f"ImageFolderDataset: {str(path)!r} is left out: its name ends with none of {', '.join(_ENDINGS)}",
+                    f"ImageFolderDataset: {str(path)!r} is skipped: its suffix is not {', '.join(_SUFFIXES)}",
                     stacklevel=3,
                 )
 
 
 class ImageListDataset(_ImageFiles):
-    """Image files from a list: a file (.lst) as ``im2rec`` writes it, or a list of labels and names.
+    """Image files from a list: a .lst file written by ``im2rec``, or a list of labels and names.
 
     Args:
-        root: the folder that names start from.
+        root: the folder that names are relative to.
         imglist: the file, or a list such as ``[[0, "a.jpg"], [[1, 2], "b.jpg"]]``.
         flag: 1 for three channels, 0 for one.
-        transform: called with each image and its label, an array of float32.
+        transform: called with each image and its label, a float32 array.
 
     Raises:
-        OSError: the file can not be read.
-        ValueError: an entry is no label and name.
+        OSError: the file cannot be read.
+        ValueError: an entry does not consist of labels and a name.
     """
 
     def __init__(self, root: Folder = ".", imglist: Any = None, flag: int = 1, transform: Transform = None) -> None:
         super().__init__(flag, transform)
         if imglist is None:
-            raise ValueError("ImageListDataset: imglist is missing: a file (.lst), or a list of labels and names")
+            raise ValueError("ImageListDataset: imglist is missing: pass a file (.lst), or a list of labels and names")
         folder = Path(root).expanduser()
-        given = (
-            _entries(folder, imglist) if isinstance(imglist, str | os.PathLike) else [list(each) for each in imglist]
+        entries = (
+            _entries(folder, imglist) if isinstance(imglist, str | os.PathLike) else [list(entry) for entry in imglist]
         )
-        self.items = [self._item(folder, number, each) for number, each in enumerate(given, 1)]
+        self.items = [self._item(folder, number, entry) for number, entry in enumerate(entries, 1)]
 
     @staticmethod
     def _item(folder: Path, number: int, entry: list[Any]) -> tuple[str, Any]:
@@ -329,6 +329,6 @@ class ImageListDataset(_ImageFiles):
 
 
 def _entries(folder: Path, imglist: Folder) -> list[list[Any]]:
-    """The labels and the name in each line of a list."""
+    """Return the labels and the name in each line of a list."""
     path = Path(imglist)
     return [parts[1:] for _, _, parts in image_lists.lines(path if path.exists() else folder / path)]

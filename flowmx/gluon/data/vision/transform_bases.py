@@ -1,4 +1,4 @@
-"""Bases of the transforms: those that work on NumPy arrays of the host at once, and random ones."""
+"""Base classes of transforms that can run immediately on NumPy arrays, and of random transforms."""
 
 from __future__ import annotations
 
@@ -13,42 +13,53 @@ from flowmx.gluon.block import Block, HybridBlock
 from flowmx.ndarray import NDArray
 
 
-class OnHost:
-    """Mixed into a block that can do its work at once, on a NumPy array; :class:`Compose` then spares it the engine."""
+class HostTransform:
+    """Mixin for blocks that can transform a NumPy array immediately, so that :class:`Compose` bypasses the engine."""
 
     def host(self, image: Any) -> Any:
-        """The changed array: a view, or a new one."""
+        """Return the transformed array: a view, or a new array."""
         raise NotImplementedError
 
 
 class RandomTransform(HybridBlock):
-    """Base of what is random: by :meth:`drawn` for an array, by :meth:`operator` for a symbol."""
+    """Base class of random transforms: :meth:`draw` transforms an array, :meth:`operator` a symbol."""
 
     def hybrid_forward(self, F: Any, x: Any, **kwargs: Any) -> Any:
-        return self.operator(F, x) if F is sym else self.drawn(x)
+        return self.operator(F, x) if F is sym else self.draw(x)
 
-    def drawn(self, x: NDArray) -> NDArray:
-        """The image, changed by numbers drawn from the augmentations' generator."""
+    def draw(self, x: NDArray) -> NDArray:
+        """Transform an image with random numbers from the augmentations' generator."""
         raise NotImplementedError
 
     def operator(self, F: Any, x: Any) -> Any:
-        """The operator that draws where the graph runs."""
+        """Return an operator that draws its random numbers when the graph runs."""
         raise NotImplementedError
 
 
-def is_for_host(transform: Block, x: Any) -> TypeGuard[OnHost]:
-    """Tell whether a transform can work on the host at once: the content is there, nothing is recorded or hooked."""
-    if not isinstance(transform, OnHost) or transform._forward_hooks or transform._forward_pre_hooks:
+def can_run_on_host(transform: Block, x: Any) -> TypeGuard[HostTransform]:
+    """Return whether a transform can run on the host now.
+
+    The array must be computed and not recorded by autograd, and the transform must have no hooks or replaced methods.
+    """
+    if not isinstance(transform, HostTransform) or transform._forward_hooks or transform._forward_pre_hooks:
         return False
-    if not isinstance(x, NDArray) or x.context.device_type == "gpu" or x._entry is not None:
+    if not all(_is_builtin(transform, name) for name in ("__call__", "forward", "hybrid_forward")):
+        return False
+    if not isinstance(x, NDArray) or x.context.device_type == "gpu" or x.tape_entry is not None:
         return isinstance(x, np.ndarray)
     storage = x.variable
-    done = storage.writer is None or storage.writer.state == State.DONE
-    return done and storage.array is not None and storage.failure is None
+    is_computed = storage.writer is None or storage.writer.state == State.DONE
+    return is_computed and storage.array is not None and storage.failure is None
+
+
+def _is_builtin(transform: Any, name: str) -> bool:
+    """Return whether a transform's method is flowmx's; a user's method may compute something else."""
+    method = getattr(transform, name, None)
+    return method is None or getattr(method, "__module__", "").startswith("flowmx.")
 
 
 def as_array(x: Any) -> Any:
-    """An array of memory of its own."""
+    """Convert a NumPy array to an NDArray, copying it if it is a view; return other values unchanged."""
     if not isinstance(x, np.ndarray):
         return x
     return nd.from_numpy(x if x.base is None and x.flags.c_contiguous else np.array(x, order="C"))

@@ -1,9 +1,8 @@
-"""Changes of images, as blocks: ``mx.gluon.data.vision.transforms``.
+"""Transforms of images, as blocks: ``mx.gluon.data.vision.transforms``.
 
-An image has the shape (height, width, channels) up to :class:`ToTensor`, and (channels, height, width) after it.
-
-What is random draws, for an array, from the generator that ``mx.random.seed`` seeds and that a `DataLoader` starts anew
-for each batch: so it is the same in whichever process or thread. Composed with symbols it is an operator.
+An image has the shape (height, width, channels) before :class:`ToTensor`, and (channels, height, width) after it.
+On arrays, random transforms draw from the same generators as in MXNet: crops and `RandomApply` from Python's, rotations
+from NumPy's, the others from the one that ``mx.random.seed`` seeds. On symbols, a random transform is an operator.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from flowmx import ndarray as nd
 from flowmx import symbol as sym
 from flowmx.data import rng
 from flowmx.gluon.block import Block, HybridBlock
-from flowmx.gluon.data.vision.transform_bases import OnHost, RandomTransform, as_array, is_for_host
+from flowmx.gluon.data.vision.transform_bases import HostTransform, RandomTransform, as_array, can_run_on_host
 from flowmx.gluon.nn import HybridSequential, Sequential
 from flowmx.image.augmenters import RandomGrayAug
 from flowmx.ndarray import NDArray
@@ -36,18 +35,18 @@ Range = tuple[float, float]
 
 
 def _pair(size: Size) -> tuple[int, int]:
-    """(width, height)."""
+    """Return (width, height)."""
     return (int(size), int(size)) if isinstance(size, int | np.integer) else (size[0], size[1])
 
 
-# -- several -----------------------------------------------------------------------------------------------
+# -- compositions ------------------------------------------------------------------------------------------
 
 
 class Compose(Sequential):
-    """Several changes, one after the other.
+    """Apply several transforms in turn.
 
     Args:
-        transforms: the changes.
+        transforms: the transforms.
 
     Example:
         >>> change = transforms.Compose([transforms.Resize(300), transforms.CenterCrop(256), transforms.ToTensor()])
@@ -60,26 +59,26 @@ class Compose(Sequential):
         self.add(*transforms)
 
     def hybridize(self, active: bool = True, **kwargs: Any) -> None:
-        """Nothing: a graph would be compiled for each size that images have."""
+        """Do nothing: each image size would compile another graph."""
 
     def forward(self, x: Any, *args: Any) -> Any:
-        """The changed image."""
-        for change in self._children.values():
-            if is_for_host(change, x):
-                x = change.host(x._host() if isinstance(x, NDArray) else x)
+        """Return the transformed image."""
+        for transform in self._children.values():
+            if can_run_on_host(transform, x):
+                x = transform.host(x._host() if isinstance(x, NDArray) else x)
             else:
-                x = change(as_array(x))
+                x = transform(as_array(x))
         return as_array(x)
 
 
 class HybridCompose(HybridSequential):
-    """Several changes, one after the other, that may be compiled together by :meth:`hybridize`: for images of one size.
+    """Apply several transforms in turn; :meth:`hybridize` compiles them into one graph, for images of one size.
 
     Args:
-        transforms: the changes.
+        transforms: the transforms.
 
     Raises:
-        TypeError: one is no HybridBlock.
+        TypeError: a transform is not a HybridBlock.
     """
 
     def __init__(self, transforms: Iterable[HybridBlock]) -> None:
@@ -88,10 +87,10 @@ class HybridCompose(HybridSequential):
 
 
 class RandomApply(Sequential):
-    """A change that is made with a probability.
+    """Apply a transform with probability ``p``.
 
     Args:
-        transforms: the change; a list is composed.
+        transforms: the transform; a list is composed.
         p: the probability.
     """
 
@@ -101,14 +100,14 @@ class RandomApply(Sequential):
         self.p = p
 
     def forward(self, x: Any, *args: Any) -> Any:
-        return self.transforms(x) if rng.current().random() < self.p else x
+        return self.transforms(x) if rng.python().random() <= self.p else x
 
 
 class HybridRandomApply(HybridSequential):
-    """A change that is made with a probability; composed with symbols it is made always, and taken with it.
+    """Apply a transform with probability ``p``; on symbols, always compute it, and use its result at random.
 
     Args:
-        transforms: the change, a HybridBlock; it must keep the shape.
+        transforms: the transform, a HybridBlock; it must not change the shape.
         p: the probability.
     """
 
@@ -120,15 +119,15 @@ class HybridRandomApply(HybridSequential):
     def hybrid_forward(self, F: Any, x: Any, *args: Any) -> Any:
         if F is not sym:
             return self.transforms(x) if rng.current().random() < self.p else x
-        drawn = F.broadcast_add(F.zeros_like(F.cast(x, dtype="float32")), F.random.uniform(0, 1, shape=(1,)))
-        return F.where(drawn < self.p, self.transforms(x), x)
+        draw = F.broadcast_add(F.zeros_like(F.cast(x, dtype="float32")), F.random.uniform(0, 1, shape=(1,)))
+        return F.where(draw < self.p, self.transforms(x), x)
 
 
 # -- types and scales --------------------------------------------------------------------------------------
 
 
-class Cast(OnHost, HybridBlock):
-    """Another element type.
+class Cast(HostTransform, HybridBlock):
+    """Convert to another element type.
 
     Args:
         dtype: the element type.
@@ -145,7 +144,7 @@ class Cast(OnHost, HybridBlock):
         return image.astype(as_dtype(self._dtype), order="C")
 
 
-class ToTensor(OnHost, HybridBlock):
+class ToTensor(HostTransform, HybridBlock):
     """Convert images (H, W, C) with values from 0 to 255 to float32 (C, H, W) with values from 0 to 1."""
 
     def hybrid_forward(self, F: Any, x: Any, **kwargs: Any) -> Any:
@@ -153,12 +152,12 @@ class ToTensor(OnHost, HybridBlock):
 
     def host(self, image: Any) -> Any:
         if image.ndim not in (3, 4):
-            return nd.image.to_tensor(as_array(image)).asnumpy()  # which says what is wrong
-        made = np.empty((*image.shape[:-3], image.shape[-1], *image.shape[-3:-1]), np.float32)
-        return np.divide(np.moveaxis(image, -1, -3), np.float32(255), out=made, casting="unsafe", dtype=np.float32)
+            return nd.image.to_tensor(as_array(image)).asnumpy()  # raises the operator's error
+        tensor = np.empty((*image.shape[:-3], image.shape[-1], *image.shape[-3:-1]), np.float32)
+        return np.divide(np.moveaxis(image, -1, -3), np.float32(255), out=tensor, casting="unsafe", dtype=np.float32)
 
 
-class Normalize(OnHost, HybridBlock):
+class Normalize(HostTransform, HybridBlock):
     """``(x - mean) / std`` for each channel of (channels, height, width), or of a batch.
 
     Args:
@@ -168,7 +167,7 @@ class Normalize(OnHost, HybridBlock):
 
     def __init__(self, mean: Any = 0.0, std: Any = 1.0) -> None:
         super().__init__()
-        self._mean, self._std = (tuple(np.atleast_1d(each).astype(float).tolist()) for each in (mean, std))
+        self._mean, self._std = (tuple(np.atleast_1d(value).astype(float).tolist()) for value in (mean, std))
 
     def hybrid_forward(self, F: Any, x: Any, **kwargs: Any) -> Any:
         return F.image.normalize(x, mean=self._mean, std=self._std)
@@ -180,24 +179,24 @@ class Normalize(OnHost, HybridBlock):
             or {len(self._mean), len(self._std)} - {1, image.shape[-3]}
         ):
             return nd.image.normalize(as_array(image), mean=self._mean, std=self._std).asnumpy()
-        mean, std = (np.array(each, np.float32).reshape(-1, 1, 1) for each in (self._mean, self._std))
-        made = image - mean
-        return np.divide(made, std, out=made)
+        mean, std = (np.array(value, np.float32).reshape(-1, 1, 1) for value in (self._mean, self._std))
+        difference = image - mean
+        return np.divide(difference, std, out=difference)
 
 
 # -- geometry ----------------------------------------------------------------------------------------------
 
 
 class Rotate(Block):
-    """Turned about its middle, in its old size; float32 images (channels, height, width), or a batch.
+    """Rotate float32 images (channels, height, width), or a batch, about the centre, without changing the size.
 
     Args:
         rotation_degrees: the angle.
-        zoom_in: enlarge it so that nothing from outside shows.
-        zoom_out: make it smaller, so that all of it shows.
+        zoom_in: enlarge the image so that no pixels from outside it are visible.
+        zoom_out: shrink the image so that all of it is visible.
 
     Raises:
-        TypeError: (called) the image is not float32.
+        TypeError: in a call, the image is not float32.
     """
 
     def __init__(self, rotation_degrees: float, zoom_in: bool = False, zoom_out: bool = False) -> None:
@@ -209,17 +208,17 @@ class Rotate(Block):
 
 
 class RandomRotation(Block):
-    """Turned by a random angle; see :class:`Rotate`.
+    """Rotate by a random angle; see :class:`Rotate`.
 
     Args:
-        angle_limits: the least and the greatest angle.
-        zoom_in: enlarge it so that nothing from outside shows.
-        zoom_out: make it smaller, so that all of it shows.
-        rotate_with_proba: the probability that it is turned at all.
+        angle_limits: the smallest and the largest angle.
+        zoom_in: enlarge the image so that no pixels from outside it are visible.
+        zoom_out: shrink the image so that all of it is visible.
+        rotate_with_proba: the probability of a rotation.
 
     Raises:
-        ValueError: the limits are in the wrong order, or the probability is none.
-        TypeError: (called) the image is not float32.
+        ValueError: the limits are in the wrong order, or the probability is invalid.
+        TypeError: in a call, the image is not float32.
     """
 
     def __init__(
@@ -227,24 +226,24 @@ class RandomRotation(Block):
     ) -> None:
         super().__init__()
         if angle_limits[0] >= angle_limits[1]:
-            raise ValueError(f"RandomRotation: angle_limits is {angle_limits}, expected the lesser angle first")
+            raise ValueError(f"RandomRotation: angle_limits is {angle_limits}, expected the smaller angle first")
         if not 0 <= rotate_with_proba <= 1:
             raise ValueError(f"RandomRotation: rotate_with_proba is {rotate_with_proba}, expected 0 to 1")
         self._args = (angle_limits, zoom_in, zoom_out)
         self._probability = rotate_with_proba
 
     def forward(self, x: Any, *args: Any) -> Any:
-        return image.random_rotate(x, *self._args) if rng.current().random() < self._probability else x
+        return image.random_rotate(x, *self._args) if rng.numpy().random_sample() <= self._probability else x
 
 
 class RandomResizedCrop(Block):
-    """A part of random area and proportions, brought to one size; see :func:`~flowmx.image.random_size_crop`.
+    """Crop a random area with random proportions, and resize it; see :func:`~flowmx.image.random_size_crop`.
 
     Args:
         size: (width, height), or one number for both.
-        scale: the least and the greatest share of the image's area.
-        ratio: the least and the greatest width divided by height.
-        interpolation: OpenCV's number.
+        scale: the smallest and the largest fraction of the image's area.
+        ratio: the smallest and the largest width divided by height.
+        interpolation: OpenCV's code of the interpolation.
     """
 
     def __init__(
@@ -258,13 +257,13 @@ class RandomResizedCrop(Block):
 
 
 class RandomCrop(Block):
-    """A part of this size from anywhere; enlarged, where the image is too small.
+    """Crop at a random position; enlarge an image that is too small.
 
     Args:
         size: (width, height), or one number for both.
-        pad: give it a border of this width before; two numbers: to the left and right, and above and below.
+        pad: the width of a border to add first: one number, or (left and right, above and below).
         pad_value: the value of the border.
-        interpolation: OpenCV's number.
+        interpolation: OpenCV's code of the interpolation.
     """
 
     def __init__(self, size: Size, pad: Size | None = None, pad_value: float = 0, interpolation: int = 1) -> None:
@@ -275,13 +274,13 @@ class RandomCrop(Block):
 
     def forward(self, x: Any, *args: Any) -> Any:
         if self._pad is not None:
-            across, down = self._pad
-            x = image.copyMakeBorder(x, down, down, across, across, value=self._pad_value)
+            horizontal, vertical = self._pad
+            x = image.copyMakeBorder(x, vertical, vertical, horizontal, horizontal, value=self._pad_value)
         return image.random_crop(x, *self._args)[0]
 
 
 class CropResize(HybridBlock):
-    """A part of images, given another size where one is given.
+    """Crop images, and optionally resize them.
 
     Args:
         x: the first column.
@@ -289,28 +288,28 @@ class CropResize(HybridBlock):
         width: the width of the crop, in pixels.
         height: the height of the crop, in pixels.
         size: (width, height) of the result, or one number for both.
-        interpolation: OpenCV's number; 1 by default.
+        interpolation: OpenCV's code of the interpolation; 1 by default.
     """
 
     def __init__(
         self, x: int, y: int, width: int, height: int, size: Size | None = None, interpolation: int | None = None
     ) -> None:
         super().__init__()
-        self._part = {"x": x, "y": y, "width": width, "height": height}
+        self._area = {"x": x, "y": y, "width": width, "height": height}
         self._size = size and _pair(size)
         self._interpolation = 1 if interpolation is None else interpolation
 
     def hybrid_forward(self, F: Any, x: Any, **kwargs: Any) -> Any:
-        part = F.image.crop(x, **self._part)
-        return F.image.resize(part, size=self._size, interp=self._interpolation) if self._size else part
+        crop = F.image.crop(x, **self._area)
+        return F.image.resize(crop, size=self._size, interp=self._interpolation) if self._size else crop
 
 
 class CenterCrop(Block):
-    """The middle of the image; enlarged, where it is too small.
+    """Crop the centre; enlarge an image that is too small.
 
     Args:
         size: (width, height), or one number for both.
-        interpolation: OpenCV's number.
+        interpolation: OpenCV's code of the interpolation.
     """
 
     def __init__(self, size: Size, interpolation: int = 1) -> None:
@@ -322,12 +321,12 @@ class CenterCrop(Block):
 
 
 class Resize(HybridBlock):
-    """Images of another size.
+    """Resize images.
 
     Args:
         size: (width, height), or one number.
-        keep_ratio: where size is one number, the shorter side gets it; otherwise both do.
-        interpolation: OpenCV's number.
+        keep_ratio: a single number is the length of the shorter side; by default, of both sides.
+        interpolation: OpenCV's code of the interpolation.
     """
 
     def __init__(self, size: Size, keep_ratio: bool = False, interpolation: int = 1) -> None:
@@ -338,13 +337,13 @@ class Resize(HybridBlock):
         return F.image.resize(x, **self._args)
 
 
-class _RandomFlip(OnHost, RandomTransform):
+class _RandomFlip(HostTransform, RandomTransform):
     _side: str
     _axis: int
 
-    def drawn(self, x: NDArray) -> NDArray:
-        made: NDArray = getattr(nd.image, f"flip_{self._side}")(x) if rng.current().random() < 0.5 else x.copy()
-        return made
+    def draw(self, x: NDArray) -> NDArray:
+        mirror: NDArray = getattr(nd.image, f"flip_{self._side}")(x) if rng.current().random() < 0.5 else x.copy()
+        return mirror
 
     def operator(self, F: Any, x: Any) -> Any:
         return getattr(F.image, f"random_flip_{self._side}")(x)
@@ -354,13 +353,13 @@ class _RandomFlip(OnHost, RandomTransform):
 
 
 class RandomFlipLeftRight(_RandomFlip):
-    """Every second image mirrored, at random."""
+    """Mirror an image left to right with probability 0.5."""
 
     _side, _axis = "left_right", 1
 
 
 class RandomFlipTopBottom(_RandomFlip):
-    """Every second image upside down, at random."""
+    """Mirror an image top to bottom with probability 0.5."""
 
     _side, _axis = "top_bottom", 0
 
@@ -369,32 +368,32 @@ class RandomFlipTopBottom(_RandomFlip):
 
 
 class _RandomFactor(RandomTransform):
-    """Base of what changes by a factor from ``max(0, 1 - most)`` to ``1 + most``."""
+    """Base class of transforms with a random factor from ``max(0, 1 - limit)`` to ``1 + limit``."""
 
     _name: str
 
-    def __init__(self, most: float) -> None:
+    def __init__(self, limit: float) -> None:
         super().__init__()
-        self._range = (max(0.0, 1 - most), 1 + most)
+        self._range = (max(0.0, 1 - limit), 1 + limit)
 
-    def drawn(self, x: NDArray) -> NDArray:
-        return changed(self._name, x, rng.current().uniform(*self._range))
+    def draw(self, x: NDArray) -> NDArray:
+        return adjust(self._name, x, rng.current().uniform(*self._range))
 
     def operator(self, F: Any, x: Any) -> Any:
         return getattr(F.image, f"random_{self._name}")(x, min_factor=self._range[0], max_factor=self._range[1])
 
 
-def changed(name: str, x: NDArray, factor: float) -> NDArray:
-    """An image with its brightness, contrast, saturation or hue changed by a factor."""
-    made: NDArray = getattr(nd.image, f"random_{name}")(x, min_factor=factor, max_factor=factor)
-    return made
+def adjust(name: str, x: NDArray, factor: float) -> NDArray:
+    """Change the brightness, contrast, saturation or hue of an image by a factor."""
+    result: NDArray = getattr(nd.image, f"random_{name}")(x, min_factor=factor, max_factor=factor)
+    return result
 
 
 class RandomBrightness(_RandomFactor):
-    """Brighter or darker.
+    """Multiply an image by a random factor.
 
     Args:
-        brightness: the factor differs from 1 by at most this.
+        brightness: the largest difference of the factor from 1.
     """
 
     _name = "brightness"
@@ -404,10 +403,10 @@ class RandomBrightness(_RandomFactor):
 
 
 class RandomContrast(_RandomFactor):
-    """Nearer to its mean brightness, or farther from it.
+    """Change the contrast by a random factor.
 
     Args:
-        contrast: the factor differs from 1 by at most this.
+        contrast: the largest difference of the factor from 1.
     """
 
     _name = "contrast"
@@ -417,10 +416,10 @@ class RandomContrast(_RandomFactor):
 
 
 class RandomSaturation(_RandomFactor):
-    """Less or more colourful.
+    """Change the saturation by a random factor.
 
     Args:
-        saturation: the factor differs from 1 by at most this.
+        saturation: the largest difference of the factor from 1.
     """
 
     _name = "saturation"
@@ -430,10 +429,10 @@ class RandomSaturation(_RandomFactor):
 
 
 class RandomHue(_RandomFactor):
-    """With its colours turned.
+    """Rotate the hue at random.
 
     Args:
-        hue: at most by this part of the circle.
+        hue: the largest rotation, as a fraction of the circle.
     """
 
     _name = "hue"
@@ -443,52 +442,52 @@ class RandomHue(_RandomFactor):
 
 
 class RandomColorJitter(RandomTransform):
-    """Brightness, contrast, saturation and hue, in random order.
+    """Change brightness, contrast, saturation and hue, in random order.
 
     Args:
-        brightness: the factor differs from 1 by at most this.
-        contrast: likewise.
-        saturation: likewise.
-        hue: the colours turn by at most this part of the circle.
+        brightness: the largest difference of the brightness factor from 1.
+        contrast: the largest difference of the contrast factor from 1.
+        saturation: the largest difference of the saturation factor from 1.
+        hue: the largest rotation of the hue, as a fraction of the circle.
     """
 
     def __init__(self, brightness: float = 0, contrast: float = 0, saturation: float = 0, hue: float = 0) -> None:
         super().__init__()
-        self._most = {"brightness": brightness, "contrast": contrast, "saturation": saturation, "hue": hue}
+        self._limits = {"brightness": brightness, "contrast": contrast, "saturation": saturation, "hue": hue}
 
-    def drawn(self, x: NDArray) -> NDArray:
-        names = [name for name, most in self._most.items() if most > 0]
+    def draw(self, x: NDArray) -> NDArray:
+        names = [name for name, limit in self._limits.items() if limit > 0]
         for name in rng.current().sample(names, len(names)):
-            most = self._most[name]
-            x = changed(name, x, max(0.0, 1 + rng.current().uniform(-most, most)))
+            limit = self._limits[name]
+            x = adjust(name, x, max(0.0, 1 + rng.current().uniform(-limit, limit)))
         return x if names else x.copy()
 
     def operator(self, F: Any, x: Any) -> Any:
-        return F.image.random_color_jitter(x, **self._most)
+        return F.image.random_color_jitter(x, **self._limits)
 
 
 class RandomLighting(RandomTransform):
-    """Noise along the principal components of ImageNet's colours (Krizhevsky et al., 2012).
+    """Add noise along the principal components of ImageNet's colours (Krizhevsky et al., 2012).
 
     Args:
-        alpha: its standard deviation.
+        alpha: the standard deviation of the noise.
     """
 
     def __init__(self, alpha: float) -> None:
         super().__init__()
         self._alpha = alpha
 
-    def drawn(self, x: NDArray) -> NDArray:
+    def draw(self, x: NDArray) -> NDArray:
         alpha = tuple(rng.current().gauss(0, self._alpha) for _ in range(3))
-        made: NDArray = nd.image.adjust_lighting(x, alpha=alpha)
-        return made
+        result: NDArray = nd.image.adjust_lighting(x, alpha=alpha)
+        return result
 
     def operator(self, F: Any, x: Any) -> Any:
         return F.image.random_lighting(x, alpha_std=self._alpha)
 
 
 class RandomGray(Block):
-    """Gray with a probability; it keeps its three channels and its element type.
+    """Convert to gray with probability ``p``, keeping the three channels and the element type.
 
     Args:
         p: the probability.

@@ -1,7 +1,7 @@
-"""Blocks of shared memory that batches come home in: made by a worker, and used again when a batch is forgotten.
+"""Blocks of shared memory for batches: allocated by a worker, and reused when the loader has released a batch.
 
-A fresh block costs a page fault for every few KiB on both sides, more than the copy itself. A worker's blocks are known
-to both by number. An array in the loader's process holds on to a `_Lease`; when that has ended, the block is free.
+A new block costs a page fault for every few KiB on both sides, more than the copy itself. Both sides identify a
+worker's blocks by number. An array in the loader's process keeps a `_Lease` alive; when that ends, the block is free.
 """
 
 from __future__ import annotations
@@ -14,28 +14,30 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flowmx.gluon.data.workers import shared
+from flowmx.gluon.data.workers import shared_memory
 from flowmx.gluon.data.workers.messages import Result
 
-_KEPT = 8
-"""Free blocks of a worker that are kept."""
-_LENT = 24
-"""Blocks of a worker that arrays may use at a time; more batches are copied. Each takes a descriptor."""
-_COPIED = 1 << 15
-"""Bytes up to which a batch is copied in any case: that takes less than a lease."""
+_MAX_FREE = 8
+"""The number of free blocks of a worker that are kept."""
+_MAX_LEASES = 24
+"""The number of a worker's blocks that arrays may use at a time; further batches are copied. It limits the number of
+open file descriptors, one for each block."""
+_COPY_LIMIT = 1 << 15
+"""Bytes up to which a batch is always copied, which is cheaper than a lease."""
 _STEPS = 8
+"""The number of block sizes between two powers of two."""
 
 
 class Block(NamedTuple):
-    """Shared memory, and its descriptor where the other side has still to get it."""
+    """Shared memory, with its descriptor if the loader does not have it yet."""
 
     number: int
     memory: mmap.mmap
     descriptor: int = -1
 
 
-class Made:
-    """A worker's own blocks."""
+class WorkerBlocks:
+    """A worker's blocks, in the worker."""
 
     def __init__(self) -> None:
         self._all: dict[int, mmap.mmap] = {}
@@ -43,76 +45,76 @@ class Made:
         self._next = 0
 
     def take(self, size: int) -> Block:
-        """A block of at least a size: a free one, or a new one."""
+        """Return a block of at least a size: a free one, or a new one."""
         fitting = [number for number in self._free if len(self._all[number]) >= size]
         if fitting:
-            number = min(fitting, key=lambda each: len(self._all[each]))
+            number = min(fitting, key=lambda candidate: len(self._all[candidate]))
             self._free.remove(number)
             return Block(number, self._all[number])
         number, self._next = self._next, self._next + 1
-        capacity = _rounded(size)
-        descriptor = shared.new_file(capacity, "flowmx-batch")
-        self._all[number] = shared.mapped(descriptor, capacity)
+        capacity = _round_up(size)
+        descriptor = shared_memory.new_file(capacity, "flowmx-batch")
+        self._all[number] = shared_memory.map_memory(descriptor, capacity)
         return Block(number, self._all[number], descriptor)
 
     def give_back(self, free: tuple[int, ...], drop: tuple[int, ...]) -> None:
-        """Use these again, and give those up."""
+        """Mark blocks as free, and drop others."""
         self._free += free
         for number in drop:
             del self._all[number]
 
 
-def _rounded(size: int) -> int:
-    """A size that others near it share: whole pages, in eighths of a power of two."""
+def _round_up(size: int) -> int:
+    """Round a size up to whole pages and to eighths of a power of two, so that similar sizes share blocks."""
     step = max(mmap.PAGESIZE, 1 << max(0, (size - 1).bit_length()) >> _STEPS.bit_length())
     return -(-max(size, 1) // step) * step
 
 
 class _Lease(np.ndarray[Any, Any]):
-    """The right to use a block, as an array of its bytes; what is made of it holds on to it."""
+    """The right to use a block, as an array of its bytes; derived objects keep it alive."""
 
 
 class _Ticket(weakref.ref[_Lease]):
-    """Comes back when its lease has ended."""
+    """A weak reference that is returned when its lease ends."""
 
     __slots__ = ("number",)
     number: int
 
 
-class Seen:
-    """The blocks of a worker, in the loader's process."""
+class LoaderBlocks:
+    """A worker's blocks, in the loader's process."""
 
     def __init__(self) -> None:
         self._all: dict[int, mmap.mmap] = {}
-        self._returned: deque[_Ticket] = deque()  # a lease ends in any thread: code in C notes it here
+        self._returned: deque[_Ticket] = deque()  # appended by C code in the thread where a lease ends
         self._tickets: dict[int, _Ticket] = {}
         self._free: set[int] = set()
-        self._news: tuple[list[int], list[int]] = ([], [])
+        self._returns: tuple[list[int], list[int]] = ([], [])
 
     def open(self, result: Result) -> Any:
-        """The object that a worker answered with."""
+        """Return the object in a worker's result."""
         if result.descriptor >= 0:
             try:
-                self._all[result.block] = shared.mapped(result.descriptor, result.capacity)
+                self._all[result.block] = shared_memory.map_memory(result.descriptor, result.capacity)
             finally:
                 os.close(result.descriptor)
         self._free.discard(result.block)
         memory = self._all[result.block]
         self._collect()
-        if result.size <= _COPIED or len(self._tickets) >= _LENT:
+        if result.size <= _COPY_LIMIT or len(self._tickets) >= _MAX_LEASES:
             copied = bytearray(memory[: result.size])
             self._release(result.block)
-            return shared.read(copied)
+            return shared_memory.read(copied)
         lease = _Lease((result.size,), np.uint8, memory)
         ticket = _Ticket(lease, self._returned.append)
         ticket.number = result.block
         self._tickets[result.block] = ticket
-        return shared.read(lease)
+        return shared_memory.read(lease)
 
-    def news(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The blocks that the worker may use again, and those that it shall give up, since this was asked last."""
+    def take_returns(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the blocks that the worker may reuse and those that it must drop, since the last call."""
         self._collect()
-        (free, drop), self._news = self._news, ([], [])
+        (free, drop), self._returns = self._returns, ([], [])
         return tuple(free), tuple(drop)
 
     def _collect(self) -> None:
@@ -122,8 +124,8 @@ class Seen:
             self._release(number)
 
     def _release(self, number: int) -> None:
-        free, drop = self._news
-        if len(self._free) < _KEPT:
+        free, drop = self._returns
+        if len(self._free) < _MAX_FREE:
             self._free.add(number)
             free.append(number)
         else:

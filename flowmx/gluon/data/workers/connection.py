@@ -1,4 +1,4 @@
-"""A worker process, and the thread of the loader's process that talks to it."""
+"""A worker process, and the thread of the loader's process that serves it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from flowmx.gluon.data.workers import failures, messages, process, template
-from flowmx.gluon.data.workers.blocks import Seen
-from flowmx.gluon.data.workers.package import Package
+from flowmx.gluon.data.workers.blocks import LoaderBlocks
+from flowmx.gluon.data.workers.startup_package import Package
 
 if TYPE_CHECKING:
     from flowmx.gluon.data.workers.pool import Job, ProcessPool
 
 _DEPTH = 2
-"""Tasks in flight per worker: the next one is there when one is done."""
-_STARTING = 300.0
-"""Seconds that a worker may take until it is up, whatever `timeout` says of a batch: a busy machine is no error."""
+"""Tasks in flight per worker, so that the next task is ready when one is done."""
+_START_TIMEOUT = 300.0
+"""Minimum time limit in seconds for a worker's start, which takes long on a busy machine."""
 _ENVIRONMENT = {
     "FLOWMX_ENGINE_TYPE": "NaiveEngine", "FLOWMX_CPU_KERNEL_NTHREADS": "1", "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "FLOWMX_DASHBOARD": "",
 }  # fmt: skip
-"""In a worker an operator runs where it is called: the other cores are for the other workers."""
+"""Workers run operators synchronously on one core, because other workers use the other cores."""
 
 
 class Worker:
@@ -33,24 +33,23 @@ class Worker:
 
     Args:
         package: the data set and the batch function.
-        name: its name in error messages.
+        name: the worker's name in error messages.
     """
 
     def __init__(self, package: Package, name: str) -> None:
-        here, there = socket.socketpair()
-        with there:
-            self.connection = here
-            self.process = _started(there.fileno(), package)
-        self._called = name
-        self.blocks = Seen()
+        self.connection, worker_end = socket.socketpair()
+        with worker_end:
+            self.process = _start_process(worker_end.fileno(), package)
+        self._label = name
+        self.blocks = LoaderBlocks()
 
     @property
     def name(self) -> str:
-        """Its name in error messages."""
-        return f"{self._called} (pid {self.process.pid})"
+        """The worker's name in error messages."""
+        return f"{self._label} (pid {self.process.pid})"
 
     def end(self, wait: float = 5.0) -> int | None:
-        """End the process, where it has not ended by itself; returns its exit code."""
+        """Wait for the process to end, killing it after `wait` seconds; return its exit code."""
         self.connection.close()
         try:
             return self.process.wait(wait)
@@ -59,24 +58,24 @@ class Worker:
             return self.process.wait(wait)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         self.process.kill()
 
     def leave(self) -> None:
-        """Close the copy of its socket in the child of a fork."""
+        """Close this process's copy of the socket, in the child of a fork."""
         self.connection.close()
-        if isinstance(self.process, template.Forked):
+        if isinstance(self.process, template.ForkedProcess):
             self.process.leave()
         else:
-            self.process.returncode = 0  # it is not this process's child
+            self.process.returncode = 0  # the worker is not a child of this process
 
 
-def _started(connection: int, package: Package) -> subprocess.Popen[bytes] | template.Forked:
-    """A new worker: forked by the template, or else an interpreter of its own."""
+def _start_process(connection: int, package: Package) -> subprocess.Popen[bytes] | template.ForkedProcess:
+    """Start a worker: forked by the template, or else a new interpreter."""
     environment = {**os.environ, **_ENVIRONMENT}
     if template.available:
-        return template.fork(connection, package.descriptor, process.start_of(package), environment)
-    # A process group of its own: Ctrl-C is for the loader's process.
+        return template.fork(connection, package.descriptor, process.startup_data(package), environment)
+    # A separate process group, so that Ctrl-C interrupts only the loader's process.
     return subprocess.Popen(
         [sys.executable, *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
          *process.command(connection, package)],
@@ -98,16 +97,16 @@ class WorkerThread(threading.Thread):
         super().__init__(name=f"flowmx-loader-{index}", daemon=True)
         self._pool = pool
         self._package = package
-        self._called = f"DataLoader worker {index}"
+        self._label = f"DataLoader worker {index}"
         self._timeout = timeout
         self._jobs: deque[Job] = deque()  # in flight
-        self._sending = threading.RLock()  # the collector may end a loop while a task is being sent
+        self._send_lock = threading.RLock()  # the garbage collector may end a loop while a task is sent
         self.worker: Worker | None = self._new_worker()
 
     def _new_worker(self) -> Worker:
-        made = Worker(self._package, self._called)
-        made.connection.settimeout(max(_STARTING, self._timeout))
-        return made
+        worker = Worker(self._package, self._label)
+        worker.connection.settimeout(max(_START_TIMEOUT, self._timeout))
+        return worker
 
     def run(self) -> None:
         """Serve the worker until the pool is closed."""
@@ -133,27 +132,27 @@ class WorkerThread(threading.Thread):
     def _send(self, job: Job) -> None:
         if self.worker is None:
             self.worker = self._new_worker()
-            if self._pool.closed:  # meanwhile: nothing else would end the new worker
+            if self._pool.closed:  # closed while the worker started; nothing else would end it
                 self.close()
-        free, drop = self.worker.blocks.news()
+        free, drop = self.worker.blocks.take_returns()
         self._jobs.append(job)
         task = messages.Task(job.ticket, job.samples, job.seed, job.number, free, drop)
         try:
-            with self._sending:
+            with self._send_lock:
                 messages.send_task(self.worker.connection, task)
         except (OSError, ValueError):
-            self._lose(failures.ended)
-        except Exception as error:  # samples that can not be pickled
+            self._drop_worker(failures.worker_ended_error)
+        except Exception as error:  # samples that cannot be pickled
             self._jobs.remove(job)
             job.fail(error)
 
     def forget(self, job: Job) -> None:
-        """Tell the worker that a job is not wanted any more, if it has it; from any thread."""
+        """Abandon a job if the worker has it; callable from any thread."""
         worker = self.worker
         if worker is None or job not in tuple(self._jobs):
             return
         try:
-            with self._sending:
+            with self._send_lock:
                 messages.send_task(worker.connection, messages.Task(job.ticket, None))
         except OSError:
             pass  # the worker has ended, or is ending
@@ -162,61 +161,60 @@ class WorkerThread(threading.Thread):
 
     def _receive(self) -> None:
         worker = self.worker
-        if worker is None:  # it was lost while it was sent a task
+        if worker is None:  # lost while a task was sent
             return
         try:
             result = messages.receive_result(worker.connection)
         except TimeoutError:
-            self._lose(self._late)
+            self._drop_worker(self._timeout_error)
         except (EOFError, OSError):
-            self._lose(failures.ended)
+            self._drop_worker(failures.worker_ended_error)
         else:
-            self._take(worker, result.kind, worker.blocks.open(result))
+            self._handle_result(worker, result.kind, worker.blocks.open(result))
 
-    def _take(self, worker: Worker, kind: int, value: Any) -> None:
+    def _handle_result(self, worker: Worker, kind: int, value: Any) -> None:
         if kind == messages.READY:
             worker.connection.settimeout(self._timeout)
             return
         if kind == messages.BATCH:
             self._jobs.popleft().finish(value)
             return
-        error = failures.rebuilt(failures.Report(*value), worker.name)
+        error = failures.rebuild(failures.Report(*value), worker.name)
         if kind == messages.REFUSED:
-            self._lose(lambda *_: error)
+            self._drop_worker(lambda *_: error)
         else:
             self._jobs.popleft().fail(error)
 
-    def _lose(self, why: Any) -> None:
-        """Give up the worker: its current job fails, and its other jobs go back to the queue."""
+    def _drop_worker(self, make_error: Any) -> None:
+        """Drop the worker: fail its current job, and return its other jobs to the queue."""
         worker, self.worker = self.worker, None
         assert worker is not None
-        if why is not failures.ended:
+        if make_error is not failures.worker_ended_error:
             worker.kill()
         code = worker.end()
         jobs, self._jobs = self._jobs, deque()
         if jobs and not self._pool.closed:
             first = jobs.popleft()
-            first.fail(why(worker.name, code, f"at batch {first.number}, samples {_shown(first.samples)}"))
-        self._pool.take_back(jobs)
+            first.fail(make_error(worker.name, code, f"at batch {first.number}, samples {_abbreviate(first.samples)}"))
+        self._pool.requeue(jobs)
 
-    def _late(self, name: str, code: int | None, doing: str) -> failures.DataLoaderTimeout:
+    def _timeout_error(self, name: str, code: int | None, activity: str) -> failures.DataLoaderTimeout:
         return failures.DataLoaderTimeout(
-            f"{name} was given up: it took more than {self._timeout:g} seconds {doing}; the DataLoader's `timeout` "
-            "says how long it may"
+            f"{name} was killed: it took more than {self._timeout:g} seconds {activity} (the DataLoader's `timeout`)"
         )
 
     def close(self) -> None:
-        """End the process, and with it, soon, the thread."""
+        """Kill the process; the thread ends soon after."""
         worker = self.worker
         if worker is None:
             return
         worker.kill()
         try:
-            worker.connection.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes it
+            worker.connection.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes the socket
         except OSError:
             pass
         worker.process.wait()
 
 
-def _shown(samples: list[Any]) -> str:
+def _abbreviate(samples: list[Any]) -> str:
     return f"{samples!r}" if len(samples) <= 8 else f"{samples[:8]!r} and {len(samples) - 8} more"

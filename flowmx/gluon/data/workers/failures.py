@@ -1,4 +1,4 @@
-"""Errors of worker processes, as they are raised to the loader's user."""
+"""Errors of worker processes, in the form in which a loader raises them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flowmx.errors import MXNetError
 
 
 class DataLoaderWorkerError(MXNetError, RuntimeError):
-    """A worker process ended, could not be started, or failed with an error that can not be sent home."""
+    """A worker process ended, could not be started, or failed with an error that cannot be pickled."""
 
 
 class DataLoaderTimeout(MXNetError, multiprocessing.TimeoutError):
@@ -20,13 +20,13 @@ class DataLoaderTimeout(MXNetError, multiprocessing.TimeoutError):
 
 
 class Report(NamedTuple):
-    """An error as it travels: nothing in it needs the worker's modules, but for ``pickled``.
+    """A description of an error, to be sent. Only unpickling ``pickled`` needs the modules of the worker.
 
     Attributes:
-        pickled: the exception; empty where it can not be pickled.
+        pickled: the exception; empty if it cannot be pickled.
         text: its type and message.
         trace: the worker's traceback.
-        notes: its notes.
+        notes: the exception's notes.
     """
 
     pickled: bytes
@@ -39,52 +39,59 @@ def report(error: BaseException) -> Report:
     """Describe an error that is being handled."""
     text = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()[0]
     notes = [str(note) for note in getattr(error, "__notes__", ())]
-    return Report(_pickled(error), text, "".join(traceback.format_exception(error)).rstrip(), notes)
+    return Report(_pickle_error(error), text, "".join(traceback.format_exception(error)).rstrip(), notes)
 
 
-def _pickled(error: BaseException) -> bytes:
-    """The exception, where a copy of it can be made."""
+def _pickle_error(error: BaseException) -> bytes:
+    """Pickle an exception, if it survives a round trip."""
     if not isinstance(error, Exception):
         return b""
     try:
         raw = pickle.dumps(error)
         return raw if type(pickle.loads(raw)) is type(error) else b""
-    except Exception:
+    except Exception:  # a user's exception may fail in any way
         return b""
 
 
-def rebuilt(found: Report, worker: str) -> Exception:
-    """The error of a worker, of its own type where that is possible, with the worker's traceback as a note."""
+def rebuild(report: Report, worker: str) -> Exception:
+    """Return the error of a worker, in its original type if possible, with the worker's traceback as a note."""
     try:
-        error = pickle.loads(found.pickled) if found.pickled else None
-    except Exception:
+        error = pickle.loads(report.pickled) if report.pickled else None
+    except Exception:  # a user's exception may fail in any way
         error = None
     if not isinstance(error, Exception):
-        error = DataLoaderWorkerError(f"{worker}: {found.text}")
-    error.__notes__ = []  # those that it had are in the trace
-    error.add_note(f"raised in {worker}" + "".join(f", {note}" for note in found.notes))
-    error.add_note("\n" + found.trace)
+        error = DataLoaderWorkerError(f"{worker}: {report.text}")
+    error.__notes__ = []  # the trace has the original notes
+    error.add_note(f"raised in {worker}" + "".join(f", {note}" for note in report.notes))
+    error.add_note("\n" + report.trace)
     return error
 
 
-def ended(worker: str, code: int | None, doing: str) -> DataLoaderWorkerError:
-    """The error for a worker that has ended."""
-    return DataLoaderWorkerError(f"{worker} {_manner(code)} {doing}")
+def worker_ended_error(worker: str, code: int | None, activity: str) -> DataLoaderWorkerError:
+    """Return the error for a worker that has ended.
+
+    Args:
+        worker: the worker's name.
+        code: its exit code; None if it only closed its connection.
+        activity: what it was doing, as a clause for the message.
+    """
+    return DataLoaderWorkerError(f"{worker} {_describe_end(code)} {activity}")
 
 
-def _manner(code: int | None) -> str:
+def _describe_end(code: int | None) -> str:
     if code is None:
         return "closed its connection"
     if code >= 0:
         return f"ended with exit code {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
     hint = (
-        " (by the system when memory is short: see its log; fewer workers, a smaller batch_size or prefetch need less)"
+        " (usually by the system, for lack of memory: fewer workers, a smaller batch_size or a smaller prefetch "
+        "need less; see the system's log)"
     )
     return f"was killed by {name}{hint if name == 'SIGKILL' else ''}"
 
 
 def note(error: BaseException, text: str) -> Any:
-    """Say where an error happened, once."""
+    """Add a note to an error, once."""
     if text not in getattr(error, "__notes__", ()):
         error.add_note(text)

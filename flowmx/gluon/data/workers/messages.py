@@ -1,7 +1,7 @@
 """The wire format of the socket between a loader and a worker process.
 
-To the worker: pickled tasks, each after its length. From the worker: records of a fixed size that say in which block of
-memory a result is, with the block's descriptor where it is a new one.
+To the worker: pickled tasks, each preceded by its length. From the worker: records of a fixed size with the number of
+the shared memory block that holds a result, and with the block's file descriptor if it is new.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ _LENGTH = struct.Struct("<I")
 _RESULT = struct.Struct("<BQQQQ")
 
 BATCH, ERROR, READY, REFUSED = range(4)
-"""Kinds of results: a batch, the error of one; before them, that the worker is up, or why it can make none."""
+"""Kinds of results: a batch, a batch's error, a message that the worker is ready, or that it cannot start."""
 
 
 class Task(NamedTuple):
     """A message to a worker: a batch to make, or a task to abandon.
 
     Attributes:
-        ticket: the task's number; results bear it.
-        samples: the indices of the samples; None: the task with this ticket was abandoned.
+        ticket: the task's number, repeated in its result.
+        samples: the indices of the samples; None abandons the task with this ticket.
         seed: the seed of its random numbers.
         number: the number of the batch, for messages.
-        free: blocks that may be used again.
-        drop: blocks that are to be given up.
+        free: blocks to reuse.
+        drop: blocks to drop.
     """
 
     ticket: int
@@ -46,10 +46,10 @@ class Result(NamedTuple):
     Attributes:
         kind: the kind of the block's content.
         ticket: the task's number.
-        block: the block's.
+        block: the block's number.
         capacity: its size.
-        size: the bytes used of it.
-        descriptor: the block's, where it is a new one; else -1.
+        size: its used bytes.
+        descriptor: the descriptor of a new block; else -1.
     """
 
     kind: int
@@ -61,7 +61,7 @@ class Result(NamedTuple):
 
 
 def send_task(connection: socket.socket, task: Task) -> None:
-    """Tell a worker.
+    """Send a task to a worker.
 
     Raises:
         OSError: the worker has ended.
@@ -76,11 +76,11 @@ def receive_task(connection: socket.socket) -> Task:
     Raises:
         EOFError: the loader has ended.
     """
-    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
-    return Task(*pickle.loads(_exactly(connection, length)))
+    (length,) = _LENGTH.unpack(_receive_exactly(connection, _LENGTH.size))
+    return Task(*pickle.loads(_receive_exactly(connection, length)))
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes:
+def _receive_exactly(connection: socket.socket, size: int) -> bytes:
     raw = bytearray()
     while len(raw) < size:
         part = connection.recv(min(size - len(raw), 1 << 20))
@@ -91,7 +91,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def send_result(connection: socket.socket, result: Result) -> None:
-    """Answer.
+    """Send a result to the loader.
 
     Raises:
         OSError: the loader has ended.
@@ -105,18 +105,18 @@ def send_result(connection: socket.socket, result: Result) -> None:
 
 
 def receive_result(connection: socket.socket) -> Result:
-    """Receive a worker's next answer.
+    """Receive a worker's next result.
 
     Raises:
         EOFError: the worker has ended.
-        TimeoutError: the connection's timeout is over.
+        TimeoutError: the connection timed out.
     """
     descriptors = array.array("i")
     raw = b""
     try:
         while len(raw) < _RESULT.size:
-            part, found, _, _ = socket.recv_fds(connection, _RESULT.size - len(raw), 1)
-            descriptors.extend(found)
+            part, new, _, _ = socket.recv_fds(connection, _RESULT.size - len(raw), 1)
+            descriptors.extend(new)
             if not part:
                 raise EOFError("the connection was closed")
             raw += part

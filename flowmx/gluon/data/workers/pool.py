@@ -1,139 +1,148 @@
-"""Pools of workers: a queue of jobs, and threads or processes that turn them into batches."""
+"""Pools of workers: a queue of jobs, and the threads or processes that make the batches."""
 
 from __future__ import annotations
 
-import atexit
 import itertools
-import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
-from typing import Any, NamedTuple
+from typing import Any
 
+from flowmx import forks, process_hooks
+from flowmx.data.pending_batches import Failure
 from flowmx.gluon.data import batch_maker, seeds
 from flowmx.gluon.data.workers.connection import WorkerThread
 from flowmx.gluon.data.workers.failures import DataLoaderWorkerError
-from flowmx.gluon.data.workers.package import Package
+from flowmx.gluon.data.workers.startup_package import Package
 
 _tickets = itertools.count(1)
-
-
-class Failed(NamedTuple):
-    """The error that making a batch raised, as a value, since a future can not hold some exceptions."""
-
-    error: BaseException
 
 
 class Job:
     """A batch to make.
 
     Args:
-        samples: the indices of its samples.
+        samples: the indices of the batch's samples.
         number: the batch's number.
-        seed: the seed of its random numbers.
+        seed: the seed of the batch's random numbers.
 
     Attributes:
-        begun: done once a thread has taken the job.
-        future: the batch, or a :class:`Failed`.
-        wanted: False once the job was abandoned.
+        started: done once a thread has taken the job.
+        future: the batch, or a :class:`Failure`.
+        is_needed: False once the job has been abandoned.
     """
 
-    __slots__ = ("begun", "future", "number", "samples", "seed", "ticket", "wanted")
+    __slots__ = ("future", "is_needed", "number", "samples", "seed", "started", "ticket")
 
     def __init__(self, samples: list[Any], number: int, seed: int) -> None:
         self.samples = samples
         self.number = number
         self.seed = seed
         self.ticket = next(_tickets)
-        self.begun: Future[None] = Future()
+        self.started: Future[None] = Future()
         self.future: Future[Any] = Future()
-        self.wanted = True
+        self.is_needed = True
 
     def finish(self, batch: Any) -> None:
         """Complete the job with its batch."""
         try:
             self.future.set_result(batch)
         except InvalidStateError:
-            pass  # it was abandoned meanwhile
+            pass  # abandoned in the meantime
 
     def fail(self, error: BaseException) -> None:
         """Complete the job with an error."""
-        self.finish(Failed(error))
+        self.finish(Failure(error))
 
 
 class WorkerPool:
-    """Base of the pools: a queue of jobs, which threads take from."""
+    """Base class of pools: a queue of jobs for worker threads. The child of a fork starts new workers."""
 
-    ends_late_ones = False
-    """True where the pool itself ends batches that exceed the time limit."""
+    enforces_timeout = False
+    """True if the pool enforces the time limit of batches."""
 
     def __init__(self) -> None:
         self.closed = False
+        self._clear()
+        forks.in_child(self, lambda pool: pool._leave())
+
+    def _clear(self) -> None:
         self._jobs: deque[Job] = deque()
         self._changed = threading.Condition()
         self._waiting = 0
+        self._has_workers = False
+
+    def _leave(self) -> None:
+        """Discard workers and jobs in the child of a fork: they belong to its parent."""
+        self._clear()
+
+    def _start(self) -> None:
+        """Start the workers, without waiting for them."""
+        self._has_workers = True
 
     def submit(self, job: Job) -> None:
-        """Queue a job; a closed pool fails it at once."""
+        """Queue a job; a closed pool fails it immediately."""
         with self._changed:
             if not self.closed:
+                if not self._has_workers:
+                    self._start()
                 self._jobs.append(job)
                 self._changed.notify()
                 return
-        job.fail(_closed())
+        job.fail(_closed_error())
 
     def next_job(self, wait: bool = True) -> Job | None:
-        """Take a job from the queue; None where it is empty (without `wait`), or once the pool is closed.
+        """Take a job from the queue; None if it is empty (without `wait`) or the pool is closed.
 
-        A thread that does not wait has work already: it leaves jobs to idle threads.
+        A thread that does not wait is busy, so idle threads take precedence.
         """
         with self._changed:
-            while wait and not self.closed and not self._wanted():
+            while wait and not self.closed and not self._has_job():
                 self._waiting += 1
                 self._changed.wait()
                 self._waiting -= 1
-            if self.closed or (self._waiting and not wait) or not self._wanted():
+            if self.closed or (self._waiting and not wait) or not self._has_job():
                 return None
             return self._jobs.popleft()
 
-    def _wanted(self) -> bool:
-        """True where a job is queued that was not abandoned; drops abandoned ones. Call with the lock held."""
-        while self._jobs and not self._jobs[0].wanted:
+    def _has_job(self) -> bool:
+        """Return whether a job is queued, after dropping abandoned ones. Call with the lock held."""
+        while self._jobs and not self._jobs[0].is_needed:
             self._jobs.popleft()
         return bool(self._jobs)
 
-    def take_back(self, jobs: Iterable[Job]) -> None:
-        """Put jobs that a thread has not begun back at the head of the queue."""
+    def requeue(self, jobs: Iterable[Job]) -> None:
+        """Return jobs that a thread took but did not start to the head of the queue."""
         with self._changed:
             if not self.closed:
                 self._jobs.extendleft(reversed(list(jobs)))
                 self._changed.notify_all()
                 return
         for job in jobs:
-            job.fail(_closed())
+            job.fail(_closed_error())
 
     def forget(self, jobs: Iterable[Job]) -> None:
         """Abandon jobs."""
         for job in jobs:
-            job.wanted = False
-            job.fail(batch_maker.Unwanted())
+            job.is_needed = False
+            job.fail(batch_maker.BatchAbandoned())
 
     def close(self) -> None:
-        """End the workers and fail the queued jobs; a second call does nothing."""
+        """End the workers and fail the queued jobs; a second call has no effect."""
         with self._changed:
             if self.closed:
                 return
             self.closed = True
-            left, self._jobs = self._jobs, deque()
+            remaining, self._jobs = self._jobs, deque()
             self._changed.notify_all()
-        for job in left:
-            job.fail(_closed())
+        for job in remaining:
+            job.fail(_closed_error())
         self._end()
 
     def _end(self) -> None:
-        """End the workers; called once, by `close`."""
+        """End the workers; `close` calls it once."""
 
 
 class ThreadPool(WorkerPool):
@@ -146,25 +155,29 @@ class ThreadPool(WorkerPool):
 
     def __init__(self, count: int, make: Callable[[Job], Any]) -> None:
         super().__init__()
-        self._make = make
-        for index in range(count):
+        self._count, self._make = count, make
+        self._start()
+
+    def _start(self) -> None:
+        super()._start()
+        for index in range(self._count):
             threading.Thread(target=self._serve, name=f"flowmx-load-{index}", daemon=True).start()
 
     def _serve(self) -> None:
         while (job := self.next_job()) is not None:
-            job.begun.set_result(None)
+            job.started.set_result(None)
             try:
                 with seeds.seeded_thread(job.seed):
                     job.finish(self._make(job))
-            except BaseException as error:
+            except BaseException as error:  # any error of the user's data set is the result
                 job.fail(error)
             del job
 
 
 class ProcessPool(WorkerPool):
-    """A pool of worker processes, each served by a thread of this process.
+    """A pool of worker processes, with one thread in this process for each.
 
-    The constructor starts them, and does not wait until they run.
+    The constructor starts the processes and does not wait for them.
 
     Args:
         count: the number of processes.
@@ -172,22 +185,32 @@ class ProcessPool(WorkerPool):
         timeout: the time limit of a batch, in seconds.
     """
 
-    ends_late_ones = True
+    enforces_timeout = True
 
     def __init__(self, count: int, package: Package, timeout: float) -> None:
         super().__init__()
-        self._package = package
-        self._pid = os.getpid()
+        self._count, self._package, self._timeout = count, package, timeout
         self._threads: list[WorkerThread] = []
         _open.add(self)
         try:
-            for index in range(count):
-                self._threads.append(WorkerThread(self, package, index, timeout))
+            self._start()
         except BaseException:
             self.close()
             raise
+
+    def _start(self) -> None:
+        super()._start()
+        for index in range(self._count):
+            self._threads.append(WorkerThread(self, self._package, index, self._timeout))
         for thread in self._threads:
             thread.start()
+
+    def _leave(self) -> None:
+        for thread in self._threads:
+            if thread.worker is not None:  # otherwise the workers would not notice the parent's end
+                thread.worker.leave()
+        self._threads = []
+        super()._leave()
 
     @property
     def pids(self) -> list[int]:
@@ -202,8 +225,6 @@ class ProcessPool(WorkerPool):
                 thread.forget(job)
 
     def _end(self) -> None:
-        if self._pid != os.getpid():  # the child of a fork: the workers are its parent's
-            return
         for thread in self._threads:
             thread.close()
         for thread in self._threads:
@@ -211,17 +232,9 @@ class ProcessPool(WorkerPool):
                 thread.join(1.0)
         self._package.close()
 
-    def leave(self) -> None:
-        """Close the copies of the sockets in the child of a fork, so that the workers see the parent's end."""
-        self.closed = True
-        self._changed = threading.Condition()
-        for thread in self._threads:
-            if thread.worker is not None:
-                thread.worker.leave()
 
-
-def _closed() -> DataLoaderWorkerError:
-    return DataLoaderWorkerError("the DataLoader's workers were ended before the batch was made")
+def _closed_error() -> DataLoaderWorkerError:
+    return DataLoaderWorkerError("the DataLoader's workers ended before the batch was made")
 
 
 _open: weakref.WeakSet[ProcessPool] = weakref.WeakSet()
@@ -232,12 +245,5 @@ def _close_all() -> None:
         pool.close()
 
 
-def _leave_all() -> None:
-    for pool in list(_open):
-        pool.leave()
-
-
-# Registered after the engine's own, and so run before it: the engine waits for batches that are under way.
-atexit.register(_close_all)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_all)
+# Registered after the engine's exit handler, so it runs first: the engine waits for pending batches.
+process_hooks.at_exit(_close_all)

@@ -1,4 +1,4 @@
-"""Models of images: ``mx.gluon.model_zoo.vision``. Each is a block and functions that make it in its usual sizes.
+"""Image models: ``mx.gluon.model_zoo.vision``. Each is a block, with functions for its standard sizes.
 
 Example:
     >>> net = mx.gluon.model_zoo.vision.resnet18_v1(pretrained=True, root="weights")
@@ -80,7 +80,7 @@ __all__ = [
 ]  # fmt: skip
 
 _MODELS: dict[str, Callable[..., HybridBlock]] = {
-    **{each.__name__: each for each in (
+    **{function.__name__: function for function in (
         resnet18_v1, resnet34_v1, resnet50_v1, resnet101_v1, resnet152_v1, resnet18_v2, resnet34_v2, resnet50_v2,
         resnet101_v2, resnet152_v2, vgg11, vgg13, vgg16, vgg19, vgg11_bn, vgg13_bn, vgg16_bn, vgg19_bn, alexnet,
         densenet121, densenet161, densenet169, densenet201,
@@ -93,18 +93,17 @@ _MODELS: dict[str, Callable[..., HybridBlock]] = {
 
 
 def get_model(name: str, **kwargs: Any) -> Any:
-    """A model by its name.
+    """Return a model by its name.
 
     Args:
-        name: such as ``"resnet50_v1"``.
-        **kwargs: ``pretrained``: load the weights that MXNet published, fetched where they are not there (default:
+        name: the name, such as ``"resnet50_v1"``.
+        **kwargs: ``pretrained``: load the weights that MXNet published, downloading them if needed (default:
             False); ``ctx``: their device or devices; ``root``: the folder of the file (default: ``models`` in the
-            setting ``home``); and arguments of the model, such as
-            ``classes``.
+            setting ``home``); and arguments of the model, such as ``classes``.
 
     Raises:
-        ValueError: there is no such model.
-        FileNotFoundError: the file of the weights is not there (nothing is downloaded).
+        ValueError: the name is unknown.
+        FileNotFoundError: the file of the weights is missing and cannot be downloaded.
     """
     make = _MODELS.get(name.lower())
     if make is None:

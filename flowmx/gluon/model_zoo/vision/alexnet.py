@@ -6,8 +6,8 @@ from typing import Any
 
 from flowmx.gluon import nn
 from flowmx.gluon.model_zoo.model_store import Root
+from flowmx.gluon.model_zoo.vision.builders import load_pretrained
 from flowmx.gluon.model_zoo.vision.classifier import Classifier
-from flowmx.gluon.model_zoo.vision.making import filled
 from flowmx.gluon.parameter import Contexts
 
 __all__ = ["AlexNet", "alexnet"]
@@ -41,12 +41,12 @@ class AlexNet(Classifier):
 
 
 def alexnet(pretrained: bool = False, ctx: Contexts = None, root: Root = None, **kwargs: Any) -> AlexNet:
-    """AlexNet.
+    """Make an AlexNet.
 
     Args:
-        pretrained: load the weights that MXNet published, fetched where they are not there.
-        ctx: their device or devices (default: the CPU).
-        root: the folder of the file; see ``model_store.get_model_file``.
+        pretrained: load the weights that MXNet published, downloading them if needed.
+        ctx: the device or devices of the weights (default: the CPU).
+        root: the folder of the weights; see ``model_store.get_model_file``.
         **kwargs: arguments of :class:`AlexNet`.
     """
-    return filled(AlexNet(**kwargs), "alexnet", pretrained, ctx, root)
+    return load_pretrained(AlexNet(**kwargs), "alexnet", pretrained, ctx, root)

@@ -8,8 +8,8 @@ from typing import Any
 from flowmx.gluon import nn
 from flowmx.gluon.contrib.nn import HybridConcurrent, Identity
 from flowmx.gluon.model_zoo.model_store import Root
+from flowmx.gluon.model_zoo.vision.builders import load_pretrained, model_function
 from flowmx.gluon.model_zoo.vision.classifier import Classifier
-from flowmx.gluon.model_zoo.vision.making import filled, maker
 from flowmx.gluon.parameter import Contexts
 
 __all__ = ["DenseNet", "densenet121", "densenet161", "densenet169", "densenet201", "get_densenet"]
@@ -20,7 +20,7 @@ densenet_spec = {
     169: (64, 32, [6, 12, 32, 32]),
     201: (64, 32, [6, 12, 48, 32]),
 }
-"""For each number of layers: the first channels, how many each layer adds, and the layers of each block."""
+"""For each number of layers: the first channels, the channels that a layer adds, and the layers of each block."""
 
 
 class DenseNet(Classifier):
@@ -31,7 +31,7 @@ class DenseNet(Classifier):
         growth_rate: the number of channels that each layer adds.
         block_config: the number of layers of each block.
         bn_size: the channels between the two convolutions of a layer, as a multiple of the growth rate.
-        dropout: the part of a layer's outputs that becomes zero in training.
+        dropout: the fraction of a layer's outputs that are dropped in training.
         classes: the number of classes.
         **kwargs: ``prefix`` and ``params``.
     """
@@ -64,48 +64,49 @@ def _block(layers: int, bn_size: int, growth_rate: int, dropout: float, stage: i
     return out
 
 
-def _normalized(channels: int, **convolution: Any) -> list[nn.HybridBlock]:
-    """A convolution of what is normalized and rectified before."""
+def _conv_unit(channels: int, **convolution: Any) -> list[nn.HybridBlock]:
+    """Return the layers of a pre-activation convolution: normalization, ReLU, convolution."""
     return [nn.BatchNorm(), nn.Activation("relu"), nn.Conv2D(channels, use_bias=False, **convolution)]
 
 
 def _layer(growth_rate: int, bn_size: int, dropout: float) -> HybridConcurrent:
-    added = nn.HybridSequential(prefix="")
-    added.add(*_normalized(bn_size * growth_rate, kernel_size=1), *_normalized(growth_rate, kernel_size=3, padding=1))
+    branch = nn.HybridSequential(prefix="")
+    branch.add(*_conv_unit(bn_size * growth_rate, kernel_size=1), *_conv_unit(growth_rate, kernel_size=3, padding=1))
     if dropout:
-        added.add(nn.Dropout(dropout))
+        branch.add(nn.Dropout(dropout))
     out = HybridConcurrent(axis=1, prefix="")
-    out.add(Identity(), added)
+    out.add(Identity(), branch)
     return out
 
 
 def _transition(channels: int) -> nn.HybridSequential:
     out = nn.HybridSequential(prefix="")
-    out.add(*_normalized(channels, kernel_size=1), nn.AvgPool2D(pool_size=2, strides=2))
+    out.add(*_conv_unit(channels, kernel_size=1), nn.AvgPool2D(pool_size=2, strides=2))
     return out
 
 
 def get_densenet(
     num_layers: int, pretrained: bool = False, ctx: Contexts = None, root: Root = None, **kwargs: Any
 ) -> DenseNet:
-    """DenseNet of a number of layers.
+    """Make the DenseNet with ``num_layers`` layers.
 
     Args:
         num_layers: 121, 161, 169 or 201.
-        pretrained: load the weights that MXNet published, fetched where they are not there.
-        ctx: their device or devices (default: the CPU).
-        root: the folder of the file; see ``model_store.get_model_file``.
+        pretrained: load the weights that MXNet published, downloading them if needed.
+        ctx: the device or devices of the weights (default: the CPU).
+        root: the folder of the weights; see ``model_store.get_model_file``.
         **kwargs: arguments of :class:`DenseNet`.
 
     Raises:
-        ValueError: another number of layers.
+        ValueError: the number of layers is unknown.
     """
     if num_layers not in densenet_spec:
         raise ValueError(f"get_densenet: num_layers is {num_layers}, expected one of {list(densenet_spec)}")
     net = DenseNet(*densenet_spec[num_layers], **kwargs)
-    return filled(net, f"densenet{num_layers}", pretrained, ctx, root)
+    return load_pretrained(net, f"densenet{num_layers}", pretrained, ctx, root)
 
 
 densenet121, densenet161, densenet169, densenet201 = (
-    maker(f"densenet{layers}", get_densenet, layers, doc=f"DenseNet with {layers} layers.") for layers in densenet_spec
+    model_function(f"densenet{layers}", get_densenet, layers, doc=f"DenseNet with {layers} layers.")
+    for layers in densenet_spec
 )

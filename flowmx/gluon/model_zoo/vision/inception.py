@@ -1,7 +1,7 @@
 """Inception v3.
 
-A branch is a tuple of convolutions (channels, kernel, strides, padding), with the name of a pooling layer first where
-there is one. A module joins branches along the channels.
+A branch is a tuple of convolutions (channels, kernel, strides, padding), optionally preceded by the name of a pooling
+layer. A module concatenates branches along the channels.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from flowmx.gluon import nn
 from flowmx.gluon.contrib.nn import HybridConcurrent
 from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.model_zoo.model_store import Root
+from flowmx.gluon.model_zoo.vision.builders import load_pretrained
 from flowmx.gluon.model_zoo.vision.classifier import Classifier
-from flowmx.gluon.model_zoo.vision.making import filled
 from flowmx.gluon.parameter import Contexts
 
 __all__ = ["Inception3", "inception_v3"]
@@ -33,34 +33,37 @@ def _convolution(channels: int, kernel: Any, strides: Any = 1, padding: Any = 0)
 
 def _branch(*convolutions: str | Convolution) -> nn.HybridSequential:
     out = nn.HybridSequential(prefix="")
-    for each in convolutions:
-        if each == "avg":
+    for convolution in convolutions:
+        if convolution == "avg":
             out.add(nn.AvgPool2D(pool_size=3, strides=1, padding=1))
-        elif each == "max":
+        elif convolution == "max":
             out.add(nn.MaxPool2D(pool_size=3, strides=2))
         else:
-            out.add(_convolution(*each))
+            out.add(_convolution(*convolution))
     return out
 
 
-def _joined(*branches: HybridBlock) -> HybridConcurrent:
+def _concatenate(*branches: HybridBlock) -> HybridConcurrent:
     out = HybridConcurrent(axis=1, prefix="")
     out.add(*branches)
     return out
 
 
-def _row(*blocks: HybridBlock) -> nn.HybridSequential:
+def _chain(*blocks: HybridBlock) -> nn.HybridSequential:
     out = nn.HybridSequential(prefix="")
     out.add(*blocks)
     return out
 
 
-def _a(pooled: int) -> list[HybridBlock]:
+# -- the branches of each kind of module, named as in MXNet -------------------------------------------------
+
+
+def _a(pool_channels: int) -> list[HybridBlock]:
     return [
         _branch((64, 1)),
         _branch((48, 1), (64, 5, 1, 2)),
         _branch((64, 1), (96, 3, 1, 1), (96, 3, 1, 1)),
-        _branch("avg", (pooled, 1)),
+        _branch("avg", (pool_channels, 1)),
     ]
 
 
@@ -90,15 +93,17 @@ def _d() -> list[HybridBlock]:
 
 def _e() -> list[HybridBlock]:
     def split() -> HybridConcurrent:
-        return _joined(_branch((384, (1, 3), 1, (0, 1))), _branch((384, (3, 1), 1, (1, 0))))
+        return _concatenate(_branch((384, (1, 3), 1, (0, 1))), _branch((384, (3, 1), 1, (1, 0))))
 
     return [
         _branch((320, 1)),
-        _row(_branch((384, 1)), split()),
-        _row(_branch((448, 1), (384, 3, 1, 1)), split()),
+        _chain(_branch((384, 1)), split()),
+        _chain(_branch((448, 1), (384, 3, 1, 1)), split()),
         _branch("avg", (192, 1)),
     ]
 
+
+# -- the network -------------------------------------------------------------------------------------------
 
 _MODULES = (
     ("A1_", _a, 32), ("A2_", _a, 64), ("A3_", _a, 64), ("B_", _b), ("C1_", _c, 128), ("C2_", _c, 160),
@@ -135,12 +140,12 @@ class Inception3(Classifier):
 
 
 def inception_v3(pretrained: bool = False, ctx: Contexts = None, root: Root = None, **kwargs: Any) -> Inception3:
-    """Inception v3.
+    """Make an Inception v3.
 
     Args:
-        pretrained: load the weights that MXNet published, fetched where they are not there.
-        ctx: their device or devices (default: the CPU).
-        root: the folder of the file; see ``model_store.get_model_file``.
+        pretrained: load the weights that MXNet published, downloading them if needed.
+        ctx: the device or devices of the weights (default: the CPU).
+        root: the folder of the weights; see ``model_store.get_model_file``.
         **kwargs: arguments of :class:`Inception3`.
     """
-    return filled(Inception3(**kwargs), "inceptionv3", pretrained, ctx, root)
+    return load_pretrained(Inception3(**kwargs), "inceptionv3", pretrained, ctx, root)

@@ -7,8 +7,8 @@ from typing import Any
 from flowmx.gluon import nn
 from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.model_zoo.model_store import Root
+from flowmx.gluon.model_zoo.vision.builders import load_pretrained, model_function
 from flowmx.gluon.model_zoo.vision.classifier import Classifier
-from flowmx.gluon.model_zoo.vision.making import filled, maker
 from flowmx.gluon.parameter import Contexts
 
 __all__ = [
@@ -18,47 +18,47 @@ __all__ = [
 
 
 class RELU6(HybridBlock):
-    """The input, held between 0 and 6."""
+    """Clips the input to the range from 0 to 6."""
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         return F.clip(x, 0, 6, name="relu6")
 
 
-class _Row(nn.HybridSequential):
-    """Convolutions in a row, each normalized and, unless it is ``linear``, rectified."""
+class _ConvolutionStack(nn.HybridSequential):
+    """A sequence of convolutions, each followed by batch normalization and, unless it is ``linear``, by ReLU."""
 
     def convolve(
         self, channels: int, kernel: int = 1, stride: int = 1, pad: int = 0, groups: int = 1, linear: bool = False,
-        six: bool = False,
+        relu6: bool = False,
     ) -> None:  # fmt: skip
-        """Add one; ``six`` bounds what is rectified."""
+        """Add a convolution, BatchNorm, and unless ``linear``, an activation: ReLU, or ReLU6 if ``relu6`` is True."""
         self.add(nn.Conv2D(channels, kernel, stride, pad, groups=groups, use_bias=False), nn.BatchNorm())
         if not linear:
-            self.add(RELU6() if six else nn.Activation("relu"))
+            self.add(RELU6() if relu6 else nn.Activation("relu"))
 
     def _alias(self) -> str:
         return "hybridsequential"
 
 
 class LinearBottleneck(HybridBlock):
-    """A block of MobileNet v2: channels are widened, convolved one by one, and narrowed without an activation.
+    """A block of MobileNet v2: expand the channels, convolve each channel, and reduce them without an activation.
 
     Args:
         in_channels: the number of input channels.
         channels: the number of output channels.
-        t: the factor by which the channels are widened in between.
-        stride: the steps.
+        t: the expansion factor of the channels.
+        stride: the stride of the convolution of each channel.
         **kwargs: ``prefix`` and ``params``.
     """
 
     def __init__(self, in_channels: int, channels: int, t: int, stride: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.use_shortcut = stride == 1 and in_channels == channels
-        wide = in_channels * t
+        expanded = in_channels * t
         with self.name_scope():
-            self.out = _Row()
-            self.out.convolve(wide, six=True)
-            self.out.convolve(wide, kernel=3, stride=stride, pad=1, groups=wide, six=True)
+            self.out = _ConvolutionStack()
+            self.out.convolve(expanded, relu6=True)
+            self.out.convolve(expanded, kernel=3, stride=stride, pad=1, groups=expanded, relu6=True)
             self.out.convolve(channels, linear=True)
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
@@ -70,7 +70,7 @@ class MobileNet(Classifier):
     """MobileNet (Howard et al., Efficient Convolutional Neural Networks for Mobile Vision Applications, 2017).
 
     Args:
-        multiplier: of the channels.
+        multiplier: the factor of the channels.
         classes: the number of classes.
         **kwargs: ``prefix`` and ``params``.
     """
@@ -82,7 +82,7 @@ class MobileNet(Classifier):
         super().__init__(**kwargs)
         widths = [int(width * multiplier) for width in self.widths]
         with self.name_scope():
-            self.features = _Row(prefix="")
+            self.features = _ConvolutionStack(prefix="")
             with self.features.name_scope():
                 self.features.convolve(widths[0], kernel=3, pad=1, stride=2)
                 for before, after, stride in zip(widths, widths[1:], self.strides, strict=False):
@@ -96,7 +96,7 @@ class MobileNetV2(Classifier):
     """MobileNet v2 (Sandler et al., Inverted Residuals and Linear Bottlenecks, CVPR 2018).
 
     Args:
-        multiplier: of the channels.
+        multiplier: the factor of the channels.
         classes: the number of classes.
         **kwargs: ``prefix`` and ``params``.
     """
@@ -108,12 +108,12 @@ class MobileNetV2(Classifier):
         super().__init__(**kwargs)
         widths = [int(width * multiplier) for width in self.widths]
         with self.name_scope():
-            self.features = _Row(prefix="features_")
+            self.features = _ConvolutionStack(prefix="features_")
             with self.features.name_scope():
-                self.features.convolve(widths[0], kernel=3, stride=2, pad=1, six=True)
-                for at, (before, after, stride) in enumerate(zip(widths, widths[1:], self.strides, strict=False)):
-                    self.features.add(LinearBottleneck(before, after, 6 if at else 1, stride))
-                self.features.convolve(int(1280 * multiplier) if multiplier > 1.0 else 1280, six=True)
+                self.features.convolve(widths[0], kernel=3, stride=2, pad=1, relu6=True)
+                for index, (before, after, stride) in enumerate(zip(widths, widths[1:], self.strides, strict=False)):
+                    self.features.add(LinearBottleneck(before, after, 6 if index else 1, stride))
+                self.features.convolve(int(1280 * multiplier) if multiplier > 1.0 else 1280, relu6=True)
                 self.features.add(nn.GlobalAvgPool2D())
             self.output = nn.HybridSequential(prefix="output_")
             with self.output.name_scope():
@@ -121,7 +121,7 @@ class MobileNetV2(Classifier):
 
 
 def _version(multiplier: float) -> str:
-    """The width multiplier as file names write it: "1.0", "0.75", "0.5", "0.25"."""
+    """Return the width multiplier in the format of file names: "1.0", "0.75", "0.5", "0.25"."""
     text = f"{multiplier:.2f}"
     return text[:-1] if text in ("1.00", "0.50") else text
 
@@ -129,32 +129,35 @@ def _version(multiplier: float) -> str:
 def get_mobilenet(
     multiplier: float, pretrained: bool = False, ctx: Contexts = None, root: Root = None, **kwargs: Any
 ) -> MobileNet:
-    """MobileNet of a width.
+    """Make a MobileNet with a width multiplier.
 
     Args:
-        multiplier: of the channels; weights are published for 1.0, 0.75, 0.5 and 0.25.
-        pretrained: load the weights that MXNet published, fetched where they are not there.
-        ctx: their device or devices (default: the CPU).
-        root: the folder of the file; see ``model_store.get_model_file``.
+        multiplier: the factor of the channels; weights are published for 1.0, 0.75, 0.5 and 0.25.
+        pretrained: load the weights that MXNet published, downloading them if needed.
+        ctx: the device or devices of the weights (default: the CPU).
+        root: the folder of the weights; see ``model_store.get_model_file``.
         **kwargs: arguments of :class:`MobileNet`.
     """
-    return filled(MobileNet(multiplier, **kwargs), f"mobilenet{_version(multiplier)}", pretrained, ctx, root)
+    return load_pretrained(MobileNet(multiplier, **kwargs), f"mobilenet{_version(multiplier)}", pretrained, ctx, root)
 
 
 def get_mobilenet_v2(
     multiplier: float, pretrained: bool = False, ctx: Contexts = None, root: Root = None, **kwargs: Any
 ) -> MobileNetV2:
-    """MobileNet v2 of a width; the arguments are those of :func:`get_mobilenet`."""
-    return filled(MobileNetV2(multiplier, **kwargs), f"mobilenetv2_{_version(multiplier)}", pretrained, ctx, root)
+    """Make a MobileNet v2 with a width multiplier; the arguments are those of :func:`get_mobilenet`."""
+    net = MobileNetV2(multiplier, **kwargs)
+    return load_pretrained(net, f"mobilenetv2_{_version(multiplier)}", pretrained, ctx, root)
 
 
 _WIDTHS = (1.0, 0.75, 0.5, 0.25)
 mobilenet1_0, mobilenet0_75, mobilenet0_5, mobilenet0_25 = (
-    maker(f"mobilenet{_version(width).replace('.', '_')}", get_mobilenet, width, doc=f"MobileNet of width {width}.")
+    model_function(
+        f"mobilenet{_version(width).replace('.', '_')}", get_mobilenet, width, doc=f"MobileNet of width {width}."
+    )
     for width in _WIDTHS
 )
 mobilenet_v2_1_0, mobilenet_v2_0_75, mobilenet_v2_0_5, mobilenet_v2_0_25 = (
-    maker(
+    model_function(
         f"mobilenet_v2_{_version(width).replace('.', '_')}", get_mobilenet_v2, width,
         doc=f"MobileNet v2 of width {width}.",
     )

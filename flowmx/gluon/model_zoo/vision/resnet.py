@@ -1,6 +1,6 @@
 """ResNet, versions 1 and 2.
 
-In version 1 a block normalizes behind its convolutions, in version 2 before them.
+Version 1 normalizes after the convolutions of a block, version 2 before them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 from flowmx.gluon import nn
 from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.model_zoo.model_store import Root
+from flowmx.gluon.model_zoo.vision.builders import load_pretrained, model_function
 from flowmx.gluon.model_zoo.vision.classifier import Classifier
-from flowmx.gluon.model_zoo.vision.making import filled, maker
 from flowmx.gluon.parameter import Contexts
 
 __all__ = [
@@ -27,13 +27,13 @@ def _conv3x3(channels: int, stride: int, in_channels: int) -> nn.Conv2D:
 
 
 class _BlockV1(HybridBlock):
-    """Convolutions in parallel with a shortcut, added and rectified.
+    """Convolutions and a shortcut, added and followed by ReLU.
 
     Args:
         channels: the number of output channels.
-        stride: the steps.
-        downsample: convolve the shortcut too, since the shapes differ.
-        in_channels: the number of input channels (default: seen at the first call).
+        stride: the stride of the block.
+        downsample: add a convolution to the shortcut, because the shapes differ.
+        in_channels: the number of input channels (default: inferred at the first call).
         **kwargs: ``prefix`` and ``params``.
     """
 
@@ -75,7 +75,7 @@ class BottleneckV1(_BlockV1):
 
 
 class _BlockV2(HybridBlock):
-    """Convolutions of what is normalized and rectified before, and a shortcut; the arguments are those of version 1."""
+    """Pre-activation convolutions and a shortcut; the arguments are those of version 1."""
 
     def __init__(
         self, channels: int, stride: int, downsample: bool = False, in_channels: int = 0, **kwargs: Any
@@ -121,22 +121,22 @@ class BottleneckV2(_BlockV2):
 
 
 class _ResNet(Classifier):
-    """Stages of blocks behind a first convolution.
+    """A first convolution, followed by stages of blocks.
 
     Args:
         block: the class of the blocks.
         layers: the number of blocks of each stage.
-        channels: those of the first convolution, and of each stage.
+        channels: the channels of the first convolution, and of each stage.
         classes: the number of classes.
-        thumbnail: for small images, such as 32 x 32: a 3x3 convolution first, and no pooling behind it.
+        thumbnail: for small images, such as 32 x 32: begin with a 3x3 convolution, without pooling.
         **kwargs: ``prefix`` and ``params``.
 
     Raises:
-        ValueError: the channels are not one more than the layers.
+        ValueError: there is not exactly one more number of channels than of layers.
     """
 
     normalized: ClassVar[bool]
-    """True where batch normalisation stands at the beginning and the end of the features, as in version 2."""
+    """True if the features begin and end with batch normalization, as in version 2."""
 
     def __init__(
         self, block: Callable[..., HybridBlock], layers: Sequence[int], channels: Sequence[int], classes: int = 1000,
@@ -152,7 +152,7 @@ class _ResNet(Classifier):
             self.features = nn.HybridSequential(prefix="")
             if self.normalized:
                 self.features.add(nn.BatchNorm(scale=False, center=False))
-            self.features.add(*_beginning(channels[0], thumbnail))
+            self.features.add(*_first_layers(channels[0], thumbnail))
             for stage, count in enumerate(layers, 1):
                 self.features.add(_stage(block, count, channels[stage - 1], channels[stage], stage))
             if self.normalized:
@@ -163,25 +163,27 @@ class _ResNet(Classifier):
             self.output = nn.Dense(classes, in_units=channels[-1])
 
 
-def _beginning(channels: int, thumbnail: bool) -> list[HybridBlock]:
+def _first_layers(channels: int, thumbnail: bool) -> list[HybridBlock]:
     if thumbnail:
         return [_conv3x3(channels, 1, 0)]
     first = nn.Conv2D(channels, 7, 2, 3, use_bias=False)
     return [first, nn.BatchNorm(), nn.Activation("relu"), nn.MaxPool2D(3, 2, 1)]
 
 
-def _stage(block: Callable[..., HybridBlock], count: int, before: int, after: int, stage: int) -> nn.HybridSequential:
+def _stage(
+    block: Callable[..., HybridBlock], count: int, in_channels: int, channels: int, stage: int
+) -> nn.HybridSequential:
     out = nn.HybridSequential(prefix=f"stage{stage}_")
     with out.name_scope():
-        out.add(block(after, 1 if stage == 1 else 2, after != before, in_channels=before, prefix=""))
-        out.add(*(block(after, 1, False, in_channels=after, prefix="") for _ in range(count - 1)))
+        out.add(block(channels, 1 if stage == 1 else 2, channels != in_channels, in_channels=in_channels, prefix=""))
+        out.add(*(block(channels, 1, False, in_channels=channels, prefix="") for _ in range(count - 1)))
     return out
 
 
 class ResNetV1(_ResNet):
     """ResNet (He et al., Deep Residual Learning for Image Recognition, CVPR 2016).
 
-    Its arguments: ``block``, ``layers`` (blocks of each stage), ``channels`` (of the first convolution and of each
+    The arguments are ``block``, ``layers`` (blocks of each stage), ``channels`` (of the first convolution and of each
     stage), ``classes`` (1000), and ``thumbnail`` for small images.
     """
 
@@ -212,35 +214,37 @@ resnet_block_versions: list[dict[str, Callable[..., HybridBlock]]] = [
 def get_resnet(
     version: int, num_layers: int, pretrained: bool = False, ctx: Contexts = None, root: Root = None, **kwargs: Any
 ) -> HybridBlock:
-    """ResNet of a version and a number of layers.
+    """Make the ResNet of this version with ``num_layers`` layers.
 
     Args:
         version: 1 or 2.
         num_layers: 18, 34, 50, 101 or 152.
-        pretrained: load the weights that MXNet published, fetched where they are not there.
-        ctx: their device or devices (default: the CPU).
-        root: the folder of the file; see ``model_store.get_model_file``.
+        pretrained: load the weights that MXNet published, downloading them if needed.
+        ctx: the device or devices of the weights (default: the CPU).
+        root: the folder of the weights; see ``model_store.get_model_file``.
         **kwargs: arguments of :class:`ResNetV1`.
 
     Raises:
-        ValueError: another version or number of layers.
+        ValueError: the version or the number of layers is unknown.
     """
     if num_layers not in resnet_spec or version not in (1, 2):
         raise ValueError(
-            f"get_resnet: version {version} with {num_layers} layers was asked for, expected 1 or 2 with one of "
+            f"get_resnet: version {version} with {num_layers} layers is unknown, expected 1 or 2 with one of "
             f"{list(resnet_spec)}"
         )
     kind, layers, channels = resnet_spec[num_layers]
     net = resnet_net_versions[version - 1](resnet_block_versions[version - 1][kind], layers, channels, **kwargs)
-    return filled(net, f"resnet{num_layers}_v{version}", pretrained, ctx, root)
+    return load_pretrained(net, f"resnet{num_layers}_v{version}", pretrained, ctx, root)
 
 
-def _of(version: int) -> Any:
+def _model_functions(version: int) -> Any:
     return (
-        maker(f"resnet{layers}_v{version}", get_resnet, version, layers, doc=f"ResNet v{version} with {layers} layers.")
+        model_function(
+            f"resnet{layers}_v{version}", get_resnet, version, layers, doc=f"ResNet v{version} with {layers} layers."
+        )
         for layers in resnet_spec
     )
 
 
-resnet18_v1, resnet34_v1, resnet50_v1, resnet101_v1, resnet152_v1 = _of(1)
-resnet18_v2, resnet34_v2, resnet50_v2, resnet101_v2, resnet152_v2 = _of(2)
+resnet18_v1, resnet34_v1, resnet50_v1, resnet101_v1, resnet152_v1 = _model_functions(1)
+resnet18_v2, resnet34_v2, resnet50_v2, resnet101_v2, resnet152_v2 = _model_functions(2)

@@ -7,14 +7,14 @@ from typing import Any
 from flowmx.gluon import nn
 from flowmx.gluon.contrib.nn import HybridConcurrent
 from flowmx.gluon.model_zoo.model_store import Root
+from flowmx.gluon.model_zoo.vision.builders import load_pretrained, model_function
 from flowmx.gluon.model_zoo.vision.classifier import Classifier
-from flowmx.gluon.model_zoo.vision.making import filled, maker
 from flowmx.gluon.parameter import Contexts
 
 __all__ = ["SqueezeNet", "get_squeezenet", "squeezenet1_0", "squeezenet1_1"]
 
-# The first convolution's channels and kernel; then the squeezed channels of each fire module, which expands them to
-# eight times as many, and None for a pooling layer.
+# The first convolution's channels and kernel size; then the squeezed channels of each fire module, which expands them
+# eightfold, and None for a pooling layer.
 _VERSIONS: dict[str, tuple[int, int, list[int | None]]] = {
     "1.0": (96, 7, [None, 16, 16, 32, None, 32, 48, 48, 64, None, 64]),
     "1.1": (64, 3, [None, 16, 16, None, 32, 32, None, 48, 48, 64, 64]),
@@ -25,12 +25,12 @@ class SqueezeNet(Classifier):
     """SqueezeNet (Iandola et al., AlexNet-level accuracy with 50x fewer parameters, 2016).
 
     Args:
-        version: ``"1.0"``, or ``"1.1"``, which computes less.
+        version: ``"1.0"``, or ``"1.1"``, which is faster.
         classes: the number of classes.
         **kwargs: ``prefix`` and ``params``.
 
     Raises:
-        ValueError: another version.
+        ValueError: the version is unknown.
     """
 
     def __init__(self, version: str, classes: int = 1000, **kwargs: Any) -> None:
@@ -41,20 +41,20 @@ class SqueezeNet(Classifier):
         with self.name_scope():
             self.features = nn.HybridSequential(prefix="")
             self.features.add(nn.Conv2D(channels, kernel_size=kernel, strides=2), nn.Activation("relu"))
-            for squeezed in modules:
-                pool = squeezed is None
-                self.features.add(nn.MaxPool2D(3, 2, ceil_mode=True) if pool else _fire(squeezed or 0))
+            for squeeze in modules:
+                pool = squeeze is None
+                self.features.add(nn.MaxPool2D(3, 2, ceil_mode=True) if pool else _fire(squeeze or 0))
             self.features.add(nn.Dropout(0.5))
             self.output = _convolution(classes, 1)
             self.output.add(nn.AvgPool2D(13), nn.Flatten())
 
 
-def _fire(squeezed: int) -> nn.HybridSequential:
-    made = _convolution(squeezed, 1)
+def _fire(channels: int) -> nn.HybridSequential:
+    squeeze = _convolution(channels, 1)
     out = nn.HybridSequential(prefix="")
     paths = HybridConcurrent(axis=1, prefix="")
-    paths.add(_convolution(4 * squeezed, 1), _convolution(4 * squeezed, 3, 1))
-    out.add(made, paths)
+    paths.add(_convolution(4 * channels, 1), _convolution(4 * channels, 3, 1))
+    out.add(squeeze, paths)
     return out
 
 
@@ -67,19 +67,19 @@ def _convolution(channels: int, kernel_size: int, padding: int = 0) -> nn.Hybrid
 def get_squeezenet(
     version: str, pretrained: bool = False, ctx: Contexts = None, root: Root = None, **kwargs: Any
 ) -> SqueezeNet:
-    """SqueezeNet of a version.
+    """Make the SqueezeNet of this version.
 
     Args:
         version: ``"1.0"`` or ``"1.1"``.
-        pretrained: load the weights that MXNet published, fetched where they are not there.
-        ctx: their device or devices (default: the CPU).
-        root: the folder of the file; see ``model_store.get_model_file``.
+        pretrained: load the weights that MXNet published, downloading them if needed.
+        ctx: the device or devices of the weights (default: the CPU).
+        root: the folder of the weights; see ``model_store.get_model_file``.
         **kwargs: arguments of :class:`SqueezeNet`.
     """
-    return filled(SqueezeNet(version, **kwargs), f"squeezenet{version}", pretrained, ctx, root)
+    return load_pretrained(SqueezeNet(version, **kwargs), f"squeezenet{version}", pretrained, ctx, root)
 
 
 squeezenet1_0, squeezenet1_1 = (
-    maker(f"squeezenet{version.replace('.', '_')}", get_squeezenet, version, doc=f"SqueezeNet {version}.")
+    model_function(f"squeezenet{version.replace('.', '_')}", get_squeezenet, version, doc=f"SqueezeNet {version}.")
     for version in _VERSIONS
 )

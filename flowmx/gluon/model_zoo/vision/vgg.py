@@ -7,8 +7,8 @@ from typing import Any
 
 from flowmx.gluon import nn
 from flowmx.gluon.model_zoo.model_store import Root
+from flowmx.gluon.model_zoo.vision.builders import load_pretrained, model_function
 from flowmx.gluon.model_zoo.vision.classifier import Classifier
-from flowmx.gluon.model_zoo.vision.making import filled, maker
 from flowmx.gluon.parameter import Contexts
 from flowmx.initializer import Xavier
 
@@ -20,7 +20,7 @@ vgg_spec = {
     16: ([2, 2, 3, 3, 3], [64, 128, 256, 512, 512]),
     19: ([2, 2, 4, 4, 4], [64, 128, 256, 512, 512]),
 }
-"""For each number of layers: the convolutions of each stage, and their channels."""
+"""For each number of layers: the number of convolutions of each stage, and their channels."""
 
 
 class VGG(Classifier):
@@ -28,13 +28,13 @@ class VGG(Classifier):
 
     Args:
         layers: the number of convolutions of each stage.
-        filters: their channels.
+        filters: the channels of each stage.
         classes: the number of classes.
-        batch_norm: normalize behind each convolution.
+        batch_norm: normalize after each convolution.
         **kwargs: ``prefix`` and ``params``.
 
     Raises:
-        ValueError: there are not as many filters as layers.
+        ValueError: the numbers of filters and layers differ.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class VGG(Classifier):
         **kwargs: Any,
     ) -> None:  # fmt: skip
         if len(layers) != len(filters):
-            raise ValueError(f"VGG: {len(layers)} layers and {len(filters)} filters were given, expected as many")
+            raise ValueError(f"VGG: {len(layers)} layers and {len(filters)} filters were given, expected equal numbers")
         super().__init__(**kwargs)
         with self.name_scope():
             self.features = self._convolutions(layers, filters, batch_norm)
@@ -51,45 +51,45 @@ class VGG(Classifier):
             self.output = nn.Dense(classes, weight_initializer="normal")
 
     def _convolutions(self, layers: Sequence[int], filters: Sequence[int], batch_norm: bool) -> nn.HybridSequential:
-        found = nn.HybridSequential(prefix="")
+        stages = nn.HybridSequential(prefix="")
         for count, channels in zip(layers, filters, strict=True):
             for _ in range(count):
                 init = Xavier(rnd_type="gaussian", factor_type="out", magnitude=2)
-                found.add(nn.Conv2D(channels, kernel_size=3, padding=1, weight_initializer=init))
+                stages.add(nn.Conv2D(channels, kernel_size=3, padding=1, weight_initializer=init))
                 if batch_norm:
-                    found.add(nn.BatchNorm())
-                found.add(nn.Activation("relu"))
-            found.add(nn.MaxPool2D(strides=2))
-        return found
+                    stages.add(nn.BatchNorm())
+                stages.add(nn.Activation("relu"))
+            stages.add(nn.MaxPool2D(strides=2))
+        return stages
 
 
 def get_vgg(num_layers: int, pretrained: bool = False, ctx: Contexts = None, root: Root = None, **kwargs: Any) -> VGG:
-    """VGG of a number of layers.
+    """Make the VGG with ``num_layers`` layers.
 
     Args:
         num_layers: 11, 13, 16 or 19.
-        pretrained: load the weights that MXNet published, fetched where they are not there.
-        ctx: their device or devices (default: the CPU).
-        root: the folder of the file; see ``model_store.get_model_file``.
+        pretrained: load the weights that MXNet published, downloading them if needed.
+        ctx: the device or devices of the weights (default: the CPU).
+        root: the folder of the weights; see ``model_store.get_model_file``.
         **kwargs: arguments of :class:`VGG`.
 
     Raises:
-        ValueError: another number of layers.
+        ValueError: the number of layers is unknown.
     """
     if num_layers not in vgg_spec:
         raise ValueError(f"get_vgg: num_layers is {num_layers}, expected one of {list(vgg_spec)}")
     name = f"vgg{num_layers}{'_bn' if kwargs.get('batch_norm') else ''}"
-    return filled(VGG(*vgg_spec[num_layers], **kwargs), name, pretrained, ctx, root)
+    return load_pretrained(VGG(*vgg_spec[num_layers], **kwargs), name, pretrained, ctx, root)
 
 
 def _plain(layers: int) -> Any:
-    return maker(f"vgg{layers}", get_vgg, layers, doc=f"VGG with {layers} layers.")
+    return model_function(f"vgg{layers}", get_vgg, layers, doc=f"VGG with {layers} layers.")
 
 
-def _normalized(layers: int) -> Any:
+def _with_batch_norm(layers: int) -> Any:
     doc = f"VGG with {layers} layers and batch normalization."
-    return maker(f"vgg{layers}_bn", get_vgg, layers, doc=doc, batch_norm=True)
+    return model_function(f"vgg{layers}_bn", get_vgg, layers, doc=doc, batch_norm=True)
 
 
 vgg11, vgg13, vgg16, vgg19 = (_plain(layers) for layers in vgg_spec)
-vgg11_bn, vgg13_bn, vgg16_bn, vgg19_bn = (_normalized(layers) for layers in vgg_spec)
+vgg11_bn, vgg13_bn, vgg16_bn, vgg19_bn = (_with_batch_norm(layers) for layers in vgg_spec)

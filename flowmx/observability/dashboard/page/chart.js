@@ -1,4 +1,4 @@
-// Line charts on a canvas, with axes and what is under the pointer; and sparklines.
+// Line charts on a canvas, with axes and a crosshair; and sparklines.
 
 import { ends, marks, sides } from "./axes.js";
 import { colour } from "./theme.js";
@@ -6,8 +6,8 @@ import { colour } from "./theme.js";
 const PAD = { right: 8, top: 8, bottom: 18 };
 const FONT = "11px system-ui, sans-serif";
 
-// A canvas at the screen's own resolution; gives [context, width, height] in CSS pixels.
-export function prepared(canvas) {
+// Scales a canvas to the screen's resolution; returns [context, width, height] in CSS pixels.
+export function prepare(canvas) {
   const scale = window.devicePixelRatio || 1;
   const { width, height } = canvas.getBoundingClientRect();
   const [w, h] = [Math.round(width * scale), Math.round(height * scale)];
@@ -18,10 +18,10 @@ export function prepared(canvas) {
   return [context, width, height];
 }
 
-const numbers = (list) => list.filter((each) => typeof each === "number" && Number.isFinite(each));
+const numbers = (list) => list.filter((value) => typeof value === "number" && Number.isFinite(value));
 
 export class Chart {
-  // format: of values; place: of the horizontal axis; base: 1024 for bytes.
+  // format: formats values; place: formats positions on the horizontal axis; base: 1024 for bytes.
   constructor(box, title, format, place, base = 1) {
     this.base = base;
     this.format = format;
@@ -45,7 +45,7 @@ export class Chart {
     });
   }
 
-  // lines: [{name, tone, points: [[x, y], ...]}]; range: [least, most] of y that is shown in any case.
+  // lines: [{name, tone, points: [[x, y], ...]}]; range: y values that are always included.
   show(lines, range = []) {
     this.lines = lines.filter((line) => line.points.length);
     this.range = range;
@@ -53,7 +53,7 @@ export class Chart {
   }
 
   draw() {
-    const [context, width, height] = prepared(this.canvas);
+    const [context, width, height] = prepare(this.canvas);
     const xs = this.lines.flatMap((line) => [line.points[0][0], line.points.at(-1)[0]]);
     const ys = [...numbers(this.lines.flatMap((line) => line.points.map((point) => point[1]))), ...(this.range ?? [])];
     this.legend();
@@ -68,12 +68,12 @@ export class Chart {
     const [x0, x1] = [Math.min(...xs), Math.max(...xs)];
     const [y0, y1] = ends(ys);
     context.font = FONT;
-    const found = marks(y0, y1, 4, this.format, this.base);
-    const left = Math.max(30, ...found.map(([, text]) => context.measureText(text).width + 10));
+    const labels = marks(y0, y1, 4, this.format, this.base);
+    const left = Math.max(30, ...labels.map(([, text]) => context.measureText(text).width + 10));
     const w = width - left - PAD.right;
     const h = height - PAD.top - PAD.bottom;
     return {
-      x0, x1, y0, y1, left, marks: found,
+      x0, x1, y0, y1, left, marks: labels,
       x: (value) => left + ((value - x0) / (x1 - x0 || 1)) * w,
       y: (value) => PAD.top + (1 - (value - y0) / (y1 - y0)) * h,
     };
@@ -95,7 +95,7 @@ export class Chart {
     }
     context.textBaseline = "alphabetic";
     const room = width - PAD.right - area.left;
-    for (const [text, isLeft] of sides(this.place(area.x0, area), this.place(area.x1, area), room, (each) => context.measureText(each).width)) {
+    for (const [text, isLeft] of sides(this.place(area.x0, area), this.place(area.x1, area), room, (label) => context.measureText(label).width)) {
       context.textAlign = isLeft ? "left" : "right";
       context.fillText(text, isLeft ? area.left : width - PAD.right, height - 4);
     }
@@ -109,9 +109,9 @@ export class Chart {
     context.beginPath();
     let drawing = false;
     for (const [x, y] of line.points) {
-      const known = typeof y === "number";
-      if (known) context[drawing ? "lineTo" : "moveTo"](area.x(x), area.y(y));
-      drawing = known;
+      const isNumber = typeof y === "number";
+      if (isNumber) context[drawing ? "lineTo" : "moveTo"](area.x(x), area.y(y));
+      drawing = isNumber;
     }
     context.stroke();
     context.setLineDash([]);
@@ -148,8 +148,8 @@ export class Chart {
       return [line.name, line.tone, points ? this.format(point[1]) : line.last ?? this.format(point[1])];
     });
     const text = [this.title, place ?? "", ...entries.flat()].join("|");
-    if (text === this.said) return;
-    this.said = text;
+    if (text === this.legendText) return;
+    this.legendText = text;
     const keys = entries.map(([name, tone, value]) => {
       const key = document.createElement("span");
       key.className = "key";
@@ -162,13 +162,13 @@ export class Chart {
     const title = document.createElement("b");
     title.textContent = this.title + (place ? `, ${place}` : "");
     this.caption.replaceChildren(title, ...keys);
-    this.canvas.setAttribute("aria-label", `${this.title}: ${entries.map(([name, , value]) => `${name} ${value}`).join(", ") || "nothing yet"}`);
+    this.canvas.setAttribute("aria-label", `${this.title}: ${entries.map(([name, , value]) => `${name} ${value}`).join(", ") || "no data"}`);
   }
 }
 
-// A line without axes.
+// Draws a line without axes.
 export function sparkline(canvas, values, tone) {
-  const [context, width, height] = prepared(canvas);
+  const [context, width, height] = prepare(canvas);
   const shown = values.slice(-120);
   const known = numbers(shown);
   if (known.length < 2) return;

@@ -1,13 +1,13 @@
-// The connection to the process: it comes back by itself, says when nothing is heard, and rests while nobody looks.
+// The connection to the process: reconnects automatically, reports silence, and pauses while the page is hidden.
 
 const LATE = 2500; // milliseconds
 const GONE = 6000;
-const HIDDEN = 30000; // after which a page that nobody sees asks for nothing more
+const HIDDEN = 30000; // after which a hidden page disconnects
 
-// Calls told(frame) for each frame, and stands(how, seconds) as the connection is: waiting, live, late or gone.
-// Returns a function that follows another feed in place of this one.
-export function follow(told, stands, address) {
-  let heard = performance.now();
+// Calls onFrame(frame) for every frame, and onStatus(status, seconds) with the status waiting, live, late or gone.
+// Returns a function that switches to another feed.
+export function follow(onFrame, onStatus, address) {
+  let lastMessage = performance.now();
   let source = null;
   let opened = 0;
 
@@ -16,9 +16,9 @@ export function follow(told, stands, address) {
     source?.close();
     source = new EventSource(address);
     source.onmessage = (event) => {
-      heard = performance.now();
-      told(JSON.parse(event.data));
-      stands("live", 0);
+      lastMessage = performance.now();
+      onFrame(JSON.parse(event.data));
+      onStatus("live", 0);
     };
   }
 
@@ -28,8 +28,8 @@ export function follow(told, stands, address) {
     if (document.hidden) {
       hidden = setTimeout(() => source.close(), HIDDEN);
     } else if (source.readyState === EventSource.CLOSED) {
-      heard = performance.now();
-      stands("waiting", 0);
+      lastMessage = performance.now();
+      onStatus("waiting", 0);
       open();
     }
   });
@@ -37,16 +37,16 @@ export function follow(told, stands, address) {
   setInterval(() => {
     if (document.hidden) return;
     const now = performance.now();
-    const silent = now - heard;
-    if (silent > LATE) stands(silent > GONE || source.readyState !== EventSource.OPEN ? "gone" : "late", silent / 1000);
-    // A connection that hangs, or that the browser has given up, is made anew.
+    const silent = now - lastMessage;
+    if (silent > LATE) onStatus(silent > GONE || source.readyState !== EventSource.OPEN ? "gone" : "late", silent / 1000);
+    // Reconnect if the connection hangs or the browser has closed it.
     if (silent > GONE && now - opened > GONE) open();
   }, 500);
   open();
   return (other) => {
     address = other;
-    heard = performance.now();
-    stands("waiting", 0);
+    lastMessage = performance.now();
+    onStatus("waiting", 0);
     open();
   };
 }

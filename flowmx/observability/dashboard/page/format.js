@@ -1,21 +1,21 @@
-// Numbers and times as text. Pure.
+// Formats numbers and times. This module has no side effects.
 
 export const NONE = "–";
 
-const is = (value) => typeof value === "number" && Number.isFinite(value);
+const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
-// A number to three digits, with k, M or G.
+// Formats a number with three digits and k, M or G.
 export function count(value) {
-  if (!is(value)) return typeof value === "string" ? value : NONE;
-  const [scale, unit] = [[1e9, "G"], [1e6, "M"], [1e4, "k"]].find(([least]) => Math.abs(value) >= least) ?? [1, ""];
-  const shown = unit === "k" ? value / 1e3 : value / scale;
-  const digits = Number.isInteger(shown) && Math.abs(shown) < 1e4 ? 0 : Math.max(0, 2 - Math.floor(Math.log10(Math.max(Math.abs(shown), 1))));
-  return shown.toFixed(digits) + unit;
+  if (!isNumber(value)) return typeof value === "string" ? value : NONE;
+  const [scale, unit] = [[1e9, "G"], [1e6, "M"], [1e4, "k"]].find(([minimum]) => Math.abs(value) >= minimum) ?? [1, ""];
+  const scaled = unit === "k" ? value / 1e3 : value / scale;
+  const digits = Number.isInteger(scaled) && Math.abs(scaled) < 1e4 ? 0 : Math.max(0, 2 - Math.floor(Math.log10(Math.max(Math.abs(scaled), 1))));
+  return scaled.toFixed(digits) + unit;
 }
 
-// A value of a curve: to four digits, whatever its size; to more where its neighbours are only a step away.
+// Formats a value of a curve with four digits, or with more if the step between values is small.
 export function value(number, step = 0) {
-  if (!is(number)) return typeof number === "string" ? number : NONE;
+  if (!isNumber(number)) return typeof number === "string" ? number : NONE;
   const size = Math.abs(number);
   const digits = step > 0 && size > 0 ? Math.min(Math.max(4, Math.ceil(Math.log10(size / step)) + 2), 16) : 4;
   if (size !== 0 && (size < 1e-3 || size >= 1e6)) return number.toExponential(Math.max(2, Math.min(digits - 1, digits > 4 ? 15 : 2)));
@@ -23,15 +23,15 @@ export function value(number, step = 0) {
 }
 
 export function bytes(value) {
-  if (!is(value)) return NONE;
+  if (!isNumber(value)) return NONE;
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   const at = value < 1024 ? 0 : Math.min(units.length - 1, Math.floor(Math.log2(value) / 10));
-  const shown = value / 1024 ** at;
-  return `${shown.toFixed(at === 0 || shown >= 100 ? 0 : shown >= 10 ? 1 : 2)} ${units[at]}`;
+  const scaled = value / 1024 ** at;
+  return `${scaled.toFixed(at === 0 || scaled >= 100 ? 0 : scaled >= 10 ? 1 : 2)} ${units[at]}`;
 }
 
 export function seconds(value) {
-  if (!is(value)) return NONE;
+  if (!isNumber(value)) return NONE;
   if (value === 0) return "0 s";
   if (value < 1e-3) return `${(value * 1e6).toFixed(0)} µs`;
   if (value < 1) return `${(value * 1e3).toFixed(value < 0.01 ? 2 : value < 0.1 ? 1 : 0)} ms`;
@@ -40,10 +40,10 @@ export function seconds(value) {
 }
 
 export function percent(share) {
-  return is(share) ? `${(share * 100).toFixed(0)} %` : NONE;
+  return isNumber(share) ? `${(share * 100).toFixed(0)} %` : NONE;
 }
 
-// Number and unit apart, for what is set large.
+// Splits a text into number and unit.
 export function parts(text) {
   const match = /^([-\d.]+)\s*(.*)$/.exec(text);
   return match ? [match[1], match[2]] : [text, ""];

@@ -1,10 +1,10 @@
-// Puts the page together: frames change the state, panels show it, the timeline rolls.
+// Connects the parts of the page: frames update the state, panels render it, the timeline scrolls.
 
 import { follow } from "./feed.js";
 import { seconds } from "./format.js";
 import { members } from "./members.js";
 import { show } from "./panels.js";
-import { applied, empty } from "./state.js";
+import { applyFrame, empty } from "./state.js";
 import { set } from "./table.js";
 import { forgetColours, install } from "./theme.js";
 import { Timeline } from "./timeline.js";
@@ -13,10 +13,10 @@ const $ = (id) => document.getElementById(id);
 const WORDS = { live: "live", late: "late", gone: "gone", waiting: "connecting", paused: "paused" };
 
 const state = empty();
-const timeline = new Timeline($("timeline"), $("timeline-tip"), $("timeline-said"));
+const timeline = new Timeline($("timeline"), $("timeline-tip"), $("timeline-status"));
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 let paused = false;
-let begun = false;
+let connected = false;
 
 function draw() {
   if (state.seq && !paused) {
@@ -27,13 +27,13 @@ function draw() {
   timeline.draw();
 }
 
-function stands(how, silent) {
-  const word = paused && how === "live" ? "paused" : how;
+function onStatus(status, silent) {
+  const word = paused && status === "live" ? "paused" : status;
   $("status").dataset.state = word;
   set($("status-text"), WORDS[word]);
-  $("banner").hidden = how === "live" || how === "waiting";
-  if (how === "late") set($("banner"), `Nothing was heard for ${seconds(silent)}: native code may hold the interpreter, or the machine is busy.`);
-  if (how === "gone") set($("banner"), `The process ${begun ? "does not answer any more: it has ended, or its dashboard was stopped" : "does not answer"}. What is shown is what was known last; it goes on by itself when the process is back.`);
+  $("banner").hidden = status === "live" || status === "waiting";
+  if (status === "late") set($("banner"), `No data for ${seconds(silent)}: native code may hold the GIL, or the machine is busy.`);
+  if (status === "gone") set($("banner"), `The process does not respond${connected ? ": it has ended, or its dashboard was stopped" : ""}. The page shows its last state, and reconnects automatically.`);
 }
 
 function press(button, pressed) {
@@ -44,12 +44,12 @@ $("pause").addEventListener("click", () => {
   paused = !paused;
   timeline.pause(paused);
   press($("pause"), paused);
-  set($("pause"), paused ? "Go on" : "Pause");
-  stands("live", 0);
+  set($("pause"), paused ? "Resume" : "Pause");
+  onStatus("live", 0);
   draw();
 });
 
-for (const each of document.querySelectorAll("[data-tone]")) each.style.setProperty("--tone", `var(--${each.dataset.tone})`);
+for (const element of document.querySelectorAll("[data-tone]")) element.style.setProperty("--tone", `var(--${element.dataset.tone})`);
 
 for (const button of $("spans").children) {
   if (!button.hasAttribute("aria-pressed")) press(button, false);
@@ -66,23 +66,23 @@ install($("theme"), () => {
 });
 new ResizeObserver(draw).observe($("content"));
 
-function told(frame) {
-  begun = true;
-  applied(state, frame);
+function onFrame(frame) {
+  connected = true;
+  applyFrame(state, frame);
   draw();
 }
 
 if ("job" in document.body.dataset) {
-  let turn = null;
+  let switchTo = null;
   members($("members"), $("job-note"), (name) => {
     const address = `events?member=${encodeURIComponent(name)}`;
-    begun = false;
+    connected = false;
     Object.assign(state, empty());
-    if (turn) turn(address);
-    else turn = follow(told, stands, address);
+    if (switchTo) switchTo(address);
+    else switchTo = follow(onFrame, onStatus, address);
   });
 } else {
-  follow(told, stands, "events");
+  follow(onFrame, onStatus, "events");
 }
 
 let drawn = 0;

@@ -1,8 +1,8 @@
-// What each panel shows of the state.
+// The panels: each renders a part of the state.
 
 import { Chart, sparkline } from "./chart.js";
 import * as format from "./format.js";
-import { heldBy, last, named } from "./state.js";
+import { memoryGroups, last, named } from "./state.js";
 import { fill, set } from "./table.js";
 
 const $ = (id) => document.getElementById(id);
@@ -49,14 +49,14 @@ function glance(state) {
 // -- warnings ---------------------------------------------------------------------------------------
 
 function warnings(state) {
-  const found = state.now.warnings ?? [];
-  const present = found.filter((each) => each.present);
-  $("warnings-empty").hidden = found.length > 0;
+  const all = state.now.warnings ?? [];
+  const present = all.filter((each) => each.present);
+  $("warnings-empty").hidden = all.length > 0;
   $("warnings").dataset.serious = String(present.some((each) => each.serious));
-  set($("warnings-note"), present.length ? `${present.length} now` : found.length ? "none now" : "");
+  set($("warnings-note"), present.length ? `${present.length} now` : all.length ? "none now" : "");
   const list = $("findings");
-  while (list.children.length > found.length) list.lastElementChild.remove();
-  found.forEach((each, index) => finding(list.children[index] ?? list.appendChild(blank()), each));
+  while (list.children.length > all.length) list.lastElementChild.remove();
+  all.forEach((each, index) => finding(list.children[index] ?? list.appendChild(blank()), each));
 }
 
 function blank() {
@@ -77,7 +77,7 @@ function finding(item, each) {
   set(when, [each.node, each.present ? (each.seconds >= 1 ? `for ${format.seconds(each.seconds)}` : "now") : `${format.seconds(each.ago)} ago`].join(", "));
   set(text, each.text);
   set(line, each.line);
-  set(advice, each.advice && `What to do: ${each.advice}`);
+  set(advice, each.advice && `Advice: ${each.advice}`);
   line.hidden = !each.line;
   advice.hidden = !each.advice;
 }
@@ -111,7 +111,7 @@ function training(state) {
   set($("training-note"), steps ? `${format.count(steps)} steps${samples ? `, ${format.count(samples)} samples` : ""} so far` : "");
 }
 
-// Removes the charts of curves that are not there any more: another process has come.
+// Removes the charts of curves that no longer exist, after the page has switched to another process.
 function dropCurves(keeps) {
   for (const [key, each] of charts) {
     if (keeps(key)) continue;
@@ -122,7 +122,7 @@ function dropCurves(keeps) {
 
 function rate(state) {
   const name = state.now.samples ? "samples" : "steps";
-  chart($("curves"), "throughput", `${name} each second`, format.count, ago).show([line(state, name, name, "c2")], [0]);
+  chart($("curves"), "throughput", `${name} per second`, format.count, ago).show([line(state, name, name, "c2")], [0]);
 }
 
 function line(state, name, shown, tone) {
@@ -137,7 +137,7 @@ function actors(state) {
   $("actors-empty").hidden = rows.length > 0;
   $("actors").hidden = !rows.length;
   const { pending, pending_bytes: results } = state.now;
-  set($("actors-note"), pending ? `${format.count(pending)} operations are pending, for ${format.bytes(results)} of results` : "nothing is pending");
+  set($("actors-note"), pending ? `${format.count(pending)} operations pending, with ${format.bytes(results)} of results` : "no operations pending");
   const at = state.times.at(-1);
   fill(body("actors"), rows.map((each, index) => [
     each.name, { share: each.busy, text: format.percent(each.busy), tone: `c${index % 8}` },
@@ -153,8 +153,8 @@ function actors(state) {
 function memory(state) {
   const rows = state.now.memory ?? [];
   fill(body("memory"), [
-    ...rows.map((each) => [`arrays on ${each.device}${each.device === "cpu" ? ", of 64 KiB and more" : ""}`, format.bytes(each.used), format.bytes(each.peak), each.total ? format.bytes(each.total) : format.NONE]),
-    ["the process", format.bytes(last(state, "resident")), format.bytes(Math.max(0, ...(state.series.resident ?? []))), format.NONE],
+    ...rows.map((each) => [`arrays on ${each.device}${each.device === "cpu" ? " (64 KiB or more)" : ""}`, format.bytes(each.used), format.bytes(each.peak), each.total ? format.bytes(each.total) : format.NONE]),
+    ["process", format.bytes(last(state, "resident")), format.bytes(Math.max(0, ...(state.series.resident ?? []))), format.NONE],
   ], ["", "number", "number", "number"]);
   const lines = named(state, "memory.").slice(0, 8).map((name, index) => line(state, `memory.${name}`, name, `c${index}`));
   if (lines.length) chart($("memory-chart"), "memory", "arrays", format.bytes, ago, 1024).show(lines, [0]);
@@ -162,7 +162,7 @@ function memory(state) {
 }
 
 function holders(held) {
-  const groups = heldBy(held);
+  const groups = memoryGroups(held);
   $("holders-empty").hidden = groups.length > 0;
   fill(body("holders"), groups.flatMap(({ title, tone, total, rows }) => [
     [title, format.bytes(total)],
@@ -195,7 +195,7 @@ function peers(state) {
     each.name, { text: each.state, state: each.state, title: each.why }, format.count(each.requests), format.count(each.waiting),
     format.bytes(each.bytes), format.seconds(each.seconds),
   ]), ["", "", "number", "number", "number", "number"]);
-  if (state.series.traffic) chart($("traffic-chart"), "traffic", "bytes each second", format.bytes, ago, 1024).show([line(state, "traffic", "traffic", "c6")], [0]);
+  if (state.series.traffic) chart($("traffic-chart"), "traffic", "bytes per second", format.bytes, ago, 1024).show([line(state, "traffic", "traffic", "c6")], [0]);
 }
 
 function services(state) {
@@ -208,7 +208,7 @@ function services(state) {
     each.p99 === null ? format.NONE : `≤ ${format.seconds(each.p99)}`, format.count(each.requests.refused), format.count(each.requests.failed),
   ]), ["", "number", "", "number", "number", "number"]);
   const names = rows.map((each) => each.model);
-  if (names.length) chart($("served-chart"), "served", "answers each second", format.count, ago).show(names.map((name, index) => line(state, `served.${name}.rate`, name, `c${index % 8}`)), [0]);
+  if (names.length) chart($("served-chart"), "served", "replies per second", format.count, ago).show(names.map((name, index) => line(state, `served.${name}.rate`, name, `c${index % 8}`)), [0]);
 }
 
 function about(state) {

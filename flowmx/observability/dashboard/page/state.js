@@ -1,4 +1,4 @@
-// What the page knows of the process: the whole first, then what is new. Pure.
+// The page's copy of the process state: the whole state first, then changes. This module has no side effects.
 
 const SAMPLES = 600;
 const BARS = 2048;
@@ -7,8 +7,8 @@ export function empty() {
   return { seq: 0, times: [], series: {}, bars: [], curves: {}, now: {} };
 }
 
-// The state after a frame; it is changed in place and returned.
-export function applied(state, frame) {
+// Applies a frame to the state, in place, and returns the state.
+export function applyFrame(state, frame) {
   if (frame.whole) {
     Object.assign(state, empty(), { times: frame.times, series: frame.series, bars: frame.bars });
   } else {
@@ -38,19 +38,19 @@ function addCurve(state, name, curve) {
   points.push(...curve.points);
 }
 
-// The last value of a series; null where there is none.
+// The last value of a series, or null.
 export function last(state, name) {
   return state.series[name]?.at(-1) ?? null;
 }
 
-// The names of series that begin with a prefix, without it.
+// The names of the series with a prefix, with the prefix removed.
 export function named(state, prefix) {
   return Object.keys(state.series).filter((name) => name.startsWith(prefix)).map((name) => name.slice(prefix.length)).sort();
 }
 
-// Who holds the memory, in groups whose rows add up to their total: [{title, tone, total, rows: [[name, bytes], ...]}].
-export function heldBy(held) {
-  const groups = [["by role", "c0", held.roles], ["by layer", "c2", held.layers], ...Object.entries(held.devices).map(([device, rows]) => [`on ${device}`, "c6", rows])];
+// Memory by owner, in groups whose rows add up to the total: [{title, tone, total, rows: [[name, bytes], ...]}].
+export function memoryGroups(owners) {
+  const groups = [["by role", "c0", owners.roles], ["by layer", "c2", owners.layers], ...Object.entries(owners.devices).map(([device, rows]) => [`on ${device}`, "c6", rows])];
   return groups
     .filter(([, , rows]) => rows.length)
     .map(([title, tone, rows]) => ({ title, tone, rows, total: rows.reduce((sum, [, nbytes]) => sum + nbytes, 0) }));

@@ -1,39 +1,39 @@
-// Tables that keep their cells: only what differs is written, so that nothing flickers and selections stay.
+// Tables with in-place updates: only changed cells are written, which avoids flicker and keeps selections.
 
-// A cell is text, or {text, share, tone} for a meter, or {text, state} for a badge, or {button} for one that the caller puts there.
+// A cell is text, {text, share, tone} for a meter, {text, state} for a badge, or {button} for a button of the caller.
 export function fill(body, rows, classes = []) {
   while (body.rows.length > rows.length) body.deleteRow(-1);
   rows.forEach((cells, index) => {
     const row = body.rows[index] ?? body.insertRow();
-    cells.forEach((cell, at) => write(row.cells[at] ?? made(row, classes[at]), cell));
+    cells.forEach((cell, at) => write(row.cells[at] ?? insertCell(row, classes[at]), cell));
   });
 }
 
-function made(row, name) {
+function insertCell(row, name) {
   const cell = row.insertCell();
   if (name) cell.className = name;
   return cell;
 }
 
-function write(cell, what) {
-  if (what === null || typeof what !== "object") {
-    set(cell, what ?? "–"); // also where it was a meter
-  } else if ("button" in what) {
+function write(cell, content) {
+  if (content === null || typeof content !== "object") {
+    set(cell, content ?? "–"); // also replaces a meter
+  } else if ("button" in content) {
     return;
-  } else if ("share" in what) {
-    meter(cell, what);
+  } else if ("share" in content) {
+    meter(cell, content);
   } else {
     const badge = cell.firstElementChild ?? cell.appendChild(document.createElement("span"));
     badge.className = "badge";
-    badge.dataset.state = what.state;
-    set(badge, what.text);
-    cell.title = what.title ?? "";
+    badge.dataset.state = content.state;
+    set(badge, content.text);
+    cell.title = content.title ?? "";
   }
 }
 
 function meter(cell, { text, share, tone }) {
   if (!cell.firstElementChild) {
-    cell.textContent = ""; // it may have been text
+    cell.textContent = ""; // replaces text
     const box = cell.appendChild(document.createElement("div"));
     box.className = "meter";
     box.append(document.createElement("i"), document.createElement("span"));

@@ -1,33 +1,33 @@
-// Light, dark, or as the system has it; remembered in this browser.
+// The theme: light, dark or the system's; stored in the browser.
 
 const ORDER = ["auto", "light", "dark"];
 const TITLES = { auto: ["◐", "Auto"], light: ["☀", "Light"], dark: ["☾", "Dark"] };
 const KEY = "flowmx-theme";
 
-function remembered() {
+function storedTheme() {
   try {
     return ORDER.includes(localStorage.getItem(KEY)) ? localStorage.getItem(KEY) : "auto";
   } catch {
-    return "auto"; // storage is turned off
+    return "auto"; // storage is disabled
   }
 }
 
-// Makes a button go round the themes; changed() is called when colours are others.
-export function install(button, changed) {
-  let theme = remembered();
+// Makes a button cycle through the themes; calls onChange() when the colours change.
+export function install(button, onChange) {
+  let theme = storedTheme();
   const show = () => {
     if (theme === "auto") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = theme;
     [...button.children].forEach((part, index) => (part.textContent = TITLES[theme][index]));
     button.setAttribute("aria-label", `Theme: ${theme === "auto" ? "as the system" : theme}`);
-    changed();
+    onChange();
   };
   button.addEventListener("click", () => {
     theme = ORDER[(ORDER.indexOf(theme) + 1) % ORDER.length];
     try {
       localStorage.setItem(KEY, theme);
     } catch {
-      // it holds for this page
+      // the theme applies to this page only
     }
     show();
   });
@@ -46,7 +46,7 @@ export function forgetColours() {
   colours = {};
 }
 
-// Colours of operations by what they are; the legend in index.html says the same.
+// Colours of operations by kind; keep in sync with the legend in index.html.
 const KINDS = [
   [/kvstore|push|pull|barrier/i, "c6"],
   [/backward|grad/i, "c1"],

@@ -1,4 +1,4 @@
-// The rolling timeline: a lane for each actor, a bar for each operation; names under the pointer or by arrow keys.
+// The rolling timeline: a lane per actor, a bar per operation; pointer or arrow keys show details.
 
 import { clock } from "./axes.js";
 import { prepared } from "./chart.js";
@@ -6,27 +6,27 @@ import { seconds } from "./format.js";
 import { colour, toneOf } from "./theme.js";
 
 const AXIS = 20;
-const HEIGHT = 112; // of few lanes together
-const LANE = [32, 56]; // of one
-const DELAY = 0.9; // seconds by which the right edge is behind, so that bars come whole
+const HEIGHT = 112; // minimum height of all lanes
+const LANE = [32, 56]; // minimum and maximum height of a lane
+const DELAY = 0.9; // seconds by which the right edge lags, so that bars arrive complete
 
 const ACTOR = 0, ROW = 1, NAME = 2, BEGAN = 3, ENDED = 4, ABOUT = 5, FAILED = 6, COUNT = 7;
 
 export class Timeline {
-  constructor(canvas, tip, said) {
-    Object.assign(this, { canvas, tip, said, span: 5, lane: LANE[1], bars: [], lanes: [], running: [], clock: null, chosen: null, point: null, paused: null });
+  constructor(canvas, tip, announcement) {
+    Object.assign(this, { canvas, tip, announcement, span: 5, lane: LANE[1], bars: [], lanes: [], running: [], clock: null, selected: null, point: null, paused: null });
     canvas.addEventListener("pointermove", (event) => this.hover(event.offsetX, event.offsetY));
     canvas.addEventListener("pointerdown", (event) => this.hover(event.offsetX, event.offsetY));
-    canvas.addEventListener("pointerleave", () => this.choose(null));
-    canvas.addEventListener("blur", () => this.choose(null));
+    canvas.addEventListener("pointerleave", () => this.select(null));
+    canvas.addEventListener("blur", () => this.select(null));
     canvas.addEventListener("keydown", (event) => this.key(event));
   }
 
-  // bars, and actors with what they run; at: the process' clock now; epoch: that clock's zero in Unix seconds.
+  // bars and actors, with their running operations; at: time of the process' clock; epoch: that clock's zero in Unix seconds.
   show(bars, actors, at, epoch) {
     this.bars = bars;
     this.epoch = epoch;
-    this.clock = { at, seen: performance.now() };
+    this.clock = { at, receivedAt: performance.now() };
     this.running = actors.filter((actor) => actor.running).map((actor) => [actor.name, 0, actor.running.name, actor.running.began, null, "running", 0, 1]);
     const rows = new Set([...actors.filter((actor) => actor.queued || actor.running).map((actor) => `${actor.name}\n0`), ...this.lanes, ...bars.map((bar) => `${bar[ACTOR]}\n${bar[ROW]}`)]);
     this.lanes = [...rows].sort((a, b) => a.localeCompare(b, undefined, { numeric: true })).slice(0, 24);
@@ -37,7 +37,7 @@ export class Timeline {
 
   get right() {
     if (this.paused !== null) return this.paused;
-    return this.clock === null ? 0 : this.clock.at + Math.min((performance.now() - this.clock.seen) / 1000, 1) - DELAY;
+    return this.clock === null ? 0 : this.clock.at + Math.min((performance.now() - this.clock.receivedAt) / 1000, 1) - DELAY;
   }
 
   pause(paused) {
@@ -46,7 +46,7 @@ export class Timeline {
 
   draw() {
     const [context, width, height] = prepared(this.canvas);
-    this.gutter = width < 560 ? 0 : this.wide(context, width);
+    this.gutter = width < 560 ? 0 : this.gutterWidth(context, width);
     this.scale = (width - this.gutter) / this.span;
     this.left = this.right - this.span;
     this.x = (at) => this.gutter + (at - this.left) * this.scale;
@@ -58,20 +58,20 @@ export class Timeline {
     context.font = "11px system-ui, sans-serif";
     context.textBaseline = "middle";
     context.textAlign = "left";
-    for (const bar of this.seen()) this.bar(context, bar, width);
+    for (const bar of this.visible()) this.bar(context, bar, width);
     context.restore();
     this.labels(context);
-    if (this.chosen) this.place(width);
+    if (this.selected) this.place(width);
   }
 
-  // The width of the names of lanes.
-  wide(context, width) {
+  // The width of the lane names.
+  gutterWidth(context, width) {
     context.font = "11px system-ui, sans-serif";
     const names = this.lanes.map((lane) => context.measureText(lane.split("\n")[0]).width);
-    return Math.min(Math.max(60, ...names.map((each) => each + 16)), 180, width * 0.25);
+    return Math.min(Math.max(60, ...names.map((name) => name + 16)), 180, width * 0.25);
   }
 
-  seen() {
+  visible() {
     return [...this.bars, ...this.running].filter((bar) => (bar[ENDED] ?? Infinity) >= this.left && bar[BEGAN] <= this.right);
   }
 
@@ -80,8 +80,8 @@ export class Timeline {
     context.fillStyle = colour("muted");
     context.font = "11px system-ui, sans-serif";
     context.textBaseline = "alphabetic";
-    const step = [0.1, 0.2, 0.5, 1, 2, 5, 10].find((each) => each * this.scale > 72) ?? 10;
-    // Marks are at round times of the day.
+    const step = [0.1, 0.2, 0.5, 1, 2, 5, 10].find((interval) => interval * this.scale > 72) ?? 10;
+    // Ticks are at round times of day.
     for (let time = Math.ceil((this.left + this.zero) / step) * step; time <= this.right + this.zero; time += step) {
       const at = time - this.zero;
       const x = Math.round(this.x(at)) + 0.5;
@@ -100,12 +100,12 @@ export class Timeline {
     });
   }
 
-  // What the process' clock is behind the time of day.
+  // The offset of the process' clock from Unix time.
   get zero() {
     return this.epoch ?? 0;
   }
 
-  // Pixels above a bar: where lanes have no margin of their own, their names stand there.
+  // Pixels above a bar; without a gutter they hold the name of the lane.
   get head() {
     return this.gutter ? 3 : 13;
   }
@@ -120,7 +120,7 @@ export class Timeline {
       const y = index * this.lane + (this.gutter ? this.lane / 2 : 1);
       if (this.gutter) {
         context.fillStyle = colour("muted");
-        context.fillText(clipped(context, name, this.gutter - 10), 4, y);
+        context.fillText(clip(context, name, this.gutter - 10), 4, y);
         return;
       }
       context.font = "9px system-ui, sans-serif";
@@ -146,7 +146,7 @@ export class Timeline {
     context.roundRect(begin, row * this.lane + this.head, Math.max(long - (long > 4 ? 0.8 : 0), 1), this.lane - this.head - 3, Math.min(3, long / 2));
     context.fill();
     context.globalAlpha = 1;
-    if (this.chosen === bar) {
+    if (this.selected === bar) {
       context.strokeStyle = colour("text");
       context.lineWidth = 2;
       context.stroke();
@@ -154,57 +154,57 @@ export class Timeline {
     }
     if (long > 34) {
       context.fillStyle = colour("panel");
-      context.fillText(clipped(context, bar[NAME], long - 8), begin + 5, row * this.lane + (this.head + this.lane - 3) / 2 + 0.5);
+      context.fillText(clip(context, bar[NAME], long - 8), begin + 5, row * this.lane + (this.head + this.lane - 3) / 2 + 0.5);
     }
   }
 
-  // -- what a bar is --------------------------------------------------------------------------------
+  // -- selection ------------------------------------------------------------------------------------
 
   hover(x, y) {
     const lane = this.lanes[Math.floor(y / this.lane)];
     const at = this.left + (x - this.gutter) / this.scale;
     const slack = 3 / this.scale;
-    const near = this.seen().filter((bar) => `${bar[ACTOR]}\n${bar[ROW]}` === lane && bar[BEGAN] - slack <= at && at <= (bar[ENDED] ?? Infinity) + slack);
+    const near = this.visible().filter((bar) => `${bar[ACTOR]}\n${bar[ROW]}` === lane && bar[BEGAN] - slack <= at && at <= (bar[ENDED] ?? Infinity) + slack);
     const off = (bar) => Math.max(bar[BEGAN] - at, at - (bar[ENDED] ?? Infinity), 0);
-    this.choose(near.sort((a, b) => off(a) - off(b))[0] ?? null);
+    this.select(near.sort((a, b) => off(a) - off(b))[0] ?? null);
   }
 
   key(event) {
     const step = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
-    if (event.key === "Escape") this.choose(null);
+    if (event.key === "Escape") this.select(null);
     if (step === undefined) return;
     event.preventDefault();
-    const bars = this.seen().sort((a, b) => a[BEGAN] - b[BEGAN]);
-    const now = bars.indexOf(this.chosen);
+    const bars = this.visible().sort((a, b) => a[BEGAN] - b[BEGAN]);
+    const now = bars.indexOf(this.selected);
     const next = now < 0 ? bars.length - 1 : Math.min(Math.max(now + step, 0), bars.length - 1);
-    this.choose(bars[next] ?? null);
-    this.said.textContent = this.chosen ? described(this.chosen) : "";
+    this.select(bars[next] ?? null);
+    this.announcement.textContent = this.selected ? describe(this.selected) : "";
   }
 
-  choose(bar) {
-    this.chosen = bar;
+  select(bar) {
+    this.selected = bar;
     this.tip.hidden = bar === null;
-    if (bar) this.tip.textContent = described(bar);
+    if (bar) this.tip.textContent = describe(bar);
     this.draw();
   }
 
   place(width) {
-    const row = this.lanes.indexOf(`${this.chosen[ACTOR]}\n${this.chosen[ROW]}`);
-    const wide = this.tip.offsetWidth;
-    const x = Math.min(Math.max(this.x(this.chosen[BEGAN]), 0), Math.max(width - wide, 0));
+    const row = this.lanes.indexOf(`${this.selected[ACTOR]}\n${this.selected[ROW]}`);
+    const tipWidth = this.tip.offsetWidth;
+    const x = Math.min(Math.max(this.x(this.selected[BEGAN]), 0), Math.max(width - tipWidth, 0));
     this.tip.style.transform = `translate(${Math.round(x)}px, ${(row + 1) * this.lane + 4}px)`;
   }
 }
 
-function described(bar) {
-  const took = bar[ENDED] === null ? "running" : seconds(bar[ENDED] - bar[BEGAN]);
+function describe(bar) {
+  const duration = bar[ENDED] === null ? "running" : seconds(bar[ENDED] - bar[BEGAN]);
   const what = bar[COUNT] > 1 ? `${bar[COUNT]} operations, the longest ${bar[NAME]}` : bar[NAME];
-  return [`${what}, ${took}`, bar[ACTOR], bar[ENDED] === null ? "" : bar[ABOUT], bar[FAILED] ? "failed" : ""].filter(Boolean).join(" · ");
+  return [`${what}, ${duration}`, bar[ACTOR], bar[ENDED] === null ? "" : bar[ABOUT], bar[FAILED] ? "failed" : ""].filter(Boolean).join(" · ");
 }
 
-function clipped(context, text, width) {
+function clip(context, text, width) {
   if (context.measureText(text).width <= width) return text;
-  let kept = text;
-  while (kept && context.measureText(`${kept}…`).width > width) kept = kept.slice(0, -1);
-  return kept.length > 1 ? `${kept}…` : "";
+  let prefix = text;
+  while (prefix && context.measureText(`${prefix}…`).width > width) prefix = prefix.slice(0, -1);
+  return prefix.length > 1 ? `${prefix}…` : "";
 }

@@ -1,1 +1,1 @@
-"""``python -m flowmx train``: data and models by name, the training loop, and its set-up."""
+"""``python -m flowmx train``: data and models by name, the training loop, and its setup."""

@@ -1,4 +1,4 @@
-"""Training a model on data: the loop with its progress, and the model that it leaves."""
+"""Trains a model on data: the training loop with progress, and the saved model."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from flowmx.module import Module
 from flowmx.progress import Bar
 from flowmx.symbol import Symbol
 from flowmx.tools.commands.training import models
-from flowmx.tools.commands.training.data import Data, Wanted, load
+from flowmx.tools.commands.training.data import Data, DataOptions, load
 
 __all__ = ["fit"]
 
 
 class Progress:
-    """Progress display of a training, as callbacks: a bar in each epoch, and a line after it.
+    """Callbacks that display progress: a bar during an epoch, and a line after it.
 
     Attributes:
-        accuracy: of the last validation.
+        accuracy: accuracy of the last validation.
     """
 
     def __init__(self, module: Module, data: Data, epochs: int, batch_size: int) -> None:
@@ -43,7 +43,7 @@ class Progress:
         self._trained: dict[str, float] = {}
 
     def batch(self, param: BatchEndParam) -> None:
-        """Count a batch, and update the bar."""
+        """Count a batch and update the bar."""
         if self._bar is None:
             self._bar = Bar(self.batches, f"epoch {param.epoch + 1}/{self.epochs}", unit="batches")
             self._started, self._samples = time.monotonic(), 0
@@ -52,19 +52,19 @@ class Progress:
         self._bar.step(note=f"loss {self._trained['cross-entropy']:.4f}  accuracy {self._trained['accuracy']:.4f}")
 
     async def epoch(self, epoch: int, *args: Any) -> None:
-        """End an epoch: close the bar, validate, and write a line."""
+        """Close the bar at the end of an epoch, validate, and write a line."""
         if self._bar is not None:
             self._bar.close()
         self._bar = None
         rate = self._samples / max(1e-9, time.monotonic() - self._started)
         if self.validation is not None:
             self.accuracy = await accuracy(self.module, self.validation)
-            said = f"validation accuracy {self.accuracy:.4f}  "
-            sys.stderr.write(f"epoch {epoch + 1}: {said}({rate:.0f} samples/s)\n")
+            result = f"validation accuracy {self.accuracy:.4f}  "
+            sys.stderr.write(f"epoch {epoch + 1}: {result}({rate:.0f} samples/s)\n")
 
 
 async def accuracy(module: Module, batches: DataIter) -> float:
-    """The fraction of the rows that a model classifies correctly; padding of the last batch does not count."""
+    """Return the fraction of rows that a model classifies correctly, without the padding of the last batch."""
     metric = Accuracy()
     async for outputs, _, batch in module.iter_predict(batches):
         await outputs[0]
@@ -72,75 +72,85 @@ async def accuracy(module: Module, batches: DataIter) -> float:
     return float(metric.get()[1])
 
 
-def fit(given: argparse.Namespace) -> int:
-    """Train; returns the exit status. The last line of the output says what was reached and where the model is.
+def fit(arguments: argparse.Namespace) -> int:
+    """Train; return the exit status. The last line of the output has the accuracy and the path of the model.
 
     Raises:
-        ValueError: an option is out of range, or does not fit the others.
-        FileExistsError: the folder has a model already that this one would get mixed up with.
-        OSError: a file can not be read or written.
+        ValueError: an option is out of range, or conflicts with others.
+        FileExistsError: the folder already has a model that could be confused with this one.
+        OSError: a file cannot be read or written.
     """
     logging.getLogger().setLevel(logging.WARNING)
-    if given.epochs < 1 or given.batch_size < 1:
-        raise ValueError(f"--epochs is {given.epochs} and --batch-size {given.batch_size}, expected at least 1")
-    seed = 0 if given.seed is None else given.seed
+    if arguments.epochs < 1 or arguments.batch_size < 1:
+        raise ValueError(f"--epochs is {arguments.epochs} and --batch-size {arguments.batch_size}, expected at least 1")
+    seed = 0 if arguments.seed is None else arguments.seed
     data = load(
-        Wanted(given.data, given.validation, given.batch_size, given.shape, given.classes, given.held_out, seed)
+        DataOptions(
+            arguments.data,
+            arguments.validation,
+            arguments.batch_size,
+            arguments.shape,
+            arguments.classes,
+            arguments.held_out,
+            seed,
+        )
     )
-    network = models.make(given.model, data.shape, data.classes)
-    prefix = Path(given.out) / "model"
-    _check_free(prefix, network, given.epochs)
-    module = Module(network, context=given.device or [cpu()])
-    progress = Progress(module, data, given.epochs, given.batch_size)
-    run(_train(module, data, progress, given))
+    network = models.make(arguments.model, data.shape, data.classes)
+    prefix = Path(arguments.out) / "model"
+    _check_free(prefix, network, arguments.epochs)
+    module = Module(network, context=arguments.device or [cpu()])
+    progress = Progress(module, data, arguments.epochs, arguments.batch_size)
+    run(_train(module, data, progress, arguments))
     prefix.parent.mkdir(parents=True, exist_ok=True)
-    module.save_checkpoint(str(prefix), given.epochs)
-    reached = "" if progress.accuracy is None else f"validation accuracy {progress.accuracy:.4f}; "
-    sys.stdout.write(f"{reached}model: {prefix} (flowmx serve {prefix.parent})\n")
+    module.save_checkpoint(str(prefix), arguments.epochs)
+    result = "" if progress.accuracy is None else f"validation accuracy {progress.accuracy:.4f}; "
+    sys.stdout.write(f"{result}model: {prefix} (flowmx serve {prefix.parent})\n")
     return 0
 
 
-async def _train(module: Module, data: Data, progress: Progress, given: argparse.Namespace) -> None:
+async def _train(module: Module, data: Data, progress: Progress, arguments: argparse.Namespace) -> None:
     await module.fit(
-        data.train, eval_metric=["accuracy", "ce"], optimizer=given.optimizer,
-        optimizer_params=_optimizer(given, data.batches), num_epoch=given.epochs,
+        data.train, eval_metric=["accuracy", "ce"], optimizer=arguments.optimizer,
+        optimizer_params=_optimizer(arguments, data.batches), num_epoch=arguments.epochs,
         initializer=initializer.Xavier(magnitude=2), batch_end_callback=progress.batch,
         epoch_end_callback=progress.epoch,
     )  # fmt: skip
-    if progress.accuracy is None and data.validation is not None:  # it was over already when it went on
+    if progress.accuracy is None and data.validation is not None:  # a resumed training that was already complete
         progress.accuracy = await accuracy(module, data.validation)
 
 
-def _optimizer(given: argparse.Namespace, batches: int | None) -> dict[str, Any]:
-    """The optimizer's arguments; the learning rate falls along a cosine where the number of batches is known."""
-    found: dict[str, Any] = {"learning_rate": given.lr, "wd": given.wd}
-    if given.optimizer in ("sgd", "nag"):
-        found["momentum"] = given.momentum
+def _optimizer(arguments: argparse.Namespace, batches: int | None) -> dict[str, Any]:
+    """Return the optimizer's arguments, with a cosine learning rate schedule if the number of batches is known."""
+    options: dict[str, Any] = {"learning_rate": arguments.lr, "wd": arguments.wd}
+    if arguments.optimizer in ("sgd", "nag"):
+        options["momentum"] = arguments.momentum
     if batches:
-        found["lr_scheduler"] = lr_scheduler.CosineScheduler(batches * given.epochs, base_lr=given.lr, final_lr=0)
-    return found
+        options["lr_scheduler"] = lr_scheduler.CosineScheduler(
+            batches * arguments.epochs, base_lr=arguments.lr, final_lr=0
+        )
+    return options
 
 
 def _check_free(prefix: Path, network: Symbol, epochs: int) -> None:
-    """Refuse a folder where a symbol would come to stand beside the parameters of another, or behind later ones.
+    """Refuse a folder with parameters of another network or of later epochs.
 
     Raises:
-        FileExistsError: it has a model of another network, or one of more epochs.
+        FileExistsError: the folder has such parameters.
     """
-    instead = "name another folder with --out, or remove that model"
-    found = prefix.with_name(f"{prefix.name}-symbol.json")
-    if found.exists() and _structure(sym.load(found)) != _structure(network):
-        raise FileExistsError(f"{found} is of another network: {instead}")
-    for path in sorted(prefix.parent.glob(f"{prefix.name}-*.params"), reverse=True):
-        done = path.stem.rpartition("-")[2]
-        if done.isdigit() and int(done) > epochs:
-            raise FileExistsError(f"{path} is of {int(done)} epochs and would be taken for the result: {instead}")
-        if not found.exists():
-            raise FileExistsError(f"{path} has no symbol beside it, and may be of another network: {instead}")
+    advice = "name another folder with --out, or remove that model"
+    path = prefix.with_name(f"{prefix.name}-symbol.json")
+    if path.exists() and _structure(sym.load(path)) != _structure(network):
+        raise FileExistsError(f"{path} is of another network: {advice}")
+    for weights in sorted(prefix.parent.glob(f"{prefix.name}-*.params"), reverse=True):
+        epoch = weights.stem.rpartition("-")[2]
+        if epoch.isdigit() and int(epoch) > epochs:
+            raise FileExistsError(f"{weights} has {int(epoch)} epochs and would be taken for the result: {advice}")
+        if not path.exists():
+            raise FileExistsError(f"{weights} has no symbol file and may be of another network: {advice}")
 
 
 def _structure(network: Symbol) -> tuple[object, ...]:
-    """A network without the names of its operators, which differ between two that are made alike."""
+    """Return the structure of a network without the names of its operators, which may differ in equal networks."""
     graph = json.loads(network.tojson())
     nodes = [
         (node["op"], node["name"] if node["op"] == "null" else "", node.get("attrs"), node["inputs"])

@@ -1,4 +1,4 @@
-"""Models to train, by name: small ones, those of the model zoo, and symbols from files."""
+"""Models by name: two small ones, the model zoo, and symbol files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flowmx.gluon.model_zoo import vision
 from flowmx.suggestions import did_you_mean
 from flowmx.symbol import Symbol
 
-__all__ = ["SMALL", "known", "make", "names", "scores"]
+__all__ = ["SMALL", "check_name", "make", "names", "scores"]
 
 Shape = tuple[int, ...]
 
@@ -18,16 +18,16 @@ _LABELLED = ("SoftmaxOutput", "Softmax")
 
 
 def make(model: str, shape: Shape, classes: int) -> Symbol:
-    """A model as a symbol that ends in a softmax loss, and knows the shape of its rows.
+    """Return a model as a symbol with a softmax loss and the shape of its input.
 
     Args:
-        model: a name, or a file that ends with ``.json``.
-        shape: of a row.
-        classes: the number of classes.
+        model: a name, or a ``.json`` file.
+        shape: shape of a row.
+        classes: number of classes.
 
     Raises:
-        ValueError: there is no such model, or a file's takes several inputs.
-        OSError: the file can not be read.
+        ValueError: the model is unknown, or has several inputs.
+        OSError: the file cannot be read.
     """
     if model.endswith(".json"):
         return _from_file(model, shape)
@@ -36,36 +36,36 @@ def make(model: str, shape: Shape, classes: int) -> Symbol:
 
 
 def scores(model: str, data: Symbol, classes: int) -> Symbol:
-    """The scores of a model, by its name, for data.
+    """Return the scores of a model for data.
 
     Args:
-        model: its name.
+        model: name of the model.
         data: the input.
-        classes: the number of classes.
+        classes: number of classes.
 
     Raises:
-        ValueError: there is no such model.
+        ValueError: the model is unknown.
     """
-    name = known(model)
+    name = check_name(model)
     if name in SMALL:
         return SMALL[name](data, classes)
-    found: Symbol = vision.get_model(name, classes=classes)(data)
-    return found
+    symbol: Symbol = vision.get_model(name, classes=classes)(data)
+    return symbol
 
 
-def known(model: str) -> str:
-    """The name of a model in lower case.
+def check_name(model: str) -> str:
+    """Return the name of a model in lower case.
 
     Raises:
-        ValueError: there is no such model.
+        ValueError: the model is unknown.
     """
     if model.lower() not in names():
-        raise ValueError(f"there is no model {model!r}, only {', '.join(names())}{did_you_mean(model, names())}")
+        raise ValueError(f"unknown model {model!r}, expected one of {', '.join(names())}{did_you_mean(model, names())}")
     return model.lower()
 
 
 def names() -> list[str]:
-    """The names of all models, in order."""
+    """Return the names of all models, sorted."""
     return sorted([*SMALL, *vision._MODELS])
 
 
@@ -74,15 +74,15 @@ def _with_loss(scores: Symbol) -> Symbol:
 
 
 def _from_file(path: str, shape: Shape) -> Symbol:
-    loaded = sym.load(Path(path))
-    last = loaded._entries[0].node
+    symbol = sym.load(Path(path))
+    last = symbol.entries[0].node
     if last.op is not None and last.op.name in _LABELLED:
-        if "softmax_label" not in loaded.list_arguments() or "data" not in loaded.list_arguments():
-            raise ValueError(f"{path} takes {loaded.list_arguments()}, expected data and softmax_label among them")
-        return loaded
-    if "data" not in loaded.list_arguments():
-        raise ValueError(f"{path} takes {', '.join(loaded.list_arguments())}, expected an input named data")
-    return _with_loss(loaded)
+        if "softmax_label" not in symbol.list_arguments() or "data" not in symbol.list_arguments():
+            raise ValueError(f"{path} takes {symbol.list_arguments()}, expected data and softmax_label among them")
+        return symbol
+    if "data" not in symbol.list_arguments():
+        raise ValueError(f"{path} takes {', '.join(symbol.list_arguments())}, expected an input named data")
+    return _with_loss(symbol)
 
 
 def _mlp(data: Symbol, classes: int) -> Symbol:
@@ -101,4 +101,4 @@ def _lenet(data: Symbol, classes: int) -> Symbol:
 
 
 SMALL: dict[str, Callable[[Symbol, int], Symbol]] = {"mlp": _mlp, "lenet": _lenet}
-"""Two layers of units for rows of numbers, and LeNet for small images."""
+"""Small models: a multilayer perceptron for rows of numbers, and LeNet for small images."""

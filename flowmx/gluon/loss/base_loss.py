@@ -1,0 +1,40 @@
+"""The base class of losses: weights, and the mean of each sample."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flowmx.gluon.hybrid import Layer
+
+__all__ = ["Loss"]
+
+
+class Loss(Layer):
+    """Base class of the losses.
+
+    Args:
+        weight: multiplies the loss; None for no factor.
+        batch_axis: the axis of the samples.
+        **kwargs: ``prefix`` and ``params``.
+
+    Raises:
+        TypeError: the weight is not a number.
+    """
+
+    def __init__(self, weight: float | None, batch_axis: int, **kwargs: Any) -> None:
+        if weight is not None and not isinstance(weight, (int, float)):
+            raise TypeError(f"{type(self).__name__}: weight is {weight!r}, expected a number")
+        super().__init__(**kwargs)
+        self._weight, self._batch_axis = weight, batch_axis
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(batch_axis={self._batch_axis}, w={self._weight})"
+
+    def _mean(self, F: Any, loss: Any, sample_weight: Any, factor: float = 1.0) -> Any:
+        """Return the mean of the weighted loss of each sample."""
+        return F.mean(self._apply_weights(F, loss, sample_weight, factor), axis=self._batch_axis, exclude=True)
+
+    def _apply_weights(self, F: Any, loss: Any, sample_weight: Any, factor: float = 1.0) -> Any:
+        if sample_weight is not None:
+            loss = F.broadcast_mul(loss, sample_weight)
+        return loss if self._weight is None else loss * (self._weight * factor)

@@ -1,0 +1,171 @@
+"""Native runs of steps: the native calls of consecutive steps are recorded once, and then made in one call.
+
+The first run of the steps computes them one by one, so that kernels are compiled. The second one records the native
+calls of each step (:mod:`flowmx.ops.kernels.recording`). Later runs make the calls of consecutive recorded steps at
+once, without the interpreter. A step with other work, such as a NumPy function, still runs separately. So do all steps
+while an array has another form than when its step was recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from flowmx import forks, settings
+from flowmx.devices import Device
+from flowmx.ops.kernels.llvm import compiler, native_run
+from flowmx.ops.kernels.llvm.native_run import NativeRun
+from flowmx.ops.kernels.onednn.kernel import threads_here
+from flowmx.ops.kernels.onednn.layouts import pointer
+from flowmx.ops.kernels.recording import NativeCall, Recording, recording_to
+from flowmx.ops.registry.kernels import kernel_for
+from flowmx.ops.registry.operators import Array, Operator, Run
+
+if TYPE_CHECKING:
+    from flowmx.graph.running.steps import Step
+
+PLAIN_RUNS = 1
+"""The number of runs before the first recording."""
+_PRODUCTS = ("dot", "batch_dot")
+"""Operators without a kernel whose forward is one product."""
+
+
+def computes_natively(device_type: str, op: Operator | type[Operator]) -> bool:
+    """Return whether an operator's computation touches arrays only in native calls, if it makes any."""
+    return reason_to_run_separately(device_type, op) is None
+
+
+def reason_to_run_separately(device_type: str, op: Operator | type[Operator]) -> str | None:
+    """Return why an operator is never part of a native run; None if it may be."""
+    kernel = kernel_for(device_type, op.name)
+    if kernel is None:
+        return None if op.name in _PRODUCTS else "it has no kernel, so the array library computes it"
+    return None if kernel.only_native else "its kernel also works on arrays in Python"
+
+
+def can_run_natively(device: Device) -> bool:
+    """Return whether the steps of a device may become native runs."""
+    return device.kernels == "cpu" and settings.get().native_runs and native_run.knows_objects()
+
+
+class Piece:
+    """Consecutive steps that run together.
+
+    Attributes:
+        steps: the steps.
+        run: their native run; None if they are computed one by one.
+    """
+
+    def __init__(self, steps: Sequence[Step], run: NativeRun | None) -> None:
+        self.steps = steps
+        self.run = run
+
+    @property
+    def current_step(self) -> Step:
+        """The step that runs in the native run, or that ran there last."""
+        return self.steps[0 if self.run is None else self.run.current_step]
+
+
+class NativeSteps:
+    """A list of steps that runs repeatedly, with as few native runs as possible.
+
+    Args:
+        is_planned: returns whether a plan fixes the layout of an array.
+        flops: returns the number of floating-point operations of a step.
+
+    Attributes:
+        pieces: the recorded steps, in order; empty before they are recorded.
+        failed: the step that failed in a native run, or None.
+    """
+
+    def __init__(self, is_planned: Callable[[Array], bool], flops: Callable[[Step], int]) -> None:
+        self.pieces: list[Piece] = []
+        self.failed: Step | None = None
+        self._is_planned = is_planned
+        self._flops = flops
+        self._form: tuple[Any, ...] = ()
+        self._loads = 0
+        self._runs = 0
+        self._next_recording = 1
+
+    @property
+    def is_short(self) -> bool:
+        """Whether all steps are one native run of little time."""
+        native = self.pieces[0].run if len(self.pieces) == 1 else None
+        return native is not None and native.is_short
+
+    def run(self, run: Run, steps: Sequence[Step]) -> Iterator[Step]:
+        """Make native runs; yield the steps that must be computed separately, in order.
+
+        Args:
+            run: the run.
+            steps: the steps; the same list each time.
+        """
+        self._runs += 1
+        self.failed = None
+        config = settings.get()
+        if not config.native_runs:
+            yield from steps
+            return
+        form = threads_here(), config, forks.generation()
+        if form != self._form or (self._loads != compiler.load_count() and self._runs > self._next_recording):
+            if self._runs <= PLAIN_RUNS or not native_run.is_ready():
+                yield from steps
+                return
+            # Better code may have been compiled since the last recording; look for it less and less often.
+            self._next_recording = 2 * self._runs
+            self._loads = compiler.load_count()
+            yield from self._record(run, steps, form[0])
+            self._form = form
+            return
+        for piece in self.pieces:
+            if piece.run is None or not self._run_natively(piece, piece.run):
+                yield from piece.steps
+
+    def _run_natively(self, piece: Piece, native: NativeRun) -> bool:
+        try:
+            return native()
+        except Exception:  # oneDNN failed
+            self.failed = piece.current_step
+            raise
+
+    def _record(self, run: Run, steps: Sequence[Step], threads: int) -> Iterator[Step]:
+        """Compute the steps and record their native calls."""
+        self._form, self.pieces = (), []
+        pieces: list[Piece] = []
+        row: list[tuple[Step, Sequence[NativeCall]]] = []
+
+        def end_row() -> None:
+            if row:
+                flops = sum(self._flops(step) for step, _ in row)
+                pieces.append(Piece([step for step, _ in row], NativeRun([calls for _, calls in row], threads, flops)))
+                row.clear()
+
+        for step in steps:
+            calls: Sequence[NativeCall] = ()
+            is_recordable = all(map(self._is_recordable, (*step.inputs, *step.outputs)))
+            if step.is_native and not is_recordable:
+                self._loads = -1  # record again later
+            if step.is_native and is_recordable:
+                recording = Recording((step.inputs, step.outputs), pointer, self._is_planned)
+                self.failed = step
+                with recording_to(recording):
+                    step.forward(run, step.inputs, step.outputs)
+                self.failed = None
+                calls = recording.calls if recording.is_complete else ()
+            else:
+                yield step
+            if calls:
+                row.append((step, calls))
+                continue
+            end_row()
+            if pieces and pieces[-1].run is None:
+                pieces[-1].steps = [*pieces[-1].steps, step]
+            else:
+                pieces.append(Piece([step], None))
+        end_row()
+        self.pieces = pieces
+
+    def _is_recordable(self, array: Array) -> bool:
+        """Return whether the layout of an array is the same at each run, or checked."""
+        return array is None or array.flags.c_contiguous or self._is_planned(array)

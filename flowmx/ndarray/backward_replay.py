@@ -1,0 +1,522 @@
+"""Replays of backward passes over tapes of the same form.
+
+A training loop records the same calls in each step. The second backward pass over tapes of one form saves its bulks as
+a :class:`Replay`: a flat list of computations on numbered slots, and the tape's arrays that they read. From the third
+pass on, the walk is skipped: the replay looks up the arrays and pushes the list. As in bulks, an error affects only the
+computations that depend on it.
+
+The form of a tape consists of the rules of its nodes, which represent the operator, its parameters, shapes and dtypes;
+the origin of each input; and the variables with their requests.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from flowmx import forks
+from flowmx.bounded_tables import make_room
+from flowmx.devices import Device
+from flowmx.engine import Origin
+from flowmx.engine.failure import Failure, failure_of
+from flowmx.engine.runtime import engine
+from flowmx.engine.scheduler import DONE, Operation, Variable
+from flowmx.ndarray import backward_bulks as bulks
+from flowmx.ndarray.backward_bulks import Bulk, Part, Value
+from flowmx.ndarray.computations import run_on
+from flowmx.ndarray.core import BaseArray, Storage
+from flowmx.ndarray.recording import Further, Leaf, TapeNode
+from flowmx.ndarray.reference_counts import HELD, TAKEN
+from flowmx.ops.registry.operators import Run
+
+Key = tuple[Any, ...]
+
+_MAX_NODES = 1 << 17
+"""Maximum number of nodes of a replayed tape; the key of a larger tape would take too much memory."""
+_MAX_STEPS = 200_000
+"""Maximum number of computations of all cached replays; beyond it, randomly chosen replays are dropped."""
+_MAX_HASHES = 1 << 14
+"""Maximum number of forms to remember, by hash, after their first pass."""
+
+
+class Step(NamedTuple):
+    """One computation on slots.
+
+    Attributes:
+        forward: the computation; None for a reshape.
+        reads: the input slots.
+        makes: the output slots, with their shapes and dtypes.
+        drops: the slots that no later computation reads.
+        name: the operator's name.
+        take: returns the contents of ``reads``, from the list of all slots.
+    """
+
+    forward: Callable[..., Any] | None
+    reads: tuple[int, ...]
+    makes: tuple[tuple[int, Any, Any], ...]
+    drops: tuple[int, ...]
+    name: str
+    take: Callable[[list[Any]], Sequence[Any]]
+
+
+class Total(NamedTuple):
+    """The use of a variable's total.
+
+    Attributes:
+        forward: adds the total to the buffer; None: the total replaces the buffer's content.
+        slot: the total's slot.
+        leaf: the variable's number.
+        owned: whether nothing else refers to the total's memory, so that it may be moved to the buffer.
+    """
+
+    forward: Callable[..., Any] | None
+    slot: int
+    leaf: int
+    owned: bool
+
+
+class Program(NamedTuple):
+    """One operation of a replay.
+
+    Attributes:
+        steps: the computations and stores, in execution order.
+        sources: the slots that hold arrays of the tape, as (slot, node number, position in the node).
+        leaves: the variables whose buffers are written.
+        light, short, nbytes: as in :class:`~flowmx.engine.scheduler.Operation`.
+    """
+
+    steps: tuple[Step | Total, ...]
+    sources: tuple[tuple[int, int, int], ...]
+    leaves: tuple[int, ...]
+    light: bool
+    short: bool
+    nbytes: int
+
+
+class Pushed(NamedTuple):
+    """A bulk that a walk pushed."""
+
+    parts: tuple[Part, ...]
+    light: bool
+    short: bool
+    nbytes: int
+
+
+class Replay(NamedTuple):
+    """A recorded backward pass.
+
+    Attributes:
+        device: the device of all arrays.
+        programs: the operations.
+        slots: the number of slots.
+        checked: the arrays, as node and position, that must be unchanged since they were recorded.
+        forms: shape and dtype of each variable's gradient.
+        rules: the rules of the nodes; these references keep the ids in the key from being reused.
+        reached: the nodes that gradients reach, so that they are freed; None: all.
+    """
+
+    device: Device
+    programs: tuple[Program, ...]
+    slots: int
+    checked: tuple[tuple[int, int], ...]
+    forms: tuple[tuple[Any, Any], ...]
+    rules: tuple[dict[Any, Any], ...]
+    reached: tuple[int, ...] | None = None
+
+    def run(
+        self,
+        nodes: Sequence[TapeNode],
+        head_arrays: Sequence[BaseArray],
+        leaves: Sequence[Leaf],
+        train: bool,
+        origin: Origin,
+    ) -> bool:
+        """Push the pass and return True; push nothing and return False if the tape's arrays do not match.
+
+        Args:
+            nodes: the tape's nodes, in the order of the key.
+            head_arrays: the heads, then the user's head gradients.
+            leaves: the variables.
+            train: whether the pass runs in training mode.
+            origin: the user's line.
+
+        Raises:
+            AutogradError: an array that a gradient reads has changed since it was recorded.
+        """
+        grads_by_storage = self._gradients(leaves)
+        if grads_by_storage is None:
+            return False
+        inputs = self._inputs(nodes, head_arrays, grads_by_storage)
+        if inputs is None:
+            return False
+        for number, position in self.checked:
+            node = nodes[number]
+            saved = node.saved_state
+            assert saved is not None
+            if _storage(saved[position]).version != saved[len(saved) // 2 + position]:
+                node.refuse_changed(position)
+        grads = list(grads_by_storage.values())
+        order = Variable("order of a backward pass")
+        slots: list[Any] = [None] * self.slots
+        failures: dict[int, Failure] = {}
+        device = self.device
+        run = run_on(device, train)
+        for program, (program_arrays, read) in zip(self.programs, inputs, strict=True):
+            targets = [grads[leaf].storage for leaf in program.leaves]
+            op = Operation(
+                _compute, (), read, (order, *targets), device.compute, "backward", origin, program.nbytes, program.light
+            )
+            op.arguments = (run, program, slots, failures, program_arrays, grads, op)
+            op.bulkable, op.handles_failures, op.short = False, True, program.short
+            engine.enqueue(op)
+            if op.state == DONE:
+                op.arguments = ()  # break the reference cycle: they contain the operation
+        return True
+
+    def _inputs(
+        self, nodes: Sequence[TapeNode], head_arrays: Sequence[BaseArray], grads_by_storage: Mapping[Storage, Any]
+    ) -> list[tuple[list[Any], tuple[Storage, ...]]] | None:
+        """Return each program's arrays and the storages that it reads; None if they do not match the recorded pass."""
+        device, count = self.device, len(nodes)
+        inputs = []
+        for program in self.programs:
+            arrays: list[Any] = []
+            storages: dict[Storage, None] = {}
+            for _, number, position in program.sources:
+                if number < count:
+                    saved = nodes[number].saved_state
+                    if saved is None:
+                        return None
+                    array = saved[position]
+                else:
+                    array = _as_saved(head_arrays[position])
+                storage = array if type(array) is Storage else array.storage
+                if storage.device is not device or storage in grads_by_storage:
+                    return None
+                arrays.append(array)
+                storages[storage] = None
+            inputs.append((arrays, tuple(storages)))
+        return inputs
+
+    def _gradients(self, leaves: Sequence[Leaf]) -> dict[Storage, Any] | None:
+        """Return the variables' gradients, in order, by storage; None if they differ from the form."""
+        grads: dict[Storage, Any] = {}
+        for leaf, (shape, dtype) in zip(leaves, self.forms, strict=True):
+            grad = leaf.grad
+            if grad is None or grad.strided_view is not None or grad.dims != shape or grad.element_type != dtype:
+                return None
+            storage = grad.storage
+            if storage.device is not self.device or storage in grads:
+                return None
+            grads[storage] = grad
+        return grads
+
+
+# -- running -----------------------------------------------------------------------------------------------
+
+
+def _slot_getter(slots: tuple[int, ...]) -> Callable[[list[Any]], Sequence[Any]]:
+    """Return a function, implemented in C, that selects these slots."""
+    return itemgetter(*slots) if len(slots) > 1 else itemgetter(slice(slots[0], slots[0] + 1) if slots else slice(0))
+
+
+def _as_saved(array: BaseArray) -> Any:
+    """Return an array in the form that tape nodes save it."""
+    return array.storage if array.strided_view is None else array
+
+
+def _storage(saved: Any) -> Storage:
+    return saved if type(saved) is Storage else saved.storage
+
+
+def _compute(
+    run: Run, program: Program, slots: list[Any], failures: dict[int, Failure], arrays: Sequence[Any],
+    grads: Sequence[BaseArray], op: Operation,
+) -> None:  # fmt: skip
+    """Run the steps of one operation."""
+    for (slot, _, _), array in zip(program.sources, arrays, strict=True):
+        slots[slot] = array.array if type(array) is Storage else array.raw()
+    if engine.poisoned:
+        for (slot, _, _), array in zip(program.sources, arrays, strict=True):
+            failure = _storage(array).failure
+            if failure is not None:
+                failures[slot] = failure
+        if failures or op.writes[0].failure is not None:
+            _compute_carefully(run, program.steps, slots, failures, grads, op)
+            return
+    new = run.device.allocate
+    for at, step in enumerate(program.steps):
+        try:
+            if type(step) is Total:
+                _store(run, step, slots, grads[step.leaf])
+                grads[step.leaf].storage.failure = None
+                continue
+            forward, reads, makes, drops, _, take = step  # type: ignore[misc]
+            if forward is None:
+                slots[makes[0][0]] = slots[reads[0]].reshape(makes[0][1])
+            elif len(makes) == 1:
+                slot, shape, dtype = makes[0]
+                slots[slot] = array = new(shape, dtype)
+                forward(run, take(slots), [array])
+                del array
+            else:
+                for slot, shape, dtype in makes:
+                    slots[slot] = new(shape, dtype)
+                forward(run, take(slots), [slots[slot] for slot, _, _ in makes])
+            for slot in drops:
+                slots[slot] = None
+        except Exception as error:  # operators may raise anything
+            _fail(failure_of(error, bulks.named(op, getattr(step, "name", op.name))), step, failures, grads, op)
+            _compute_carefully(run, program.steps[at + 1 :], slots, failures, grads, op)
+            return
+
+
+def _compute_carefully(
+    run: Run, steps: Sequence[Step | Total], slots: list[Any], failures: dict[int, Failure], grads: Sequence[BaseArray],
+    op: Operation,
+) -> None:  # fmt: skip
+    """Run steps after a failure: a step that reads a failed slot fails too; all others run."""
+    new = run.device.allocate
+    for step in steps:
+        reads = (step.slot,) if isinstance(step, Total) else step.reads
+        # The order variable has a failure if a whole operation of this pass was aborted.
+        failure = next((failures[slot] for slot in reads if slot in failures), op.writes[0].failure)
+        if failure is None:
+            try:
+                if isinstance(step, Total):
+                    _store(run, step, slots, grads[step.leaf])
+                    grads[step.leaf].storage.failure = None
+                elif step.forward is None:
+                    slots[step.makes[0][0]] = slots[reads[0]].reshape(step.makes[0][1])
+                else:
+                    for slot, shape, dtype in step.makes:
+                        slots[slot] = new(shape, dtype)
+                    step.forward(run, [slots[slot] for slot in reads], [slots[slot] for slot, _, _ in step.makes])
+            except Exception as error:  # operators may raise anything
+                failure = failure_of(error, bulks.named(op, getattr(step, "name", op.name)))
+        if failure is not None:
+            _fail(failure, step, failures, grads, op)
+
+
+def _fail(
+    failure: Failure, step: Step | Total, failures: dict[int, Failure], grads: Sequence[BaseArray], op: Operation
+) -> None:
+    """Assign the failure of a step to its outputs."""
+    if isinstance(step, Total):
+        engine.poison(failure, (grads[step.leaf].storage,), op)
+        return
+    for slot, _, _ in step.makes:
+        failures[slot] = failure
+    engine.poison(failure, (), op)
+
+
+def _store(run: Run, total: Total, slots: list[Any], grad: BaseArray) -> None:
+    """Move a total's memory to a gradient buffer, or copy the content if either memory has other users."""
+    array, storage = slots[total.slot], grad.storage
+    if total.forward is not None:
+        buffer = grad.raw_for_writing()
+        total.forward(run, [buffer, array], [buffer])
+        return
+    slots[total.slot] = None
+    if total.owned and sys.getrefcount(array) <= TAKEN and (
+        storage.array is None or sys.getrefcount(storage.array) <= HELD
+    ):  # fmt: skip
+        storage.array = array
+        return
+    slots[total.slot] = array
+    run.device.copy(array, grad.raw_for_writing())
+
+
+# -- recording ----------------------------------------------------------------------------------------------
+
+
+class Forms:
+    """A cache of replays by tape form.
+
+    Attributes:
+        replays: the replays; None for a form that cannot be replayed.
+        replayed: the number of replayed passes.
+    """
+
+    def __init__(self) -> None:
+        self.replays: dict[Key, Replay | None] = {}
+        self.replayed = 0
+        self._steps = 0
+        self._hashes: dict[int, None] = {}
+        self._lock = forks.lock()  # a finalizer may run a backward pass at any point
+
+    def look_up(self, key: Key) -> tuple[Replay | None, bool]:
+        """Return the replay of a form (or None), and whether to record one now."""
+        with self._lock:
+            if key in self.replays:
+                return self.replays[key], False
+            number = hash(key)
+            if number in self._hashes:
+                return None, True
+            make_room(self._hashes, _MAX_HASHES)
+            self._hashes[number] = None
+            return None, False
+
+    def keep(self, key: Key, replay: Replay | None) -> None:
+        """Store the replay of a form (None: it cannot be replayed)."""
+        with self._lock:
+            self._steps += _weight(replay) - (_weight(self.replays.pop(key)) if key in self.replays else 0)
+            while self._steps > _MAX_STEPS and self.replays:
+                self._steps -= sum(map(_weight, make_room(self.replays, len(self.replays))))
+            self.replays[key] = replay
+
+
+def _weight(replay: Replay | None) -> int:
+    return 1 if replay is None else 1 + sum(len(program.steps) for program in replay.programs)
+
+
+forms = Forms()
+
+
+def key_of(
+    nodes: Sequence[TapeNode], leaves: Sequence[Leaf], heads: Sequence[BaseArray],
+    head_grads: Sequence[BaseArray | None], train: bool,
+) -> Key | None:  # fmt: skip
+    """Return the form of a tape; None if it cannot be replayed."""
+    if len(nodes) > _MAX_NODES:
+        return None
+    places: dict[Any, int] = {}
+    key: list[Any] = [train, len(leaves)]
+    add = key.append
+    for at, leaf in enumerate(leaves, 2):
+        grad, request = leaf.grad, leaf.request
+        if grad is None or (request != "write" and request != "add"):  # faster than a tuple
+            return None
+        for other in head_grads:
+            if other is not None and other.storage is grad.storage:
+                return None  # the pass also reads the buffer, and may not need to write it
+        places[leaf] = -at
+        add(request)
+    for at, node in enumerate(nodes):
+        rules = node.rules
+        if rules is None or node.saved_state is None:
+            return None
+        places[node] = at
+        add(id(rules))
+        for entry in node.entries:
+            if entry is None:
+                add(None)
+            elif type(entry) is Further:
+                add((places[entry.node], entry.index))
+            else:
+                add(places[entry])
+    for head, grad in zip(heads, head_grads, strict=True):
+        entry = head.tape_entry
+        assert entry is not None
+        add(
+            (places[entry.node], entry.index, head.dims, head.element_type, None if grad is None else grad.element_type)
+        )
+    return tuple(key)
+
+
+class Lesson:
+    """Records a backward pass, to build its replay.
+
+    Attributes:
+        pushed: its bulks.
+        checked: the arrays that gradients read.
+        reached: the nodes that gradients reached.
+        failed: whether the pass cannot be replayed.
+    """
+
+    def __init__(
+        self, nodes: Sequence[TapeNode], leaves: Sequence[Leaf], head_arrays: Sequence[BaseArray], device: Device
+    ) -> None:
+        self.pushed: list[Pushed] = []
+        self.checked: list[tuple[int, int]] = []
+        self.reached: list[int] = []
+        self.failed = False
+        self._device = device
+        self._leaves = {id(leaf.grad): at for at, leaf in enumerate(leaves)}
+        self._forms = tuple([(leaf.grad.dims, leaf.grad.element_type) for leaf in leaves if leaf.grad is not None])
+        self._rules = tuple([node.rules for node in nodes if node.rules is not None])
+        # Arrays are identified by id(), so keep references to them.
+        self._arrays = [*[list(node.arrays or ()) for node in nodes], list(head_arrays)]
+        self._places = {
+            id(array): (at, place) for at, arrays in enumerate(self._arrays) for place, array in enumerate(arrays)
+        }
+        self._slots: dict[Any, int] = {}
+        self._count = 0
+
+    def note(self, bulk: Bulk) -> None:
+        """Record a bulk just before its push."""
+        self.pushed.append(Pushed(tuple(bulk.parts()), bulk.light, bulk.short, bulk.nbytes))
+
+    def _new(self) -> int:
+        self._count += 1
+        return self._count - 1
+
+    def replay(self) -> Replay | None:
+        """Build the replay from the recorded bulks; None if the pass cannot be replayed."""
+        if self.failed:
+            return None
+        try:
+            flat_bulks = [self._flatten(number, bulk) for number, bulk in enumerate(self.pushed)]
+        except LookupError:  # a bulk reads an array that is not on the tape
+            return None
+        last_uses: dict[int, tuple[int, int]] = {}
+        for number, (steps, _) in enumerate(flat_bulks):
+            for at, step in enumerate(steps):
+                reads = (step.slot,) if isinstance(step, Total) else (*step.reads, *[slot for slot, _, _ in step.makes])
+                last_uses.update(dict.fromkeys(reads, (number, at)))
+        drops: dict[tuple[int, int], list[int]] = {}
+        for slot, position in last_uses.items():
+            drops.setdefault(position, []).append(slot)
+        programs = []
+        for number, ((steps, sources), bulk) in enumerate(zip(flat_bulks, self.pushed, strict=True)):
+            steps_with_drops = tuple(
+                [
+                    step if isinstance(step, Total) else step._replace(drops=tuple(drops.get((number, at), ())))
+                    for at, step in enumerate(steps)
+                ]
+            )
+            leaves = tuple([step.leaf for step in steps if isinstance(step, Total)])
+            programs.append(Program(steps_with_drops, tuple(sources), leaves, bulk.light, bulk.short, bulk.nbytes))
+        reached = None if len(self.reached) == len(self._arrays) - 1 else tuple(self.reached)
+        return Replay(
+            self._device, tuple(programs), self._count, tuple(dict.fromkeys(self.checked)), self._forms, self._rules,
+            reached,
+        )  # fmt: skip
+
+    def _flatten(self, number: int, bulk: Pushed) -> tuple[list[Step | Total], list[tuple[int, int, int]]]:
+        """Flatten a bulk into its steps and sources."""
+        steps: list[Step | Total] = []
+        sources: dict[int, tuple[int, int, int]] = {}
+
+        def slot_of(cell: Any) -> int:
+            if type(cell) is Value:
+                return self._slots[id(cell)]
+            at, place = self._places[id(cell)]
+            key = (number, at, place)
+            if key not in self._slots:
+                slot = self._slots[key] = self._new()
+                sources[slot] = (slot, at, place)
+            return self._slots[key]
+
+        for function, cells, extra, targets in bulk.parts:
+            if function is bulks.run_rule:
+                rule, results = extra
+                rule_slots = [slot_of(cell) for cell in cells]
+                for name, forward, reads, makes in rule.steps:
+                    outputs = tuple([(self._new(), *form) for form in makes])
+                    inputs = tuple([rule_slots[index] for index in reads])
+                    steps.append(Step(forward, inputs, outputs, (), name, _slot_getter(inputs)))
+                    rule_slots += [slot for slot, *_ in outputs]
+                for value, result in zip(targets, results, strict=True):
+                    self._slots[id(value)] = rule_slots[result]
+            elif function is bulks.store_total:
+                cell = cells[0]
+                owned = type(cell) is Value and cell.owned
+                steps.append(Total(None, slot_of(cell), self._leaves[id(extra)], owned))
+            elif function is bulks.add_total:
+                steps.append(Total(extra.steps[0].forward, slot_of(cells[1]), self._leaves[id(cells[0])], False))
+            else:
+                raise LookupError(function)
+        return steps, list(sources.values())

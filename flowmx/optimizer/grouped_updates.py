@@ -1,0 +1,230 @@
+"""Updates of several weights as one engine operation, to pay an operation's overhead once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
+
+from flowmx.errors import DeviceError
+from flowmx.ndarray import NDArray
+from flowmx.ndarray.backward_bulks import MAX_WEIGHT
+from flowmx.ndarray.computations import forward_of, run_on
+from flowmx.ndarray.core import BaseArray, invoke, push_on, refuse_in_place
+from flowmx.ndarray.mixed_devices import bring
+from flowmx.ndarray.recording import state as recording
+from flowmx.ops.optimizers.updates import Update as RuleOperator
+from flowmx.ops.optimizers.updates import WeightUpdate, has_batched_update, update, update_many
+from flowmx.ops.registry.dtypes import FLOAT32
+from flowmx.ops.registry.operators import LIGHT_BYTES, Operator, Run, lookup
+from flowmx.ops.sparse.shapes import SparseShape
+
+Forward = Callable[..., None]
+
+
+class PreparedUpdate(NamedTuple):
+    """A computation with its inputs, its output and its operator; ``mixed`` is True if it updates a float32 copy."""
+
+    forward: Forward
+    inputs: Sequence[BaseArray]
+    out: BaseArray
+    op: Any
+    mixed: bool
+
+
+class Update(NamedTuple):
+    """The update of one weight.
+
+    Attributes:
+        op: the update operator.
+        weight: the weight.
+        grad: its gradient.
+        states: the arrays that the operator updates besides the weight, in its order.
+        master: a float32 copy to update instead of the weight, for operators whose inputs have the same dtype.
+    """
+
+    op: Operator
+    weight: NDArray
+    grad: NDArray
+    states: tuple[NDArray, ...]
+    master: NDArray | None = None
+
+
+@lru_cache(1024)
+def find_operator(name: str, parameters: tuple[tuple[str, Any], ...]) -> Operator:
+    """Return an update operator with these parameters."""
+    return lookup(name).create(**dict(parameters))
+
+
+_LIGHT_BYTES = LIGHT_BYTES << 1
+"""Maximum bytes of repeated updates that run in ``push``: handing them to a worker would cost more."""
+
+
+class Group(NamedTuple):
+    """Updates that were pushed together, with facts derived from their arrays, for the next push of the same updates.
+
+    Attributes:
+        updates: the updates.
+        arrays: the arrays of each update, in its operator's order.
+        storages: the memory of the arrays of each update.
+        reads, writes: the variables of all updates.
+        touched_bytes: the approximate number of bytes read and written.
+    """
+
+    updates: Sequence[Update]
+    arrays: Sequence[Sequence[BaseArray]]
+    storages: Sequence[Sequence[Any]]
+    reads: tuple[Any, ...]
+    writes: tuple[Any, ...]
+    touched_bytes: int
+
+    def matches(self, updates: Sequence[Update]) -> bool:
+        """Return whether updates have the same arrays and operators of the same kinds."""
+        if len(updates) != len(self.updates) or recording.get().recording:
+            return False
+        for new, old, arrays, storages in zip(updates, self.updates, self.arrays, self.storages, strict=True):
+            if new.weight is not old.weight or new.grad is not old.grad or new.master is not old.master:
+                return False
+            if type(new.op) is not type(old.op) or len(new.states) != len(old.states):
+                return False
+            for state, previous in zip(new.states, old.states, strict=True):
+                if state is not previous:
+                    return False
+            for array, storage in zip(arrays, storages, strict=True):
+                if array.storage is not storage:
+                    return False
+        return True
+
+
+def push(updates: Sequence[Update], group: Group | None = None) -> Group | None:
+    """Enqueue updates of weights of one device, in this order; return the group for the next push of the same updates.
+
+    Args:
+        updates: the updates.
+        group: the result of an earlier push; used if it still matches.
+
+    Raises:
+        ShapeError, TypeInferenceError, DeviceError: the arrays of an update do not match.
+        AutogradError: a weight is part of the current recording.
+    """
+    is_known = group is not None and group.matches(updates)
+    if not is_known:
+        if any(_is_sparse(item) for item in updates):
+            for item in filter(_is_sparse, updates):
+                _push_sparse(item)
+            updates = [item for item in updates if not _is_sparse(item)]
+            if not updates:
+                return None
+        group = _group(updates)
+    assert group is not None
+    device = updates[0].weight.storage.device
+    steps = []
+    for item, arrays in zip(updates, group.arrays, strict=True):
+        forward = (_forward if item.master is None else _mixed_forward)(item.op, device)
+        steps.append(PreparedUpdate(forward, arrays, item.weight, item.op, item.master is not None))
+    # A first run may have to compile, which must not happen on the thread of an event loop.
+    light = group.touched_bytes <= (_LIGHT_BYTES if is_known else LIGHT_BYTES)
+    short, run = is_known and group.touched_bytes <= MAX_WEIGHT, run_on(device, False)
+    push_on(device, _compute, (run, steps), group.reads, group.writes, updates[0].op.name, light, depth=4, short=short)
+    return group
+
+
+def _group(updates: Sequence[Update]) -> Group:
+    """Check updates of weights of one device, and collect the variables that they read and write."""
+    device = updates[0].weight.storage.device
+    array_lists, touched_bytes, reads, writes = [], 0, {}, {}
+    for item in updates:
+        arrays, nbytes = _check(item, device)
+        array_lists.append(arrays)
+        touched_bytes += nbytes
+        reads.update(dict.fromkeys([array.storage for array in arrays]))
+        writes.update(dict.fromkeys([array.storage for array in (item.weight, *arrays[2:])]))
+    storages = [[array.storage for array in arrays] for arrays in array_lists]
+    # A gradient that was copied, or moved from another device, is a new array each time.
+    reusable_updates = [
+        item if arrays[1] is item.grad else item._replace(grad=_NO_GRADIENT)
+        for item, arrays in zip(updates, array_lists, strict=True)
+    ]
+    return Group(reusable_updates, array_lists, storages, tuple(reads), tuple(writes), touched_bytes)
+
+
+_NO_GRADIENT: Any = object()
+"""Stands for a gradient that no later update can have."""
+
+
+def _is_sparse(update: Update) -> bool:
+    """Return whether an array of an update is sparse."""
+    return any(isinstance(array.dims, SparseShape) for array in (update.weight, update.grad, *update.states))
+
+
+def _push_sparse(update: Update) -> None:
+    """Enqueue an update with sparse arrays, with its operator's sparse implementation."""
+    op, weight, grad, states, master = update
+    target = weight if master is None else master
+    if grad.storage.device is not weight.storage.device:
+        grad = grad.as_in_context(weight.context)
+    if grad.element_type != target.element_type:
+        grad = grad.astype(target.element_type)
+    invoke(op, [target, grad, *states], target, None, 4)
+    if master is not None:
+        master.copyto(weight)
+
+
+def _check(update: Update, device: Any) -> tuple[list[NDArray], int]:
+    """Return the arrays of an update in its operator's order, and the approximate bytes it reads and writes."""
+    op, weight, grad, states, master = update
+    shared = (weight, *states) if master is None else (weight, *states, master)
+    if grad.storage.device is not device:
+        grad = cast("NDArray", bring(op.name, "grad", grad, weight.context))
+    for array in shared:
+        if array.storage.device is not device:
+            raise DeviceError(
+                f"{op.name}: the weight is on {device} and another array on {array.storage.device}: move them "
+                "to one with as_in_context"
+            )
+    if any(grad.storage is array.storage for array in shared):
+        grad = grad.copy()
+    if recording.get().recording:
+        refuse_in_place(weight, op.name)
+    arrays = [weight, grad, *states]
+    shapes = tuple([array.dims for array in arrays])
+    dtypes = tuple([array.element_type for array in arrays]) if master is None else (FLOAT32,) * len(arrays)
+    spec = op.spec(shapes, dtypes)
+    return (arrays if master is None else [*arrays, master]), spec.nbytes * (len(arrays) + 1)
+
+
+def _forward(op: Operator, device: Any) -> Forward:
+    entry: tuple[Any, Forward] | None = op.__dict__.get("_forward")
+    if entry is None or entry[0] is not device:
+        entry = (device, forward_of(op, device))
+        object.__setattr__(op, "_forward", entry)
+    return entry[1]
+
+
+def _mixed_forward(op: Operator, device: Any) -> Forward:
+    def forward(run: Run, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        update(run, cast("Any", op).rule, op, True, inputs, outputs[0])
+
+    timed_forward: Forward = device.timed(op, forward)
+    return timed_forward
+
+
+def _compute(run: Run, steps: Sequence[PreparedUpdate]) -> None:
+    if has_batched_update(run.device.kernels) and run.device.has_numerics:
+        _compute_together(run, steps)
+        return
+    for forward, inputs, out, _, _ in steps:
+        arrays = [array.storage.array if array.strided_view is None else array.raw() for array in inputs]
+        forward(run, arrays, [out.raw_for_writing() if out is not inputs[0] else arrays[0]])
+
+
+def _compute_together(run: Run, steps: Sequence[PreparedUpdate]) -> None:
+    """Update all weights of a rule at once, on devices that support it; other operators run one by one."""
+    weight_updates = []
+    for forward, inputs, out, op, mixed in steps:
+        arrays, target = [array.raw() for array in inputs], out.raw_for_writing()
+        if isinstance(op, RuleOperator) and type(op).forward is RuleOperator.forward:
+            weight_updates.append(WeightUpdate(op.rule, op, mixed or op.mixed, arrays, target))
+        else:
+            forward(run, arrays, [target])
+    update_many(run, weight_updates)

@@ -1,0 +1,191 @@
+"""Predictors as an aiohttp application, alone or mounted in another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import ssl
+from collections.abc import Callable, Collection
+from typing import Any
+
+from aiohttp import web
+
+from flowmx.comm.connection_handler import ConnectionHandler
+from flowmx.comm.connections import ConnectionLimiter, Phase
+from flowmx.comm.listening import Listener, listen
+from flowmx.comm.logs import http_log
+from flowmx.comm.offload import LARGE
+from flowmx.serve.access import Access
+from flowmx.serve.bodies import MAX_TEXT, PendingCall
+from flowmx.serve.large_bodies import Body, chunks_of
+from flowmx.serve.replies import Refusal, Reply
+from flowmx.serve.service import ModelSource, Service
+
+__all__ = ["app", "run"]
+
+_log = logging.getLogger("flowmx.serve")
+SERVICE = web.AppKey("flowmx_service", Service)
+CLOSING = web.AppKey("flowmx_closing", asyncio.Event)
+RECEIVING = web.AppKey("flowmx_receiving", set[Any])
+CONNECTIONS = web.AppKey("flowmx_connections", ConnectionLimiter)
+_CLOSE_SECONDS = 1.0
+"""Seconds that clients have to close their connections or send the rest of a request at shutdown."""
+_FINISH_SECONDS = 20.0
+"""Seconds that running requests have to finish at shutdown."""
+_CLOSE_CHECKS = 100
+
+
+def app(
+    predictors: ModelSource, *, max_body: int | None = None, max_text: int = MAX_TEXT,
+    hosts: Collection[str] | None = None, access: Access | None = None, origins: Collection[str] = (),
+) -> web.Application:  # fmt: skip
+    """Return an aiohttp application that serves predictions; docs/serving.md lists its routes.
+
+    The predictors start to warm up when the application starts, and drain when it stops. Create its runner with
+    ``handler_cancellation=True`` (``web.run_app`` accepts it too), so that a disconnect cancels the request.
+
+    Args:
+        predictors: a predictor, a dict of predictors by name (the first answers ``/predict``), or a repository.
+        max_body: maximum size of a body in bytes (default: that of ``FLOWMX_SERVE_LIMITS``).
+        max_text: maximum size of a JSON body in bytes; JSON is slow to parse.
+        hosts: host names to accept besides IP addresses; None accepts any.
+        access: the tokens of users and admins (default: no token is needed).
+        origins: other sites whose pages may send requests from a browser, such as ``"https://app.example"``.
+
+    Example:
+        >>> application = web.Application()
+        >>> application.add_subapp("/ml", mx.serve.app(predictor))
+    """
+    application = web.Application()
+    application[SERVICE] = service = Service(predictors, max_body, max_text, hosts, access=access, origins=origins)
+    application[CONNECTIONS] = ConnectionLimiter(service.limits)
+    application[CLOSING], application[RECEIVING] = asyncio.Event(), set()
+
+    async def start(_: web.Application) -> None:
+        service.start()
+
+    async def stop(_: web.Application) -> None:
+        await service.drain()
+
+    application.router.add_route("*", "/{tail:.*}", _answer)
+    application.on_startup.append(start)
+    application.on_cleanup.append(stop)
+    return application
+
+
+async def _answer(request: web.Request) -> web.StreamResponse:
+    application = request.app
+    service, connections, closing = application[SERVICE], application[CONNECTIONS], application[CLOSING]
+    head = request.method, request.match_info["tail"], request.headers
+    with service.trace(*head) as set_status, connections.track_request(request.transport) as note:
+        result = service.begin(*head)
+        reply = result if isinstance(result, Reply) else await _predict(request, result, note)
+        set_status(reply.status)
+        seconds = service.delay_of(reply, asyncio.get_running_loop().time())
+        if not seconds and reply.status >= 400:
+            seconds = connections.refusal_delay(request.transport)
+        if seconds:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(closing.wait(), seconds)
+        headers = service.response_headers(reply, request.headers)
+        is_large = len(reply.body) >= LARGE
+        response: web.StreamResponse = (
+            web.StreamResponse(status=reply.status, headers={**headers, "Content-Length": str(len(reply.body))})
+            if is_large
+            else web.Response(status=reply.status, body=reply.body, headers=headers)
+        )
+        if closing.is_set() or not request.content.is_eof():
+            response.force_close()
+        if reply.status < 400:
+            connections.mark_authenticated(request.transport)
+        if is_large:
+            await _send(request, response, reply.body)
+        return response
+
+
+async def _send(request: web.Request, response: web.StreamResponse, body: Body) -> None:
+    """Send a large body in chunks, because the transport copies whatever it cannot send immediately."""
+    await response.prepare(request)
+    for chunk in chunks_of(body):
+        await response.write(chunk)
+    await response.write_eof()
+
+
+async def _predict(request: web.Request, call: PendingCall, note: Callable[[Phase], None]) -> Reply:
+    receiving, task = request.app[RECEIVING], asyncio.current_task()
+    with request.app[SERVICE].budget.enter() as entry:
+        receiving.add(task)
+        try:
+            body = await call.receive(request.content.iter_any(), entry)
+        except web.RequestPayloadError as error:
+            return Refusal(400, f"the body does not match its HTTP headers: {error}").reply
+        finally:
+            receiving.discard(task)
+        note(Phase.WORKING)
+        return body if isinstance(body, Reply) else await call.reply(body)
+
+
+async def run(
+    application: web.Application, host: str = "127.0.0.1", port: int = 8080,
+    started: Callable[[str], None] | None = None, tls: ssl.SSLContext | None = None,
+) -> None:  # fmt: skip
+    """Serve an application of :func:`app` until SIGTERM or SIGINT, then drain.
+
+    Draining accepts no further connections, answers the pending requests, and closes each connection after its answer.
+
+    Args:
+        application: the application.
+        host: a local address.
+        port: a port; 0 picks a free one.
+        started: called with the address once the service accepts requests.
+        tls: the service's certificates.
+
+    Raises:
+        OSError: the address is in use or not local.
+    """
+    service, connections, closing = application[SERVICE], application[CONNECTIONS], application[CLOSING]
+    runner = web.AppRunner(
+        application, handler_cancellation=True, access_log=None, logger=http_log, shutdown_timeout=_FINISH_SECONDS,
+        keepalive_timeout=service.limits.keep_alive, lingering_time=_CLOSE_SECONDS,
+    )  # fmt: skip
+    await runner.setup()
+
+    def make_protocol() -> asyncio.Protocol | None:
+        return None if closing.is_set() or runner.server is None else runner.server()
+
+    try:
+        listener = Listener(
+            await listen(host, port), lambda: ConnectionHandler(connections, make_protocol, None), tls=tls,
+            handshake=service.limits.head, max_pending=service.limits.unauthenticated,
+        )  # fmt: skip
+        if started is not None:
+            started(f"{'http' if tls is None else 'https'}://{host}:{listener.sockets[0].getsockname()[1]}")
+        await _shutdown_signal()
+        _log.info("draining: pending requests are answered, new ones are refused")
+        closing.set()
+        await listener.close()
+        connections.close()
+        await _connections_closed(runner)
+        for task in application[RECEIVING]:
+            task.cancel()  # its request is incomplete
+    finally:
+        await runner.cleanup()
+
+
+async def _shutdown_signal() -> None:
+    """Wait for SIGTERM or SIGINT."""
+    loop, stop_event = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop_event.set)
+    await stop_event.wait()
+
+
+async def _connections_closed(runner: web.AppRunner) -> None:
+    """Wait until clients have closed their connections, at most one second."""
+    server = runner.server
+    for _ in range(_CLOSE_CHECKS):
+        if server is None or not server.connections:
+            return
+        await asyncio.sleep(_CLOSE_SECONDS / _CLOSE_CHECKS)

@@ -1,0 +1,139 @@
+"""Predictors as an ASGI application, for FastAPI, Starlette, uvicorn and others. Imports none of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, MutableMapping
+from typing import Any
+
+from flowmx.comm.offload import LARGE
+from flowmx.serve.access import Access
+from flowmx.serve.bodies import MAX_TEXT, PendingCall
+from flowmx.serve.large_bodies import chunks_of
+from flowmx.serve.replies import Reply
+from flowmx.serve.service import ModelSource, Service
+
+__all__ = ["AsgiApp", "asgi"]
+
+Event = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Event]]
+Send = Callable[[Event], Awaitable[None]]
+
+
+class _Disconnected(Exception):
+    """The client has disconnected."""
+
+
+def asgi(
+    predictors: ModelSource, *, max_body: int | None = None, max_text: int = MAX_TEXT,
+    hosts: Collection[str] | None = None, access: Access | None = None, origins: Collection[str] = (),
+) -> AsgiApp:  # fmt: skip
+    """Return an ASGI application with the routes of :func:`app`.
+
+    Args:
+        predictors: a predictor, a dict of predictors by name (the first answers ``/predict``), or a repository.
+        max_body: maximum size of a body in bytes (default: that of ``FLOWMX_SERVE_LIMITS``).
+        max_text: maximum size of a JSON body in bytes.
+        hosts: host names to accept besides IP addresses; None accepts any.
+        access: the tokens of users and admins (default: no token is needed).
+        origins: other sites whose pages may send requests from a browser, such as ``"https://app.example"``.
+
+    Example:
+        >>> api = fastapi.FastAPI()
+        >>> api.mount("/ml", mx.serve.asgi(predictor))
+    """
+    return AsgiApp(Service(predictors, max_body, max_text, hosts, access=access, origins=origins))
+
+
+class AsgiApp:
+    """A :class:`Service` as an ASGI 3 application."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    async def __call__(self, scope: Event, receive: Receive, send: Send) -> None:
+        """Handle one event stream: a request, or the server's lifespan."""
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "http":
+            await self._answer(scope, receive, send)
+        else:
+            raise ValueError(f"unsupported scope type {scope['type']!r}, expected http or lifespan")
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            event = await receive()
+            if event["type"] == "lifespan.startup":
+                self.service.start()
+            else:
+                await self.service.drain()
+            await send({"type": f"{event['type']}.complete"})
+            if event["type"] == "lifespan.shutdown":
+                return
+
+    async def _answer(self, scope: Event, receive: Receive, send: Send) -> None:
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        head = scope["method"], _path(scope), headers
+        with self.service.trace(*head) as set_status:
+            result = self.service.begin(*head)
+            try:
+                reply = result if isinstance(result, Reply) else await _predict(self.service, result, receive)
+            except _Disconnected:
+                return
+            set_status(reply.status)
+        if seconds := self.service.delay_of(reply, asyncio.get_running_loop().time()):
+            await asyncio.sleep(seconds)
+        await _send(reply, self.service.response_headers(reply, headers), scope["method"] == "HEAD", send)
+
+
+def _path(scope: Event) -> str:
+    """Return the path below the application's mount point."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    return path[len(root) :] if root and path.startswith(root) else path
+
+
+async def _predict(service: Service, call: PendingCall, receive: Receive) -> Reply:
+    with service.budget.enter() as entry:
+        body = await call.receive(_chunks(receive), entry)
+        return body if isinstance(body, Reply) else await _unless_disconnected(call, body, receive)
+
+
+async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
+    has_more = True
+    while has_more:
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            raise _Disconnected
+        yield event.get("body", b"")
+        has_more = event.get("more_body", False)
+
+
+async def _unless_disconnected(call: PendingCall, body: bytes, receive: Receive) -> Reply:
+    """Return the reply; if the client disconnects first, withdraw its rows."""
+    answer, disconnected = asyncio.ensure_future(call.reply(body)), asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({answer, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+        if answer.done():
+            return answer.result()
+        raise _Disconnected
+    finally:
+        answer.cancel()
+        disconnected.cancel()
+        await asyncio.gather(answer, disconnected, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send(reply: Reply, headers: Mapping[str, str], is_head: bool, send: Send) -> None:
+    headers = {**headers, "Content-Length": str(len(reply.body))}
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": reply.status, "headers": raw})
+    if is_head or len(reply.body) < LARGE:
+        await send({"type": "http.response.body", "body": b"" if is_head else reply.body})
+        return
+    for chunk in chunks_of(reply.body):
+        await send({"type": "http.response.body", "body": bytes(chunk), "more_body": True})
+    await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,240 @@
+"""Requests with a body: the limits on its size, its reception, and the reply to it.
+
+A prediction is received as a :class:`PredictCall`, a change of the repository as a :class:`RepositoryCall`. Both are
+independent of the HTTP server, which passes the chunks of the body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterable, Callable, Coroutine, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from flowmx.comm.admission import AdmittedRequest
+from flowmx.comm.errors import Busy, CommError
+from flowmx.comm.limits import Limits
+from flowmx.comm.logs import requests_log
+from flowmx.comm.offload import LARGE, offload
+from flowmx.comm.transfer import TransferWatchdog
+from flowmx.serve.errors import InvalidInput, Overloaded, Unavailable
+from flowmx.serve.formats import Format, NotAcceptable
+from flowmx.serve.inputs import Array, Rows
+from flowmx.serve.predictor import Predictor
+from flowmx.serve.replies import Refusal, Reply, json_reply
+
+__all__ = ["MAX_TEXT", "Exchange", "PendingCall", "PlainExchange", "PredictCall", "RepositoryCall", "unavailable"]
+
+MAX_TEXT = 1 << 20
+"""Default limit of a JSON body, in bytes. Parsing JSON blocks the interpreter for about 10 ms per megabyte."""
+
+_MAX_OPTIONS = 1 << 16
+"""Limit of the body of a repository request, in bytes."""
+_BYTES_PER_NUMBER = 64
+"""Bytes of an array that are copied in the time that writing one number as text takes."""
+
+
+class PendingCall(Protocol):
+    """A request whose body has not been received."""
+
+    async def receive(self, chunks: AsyncIterable[bytes], entry: AdmittedRequest) -> bytes | Reply:
+        """Return the body, or the refusal of one that is too large, comes too slowly, or exceeds the memory budget."""
+
+    async def reply(self, body: bytes) -> Reply:
+        """Return the reply to the body."""
+
+
+class Exchange(Protocol):
+    """The formats of one request and its reply.
+
+    Attributes:
+        hint: a way to send larger bodies.
+    """
+
+    @property
+    def hint(self) -> str: ...
+
+    def scan(self, chunk: bytes) -> None:
+        """Check the first bytes of a body against the limits on what may be built; raises InvalidInput."""
+
+    def is_quick(self, body: bytes) -> bool:
+        """Return whether parsing a body takes no longer than handing it to another thread."""
+
+    def read(self, body: bytes) -> Any:
+        """Parse the inputs; raises InvalidInput."""
+
+    def is_text(self, name: str) -> bool:
+        """Return whether an output is written as text."""
+
+    def write(self, outputs: Mapping[str, Array]) -> Reply:
+        """Return the reply with these outputs; raises InvalidInput or NotAcceptable."""
+
+
+class PlainExchange(NamedTuple):
+    """A request and a reply that hold only arrays.
+
+    Attributes:
+        form: the format of the body.
+        answer: the format of the reply.
+    """
+
+    form: Format
+    answer: Format
+
+    @property
+    def hint(self) -> str:
+        """A way to send larger bodies."""
+        return ": send large arrays as application/x-npy or application/msgpack" if self.form.is_text else ""
+
+    def scan(self, chunk: bytes) -> None:
+        """Check the first bytes of a body against the limits on what may be built."""
+        self.form.scan(chunk)
+
+    def is_quick(self, body: bytes) -> bool:
+        """Return whether parsing a body takes no longer than handing it to another thread."""
+        return self.form.is_quick(body)
+
+    def read(self, body: bytes) -> Any:
+        """Parse the inputs."""
+        return self.form.read(body)
+
+    def is_text(self, name: str) -> bool:
+        """Return whether an output is written as text."""
+        return self.answer.is_text
+
+    def write(self, outputs: Mapping[str, Array]) -> Reply:
+        """Return the reply with these outputs."""
+        return Reply(200, self.answer.write(outputs), self.answer.type)
+
+
+class PredictCall(NamedTuple):
+    """A request for a prediction.
+
+    Attributes:
+        predictor: the model's predictor when the request began.
+        find: looks the predictor up again, in case another version has replaced it.
+        exchange: the formats of request and reply.
+        limit: maximum size of the body in bytes.
+        limits: limits on the speed and memory of the transfer.
+    """
+
+    predictor: Predictor
+    find: Callable[[], Predictor]
+    exchange: Exchange
+    limit: int
+    limits: Limits
+
+    async def receive(self, chunks: AsyncIterable[bytes], entry: AdmittedRequest) -> bytes | Reply:
+        """Return the body, or its refusal."""
+        try:
+            return await _receive(chunks, entry, self.limits, self.check_size, self.exchange.scan)
+        except InvalidInput as error:
+            return self._invalid(error)
+
+    def check_size(self, size: int) -> None:
+        """Refuse a body that is too large."""
+        if size > self.limit:
+            raise _too_large(size, self.limit, self.exchange.hint)
+
+    async def reply(self, body: bytes) -> Reply:
+        """Return the reply to the body; cancelling withdraws the rows that have not started."""
+        predictor, exchange = self.predictor, self.exchange
+        try:
+            result = await predictor.predict(await offload(0 if exchange.is_quick(body) else LARGE, self._read, body))
+            arrays = result if isinstance(result, list) else [result]
+            outputs = dict(zip(predictor.outputs, map(np.asarray, arrays), strict=True))
+            sizes = (
+                array.size * _BYTES_PER_NUMBER if exchange.is_text(name) else array.nbytes
+                for name, array in outputs.items()
+            )  # fmt: skip
+            return await offload(sum(sizes), exchange.write, outputs)
+        except InvalidInput as error:
+            return self._invalid(error)
+        except NotAcceptable as error:
+            return Refusal(406, str(error)).reply
+        except Overloaded as error:
+            return unavailable(error).reply
+        except Unavailable as error:
+            return await self._retry(body, error)
+        except Exception as error:  # the user's model may raise anything
+            requests_log.exception("a prediction of %s failed", predictor.name)
+            return Refusal(500, f"the model failed: {type(error).__name__}").reply
+
+    async def _retry(self, body: bytes, error: Unavailable) -> Reply:
+        """Reply with the predictor that has replaced this one since the request began, if any."""
+        try:
+            predictor = self.find()
+        except Refusal as refusal:
+            return refusal.reply
+        if predictor is self.predictor:
+            return unavailable(error).reply
+        return await self._replace(predictor=predictor).reply(body)
+
+    def _invalid(self, error: InvalidInput) -> Reply:
+        return Refusal(400, str(error), expected=self.predictor.inputs.describe()).reply
+
+    def _read(self, body: bytes) -> Rows:
+        return self.predictor.read(self.exchange.read(body))
+
+
+class RepositoryCall(NamedTuple):
+    """A request to the repository. Its body is received and ignored.
+
+    Attributes:
+        carry_out: carries the request out; returns the content of the reply.
+        limits: limits on the speed and memory of the transfer.
+    """
+
+    carry_out: Callable[[], Coroutine[Any, Any, Any]]
+    limits: Limits
+
+    async def receive(self, chunks: AsyncIterable[bytes], entry: AdmittedRequest) -> bytes | Reply:
+        """Return the body, or its refusal."""
+        return await _receive(chunks, entry, self.limits, self.check_size, lambda chunk: None)
+
+    def check_size(self, size: int) -> None:
+        """Refuse a body that is too large."""
+        if size > _MAX_OPTIONS:
+            raise _too_large(size, _MAX_OPTIONS)
+
+    async def reply(self, body: bytes) -> Reply:
+        """Return the reply. The change continues if the client disconnects."""
+        try:
+            return json_reply(200, await asyncio.shield(asyncio.ensure_future(self.carry_out())) or {})
+        except Refusal as refusal:
+            return refusal.reply
+
+
+async def _receive(
+    chunks: AsyncIterable[bytes], entry: AdmittedRequest, limits: Limits, check_size: Callable[[int], None],
+    scan: Callable[[bytes], None],
+) -> bytes | Reply:  # fmt: skip
+    """Return the body, or the refusal of one that is too large, comes too slowly, or exceeds the memory budget."""
+    parts, size = list[bytes](), 0
+    try:
+        async with TransferWatchdog(limits, "the client") as watchdog:
+            async for chunk in chunks:
+                size += len(chunk)
+                check_size(size)
+                entry.announce(len(chunk))
+                watchdog.record(len(chunk))
+                if not parts:
+                    scan(chunk)  # the first bytes of most excessive bodies already exceed the bounds
+                parts.append(chunk)
+    except Refusal as refusal:
+        return refusal.reply
+    except CommError as error:
+        return Refusal(error.status, str(error), {"Retry-After": "1"} if isinstance(error, Busy) else {}).reply
+    return parts[0] if len(parts) == 1 else await offload(size, b"".join, parts)
+
+
+def _too_large(size: int, limit: int, hint: str = "") -> Refusal:
+    return Refusal(413, f"the body has {size} bytes or more, expected at most {limit}{hint}")
+
+
+def unavailable(error: Overloaded | Unavailable) -> Refusal:
+    """Return the refusal, 503, with the time after which the client may retry."""
+    seconds = error.retry_after if isinstance(error, Overloaded) else 1.0
+    return Refusal(503, str(error), {"Retry-After": str(max(1, math.ceil(seconds)))})

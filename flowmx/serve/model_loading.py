@@ -1,0 +1,177 @@
+"""Loads models as Gluon blocks from blocks, symbols with parameters, checkpoints, folders and ONNX files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flowmx import symbol as sym
+from flowmx.gluon import Block, HybridBlock, SymbolBlock
+from flowmx.model import read_params
+from flowmx.ops.registry.parameters import literal
+from flowmx.serve.inputs import Input
+from flowmx.symbol import Symbol
+
+__all__ = ["Source", "load"]
+
+_LABEL = "label"
+"""Suffix of the names of labels, which predictions do not use."""
+
+
+class Source(NamedTuple):
+    """A loaded model.
+
+    Attributes:
+        block: the block that computes it.
+        inputs: its inputs.
+        symbol: its symbol, if it was loaded from one.
+        labels: names of labels, which are filled with zeros.
+        outputs: names of the outputs, if known.
+    """
+
+    block: Block
+    inputs: list[Input]
+    symbol: Symbol | None = None
+    labels: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+
+def load(model: Any, shape: Any = None, dtype: Any = None, params: Any = None, epoch: int | None = None) -> Source:
+    """Load a model.
+
+    Args:
+        model: a Gluon block, a symbol, the prefix of a checkpoint, a folder with one model, or an ONNX file.
+        shape: shape of a row, or a dict of shapes by input name (None: as the ONNX file declares).
+        dtype: dtype of the inputs, or a dict by name (default float32).
+        params: parameters of a symbol: arrays by name (prefixes ``arg:`` and ``aux:`` are removed), or a file.
+        epoch: epoch of the checkpoint (default: the latest).
+
+    Raises:
+        TypeError: ``model`` is something else.
+        ValueError: the inputs or parameters are unknown.
+        OSError: a file is missing or cannot be read.
+    """
+    if isinstance(model, Block):
+        return Source(_hybridized(model), _inputs(shape, dtype, ["data"]))
+    if isinstance(model, Symbol):
+        if params is None:
+            raise ValueError("a symbol needs its parameters: give params=..., a dict of arrays or a .params file")
+        return _of_symbol(model, _params(params), shape, dtype)
+    if not isinstance(model, (str, os.PathLike)):
+        raise TypeError(
+            f"the model is a {type(model).__name__}, expected a Gluon block, a symbol (with params=...), the prefix of "
+            "a checkpoint, a folder, or an ONNX file"
+        )
+    return _of_path(Path(model), shape, dtype, epoch)
+
+
+def _of_path(path: Path, shape: Any, dtype: Any, epoch: int | None) -> Source:
+    if path.suffix == ".onnx":
+        return _of_onnx(path, shape, dtype)
+    if path.is_dir():
+        files = sorted([*path.glob("*-symbol.json"), *path.glob("*.onnx")])
+        if len(files) != 1:
+            listing = ", ".join(file.name for file in files) or "none"
+            raise ValueError(
+                f"{path} must hold one model, a -symbol.json with a .params file, or .onnx; found {listing}"
+            )
+        if files[0].suffix == ".onnx":
+            return _of_onnx(files[0], shape, dtype)
+        path = path / files[0].name.removesuffix("-symbol.json")
+    weights = _weights(path, epoch)
+    return _of_symbol(sym.load(f"{path}-symbol.json"), _params(weights), shape, dtype)
+
+
+def _weights(prefix: Path, epoch: int | None) -> Path:
+    """Return the parameter file of a checkpoint."""
+    if epoch is not None:
+        return Path(f"{prefix}-{epoch:04d}.params")
+    files = sorted(prefix.parent.glob(f"{prefix.name}-[0-9][0-9][0-9][0-9].params"))
+    if not files:
+        raise FileNotFoundError(f"there is no parameter file {prefix}-0000.params, nor one of another epoch")
+    return files[-1]
+
+
+def _params(source: Any) -> dict[str, Any]:
+    if isinstance(source, (str, os.PathLike)):
+        arguments, auxiliary = read_params(os.fspath(source))
+        return {**arguments, **auxiliary}
+    return {name.removeprefix("arg:").removeprefix("aux:"): array for name, array in source.items()}
+
+
+def _of_onnx(path: Path, shape: Any, dtype: Any) -> Source:
+    from flowmx.contrib.onnx import ONNXError, get_model_metadata, import_model, import_to_gluon
+
+    metadata = get_model_metadata(path)
+    if shape is None:
+        shape = {name: tuple(size or None for size in sizes[1:]) for name, sizes in metadata["input_tensor_data"]}
+    try:
+        symbol, arguments, auxiliary = import_model(path)
+    except ONNXError:  # no single graph computes all shapes, or this raises the same error
+        block = import_to_gluon(path)
+        names = [name for name, _ in metadata["input_tensor_data"]]
+        outputs = tuple(name for name, _ in metadata["output_tensor_data"])
+        return Source(_hybridized(block), _inputs(shape, dtype, names), outputs=outputs)
+    return _of_symbol(symbol, {**arguments, **auxiliary}, shape, dtype)
+
+
+def _of_symbol(symbol: Symbol, params: Mapping[str, Any], shape: Any, dtype: Any) -> Source:
+    input_names = [name for name in symbol.list_inputs() if name not in params]
+    shape = _declared_shapes(symbol, input_names) if shape is None else shape
+    labels = tuple(name for name in input_names if name.endswith(_LABEL) and not _names(shape, name))
+    inputs = _inputs(shape, dtype, [name for name in input_names if name not in labels])
+    missing = [name for name in input_names if name not in labels and name not in {spec.name for spec in inputs}]
+    if missing:
+        raise ValueError(
+            f"{', '.join(missing)} are neither parameters nor inputs: pass their arrays in params, or their shapes in "
+            "shape={...}"
+        )
+    names = [*(spec.name for spec in inputs), *labels]
+    block = SymbolBlock(symbol, [sym.var(name) for name in names])
+    for name, parameter in block.collect_params().items():
+        array = params[name]
+        parameter.cast(array.dtype)
+        parameter._load_init(array, None)
+    return Source(_hybridized(block), inputs, symbol, labels, tuple(symbol.list_outputs()))
+
+
+def _declared_shapes(symbol: Symbol, input_names: Sequence[str]) -> dict[str, tuple[int | None, ...]] | None:
+    """Return the row shapes declared by the symbol's variables, if every input declares one."""
+    attributes = symbol.attr_dict()
+    texts = {name: attributes.get(name, {}).get("__shape__") for name in input_names if not name.endswith(_LABEL)}
+    if not texts or None in texts.values():
+        return None
+    shapes = {name: literal(str(text)) for name, text in texts.items()}
+    return {name: tuple(size or None for size in sizes[1:]) for name, sizes in shapes.items()}
+
+
+def _names(shape: Any, name: str) -> bool:
+    return isinstance(shape, Mapping) and name in shape
+
+
+def _inputs(shape: Any, dtype: Any, input_names: Sequence[str]) -> list[Input]:
+    """Return the inputs with these shapes."""
+    if shape is None:
+        raise ValueError(
+            f"the shape of a row of {', '.join(input_names)} is unknown: pass shape=(3, 32, 32), "
+            "or shape={name: (...)}"
+        )
+    if not isinstance(shape, Mapping):
+        if len(input_names) != 1:
+            raise ValueError(
+                f"shape is a single shape, and the inputs are {', '.join(input_names) or 'none'}: pass {{name: shape}}"
+            )
+        shape = {input_names[0]: shape}
+    dtypes = dtype if isinstance(dtype, Mapping) else dict.fromkeys(shape, dtype)
+    return [Input(name, tuple(sizes), np.dtype(dtypes.get(name) or np.float32)) for name, sizes in shape.items()]
+
+
+def _hybridized(block: Block) -> Block:
+    """Hybridize a block with static memory, unless it is already hybridized."""
+    if isinstance(block, HybridBlock) and not block._active:
+        block.hybridize(static_alloc=True, static_shape=True)
+    return block

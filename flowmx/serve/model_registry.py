@@ -1,0 +1,92 @@
+"""The models of a service, by name and version."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+
+from flowmx.serve.predictor import Predictor
+from flowmx.serve.replies import Refusal
+
+__all__ = ["ModelRegistry", "Predictors"]
+
+Predictors = Predictor | Mapping[str, Predictor]
+
+
+class ModelRegistry:
+    """Predictors by name and version; the newest version is the default.
+
+    Args:
+        predictors: a predictor, or a dict of predictors by name. Their version is the number of swaps.
+
+    Raises:
+        TypeError: a value of the dict is not a Predictor.
+    """
+
+    def __init__(self, predictors: Predictors) -> None:
+        by_name = {predictors.name: predictors} if isinstance(predictors, Predictor) else predictors
+        for name, predictor in by_name.items():
+            if not isinstance(predictor, Predictor):
+                raise TypeError(f"{name!r} is a {type(predictor).__name__}, expected a Predictor")
+        self._versions: dict[str, dict[str, Predictor]] = {name: {"": predictor} for name, predictor in by_name.items()}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._versions))
+
+    def put(self, name: str, versions: Mapping[str, Predictor]) -> None:
+        """Set the versions of a model, the newest last; an empty mapping removes the model."""
+        models = {**self._versions, name: dict(versions)}
+        self._versions = {model: models[model] for model in sorted(models) if models[model]}
+
+    def versions(self, name: str) -> dict[str, Predictor]:
+        """Return the versions of a model, the newest last.
+
+        Raises:
+            Refusal: 404, there is no model of this name.
+        """
+        if name not in self._versions:
+            raise Refusal(404, f"there is no model {name[:80]!r}, expected one of {', '.join(self) or 'none'}")
+        return {version or str(predictor.version): predictor for version, predictor in self._versions[name].items()}
+
+    def find(self, name: str, version: str = "") -> Predictor:
+        """Return the predictor of a model.
+
+        Args:
+            name: its name.
+            version: its version (default: the newest).
+
+        Raises:
+            Refusal: 404, there is no such model or version.
+        """
+        versions = self.versions(name)
+        if version and version not in versions:
+            raise Refusal(404, f"there is no version {version[:80]!r} of {name}, expected one of {', '.join(versions)}")
+        return versions[version] if version else next(reversed(versions.values()))
+
+    def first(self) -> Predictor:
+        """Return the first model.
+
+        Raises:
+            Refusal: 404, there is no model.
+        """
+        return self.find(next(iter(self), ""))
+
+    def all(self) -> list[Predictor]:
+        """List the newest version of each model."""
+        return [self.find(name) for name in self]
+
+    def waiting(self) -> list[str]:
+        """Return the names of the models with a version that does not accept requests."""
+        return [name for name in self if not all(version.is_ready for version in self.versions(name).values())]
+
+    def start(self) -> None:
+        """Start to warm up all models; returns immediately."""
+        for predictor in self._all_versions():
+            predictor.start()
+
+    async def drain(self) -> None:
+        """Answer the pending requests, then stop."""
+        await asyncio.gather(*(predictor.drain() for predictor in self._all_versions()))
+
+    def _all_versions(self) -> list[Predictor]:
+        return [predictor for versions in self._versions.values() for predictor in versions.values()]

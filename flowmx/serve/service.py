@@ -1,0 +1,368 @@
+"""HTTP interface of a service, independent of the HTTP server: routes, access checks, CORS headers.
+
+A request is answered in two steps. :meth:`Service.begin` reads the request head. It answers requests that need no
+body, refuses predictions if the queue is full, and otherwise returns a :class:`PendingCall`, which receives the
+body. ``docs/serving.md`` lists the routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from flowmx.comm.admission import Budget
+from flowmx.comm.browser_origins import check_origins, is_cross_site
+from flowmx.comm.limits import Limits, limits_for
+from flowmx.comm.metrics import CONTENT_TYPE
+from flowmx.comm.rate_limits import Throttle
+from flowmx.comm.security import host_of, is_address
+from flowmx.serve import open_inference, openapi
+from flowmx.serve.access import Access
+from flowmx.serve.bodies import MAX_TEXT, Exchange, PendingCall, PlainExchange, PredictCall, RepositoryCall, unavailable
+from flowmx.serve.errors import Overloaded, Unavailable
+from flowmx.serve.formats import FORMATS, NotAcceptable, reply_format
+from flowmx.serve.model_registry import ModelRegistry, Predictors
+from flowmx.serve.open_inference import Inference
+from flowmx.serve.predictor import Predictor
+from flowmx.serve.replies import Refusal, Reply, allow, json_reply
+from flowmx.serve.repository import Repository
+from flowmx.serve.tracing import tracing
+from flowmx.version import __version__
+
+__all__ = ["ModelSource", "Service"]
+
+_SAFE_METHODS = ("GET", "HEAD")
+"""Methods without side effects. Browsers hide their responses from pages of other sites."""
+_PREFLIGHT_HEADERS = {
+    "Access-Control-Allow-Methods": "GET, POST",
+    "Access-Control-Allow-Headers": f"Accept, Authorization, Content-Type, Traceparent, {open_inference.HEADER}",
+    "Access-Control-Max-Age": "600",
+}
+_EXPOSED_HEADERS = f"Retry-After, {open_inference.HEADER}"
+_UNTRACED = contextlib.nullcontext[Callable[[int], None]](lambda status: None)
+_MAX_DIGITS = 20
+"""Maximum number of digits of a byte count."""
+_MAX_REFUSAL_DELAY = 10.0
+"""Maximum delay of a refusal in seconds."""
+
+ModelSource = Predictors | Repository
+Headers = Mapping[str, str]
+
+
+class Service:
+    """The routes of one service, over its predictors or repository.
+
+    Args:
+        source: predictors by name (the first answers ``/predict``), or a repository.
+        max_body: maximum size of a body in bytes (default: ``limits.total``).
+        max_text: maximum size of a JSON body in bytes.
+        hosts: host names to accept besides IP addresses; None accepts any.
+        limits: limits on requests (default: the current settings).
+        access: the tokens to check (default: predictions require no token).
+        origins: the sites whose pages may send requests from a browser, such as ``"https://app.example"``, or ``"*"``;
+            by default only pages of the service itself may send them.
+
+    Raises:
+        ValueError: an origin is malformed, or there are no predictors.
+    """
+
+    def __init__(
+        self, source: ModelSource, max_body: int | None = None, max_text: int = MAX_TEXT,
+        hosts: Collection[str] | None = None, limits: Limits | None = None, access: Access | None = None,
+        origins: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        self._repository = source if isinstance(source, Repository) else None
+        self.models = source.models if isinstance(source, Repository) else ModelRegistry(source)
+        if self._repository is None and not list(self.models):
+            raise ValueError("the service has no predictors, expected one or a dict of predictors by name")
+        self._access = access or Access()
+        self._hosts = hosts
+        self._origins = check_origins(origins)
+        self.limits = limits = limits or limits_for("serve")
+        self.max_body = limits.total if max_body is None else max_body
+        self.max_text = min(max_text, self.max_body)
+        self.budget = Budget(limits.in_flight)
+        self._throttle = Throttle(limits.refusals, _MAX_REFUSAL_DELAY)
+        self._loading: asyncio.Future[None] | None = None
+        self._tracing = tracing()
+
+    def start(self) -> None:
+        """Start loading and warming up the models, and return immediately."""
+        self.models.start()
+        if self._repository is not None:
+            self._repository.open()
+            self._loading = asyncio.ensure_future(self._repository.load_all())
+
+    async def drain(self) -> None:
+        """Answer the pending requests, then stop."""
+        if self._loading is not None:
+            self._loading.cancel()
+            await asyncio.wait([self._loading])
+        if self._repository is not None:
+            await self._repository.close()
+        await self.models.drain()
+
+    def delay_of(self, reply: Reply, now: float) -> float:
+        """Return the delay of a reply in seconds. Refusals of an overloaded service are sent at a limited rate.
+
+        Clients that retry immediately would otherwise take processor time from the requests that are served.
+        """
+        return self._throttle.delay(now) if "Retry-After" in reply.headers else 0.0
+
+    def trace(
+        self, method: str, path: str, headers: Headers
+    ) -> contextlib.AbstractContextManager[Callable[[int], None]]:
+        """Trace a request if the settings enable traces. The context yields a function to call with the reply's status.
+
+        Args:
+            method: the HTTP method.
+            path: the path, with or without a leading slash.
+            headers: a case-insensitive mapping, or one with lower-case names.
+        """
+        if self._tracing is None:
+            return _UNTRACED
+        parts = path.strip("/").split("/")
+        path_template = next((f"/{route.path}" for route in ROUTES if route.match(parts) is not None), "")
+        return self._tracing.request(method, f"/{path.lstrip('/')}", path_template, headers)
+
+    def begin(self, method: str, path: str, headers: Headers) -> Reply | PendingCall:
+        """Return the reply of a request that needs no body, or the call that receives the body.
+
+        Args:
+            method: the HTTP method.
+            path: the path, with a leading slash.
+            headers: a case-insensitive mapping, or one with lower-case names.
+        """
+        parts = path.strip("/").split("/")
+        try:
+            self._check_host(headers.get("host", ""))
+            if method not in _SAFE_METHODS:
+                self._check_origin(headers)
+            if method == "OPTIONS" and headers.get("origin"):
+                return Reply(204, b"", headers=_PREFLIGHT_HEADERS)
+            for route in ROUTES:
+                names = route.match(parts)
+                if names is not None:
+                    self._access.check(route.access, headers)
+                    allow(method, *(("POST",) if route.is_post else ("GET", "HEAD")))
+                    return route.answer(self, headers, **names)
+            paths = ", ".join(f"/{route.path}" for route in ROUTES if "v2" not in route.path)
+            raise Refusal(404, f"there is no /{'/'.join(parts)[:200]}, expected {paths}")
+        except Refusal as refusal:
+            return refusal.reply
+
+    def _check_host(self, header: str) -> None:
+        """Refuse unknown host names, as a protection against DNS rebinding by other sites."""
+        host = host_of(header)
+        if self._hosts is None or not host or is_address(host) or host in self._hosts:
+            return
+        raise Refusal(
+            421, f"the Host header is {header[:80]!r}, expected the service's address or one of "
+            f"{', '.join(sorted(self._hosts))}: add names with --host-name",
+        )  # fmt: skip
+
+    def _check_origin(self, headers: Headers) -> None:
+        """Refuse cross-site requests from browsers; CORS alone does not prevent them."""
+        if is_cross_site(headers, self._origins):
+            origin = headers.get("origin", "another site")[:80]
+            raise Refusal(
+                403, f"a page of {origin} sent the request, expected a page of this service: allow other sites with "
+                f"--allow-origin {origin}, or origins=[{origin!r}] in a program",
+            )  # fmt: skip
+
+    def response_headers(self, reply: Reply, request: Headers) -> dict[str, str]:
+        """Return the headers of a response, including the CORS headers but not Content-Length.
+
+        Args:
+            reply: the reply.
+            request: headers of the request.
+        """
+        return {"Content-Type": reply.type, **reply.headers, **self._cors_headers(request)}
+
+    def _cors_headers(self, headers: Headers) -> Mapping[str, str]:
+        """Return the headers that allow a page of an allowed site to read the response."""
+        origin = headers.get("origin", "")
+        if not self._origins or not origin or is_cross_site(headers, self._origins):
+            return {}
+        return {
+            "Access-Control-Allow-Origin": origin,
+            "Access-Control-Expose-Headers": _EXPOSED_HEADERS,
+            "Vary": "Origin",
+        }
+
+    # -- predictions -----------------------------------------------------------------------------------
+
+    def _predict(self, headers: Headers, name: str = "") -> PredictCall:
+        find = partial(self.models.find, name) if name else self.models.first
+        find()  # report a missing model before a wrong type of body
+        media_type = _media_type(headers)
+        if media_type not in FORMATS:
+            raise Refusal(415, f"Content-Type is {media_type[:80]!r}, expected one of {', '.join(FORMATS)}")
+        body_format = FORMATS[media_type]
+        try:
+            answer = reply_format(headers.get("accept", ""), body_format)
+        except NotAcceptable as error:
+            raise Refusal(406, str(error)) from None
+        return self._call(
+            find, PlainExchange(body_format, answer), headers, self.max_text if body_format.is_text else self.max_body
+        )
+
+    def _infer(self, headers: Headers, name: str, version: str = "") -> PredictCall:
+        self.models.find(name, version)
+        versions = self.models.versions(name)
+        length = headers.get(open_inference.HEADER.lower())
+        if length is not None and not (length.isdecimal() and len(length) < _MAX_DIGITS):
+            raise Refusal(400, f"{open_inference.HEADER} is {length[:40]!r}, expected a number of bytes")
+        header = None if length is None else int(length)
+        if header is not None and header > self.max_text:
+            raise Refusal(413, f"the JSON has {header} bytes, expected at most {self.max_text}")
+        exchange = Inference(name, version or next(reversed(versions)), header)
+        find = partial(self.models.find, name, version)
+        return self._call(find, exchange, headers, self.max_text if header is None else self.max_body)
+
+    def _call(self, find: Callable[[], Predictor], exchange: Exchange, headers: Headers, limit: int) -> PredictCall:
+        predictor = find()
+        call = PredictCall(predictor, find, exchange, limit, self.limits)
+        length = headers.get("content-length", "")
+        if length.isdecimal():
+            call.check_size(int(length))
+        try:
+            predictor.check_room()
+        except (Overloaded, Unavailable) as error:
+            raise unavailable(error) from None
+        return call
+
+    # -- descriptions ----------------------------------------------------------------------------------
+
+    def _list(self, headers: Headers) -> Reply:
+        return json_reply(200, {"models": [predictor.describe() for predictor in self.models.all()]})
+
+    def _describe(self, headers: Headers, name: str) -> Reply:
+        return json_reply(200, self.models.find(name).describe())
+
+    def _server(self, headers: Headers) -> Reply:
+        return json_reply(200, open_inference.server(__version__))
+
+    def _metadata(self, headers: Headers, name: str, version: str = "") -> Reply:
+        predictor = self.models.find(name, version)
+        versions = list(self.models.versions(name))
+        return json_reply(200, open_inference.describe(name, versions, predictor.inputs.specs, predictor.results))
+
+    def _metrics(self, headers: Headers) -> Reply:
+        registries = {id(predictor.metrics): predictor.metrics for predictor in self.models.all()}
+        return Reply(200, "".join(metrics.text() for metrics in registries.values()).encode(), CONTENT_TYPE)
+
+    def _openapi(self, headers: Headers) -> Reply:
+        return json_reply(200, openapi.document(ROUTES, self.models))
+
+    def _page(self, headers: Headers) -> Reply:
+        return Reply(200, openapi.page(ROUTES, self.models).encode(), "text/html; charset=utf-8")
+
+    # -- health ----------------------------------------------------------------------------------------
+
+    def _health(self, headers: Headers) -> Reply:
+        return json_reply(200, {"status": "ok"})
+
+    def _live(self, headers: Headers) -> Reply:
+        return json_reply(200, {"live": True})
+
+    def _ready(self, headers: Headers) -> Reply:
+        waiting = self.models.waiting()
+        if self._repository is not None:
+            loading = self._loading is None or not self._loading.done()
+            waiting = sorted({*waiting, *self._repository.failures, *(self._repository.names() if loading else [])})
+        return json_reply(503 if waiting else 200, {"ready": not waiting, "waiting_for": waiting})
+
+    def _model_ready(self, headers: Headers, name: str, version: str = "") -> Reply:
+        is_ready = self.models.find(name, version).is_ready
+        return json_reply(200 if is_ready else 503, {"name": name, "ready": is_ready})
+
+    # -- the repository --------------------------------------------------------------------------------
+
+    def _require_repository(self) -> Repository:
+        if self._repository is None:
+            raise Refusal(400, "this service cannot load or unload models: it was started without a repository")
+        return self._repository
+
+    def _index(self, headers: Headers) -> RepositoryCall:
+        return RepositoryCall(self._require_repository().index, self.limits)
+
+    def _load(self, headers: Headers, name: str) -> RepositoryCall:
+        return RepositoryCall(partial(self._require_repository().load, name), self.limits)
+
+    def _unload(self, headers: Headers, name: str) -> RepositoryCall:
+        return RepositoryCall(partial(self._require_repository().unload, name), self.limits)
+
+
+@dataclass(frozen=True)
+class Route:
+    """One route of the service.
+
+    Attributes:
+        path: the path; segments in braces are parameters.
+        answer: the method of :class:`Service` that handles requests.
+        summary: a short description.
+        is_post: whether the method is POST instead of GET.
+        access: the clients that may request it: ``all``, ``users`` or ``admins``.
+    """
+
+    path: str
+    answer: Callable[..., Reply | PendingCall]
+    summary: str
+    is_post: bool = False
+    access: str = "users"
+
+    def match(self, parts: list[str]) -> dict[str, str] | None:
+        """Return the parameters if the segments match this route's path, else None."""
+        template = self.path.split("/")
+        if len(template) != len(parts):
+            return None
+        pairs = list(zip(template, parts, strict=True))
+        if any(segment != part for segment, part in pairs if not segment.startswith("{")):
+            return None
+        return {segment.strip("{}"): part for segment, part in pairs if segment.startswith("{")}
+
+
+def _versioned(
+    path: str, answer: Callable[..., Reply | PendingCall], summary: str, is_post: bool = False
+) -> list[Route]:
+    """Return the routes below a model and below one of its versions."""
+    prefixes = ["v2/models/{name}", "v2/models/{name}/versions/{version}"]
+    return [Route(f"{prefix}/{path}".rstrip("/"), answer, summary, is_post) for prefix in prefixes]
+
+
+ROUTES = [
+    Route("predict", Service._predict, "a prediction of the first model", is_post=True),
+    Route("models", Service._list, "the models: inputs, outputs, batch sizes"),
+    Route("models/{name}", Service._describe, "one model"),
+    Route("models/{name}/predict", Service._predict, "a prediction of that model", is_post=True),
+    Route("healthz", Service._health, "200 while the process runs", access="all"),
+    Route("readyz", Service._ready, "200 if all models are warm and accept requests, else 503", access="all"),
+    Route("metrics", Service._metrics, "metrics in Prometheus' text format"),
+    Route("openapi.json", Service._openapi, "the OpenAPI document, with the shapes of the models"),
+    Route("docs", Service._page, "the API documentation as a page"),
+    Route("health/live", Service._live, "200 while the process runs", access="all"),
+    Route("health/ready", Service._ready, "200 if all models are warm and accept requests, else 503", access="all"),
+    Route("v2", Service._server, "name, version and extensions of the server"),
+    Route("v2/health/live", Service._live, "200 while the process runs", access="all"),
+    Route("v2/health/ready", Service._ready, "200 if all models are warm and accept requests, else 503", access="all"),
+    *_versioned("", Service._metadata, "inputs and outputs of a model"),
+    *_versioned("ready", Service._model_ready, "200 if the model accepts requests, else 503"),
+    *_versioned("infer", Service._infer, "a prediction by the Open Inference Protocol", is_post=True),
+    Route("v2/repository/index", Service._index, "the models of the repository and their states", True, "admins"),
+    Route(
+        "v2/repository/models/{name}/load",
+        Service._load,
+        "load a model, or its changed versions",
+        True,
+        "admins",
+    ),
+    Route("v2/repository/models/{name}/unload", Service._unload, "unload a model", True, "admins"),
+]
+
+
+def _media_type(headers: Headers) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -1,0 +1,277 @@
+"""The transforms of Winograd's convolution: tiles of data to products, and products to tiles of the output.
+
+A 3x3 convolution of a tile of (side + 2)² positions to side² positions takes (side + 2)² products for each pair of
+channels instead of 9 · side² (A. Lavin and S. Gray, "Fast Algorithms for Convolutional Neural Networks", 2015). In one
+dimension, with three matrices and element by element products,
+
+    output = outer · ((filters_matrix · filter) * (inner · data))
+
+evaluates polynomials at points, multiplies there and interpolates. Points are 0, infinity and pairs ±p: pairs share
+most of their arithmetic. The points 3/4 and 3/2 keep rounding errors three times smaller than the usual 1 and 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from flowmx.ops.kernels.llvm.assembly import Code, Value
+from flowmx.ops.kernels.llvm.background_compilation import Program
+from flowmx.ops.registry.operators import Array
+
+TAPS = 3
+"""The length of the filters."""
+PAIRS: dict[int, tuple[float, ...]] = {2: (1.0,), 4: (0.75, 1.5)}
+"""For each side of output tiles, the positive points."""
+ACTIVATIONS = ("", "relu", "leaky", "clip")
+LANES = 16
+"""Channels are processed in groups of this many."""
+
+
+Body = Callable[[Value, Value, Value, "list[Value] | None"], None]
+
+
+class Matrices(NamedTuple):
+    """The three matrices of one dimension.
+
+    Attributes:
+        inner: (points, points), applied to the data.
+        filters: (points, 3), applied to the filters.
+        outer: (side, points), applied to the products.
+    """
+
+    inner: Array
+    filters: Array
+    outer: Array
+
+
+@cache
+def matrices(side: int) -> Matrices:
+    """Return the matrices for output tiles of this side, float64; the last point is infinity."""
+    points = [0.0, *[sign * p for p in PAIRS[side] for sign in (1, -1)]]
+    count = len(points) + 1
+    inner, filters = np.zeros((count, count)), np.zeros((count, TAPS))
+    outer = np.zeros((side, count))
+    for row, point in enumerate(points):
+        others = points[:row] + points[row + 1 :]
+        inner[row, : count - 1] = np.poly(others)[::-1]
+        filters[row] = point ** np.arange(TAPS) / np.prod([point - other for other in others])
+        outer[:, row] = point ** np.arange(side)
+    inner[-1], filters[-1, -1], outer[-1, -1] = np.poly(points)[::-1], 1, 1
+    return Matrices(inner, filters, outer)
+
+
+class _Writer:
+    """Writes one of the two functions: the loops over tiles, and transforms of vectors of channels."""
+
+    words = ("first", "tile_rows", "tiles", "height", "width", "channels", "image_step", "row_step", "plane")
+
+    def __init__(self, side: int, features: frozenset[str]) -> None:
+        self.side, self.points = side, side + TAPS - 1
+        self.code = Code(features=features)
+        self._fuses = "fma" in features
+        (
+            self.first, self.tile_rows, self.tiles, self.height, self.width, self.channels, self.image_step,
+            self.row_step, self.plane,
+        ) = [self.code.word() for _ in self.words]  # fmt: skip
+
+    # -- arithmetic on vectors -------------------------------------------------------------------------
+
+    def add(self, a: Value, b: Value) -> Value:
+        """Add vectors."""
+        return self.code.binary("fadd", a, b)
+
+    def subtract(self, a: Value, b: Value) -> Value:
+        """Subtract vectors."""
+        return self.code.binary("fsub", a, b)
+
+    def scale(self, factor: float, a: Value) -> Value:
+        """Multiply a vector by a number."""
+        return a if factor == 1 else self.code.binary("fmul", self.code.constant(factor), a)
+
+    def multiply_add(self, factor: float, a: Value, b: Value) -> Value:
+        """Return ``factor * a + b``, rounded once if the processor can."""
+        if abs(factor) == 1:
+            return self.add(b, a) if factor > 0 else self.subtract(b, a)
+        if self._fuses:
+            return self.code.intrinsic("llvm.fma", self.code.constant(factor), a, b)
+        return self.add(self.scale(factor, a), b)
+
+    def combine(self, factors: Sequence[float], values: Sequence[Value]) -> Value:
+        """Return the sum of the values with non-zero factors; the last of these must be 1."""
+        used = [(factor, value) for factor, value in zip(factors, values, strict=True) if factor]
+        total = used[-1][1]
+        for factor, value in reversed(used[:-1]):
+            total = self.multiply_add(factor, value, total)
+        return total
+
+    def inner(self, data: Sequence[Value]) -> list[Value]:
+        """Apply the inner matrix to the values of one row or column of a tile."""
+        matrix = matrices(self.side).inner
+        results = [self.combine(matrix[0], data)]
+        for pair, point in enumerate(PAIRS[self.side]):
+            row = matrix[1 + 2 * pair]
+            # The rows of +p and -p have the same even factors, and opposite odd factors.
+            even = self.combine([0.0 if at % 2 else each for at, each in enumerate(row)], data)
+            odd = self.combine([each / point if at % 2 else 0.0 for at, each in enumerate(row)], data)
+            results += [self.multiply_add(point, odd, even), self.multiply_add(-point, odd, even)]
+        return [*results, self.combine(matrix[-1], data)]
+
+    def outer(self, values: Sequence[Value]) -> list[Value]:
+        """Apply the outer matrix to the products of one row or column of a tile."""
+        points = PAIRS[self.side]
+        pairs = [(values[1 + 2 * at], values[2 + 2 * at]) for at in range(len(points))]
+        sums, differences = [self.add(*pair) for pair in pairs], [self.subtract(*pair) for pair in pairs]
+        results = []
+        for power in range(self.side):
+            terms = differences if power % 2 else sums
+            start = values[0] if power == 0 else values[-1] if power == self.side - 1 else None
+            for point, term in zip(points, terms, strict=True):
+                factor = point**power
+                start = self.scale(factor, term) if start is None else self.multiply_add(factor, term, start)
+            assert start is not None
+            results.append(start)
+        return results
+
+    # -- loops -----------------------------------------------------------------------------------------
+
+    def tile_loop(self, step: int, pads: tuple[Value, Value] | None, reach: int, body: Body) -> None:
+        """Write ``body(array offset, plane offset, column step, masks)`` for each tile and each group of channels.
+
+        Args:
+            step: the distance between tiles.
+            pads: the padding before the image.
+            reach: the side of the tile.
+            body: gets the offset of the tile's first position in the image, and in a plane of products; the step
+                from column to column; and a mask for each position of the tile, or None if all are in the image.
+        """
+        code = self.code
+        column_step = self.channels
+        with code.tasks() as task:
+            row = code.plus(self.first, task)
+            image = code.divided(row, self.tile_rows)
+            top = code.times(code.minus(row, code.times(image, self.tile_rows)), step)
+            top = top if pads is None else code.minus(top, pads[0])
+            start = code.plus(code.times(image, self.image_step), code.times(top, self.row_step))
+            with code.loop(code.index(0), self.tiles) as tile:
+                left = code.times(tile, step)
+                left = left if pads is None else code.minus(left, pads[1])
+                offset = code.plus(start, code.times(left, column_step))
+                place = code.times(code.plus(code.times(task, self.tiles), tile), self.channels)
+                rows = self._within(top, self.height, reach)
+                columns = self._within(left, self.width, reach)
+                inside = code.both(code.both(rows[0], rows[-1]), code.both(columns[0], columns[-1]))
+                with code.when(inside), code.loop(code.index(0), self.channels, LANES) as channel:
+                    body(code.plus(offset, channel), code.plus(place, channel), column_step, None)
+                with code.when(code.inverse(inside)):
+                    masks = [code.spread(code.both(a, b)) for a, b in product(rows, columns)]
+                    with code.loop(code.index(0), self.channels, LANES) as channel:
+                        body(code.plus(offset, channel), code.plus(place, channel), column_step, masks)
+
+    def _within(self, start: Value, length: Value, count: int) -> list[Value]:
+        """Return for each of ``count`` positions whether it is in the image."""
+        code = self.code
+        return [code.put("i1", f"icmp ult {code.plus(start, at)}, {length.name}") for at in range(count)]
+
+
+def _write_inner(side: int, features: frozenset[str]) -> str:
+    """Write the function from data to the left factors of the products."""
+    writer = _Writer(side, features)
+    code, count = writer.code, side + TAPS - 1
+    pads = code.word(), code.word()
+    data, factors = code.address(), code.address()
+
+    def body(offset: Value, place: Value, step: Value, masks: list[Value] | None) -> None:
+        rows = [code.plus(offset, code.times(writer.row_step, at)) for at in range(count)]
+        columns = []
+        for column in range(count):
+            shift = code.times(step, column)
+            loaded = [
+                code.load(data, code.plus(row, shift), None if masks is None else masks[at * count + column])
+                for at, row in enumerate(rows)
+            ]
+            columns.append(writer.inner(loaded))
+        for row in zip(*columns, strict=True):
+            for value in writer.inner(row):
+                code.store(value, factors, place)
+                place = code.plus(place, writer.plane)
+
+    writer.tile_loop(side, pads, count, body)
+    return code.finish()
+
+
+def _write_outer(side: int, then: str, has_bias: bool, has_addend: bool, features: frozenset[str]) -> str:
+    """Write the function from products to the output, with bias, addend and activation."""
+    writer = _Writer(side, features)
+    code, count = writer.code, side + TAPS - 1
+    edge = code.number()
+    products, out = code.address(), code.address()
+    bias = code.address() if has_bias else None
+
+    def finish(value: Value, shift: Value | None, at: Value, mask: Value | None) -> None:
+        value = value if shift is None else writer.add(value, shift)
+        value = writer.add(value, code.load(out, at, mask)) if has_addend else value
+        code.store(_activate(code, then, edge, value), out, at, mask)
+
+    def body(offset: Value, place: Value, step: Value, masks: list[Value] | None) -> None:
+        start = code.times(code.divided(place, writer.channels), writer.channels)
+        shift = None if bias is None else code.load(bias, code.minus(place, start))
+        rows = []
+        for _ in range(count):
+            loaded = []
+            for _ in range(count):
+                loaded.append(code.load(products, place))
+                place = code.plus(place, writer.plane)
+            rows.append(writer.outer(loaded))
+        columns = [writer.outer(column) for column in zip(*rows, strict=True)]
+        for row, column in product(range(side), range(side)):
+            at = code.plus(offset, code.plus(code.times(writer.row_step, row), code.times(step, column)))
+            finish(columns[column][row], shift, at, None if masks is None else masks[row * side + column])
+
+    writer.tile_loop(side, None, side, body)
+    return code.finish()
+
+
+def _activate(code: Code, then: str, edge: Value, value: Value) -> Value:
+    if not then:
+        return value
+    zero = code.constant(0.0)
+    low = code.binary("fmul", edge, value) if then == "leaky" else zero
+    value = code.choose(code.compare("ogt", value, zero), value, low)
+    return code.choose(code.compare("olt", value, edge), value, edge) if then == "clip" else value
+
+
+@cache
+def inner_program(side: int) -> Program:
+    """Return the function from data to left factors: words first ... plane, two pads, data, factors."""
+    return Program(partial(_write_inner, side), is_optimized=True)
+
+
+@cache
+def outer_program(side: int, then: str, has_bias: bool, has_addend: bool) -> Program:
+    """Return the function from products to the output: words first ... plane, edge, products, output, bias."""
+    return Program(partial(_write_outer, side, then, has_bias, has_addend), is_optimized=True)
+
+
+def transform_filters(weight: Array, side: int, scale: Array | None, out: Array) -> None:
+    """Compute the right factors of the products, in float64, and round them.
+
+    Args:
+        weight: (filters, channels, 3, 3), float32.
+        side: the side of output tiles.
+        scale: (filters,), or None.
+        out: (points², channels, filters), written.
+    """
+    matrix = matrices(side).filters
+    both = np.kron(matrix, matrix)
+    for start in range(0, len(weight), LANES):
+        part = weight[start : start + LANES].astype(np.float64)
+        if scale is not None:
+            part *= scale[start : start + LANES].reshape(-1, 1, 1, 1)
+        count, channels = part.shape[:2]
+        factors = both @ part.reshape(count * channels, TAPS * TAPS).T
+        out[:, :, start : start + count] = factors.reshape(-1, count, channels).transpose(0, 2, 1)

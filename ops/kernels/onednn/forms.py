@@ -1,0 +1,129 @@
+"""The choice of a convolution's algorithm by measurement, once for each shape and processor.
+
+The direct algorithm and Winograd's run alternately for some milliseconds, on one thread: its processor time does not
+depend on what else the machine does. The choice is stored in the cache folder, so every process computes the same bits.
+``FLOWMX_CPU_AUTOTUNE_DEFAULT`` limits the choice. An event loop does not wait for a measurement: there the usually
+faster algorithm is used, and nothing is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from flowmx import disk_cache, settings
+from flowmx.ops.kernels.llvm.winograd import ACTIVATIONS, PAIRS, TAPS, inner_program
+from flowmx.ops.kernels.onednn.convolution import Forward
+from flowmx.ops.kernels.onednn.epilogue import Epilogue
+from flowmx.ops.kernels.onednn.layouts import TYPES, Array, channels_last_strides, dense, pointer
+from flowmx.ops.kernels.onednn.library import library
+from flowmx.ops.kernels.onednn.winograd import Winograd, filters_layout, fits
+from flowmx.ops.kernels.onednn.work import Work, call_all, first_line, plan
+from flowmx.ops.registry.dtypes import DType as NumPyType
+from flowmx.ops.registry.operators import Shape
+
+_SUFFIX = ".form"
+_FORMAT = 1
+_SECONDS = {1: 0.03, 2: 0.1}
+"""The time for the measurements of a shape, by the setting."""
+_FILTER_BYTES = {1: 64 << 20, 2: 1 << 40}
+"""The largest transformed filters, by the setting."""
+_PRODUCTS = 1 << 29
+"""Products of a measurement: larger batches are measured on some of their images."""
+_ROUNDS = 3
+"""The least number of measurements of each algorithm."""
+_GAIN = 0.95
+"""The time of another algorithm than the direct one is at most this share."""
+_USUALLY_FASTER = 4
+
+_sides: dict[Any, int] = {}
+
+
+def winograd_side(op: Any, data: Shape, dtype: NumPyType) -> int:
+    """Return the side of Winograd's output tiles for a convolution with packed filters; 0 for the direct algorithm.
+
+    Args:
+        op: the fused convolution.
+        data: the shape of its data.
+        dtype: its element type.
+    """
+    mode, lib, kind = settings.get().cpu_autotune_default, library(), TYPES.get(dtype)
+    if not mode or lib is None or kind is None or op.then not in ACTIVATIONS or 0 in data:
+        return 0
+    if not fits(op.geometry, data, op.num_filter, kind):
+        return 0
+    out = op.output_shape(data)
+    batch = min(data[0], max(1, _PRODUCTS // (prod(out[1:]) * data[1] * TAPS**2)))
+    data, out = (batch, *data[1:]), (batch, *out[1:])
+    key = (_FORMAT, mode, op.geometry, data, out)
+    if key in _sides:
+        return _sides[key]
+    identity = (lib.version(), lib.isa, disk_cache.processor(), np.__version__)
+    path = disk_cache.folder() / f"{disk_cache.digest(repr((key, identity)).encode()).hexdigest()}{_SUFFIX}"
+    stored = disk_cache.read(path)
+    if stored is not None and len(stored) == 1 and (stored[0] in PAIRS or not stored[0]):
+        return _sides.setdefault(key, stored[0])
+    sides = [side for side in PAIRS if 4 * (side + TAPS - 1) ** 2 * out[1] * data[1] <= _FILTER_BYTES[mode]]
+    if asyncio._get_running_loop() is not None:
+        return _USUALLY_FASTER if _USUALLY_FASTER in sides else 0
+    threads = lib.threads()
+    lib.use_threads(1)
+    try:
+        side = _fastest(op.geometry, data, out, sides, _SECONDS[mode])
+    finally:
+        lib.use_threads(threads)
+    disk_cache.write(path, bytes([side]))
+    return _sides.setdefault(key, side)
+
+
+def _fastest(windows: Any, data: Shape, out: Shape, sides: Sequence[int], seconds: float) -> int:
+    """Measure the algorithms, and return the side of the fastest one's tiles; 0 for the direct one."""
+    ends = Epilogue(has_bias=True, activation="relu")
+    source, target = (dense(shape)._replace(strides=channels_last_strides(shape)) for shape in (data, out))
+    weight = dense((out[1], data[1], TAPS, TAPS))
+    direct = plan(Forward, windows, source, weight, target, ends, None, True)
+    if direct is None:
+        return 0
+    works: dict[int, Work] = {0: direct}
+    nbytes = {0: direct.filters().nbytes}
+    for side in sides:
+        work = plan(Winograd, windows, source, target, ends, None, side)
+        if work is not None and inner_program(side).get() is not None:
+            works[side], nbytes[side] = work, filters_layout(data[1], out[1], side).nbytes
+    if len(works) == 1:
+        return 0
+    arrays = [_values(4 * prod(data)), _values(max(nbytes.values())), _values(4 * out[1]), _values(4 * prod(out))]
+    memory = np.empty(max(work.nbytes for work in works.values()) + 1, np.uint8)
+    runs = {side: _bound(work, memory, arrays) for side, work in works.items()}
+    times = _times(runs, seconds)
+    best = min(times, key=times.__getitem__)
+    return best if times[best] <= _GAIN * times[0] else 0
+
+
+def _values(nbytes: int) -> Array:
+    """Return an array of this many bytes of numbers of usual size."""
+    return np.full(-(-nbytes // 4), 0.01, np.float32)
+
+
+def _bound(work: Work, memory: Array, arrays: Sequence[Array]) -> Callable[[], None]:
+    calls = [runs.call(where) for runs, where in work.calls(first_line(memory), *map(pointer, arrays))]
+    return lambda: call_all(calls, work.threads)
+
+
+def _times(runs: dict[int, Callable[[], None]], seconds: float) -> dict[int, float]:
+    """Return the least processor time of each function; they run alternately, first once without being timed."""
+    for run in runs.values():
+        run()
+    times, end, rounds = dict.fromkeys(runs, float("inf")), time.thread_time() + seconds, 0
+    while rounds < _ROUNDS or time.thread_time() < end:
+        for side, run in runs.items():
+            start = time.thread_time()
+            run()
+            times[side] = min(times[side], time.thread_time() - start)
+        rounds += 1
+    return times

@@ -1,0 +1,328 @@
+"""Convolution with 3x3 filters by Winograd's algorithm: oneDNN multiplies matrices, compiled loops transform tiles.
+
+Each position of a tile has one product of matrices, (tiles, channels) by (channels, filters), and oneDNN computes all
+of them in one call. Data is processed some rows of tiles at a time, so that the transformed tiles stay in the caches.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from functools import cache
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from flowmx.ops.kernels.llvm import team, winograd
+from flowmx.ops.kernels.llvm.background_compilation import Program
+from flowmx.ops.kernels.llvm.winograd import ACTIVATIONS, LANES, TAPS
+from flowmx.ops.kernels.onednn.epilogue import Epilogue
+from flowmx.ops.kernels.onednn.layouts import (
+    Array,
+    Desc,
+    Geometry,
+    Shape,
+    any_layout,
+    channels_last,
+    channels_last_strides,
+    loaded,
+    plain,
+    strided,
+)
+from flowmx.ops.kernels.onednn.library import Arg, DType, Query, Unsupported
+from flowmx.ops.kernels.onednn.primitives import Call, Primitive, Reorder, Room, attributes
+from flowmx.ops.kernels.onednn.work import Operand, Work, moving, multiplying
+from flowmx.ops.kernels.recording import Recording, refuse
+from flowmx.ops.nn.windows import Geometry as Windows
+
+_PART_BYTES = 6 << 20
+"""Bytes of transformed tiles that are made at a time."""
+_USUAL_TILES = 64
+"""The number of tiles for which oneDNN chooses the layout of filters."""
+
+Words = tuple[int | float, ...]
+
+
+class TileLoop:
+    """A substitute for a primitive: a compiled loop over tiles, whose last words are the addresses of its arrays.
+
+    Args:
+        program: the function.
+        tasks: the number of tasks.
+        words: its words before the addresses.
+        threads: the number of threads.
+        fallback: computes the same from the addresses while the function is not compiled.
+    """
+
+    def __init__(
+        self, program: Program, tasks: int, words: Words, threads: int, fallback: Callable[..., None]
+    ) -> None:  # fmt: skip
+        self.program = program
+        self.threads = threads
+        self.fallback = fallback
+        self.head = struct.pack("2q", 0, tasks)
+        self.head += b"".join(struct.pack("d" if isinstance(word, float) else "q", word) for word in words)
+
+    def at(self, *addresses: int) -> Call:
+        """Return a call on arrays at these addresses."""
+        return self, addresses
+
+    def call(self, addresses: tuple[int, ...]) -> BoundTileLoop:
+        """Return a separate call that can run repeatedly."""
+        call = BoundTileLoop(self)
+        call.point(addresses)
+        return call
+
+    def run(self, addresses: tuple[int, ...]) -> None:
+        """Run once."""
+        self.call(addresses)()
+
+
+class BoundTileLoop:
+    """A loop bound to arrays.
+
+    Attributes:
+        of: the loop.
+        addresses: the addresses of the arrays.
+    """
+
+    def __init__(self, of: TileLoop) -> None:
+        self.of = of
+        self.addresses: tuple[int, ...] = ()
+
+    def point(self, addresses: tuple[int, ...]) -> None:
+        """Set the addresses of the arrays."""
+        self.addresses = addresses
+        self._words = self.of.head + struct.pack(f"{len(addresses)}q", *addresses)
+
+    def __call__(self) -> None:
+        of = self.of
+        function = of.program.get()
+        if function is None:
+            refuse()
+            of.fallback(*self.addresses)
+        else:
+            # The function counts tasks in the words, so each call gets a copy.
+            team.run(function, bytes(bytearray(self._words)), of.threads, addresses=self.addresses)
+
+    def record(self, recording: Recording, threads: int) -> None:
+        """Do nothing: the loop adds its call when it runs."""
+
+
+class Products(Primitive):
+    """One product of matrices for each position of a tile: (positions, tiles, channels) by the filters."""
+
+    def __init__(self, room: Room, positions: int, tiles: int, channels: int, filters: int, layout: Desc) -> None:
+        lib = loaded()
+        left, out = plain((positions, tiles, channels)), plain((positions, tiles, filters))
+        desc = lib.create(
+            "matmul_primitive_desc_create", lib.engine, left.handle, layout.handle, None, out.handle, attributes()
+        )
+        super().__init__(room, desc, {Arg.SRC: left, Arg.WEIGHTS: Query.WEIGHTS, Arg.DST: out})
+
+
+@cache
+def filters_layout(channels: int, filters: int, side: int) -> Desc:
+    """Return the layout of transformed filters."""
+    positions = (side + TAPS - 1) ** 2
+    free = any_layout((positions, channels, filters))
+    return Products(Room(), positions, _USUAL_TILES, channels, filters, free).descriptor(Arg.WEIGHTS)
+
+
+def fits(windows: Windows, data: Shape, filters: int, dtype: DType) -> bool:
+    """Return whether the algorithm computes a convolution."""
+    return (
+        len(data) == 4 and dtype == DType.F32 and windows.kernel == (TAPS, TAPS) and windows.stride == (1, 1)
+        and windows.dilate == (1, 1) and windows.groups == 1 and data[1] % LANES == 0 and filters % LANES == 0
+        and max(windows.pad) < TAPS
+    )  # fmt: skip
+
+
+class Winograd(Work):
+    """Output = activation(data * filters + bias + addend), for filters packed by :class:`TransformFilters`."""
+
+    def __init__(
+        self, windows: Windows, data: Geometry, out: Geometry, ends: Epilogue, addend: Geometry | None, side: int
+    ) -> None:  # fmt: skip
+        super().__init__()
+        is_plain = ends.vector_type == DType.F32 and ends.activation in ACTIVATIONS and not ends.has_scale
+        if not is_plain or not fits(windows, data.shape, out.shape[1], data.dtype) or out.dtype != DType.F32:
+            raise Unsupported("Winograd's algorithm does not compute this convolution")
+        self._windows, self._data, self._out, self._ends, self._side = windows, data.shape, out.shape, ends, side
+        (batch, channels, height, width), (_, filters, out_height, out_width) = data.shape, out.shape
+        positions = (side + TAPS - 1) ** 2
+        self._tile_rows, self._tiles = -(-out_height // side), -(-out_width // side)
+        row_bytes = positions * self._tiles * (channels + filters) * DType.F32.nbytes
+        self._rows = _divisor(batch * self._tile_rows, max(1, _PART_BYTES // row_bytes))
+        count = self._rows * self._tiles
+        room = self.room
+        self._left = room.take(positions * count * channels * DType.F32.nbytes)
+        self._right = room.take(positions * count * filters * DType.F32.nbytes)
+        self._products = Products(room, positions, count, channels, filters, filters_layout(channels, filters, side))
+        self._source = Operand(room, strided(*data), channels_last(data.shape))
+        self._target = Operand(room, strided(*out), channels_last(out.shape), is_output=True)
+        self._addend = None if addend is None else Reorder(room, strided(*addend), channels_last(out.shape))
+        inner = winograd.inner_program(side)
+        outer = winograd.outer_program(side, ends.activation, ends.has_bias, ends.has_addend)
+        sizes = [(height, width, channels), (out_height, out_width, filters)]
+        self._parts = []
+        for first in range(0, batch * self._tile_rows, self._rows):
+            words = [
+                (first, self._tile_rows, self._tiles, *size, prod(size), size[1] * size[2], count * size[2])
+                for size in sizes
+            ]
+            numpy, edge = _Fallback(self, first), float(ends.slope)
+            before = TileLoop(inner, self._rows, (*words[0], *windows.pad), self.threads, numpy.transform_data)
+            after = TileLoop(outer, self._rows, (*words[1], edge), self.threads, numpy.transform_products)
+            self._parts.append((before, after))
+
+    @staticmethod
+    def nanoseconds(*key: Any) -> float:
+        windows, data, out = key[:3]
+        taps = prod(windows.kernel) * data.shape[1]
+        return multiplying(prod(out.shape) * taps // 2) + moving(data, out)
+
+    def calls(self, base: int, *addresses: int) -> list[Call]:
+        data, filters, *extra, out = addresses
+        bias = [extra.pop(0)] if self._ends.has_bias else []
+        source, target = self._source.at(base, data), self._target.at(base, out)
+        calls = self._source.before(base, data)
+        if self._addend is not None and extra[0] != target:
+            calls.append(self._addend.at(base, extra[0], target))
+        left, right = base + self._left, base + self._right
+        for before, after in self._parts:
+            calls += [
+                before.at(source, left), self._products.at(base, left, filters, right), after.at(right, target, *bias)
+            ]  # fmt: skip
+        return [*calls, *self._target.after(base, out)]
+
+    @property
+    def tiles(self) -> tuple[int, int, int]:
+        """The rows of tiles that are processed at a time, the rows of tiles of an image, and the tiles of a row."""
+        return self._rows, self._tile_rows, self._tiles
+
+    @property
+    def geometry(self) -> tuple[Windows, Shape, Shape, Epilogue, int]:
+        """The windows, the shapes of data and output, the epilogue, and the side of output tiles."""
+        return self._windows, self._data, self._out, self._ends, self._side
+
+
+class _Fallback:
+    """The loops of one part in NumPy."""
+
+    def __init__(self, work: Winograd, first: int) -> None:
+        self._geometry, self._tiles, self._first = work.geometry, work.tiles, first
+
+    def transform_data(self, data: int, left: int) -> None:
+        windows, shape, _, _, side = self._geometry
+        rows, tile_rows, tiles = self._tiles
+        batch, channels, height, width = shape
+        reach = side + TAPS - 1
+        size = (tile_rows * side + TAPS - 1, tiles * side + TAPS - 1)
+        padded = np.zeros((batch, *size, channels), np.float32)
+        place = padded[:, windows.pad[0] :, windows.pad[1] :][:, :height, :width]
+        place[...] = _image(data, shape)[:, : place.shape[1], : place.shape[2]]
+        every = np.lib.stride_tricks.sliding_window_view(padded, (reach, reach), (1, 2))[:, ::side, ::side]
+        part = every.reshape(batch * tile_rows, tiles, channels, reach, reach)[self._first : self._first + rows]
+        inner = winograd.matrices(side).inner.astype(np.float32)
+        factors = _at(left, (reach, reach, rows, tiles, channels))
+        np.einsum("ia,rtcab,jb->ijrtc", inner, part, inner, out=factors, optimize=True)
+
+    def transform_products(self, right: int, out: int, bias: int = 0) -> None:
+        _, _, shape, ends, side = self._geometry
+        rows, tile_rows, tiles = self._tiles
+        filters, reach = shape[1], side + TAPS - 1
+        image, products = _image(out, shape), _at(right, (reach, reach, rows, tiles, filters))
+        outer = winograd.matrices(side).outer.astype(np.float32)
+        strips = np.einsum("ia,abrtk,jb->ritjk", outer, products, outer, optimize=True)
+        strips = strips.reshape(rows, side, tiles * side, filters)
+        for number, strip in enumerate(strips, self._first):
+            sample, row = divmod(number, tile_rows)
+            place = image[sample, row * side : (row + 1) * side]
+            values = strip[: place.shape[0], : place.shape[1]]
+            values = values + _at(bias, (filters,)) if ends.has_bias else values
+            values = values + place if ends.has_addend else values
+            place[...] = _activated(values, ends)
+
+
+def _activated(values: Array, ends: Epilogue) -> Array:
+    if not ends.activation:
+        return values
+    low = ends.slope * values if ends.activation == "leaky" else np.float32(0)
+    values = np.where(values > 0, values, low)
+    return np.minimum(values, np.float32(ends.slope)) if ends.activation == "clip" else values
+
+
+class TransformFilters(Work):
+    """Filters as :class:`Winograd` reads them, multiplied by an optional scale."""
+
+    def __init__(self, weight: Geometry, side: int, scale: Geometry | None) -> None:
+        super().__init__()
+        filters, channels = weight.shape[:2]
+        shape = ((side + TAPS - 1) ** 2, channels, filters)
+        self._weight = Operand(self.room, strided(*weight), plain(weight.shape))
+        self._plain = self.room.take(prod(shape) * DType.F32.nbytes)
+        self._copy = Reorder(self.room, plain(shape), filters_layout(channels, filters, side))
+        self._transform = _FilterTransform(weight.shape, side, shape)
+
+    def calls(self, base: int, *addresses: int) -> list[Call]:
+        weight, *scale, copy = addresses
+        between = base + self._plain
+        return [
+            *self._weight.before(base, weight),
+            (self._transform, (self._weight.at(base, weight), between, *scale)),
+            self._copy.at(base, between, copy),
+        ]
+
+
+class _FilterTransform:
+    """A substitute for a primitive, in NumPy: it runs only when the filters change."""
+
+    def __init__(self, weight: Shape, side: int, out: Shape) -> None:
+        self._weight, self._side, self._out = weight, side, out
+
+    def call(self, addresses: tuple[int, ...]) -> _BoundFilterTransform:
+        call = _BoundFilterTransform(self)
+        call.point(addresses)
+        return call
+
+    def run(self, addresses: tuple[int, ...]) -> None:
+        weight, out, *scale = addresses
+        vector = _at(scale[0], self._weight[:1]) if scale else None
+        winograd.transform_filters(_at(weight, self._weight), self._side, vector, _at(out, self._out))
+
+
+class _BoundFilterTransform:
+    def __init__(self, of: _FilterTransform) -> None:
+        self.of = of
+        self.addresses: tuple[int, ...] = ()
+
+    def point(self, addresses: tuple[int, ...]) -> None:
+        self.addresses = addresses
+
+    def record(self, recording: Recording, threads: int) -> None:
+        """Mark the recording as incomplete: NumPy computes the transform."""
+        recording.is_complete = False
+
+    def __call__(self) -> None:
+        self.of.run(self.addresses)
+
+
+def _divisor(count: int, most: int) -> int:
+    """Return the largest divisor of a count that is at most ``most``."""
+    return max(each for each in range(1, min(count, most) + 1) if count % each == 0)
+
+
+def _image(address: int, shape: Shape) -> Array:
+    """Return the channels-last array of (batch, channels, height, width) at an address, with the channels last."""
+    batch, channels, height, width = shape
+    assert channels_last_strides(shape)[1] == 1
+    return _at(address, (batch, height, width, channels))
+
+
+def _at(address: int, shape: Sequence[int]) -> Array:
+    """Return the float32 numbers at an address."""
+    memory: Any = (ctypes.c_float * prod(shape)).from_address(address)
+    return np.ndarray(tuple(shape), np.float32, memory)

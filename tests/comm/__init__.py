@@ -1,0 +1,1 @@
+"""Tests of the wire, nodes and launching."""

@@ -1,0 +1,1 @@
+"""Tests of compatibility with MXNet and other packages."""

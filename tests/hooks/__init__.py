@@ -1,0 +1,1 @@
+"""Methods that MXNet calls on itself and that subclasses or packages override: flowmx calls them, too."""

@@ -1,0 +1,1 @@
+"""Tests of stores, servers and distributed training."""

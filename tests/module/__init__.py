@@ -1,0 +1,1 @@
+"""Tests of modules, optimizers, metrics and checkpoints."""

@@ -1,0 +1,1 @@
+"""Tests of the dashboard, the doctor, the profiler and the recorder."""

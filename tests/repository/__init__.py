@@ -1,0 +1,1 @@
+"""Tests of the repository: imports, words, pages, examples, packaging."""

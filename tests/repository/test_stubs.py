@@ -1,0 +1,99 @@
+"""The stubs: all operator functions and methods with types and docstrings, also in distributions."""
+
+import ast
+import inspect
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import assert_type
+
+import pytest
+
+import flowmx as mx
+from flowmx.ndarray import methods
+from flowmx.ops.registry.calling import METHODS
+from flowmx.symbol import Symbol
+from flowmx.tools import stubs
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+NAMES = ["flowmx/ndarray/functions.pyi", "flowmx/ndarray/methods.pyi", "flowmx/symbol/functions.pyi"]
+
+
+def declared(text: str) -> dict[str, str | None]:
+    """The docstring of each function of a stub, that of a method under ``Methods.name``."""
+    signatures = {}
+    for node in ast.parse(text).body:
+        inner = node.body if isinstance(node, ast.ClassDef) else []
+        for each, prefix in [(node, ""), *((one, "Methods.") for one in inner)]:
+            if isinstance(each, ast.FunctionDef):
+                signatures[prefix + each.name] = ast.get_docstring(each)
+    return signatures
+
+
+@pytest.fixture(scope="module")
+def stub_texts() -> dict[str, str]:
+    return {path.relative_to(ROOT).as_posix(): text for path, text in stubs.stubs().items()}
+
+
+def test_stubs_are_python(stub_texts):
+    assert sorted(stub_texts) == NAMES
+    for name, text in stub_texts.items():
+        compile(text, name, "exec")
+
+
+@pytest.mark.parametrize("package", ["ndarray", "symbol"])
+def test_every_public_function_has_its_docstring(stub_texts, package):
+    module = getattr(mx, package).functions
+    actual = declared(stub_texts[f"flowmx/{package}/functions.pyi"])
+    for name in stubs.public_names():
+        assert actual[name] == inspect.getdoc(getattr(module, name)), name
+    assert not set(filter(str.isidentifier, dir(module))) - set(actual)
+
+
+def test_every_method_has_its_docstring(stub_texts):
+    actual = declared(stub_texts["flowmx/ndarray/methods.pyi"])
+    written = {name for name in vars(methods.Methods) if not name.startswith("_")}
+    assert written >= set(METHODS)
+    for name in written:
+        assert actual[f"Methods.{name}"] == inspect.getdoc(getattr(methods.Methods, name)), name
+
+
+def test_calls_are_typed() -> None:
+    # `make types` checks these lines too: it refuses a wrong assert_type and an unused ignore.
+    data, weight = mx.nd.ones((1, 1, 3, 3)), mx.nd.ones((2, 1, 3, 3))
+    out = mx.nd.Convolution(data, weight, kernel=(3, 3), num_filter=2, no_bias=True)
+    assert_type(out, mx.nd.NDArray)
+    assert_type(out.sum(axis=1), mx.nd.NDArray)
+    assert_type(mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=2), Symbol)
+    assert out.sum(axis=1).shape == (1, 1, 1)
+    with pytest.raises(mx.MXNetError):
+        mx.nd.Convolution(data, weight, kernel="three", num_filter=2)  # type: ignore[arg-type]
+
+
+def build(source: Path, what: str, **environment: str) -> tuple[Path, str]:
+    """Build a distribution with the environment's setuptools. Return its file and stderr."""
+    code = f"from setuptools import build_meta; print(build_meta.build_{what}('dist'))"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=source, env=os.environ | environment, check=True, capture_output=True, text=True)
+    return source / "dist" / done.stdout.split()[-1], done.stderr
+
+
+def test_distributions_contain_the_stubs(tmp_path):
+    source = tmp_path / "source"  # as it is in the repository: without stubs
+    for name in ("flowmx", "comm", "devices", "ops", "packaging/pytest"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("*.pyi", "__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    sdist, _ = build(source, "sdist")
+    with tarfile.open(sdist) as opened:
+        assert sorted(name.partition("/")[2] for name in opened.getnames() if name.endswith(".pyi")) == NAMES
+    # A build where flowmx cannot be imported takes those at hand, as those of a source distribution, and says so.
+    (tmp_path / "numpy.py").write_text("raise ImportError('no NumPy here')")
+    wheel, printed = build(source, "wheel", PYTHONPATH=str(tmp_path))
+    with zipfile.ZipFile(wheel) as opened:
+        assert sorted(name for name in opened.namelist() if name.endswith(".pyi")) == NAMES
+    assert "stubs were not written" in printed
