@@ -31,6 +31,7 @@ class CPUDevice(Device):
 
     xp = np
     kernels = "cpu"
+    has_native_runs = True
 
     def __init__(self, context: Context) -> None:
         config = settings.get()

@@ -40,6 +40,7 @@ class Device(ABC):
         compute: the actor that runs operators.
         generator: the state of its random numbers.
         kernels: the device type whose kernels its operators use.
+        has_native_runs: whether repeated steps may run as one native call, which calls no forward function.
         is_asynchronous: whether operations are complete when they have been launched.
         has_numerics: whether it computes values; simulated devices may only count memory and time.
         reads_are_copies: whether :meth:`to_host` never shares memory.
@@ -52,6 +53,7 @@ class Device(ABC):
     compute: Actor
     generator: Generator
     kernels = ""
+    has_native_runs = False
     is_asynchronous = False
     has_numerics = True
     reads_are_copies = False

@@ -44,7 +44,7 @@ class Slot(NamedTuple):
 def slots_of(steps: Sequence[Any]) -> list[Slot]:
     """Return all slots of steps in the order of access."""
     slots: list[Slot] = []
-    for _, inputs, outputs, node in steps:
+    for _, inputs, outputs, node, *_ in steps:
         changed = _changed_inputs(node, len(inputs))
         slots += [Slot(inputs, at, True, at in changed) for at in range(len(inputs)) if inputs[at] is not None]
         # A result may be added to the array's content.

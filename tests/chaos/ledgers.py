@@ -128,7 +128,7 @@ def _find_wrong_rounds(observations: Sequence[Observation], starts: Mapping[int,
 
     Push n of a writer belongs to round start + n. After its push n, a writer sees all of this round.
     """
-    totals = {writer: max((seen.counts[writer] for seen in observations), default=0) for writer in starts}
+    totals = {writer: max((observation.counts[writer] for observation in observations), default=0) for writer in starts}
     for observation in observations:
         counts = observation.counts
         current = max((starts[writer] + counts[writer] for writer in starts if counts[writer]), default=0)

@@ -207,11 +207,11 @@ def test_a_connection_too_many_is_refused_on_any_loop(loop):
         runner.run(full())
 
 
-@pytest.mark.parametrize("said", [b"", b"POST /v1/echo HTTP/1.1\r\nHost: 127.0.0.1\r\n"])
-async def test_a_missing_head_closes_the_connection(data, monkeypatch):
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/echo HTTP/1.1\r\nHost: 127.0.0.1\r\n"])
+async def test_a_missing_head_closes_the_connection(sent, monkeypatch):
     monkeypatch.setattr(connections, "CHECK_INTERVAL", 0.01)
     async with served(limits=Limits(head=0.02)) as service:
-        reader, writer = await connect(service, data)
+        reader, writer = await connect(service, sent)
         with contextlib.suppress(ConnectionResetError):
             assert await asyncio.wait_for(reader.read(), 10) == b""
         writer.close()

@@ -51,7 +51,7 @@ def test_the_table_of_exit_reasons(evidence, reason):
 ENDS = """
 import atexit, sys
 from flowmx import program
-program.watch()
+program.record_exit_status()
 atexit.register(lambda: print(repr(program.ended_by())))
 """
 

@@ -215,7 +215,7 @@ def _accept_replays():
 
 
 def _take_no_notice_of_roles():
-    Callers.only = lambda self, role, handler: handler
+    Callers.restrict_to = lambda self, role, handler: handler
 
 
 def _write_before_it_is_refused():

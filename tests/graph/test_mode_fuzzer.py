@@ -262,9 +262,9 @@ def printed(actual):
 
 
 def test_stale_packed_weights_are_detected(monkeypatch):
-    forward = Compiled.forward
+    compute = Compiled._compute
     monkeypatch.setattr(
-        Compiled, "forward", lambda self, inputs, outputs, versions: forward(self, inputs, outputs, [1] * len(versions))
+        Compiled, "_compute", lambda self, runner, versions: compute(self, runner, dict.fromkeys(versions, 1))
     )
     assert next(fuzz(range(300), lambda seed: ["static shape"])).fault.kind == "differs"
 

@@ -354,11 +354,11 @@ def test_reports_name_the_step_of_a_native_run(runners):
     for _ in range(3):
         net(x).wait_to_read()
     (piece,) = runners[0].whole_forward.launcher.pieces
-    seen = []
+    steps = []
 
     def observed():
-        seen.append(stacks.step_in(stacks.stack_of(sys._getframe())))
+        steps.append(stacks.step_in(stacks.stack_of(sys._getframe())))
         return True
 
     runners[0].whole_forward.launcher._run_natively(piece, observed)
-    assert seen == [piece.steps[-1].node]
+    assert steps == [piece.steps[-1].node]

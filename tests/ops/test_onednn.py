@@ -357,7 +357,7 @@ def test_scratch_memory_is_separate_for_each_number_of_threads(monkeypatch, tied
     def with_threads(count, plans_alone):
         openmp.omp_set_num_threads(count)
         kernel._chosen.clear()
-        compute = kernel.tie(op) if tied else partial(kernel.compute, op)
+        compute = kernel.tie(op, False) if tied else partial(kernel.compute, op)
         for _ in range(20):
             if plans_alone:
                 work._plans.clear()

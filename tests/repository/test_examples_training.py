@@ -109,9 +109,9 @@ def test_several_devices_train_as_one(tmp_path, monkeypatch, capsys):
 
 
 def test_a_checker_of_parameters_tells_different_ones():
-    apart = importlib.import_module("multi_device").apart
+    difference = importlib.import_module("multi_device").largest_difference
     ones = {"weight": mx.nd.ones((2, 2)).asnumpy()}
-    assert apart(ones, ones) == 0 and apart(ones, {"weight": 0.5 * ones["weight"]}) == 0.5
+    assert difference(ones, ones) == 0 and difference(ones, {"weight": 0.5 * ones["weight"]}) == 0.5
 
 
 def test_answers_get_better_while_the_model_learns(tmp_path, capsys):

@@ -45,7 +45,7 @@ def reason_to_run_separately(device_type: str, op: Operator | type[Operator]) ->
 
 def can_run_natively(device: Device) -> bool:
     """Return whether the steps of a device may become native runs."""
-    return device.kernels == "cpu" and settings.get().native_runs and native_run.knows_objects()
+    return device.has_native_runs and settings.get().native_runs and native_run.knows_objects()
 
 
 class Piece:
