@@ -14,6 +14,9 @@ from flowmx.checkpoint.content import Checkpoint, CheckpointError, Place
 from flowmx.checkpoint.folder import Checkpoints
 from flowmx.checkpoint.meeting import Meeting, result_of, skip
 
+_AVERAGE = "average "
+"""Begins the names of averages in a checkpoint."""
+
 
 class Run:
     """The checkpoints of a training loop, which resumes where it was killed, with bitwise identical results.
@@ -28,6 +31,7 @@ class Run:
         data: the source of the batches: a ``gluon.data.DataLoader``, an iterator of ``mx.io``, or any object with
             ``state()`` and ``set_state(state)``.
         metric: a metric to save.
+        average: an ``ExponentialMovingAverage`` of the network's weights to save, or None.
         every: the number of batches between checkpoints; None writes them only at the ends of epochs.
         keep: the number of checkpoints to keep.
 
@@ -50,7 +54,7 @@ class Run:
 
     def __init__(
         self, folder: str | os.PathLike[str] | Checkpoints, net: Any, trainer: Any = None, data: Any = None,
-        metric: Any = None, every: int | None = None, keep: int = 3,
+        metric: Any = None, every: int | None = None, keep: int = 3, average: Any = None,
     ) -> None:  # fmt: skip
         if data is not None and not (hasattr(data, "state") and hasattr(data, "set_state")):
             raise TypeError(
@@ -60,6 +64,7 @@ class Run:
         self._trainer = trainer
         self._data = data
         self._metric = metric
+        self._average = average
         self._store: Any = getattr(trainer, "_kvstore", None)
         self._workers: int = 1 if self._store is None else self._store.num_workers
         checkpoints = folder if isinstance(folder, Checkpoints) else Checkpoints(folder, every, keep)
@@ -107,8 +112,24 @@ class Run:
                 getattr(self._trainer, "_amp_loss_scaler", None) or _NoScaler(), checkpoint.content["scaler"]
             )
             result_of(self._trainer._resume_states(checkpoint.blobs.get("states")))
+            self._trainer._accumulation.set_state(checkpoint.content.get("accumulation") or {"count": 0, "size": 0})
+        self._restore_average(checkpoint)
         generators.set_state(checkpoint.content["generators"])
         self.epoch, self.batch = checkpoint.place
+
+    def _restore_average(self, checkpoint: Checkpoint) -> None:
+        if self._average is None:
+            return
+        updates = checkpoint.content.get("average")
+        if updates is None:
+            raise CheckpointError(
+                f"the checkpoint in {self._checkpoints.folder} has no averages of weights: use another folder, or "
+                "begin the averages after resume() and do not pass them to the run"
+            )
+        arrays = {
+            key.removeprefix(_AVERAGE): array for key, array in checkpoint.arrays.items() if key.startswith(_AVERAGE)
+        }
+        self._average.set_state(updates, arrays)
 
     def _join(self, checkpoint: Checkpoint | None) -> None:
         """Begin at the position of the job, or of the checkpoint if no other worker is further."""
@@ -188,13 +209,18 @@ class Run:
         streams = generators.state([(context, handle.wait()) for context, handle in generators.push()])
         leads = self._store is None or self._store._leads
         arrays = {name: array.asnumpy() for name, array in parameters.arrays(self._params, leads)}
+        if self._average is not None:
+            averages = self._average.averages
+            arrays |= {f"{_AVERAGE}{name}": array.asnumpy() for name, array in averages.items()}
         trainer = self._trainer
         states = None if trainer is None else result_of(trainer._saved_states())
         content = {
             "parameters": parameters.describe(self._params),
             "optimizer": None if trainer is None else optimizers.config(trainer.optimizer),
             "scaler": attributes.state(getattr(trainer, "_amp_loss_scaler", None) or _NoScaler()),
+            "accumulation": None if trainer is None else trainer._accumulation.state(),
             "generators": streams,
+            "average": None if self._average is None else self._average.updates,
             "data": None if self._data is None else self._data.state(),
             "metric": None if self._metric is None else attributes.state(self._metric),
         }

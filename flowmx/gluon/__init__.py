@@ -14,7 +14,8 @@ Example:
 
 from typing import TYPE_CHECKING
 
-from flowmx.gluon import block, loss, nn, parameter, rnn, trainer, utils
+from flowmx.gluon import averaging, block, loss, nn, parameter, rnn, trainer, utils
+from flowmx.gluon.averaging import ExponentialMovingAverage
 from flowmx.gluon.block import Block, HybridBlock, SymbolBlock
 from flowmx.gluon.parameter import Constant, DeferredInitializationError, Parameter
 from flowmx.gluon.parameter_dict import ParameterDict
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
     from flowmx.gluon import contrib, data, model_zoo
 
 __all__ = [
-    "Block", "Constant", "DeferredInitializationError", "HybridBlock", "Parameter", "ParameterDict", "SymbolBlock",
-    "Trainer", "block", "contrib", "data", "loss", "model_zoo", "nn", "parameter", "rnn", "trainer", "utils",
+    "Block", "Constant", "DeferredInitializationError", "ExponentialMovingAverage", "HybridBlock", "Parameter",
+    "ParameterDict", "SymbolBlock", "Trainer", "averaging", "block", "contrib", "data", "loss", "model_zoo", "nn",
+    "parameter", "rnn", "trainer", "utils",
 ]  # fmt: skip
 
 __getattr__, __dir__ = later(

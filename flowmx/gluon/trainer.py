@@ -14,6 +14,7 @@ from flowmx import optimizer as opt
 from flowmx.checkpoint.content import Blob
 from flowmx.devices import Context
 from flowmx.errors import ArgumentKindError, StateError
+from flowmx.gluon import gradients
 from flowmx.gluon.parameter import Parameter
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.kvstore import KVStoreBase, compression
@@ -43,11 +44,20 @@ class Trainer:
         compression_params: the argument of the store's ``set_gradient_compression``.
         update_on_kvstore: update each weight once, in the store, or on every device. By default the store
             updates if it can, unless :meth:`allreduce_grads` or :meth:`update` is called before :meth:`step`.
+        max_grad_norm: scale the gradients, summed over devices and divided by the batch size, so that their joint
+            2-norm is at most this. The workers then update the weights.
+        accumulate: the number of calls of :meth:`step` for one update. Backward passes add to the gradients meanwhile
+            (``grad_req`` becomes ``"add"``), and the sums are divided by all samples. Devices and workers exchange
+            gradients only for an update.
+
+    Attributes:
+        grad_norm: the norm of the gradients in the last update before ``max_grad_norm`` limited it, an array of shape
+            (1,) that need not be computed yet; None before the first update.
 
     Raises:
         TypeError: a parameter, the optimizer or the store has the wrong type.
         ValueError: the parameters are on different devices; there are arguments for an optimizer instance; the store
-            cannot update weights but should; or a name is unknown.
+            cannot update weights but should; a name is unknown; or a number is out of its range.
         NotImplementedError: the kvstore is not implemented.
 
     Example:
@@ -70,7 +80,7 @@ class Trainer:
     def __init__(
         self, params: ParameterDict | Mapping[str, Parameter] | Sequence[Parameter], optimizer: str | opt.Optimizer,
         optimizer_params: Mapping[str, Any] | None = None, kvstore: Any = "device", compression_params: Any = None,
-        update_on_kvstore: bool | None = None,
+        update_on_kvstore: bool | None = None, *, max_grad_norm: float | None = None, accumulate: int = 1,
     ) -> None:  # fmt: skip
         if compression_params:
             compression.create(compression_params)  # raises if they are invalid
@@ -78,6 +88,10 @@ class Trainer:
         for param in self._params:
             param._set_trainer(self)
         self._contexts = self._check_contexts()
+        gradients.check_max_norm(max_grad_norm, update_on_kvstore, self._params)
+        self._max_grad_norm = max_grad_norm
+        self.grad_norm: NDArray | None = None
+        update_on_kvstore = update_on_kvstore if max_grad_norm is None else False
         self._init_optimizer(optimizer, dict(optimizer_params or {}))
         self._scale = self._optimizer.rescale_grad
         self._kvstore_argument, self._compression_params = kvstore, compression_params
@@ -89,6 +103,7 @@ class Trainer:
         """The parameters of the current step, with their positions."""
         self._initial_arrays: dict[int, NDArray] = {}
         """By position, the first array of a parameter when the store was initialized with it."""
+        self._accumulation = gradients.Accumulation(accumulate, self._params)
         self._reset_kvstore()
 
     def _create_store(self) -> KVStoreBase | None:
@@ -169,7 +184,7 @@ class Trainer:
         """Enqueue the update of all parameters by their gradients, summed over the devices.
 
         In mixed precision, wait for the gradients and skip the step if they overflow; in a coroutine, await
-        :meth:`step_async`.
+        :meth:`step_async`. If the trainer accumulates gradients, only every ``accumulate``-th call updates.
 
         Args:
             batch_size: gradients are divided by it.
@@ -179,17 +194,49 @@ class Trainer:
             UserWarning: no backward pass has reached a parameter, and ``ignore_stale_grad`` is False (as in MXNet).
         """
         with self._hold_params(ignore_stale_grad):
+            self._step_now(ignore_stale_grad, self._accumulation.add(batch_size))
+
+    def _step_now(self, ignore_stale_grad: bool, batch_size: int | None) -> None:
+        """Update by the gradients of all batches since the last update, unless ``batch_size`` is None."""
+        if batch_size is None:
+            return
+        try:
             self._begin_step(batch_size)
             is_skipped = self._amp_guard is not None and self._amp_guard.must_skip()
             self._finish_step(ignore_stale_grad, batch_size, is_skipped)
+        finally:
+            self._accumulation.clear()
 
     async def step_async(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Run :meth:`step`, awaiting the gradients if mixed precision checks them."""
         with self._hold_params(ignore_stale_grad) as params:
-            self._begin_step(batch_size)
-        is_skipped = self._amp_guard is not None and await self._amp_guard.must_skip_async()
-        with self._hold_params(ignore_stale_grad, params):
-            self._finish_step(ignore_stale_grad, batch_size, is_skipped)
+            total = self._accumulation.add(batch_size)
+        await self._step_now_async(ignore_stale_grad, total, params)
+
+    async def _step_now_async(
+        self, ignore_stale_grad: bool, batch_size: int | None, params: list[tuple[int, Parameter]]
+    ) -> None:
+        if batch_size is None:
+            return
+        try:
+            with self._hold_params(ignore_stale_grad, params):
+                self._begin_step(batch_size)
+            is_skipped = self._amp_guard is not None and await self._amp_guard.must_skip_async()
+            with self._hold_params(ignore_stale_grad, params):
+                self._finish_step(ignore_stale_grad, batch_size, is_skipped)
+        finally:
+            self._accumulation.clear()
+
+    def flush(self, ignore_stale_grad: bool = False) -> None:
+        """Update by the gradients accumulated since the last update, if any, for example at the end of training."""
+        with self._hold_params(ignore_stale_grad=True):
+            self._step_now(ignore_stale_grad, self._accumulation.take())
+
+    async def flush_async(self, ignore_stale_grad: bool = False) -> None:
+        """Run :meth:`flush`, awaiting the gradients if mixed precision checks them."""
+        with self._hold_params(ignore_stale_grad=True) as params:
+            total = self._accumulation.take()
+        await self._step_now_async(ignore_stale_grad, total, params)
 
     @contextmanager
     def _hold_params(
@@ -216,9 +263,18 @@ class Trainer:
                 for ctx in self._contexts:
                     param._mark_used(ctx)
         else:
+            if self._max_grad_norm is not None:
+                self._clip(self._max_grad_norm)
             self._update(ignore_stale_grad)
         # step(1) follows a mean loss: the number of samples is unknown.
         next_step(self, batch_size if batch_size > 1 else 0)
+
+    def _clip(self, max_norm: float) -> None:
+        """Enqueue the clipping of the step's gradients; each device computes their norm."""
+        params = [param for _, param in self._step_params or ()]
+        for ctx in reversed(self._contexts if params else []):
+            grads = [param._array_on(param._grads, ctx) for param in params]
+            self.grad_norm = gradients.clip(grads, max_norm, self._optimizer.rescale_grad)
 
     def _warn_unscaled(self) -> None:
         """Warn if operators compute in float16 and the loss is not scaled."""
@@ -237,6 +293,7 @@ class Trainer:
             RuntimeError: the store updates the weights, so there are no separate sums.
         """
         self._refuse_on_kvstore("allreduce_grads")
+        self._refuse_accumulated("allreduce_grads")
         self._prepare()
         self._allreduce_grads()
 
@@ -317,6 +374,7 @@ class Trainer:
             RuntimeError: the store updates the weights.
         """
         self._refuse_on_kvstore("update")
+        self._refuse_accumulated("update")
         self._prepare()
         self._check_and_rescale_grad(self._scale / batch_size)
         with self._hold_params(ignore_stale_grad):
@@ -365,6 +423,13 @@ class Trainer:
             raise StateError(
                 f"{call}: the kvstore updates the parameters as part of step(): make the Trainer with "
                 "update_on_kvstore=False to sum and update separately"
+            )
+
+    def _refuse_accumulated(self, call: str) -> None:
+        if self._accumulation.is_active:
+            raise StateError(
+                f"{call}: the trainer accumulates the gradients of {self._accumulation.batches} batches, which step() "
+                "sums over devices: call step(), and pass max_grad_norm to the Trainer to clip"
             )
 
     def _params_to_update(self, ignore_stale_grad: bool) -> list[tuple[int, Parameter]]:
@@ -533,6 +598,8 @@ class Trainer:
     def save_states(self, fname: str | os.PathLike[str]) -> None:
         """Save the optimizer with its states; blocks until they are on disk (await :meth:`ready` in a coroutine).
 
+        Accumulated gradients are not saved, except by ``mx.checkpoint``: the states are those of the last update.
+
         Args:
             fname: the file.
 
@@ -589,6 +656,8 @@ class Trainer:
             self._store().load_optimizer_states(fname)
             return
         states = read_whole(fname)
+        self._accumulation.take()
+        self._accumulation.clear()
         for updater in self._updaters:
             updater.set_states(states)
             self._optimizer = updater.optimizer

@@ -10,6 +10,7 @@ Example:
 """
 
 from flowmx.metric.classification import F1, MCC, PCC, Accuracy, TopKAccuracy
+from flowmx.metric.confusion import ConfusionMatrix, CountingMetric, Precision, Recall
 from flowmx.metric.eval_metric import (
     CompositeEvalMetric,
     CustomMetric,
@@ -21,10 +22,12 @@ from flowmx.metric.eval_metric import (
     register,
 )
 from flowmx.metric.likelihood import CrossEntropy, NegativeLogLikelihood, Perplexity
+from flowmx.metric.ranking import AUC
 from flowmx.metric.regression import MAE, MSE, RMSE, Caffe, Loss, PearsonCorrelation, Torch
 
 __all__ = [
-    "F1", "MAE", "MCC", "MSE", "PCC", "RMSE", "Accuracy", "Caffe", "CompositeEvalMetric", "CrossEntropy",
-    "CustomMetric", "EvalMetric", "Loss", "NegativeLogLikelihood", "PearsonCorrelation", "Perplexity", "TopKAccuracy",
-    "Torch", "alias", "check_label_shapes", "create", "np", "register",
+    "AUC", "F1", "MAE", "MCC", "MSE", "PCC", "RMSE", "Accuracy", "Caffe", "CompositeEvalMetric", "ConfusionMatrix",
+    "CountingMetric", "CrossEntropy", "CustomMetric", "EvalMetric", "Loss", "NegativeLogLikelihood",
+    "PearsonCorrelation", "Perplexity", "Precision", "Recall", "TopKAccuracy", "Torch", "alias", "check_label_shapes",
+    "create", "np", "register",
 ]  # fmt: skip
