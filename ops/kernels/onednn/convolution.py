@@ -28,7 +28,7 @@ from flowmx.ops.kernels.onednn.layouts import (
     plain,
     strided,
 )
-from flowmx.ops.kernels.onednn.library import Alg, Arg, DType, Handle, Prop, Query
+from flowmx.ops.kernels.onednn.library import Alg, Arg, DType, Handle, Prop, Query, Unsupported
 from flowmx.ops.kernels.onednn.primitives import Call, Post, Primitive, Reorder, Room, Scales, attributes
 from flowmx.ops.kernels.onednn.work import Operand, Work, moving, multiplying, plan
 from flowmx.ops.nn.windows import Geometry as Windows
@@ -58,10 +58,17 @@ def _window_arguments(windows: Windows) -> tuple[Any, ...]:
 
 
 class _Work(Work):
-    """Base of the three kinds of propagation: descriptors of data, filters and output."""
+    """Base of the three kinds of propagation: descriptors of data, filters and output.
+
+    Raises:
+        Unsupported: all data may lie between two positions of a window; oneDNN 3.2 crashes with AMX.
+    """
 
     def __init__(self, windows: Windows, data: Geometry, weight: Geometry, out: Geometry) -> None:
         super().__init__()
+        lengths = enumerate(data.shape[2:])
+        if any(windows.kernel[at] > 1 and windows.dilate[at] > length for at, length in lengths):
+            raise Unsupported("oneDNN: dilated windows without data")
         self.weight_given = grouped(windows, weight)
         self.data = channels_last(data.shape, data.dtype)
         self.weight = any_layout(self.weight_given.shape, weight.dtype)
@@ -247,14 +254,15 @@ class BackwardData(_Work):
         ]  # fmt: skip
 
 
-def _is_wrong(implementation: str, windows: Windows, data: Shape) -> bool:
+def _is_wrong(implementation: str, windows: Windows, data: Shape, is_narrow: bool) -> bool:
     """Return whether oneDNN 3.2 computes wrong gradients of filters.
 
-    It does for 1x1 filters with strides if the channels do not fill a block, and for 16-bit dtypes if a window covers
-    all data and padding.
+    It does for 1x1 filters with strides if the channels do not fill a block. For 16-bit dtypes it also does if the
+    data is shorter than a window or a stride, and padded: it then adds memory that it has not initialized.
     """
-    if implementation.startswith("jit_bf16:"):
-        return any(pad and windows.reach(axis) > data[2 + axis] for axis, pad in enumerate(windows.pad))
+    if is_narrow and not implementation.startswith(("x64:gemm", "gemm", "ref")):
+        lengths = enumerate(data[2:])
+        return any(windows.pad[at] and max(windows.reach(at), windows.stride[at]) > length for at, length in lengths)
     return implementation.startswith("jit_1x1") and max(windows.stride) > 1 and data[1] % _BLOCK > 0
 
 
@@ -280,7 +288,7 @@ class BackwardWeights(_Work):
             self.data.handle, weight_desc.handle, None if bias is None else bias.handle, self.out.handle,
             *self.windows, hint, attributes(),
         )  # fmt: skip
-        if _is_wrong(lib.implementation(desc), windows, data.shape):
+        while _is_wrong(lib.implementation(desc), windows, data.shape, data.dtype != DType.F32):
             lib.call("primitive_desc_next_impl", desc)
         arguments: dict[int, Desc | Query] = {
             Arg.SRC: self.data, Arg.DIFF_DST: self.out, Arg.DIFF_WEIGHTS: Query.DIFF_WEIGHTS
