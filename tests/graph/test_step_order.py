@@ -92,7 +92,10 @@ def test_bytes_are_counted_as_the_plan_counts_them(net, grad_req):
     passes = depth_first(graph)
     nodes = [*passes[0], *passes[1]]
     counted = max(Values(graph, nodes).alive(range(len(nodes))), default=0)
-    assert counted == make_plan(graph, external(graph), schedule=passes).lower_bound()
+    plan = make_plan(graph, external(graph), schedule=passes)
+    for place in plan.workspace.values():  # the kernels' own memory, which depends on the processor
+        plan.lives[place] = plan.lives[place]._replace(size=0)
+    assert counted == plan.lower_bound()
 
 
 def test_the_checker_detects_steps_that_run_too_early():

@@ -18,6 +18,7 @@ from flowmx.ops.kernels.llvm.native_run import NativeRun
 from flowmx.ops.kernels.onednn.kernel import threads_here
 from flowmx.ops.kernels.onednn.layouts import pointer
 from flowmx.ops.kernels.recording import NativeCall, Recording, recording_to
+from flowmx.ops.linalg.dot import BatchDot, Dot
 from flowmx.ops.registry.kernels import kernel_for
 from flowmx.ops.registry.operators import Array, Operator, Run
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 PLAIN_RUNS = 1
 """The number of runs before the first recording."""
-_PRODUCTS = ("dot", "batch_dot")
+_PRODUCTS = (Dot, BatchDot)
 """Operators without a kernel whose forward is one product."""
 
 
@@ -39,7 +40,8 @@ def reason_to_run_separately(device_type: str, op: Operator | type[Operator]) ->
     """Return why an operator is never part of a native run; None if it may be."""
     kernel = kernel_for(device_type, op.name)
     if kernel is None:
-        return None if op.name in _PRODUCTS else "it has no kernel, so the array library computes it"
+        kind = op if isinstance(op, type) else type(op)
+        return None if kind in _PRODUCTS else "it has no kernel, so the array library computes it"
     return None if kernel.only_native else "its kernel also works on arrays in Python"
 
 

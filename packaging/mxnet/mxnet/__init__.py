@@ -2,6 +2,6 @@
 
 from flowmx.compat.package import install_as_mxnet
 
-__flowmx__ = True  # says to install_as_mxnet that this module is to be replaced
+__flowmx__ = True  # install_as_mxnet replaces a module with this attribute
 
 install_as_mxnet()
