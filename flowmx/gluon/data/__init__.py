@@ -1,7 +1,8 @@
 """Data sets, samplers and loaders: ``mx.gluon.data``."""
 
-from flowmx.gluon.data import batchify, dataset, sampler, vision
-from flowmx.gluon.data.dataset import ArrayDataset, Dataset, RecordFileDataset, SimpleDataset
+from flowmx.gluon.data import batchify, bucket_sampler, dataset, sampler, vision
+from flowmx.gluon.data.bucket_sampler import BucketSampler
+from flowmx.gluon.data.dataset import ArrayDataset, Dataset, RecordFileDataset, SimpleDataset, random_split
 from flowmx.gluon.data.loader import DataLoader
 from flowmx.gluon.data.sampler import (
     BatchSampler,
@@ -10,11 +11,13 @@ from flowmx.gluon.data.sampler import (
     Sampler,
     SequentialSampler,
     SplitSampler,
+    WeightedRandomSampler,
 )
 from flowmx.gluon.data.workers import DataLoaderTimeout, DataLoaderWorkerError
 
 __all__ = [
-    "ArrayDataset", "BatchSampler", "DataLoader", "DataLoaderTimeout", "DataLoaderWorkerError", "Dataset",
-    "FilterSampler", "RandomSampler", "RecordFileDataset", "Sampler", "SequentialSampler", "SimpleDataset",
-    "SplitSampler", "batchify", "dataset", "sampler", "vision",
+    "ArrayDataset", "BatchSampler", "BucketSampler", "DataLoader", "DataLoaderTimeout", "DataLoaderWorkerError",
+    "Dataset", "FilterSampler", "RandomSampler", "RecordFileDataset", "Sampler", "SequentialSampler", "SimpleDataset",
+    "SplitSampler", "WeightedRandomSampler", "batchify", "bucket_sampler", "dataset", "random_split", "sampler",
+    "vision",
 ]  # fmt: skip

@@ -89,11 +89,12 @@ class Pad:
     Args:
         val: the padding value.
         dtype: the element type (default: the dtype of the first array).
-        round_to: round lengths up to a multiple of this.
+        round_to: round lengths up to a multiple of this; or a list of lengths, such as the ``bounds`` of a
+            :class:`BucketSampler`: the first axis gets the smallest that suffices.
         use_shared_mem: ignored; accepted for MXNet's scripts.
 
     Raises:
-        ValueError: in a call, the arrays differ in their number of axes.
+        ValueError: in a call, the arrays differ in their number of axes, or are longer than the list of lengths.
 
     Example:
         >>> Pad(val=-1)([[1, 2, 3], [4]]).asnumpy()
@@ -102,8 +103,9 @@ class Pad:
     """
 
     def __init__(
-        self, val: float = 0, dtype: Any = None, round_to: int | None = None, use_shared_mem: bool = False
-    ) -> None:
+        self, val: float = 0, dtype: Any = None, round_to: int | Sequence[int] | None = None,
+        use_shared_mem: bool = False,
+    ) -> None:  # fmt: skip
         self._val = val
         self._dtype = dtype
         self._round_to = round_to
@@ -112,12 +114,24 @@ class Pad:
         arrays = [_host(sample) for sample in data]
         _expect_equal([array.ndim for array in arrays], "numbers of axes")
         lengths = [max(axis) for axis in zip(*(array.shape for array in arrays), strict=True)]
-        if self._round_to is not None:
+        if isinstance(self._round_to, Sequence):
+            lengths[0] = self._next_length(lengths[0], self._round_to)
+        elif self._round_to is not None:
             lengths = [math.ceil(length / self._round_to) * self._round_to for length in lengths]
         result = np.full((len(arrays), *lengths), self._val, self._dtype or arrays[0].dtype)
         for row, array in zip(result, arrays, strict=True):
             row[tuple(slice(0, length) for length in array.shape)] = array
         return _as_array(result)
+
+    @staticmethod
+    def _next_length(longest: int, lengths: Sequence[int]) -> int:
+        possible = [length for length in lengths if length >= longest]
+        if not possible:
+            raise ValueError(
+                f"Pad: a sample has length {longest}, but round_to ends at {max(lengths, default=None)}: add a longer "
+                "length"
+            )
+        return min(possible)
 
 
 class Append:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from flowmx import recordio
-from flowmx.data import tables
+from flowmx.data import rng, tables
 from flowmx.data.sharding import share
 from flowmx.errors import ArgumentError
 from flowmx.gluon.data.sampler import FilterSampler, Sampler, SequentialSampler
 from flowmx.ndarray import NDArray
 
-__all__ = ["ArrayDataset", "Dataset", "RecordFileDataset", "SimpleDataset"]
+__all__ = ["ArrayDataset", "Dataset", "RecordFileDataset", "SimpleDataset", "random_split"]
 
 
 class Dataset:
@@ -198,3 +200,51 @@ class _Subset(Dataset):
 
     def __getitem__(self, idx: Any) -> Any:
         return self._data[self._indices[idx]]
+
+
+def random_split(dataset: Any, lengths: Sequence[float], seed: int | None = None) -> list[Dataset]:
+    """Split a data set into disjoint random parts, such as a training and a validation set.
+
+    Args:
+        dataset: the data set; a list or an array works, too.
+        lengths: the length of each part; or fractions that sum to 1, whose remainder goes to the first parts.
+        seed: determines the split; by default NumPy's generator does (``numpy.random.seed``).
+
+    Raises:
+        ValueError: the lengths do not sum to the number of samples, or to 1.
+
+    Example:
+        >>> train, validation = mx.gluon.data.random_split(dataset, [0.9, 0.1], seed=1)
+    """
+    counts = _counts(len(dataset), list(lengths))
+    generator = rng.numpy() if seed is None else rng.make_generator(seed)
+    order = generator.permutation(len(dataset)).tolist()
+    ends = list(itertools.accumulate(counts))
+    return [_Subset(dataset, _Order(order[end - count : end])) for count, end in zip(counts, ends, strict=True)]
+
+
+def _counts(size: int, lengths: list[float]) -> list[int]:
+    advice = f"expected lengths that sum to the {size} samples, or fractions that sum to 1, such as [0.9, 0.1]"
+    if not lengths or any(isinstance(length, bool) or not length >= 0 for length in lengths):
+        raise ArgumentError(f"random_split: lengths is {lengths}, {advice}")
+    if all(float(length).is_integer() for length in lengths) and sum(lengths) == size:
+        return [int(length) for length in lengths]
+    if not math.isclose(sum(lengths), 1):
+        raise ArgumentError(f"random_split: lengths is {lengths}, with the sum {sum(lengths):g}, {advice}")
+    counts = [math.floor(size * length) for length in lengths]
+    for number in range(size - sum(counts)):
+        counts[number % len(counts)] += 1
+    return counts
+
+
+class _Order(Sampler):
+    """A list of indices."""
+
+    def __init__(self, indices: list[int]) -> None:
+        self._indices = indices
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._indices)
+
+    def __len__(self) -> int:
+        return len(self._indices)

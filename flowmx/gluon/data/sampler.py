@@ -13,8 +13,12 @@ import numpy as np
 
 from flowmx.data import rng
 from flowmx.data.sharding import share
+from flowmx.errors import ArgumentError
 
-__all__ = ["BatchSampler", "FilterSampler", "RandomSampler", "Sampler", "SequentialSampler", "SplitSampler"]
+__all__ = [
+    "BatchSampler", "FilterSampler", "RandomSampler", "Sampler", "SequentialSampler", "SplitSampler",
+    "WeightedRandomSampler",
+]  # fmt: skip
 
 _BATCH_COUNTS: dict[str, Callable[[int, int, int], int]] = {
     "keep": lambda count, size, rest: -(-count // size),
@@ -70,7 +74,28 @@ class SequentialSampler(Sampler):
         """Do nothing."""
 
 
-class SplitSampler(Sampler):
+class ShuffledSampler(Sampler):
+    """Base class of samplers that draw each order from NumPy's generator, and can repeat it."""
+
+    _generator_state: list[Any] | None = None
+    """The state of NumPy's generator for the next order, if :meth:`set_state` set it."""
+
+    def take_generator(self) -> Any:
+        """Return the generator of the next order: the global one, or one that repeats its draws after a state."""
+        state, self._generator_state = self._generator_state, None
+        if state is None or state == rng.numpy_state():
+            return rng.numpy()
+        return rng.replay_generator(state)  # the global one has already drawn this order
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of NumPy's generator, which draws the next order."""
+        return {"numpy": self._generator_state or rng.numpy_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._generator_state = list(state["numpy"]) if state else None
+
+
+class SplitSampler(ShuffledSampler):
     """One worker's share of the indices below ``length``, in a new random order each epoch, or in order.
 
     All shares have the same length, so that synchronized workers make the same number of steps: if the indices do
@@ -95,28 +120,19 @@ class SplitSampler(Sampler):
         self._start: int = part.start
         self._share: int = part.stop - part.start
         self._shuffle = shuffle
-        self._generator_state: list[Any] | None = None
-        """The state of NumPy's generator for the next order, if :meth:`set_state` set it."""
 
     def __iter__(self) -> Iterator[int]:
         order = np.arange(self._start, self._start + self._share)
         if self._shuffle:
-            generator_state, self._generator_state = self._generator_state, None
-            if generator_state is None or generator_state == rng.numpy_state():
-                rng.numpy().shuffle(order)
-            else:  # NumPy's generator has already drawn this order
-                rng.replay_generator(generator_state).shuffle(order)
+            self.take_generator().shuffle(order)
         return iter(order.tolist())
 
     def __len__(self) -> int:
         return self._share
 
     def state(self) -> dict[str, Any]:
-        """Return the state of NumPy's generator, which draws the next order."""
-        return {"numpy": self._generator_state or rng.numpy_state()} if self._shuffle else {}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._generator_state = list(state["numpy"]) if state else None
+        """Return the state of NumPy's generator, which draws the next order; it is empty without ``shuffle``."""
+        return super().state() if self._shuffle else {}
 
 
 class RandomSampler(SplitSampler):
@@ -130,6 +146,58 @@ class RandomSampler(SplitSampler):
 
     def __init__(self, length: int, num_parts: int = 1, part_index: int = 0) -> None:
         super().__init__(length, num_parts, part_index)
+
+
+class WeightedRandomSampler(ShuffledSampler):
+    """Random indices, drawn in proportion to weights: for example, rare classes more often.
+
+    The draws come from NumPy's generator; seed it with ``numpy.random.seed``. Each epoch draws again.
+
+    Args:
+        weights: a non-negative number for each sample; they need not sum to 1.
+        num_samples: the number of indices in an epoch (default: the number of weights).
+        replacement: whether an index may be drawn several times in an epoch.
+
+    Raises:
+        ValueError: a weight is negative or not finite, all are 0, or there are too few for the number of samples
+            without replacement.
+
+    Example:
+        >>> counts = np.bincount(labels)
+        >>> sampler = mx.gluon.data.WeightedRandomSampler(1 / counts[labels])
+        >>> loader = mx.gluon.data.DataLoader(dataset, batch_size=32, sampler=sampler)
+    """
+
+    def __init__(self, weights: Any, num_samples: int | None = None, replacement: bool = True) -> None:
+        values = np.asarray(weights.asnumpy() if hasattr(weights, "asnumpy") else weights, np.float64)
+        if values.ndim != 1 or not values.size:
+            raise ArgumentError(
+                f"WeightedRandomSampler: weights has shape {values.shape}, expected one number for each sample"
+            )
+        wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+        if len(wrong) or not values.any():
+            problem = f"weight {wrong[0]} is {values[wrong[0]]}" if len(wrong) else "all weights are 0"
+            raise ArgumentError(f"WeightedRandomSampler: {problem}, expected non-negative numbers that are not all 0")
+        count = len(values) if num_samples is None else num_samples
+        if count != int(count) or count < 1:
+            raise ArgumentError(f"WeightedRandomSampler: num_samples is {count!r}, expected a positive int")
+        possible = int(np.count_nonzero(values))
+        if not replacement and count > possible:
+            raise ArgumentError(
+                f"WeightedRandomSampler: {count} samples cannot be drawn without replacement from {possible} with "
+                f"positive weights: pass num_samples={possible} at most, or replacement=True"
+            )
+        self._probabilities = values / values.sum()
+        self._count = count
+        self._replacement = replacement
+
+    def __iter__(self) -> Iterator[int]:
+        generator = self.take_generator()
+        order = generator.choice(len(self._probabilities), self._count, self._replacement, self._probabilities)
+        return iter(order.tolist())
+
+    def __len__(self) -> int:
+        return self._count
 
 
 class FilterSampler(SequentialSampler):

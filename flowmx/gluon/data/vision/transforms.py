@@ -17,6 +17,8 @@ from flowmx import ndarray as nd
 from flowmx import symbol as sym
 from flowmx.data import rng
 from flowmx.gluon.block import Block, HybridBlock
+from flowmx.gluon.data.vision.mixing import CutMix, MixUp
+from flowmx.gluon.data.vision.rand_augment import RandAugment
 from flowmx.gluon.data.vision.transform_bases import HostTransform, RandomTransform, as_array, can_run_on_host
 from flowmx.gluon.nn import HybridSequential, Sequential
 from flowmx.image.augmenters import RandomGrayAug
@@ -24,10 +26,10 @@ from flowmx.ndarray import NDArray
 from flowmx.ops.registry.dtypes import as_dtype
 
 __all__ = [
-    "Cast", "CenterCrop", "Compose", "CropResize", "HybridCompose", "HybridRandomApply", "Normalize", "RandomApply",
-    "RandomBrightness", "RandomColorJitter", "RandomContrast", "RandomCrop", "RandomFlipLeftRight",
-    "RandomFlipTopBottom", "RandomGray", "RandomHue", "RandomLighting", "RandomResizedCrop", "RandomRotation",
-    "RandomSaturation", "Resize", "Rotate", "ToTensor",
+    "Cast", "CenterCrop", "Compose", "CropResize", "CutMix", "HybridCompose", "HybridRandomApply", "MixUp",
+    "Normalize", "RandAugment", "RandomApply", "RandomBrightness", "RandomColorJitter", "RandomContrast",
+    "RandomCrop", "RandomFlipLeftRight", "RandomFlipTopBottom", "RandomGray", "RandomHue", "RandomLighting",
+    "RandomResizedCrop", "RandomRotation", "RandomSaturation", "Resize", "Rotate", "ToTensor",
 ]  # fmt: skip
 
 Size = int | Sequence[int]
