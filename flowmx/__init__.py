@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         operator,
         optimizer,
         profiler,
+        progress,
         recordio,
         registry,
         rnn,
@@ -91,16 +92,17 @@ __all__ = [
     "gluon", "gpu", "gpu_memory_info", "image", "img", "init", "initializer", "install_as_mxnet", "io",
     "is_np_array", "is_np_shape", "kv", "kvstore", "library", "log", "lr_scheduler", "metric", "mod", "model",
     "module", "mon", "monitor", "name", "nd", "ndarray", "np", "np_array", "np_shape", "npx", "num_gpus", "numpy",
-    "numpy_extension", "onnx", "operator", "optimizer", "plan", "profiler", "random", "recordio", "registry", "rnd",
-    "rnn", "rtc", "run", "runtime", "safety", "serve", "set_np_shape", "sim", "sym", "symbol",
+    "numpy_extension", "onnx", "operator", "optimizer", "plan", "profiler", "progress", "random", "recordio",
+    "registry", "rnd", "rnn", "rtc", "run", "runtime", "safety", "serve", "set_np_shape", "sim", "sym", "symbol",
     "test_utils", "use_np", "use_np_array", "use_np_shape", "util", "visualization", "viz",
 ]  # fmt: skip
 
 _MODULES = (
     "amp", "attribute", "callback", "checkpoint", "contrib", "executor", "gluon", "image", "initializer", "io",
     "kvstore", "library", "log", "lr_scheduler", "metric", "model", "module", "monitor", "name", "numpy",
-    "numpy_extension", "onnx", "operator", "optimizer", "profiler", "recordio", "registry", "rnn", "rtc", "runtime",
-    "serve", "sklearn", "symbol", "test_utils", "visualization", *(path for path in PATHS if "." not in path),
+    "numpy_extension", "onnx", "operator", "optimizer", "profiler", "progress", "recordio", "registry", "rnn", "rtc",
+    "runtime", "serve", "sklearn", "symbol", "test_utils", "visualization",
+    *(path for path in PATHS if "." not in path),
 )  # fmt: skip
 _SHORT_NAMES = {
     "img": "image", "init": "initializer", "kv": "kvstore", "mod": "module", "mon": "monitor", "np": "numpy",

@@ -25,6 +25,8 @@ TARGETS = frozenset(
         "numpy.symbols",
         "optimizer.footprint",
         "visualization.notebook",
+        # Arrays in progress bars.
+        "engine",
         # Packages and those of their modules that import the package.
         "devices",
         "devices.cuda",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from flowmx.gluon import averaging, block, loss, nn, parameter, rnn, trainer, utils
 from flowmx.gluon.averaging import ExponentialMovingAverage
 from flowmx.gluon.block import Block, HybridBlock, SymbolBlock
+from flowmx.gluon.lr_finder import LRFinder
 from flowmx.gluon.parameter import Constant, DeferredInitializationError, Parameter
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.gluon.trainer import Trainer
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
     from flowmx.gluon import contrib, data, model_zoo
 
 __all__ = [
-    "Block", "Constant", "DeferredInitializationError", "ExponentialMovingAverage", "HybridBlock", "Parameter",
-    "ParameterDict", "SymbolBlock", "Trainer", "averaging", "block", "contrib", "data", "loss", "model_zoo", "nn",
-    "parameter", "rnn", "trainer", "utils",
+    "Block", "Constant", "DeferredInitializationError", "ExponentialMovingAverage", "HybridBlock", "LRFinder",
+    "Parameter", "ParameterDict", "SymbolBlock", "Trainer", "averaging", "block", "contrib", "data", "loss",
+    "model_zoo", "nn", "parameter", "rnn", "trainer", "utils",
 ]  # fmt: skip
 
 __getattr__, __dir__ = later(

@@ -254,7 +254,7 @@ def test_long_curves_are_thinned_and_keep_their_end():
         curves.log("loss", i, i)
     (line,) = ElementTree.fromstring(curves.svg()).iter("{http://www.w3.org/2000/svg}polyline")
     places = line.get("points").split()
-    assert 300 < len(places) <= 401 and places[-1] == "448.0,26.0"
+    assert 300 < len(places) <= 401 and places[-1] == "448.0,36.0"
 
 
 def test_values_that_are_not_finite_are_no_points():
@@ -266,15 +266,46 @@ def test_values_that_are_not_finite_are_no_points():
 
 def test_curves_are_live_in_a_notebook(monkeypatch):
     events = []
-    handle = types.SimpleNamespace(update=lambda value: events.append("updated"))
+    handle = types.SimpleNamespace(update=lambda value, raw: events.append("updated"))
 
-    def display(value, display_id):
+    def display(value, raw, display_id):
+        assert "<svg" in value["text/html"]
         events.append("shown")
         return handle
 
+    shell = types.SimpleNamespace(execution_count=1)
     monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=display))
-    fit(mx.viz.Curves())
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    curves = mx.viz.Curves()
+    fit(curves)
     assert events == ["shown", "updated", "updated"]
+    curves._ipython_display_()  # the last line of the same cell: the curves appear once
+    assert events[3:] == ["updated"]
+    shell.execution_count = 2
+    curves._ipython_display_()
+    curves.show()
+    assert events[4:] == ["shown", "updated"]
+
+
+def test_labels_of_curves_do_not_overlap():
+    curves = mx.viz.Curves()
+    for name in ("loss", "a metric with a name that is longer than the plot is wide " * 2):
+        for number, curve in enumerate(["train", "validation", "a second validation set", "test", "x" * 90]):
+            for epoch in range(3):
+                curves.log(name, -1.2345678e-5 * (number + epoch), epoch, curve)
+    boxes, root = [], ElementTree.fromstring(curves.svg())
+    for group in root.iter("{http://www.w3.org/2000/svg}g"):
+        offset = float(group.get("transform").split(",")[1].rstrip(")"))
+        for text in group.iter("{http://www.w3.org/2000/svg}text"):
+            width, x = 6 * len(text.text), float(text.get("x"))
+            left = x - width * {"start": 0, "middle": 0.5, "end": 1}[text.get("text-anchor")]
+            boxes.append((left, offset + float(text.get("y")) - 10, left + width, offset + float(text.get("y"))))
+    assert len(boxes) == 20
+    assert all(box[0] >= 0 and box[2] <= 460 and box[3] <= float(root.get("height")) for box in boxes)
+    for index, one in enumerate(boxes):
+        for other in boxes[:index]:
+            apart = one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
+            assert apart, (one, other)
 
 
 def test_progress_is_live_in_a_notebook(monkeypatch):

@@ -13,6 +13,7 @@ from flowmx.gluon.contrib.estimator.event_handler import (
     GradientUpdateHandler,
     LoggingHandler,
     MetricHandler,
+    ProgressBarHandler,
     StoppingHandler,
     TrainBegin,
     TrainEnd,
@@ -21,6 +22,6 @@ from flowmx.gluon.contrib.estimator.event_handler import (
 
 __all__ = [
     "BatchBegin", "BatchEnd", "BatchProcessor", "CheckpointHandler", "EarlyStoppingHandler", "EpochBegin", "EpochEnd",
-    "Estimator", "GradientUpdateHandler", "LoggingHandler", "MetricHandler", "StoppingHandler", "TrainBegin",
-    "TrainEnd", "ValidationHandler", "batch_processor", "estimator", "event_handler", "utils",
+    "Estimator", "GradientUpdateHandler", "LoggingHandler", "MetricHandler", "ProgressBarHandler", "StoppingHandler",
+    "TrainBegin", "TrainEnd", "ValidationHandler", "batch_processor", "estimator", "event_handler", "utils",
 ]  # fmt: skip

@@ -86,6 +86,8 @@ class Estimator:
         self.batch_processor = self._check_batch_processor(batch_processor)
         self.max_epoch: int | None = None
         self.max_batch: int | None = None
+        self.epoch_length: int | None = None
+        """The number of batches in an epoch of training, if the data knows it."""
         self.batch_axis = 0
         self._waiting: _Waiting = _Blocking()
 
@@ -234,6 +236,7 @@ class Estimator:
         for data in (train_data, *([] if val_data is None else [val_data])):
             _check_data(data, self._waiting.source_methods)
         self.max_epoch, self.max_batch, self.batch_axis = epochs, batches, batch_axis
+        self.epoch_length = len(train_data) if hasattr(train_data, "__len__") else None
         handlers = self._by_event(self._prepare_default_handlers(val_data, event_handlers))
         await self._notify(handlers, "train_begin")
         meeting = Meeting(self.trainer._kvstore, self.trainer)

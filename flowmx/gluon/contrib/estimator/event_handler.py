@@ -17,6 +17,7 @@ from flowmx.gluon.contrib.estimator.events import (
     TrainEnd,
 )
 from flowmx.gluon.contrib.estimator.logs import LoggingHandler
+from flowmx.gluon.contrib.estimator.progress import ProgressBarHandler
 from flowmx.gluon.contrib.estimator.utils import check_metrics
 from flowmx.metric import Loss
 from flowmx.observability.flight import curves
@@ -24,8 +25,8 @@ from flowmx.observability.safety import step_counter
 
 __all__ = [
     "BatchBegin", "BatchEnd", "CheckpointHandler", "EarlyStoppingHandler", "EpochBegin", "EpochEnd", "EventHandler",
-    "GradientUpdateHandler", "LoggingHandler", "MetricHandler", "StoppingHandler", "TrainBegin", "TrainEnd",
-    "ValidationHandler",
+    "GradientUpdateHandler", "LoggingHandler", "MetricHandler", "ProgressBarHandler", "StoppingHandler", "TrainBegin",
+    "TrainEnd", "ValidationHandler",
 ]  # fmt: skip
 
 
