@@ -1,9 +1,9 @@
-"""Predictions of image networks in float32, compared with onnxruntime, OpenVINO and PyTorch, in short turns.
+"""Predictions of ten networks in float32, compared with onnxruntime, OpenVINO and PyTorch, in short turns.
 
 ``python -m benchmarks prediction`` prints a table for each network and batch, and the geometric mean of flowmx's ratio
-to the best peer. flowmx exports each network to ONNX, in the folder that ONNX_FILES names. NETWORKS and BATCHES in the
-environment select some, THREADS is the number of threads, and with CPU_TIME processor time is measured: use it with
-THREADS=1 on a machine with other work.
+to the best peer. flowmx exports each network to ONNX, in the folder that ONNX_FILES names. NETWORKS, BATCHES and
+SYSTEMS in the environment select networks, batches and peers. THREADS is the number of threads. CPU_TIME measures
+processor time: use it with THREADS=1 on a machine with other work.
 """
 
 from __future__ import annotations
@@ -19,14 +19,21 @@ from benchmarks import turns
 
 NETWORKS = [
     "resnet18_v1", "resnet50_v1", "mobilenet_v2_1_0", "densenet121", "squeezenet1_0", "inception_v3", "vgg16",
-    "efficientnet_b0",
+    "efficientnet_b0", "encoder", "lstm",
 ]  # fmt: skip
-PEERS = ["onnxruntime", "openvino", "torch"]
-IN_TORCH = {"resnet18_v1", "resnet50_v1", "mobilenet_v2_1_0", "inception_v3", "vgg16"}
-"""The networks that the worker builds in PyTorch."""
+PEERS = {
+    "onnxruntime": ("onnxruntime", "ov"), "openvino": ("openvino", "ov"), "torch": ("torch",),
+    "torch.compile": ("torch",),
+}  # fmt: skip
+"""The environments that may have each peer."""
 LARGEST, MEAN = 1.05, 0.9
 """The largest permitted ratio to the best peer, and the largest permitted geometric mean."""
 _SECONDS = 0.5
+
+
+def _python_of(system: str) -> str | None:
+    """Return the interpreter of a system, or None where it is not installed."""
+    return next(filter(None, map(turns.python_of, PEERS.get(system, (system,)))), None)
 
 
 class Server:
@@ -34,7 +41,7 @@ class Server:
 
     def __init__(self, system: str, network: str, batch: int, file: Path) -> None:
         self._name = f"{system} on {network}"
-        interpreter = turns.python_of(system)
+        interpreter = _python_of(system)
         assert interpreter is not None
         command = [interpreter, str(turns.WORKERS / "prediction.py"), system, network, str(batch), str(file)]
         self._process = subprocess.Popen(
@@ -69,10 +76,7 @@ class Server:
 def compare(network: str, batch: int, rounds: int, folder: Path) -> dict[str, dict[str, float]]:
     """Return the least time of flowmx and of each peer over ``rounds`` turns of each, and the errors."""
     peers = os.environ.get("SYSTEMS", " ".join(PEERS)).split()
-    systems = [
-        "flowmx",
-        *(peer for peer in peers if turns.python_of(peer) and (peer != "torch" or network in IN_TORCH)),
-    ]
+    systems = ["flowmx", *(peer for peer in peers if _python_of(peer))]
     servers: dict[str, Server] = {}
     try:
         for system in systems:  # flowmx writes the file that others read
