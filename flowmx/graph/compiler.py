@@ -21,6 +21,7 @@ from flowmx.graph.passes.fold_int8 import fold_int8
 from flowmx.graph.passes.fuse import fuse
 from flowmx.graph.passes.identities import drop_identities
 from flowmx.graph.passes.join_int8 import join_bytes
+from flowmx.graph.passes.join_normalization import join_normalization
 from flowmx.graph.passes.pack_weights import pack_filters
 from flowmx.graph.passes.placement import place
 from flowmx.graph.passes.pooling_indices import record_pooling_indices
@@ -49,6 +50,7 @@ PASSES: list[Pass] = [
     fuse,
     move_strides,
     pool_first,
+    join_normalization,
     fuse_chains,
     record_pooling_indices,
     recompute,
